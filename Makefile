@@ -1,0 +1,72 @@
+# Everything that is done with Slipway's sources. `make` alone says what there is.
+#
+# Set-up is part of the targets: on a Debian 12 or 13 machine with git, make and a root shell each
+# of them installs what it needs, and says so.
+
+SHELL := /bin/bash
+# A Rust that the user installed for herself goes before the distribution's.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+PREFIX ?= /usr/local
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+# The agent is linked statically for its initramfs. The explicit target keeps these flags from
+# build scripts and macros.
+HOST := x86_64-unknown-linux-gnu
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo shell test check fuzz soak bench install clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what building and running need (as root the first time)
+	@deploy/setup/setup.sh build run
+
+build: ## the programs: target/release/slipway and the guest's agent
+	@deploy/setup/setup.sh build
+	cargo build --release --locked --package slipway-cli
+	RUSTFLAGS='-C target-feature=+crt-static' \
+	    cargo build --profile agent --locked --package slipway-agent --target $(HOST)
+
+demo: build ## run four containers, each in a microVM of its own, and show where the time went
+	@deploy/setup/setup.sh run demo
+	@deploy/demo.sh $(TARGET)/release/slipway
+
+shell: build ## a shell in a microVM, in the demo's image
+	@deploy/setup/setup.sh run demo
+	@deploy/demo.sh --shell $(TARGET)/release/slipway
+
+test: build ## every test: units, end to end, a short round of fuzzing
+	@deploy/setup/setup.sh run test fuzz
+	@deploy/check/test.sh $(TARGET)/release/slipway
+
+check: ## format, lints, docs, licences, the floor rule
+	@deploy/setup/setup.sh build check
+	@deploy/check/check.sh
+
+fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
+	@deploy/setup/setup.sh build fuzz
+	fuzz/run --total 1800
+
+soak: ## fuzz every target for half an hour each
+	@deploy/setup/setup.sh build fuzz
+	fuzz/run --each 1800
+
+bench: build ## start-up of sandboxes, stage by stage
+	@deploy/setup/setup.sh run demo
+	@deploy/demo.sh --bench $(TARGET)/release/slipway
+
+install: build ## install to PREFIX (/usr/local), with completions and man pages
+	install -D -m 755 $(TARGET)/release/slipway $(DESTDIR)$(PREFIX)/bin/slipway
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions \
+	    zsh/site-functions fish/vendor_completions.d)
+	cd $(DESTDIR)$(PREFIX)/share && \
+	    $(abspath $(TARGET))/release/slipway completions bash >bash-completion/completions/slipway && \
+	    $(abspath $(TARGET))/release/slipway completions zsh >zsh/site-functions/_slipway && \
+	    $(abspath $(TARGET))/release/slipway completions fish >fish/vendor_completions.d/slipway.fish
+	$(TARGET)/release/slipway man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-agent \
+	    $(DESTDIR)/usr/libexec/slipway/slipway-agent
+
+clean: ## remove what was built; tools and images stay in /var/lib/slipway
+	cargo clean

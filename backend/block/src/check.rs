@@ -1,0 +1,46 @@
+//! What every disk checks before it does anything.
+
+use crate::{Completion, DiskError, Geometry, Operation, Request};
+
+/// A request that was admitted: where it lies on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// First byte.
+    pub start: u64,
+    /// Bytes; 0 for a flush.
+    pub len: u64,
+}
+
+/// Checks a request against the geometry.
+///
+/// # Panics
+/// When the spans do not hold what the request says: the caller's duty, see [`Disk`](crate::Disk).
+/// A disk that went on would move bytes that were not asked for.
+pub(crate) fn admit(geometry: &Geometry, request: &Request) -> Result<Extent, DiskError> {
+    if request.operation == Operation::Flush {
+        return Ok(Extent { start: 0, len: 0 });
+    }
+    if !geometry.holds(request.lba, u64::from(request.blocks)) {
+        return Err(DiskError::OutOfRange);
+    }
+    if geometry.read_only && request.operation != Operation::Read {
+        return Err(DiskError::ReadOnly);
+    }
+    let block = u64::from(geometry.block_size);
+    let extent = Extent { start: request.lba * block, len: u64::from(request.blocks) * block };
+    if matches!(request.operation, Operation::Read | Operation::Write) {
+        let lent: u64 = request.spans.iter().map(|span| span.len() as u64).sum();
+        assert_eq!(lent, extent.len, "spans hold exactly the blocks");
+    }
+    Ok(extent)
+}
+
+/// Ends a request, giving its spans back.
+pub(crate) fn complete(request: Request, result: Result<(), DiskError>) -> Completion {
+    Completion { tag: request.tag, result, spans: request.spans }
+}
+
+/// Whether `size` is a block size that a disk may have.
+pub(crate) fn is_block_size(size: u32) -> bool {
+    size.is_power_of_two() && (512..=4096).contains(&size)
+}

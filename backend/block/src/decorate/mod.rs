@@ -1,0 +1,9 @@
+//! Disks around a disk: for tests (faults, delays) and for numbers (traces).
+
+mod delay;
+mod fault;
+mod trace;
+
+pub use delay::DelayDisk;
+pub use fault::{FaultDisk, FaultRule};
+pub use trace::{DiskStats, Figures, TraceDisk};

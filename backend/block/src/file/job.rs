@@ -1,0 +1,339 @@
+//! One request on its way through the kernel, step by step.
+
+use std::os::fd::OwnedFd;
+
+use io_uring::{opcode, squeue, types};
+use slipway_ram::{Fault, Span};
+
+use super::uring_fd;
+use crate::aligned::Aligned;
+use crate::{DiskError, Geometry, Operation, Request};
+
+/// Most vectors of one readv or writev (`UIO_MAXIOV`); a longer request continues as if the
+/// kernel had moved less than asked.
+const MAX_VECTORS: usize = 1024;
+/// Bytes of a bounce buffer; a longer request goes through it in pieces.
+const BOUNCE: usize = 256 << 10;
+/// Bounce buffers kept for the next request.
+const KEPT_BOUNCES: usize = 16;
+
+/// What requests are carried out on.
+pub(super) struct Target {
+    pub fd: OwnedFd,
+    /// What O_DIRECT asks of requests; None when the page cache is used.
+    pub direct: Option<Alignment>,
+    /// Ways to zero a range that this file turned out not to have.
+    pub lacks_zero_range: bool,
+    pub lacks_punch_hole: bool,
+    pub bounces: Vec<Aligned>,
+    /// Zeros to write where there is no other way.
+    pub zeros: Option<Aligned>,
+}
+
+/// Alignment that O_DIRECT asks for, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Alignment {
+    /// Of addresses.
+    pub memory: usize,
+    /// Of file offsets and of every piece's length.
+    pub offset: u64,
+}
+
+/// I/O vectors of one submission: raw addresses that only the kernel follows.
+#[derive(Default)]
+pub(super) struct IoVectors(Vec<libc::iovec>);
+
+// SAFETY: the addresses are not followed here; the spans and buffers behind them are `Send`.
+unsafe impl Send for IoVectors {}
+
+impl IoVectors {
+    fn push(&mut self, (base, len): (*mut u8, usize)) {
+        self.0.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+    }
+}
+
+/// What the kernel does for a job at the moment.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Moves data between the file and the spans.
+    Move,
+    /// Moves this many bytes between the file and a bounce buffer.
+    Bounce(Aligned, usize),
+    /// fallocate(2) with `FALLOC_FL_PUNCH_HOLE`.
+    Punch,
+    /// fallocate(2) with `FALLOC_FL_ZERO_RANGE`.
+    ZeroRange,
+    /// Writes zeros.
+    WriteZeros,
+    /// fdatasync(2).
+    Sync,
+}
+
+pub(super) enum Next {
+    /// [`Job::entry`] has another step.
+    Again,
+    Done(Result<(), DiskError>),
+}
+
+/// A request and how far it is.
+pub(super) struct Job {
+    request: Request,
+    start: u64,
+    len: u64,
+    /// Bytes that are through in this step.
+    done: u64,
+    step: Step,
+}
+
+impl Job {
+    /// `request` was admitted for a disk of this geometry.
+    pub fn new(request: Request, geometry: &Geometry, target: &Target) -> Self {
+        let block = u64::from(geometry.block_size);
+        let (start, len) = (request.lba.wrapping_mul(block), u64::from(request.blocks) * block);
+        let step = match request.operation {
+            Operation::Read | Operation::Write => Step::Move,
+            Operation::Flush => Step::Sync,
+            Operation::WriteZeroes | Operation::Discard => Step::WriteZeros,
+        };
+        let mut job = Self { request, start, len, done: 0, step };
+        job.choose(target);
+        job
+    }
+
+    pub fn step(&self) -> &Step {
+        &self.step
+    }
+
+    /// The request, to be completed.
+    pub fn into_request(self, target: &mut Target) -> Request {
+        if let Step::Bounce(buffer, _) = self.step {
+            keep(target, buffer);
+        }
+        self.request
+    }
+
+    /// Chooses the best way that the file has, for an operation with several.
+    fn choose(&mut self, target: &Target) {
+        match self.request.operation {
+            Operation::Read | Operation::Write => {
+                let fits = |limits: Alignment| self.request.spans.iter().all(|s| limits.fits(s));
+                if target.direct.is_some_and(|limits| !fits(limits)) {
+                    self.step = Step::Bounce(Aligned::empty(), 0);
+                }
+            }
+            Operation::Discard if !target.lacks_punch_hole => self.step = Step::Punch,
+            // Zeros are a write: the blocks stay allocated, so that writing them again cannot run
+            // out of space. Only where that cannot be had is a hole punched.
+            Operation::WriteZeroes | Operation::Discard if !target.lacks_zero_range => {
+                self.step = Step::ZeroRange;
+            }
+            Operation::WriteZeroes if !target.lacks_punch_hole => self.step = Step::Punch,
+            Operation::WriteZeroes | Operation::Discard => self.step = Step::WriteZeros,
+            Operation::Flush => {}
+        }
+    }
+
+    /// The kernel's next piece of work. `vectors` must stay until it has answered.
+    ///
+    /// # Errors
+    /// [`DiskError::Memory`] when the data to write vanished before it got that far.
+    pub fn entry(
+        &mut self,
+        target: &mut Target,
+        vectors: &mut IoVectors,
+    ) -> Result<squeue::Entry, DiskError> {
+        let fd = uring_fd(&target.fd);
+        vectors.0.clear();
+        match self.step {
+            Step::Sync => {
+                return Ok(opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build());
+            }
+            Step::Punch => return Ok(self.fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE)),
+            Step::ZeroRange => return Ok(self.fallocate(fd, libc::FALLOC_FL_ZERO_RANGE)),
+            Step::Move => gather(&self.request.spans, self.done, vectors),
+            Step::WriteZeros => self.gather_zeros(target, vectors),
+            Step::Bounce(..) => self.fill_bounce(target, vectors)?,
+        }
+        Ok(self.transfer(fd, vectors))
+    }
+
+    fn transfer(&self, fd: types::Fd, vectors: &IoVectors) -> squeue::Entry {
+        let (at, count) = (vectors.0.as_ptr(), vectors.0.len() as u32);
+        let offset = self.start + self.done;
+        if self.request.operation == Operation::Read {
+            return opcode::Readv::new(fd, at, count).offset(offset).build();
+        }
+        let flags = if self.request.durable { libc::RWF_DSYNC } else { 0 };
+        opcode::Writev::new(fd, at, count).offset(offset).rw_flags(flags).build()
+    }
+
+    fn fallocate(&self, fd: types::Fd, mode: i32) -> squeue::Entry {
+        let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+        opcode::Fallocate::new(fd, self.len).offset(self.start).mode(mode).build()
+    }
+
+    fn gather_zeros(&self, target: &mut Target, vectors: &mut IoVectors) {
+        let zeros = target.zeros.get_or_insert_with(|| Aligned::zeroed(BOUNCE));
+        let mut left = self.len - self.done;
+        while left > 0 && vectors.0.len() < MAX_VECTORS {
+            let part = left.min(BOUNCE as u64);
+            vectors.push((zeros.bytes_mut().as_mut_ptr(), part as usize));
+            left -= part;
+        }
+    }
+
+    /// Takes the next piece into the bounce buffer, with its data when it is to be written.
+    fn fill_bounce(&mut self, target: &mut Target, vectors: &mut IoVectors) -> Result<(), Fault> {
+        let Step::Bounce(buffer, len) = &mut self.step else { return Ok(()) };
+        if buffer.bytes().is_empty() {
+            *buffer = target.bounces.pop().unwrap_or_else(|| Aligned::zeroed(BOUNCE));
+        }
+        *len = (self.len - self.done).min(BOUNCE as u64) as usize;
+        let part = &mut buffer.bytes_mut()[..*len];
+        vectors.push((part.as_mut_ptr(), part.len()));
+        if self.request.operation == Operation::Read {
+            return Ok(());
+        }
+        for_pieces(&self.request.spans, self.done, part.len(), |span, offset, at, len| {
+            span.read(offset, &mut part[at..at + len])
+        })
+    }
+
+    /// Gives what was read from the bounce buffer to the spans.
+    fn drain_bounce(&self, moved: usize) -> Result<(), Fault> {
+        let Step::Bounce(buffer, len) = &self.step else { return Ok(()) };
+        let part = &buffer.bytes()[..moved.min(*len)];
+        for_pieces(&self.request.spans, self.done, part.len(), |span, offset, at, len| {
+            span.write(offset, &part[at..at + len])
+        })
+    }
+
+    /// Takes the kernel's answer: bytes moved, 0, or a negative errno.
+    pub fn advance(&mut self, result: i32, target: &mut Target) -> Next {
+        match u64::try_from(result) {
+            Err(_) => self.failed(result.wrapping_neg(), target),
+            Ok(moved) => match self.step {
+                Step::Move | Step::Bounce(..) | Step::WriteZeros => self.moved(moved, target),
+                Step::Punch | Step::ZeroRange => self.zeroed(),
+                Step::Sync => Next::Done(Ok(())),
+            },
+        }
+    }
+
+    fn moved(&mut self, moved: u64, target: &Target) -> Next {
+        let read = self.request.operation == Operation::Read;
+        if read && let Err(fault) = self.drain_bounce(moved as usize) {
+            return Next::Done(Err(fault.into()));
+        }
+        self.done += moved;
+        if self.done >= self.len {
+            return if matches!(self.step, Step::WriteZeros) {
+                self.zeroed()
+            } else {
+                Next::Done(Ok(()))
+            };
+        }
+        // Direct input and output stop within a block only at the end of the file.
+        let ragged = target.direct.is_some_and(|limits| !self.done.is_multiple_of(limits.offset));
+        match (moved == 0 || ragged, read) {
+            (false, _) => Next::Again,
+            (true, true) => Next::Done(Err(DiskError::Io(0))),
+            (true, false) => Next::Done(Err(DiskError::Io(libc::EIO))),
+        }
+    }
+
+    /// The range is zeros; a durable request goes on with a sync.
+    fn zeroed(&mut self) -> Next {
+        if !self.request.durable {
+            return Next::Done(Ok(()));
+        }
+        self.step = Step::Sync;
+        Next::Again
+    }
+
+    fn failed(&mut self, errno: i32, target: &mut Target) -> Next {
+        match (errno, &self.step) {
+            (libc::EINTR | libc::EAGAIN, _) => return Next::Again,
+            (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::Punch) => {
+                target.lacks_punch_hole = true;
+            }
+            (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::ZeroRange) => {
+                target.lacks_zero_range = true;
+            }
+            // A file system that wants more alignment than it said.
+            (libc::EINVAL, Step::Move) if target.direct.is_some() => {
+                self.step = Step::Bounce(Aligned::empty(), 0);
+                return Next::Again;
+            }
+            _ => return Next::Done(Err(self.error(errno))),
+        }
+        self.choose(target);
+        Next::Again
+    }
+
+    fn error(&self, errno: i32) -> DiskError {
+        match errno {
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => DiskError::NoSpace,
+            libc::EFAULT => {
+                let iova = self.request.spans.first().map_or(0, Span::iova);
+                DiskError::Memory(Fault::Gone { iova })
+            }
+            errno => DiskError::Io(errno),
+        }
+    }
+}
+
+impl Alignment {
+    fn fits(self, span: &Span) -> bool {
+        let (address, len) = span.io_vector();
+        address.addr().is_multiple_of(self.memory) && (len as u64).is_multiple_of(self.offset)
+    }
+}
+
+fn keep(target: &mut Target, buffer: Aligned) {
+    if !buffer.bytes().is_empty() && target.bounces.len() < KEPT_BOUNCES {
+        target.bounces.push(buffer);
+    }
+}
+
+/// The vectors of the spans from byte `skip` on, as many as one call takes.
+fn gather(spans: &[Span], mut skip: u64, vectors: &mut IoVectors) {
+    for span in spans {
+        let (base, len) = span.io_vector();
+        if skip >= len as u64 {
+            skip -= len as u64;
+            continue;
+        }
+        if vectors.0.len() == MAX_VECTORS {
+            return;
+        }
+        // `skip` lies within the span, so the address does.
+        vectors.push((base.wrapping_add(skip as usize), len - skip as usize));
+        skip = 0;
+    }
+}
+
+/// Visits `len` bytes of the spans from byte `skip` on: span, offset in it, offset in the `len`
+/// bytes, length.
+fn for_pieces(
+    spans: &[Span],
+    mut skip: u64,
+    len: usize,
+    mut visit: impl FnMut(&Span, usize, usize, usize) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let mut at = 0;
+    for span in spans {
+        if skip >= span.len() as u64 {
+            skip -= span.len() as u64;
+            continue;
+        }
+        let piece = (span.len() - skip as usize).min(len - at);
+        visit(span, skip as usize, at, piece)?;
+        at += piece;
+        skip = 0;
+        if at == len {
+            break;
+        }
+    }
+    Ok(())
+}

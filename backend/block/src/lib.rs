@@ -1,0 +1,45 @@
+//! Disks: what an NVMe namespace is connected to.
+//!
+//! One small trait, [`Disk`], batched and poll-driven. The front end (a device) owns buffers,
+//! pinned pieces of guest memory, and lends them with each [`Request`]; it gets them back with the
+//! [`Completion`]. Nothing here knows about PCI, queues of a device, or guests.
+//!
+//! - [`NullDisk`] does nothing, to measure everything else;
+//! - [`RamDisk`] is volatile memory;
+//! - [`FileDisk`] is a file or a block device, by io_uring;
+//! - [`OverlayDisk`] is copy-on-write over any of them, volatile;
+//! - [`FaultDisk`], [`DelayDisk`] and [`TraceDisk`] wrap a disk: faults by rule, later
+//!   completions, counters.
+//!
+//! Not here: rate limits, snapshots, image formats other than raw, and a fallback for hosts that
+//! forbid io_uring.
+//!
+//! Dependencies: `io-uring` for [`FileDisk`], `rustix` and `libc` for mappings, files and the
+//! constants of both, `thiserror` for the errors.
+#![allow(unsafe_code)] // io_uring submissions and anonymous mappings
+
+mod aligned;
+mod check;
+mod decorate;
+mod disk;
+mod error;
+mod file;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
+mod memory;
+#[cfg(any(test, feature = "fuzz"))]
+mod model;
+mod null;
+mod overlay;
+mod ram;
+
+pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDisk};
+pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request};
+pub use error::OpenError;
+pub use file::{FileDisk, FileOptions, create_sparse};
+pub use null::NullDisk;
+pub use overlay::OverlayDisk;
+pub use ram::RamDisk;
+
+#[cfg(test)]
+mod tests;

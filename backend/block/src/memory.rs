@@ -1,0 +1,93 @@
+//! Anonymous memory that costs nothing until it is written.
+
+use std::ops::Range;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Zeroed memory of this process alone, of any size: pages appear when they are written
+/// (`MAP_NORESERVE`) and can be given back.
+pub(crate) struct Anonymous {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: plain memory owned by this value; `&self` reads it and `&mut self` changes it.
+unsafe impl Send for Anonymous {}
+// SAFETY: as above.
+unsafe impl Sync for Anonymous {}
+
+/// Smallest page of this machine, in bytes.
+pub(crate) fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+impl Anonymous {
+    /// `len` zero bytes, at least one.
+    ///
+    /// # Errors
+    /// What mmap(2) says: no address space, or strict overcommit and not that much memory.
+    pub fn new(len: usize) -> std::io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len.max(1), prot, flags)? };
+        let memory = Self { base: base.cast(), len: len.max(1) };
+        // What a guest stored is no business of this process's core dump.
+        memory.advise(Advice::LinuxDontDump);
+        Ok(memory)
+    }
+
+    /// Forbids huge pages, so that a small write costs a small page.
+    pub fn small_pages(self) -> Self {
+        self.advise(Advice::LinuxNoHugepage);
+        self
+    }
+
+    /// All of it. Reading what was never written allocates nothing.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped readable for `len` bytes as long as `self` lives, private to this
+        // process, and changed through `&mut self` only.
+        unsafe { std::slice::from_raw_parts(self.base, self.len) }
+    }
+
+    /// All of it, to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `bytes`; `&mut self` makes the borrow unique.
+        unsafe { std::slice::from_raw_parts_mut(self.base, self.len) }
+    }
+
+    /// Makes `range` read as zeros and gives its whole pages back.
+    pub fn zero(&mut self, range: Range<usize>) {
+        let page = page_size();
+        let first = range.start.next_multiple_of(page);
+        let last = if range.end == self.len { range.end } else { range.end / page * page };
+        if first >= last || !self.give_back(first..last) {
+            self.bytes_mut()[range].fill(0);
+            return;
+        }
+        self.bytes_mut()[range.start..first].fill(0);
+        self.bytes_mut()[last..range.end].fill(0);
+    }
+
+    /// Whether the kernel took the pages back; they read as zeros then.
+    fn give_back(&mut self, pages: Range<usize>) -> bool {
+        let at = self.bytes_mut()[pages.clone()].as_mut_ptr();
+        // SAFETY: whole pages of our own mapping, borrowed uniquely: nothing refers to their
+        // bytes. Private anonymous pages read as zeros afterwards (madvise(2), MADV_DONTNEED).
+        unsafe { rustix::mm::madvise(at.cast(), pages.len(), Advice::LinuxDontNeed).is_ok() }
+    }
+
+    fn advise(&self, advice: Advice) {
+        // SAFETY: our own mapping; these advices change no byte. A kernel that does not know one
+        // loses an economy, nothing else.
+        let _ = unsafe { rustix::mm::madvise(self.base.cast(), self.len, advice) };
+    }
+}
+
+impl Drop for Anonymous {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length; no borrow of it can be alive.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+    }
+}

@@ -1,0 +1,231 @@
+//! Copy-on-write over a disk that is only read.
+//!
+//! The layer has the disk's size in address space and one bit per logical block, so a write never
+//! needs to read the base, and making one costs a few system calls whatever the size. A read that
+//! mixes both is cut into requests to the base and copies from the layer.
+
+mod bits;
+mod layer;
+
+use std::os::fd::BorrowedFd;
+
+use slipway_ram::Span;
+
+use crate::check::{admit, complete};
+use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
+use layer::Layer;
+
+/// A volatile, writable disk over a base that it never writes to; what was written is gone with
+/// it. A flush ends at once.
+///
+/// Memory grows by whole pages with what is written or discarded: the data, and a bit per block
+/// (0.02 % of the range with 512-byte blocks). Discard and Write Zeroes give whole pages of data
+/// back. A discarded block reads as zeros, not as the base's.
+pub struct OverlayDisk<D> {
+    base: D,
+    layer: Layer,
+    geometry: Geometry,
+    /// Reads that wait for the base. A request to the base has its index as the tag.
+    reads: Vec<Option<Read>>,
+    free: Vec<usize>,
+    /// Vectors used again.
+    batch: Vec<Request>,
+    ended: Vec<Completion>,
+    spare: Vec<Vec<Span>>,
+}
+
+/// A read of which the base fills a part.
+struct Read {
+    request: Request,
+    /// Requests at the base.
+    left: usize,
+    result: Result<(), DiskError>,
+}
+
+/// Span vectors kept for the next requests to the base.
+const SPARE: usize = 64;
+
+impl<D: Disk> OverlayDisk<D> {
+    /// An overlay over `base`, which must not change any more. `most` bounds the memory for data,
+    /// in bytes (whole pages count): a write beyond it fails with [`DiskError::NoSpace`].
+    ///
+    /// # Errors
+    /// [`OpenError::Memory`] when there is no address space for a layer of this size.
+    pub fn new(base: D, most: Option<u64>) -> Result<Self, OpenError> {
+        let geometry = Geometry { read_only: false, ..base.geometry() };
+        let bytes = geometry.bytes();
+        let layer =
+            Layer::new(&geometry, most).map_err(|source| OpenError::Memory { bytes, source })?;
+        Ok(Self {
+            base,
+            layer,
+            geometry,
+            reads: Vec::new(),
+            free: Vec::new(),
+            batch: Vec::new(),
+            ended: Vec::new(),
+            spare: Vec::new(),
+        })
+    }
+
+    /// Bytes of memory that written data takes at the moment.
+    pub fn used(&self) -> u64 {
+        self.layer.used()
+    }
+
+    fn start(&mut self, request: Request, completions: &mut Vec<Completion>) {
+        let result = match admit(&self.geometry, &request) {
+            Ok(_) => self.carry_out(&request),
+            Err(error) => Err(error),
+        };
+        match result {
+            Ok(Outcome::Done) => completions.push(complete(request, Ok(()))),
+            Ok(Outcome::NeedsBase) => self.ask_base(request),
+            Err(error) => completions.push(complete(request, Err(error))),
+        }
+    }
+
+    /// What can be done without the base.
+    fn carry_out(&mut self, request: &Request) -> Result<Outcome, DiskError> {
+        let (lba, end) = (request.lba, request.lba.wrapping_add(u64::from(request.blocks)));
+        match request.operation {
+            Operation::Read => return self.read_own(request, lba, end),
+            Operation::Write => self.layer.write(lba, end, &request.spans)?,
+            Operation::WriteZeroes | Operation::Discard => self.layer.zero(lba, end),
+            Operation::Flush => {}
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Fills what is the layer's.
+    fn read_own(&mut self, request: &Request, lba: u64, end: u64) -> Result<Outcome, DiskError> {
+        let mut outcome = Outcome::Done;
+        let mut at = lba;
+        let mut part = self.spare.pop().unwrap_or_default();
+        let mut copied = Ok(());
+        while at < end && copied.is_ok() {
+            let (own, next) = self.layer.run(at, end);
+            if own {
+                self.cut(request, lba, at..next, &mut part);
+                copied = self.layer.read(at * u64::from(self.geometry.block_size), &part);
+                part.clear();
+            } else {
+                outcome = Outcome::NeedsBase;
+            }
+            at = next;
+        }
+        part.clear();
+        self.spare.push(part);
+        Ok(copied.map(|()| outcome)?)
+    }
+
+    /// Sends one request to the base for every run of blocks that is not the layer's.
+    fn ask_base(&mut self, request: Request) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.reads.push(None);
+            self.reads.len() - 1
+        });
+        let (first, end) = (request.lba, request.lba + u64::from(request.blocks));
+        let (mut at, mut left) = (first, 0);
+        while at < end {
+            let (own, next) = self.layer.run(at, end);
+            if !own {
+                let mut spans = self.spare.pop().unwrap_or_default();
+                self.cut(&request, first, at..next, &mut spans);
+                left += 1;
+                self.batch.push(Request {
+                    tag: index as u64,
+                    operation: Operation::Read,
+                    lba: at,
+                    blocks: (next - at) as u32,
+                    spans,
+                    durable: false,
+                });
+            }
+            at = next;
+        }
+        self.reads[index] = Some(Read { request, left, result: Ok(()) });
+    }
+
+    /// The parts of the spans of a request from block `first` that belong to `blocks`.
+    fn cut(
+        &self,
+        request: &Request,
+        first: u64,
+        blocks: std::ops::Range<u64>,
+        into: &mut Vec<Span>,
+    ) {
+        let block = u64::from(self.geometry.block_size);
+        // Positions within the request's data, which lies in memory.
+        let mut skip = ((blocks.start - first) * block) as usize;
+        let mut left = ((blocks.end - blocks.start) * block) as usize;
+        for span in &request.spans {
+            if skip >= span.len() {
+                skip -= span.len();
+                continue;
+            }
+            let part = (span.len() - skip).min(left);
+            into.push(span.slice(skip, part));
+            (skip, left) = (0, left - part);
+            if left == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Takes the base's completions and ends the reads that wait for nothing more.
+    fn collect(&mut self, completions: &mut Vec<Completion>) {
+        for mut part in self.ended.drain(..) {
+            part.spans.clear();
+            if self.spare.len() < SPARE {
+                self.spare.push(part.spans);
+            }
+            let index = part.tag as usize;
+            let Some(slot) = self.reads.get_mut(index) else { continue };
+            let Some(read) = slot else { continue };
+            read.left -= 1;
+            read.result = read.result.and(part.result);
+            if read.left == 0 {
+                self.free.push(index);
+                completions.extend(slot.take().map(|read| complete(read.request, read.result)));
+            }
+        }
+    }
+}
+
+enum Outcome {
+    Done,
+    NeedsBase,
+}
+
+impl<D: Disk> Disk for OverlayDisk<D> {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
+        for request in requests.drain(..) {
+            self.start(request, completions);
+        }
+        if !self.batch.is_empty() {
+            self.base.submit(&mut self.batch, &mut self.ended);
+            self.collect(completions);
+        }
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.base.poll(&mut self.ended);
+        self.collect(completions);
+    }
+
+    fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.base.wake_descriptor()
+    }
+}
+
+#[cfg(test)]
+impl<D> OverlayDisk<D> {
+    pub(crate) fn memory(&self) -> [&[u8]; 3] {
+        self.layer.memory()
+    }
+}

@@ -1,0 +1,94 @@
+//! A disk in memory.
+
+use slipway_ram::Fault;
+
+use crate::check::{Extent, admit, complete, is_block_size};
+use crate::memory::Anonymous;
+use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
+
+/// A volatile disk in this process's memory. Sparse: what was never written costs nothing, and
+/// Discard and Write Zeroes give whole pages back. Everything completes in `submit`.
+pub struct RamDisk {
+    memory: Anonymous,
+    geometry: Geometry,
+}
+
+impl RamDisk {
+    /// A disk of zeros: `bytes` bytes, a multiple of `block_size` (512 to 4096, a power of two).
+    ///
+    /// # Errors
+    /// [`OpenError::BlockSize`], [`OpenError::Size`], [`OpenError::Memory`].
+    pub fn new(bytes: u64, block_size: u32) -> Result<Self, OpenError> {
+        let geometry =
+            Geometry { block_size, blocks: whole_blocks(bytes, block_size)?, read_only: false };
+        let memory = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::OutOfMemory.into());
+        let memory = memory.and_then(Anonymous::new);
+        let memory = memory.map_err(|source| OpenError::Memory { bytes, source })?;
+        Ok(Self { memory, geometry })
+    }
+
+    fn carry_out(&mut self, request: &Request, extent: Extent) -> Result<(), DiskError> {
+        // The memory is as large as the disk, so what fits the disk fits `usize`.
+        let range = extent.start as usize..(extent.start + extent.len) as usize;
+        match request.operation {
+            Operation::Read => fill_spans(request, &self.memory.bytes()[range])?,
+            Operation::Write => drain_spans(request, &mut self.memory.bytes_mut()[range])?,
+            Operation::WriteZeroes | Operation::Discard => self.memory.zero(range),
+            Operation::Flush => {}
+        }
+        Ok(())
+    }
+}
+
+/// Number of blocks of a disk in memory.
+pub(crate) fn whole_blocks(bytes: u64, block_size: u32) -> Result<u64, OpenError> {
+    if !is_block_size(block_size) {
+        return Err(OpenError::BlockSize(block_size));
+    }
+    match bytes / u64::from(block_size) {
+        0 => Err(OpenError::Size { bytes, block_size }),
+        blocks if bytes.is_multiple_of(u64::from(block_size)) => Ok(blocks),
+        _ => Err(OpenError::Size { bytes, block_size }),
+    }
+}
+
+fn fill_spans(request: &Request, mut from: &[u8]) -> Result<(), Fault> {
+    for span in &request.spans {
+        let (part, rest) = from.split_at(span.len());
+        span.write(0, part)?;
+        from = rest;
+    }
+    Ok(())
+}
+
+fn drain_spans(request: &Request, mut to: &mut [u8]) -> Result<(), Fault> {
+    for span in &request.spans {
+        let (part, rest) = to.split_at_mut(span.len());
+        span.read(0, part)?;
+        to = rest;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+impl RamDisk {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.memory.bytes()
+    }
+}
+
+impl Disk for RamDisk {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
+        for request in requests.drain(..) {
+            let result =
+                admit(&self.geometry, &request).and_then(|extent| self.carry_out(&request, extent));
+            completions.push(complete(request, result));
+        }
+    }
+
+    fn poll(&mut self, _: &mut Vec<Completion>) {}
+}

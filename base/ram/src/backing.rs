@@ -1,0 +1,83 @@
+//! What a client's file promises about a mapping of it.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{FileType, SealFlags};
+
+/// Kinds of file systems (statfs(2), `f_type`).
+mod magic {
+    /// Also memfds, which lie on a tmpfs of the kernel's own.
+    pub const TMPFS: u64 = 0x0102_1994;
+    pub const HUGETLBFS: u64 = 0x9584_58f6;
+    pub const EXT4: u64 = 0xef53;
+    pub const XFS: u64 = 0x5846_5342;
+    pub const BTRFS: u64 = 0x9123_683e;
+}
+
+/// A file that guest memory may lie in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backing {
+    /// Mappings begin and end at multiples of this many bytes of the file.
+    pub granule: usize,
+    /// A page can be missing at its first touch although the file is large enough.
+    pub can_lose_pages: bool,
+}
+
+/// Looks at a client's file before it is mapped.
+///
+/// # Errors
+/// `Unsupported` unless it is a regular file of a local file system whose page faults end in
+/// bounded time. A page fault on a FUSE or network file waits for its server: a client could pass
+/// a file that it serves itself and stall the thread that touches the memory for ever. What a
+/// device node does with a fault is anybody's guess.
+pub(crate) fn inspect(file: BorrowedFd<'_>) -> io::Result<Backing> {
+    let stat = rustix::fs::fstat(file)?;
+    let system = rustix::fs::fstatfs(file)?;
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let page = rustix::param::page_size();
+    match system.f_type as u64 {
+        // Pages of a hugetlbfs file come from a pool. A mapping reserves its pages, but the owner
+        // can punch a hole, which gives page and reservation back, whatever the seals say: with
+        // the pool empty the next touch is a SIGBUS.
+        magic::HUGETLBFS if regular => {
+            let granule = usize::try_from(system.f_bsize).unwrap_or(page).max(page);
+            Ok(Backing { granule, can_lose_pages: true })
+        }
+        // A memfd's pages are bound by nothing but memory: a memory cgroup that is full kills
+        // somebody, it raises no SIGBUS. Only strict overcommit refuses a page at its first touch.
+        magic::TMPFS if regular => {
+            Ok(Backing { granule: page, can_lose_pages: overcommit_is_strict() })
+        }
+        magic::EXT4 | magic::XFS | magic::BTRFS if regular => {
+            Ok(Backing { granule: page, can_lose_pages: true })
+        }
+        _ => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "guest memory must be a memfd or a regular file on tmpfs, hugetlbfs, ext4, XFS or btrfs",
+        )),
+    }
+}
+
+/// Whether the file is sealed against shrinking and holds the whole range now. Only memfds can be
+/// sealed, so a sealed tmpfs file is none of a mounted tmpfs, whose size limit could make a touch
+/// of a hole a SIGBUS.
+pub(crate) fn cannot_shrink(file: BorrowedFd<'_>, offset: u64, len: usize) -> bool {
+    let sealed =
+        rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    // After the seals: from then on the size can only grow.
+    sealed
+        && rustix::fs::fstat(file).is_ok_and(|stat| {
+            let size = u64::try_from(stat.st_size).unwrap_or(0);
+            offset.checked_add(len as u64).is_some_and(|end| end <= size)
+        })
+}
+
+/// Whether the kernel may refuse a page for accounting's sake (`vm.overcommit_memory` = 2). Where
+/// it cannot be read it is taken to be so.
+pub(crate) fn overcommit_is_strict() -> bool {
+    match std::fs::read_to_string("/proc/sys/vm/overcommit_memory") {
+        Ok(text) => text.trim() == "2",
+        Err(_) => true,
+    }
+}

@@ -1,0 +1,121 @@
+//! A pinned piece of guest memory.
+
+use std::sync::Arc;
+
+use crate::{Access, Fault, Mapping};
+
+/// A contiguous piece of guest memory in this process, pinned: the mapping stays as long as the
+/// span lives. What a disk reads into and writes from.
+#[derive(Clone)]
+pub struct Span {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    len: usize,
+    iova: u64,
+}
+
+impl std::fmt::Debug for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Span({:#x}+{:#x})", self.iova, self.len)
+    }
+}
+
+impl Span {
+    pub(crate) fn new(mapping: Arc<Mapping>, offset: usize, len: usize, iova: u64) -> Self {
+        debug_assert!(offset + len <= mapping.len());
+        Self { mapping, offset, len, iova }
+    }
+
+    /// `len` zeroed bytes of heap: a bounce buffer.
+    pub fn heap(len: usize) -> Self {
+        Self::new(Arc::new(Mapping::heap(len)), 0, len, 0)
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The client's address of the first byte; 0 for a bounce buffer.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// The part `offset..offset + len` of this span.
+    ///
+    /// # Panics
+    /// When that leaves the span: a programmer's error.
+    pub fn slice(&self, offset: usize, len: usize) -> Self {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "slice out of span");
+        Self { offset: self.offset + offset, len, iova: self.at(offset), ..self.clone() }
+    }
+
+    /// Appends `next` when it follows this span directly in the same mapping. False: it does not.
+    pub fn join(&mut self, next: &Self) -> bool {
+        let follows = Arc::ptr_eq(&self.mapping, &next.mapping)
+            && self.offset + self.len == next.offset
+            && self.iova.wrapping_add(self.len as u64) == next.iova;
+        if follows {
+            self.len += next.len;
+        }
+        follows
+    }
+
+    /// Copies bytes from `offset` of the span into `into`.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] when the owner took the memory away, [`Fault::Denied`] when its region does
+    /// not allow the access.
+    ///
+    /// # Panics
+    /// When the range leaves the span.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
+        assert!(offset.checked_add(into.len()).is_some_and(|end| end <= self.len), "out of span");
+        self.allow(Access::Read, offset)?;
+        self.outcome(self.mapping.read(self.offset + offset, into), offset)
+    }
+
+    /// Copies `from` to `offset` of the span.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] when the owner took the memory away, [`Fault::Denied`] when its region does
+    /// not allow the access.
+    ///
+    /// # Panics
+    /// When the range leaves the span.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
+        assert!(offset.checked_add(from.len()).is_some_and(|end| end <= self.len), "out of span");
+        self.allow(Access::Write, offset)?;
+        self.outcome(self.mapping.write(self.offset + offset, from), offset)
+    }
+
+    /// Address and length for a system call's I/O vector. The kernel answers a vanished page with
+    /// `EFAULT`; the caller must not dereference the address itself and must keep the span until
+    /// the call has ended.
+    pub fn io_vector(&self) -> (*mut u8, usize) {
+        (self.mapping.address(self.offset, self.len), self.len)
+    }
+
+    /// Checked at `pin` for the access named there; a second check keeps a span that was pinned
+    /// for the other one from touching pages that are not mapped for it.
+    fn allow(&self, access: Access, offset: usize) -> Result<(), Fault> {
+        if self.mapping.permissions().allow(access) {
+            return Ok(());
+        }
+        Err(Fault::Denied { iova: self.at(offset) })
+    }
+
+    fn outcome(&self, there: bool, offset: usize) -> Result<(), Fault> {
+        if there { Ok(()) } else { Err(Fault::Gone { iova: self.at(offset) }) }
+    }
+
+    /// Address of byte `offset`. The end of a span at the top of the address space is 0.
+    fn at(&self, offset: usize) -> u64 {
+        self.iova.wrapping_add(offset as u64)
+    }
+}

@@ -1,0 +1,113 @@
+//! How other threads reach a reactor. The argument that no wake-up is lost is in the crate's head.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::event::EventfdFlags;
+
+use crate::{Task, TaskId};
+
+/// The reactor has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the reactor has ended")]
+pub struct Stopped;
+
+pub(crate) enum Message {
+    Add(TaskId, Box<dyn Task>),
+    Wake(TaskId),
+    Stop,
+}
+
+pub(crate) struct Mailbox {
+    queue: Mutex<Queue>,
+    bell: OwnedFd,
+    next_id: AtomicU64,
+}
+
+#[derive(Default)]
+struct Queue {
+    messages: Vec<Message>,
+    closed: bool,
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { queue: Mutex::default(), bell, next_id: AtomicU64::new(1) })
+    }
+
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    pub(crate) fn push(&self, message: Message) -> Result<(), Stopped> {
+        let mut queue = self.lock();
+        if queue.closed {
+            return Err(Stopped);
+        }
+        let was_empty = queue.messages.is_empty();
+        queue.messages.push(message);
+        drop(queue);
+        if was_empty {
+            // It can only fail when the counter is full, and then the bell rings already.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    /// Silences the bell, then takes every message: in this order, see the crate's head.
+    pub(crate) fn take(&self) -> Vec<Message> {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        std::mem::take(&mut self.lock().messages)
+    }
+
+    /// Refuses messages from now on and gives back those that nobody will read.
+    pub(crate) fn close(&self) -> Vec<Message> {
+        let mut queue = self.lock();
+        queue.closed = true;
+        std::mem::take(&mut queue.messages)
+    }
+
+    /// As [`Mailbox::close`] when no message waits. Whether it did.
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let mut queue = self.lock();
+        queue.closed |= queue.messages.is_empty();
+        queue.closed
+    }
+
+    fn next_id(&self) -> TaskId {
+        TaskId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // A panic while the lock is held cannot leave the vector half-changed.
+        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// A reactor as other threads see it. Cheap to clone; outlives the reactor harmlessly.
+#[derive(Clone)]
+pub struct Handle {
+    pub(crate) mailbox: Arc<Mailbox>,
+}
+
+impl Handle {
+    /// Gives a task to the reactor; it starts soon.
+    ///
+    /// # Errors
+    /// [`Stopped`]; the task is dropped here.
+    pub fn add(&self, task: Box<dyn Task>) -> Result<TaskId, Stopped> {
+        let id = self.mailbox.next_id();
+        self.mailbox.push(Message::Add(id, task))?;
+        Ok(id)
+    }
+
+    /// Lets a task have a step. Nothing happens when it has ended.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn wake(&self, task: TaskId) -> Result<(), Stopped> {
+        self.mailbox.push(Message::Wake(task))
+    }
+}

@@ -1,0 +1,276 @@
+//! The loop of a reactor's thread.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::mem::MaybeUninit;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+
+use crate::context::{BELL, Watch, Watches};
+use crate::mailbox::{Mailbox, Message};
+use crate::{Context, Event, Settings, Step, Task, TaskId};
+
+/// Events taken from the kernel at a time.
+const EVENTS_PER_WAIT: usize = 128;
+/// Busy rounds between two looks at the kernel: a look costs a system call, a round may cost less.
+const ROUNDS_PER_LOOK: u32 = 16;
+
+struct Slot {
+    task: Box<dyn Task>,
+    watches: Vec<Watch>,
+    events: Vec<Event>,
+    deadline: Option<Instant>,
+    /// In `ready` already.
+    queued: bool,
+}
+
+pub(crate) struct Run {
+    settings: Settings,
+    mailbox: Arc<Mailbox>,
+    watches: Watches,
+    tasks: HashMap<TaskId, Slot>,
+    ready: VecDeque<TaskId>,
+    deadlines: BTreeSet<(Instant, TaskId)>,
+    had_task: bool,
+    stopping: bool,
+}
+
+impl Run {
+    pub(crate) fn new(settings: Settings, mailbox: Arc<Mailbox>) -> std::io::Result<Self> {
+        let watches = Watches::new(mailbox.bell())?;
+        Ok(Self {
+            settings,
+            mailbox,
+            watches,
+            tasks: HashMap::new(),
+            ready: VecDeque::new(),
+            deadlines: BTreeSet::new(),
+            had_task: false,
+            stopping: false,
+        })
+    }
+
+    pub(crate) fn run(mut self) {
+        let mut last_work = Instant::now();
+        let mut round = 0u32;
+        while !self.stopping {
+            let now = Instant::now();
+            self.expire(now);
+            if self.ready.is_empty() {
+                let spinning = now.duration_since(last_work) < self.settings.poll_budget;
+                if self.look(if spinning { Some(Duration::ZERO) } else { self.until_deadline(now) })
+                {
+                    last_work = Instant::now();
+                }
+                continue;
+            }
+            self.round(now);
+            last_work = now;
+            round = round.wrapping_add(1);
+            if round.is_multiple_of(ROUNDS_PER_LOOK) {
+                self.look(Some(Duration::ZERO));
+            }
+            if self.finished() {
+                break;
+            }
+        }
+        // Tasks that were sent and never started are dropped with the rest.
+        drop(self.mailbox.close());
+    }
+
+    /// Whether the last task has ended and the reactor shall end with it.
+    fn finished(&self) -> bool {
+        self.settings.exit_when_empty
+            && self.had_task
+            && self.tasks.is_empty()
+            && self.mailbox.close_if_empty()
+    }
+
+    fn until_deadline(&self, now: Instant) -> Option<Duration> {
+        self.deadlines.first().map(|(at, _)| at.saturating_duration_since(now))
+    }
+
+    /// Makes tasks ready whose time has come.
+    fn expire(&mut self, now: Instant) {
+        while let Some((_, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) {
+            self.deadlines.pop_first();
+            if let Some(slot) = self.tasks.get_mut(&id) {
+                slot.deadline = None;
+            }
+            self.enqueue(id);
+        }
+    }
+
+    /// Asks the kernel for events, for at most `timeout` (None: for ever). Whether there were any.
+    fn look(&mut self, timeout: Option<Duration>) -> bool {
+        let timeout = timeout.map(|time| Timespec {
+            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_PER_WAIT];
+        let Ok((events, _)) = epoll::wait(&self.watches.epoll, &mut buffer, timeout.as_ref())
+        else {
+            return false; // interrupted by a signal
+        };
+        let found = !events.is_empty();
+        for event in events.iter() {
+            let (key, flags) = (event.data.u64(), event.flags);
+            if key == BELL {
+                self.read_mail();
+            } else if let Some((id, token)) = self.watches.owner(key) {
+                self.deliver(id, token, flags);
+            }
+        }
+        found
+    }
+
+    fn deliver(&mut self, id: TaskId, token: u32, flags: epoll::EventFlags) {
+        use epoll::EventFlags as F;
+        let Some(slot) = self.tasks.get_mut(&id) else { return };
+        let broken = F::ERR | F::HUP;
+        let event = Event {
+            token,
+            readable: flags.intersects(F::IN | F::RDHUP | broken),
+            writable: flags.intersects(F::OUT | broken),
+        };
+        // A busy task is looked at several times between two of its steps.
+        match slot.events.iter_mut().find(|old| old.token == token) {
+            Some(old) => *old = event,
+            None => slot.events.push(event),
+        }
+        self.enqueue(id);
+    }
+
+    fn enqueue(&mut self, id: TaskId) {
+        if let Some(slot) = self.tasks.get_mut(&id)
+            && !slot.queued
+        {
+            slot.queued = true;
+            self.ready.push_back(id);
+        }
+    }
+
+    fn read_mail(&mut self) {
+        for message in self.mailbox.take() {
+            match message {
+                Message::Add(id, task) => self.add(id, task),
+                Message::Wake(id) => self.enqueue(id),
+                Message::Stop => self.stopping = true,
+            }
+        }
+    }
+
+    fn add(&mut self, id: TaskId, task: Box<dyn Task>) {
+        self.had_task = true;
+        let mut slot =
+            Slot { task, watches: Vec::new(), events: Vec::new(), deadline: None, queued: false };
+        let now = Instant::now();
+        let started = self.call(id, now, &mut slot, |task, context| task.start(context));
+        self.tasks.insert(id, slot);
+        match started {
+            Some(Ok(())) => return self.enqueue(id),
+            Some(Err(error)) => (self.settings.on_panic)(&format!("it could not start: {error}")),
+            None => {}
+        }
+        self.remove(id);
+        // Ends the loop's wait when the only task of an `exit_when_empty` reactor could not start.
+        self.stopping |= self.finished();
+    }
+
+    /// One step for every task that was ready when the round began.
+    fn round(&mut self, now: Instant) {
+        for _ in 0..self.ready.len() {
+            let Some(id) = self.ready.pop_front() else { return };
+            let Some(mut slot) = self.tasks.remove(&id) else { continue };
+            slot.queued = false;
+            let step = self.call(id, now, &mut slot, |task, context| task.poll(context));
+            slot.events.clear();
+            self.settle(id, slot, step.unwrap_or(Step::Done));
+        }
+    }
+
+    fn settle(&mut self, id: TaskId, mut slot: Slot, step: Step) {
+        let wanted = match step {
+            Step::Idle(deadline) => deadline,
+            _ => None,
+        };
+        if slot.deadline != wanted {
+            self.set_deadline(id, &mut slot, wanted);
+        }
+        match step {
+            Step::Busy => {
+                slot.queued = true;
+                self.ready.push_back(id);
+                self.tasks.insert(id, slot);
+            }
+            Step::Idle(_) => drop(self.tasks.insert(id, slot)),
+            Step::Done => self.forget(slot, drop),
+            Step::Leave => self.forget(slot, |task| task.leave()),
+        }
+    }
+
+    fn set_deadline(&mut self, id: TaskId, slot: &mut Slot, wanted: Option<Instant>) {
+        if let Some(old) = slot.deadline.take() {
+            self.deadlines.remove(&(old, id));
+        }
+        if let Some(new) = wanted {
+            self.deadlines.insert((new, id));
+        }
+        slot.deadline = wanted;
+    }
+
+    fn remove(&mut self, id: TaskId) {
+        if let Some(slot) = self.tasks.remove(&id) {
+            self.forget(slot, drop);
+        }
+    }
+
+    /// Forgets a task's descriptors and hands the task to `last`.
+    fn forget(&mut self, slot: Slot, last: impl FnOnce(Box<dyn Task>)) {
+        for watch in slot.watches {
+            watch.forget(&mut self.watches);
+        }
+        let on_panic = Arc::clone(&self.settings.on_panic);
+        // A destructor may panic as well as a step.
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| last(slot.task)));
+        report(&*on_panic, outcome);
+    }
+
+    /// Calls into a task. None: it panicked.
+    fn call<T>(
+        &mut self,
+        id: TaskId,
+        now: Instant,
+        slot: &mut Slot,
+        call: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> T,
+    ) -> Option<T> {
+        let mut context = Context {
+            id,
+            now,
+            poll_budget: self.settings.poll_budget,
+            events: &slot.events,
+            own: &mut slot.watches,
+            watches: &mut self.watches,
+        };
+        // The task is dropped after a panic and never looked at again, so nothing can observe a
+        // broken invariant of its; the context's calls do not panic half-way.
+        let task = &mut *slot.task;
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| call(task, &mut context)));
+        report(&*self.settings.on_panic, outcome)
+    }
+}
+
+fn report<T>(on_panic: &dyn Fn(&str), outcome: std::thread::Result<T>) -> Option<T> {
+    outcome
+        .map_err(|panic| {
+            let text = panic
+                .downcast_ref::<&str>()
+                .copied()
+                .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+                .unwrap_or("(no text)");
+            on_panic(&format!("it panicked: {text}"));
+        })
+        .ok()
+}

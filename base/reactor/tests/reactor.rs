@@ -1,0 +1,234 @@
+//! Reactors with real threads, pipes and eventfds.
+#![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use slipway_reactor::{Context, Interest, Reactor, Settings, Step, Task};
+
+/// A task made of a closure and, perhaps, a descriptor to watch.
+struct Closure<F>(Option<OwnedFd>, F);
+
+impl<F: FnMut(&mut Context<'_>) -> Step + Send> Task for Closure<F> {
+    fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+        match &self.0 {
+            Some(file) => context.watch(file.as_fd(), Interest::Read, 7),
+            None => Ok(()),
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Step {
+        (self.1)(context)
+    }
+}
+
+fn task(f: impl FnMut(&mut Context<'_>) -> Step + Send + 'static) -> Box<dyn Task> {
+    Box::new(Closure(None, f))
+}
+
+fn next<T>(receiver: &Receiver<T>) -> T {
+    receiver.recv_timeout(Duration::from_secs(60)).expect("the reactor does nothing")
+}
+
+fn reactor(poll_budget: Duration) -> Reactor {
+    Reactor::spawn(Settings { poll_budget, ..Settings::default() }).unwrap()
+}
+
+#[test]
+fn a_descriptor_wakes_its_task_and_only_that() {
+    let reactor = reactor(Duration::ZERO);
+    let (sender, receiver) = channel();
+    let others = Arc::new(AtomicUsize::new(0));
+    for _ in 0..1000 {
+        let others = Arc::clone(&others);
+        reactor
+            .handle()
+            .add(task(move |_| {
+                others.fetch_add(1, Ordering::Relaxed);
+                Step::Idle(None)
+            }))
+            .unwrap();
+    }
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let file = reader.try_clone().unwrap();
+    let step = move |context: &mut Context<'_>| {
+        for event in context.events() {
+            assert!(event.readable && event.token == 7);
+            rustix::io::read(&file, &mut [0u8; 1]).unwrap();
+            sender.send(()).unwrap();
+        }
+        Step::Idle(None)
+    };
+    reactor.handle().add(Box::new(Closure(Some(reader), step))).unwrap();
+    for _ in 0..100 {
+        rustix::io::write(&writer, b"x").unwrap();
+        next(&receiver);
+    }
+    assert_eq!(others.load(Ordering::Relaxed), 1000, "each polled once, after its start");
+}
+
+#[test]
+fn deadlines_come_in_order_and_not_early() {
+    let reactor = reactor(Duration::from_micros(20));
+    let (sender, receiver) = channel();
+    let start = Instant::now();
+    for millis in [30u64, 10, 20] {
+        let sender = sender.clone();
+        let at = start + Duration::from_millis(millis);
+        reactor
+            .handle()
+            .add(task(move |context| {
+                if context.now() < at {
+                    return Step::Idle(Some(at));
+                }
+                sender.send(millis).unwrap();
+                Step::Done
+            }))
+            .unwrap();
+    }
+    assert_eq!([next(&receiver), next(&receiver), next(&receiver)], [10, 20, 30]);
+}
+
+#[test]
+fn a_busy_task_does_not_starve_messages_or_others() {
+    let reactor = reactor(Duration::ZERO);
+    let (sender, receiver) = channel();
+    reactor.handle().add(task(|_| Step::Busy)).unwrap();
+    reactor
+        .handle()
+        .add(task(move |_| {
+            sender.send(()).unwrap();
+            Step::Done
+        }))
+        .unwrap();
+    next(&receiver);
+}
+
+#[test]
+fn a_panic_ends_the_task_and_is_told() {
+    let (told, panics) = channel();
+    let told = Mutex::new(told);
+    let on_panic = Arc::new(move |text: &str| told.lock().unwrap().send(text.to_owned()).unwrap());
+    let reactor = Reactor::spawn(Settings { on_panic, ..Settings::default() }).unwrap();
+    let (alive, dropped) = channel::<()>();
+    reactor
+        .handle()
+        .add(task(move |_| {
+            let _keep = &alive;
+            panic!("as the test wants it")
+        }))
+        .unwrap();
+    assert_eq!(next(&panics), "it panicked: as the test wants it");
+    assert!(dropped.recv_timeout(Duration::from_secs(60)).is_err());
+    let (sender, receiver) = channel();
+    reactor
+        .handle()
+        .add(task(move |_| {
+            sender.send(()).unwrap();
+            Step::Done
+        }))
+        .unwrap();
+    next(&receiver);
+}
+
+#[test]
+fn wakes_from_many_threads_are_not_lost() {
+    let reactor = reactor(Duration::ZERO);
+    let steps = Arc::new(AtomicUsize::new(0));
+    let id = {
+        let steps = Arc::clone(&steps);
+        reactor.handle().add(task(move |_| {
+            steps.fetch_add(1, Ordering::SeqCst);
+            Step::Idle(None)
+        }))
+    }
+    .unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..2000 {
+                    let before = steps.load(Ordering::SeqCst);
+                    reactor.handle().wake(id).unwrap();
+                    let limit = Instant::now() + Duration::from_secs(60);
+                    while steps.load(Ordering::SeqCst) == before {
+                        assert!(Instant::now() < limit, "a wake-up was lost");
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn dropping_the_reactor_drops_its_tasks() {
+    struct Tells(Sender<&'static str>);
+    impl Drop for Tells {
+        fn drop(&mut self) {
+            let _ = self.0.send("dropped");
+        }
+    }
+    let (sender, receiver) = channel();
+    let tells = Tells(sender);
+    let reactor = reactor(Duration::ZERO);
+    let handle = reactor.handle();
+    handle
+        .add(task(move |_| {
+            let _keep = &tells;
+            Step::Idle(None)
+        }))
+        .unwrap();
+    drop(reactor);
+    assert_eq!(receiver.try_recv(), Ok("dropped"));
+    assert!(handle.add(task(|_| Step::Done)).is_err());
+}
+
+struct Mover {
+    to: Option<slipway_reactor::Handle>,
+    threads: Sender<std::thread::ThreadId>,
+}
+
+impl Task for Mover {
+    fn poll(&mut self, _: &mut Context<'_>) -> Step {
+        self.threads.send(std::thread::current().id()).unwrap();
+        if self.to.is_some() { Step::Leave } else { Step::Done }
+    }
+
+    fn leave(mut self: Box<Self>) {
+        let to = self.to.take().unwrap();
+        to.add(self).unwrap();
+    }
+}
+
+#[test]
+fn a_task_moves_to_another_reactor() {
+    let (first, second) = (reactor(Duration::ZERO), reactor(Duration::ZERO));
+    let (threads, receiver) = channel();
+    first.handle().add(Box::new(Mover { to: Some(second.handle()), threads })).unwrap();
+    assert_ne!(next(&receiver), next(&receiver));
+}
+
+#[test]
+fn a_detached_reactor_ends_with_its_task() {
+    let (sender, receiver) = channel();
+    let step = move |_: &mut Context<'_>| {
+        sender.send(()).unwrap();
+        Step::Done
+    };
+    let handle = Reactor::detached(Settings::default(), task(step)).ok().unwrap();
+    next(&receiver);
+    let limit = Instant::now() + Duration::from_secs(60);
+    while handle.add(task(|_| Step::Done)).is_ok() {
+        assert!(Instant::now() < limit, "the thread goes on");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_cpu_that_is_not_there_is_an_error() {
+    let settings = Settings { cpu: Some(1023), ..Settings::default() };
+    assert!(Reactor::spawn(settings).is_err());
+}

@@ -1,0 +1,36 @@
+#!/bin/bash
+# What must hold of the sources. Every part runs, also after another one failed.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/../.." || exit
+failed=()
+
+part() {
+    local name=$1
+    shift
+    printf 'check: %s\n' "$name"
+    "$@" || failed+=("$name")
+}
+
+docs_without_warnings() {
+    RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --workspace --no-deps
+}
+
+# SC2154: variables of sourced files that shellcheck cannot find.
+scripts() {
+    git ls-files -z |
+        xargs -0 grep -lZE '^#!(/bin/|/usr/bin/env )(ba)?sh|^# shellcheck shell=' -- |
+        xargs -0 shellcheck -x -S warning -e SC2154
+}
+
+part format cargo fmt --all --check
+part lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+part docs docs_without_warnings
+part floors python3 deploy/check/floors.py
+part licences python3 deploy/check/licences.py
+part scripts scripts
+
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'check: FAILED: %s\n' "${failed[*]}" >&2
+    exit 1
+fi
+printf 'check: all is well\n'

@@ -1,0 +1,46 @@
+#!/bin/bash
+# Runs every test and says at the end which were skipped and why.
+#
+# usage: test.sh SLIPWAY      the program that the end-to-end tests use
+set -uo pipefail
+SLIPWAY=$(readlink -e "${1:?usage: test.sh SLIPWAY}") || exit
+export SLIPWAY
+cd "$(dirname "$(readlink -f "$0")")/../.." || exit
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+failed=()
+
+# part NAME SHOWN COMMAND...: runs it. Lines that match SHOWN go to the screen, and the end of the
+# rest when it failed.
+part() {
+    local name=$1 shown=$2 log=$logs/${1//[^a-z0-9.-]/_}
+    shift 2
+    printf '== %s\n' "$name"
+    "$@" </dev/null 2>&1 | tee "$log" | grep --line-buffered -E "$shown"
+    [ "${PIPESTATUS[0]}" -eq 0 ] && return
+    failed+=("$name")
+    printf '== %s FAILED; the last of what it said:\n' "$name"
+    tail -n 60 "$log"
+}
+
+# Output of passed tests is shown too, since that is where they say that they were skipped.
+part units '^ +Running|^test result|^error|FAILED|panicked' \
+    cargo test --locked --workspace --no-fail-fast -- --show-output
+for test in tests/e2e/*.sh; do
+    [ -x "$test" ] && part "$(basename "$test")" . "$test"
+done
+if [ -x fuzz/run ]; then
+    part fuzz . fuzz/run --total 200
+fi
+
+skipped=$(grep -rhoE '^ *SKIPPED: .*' "$logs" | sed 's/^ *//' | sort -u)
+if [ -n "$skipped" ]; then
+    printf '\n== skipped\n%s\n' "$skipped"
+else
+    printf '\n== no test was skipped\n'
+fi
+if [ ${#failed[@]} -gt 0 ]; then
+    printf '\n== FAILED: %s\n' "${failed[*]}"
+    exit 1
+fi
+printf '\n== all tests passed\n'

@@ -1,0 +1,61 @@
+#!/bin/bash
+# Brings a Debian 12 or 13 machine to where Slipway can be built, run, tested or checked. Installs
+# what is missing and says what and why; run again it does nothing. Killed at any moment it leaves
+# nothing that the next run trips over: everything is made aside and renamed when it is whole.
+set -euo pipefail
+here=$(dirname "$(readlink -f "$0")")
+for part in common packages private-apt tools kernel; do
+    # shellcheck source=/dev/null
+    . "$here/$part.sh"
+done
+
+usage() {
+    cat <<'END'
+usage: setup.sh build|run|demo|test|fuzz|check...
+
+  build  a C compiler for linking, Rust 1.95 or later
+  run    QEMU 10.1 or later, erofs-utils, e2fsprogs, a guest kernel
+  demo   mmdebstrap, which makes an image where no registry answers
+  test   what the tests use beside these: a registry, mmdebstrap, python3, procps, cpio, xz
+  fuzz   a C++ compiler, for the fuzzing engine
+  check  rustfmt, clippy, shellcheck, python3
+END
+}
+
+set_up() {
+    case $1 in
+        build)
+            want_packages "building Slipway" gcc libc6-dev
+            want_rust
+            ;;
+        run)
+            want_packages "running sandboxes" ca-certificates e2fsprogs
+            want_tools
+            want_kernel
+            ;;
+        demo) want_packages "making an image where no registry answers" mmdebstrap ;;
+        test)
+            want_packages "the tests" cpio mmdebstrap procps python3 xz-utils
+            want_registry
+            ;;
+        fuzz) want_packages "fuzzing" g++ ;;
+        check)
+            want_lints
+            want_packages "make check" python3 shellcheck
+            ;;
+        *)
+            usage >&2
+            exit 2
+            ;;
+    esac
+}
+
+[ $# -gt 0 ] || { usage >&2; exit 2; }
+# One set-up at a time: two would build in the same places.
+if mkdir -p "$SLIPWAY_STATE" 2>/dev/null && [ -w "$SLIPWAY_STATE" ]; then
+    exec 9>"$SLIPWAY_STATE/setup.lock"
+    flock -n 9 || { say "another set-up is running; waiting for it" && flock 9; }
+fi
+for purpose in "$@"; do
+    set_up "$purpose"
+done

@@ -1,0 +1,331 @@
+//! Get Features and Set Features (sections 5.13 and 5.21).
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use slipway_nvme_spec::NSID_ALL;
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::event::Event;
+use slipway_nvme_spec::feature::{FeatureId, Select, capability};
+use slipway_nvme_spec::log::Health;
+use slipway_nvme_spec::status::Status;
+
+use super::identify::{KEEP_ALIVE_GRANULARITY, WARNING_TEMPERATURE};
+use crate::controller::Controller;
+use crate::health::TEMPERATURE;
+use crate::io::Outcome;
+
+/// Values of all features that are not a namespace's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Features {
+    arbitration: u32,
+    /// Composite temperature thresholds in kelvins: over, under.
+    temperature: [u16; 2],
+    write_cache: bool,
+    /// I/O queue pairs that the host was granted.
+    queue_pairs: u16,
+    /// What can be granted.
+    most_queue_pairs: u16,
+    coalescing: u32,
+    /// Vectors with coalescing disabled.
+    uncoalesced: Vec<bool>,
+    write_atomicity: u32,
+    events: u32,
+    /// Milliseconds; 0 is off.
+    keep_alive: u32,
+    /// The timestamp that the host set, milliseconds since 1970; 0 after a reset.
+    timestamp: u64,
+    /// Whether the host has set it.
+    timestamp_set: bool,
+    /// When that was, on the controller's clock.
+    timestamp_at: Duration,
+    host_id: [u8; 16],
+}
+
+impl Features {
+    /// Defaults of a controller with so many queue pairs and vectors, at time `now`.
+    pub fn new(queue_pairs: u16, vectors: usize, now: Duration) -> Self {
+        Self {
+            // Burst of 64 (2^6), as Identify recommends.
+            arbitration: 6,
+            temperature: [WARNING_TEMPERATURE, 0],
+            write_cache: true,
+            queue_pairs,
+            most_queue_pairs: queue_pairs,
+            coalescing: 0,
+            uncoalesced: vec![false; vectors],
+            write_atomicity: 0,
+            events: 0,
+            keep_alive: 0,
+            timestamp: 0,
+            timestamp_set: false,
+            timestamp_at: now,
+            host_id: [0; 16],
+        }
+    }
+
+    /// WCE: there is a volatile write cache in use (section 5.21.1.6).
+    pub fn write_cache(&self) -> bool {
+        self.write_cache
+    }
+
+    /// I/O queue pairs that the host was granted.
+    pub fn queue_pairs(&self) -> u16 {
+        self.queue_pairs
+    }
+
+    /// The keep alive timeout; None when it is off.
+    pub fn keep_alive(&self) -> Option<Duration> {
+        (self.keep_alive > 0).then(|| Duration::from_millis(self.keep_alive.into()))
+    }
+
+    /// Critical Warning of the SMART log.
+    pub fn warning(&self) -> u8 {
+        let [over, under] = self.temperature;
+        let outside = TEMPERATURE >= over || TEMPERATURE <= under;
+        if outside { Health::WARNING_TEMPERATURE } else { 0 }
+    }
+
+    /// The values at time `now`, without a place on this process's clock.
+    pub fn stopped(&self, now: Duration) -> Self {
+        let elapsed = now.saturating_sub(self.timestamp_at).as_millis() as u64;
+        let timestamp = self.timestamp.saturating_add(elapsed) & TIMESTAMP_MASK;
+        Self { timestamp, timestamp_at: Duration::ZERO, ..self.clone() }
+    }
+
+    /// Values of [`Features::stopped`], going on at time `now` of this process's clock.
+    pub fn started(self, now: Duration) -> Self {
+        Self { timestamp_at: now, ..self }
+    }
+
+    /// Whether a saved state has the shape of `self`: same numbers of queues and vectors.
+    pub fn fits(&self, saved: &Self) -> bool {
+        saved.most_queue_pairs == self.most_queue_pairs
+            && (1..=self.most_queue_pairs).contains(&saved.queue_pairs)
+            && saved.uncoalesced.len() == self.uncoalesced.len()
+            && saved.timestamp <= TIMESTAMP_MASK
+            && saved.timestamp_at == Duration::ZERO
+    }
+
+    fn queue_dword(&self) -> u32 {
+        let less_one = u32::from(self.queue_pairs) - 1;
+        less_one << 16 | less_one
+    }
+
+    /// Timestamp data structure (section 5.21.1.14).
+    fn timestamp_bytes(&self, now: Duration) -> [u8; 8] {
+        let mut bytes = self.stopped(now).timestamp.to_le_bytes();
+        bytes[6] = u8::from(self.timestamp_set) << 1;
+        bytes
+    }
+}
+
+/// A timestamp has 48 bits.
+const TIMESTAMP_MASK: u64 = (1 << 48) - 1;
+
+/// What can be done with a feature; None for one that is not there.
+fn capabilities(id: FeatureId) -> Option<u32> {
+    match id {
+        FeatureId::Arbitration
+        | FeatureId::PowerManagement
+        | FeatureId::TemperatureThreshold
+        | FeatureId::VolatileWriteCache
+        | FeatureId::NumberOfQueues
+        | FeatureId::InterruptCoalescing
+        | FeatureId::InterruptVectorConfiguration
+        | FeatureId::WriteAtomicity
+        | FeatureId::AsynchronousEventConfiguration
+        | FeatureId::Timestamp
+        | FeatureId::KeepAliveTimer
+        | FeatureId::HostIdentifier => Some(capability::CHANGEABLE),
+        FeatureId::ErrorRecovery => Some(capability::CHANGEABLE | capability::NAMESPACE_SPECIFIC),
+        _ => None,
+    }
+}
+
+impl Controller {
+    /// Section 5.13. Nothing is saveable, so the saved value is the default.
+    pub(super) fn get_features(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
+        let id = FeatureId(entry.dword(10) as u8);
+        let select = Select((entry.dword(10) >> 8) as u8 & 7);
+        let capabilities = capabilities(id).ok_or(Status::INVALID_FIELD.dnr())?;
+        match select {
+            Select::Current => {
+                let features = self.features.clone();
+                self.value(&features, id, entry, true)
+            }
+            Select::Default | Select::Saved => {
+                let defaults = self.default_features();
+                self.value(&defaults, id, entry, false)
+            }
+            Select::Capabilities => Ok(capabilities),
+            _ => Err(Status::INVALID_FIELD.dnr()),
+        }
+    }
+
+    /// A feature's value of `from`; `current` for one that a namespace keeps.
+    fn value(
+        &mut self,
+        from: &Features,
+        id: FeatureId,
+        entry: &SubmissionEntry,
+        current: bool,
+    ) -> Result<u32, Status> {
+        let cdw11 = entry.dword(11);
+        Ok(match id {
+            FeatureId::Arbitration => from.arbitration,
+            FeatureId::TemperatureThreshold => {
+                u32::from(from.temperature[threshold(cdw11, false)?])
+            }
+            FeatureId::ErrorRecovery => self.error_recovery(entry.nsid.get(), current)?,
+            FeatureId::VolatileWriteCache => u32::from(from.write_cache),
+            FeatureId::NumberOfQueues => from.queue_dword(),
+            FeatureId::InterruptCoalescing => from.coalescing,
+            FeatureId::InterruptVectorConfiguration => {
+                let vector = usize::from(cdw11 as u16);
+                let disabled = from.uncoalesced.get(vector).ok_or(Status::INVALID_FIELD.dnr())?;
+                u32::from(*disabled) << 16 | vector as u32
+            }
+            FeatureId::WriteAtomicity => from.write_atomicity,
+            FeatureId::AsynchronousEventConfiguration => from.events,
+            FeatureId::KeepAliveTimer => from.keep_alive,
+            FeatureId::Timestamp => {
+                self.reply(entry, &from.timestamp_bytes(self.clock.now()))?;
+                0
+            }
+            FeatureId::HostIdentifier => {
+                let wide = cdw11 & 1;
+                self.reply(entry, &from.host_id[..if wide == 1 { 16 } else { 8 }])?;
+                wide
+            }
+            // Power Management: there is state 0 only.
+            _ => 0,
+        })
+    }
+
+    /// Section 5.21. Switching the write cache off ends when what it held is on stable storage
+    /// (section 5.21.1.6); everything else ends at once.
+    pub(super) fn set_features(&mut self, entry: &SubmissionEntry) -> Outcome {
+        let cached = self.features.write_cache;
+        match self.set_feature(entry) {
+            Ok(_) if cached && !self.features.write_cache => self.flush_all(0, entry),
+            ended => ended.into(),
+        }
+    }
+
+    fn set_feature(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
+        let (cdw10, cdw11) = (entry.dword(10), entry.dword(11));
+        let id = FeatureId(cdw10 as u8);
+        capabilities(id).ok_or(Status::INVALID_FIELD.dnr())?;
+        if cdw10 >> 31 == 1 {
+            return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
+        }
+        match id {
+            FeatureId::Arbitration => self.features.arbitration = cdw11,
+            FeatureId::PowerManagement if cdw11 & 0x1f != 0 => {
+                return Err(Status::INVALID_FIELD.dnr());
+            }
+            FeatureId::TemperatureThreshold => self.set_temperature(cdw11)?,
+            FeatureId::ErrorRecovery => self.set_error_recovery(entry.nsid.get(), cdw11)?,
+            FeatureId::VolatileWriteCache => self.features.write_cache = cdw11 & 1 == 1,
+            FeatureId::NumberOfQueues => return self.set_queue_pairs(cdw11),
+            FeatureId::InterruptCoalescing => self.features.coalescing = cdw11 & 0xffff,
+            FeatureId::InterruptVectorConfiguration => {
+                let vector = self.features.uncoalesced.get_mut(usize::from(cdw11 as u16));
+                *vector.ok_or(Status::INVALID_FIELD.dnr())? = cdw11 >> 16 & 1 == 1;
+            }
+            FeatureId::WriteAtomicity => self.features.write_atomicity = cdw11 & 1,
+            FeatureId::AsynchronousEventConfiguration => self.features.events = cdw11,
+            FeatureId::KeepAliveTimer => self.set_keep_alive(cdw11),
+            FeatureId::Timestamp => self.set_timestamp(entry)?,
+            FeatureId::HostIdentifier => self.set_host_id(entry)?,
+            _ => {}
+        }
+        Ok(0)
+    }
+
+    /// Number of Queues (section 5.21.1.7): grants as many pairs as there are, at most.
+    fn set_queue_pairs(&mut self, cdw11: u32) -> Result<u32, Status> {
+        let (submission, completion) = (cdw11 & 0xffff, cdw11 >> 16);
+        if submission == 0xffff || completion == 0xffff {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        if self.queues.has_io() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        // One number serves both kinds: a host that asks for fewer of one uses fewer of it.
+        let asked = submission.max(completion) + 1;
+        self.features.queue_pairs = asked.min(self.features.most_queue_pairs.into()) as u16;
+        Ok(self.features.queue_dword())
+    }
+
+    /// Temperature Threshold (section 5.21.1.4). The temperature never changes, so setting a
+    /// threshold is the only moment at which it can pass one.
+    fn set_temperature(&mut self, cdw11: u32) -> Result<(), Status> {
+        let before = self.features.warning();
+        self.features.temperature[threshold(cdw11, true)?] = cdw11 as u16;
+        let now = self.features.warning();
+        let enabled = self.features.events & u32::from(Health::WARNING_TEMPERATURE) != 0;
+        if before == 0 && now != 0 && enabled {
+            self.events.raise(Event::TEMPERATURE);
+        }
+        Ok(())
+    }
+
+    /// Keep Alive Timer (section 5.21.1.15), rounded up to the granularity that Identify names.
+    fn set_keep_alive(&mut self, milliseconds: u32) {
+        let granularity = u32::from(KEEP_ALIVE_GRANULARITY) * 100;
+        let rounded = milliseconds.div_ceil(granularity).saturating_mul(granularity);
+        self.features.keep_alive = rounded;
+        self.keep_alive_since = self.clock.now();
+    }
+
+    fn set_timestamp(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        let mut bytes = [0; 8];
+        self.payload(entry, &mut bytes)?;
+        self.features.timestamp = u64::from_le_bytes(bytes) & TIMESTAMP_MASK;
+        self.features.timestamp_set = true;
+        self.features.timestamp_at = self.clock.now();
+        Ok(())
+    }
+
+    fn set_host_id(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        let mut id = [0; 16];
+        let len = if entry.dword(11) & 1 == 1 { 16 } else { 8 };
+        self.payload(entry, &mut id[..len])?;
+        self.features.host_id = id;
+        Ok(())
+    }
+
+    fn error_recovery(&self, nsid: u32, current: bool) -> Result<u32, Status> {
+        let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        Ok(if current { namespace.error_recovery.into() } else { 0 })
+    }
+
+    /// Error Recovery (section 5.21.1.5): the time limit is kept; disks have limits of their own.
+    /// Deallocated blocks never fail (NSFEAT), so DULBE is refused.
+    fn set_error_recovery(&mut self, nsid: u32, cdw11: u32) -> Result<(), Status> {
+        const DULBE: u32 = 1 << 16;
+        if cdw11 & DULBE != 0 {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        if nsid != NSID_ALL && self.namespaces.get(nsid).is_none() {
+            return Err(Status::INVALID_NAMESPACE.dnr());
+        }
+        let chosen = self.namespaces.iter_mut().filter(|one| nsid == NSID_ALL || one.nsid == nsid);
+        chosen.for_each(|namespace| namespace.error_recovery = cdw11 as u16);
+        Ok(())
+    }
+}
+
+/// Which threshold dword 11 of Temperature Threshold means: THSEL, of the composite temperature;
+/// "all sensors" (TMPSEL Fh) is for setting only.
+fn threshold(cdw11: u32, set: bool) -> Result<usize, Status> {
+    let sensor = cdw11 >> 16 & 0xf;
+    let which = (cdw11 >> 20 & 3) as usize;
+    if which > 1 || !(sensor == 0 || set && sensor == 0xf) {
+        return Err(Status::INVALID_FIELD.dnr());
+    }
+    Ok(which)
+}

@@ -1,0 +1,117 @@
+//! Get Log Page (section 5.14).
+
+use slipway_nvme_spec::NSID_ALL;
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::event::EventType;
+use slipway_nvme_spec::log::{CHANGED_NAMESPACES_SIZE, Effects, FirmwareSlot, LogId};
+use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
+use slipway_nvme_spec::status::Status;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::identify::pad;
+use crate::controller::Controller;
+use crate::health::ERROR_ENTRIES;
+
+impl Controller {
+    pub(super) fn get_log_page(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
+        let (cdw10, cdw11) = (entry.dword(10), entry.dword(11));
+        let id = LogId(cdw10 as u8);
+        let retain = cdw10 >> 15 & 1 == 1;
+        let dwords = u64::from(cdw11 & 0xffff) << 16 | u64::from(cdw10 >> 16);
+        let offset = u64::from(entry.dword(13)) << 32 | u64::from(entry.dword(12));
+        // The length is checked before anything of that size is made.
+        let len = usize::try_from((dwords + 1) * 4).unwrap_or(usize::MAX);
+        if !offset.is_multiple_of(4) || len > self.limits.transfer as usize {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        let mut page = std::mem::take(&mut self.page);
+        page.clear();
+        let sent = self.fill_log(id, entry.nsid.get(), &mut page).and_then(|()| {
+            let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+            if offset > page.len() {
+                return Err(Status::INVALID_FIELD.dnr());
+            }
+            // What lies past the end of a log page is undefined; zeros tell nothing.
+            page.resize(page.len().max(offset + len), 0);
+            self.reply(entry, &page[offset..offset + len])
+        });
+        self.page = page;
+        sent?;
+        if !retain && let Some(kind) = event_type(id) {
+            self.events.log_read(kind);
+        }
+        Ok(0)
+    }
+
+    fn fill_log(&self, id: LogId, nsid: u32, page: &mut Vec<u8>) -> Result<(), Status> {
+        match id {
+            LogId::ErrorInformation => {
+                for error in self.health.newest_first() {
+                    page.extend_from_slice(error.as_bytes());
+                }
+                page.resize(ERROR_ENTRIES * 64, 0);
+            }
+            LogId::Health => {
+                // There is no SMART log per namespace (LPA bit 0).
+                if nsid != 0 && nsid != NSID_ALL {
+                    return Err(Status::INVALID_FIELD.dnr());
+                }
+                let log = self.health.log_page(self.features.warning(), self.powered());
+                page.extend_from_slice(log.as_bytes());
+            }
+            LogId::FirmwareSlot => {
+                let mut log = FirmwareSlot::new_zeroed();
+                log.active = 1;
+                pad(&mut log.revisions[0], &self.identity.firmware);
+                page.extend_from_slice(log.as_bytes());
+            }
+            // Namespaces do not change while a controller lives.
+            LogId::ChangedNamespaces => page.resize(CHANGED_NAMESPACES_SIZE, 0),
+            LogId::Effects => page.extend_from_slice(effects().as_bytes()),
+            _ => return Err(Status::INVALID_LOG_PAGE.dnr()),
+        }
+        Ok(())
+    }
+}
+
+/// The event type that reading a log unmasks (section 5.2.1).
+fn event_type(id: LogId) -> Option<EventType> {
+    match id {
+        LogId::ErrorInformation => Some(EventType::Error),
+        LogId::Health => Some(EventType::Health),
+        LogId::ChangedNamespaces => Some(EventType::Notice),
+        _ => None,
+    }
+}
+
+/// Section 5.14.1.5.
+fn effects() -> Box<Effects> {
+    let mut log = Box::new(Effects::new_zeroed());
+    let admin = [
+        AdminOpcode::DeleteSubmissionQueue,
+        AdminOpcode::CreateSubmissionQueue,
+        AdminOpcode::GetLogPage,
+        AdminOpcode::DeleteCompletionQueue,
+        AdminOpcode::CreateCompletionQueue,
+        AdminOpcode::Identify,
+        AdminOpcode::Abort,
+        AdminOpcode::SetFeatures,
+        AdminOpcode::GetFeatures,
+        AdminOpcode::AsynchronousEventRequest,
+        AdminOpcode::KeepAlive,
+    ];
+    for opcode in admin {
+        log.admin[usize::from(opcode.0)].set(Effects::SUPPORTED);
+    }
+    let io = [
+        (NvmOpcode::Flush, 0),
+        (NvmOpcode::Read, 0),
+        (NvmOpcode::Write, Effects::CONTENT),
+        (NvmOpcode::WriteZeroes, Effects::CONTENT),
+        (NvmOpcode::DatasetManagement, Effects::CONTENT),
+    ];
+    for (opcode, effect) in io {
+        log.io[usize::from(opcode.0)].set(Effects::SUPPORTED | effect);
+    }
+    log
+}

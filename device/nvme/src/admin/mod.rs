@@ -1,0 +1,103 @@
+//! Admin commands (section 5).
+
+pub(crate) mod features;
+mod identify;
+mod logs;
+mod queues;
+
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::opcode::AdminOpcode;
+use slipway_nvme_spec::status::Status;
+
+use crate::controller::Controller;
+use crate::events::EVENT_LIMIT;
+use crate::io::{Outcome, check_flags};
+
+/// Commands that Abort may handle at once, less one (ACL): it ends at once, so the number says
+/// little.
+pub(crate) const ABORT_LIMIT: u8 = 3;
+
+impl From<Result<u32, Status>> for Outcome {
+    fn from(result: Result<u32, Status>) -> Self {
+        match result {
+            Ok(result) => Self::Done(Status::SUCCESS, result),
+            Err(status) => Self::Done(status, 0),
+        }
+    }
+}
+
+impl Controller {
+    /// Carries out an admin command.
+    pub(crate) fn execute_admin(&mut self, entry: &SubmissionEntry) -> Outcome {
+        if let Err(status) = check_flags(entry) {
+            return status.into();
+        }
+        match AdminOpcode(entry.opcode) {
+            AdminOpcode::DeleteSubmissionQueue => self.delete_submission_queue(entry),
+            AdminOpcode::CreateSubmissionQueue => self.create_submission_queue(entry).into(),
+            AdminOpcode::GetLogPage => self.get_log_page(entry).into(),
+            AdminOpcode::DeleteCompletionQueue => self.delete_completion_queue(entry).into(),
+            AdminOpcode::CreateCompletionQueue => self.create_completion_queue(entry).into(),
+            AdminOpcode::Identify => self.identify(entry).into(),
+            AdminOpcode::Abort => self.abort(entry).into(),
+            AdminOpcode::SetFeatures => self.set_features(entry),
+            AdminOpcode::GetFeatures => self.get_features(entry).into(),
+            AdminOpcode::AsynchronousEventRequest => self.event_request(entry),
+            AdminOpcode::KeepAlive => self.keep_alive().into(),
+            _ => Status::INVALID_OPCODE.dnr().into(),
+        }
+    }
+
+    /// Keep Alive (section 5.16).
+    fn keep_alive(&mut self) -> Result<u32, Status> {
+        self.keep_alive_since = self.clock.now();
+        Ok(0)
+    }
+
+    /// Asynchronous Event Request (section 5.2). It holds no slot of the completion queue while it
+    /// waits: it may wait for ever.
+    fn event_request(&mut self, entry: &SubmissionEntry) -> Outcome {
+        if self.events.requests.len() >= EVENT_LIMIT {
+            return Status::EVENT_LIMIT_EXCEEDED.dnr().into();
+        }
+        self.events.requests.push_back(entry.id.get());
+        if let Some((submission, completion)) = self.queues.pair(0) {
+            submission.in_flight -= 1;
+            completion.reserved -= 1;
+        }
+        Outcome::Pending
+    }
+
+    /// Abort (section 5.1). Only Asynchronous Event Requests can be taken back; what a disk has
+    /// ends by itself. Bit 0 of the result: not aborted.
+    fn abort(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
+        const NOT_ABORTED: u32 = 1;
+        let (queue, id) = (entry.dword(10) as u16, (entry.dword(10) >> 16) as u16);
+        let slot = self.queues.completion(0).is_some_and(|queue| queue.free() > 0);
+        if self.queues.submission(queue).is_none() {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        if queue != 0 || !slot || !self.events.abort(id) {
+            return Ok(NOT_ABORTED);
+        }
+        self.post(0, id, Status::ABORT_REQUESTED, 0);
+        Ok(0)
+    }
+
+    /// Writes `data` to where the command's PRPs say.
+    fn reply(&mut self, entry: &SubmissionEntry, data: &[u8]) -> Result<(), Status> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let pointers = (entry.prp1.get(), entry.prp2.get());
+        self.walker.walk(&self.memory, self.registers.page_size(), pointers, data.len())?;
+        self.walker.write(&self.memory, data)
+    }
+
+    /// Reads the command's data.
+    fn payload(&mut self, entry: &SubmissionEntry, into: &mut [u8]) -> Result<(), Status> {
+        let pointers = (entry.prp1.get(), entry.prp2.get());
+        self.walker.walk(&self.memory, self.registers.page_size(), pointers, into.len())?;
+        self.walker.read(&self.memory, into)
+    }
+}

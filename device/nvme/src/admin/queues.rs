@@ -1,0 +1,114 @@
+//! Creation and deletion of I/O queues (sections 5.3 to 5.6).
+
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::prp::is_page_aligned;
+use slipway_nvme_spec::registers::{head_doorbell, tail_doorbell};
+use slipway_nvme_spec::status::Status;
+
+use crate::controller::Controller;
+use crate::io::Outcome;
+use crate::queue::{Cell, CompletionQueue, SubmissionQueue};
+
+/// PC: the queue is physically contiguous (dword 11 of both creations).
+const CONTIGUOUS: u32 = 1;
+/// IEN: the completion queue interrupts (dword 11).
+const INTERRUPTS: u32 = 1 << 1;
+
+impl Controller {
+    /// Create I/O Completion Queue (section 5.3).
+    pub(super) fn create_completion_queue(
+        &mut self,
+        entry: &SubmissionEntry,
+    ) -> Result<u32, Status> {
+        let (id, flags) = (entry.dword(10) as u16, entry.dword(11));
+        if !self.is_queue_id(id) || self.queues.completion(id).is_some() {
+            return Err(Status::INVALID_QUEUE_ID.dnr());
+        }
+        let shift = self.registers.configuration.completion_entry_shift();
+        let size = self.check_ring(entry, shift == 4)?;
+        let vector = (flags >> 16) as u16;
+        if usize::from(vector) >= self.interrupts.len() {
+            return Err(Status::INVALID_INTERRUPT_VECTOR.dnr());
+        }
+        let vector = (flags & INTERRUPTS != 0).then_some(vector);
+        let doorbell = Cell::new(&self.doorbells, head_doorbell(id));
+        let queue = CompletionQueue::new(id, entry.prp1.get(), size, vector, doorbell);
+        self.queues.add_completion(queue);
+        Ok(0)
+    }
+
+    /// Create I/O Submission Queue (section 5.4). Priorities mean nothing with round robin.
+    pub(super) fn create_submission_queue(
+        &mut self,
+        entry: &SubmissionEntry,
+    ) -> Result<u32, Status> {
+        let (id, completion) = (entry.dword(10) as u16, (entry.dword(11) >> 16) as u16);
+        if !self.is_queue_id(id) || self.queues.submission(id).is_some() {
+            return Err(Status::INVALID_QUEUE_ID.dnr());
+        }
+        if !self.is_queue_id(completion) {
+            return Err(Status::INVALID_QUEUE_ID.dnr());
+        }
+        if self.queues.completion(completion).is_none() {
+            return Err(Status::COMPLETION_QUEUE_INVALID.dnr());
+        }
+        let shift = self.registers.configuration.submission_entry_shift();
+        let size = self.check_ring(entry, shift == 6)?;
+        let doorbell = Cell::new(&self.doorbells, tail_doorbell(id));
+        let queue = SubmissionQueue::new(id, completion, entry.prp1.get(), size, doorbell);
+        self.queues.add_submission(queue);
+        Ok(0)
+    }
+
+    /// Delete I/O Submission Queue (section 5.6): entries that were not fetched are dropped, and
+    /// the command ends when those in flight have.
+    pub(super) fn delete_submission_queue(&mut self, entry: &SubmissionEntry) -> Outcome {
+        let id = entry.dword(10) as u16;
+        let queue = if id == 0 { None } else { self.queues.submission(id) };
+        let Some(queue) = queue.filter(|queue| queue.deleting.is_none()) else {
+            return Status::INVALID_QUEUE_ID.dnr().into();
+        };
+        queue.deleting = Some(entry.id.get());
+        if queue.in_flight == 0 {
+            self.finish_deletion(id);
+        }
+        Outcome::Pending
+    }
+
+    /// Delete I/O Completion Queue (section 5.5).
+    pub(super) fn delete_completion_queue(
+        &mut self,
+        entry: &SubmissionEntry,
+    ) -> Result<u32, Status> {
+        let id = entry.dword(10) as u16;
+        let queue = if id == 0 { None } else { self.queues.completion(id) };
+        match queue {
+            None => Err(Status::INVALID_QUEUE_ID.dnr()),
+            Some(queue) if queue.users > 0 => Err(Status::INVALID_QUEUE_DELETION.dnr()),
+            Some(_) => {
+                self.queues.remove_completion(id);
+                Ok(0)
+            }
+        }
+    }
+
+    /// Whether an I/O queue may have this number: the Number of Queues feature says how many.
+    fn is_queue_id(&self, id: u16) -> bool {
+        (1..=self.features.queue_pairs()).contains(&id)
+    }
+
+    /// What both creations check of size and place; gives the number of entries.
+    fn check_ring(&self, entry: &SubmissionEntry, entry_size: bool) -> Result<u32, Status> {
+        let size = (entry.dword(10) >> 16) + 1;
+        if size < 2 || size > u32::from(self.limits.queue_entries) || !entry_size {
+            return Err(Status::INVALID_QUEUE_SIZE.dnr());
+        }
+        if entry.dword(11) & CONTIGUOUS == 0 {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        if !is_page_aligned(entry.prp1.get(), self.registers.page_size()) {
+            return Err(Status::PRP_OFFSET_INVALID.dnr());
+        }
+        Ok(size)
+    }
+}

@@ -1,0 +1,310 @@
+//! The controller as a PCI function.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_block::Completion;
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::event::Event;
+use slipway_nvme_spec::log::ErrorEntry;
+use slipway_nvme_spec::registers::offset;
+use slipway_nvme_spec::status::Status;
+use slipway_pci::{
+    Access, Bar, ConfigEffect, ConfigSpace, Description, Doorbells, Function, Interrupt, Msix,
+    MsixLayout, Progress, StateError,
+};
+use slipway_ram::{Memory, Span};
+use slipway_telemetry::Clock;
+
+use crate::admin::features::Features;
+use crate::events::Events;
+use crate::health::Health;
+use crate::inflight::Inflight;
+use crate::lifecycle::{Phase, Shutdown};
+use crate::namespace::Namespaces;
+use crate::prp::Walker;
+use crate::queue::{InvalidDoorbell, Queues};
+use crate::registers::Registers;
+use crate::{BAR_SIZE, Identity, Limits, Parts, PartsError, doorbell_count};
+
+/// The page of BAR0 with doorbells and nothing else.
+const DOORBELL_PAGE: std::ops::Range<u64> = offset::DOORBELLS..0x2000;
+/// Where the MSI-X table lies: up to 256 vectors fit its page.
+const MSIX_TABLE: u64 = 0x2000;
+/// Where the MSI-X pending bits lie.
+const MSIX_PENDING: u64 = 0x3000;
+/// Most vectors whose table fits between table and pending bits.
+pub(crate) const MAX_VECTORS: usize = ((MSIX_PENDING - MSIX_TABLE) / 16) as usize;
+
+/// PCI identity. Drivers bind by class (01 08 02: mass storage, non-volatile memory, NVM Express;
+/// section 2.1.5), so the IDs need only be honest. 1af4:10f0 to 1af4:10ff are set aside by their
+/// vendor (Red Hat) for software devices that have no ID of their own; pretending to be somebody's
+/// product would get us that product's quirks.
+const PCI_IDENTITY: slipway_pci::Identity = slipway_pci::Identity {
+    vendor: 0x1af4,
+    device: 0x10f0,
+    subsystem_vendor: 0x1af4,
+    subsystem: 0x10f0,
+    class: 0x01_08_02,
+    revision: 1,
+};
+/// VID and SSVID, as Identify Controller repeats them.
+pub(crate) const PCI_VENDOR: u16 = PCI_IDENTITY.vendor;
+
+/// An NVMe controller; see the crate's head.
+///
+/// Before it is dropped its host quiesces it until that is true: disks then hold no guest memory.
+pub struct Controller {
+    description: Description,
+    pub(crate) pci: ConfigSpace,
+    pub(crate) msix: Msix,
+    pub(crate) memory: Memory,
+    pub(crate) interrupts: Vec<Interrupt>,
+    pub(crate) doorbells: Doorbells,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) identity: Identity,
+    pub(crate) limits: Limits,
+    pub(crate) namespaces: Namespaces,
+    pub(crate) registers: Registers,
+    pub(crate) phase: Phase,
+    pub(crate) shutdown: Shutdown,
+    pub(crate) queues: Queues,
+    pub(crate) features: Features,
+    pub(crate) events: Events,
+    pub(crate) health: Health,
+    /// When the controller was made, for power-on hours.
+    pub(crate) powered_since: Duration,
+    /// When the keep alive timer was started last.
+    pub(crate) keep_alive_since: Duration,
+    pub(crate) inflight: Inflight,
+    /// The submission queue that is looked at first next time.
+    pub(crate) turn: u16,
+    // Buffers that are kept from poll to poll, so that nothing is allocated in the steady state.
+    pub(crate) walker: Walker,
+    pub(crate) entries: Vec<SubmissionEntry>,
+    pub(crate) completions: Vec<Completion>,
+    pub(crate) spare_spans: Vec<Vec<Span>>,
+    pub(crate) page: Vec<u8>,
+}
+
+impl Controller {
+    /// Makes a controller as after power-on.
+    ///
+    /// # Errors
+    /// [`PartsError`] when the parts do not fit together.
+    pub fn new(parts: Parts) -> Result<Self, PartsError> {
+        parts.check()?;
+        let vectors = parts.interrupts.len();
+        let description = Description {
+            bars: vec![Bar {
+                index: 0,
+                size: BAR_SIZE,
+                wide: true,
+                doorbell_page: Some(DOORBELL_PAGE),
+            }],
+            vectors: vectors as u16,
+        };
+        let layout = MsixLayout::new(0, vectors as u16, MSIX_TABLE, MSIX_PENDING);
+        let powered_since = parts.clock.now();
+        Ok(Self {
+            pci: ConfigSpace::new(&PCI_IDENTITY, &description, Some(&layout)),
+            msix: Msix::new(layout),
+            description,
+            memory: parts.memory,
+            interrupts: parts.interrupts,
+            doorbells: parts.doorbells,
+            identity: parts.identity,
+            namespaces: Namespaces::new(parts.namespaces),
+            registers: Registers::new(parts.limits.queue_entries),
+            phase: Phase::Disabled,
+            shutdown: Shutdown::None,
+            queues: Queues::default(),
+            features: Features::new(parts.limits.queue_pairs, vectors, powered_since),
+            events: Events::default(),
+            health: Health::default(),
+            powered_since,
+            keep_alive_since: powered_since,
+            clock: parts.clock,
+            limits: parts.limits,
+            inflight: Inflight::default(),
+            turn: 0,
+            walker: Walker::default(),
+            entries: Vec::new(),
+            completions: Vec::new(),
+            spare_spans: Vec::new(),
+            page: Vec::new(),
+        })
+    }
+
+    /// Descriptors that become readable when a disk has completions and nobody polls: the host
+    /// watches them while it sleeps.
+    pub fn wake_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.namespaces.iter().filter_map(|namespace| namespace.disk.wake_descriptor())
+    }
+
+    /// Requests that disks work on.
+    pub fn requests_in_flight(&self) -> u32 {
+        self.inflight.requests()
+    }
+
+    /// Time powered on, in this process and before.
+    pub(crate) fn powered(&self) -> Duration {
+        let here = self.clock.now().saturating_sub(self.powered_since);
+        self.health.powered_before.saturating_add(here)
+    }
+
+    pub(crate) fn default_features(&self) -> Features {
+        Features::new(self.limits.queue_pairs, self.interrupts.len(), self.clock.now())
+    }
+
+    /// Writes a doorbell register (section 3.1, SQyTDBL and CQyHDBL).
+    fn ring(&mut self, at: u64, from: &[u8]) -> Access {
+        let Ok(value) = <[u8; 4]>::try_from(from) else { return Access::Refused };
+        if !at.is_multiple_of(4) {
+            return Access::Refused;
+        }
+        let index = (at / 4) as usize;
+        // A value that cannot be is noticed at once, even if a good one follows before the poll.
+        match self.store_doorbell(index, u32::from_le_bytes(value)) {
+            None if self.may_post() => self.invalid_doorbell(Event::INVALID_DOORBELL_REGISTER),
+            Some(Err(InvalidDoorbell)) => self.invalid_doorbell(Event::INVALID_DOORBELL_VALUE),
+            None | Some(Ok(())) => {}
+        }
+        Access::Done
+    }
+
+    /// Stores a doorbell value and lets its queue look at it. None: there is no such queue.
+    fn store_doorbell(&mut self, index: usize, value: u32) -> Option<Result<(), InvalidDoorbell>> {
+        let queue = u16::try_from(index / 2).ok()?;
+        if index.is_multiple_of(2) {
+            let queue = self.queues.submission(queue)?;
+            self.doorbells.store(index, value);
+            Some(queue.observe())
+        } else {
+            let queue = self.queues.completion(queue)?;
+            self.doorbells.store(index, value);
+            Some(queue.observe())
+        }
+    }
+
+    fn read_doorbell(&self, at: u64, into: &mut [u8]) {
+        let cells = doorbell_count(self.limits.queue_pairs);
+        for (at, byte) in (at..).zip(into) {
+            let index = (at / 4) as usize;
+            let value = if index < cells { self.doorbells.load(index) } else { 0 };
+            *byte = value.to_le_bytes()[at as usize % 4];
+        }
+    }
+
+    /// When the keep alive timer runs out; None when it is off (section 7.12).
+    fn keep_alive_deadline(&self) -> Option<Duration> {
+        let timeout = self.features.keep_alive()?;
+        self.is_running().then(|| self.keep_alive_since + timeout)
+    }
+
+    fn check_keep_alive(&mut self) {
+        if self.keep_alive_deadline().is_some_and(|deadline| self.clock.now() >= deadline) {
+            let none = ErrorEntry::NO_COMMAND;
+            self.health.log(ErrorEntry::new(0, none, Status::KEEP_ALIVE_EXPIRED));
+            self.fail();
+        }
+    }
+}
+
+impl Function for Controller {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        self.pci.read(offset, into);
+    }
+
+    fn config_write(&mut self, offset: u16, from: &[u8]) {
+        match self.pci.write(offset, from) {
+            ConfigEffect::None => {}
+            ConfigEffect::FunctionLevelReset => self.reset(),
+        }
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
+        match (bar, offset) {
+            (0, 0..offset::DOORBELLS) => self.registers.read(offset, into),
+            (0, offset::DOORBELLS..MSIX_TABLE) => {
+                self.read_doorbell(offset - offset::DOORBELLS, into);
+            }
+            (0, MSIX_TABLE..BAR_SIZE) => {
+                if self.msix.read(bar, offset, into) != Access::Done {
+                    into.fill(0);
+                }
+            }
+            _ => return Access::Refused,
+        }
+        Access::Done
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
+        match (bar, offset) {
+            (0, 0..offset::DOORBELLS) => {
+                let old = self.registers.configuration;
+                let access = self.registers.write(offset, from);
+                self.configured(old);
+                access
+            }
+            (0, offset::DOORBELLS..MSIX_TABLE) => self.ring(offset - offset::DOORBELLS, from),
+            (0, MSIX_TABLE..BAR_SIZE) => {
+                // Between table and pending bits is nothing: writes are dropped.
+                let _ = self.msix.write(bar, offset, from);
+                Access::Done
+            }
+            _ => Access::Refused,
+        }
+    }
+
+    fn poll(&mut self) -> Progress {
+        let mut busy = self.advance();
+        if self.is_running() {
+            busy |= self.fetch_all();
+        }
+        busy |= self.drive_disks();
+        if self.is_running() {
+            busy |= self.deliver_events();
+            self.check_keep_alive();
+        }
+        self.signal();
+        if busy { Progress::Busy } else { Progress::Idle(self.keep_alive_deadline()) }
+    }
+
+    fn reset(&mut self) {
+        if self.phase == Phase::Enabled && self.shutdown != Shutdown::Complete {
+            self.health.unsafe_shutdowns += 1;
+        }
+        self.begin_reset();
+        self.shutdown = Shutdown::None;
+        self.registers = Registers::new(self.limits.queue_entries);
+        self.doorbells.clear();
+        self.pci.reset();
+        self.msix.reset();
+    }
+
+    fn quiesce(&mut self) -> bool {
+        // Commands that disks have must end, and their completions go to the guest: it waits for
+        // them. No other command is started.
+        self.drive_disks();
+        self.signal();
+        self.inflight.is_empty()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        crate::state::save(self)
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let restored = crate::state::restore(self, state);
+        if restored.is_err() {
+            self.reset();
+        }
+        restored
+    }
+}

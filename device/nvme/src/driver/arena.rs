@@ -1,0 +1,87 @@
+//! Memory for DMA.
+
+use std::collections::BTreeMap;
+
+use slipway_ram::Memory;
+
+use super::DriverError;
+
+/// Bytes of a memory page, as the driver sets CC.MPS.
+const PAGE: u64 = 4096;
+
+/// Hands out page-aligned pieces of a range that driver and controller both reach.
+pub struct Arena {
+    memory: Memory,
+    next: u64,
+    end: u64,
+    /// Released pieces, by size.
+    released: BTreeMap<u64, Vec<u64>>,
+}
+
+impl Arena {
+    /// The `len` bytes of `memory` at page-aligned address `base`.
+    pub fn new(memory: Memory, base: u64, len: u64) -> Self {
+        Self { memory, next: base, end: base + len, released: BTreeMap::new() }
+    }
+
+    /// The memory behind it.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The address of `len` zeroed bytes, page-aligned.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`] when nothing is left.
+    pub fn allocate(&mut self, len: usize) -> Result<u64, DriverError> {
+        let size = (len as u64).next_multiple_of(PAGE);
+        let again = self.released.get_mut(&size).and_then(Vec::pop);
+        let at = match again {
+            Some(at) => at,
+            None if self.end - self.next >= size => {
+                self.next += size;
+                self.next - size
+            }
+            None => return Err(DriverError::Memory),
+        };
+        self.memory.write(at, &vec![0; size as usize])?;
+        Ok(at)
+    }
+
+    /// Gives back what [`Arena::allocate`] gave for `len`.
+    pub fn release(&mut self, at: u64, len: usize) {
+        let size = (len as u64).next_multiple_of(PAGE);
+        self.released.entry(size).or_default().push(at);
+    }
+
+    /// PRP1 and PRP2 (section 4.3) for `len` contiguous bytes at `address`; writes a list, or a
+    /// chain of lists, where two entries do not do.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`] when nothing is left for a list.
+    pub fn point(&mut self, address: u64, len: usize) -> Result<(u64, u64), DriverError> {
+        let first = PAGE - address % PAGE;
+        let left = (len as u64).saturating_sub(first);
+        let pages: Vec<u64> =
+            (0..left.div_ceil(PAGE)).map(|page| address + first + page * PAGE).collect();
+        match pages.as_slice() {
+            [] => Ok((address, 0)),
+            [second] => Ok((address, *second)),
+            more => Ok((address, self.list(more)?)),
+        }
+    }
+
+    /// Writes PRP lists that name `pages`; gives the first list.
+    fn list(&mut self, pages: &[u64]) -> Result<u64, DriverError> {
+        const ENTRIES: usize = PAGE as usize / 8;
+        let list = self.allocate(PAGE as usize)?;
+        let (here, rest) =
+            if pages.len() > ENTRIES { pages.split_at(ENTRIES - 1) } else { (pages, &[][..]) };
+        let mut bytes: Vec<u8> = here.iter().flat_map(|page| page.to_le_bytes()).collect();
+        if !rest.is_empty() {
+            bytes.extend_from_slice(&self.list(rest)?.to_le_bytes());
+        }
+        self.memory.write(list, &bytes)?;
+        Ok(list)
+    }
+}

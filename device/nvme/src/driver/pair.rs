@@ -1,0 +1,105 @@
+//! The host's side of a queue pair.
+
+use slipway_nvme_spec::command::{
+    COMPLETION_ENTRY, CompletionEntry, SUBMISSION_ENTRY, SubmissionEntry,
+};
+use slipway_nvme_spec::registers::{head_doorbell, tail_doorbell};
+use slipway_ram::Memory;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::{Arena, DriverError, RegisterAccess};
+
+/// A submission queue with a completion queue of the same number and size.
+pub struct QueuePair {
+    id: u16,
+    entries: u32,
+    /// Where the submission queue lies.
+    pub submission: u64,
+    /// Where the completion queue lies.
+    pub completion: u64,
+    tail: u32,
+    head: u32,
+    phase: bool,
+    /// Command IDs that are free.
+    free: Vec<u16>,
+}
+
+impl QueuePair {
+    /// Queues with `entries` (2 to 4096) entries in memory of `arena`; `entries - 1` commands can
+    /// be in flight.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`].
+    pub fn new(id: u16, entries: u16, arena: &mut Arena) -> Result<Self, DriverError> {
+        Ok(Self {
+            id,
+            entries: entries.into(),
+            submission: arena.allocate(usize::from(entries) * SUBMISSION_ENTRY)?,
+            completion: arena.allocate(usize::from(entries) * COMPLETION_ENTRY)?,
+            tail: 0,
+            head: 0,
+            phase: true,
+            free: (0..entries - 1).rev().collect(),
+        })
+    }
+
+    /// Commands in flight.
+    pub fn in_flight(&self) -> usize {
+        self.entries as usize - 1 - self.free.len()
+    }
+
+    /// Writes `command` into the queue under a free ID, and gives that. Does not ring.
+    ///
+    /// # Errors
+    /// [`DriverError::Queue`] when the queue is full.
+    pub fn push(
+        &mut self,
+        memory: &Memory,
+        mut command: SubmissionEntry,
+    ) -> Result<u16, DriverError> {
+        let id = self.free.pop().ok_or(DriverError::Queue(self.id))?;
+        command.id.set(id);
+        let at = self.submission + u64::from(self.tail) * SUBMISSION_ENTRY as u64;
+        memory.write(at, command.as_bytes())?;
+        self.tail = (self.tail + 1) % self.entries;
+        Ok(id)
+    }
+
+    /// Tells the controller of what was pushed.
+    ///
+    /// # Errors
+    /// [`DriverError::Access`].
+    pub fn ring_tail(&self, registers: &mut impl RegisterAccess) -> Result<(), DriverError> {
+        registers.ring(tail_doorbell(self.id), self.tail)
+    }
+
+    /// Takes a completion off the queue. Does not ring.
+    ///
+    /// # Errors
+    /// [`DriverError::Fault`].
+    pub fn pop(&mut self, memory: &Memory) -> Result<Option<CompletionEntry>, DriverError> {
+        let at = self.completion + u64::from(self.head) * COMPLETION_ENTRY as u64;
+        // The acquire load pairs with the controller's release store of the same dword.
+        let last = memory.load_u32(at + CompletionEntry::PHASE_DWORD as u64)?;
+        if (last >> 16 & 1 == 1) != self.phase {
+            return Ok(None);
+        }
+        let mut entry = CompletionEntry::new_zeroed();
+        memory.read(at, entry.as_mut_bytes())?;
+        self.head += 1;
+        if self.head == self.entries {
+            self.head = 0;
+            self.phase = !self.phase;
+        }
+        self.free.push(entry.id.get());
+        Ok(Some(entry))
+    }
+
+    /// Tells the controller of what was popped.
+    ///
+    /// # Errors
+    /// [`DriverError::Access`].
+    pub fn ring_head(&self, registers: &mut impl RegisterAccess) -> Result<(), DriverError> {
+        registers.ring(head_doorbell(self.id), self.head)
+    }
+}

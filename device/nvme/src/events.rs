@@ -1,0 +1,70 @@
+//! Asynchronous events (section 5.2).
+
+use std::collections::VecDeque;
+
+use slipway_nvme_spec::event::{Event, EventType};
+
+/// Asynchronous Event Requests that may be outstanding (AERL is one less).
+pub(crate) const EVENT_LIMIT: usize = 4;
+
+/// Events to report and requests to report them with.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    /// Command IDs of outstanding requests, oldest first.
+    pub requests: VecDeque<u16>,
+    /// Events not reported yet, each once: as there are few kinds, this is short.
+    pub waiting: VecDeque<Event>,
+    /// Types that are masked until their log is read; a bit each.
+    pub masked: u8,
+}
+
+impl Events {
+    /// Every event that there can be.
+    pub const KNOWN: [Event; 4] = [
+        Event::INVALID_DOORBELL_REGISTER,
+        Event::INVALID_DOORBELL_VALUE,
+        Event::TEMPERATURE,
+        Event::NAMESPACE_CHANGED,
+    ];
+
+    /// An event happened. The same event twice before it is reported is one.
+    pub fn raise(&mut self, event: Event) {
+        if !self.waiting.contains(&event) {
+            self.waiting.push_back(event);
+        }
+    }
+
+    /// Whether an event could be reported now.
+    pub fn is_ready(&self) -> bool {
+        !self.requests.is_empty() && self.next().is_some()
+    }
+
+    /// Takes a request and the event that ends it, and masks the event's type.
+    pub fn take(&mut self) -> Option<(u16, Event)> {
+        let at = self.next()?;
+        let id = self.requests.pop_front()?;
+        let event = self.waiting.remove(at)?;
+        self.masked |= bit(event.kind);
+        Some((id, event))
+    }
+
+    /// A log page was read without Retain Asynchronous Event: its type may report again
+    /// (section 5.14, RAE).
+    pub fn log_read(&mut self, kind: EventType) {
+        self.masked &= !bit(kind);
+    }
+
+    /// Takes the outstanding request `id` back.
+    pub fn abort(&mut self, id: u16) -> bool {
+        let at = self.requests.iter().position(|request| *request == id);
+        at.and_then(|at| self.requests.remove(at)).is_some()
+    }
+
+    fn next(&self) -> Option<usize> {
+        self.waiting.iter().position(|event| self.masked & bit(event.kind) == 0)
+    }
+}
+
+fn bit(kind: EventType) -> u8 {
+    1 << (kind.0 & 7)
+}

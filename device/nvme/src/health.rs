@@ -1,0 +1,94 @@
+//! Counters of the SMART / Health log and the Error Information log (section 5.14.1).
+
+use std::time::Duration;
+
+use slipway_nvme_spec::log::{self, ErrorEntry};
+use zerocopy::FromZeros;
+
+use crate::inflight::{Command, Kind};
+
+/// Entries of the Error Information log (ELPE is one less).
+pub(crate) const ERROR_ENTRIES: usize = 64;
+/// A software device has no temperature. It reports one that no threshold minds: 25 °C in kelvins.
+pub(crate) const TEMPERATURE: u16 = 298;
+
+/// Counters since the device was made; they outlive resets.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Health {
+    /// Units of 512 bytes.
+    pub sectors_read: u64,
+    /// Units of 512 bytes.
+    pub sectors_written: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub unsafe_shutdowns: u64,
+    pub media_errors: u64,
+    /// Errors ever; the newest `ERROR_ENTRIES` are kept.
+    pub errors: u64,
+    /// Ring of errors: number `n` (from 1 on) lies at `(n - 1) % ERROR_ENTRIES`.
+    pub entries: Vec<ErrorEntry>,
+    /// Time powered on before this process took over.
+    pub powered_before: Duration,
+}
+
+impl Health {
+    /// Counts a finished command.
+    pub fn count(&mut self, command: &Command) {
+        let media = command.status.code() >> 8 == 2;
+        self.media_errors += u64::from(media);
+        let sectors = if command.status.is_success() { command.bytes / 512 } else { 0 };
+        match command.kind {
+            Kind::Read => {
+                self.reads += 1;
+                self.sectors_read += sectors;
+            }
+            Kind::Write => {
+                self.writes += 1;
+                self.sectors_written += sectors;
+            }
+            Kind::Other => {}
+        }
+    }
+
+    /// Adds `entry` to the Error Information log; its number is set here.
+    pub fn log(&mut self, mut entry: ErrorEntry) {
+        let at = (self.errors % ERROR_ENTRIES as u64) as usize;
+        self.errors += 1;
+        entry.count.set(self.errors);
+        match self.entries.get_mut(at) {
+            Some(place) => *place = entry,
+            None => self.entries.push(entry),
+        }
+    }
+
+    /// The Error Information log, newest first.
+    pub fn newest_first(&self) -> impl Iterator<Item = &ErrorEntry> {
+        let newest = (self.errors % ERROR_ENTRIES as u64) as usize;
+        let (new, old) = self.entries.split_at(newest.min(self.entries.len()));
+        new.iter().rev().chain(old.iter().rev())
+    }
+
+    /// The SMART / Health log (section 5.14.1.2) with `warning` as Critical Warning, after `powered`
+    /// time in all.
+    pub fn log_page(&self, warning: u8, powered: Duration) -> log::Health {
+        let mut page = log::Health::new_zeroed();
+        page.warning = warning;
+        page.temperature.set(TEMPERATURE);
+        page.spare = 100;
+        page.spare_threshold = 10;
+        page.units_read = wide(self.sectors_read.div_ceil(1000));
+        page.units_written = wide(self.sectors_written.div_ceil(1000));
+        page.reads = wide(self.reads);
+        page.writes = wide(self.writes);
+        page.power_cycles = wide(1);
+        page.hours = wide(powered.as_secs() / 3600);
+        page.unsafe_shutdowns = wide(self.unsafe_shutdowns);
+        page.media_errors = wide(self.media_errors);
+        page.error_entries = wide(self.errors);
+        page
+    }
+}
+
+fn wide(value: u64) -> [u8; 16] {
+    u128::from(value).to_le_bytes()
+}

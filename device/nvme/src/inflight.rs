@@ -1,0 +1,120 @@
+//! Commands that disks work on, by tag.
+
+use slipway_nvme_spec::status::Status;
+use slipway_ram::Span;
+
+use crate::prp::Run;
+
+/// What a command does, as far as its end is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    /// Flush, Write Zeroes, Dataset Management: changes or nothing, and no data moves.
+    Other,
+}
+
+/// Message-only memory is not lent to a disk: the data passes through this buffer.
+pub(crate) struct Bounce {
+    pub buffer: Span,
+    pub runs: Vec<Run>,
+}
+
+/// A command in flight.
+pub(crate) struct Command {
+    /// Its submission queue; None when its end is nobody's concern any more: after a reset, or for
+    /// the flush of a shutdown.
+    pub queue: Option<u16>,
+    /// CID.
+    pub id: u16,
+    pub kind: Kind,
+    pub nsid: u32,
+    pub lba: u64,
+    /// Bytes of the disk that it reads or changes.
+    pub bytes: u64,
+    /// The first error of its parts.
+    pub status: Status,
+    /// Disk requests that have not ended.
+    pub parts: u32,
+    pub bounce: Option<Box<Bounce>>,
+}
+
+/// A slab of commands. Places are used again, so that nothing is allocated in the steady state.
+#[derive(Default)]
+pub(crate) struct Inflight {
+    slots: Vec<Option<Command>>,
+    free: Vec<u32>,
+    requests: u32,
+    bytes: u64,
+}
+
+impl Inflight {
+    /// Disk requests in flight.
+    pub fn requests(&self) -> u32 {
+        self.requests
+    }
+
+    /// Bytes that the commands in flight read or change: what a poll may still copy, and what
+    /// bounce buffers may hold.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether no command is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.requests == 0
+    }
+
+    /// Keeps `command` and gives its slot; the command has `parts` requests, at least 1.
+    pub fn insert(&mut self, command: Command) -> u32 {
+        debug_assert!(command.parts > 0);
+        self.requests += command.parts;
+        self.bytes += command.bytes;
+        match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = Some(command);
+                slot
+            }
+            None => {
+                self.slots.push(Some(command));
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    /// The tag of part `part` of the command in `slot`.
+    pub fn tag(slot: u32, part: u32) -> u64 {
+        u64::from(part) << 32 | u64::from(slot)
+    }
+
+    /// Ends one part of the command that `tag` names, with `status`. Gives the command with its
+    /// last part, and nothing for a tag that is not in flight.
+    pub fn end_part(&mut self, tag: u64, status: Status) -> Option<Command> {
+        let slot = tag as u32;
+        let place = self.slots.get_mut(slot as usize)?;
+        let command = place.as_mut()?;
+        command.parts -= 1;
+        self.requests -= 1;
+        if command.status.is_success() {
+            command.status = status;
+        }
+        if command.parts > 0 {
+            return None;
+        }
+        self.bytes -= command.bytes;
+        self.free.push(slot);
+        place.take()
+    }
+
+    /// Whose kind the command of `tag` is.
+    pub fn kind(&self, tag: u64) -> Option<Kind> {
+        Some(self.slots.get(tag as u32 as usize)?.as_ref()?.kind)
+    }
+
+    /// From now on the end of every command is nobody's concern.
+    pub fn orphan_all(&mut self) {
+        for command in self.slots.iter_mut().flatten() {
+            command.queue = None;
+        }
+    }
+}

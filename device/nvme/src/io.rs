@@ -1,0 +1,313 @@
+//! Commands of the NVM command set (section 6).
+//!
+//! Each decides on the private copy of its entry and either ends at once, with a status, or leaves
+//! requests with its namespaces and a command in flight.
+
+use slipway_block::{DiskError, Operation, Request};
+use slipway_nvme_spec::NSID_ALL;
+use slipway_nvme_spec::command::{DatasetRange, MAX_DATASET_RANGES, SubmissionEntry};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_nvme_spec::status::Status;
+use slipway_ram::{Access, Fault, Span};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::controller::Controller;
+use crate::inflight::{Bounce, Command, Inflight, Kind};
+use crate::prp::Run;
+
+/// How a command went on.
+pub(crate) enum Outcome {
+    /// It ended: status and dword 0 of the completion.
+    Done(Status, u32),
+    /// It ends later.
+    Pending,
+}
+
+impl From<Status> for Outcome {
+    fn from(status: Status) -> Self {
+        Self::Done(status, 0)
+    }
+}
+
+/// Checks that every command has in common (section 4.2).
+pub(crate) fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
+    // Fused commands (FUSES is 0) and SGLs (SGLS is 0) are not supported.
+    if entry.fuse() != 0 || entry.data_pointer_type() != 0 {
+        return Err(Status::INVALID_FIELD.dnr());
+    }
+    Ok(())
+}
+
+/// The status that a disk's error becomes (section 4.6.1.2). Linux turns Capacity Exceeded into
+/// ENOSPC and media errors into EIO.
+pub(crate) fn disk_status(result: Result<(), DiskError>, kind: Kind) -> Status {
+    match result {
+        Ok(()) => Status::SUCCESS,
+        Err(DiskError::OutOfRange) => Status::LBA_OUT_OF_RANGE.dnr(),
+        Err(DiskError::ReadOnly) => Status::WRITE_PROTECTED.dnr(),
+        Err(DiskError::NoSpace) => Status::CAPACITY_EXCEEDED.dnr(),
+        Err(DiskError::Memory(_)) => Status::DATA_TRANSFER_ERROR,
+        Err(DiskError::Unsupported) => Status::INVALID_OPCODE.dnr(),
+        Err(DiskError::Io(_)) if kind == Kind::Read => Status::UNRECOVERED_READ_ERROR,
+        Err(DiskError::Io(_)) => Status::WRITE_FAULT,
+    }
+}
+
+impl Controller {
+    /// Starts an I/O command of submission queue `queue`.
+    pub(crate) fn execute_io(&mut self, queue: u16, entry: &SubmissionEntry) -> Outcome {
+        let started = check_flags(entry).and_then(|()| match NvmOpcode(entry.opcode) {
+            NvmOpcode::Read => self.transfer(queue, entry, Kind::Read),
+            NvmOpcode::Write => self.transfer(queue, entry, Kind::Write),
+            NvmOpcode::Flush => self.flush(queue, entry),
+            NvmOpcode::WriteZeroes => self.write_zeroes(queue, entry),
+            NvmOpcode::DatasetManagement => self.dataset_management(queue, entry),
+            _ => Err(Status::INVALID_OPCODE.dnr()),
+        });
+        match started {
+            Ok(()) => Outcome::Pending,
+            Err(status) => status.into(),
+        }
+    }
+
+    /// Read (section 6.9) and Write (section 6.15). Limited Retry and hints are ignored.
+    fn transfer(&mut self, queue: u16, entry: &SubmissionEntry, kind: Kind) -> Result<(), Status> {
+        let (lba, blocks) = (entry.starting_lba(), entry.block_count());
+        let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, kind == Kind::Write)?;
+        let bytes = blocks as usize * block_size as usize;
+        if bytes > self.limits.transfer as usize {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        let pointers = (entry.prp1.get(), entry.prp2.get());
+        self.walker.walk(&self.memory, self.registers.page_size(), pointers, bytes)?;
+        let mut spans = self.spare_spans.pop().unwrap_or_default();
+        let bounce = match self.lend(kind, bytes, &mut spans) {
+            Ok(bounce) => bounce,
+            Err(status) => {
+                self.recycle(spans);
+                return Err(status);
+            }
+        };
+        let operation = if kind == Kind::Read { Operation::Read } else { Operation::Write };
+        let durable = kind == Kind::Write && self.is_durable(entry);
+        let command = Command { bytes: bytes as u64, bounce, ..command(queue, entry, kind) };
+        let tag = Inflight::tag(self.inflight.insert(command), 0);
+        let request = Request { tag, operation, lba, blocks, spans, durable };
+        self.request(entry.nsid.get(), request);
+        Ok(())
+    }
+
+    /// Pins the places that the walker found, or makes a bounce buffer when some of them are
+    /// message-only. A write's data is in the bounce buffer afterwards.
+    fn lend(
+        &mut self,
+        kind: Kind,
+        bytes: usize,
+        spans: &mut Vec<Span>,
+    ) -> Result<Option<Box<Bounce>>, Status> {
+        let access = if kind == Kind::Read { Access::Write } else { Access::Read };
+        let pin = |run: &Run| self.memory.pin(run.address, run.len, access, spans);
+        match self.walker.runs.iter().try_for_each(pin) {
+            Ok(()) => return Ok(None),
+            Err(Fault::Remote { .. }) => spans.clear(),
+            Err(_) => return Err(Status::DATA_TRANSFER_ERROR),
+        }
+        let buffer = Span::heap(bytes);
+        if kind == Kind::Write {
+            let mut data = vec![0; bytes];
+            self.walker.read(&self.memory, &mut data)?;
+            buffer.write(0, &data).map_err(|_| Status::INTERNAL_ERROR)?;
+        }
+        spans.push(buffer.clone());
+        Ok(Some(Box::new(Bounce { buffer, runs: self.walker.runs.clone() })))
+    }
+
+    /// Flush (section 6.8), of one namespace or of all (VWC says so).
+    fn flush(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+        let nsid = entry.nsid.get();
+        if nsid == NSID_ALL {
+            return match self.flush_all(queue, entry) {
+                Outcome::Done(status, _) => Err(status),
+                Outcome::Pending => Ok(()),
+            };
+        }
+        self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let slot = self.inflight.insert(command(queue, entry, Kind::Other));
+        self.flush_parts(nsid, slot);
+        Ok(())
+    }
+
+    /// Ends the command when every namespace is flushed.
+    pub(crate) fn flush_all(&mut self, queue: u16, entry: &SubmissionEntry) -> Outcome {
+        let parts = self.namespaces.iter().count() as u32;
+        if parts == 0 {
+            return Status::SUCCESS.into();
+        }
+        let slot = self.inflight.insert(Command { parts, ..command(queue, entry, Kind::Other) });
+        self.flush_parts(NSID_ALL, slot);
+        Outcome::Pending
+    }
+
+    /// Leaves a flush with `nsid` or with every namespace, as parts of the command in `slot`.
+    pub(crate) fn flush_parts(&mut self, nsid: u32, slot: u32) {
+        let chosen = self.namespaces.iter_mut().filter(|one| nsid == NSID_ALL || one.nsid == nsid);
+        for (part, namespace) in chosen.enumerate() {
+            let tag = Inflight::tag(slot, part as u32);
+            namespace.requests.push(plain(tag, Operation::Flush, 0, 0, false));
+        }
+    }
+
+    /// Write Zeroes (section 6.17). No data moves, so MDTS does not limit it.
+    fn write_zeroes(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+        let (lba, blocks) = (entry.starting_lba(), entry.block_count());
+        let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, true)?;
+        // Discarded blocks read as zeros (DLFEAT), so Deallocate may take the cheaper way.
+        let operation =
+            if entry.deallocate() { Operation::Discard } else { Operation::WriteZeroes };
+        let bytes = u64::from(blocks) * u64::from(block_size);
+        let slot = self.inflight.insert(Command { bytes, ..command(queue, entry, Kind::Other) });
+        let durable = self.is_durable(entry);
+        let request = plain(Inflight::tag(slot, 0), operation, lba, blocks, durable);
+        self.request(entry.nsid.get(), request);
+        Ok(())
+    }
+
+    /// Dataset Management (section 6.7): Deallocate is done, the other attributes are hints.
+    fn dataset_management(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+        const DEALLOCATE: u32 = 1 << 2;
+        let nsid = entry.nsid.get();
+        let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        if entry.dword(11) & DEALLOCATE == 0 {
+            return Err(Status::SUCCESS);
+        }
+        if namespace.geometry.read_only {
+            return Err(Status::WRITE_PROTECTED.dnr());
+        }
+        let geometry = namespace.geometry;
+        let mut ranges = [DatasetRange::new_zeroed(); MAX_DATASET_RANGES];
+        let ranges = &mut ranges[..(entry.dword(10) & 0xff) as usize + 1];
+        let pointers = (entry.prp1.get(), entry.prp2.get());
+        let page = self.registers.page_size();
+        self.walker.walk(&self.memory, page, pointers, size_of_val(ranges))?;
+        self.walker.read(&self.memory, ranges.as_mut_bytes())?;
+        let inside =
+            |range: &DatasetRange| geometry.holds(range.lba.get(), u64::from(range.blocks.get()));
+        if !ranges.iter().all(inside) {
+            return Err(Status::LBA_OUT_OF_RANGE.dnr());
+        }
+        let ranges = join(ranges);
+        if ranges.is_empty() {
+            return Err(Status::SUCCESS);
+        }
+        let blocks: u64 = ranges.iter().map(|range| u64::from(range.blocks.get())).sum();
+        let bytes = blocks * u64::from(geometry.block_size);
+        let parts = ranges.len() as u32;
+        let started = Command { parts, bytes, ..command(queue, entry, Kind::Other) };
+        let slot = self.inflight.insert(started);
+        for (part, range) in ranges.iter().enumerate() {
+            let tag = Inflight::tag(slot, part as u32);
+            let (lba, blocks) = (range.lba.get(), range.blocks.get());
+            self.request(nsid, plain(tag, Operation::Discard, lba, blocks, false));
+        }
+        Ok(())
+    }
+
+    /// Checks namespace and blocks; gives the block size in bytes.
+    fn check_blocks(&self, nsid: u32, lba: u64, blocks: u32, write: bool) -> Result<u32, Status> {
+        let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        if !namespace.geometry.holds(lba, u64::from(blocks)) {
+            return Err(Status::LBA_OUT_OF_RANGE.dnr());
+        }
+        if write && namespace.geometry.read_only {
+            return Err(Status::WRITE_PROTECTED.dnr());
+        }
+        Ok(namespace.geometry.block_size)
+    }
+
+    /// Force Unit Access, or no volatile write cache (section 5.21.1.6).
+    fn is_durable(&self, entry: &SubmissionEntry) -> bool {
+        entry.force_unit_access() || !self.features.write_cache()
+    }
+
+    /// Leaves `request` with its namespace, which has been checked to be there.
+    fn request(&mut self, nsid: u32, request: Request) {
+        if let Some(namespace) = self.namespaces.get_mut(nsid) {
+            namespace.requests.push(request);
+        }
+    }
+}
+
+/// A command of one part and without data.
+fn command(queue: u16, entry: &SubmissionEntry, kind: Kind) -> Command {
+    Command {
+        queue: Some(queue),
+        id: entry.id.get(),
+        kind,
+        nsid: entry.nsid.get(),
+        lba: entry.starting_lba(),
+        bytes: 0,
+        status: Status::SUCCESS,
+        parts: 1,
+        bounce: None,
+    }
+}
+
+/// Sorts ranges, which lie on the disk, and joins them so that none is empty and no block is in
+/// two: a command names each block of the disk at most once, however often its host wrote it down.
+fn join(ranges: &mut [DatasetRange]) -> &[DatasetRange] {
+    let end = |range: &DatasetRange| range.lba.get() + u64::from(range.blocks.get());
+    ranges.sort_unstable_by_key(|range| range.lba.get());
+    let mut kept = 0;
+    let mut covered = 0;
+    for at in 0..ranges.len() {
+        let (from, to) = (ranges[at].lba.get().max(covered), end(&ranges[at]));
+        if from >= to {
+            continue;
+        }
+        let touches = kept > 0 && from == covered;
+        let joined = touches.then(|| to - ranges[kept - 1].lba.get());
+        match joined.and_then(|blocks| u32::try_from(blocks).ok()) {
+            Some(blocks) => ranges[kept - 1].blocks = blocks.into(),
+            None => {
+                ranges[kept].lba = from.into();
+                // No longer than the range that it is the rest of.
+                ranges[kept].blocks = ((to - from) as u32).into();
+                kept += 1;
+            }
+        }
+        covered = to;
+    }
+    &ranges[..kept]
+}
+
+/// A request without data.
+fn plain(tag: u64, operation: Operation, lba: u64, blocks: u32, durable: bool) -> Request {
+    Request { tag, operation, lba, blocks, spans: Vec::new(), durable }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(ranges: &[(u64, u32)]) -> Vec<(u64, u32)> {
+        let range = |(lba, blocks): &(u64, u32)| DatasetRange {
+            lba: (*lba).into(),
+            blocks: (*blocks).into(),
+            ..DatasetRange::default()
+        };
+        let mut ranges: Vec<_> = ranges.iter().map(range).collect();
+        join(&mut ranges).iter().map(|range| (range.lba.get(), range.blocks.get())).collect()
+    }
+
+    #[test]
+    fn ranges_are_sorted_joined_and_never_overlap() {
+        assert_eq!(joined(&[]), []);
+        assert_eq!(joined(&[(5, 0), (0, 0)]), []);
+        assert_eq!(joined(&[(0, 100); 256]), [(0, 100)]);
+        assert_eq!(joined(&[(8, 4), (0, 8), (20, 1)]), [(0, 12), (20, 1)]);
+        assert_eq!(joined(&[(0, 10), (2, 3), (5, 10)]), [(0, 15)]);
+        // Longer than a range can say: a second one goes on where the first ends.
+        let most = u32::MAX;
+        assert_eq!(joined(&[(0, most), (1, most)]), [(0, most), (u64::from(most), 1)]);
+    }
+}

@@ -1,0 +1,73 @@
+//! An NVMe controller: a PCI function that connects namespaces (disks) to a guest.
+//!
+//! It follows *NVM Express Base Specification, Revision 1.4*; section numbers in this crate are of
+//! that document. It serves Linux's and SPDK's drivers: PRPs, MSI-X, up to 64 I/O queue pairs of
+//! up to 1,024 entries, several namespaces, any number of commands in flight up to
+//! [`Limits::in_flight`].
+//!
+//! How the pieces meet. [`Controller`] is made of [`Parts`] and implements
+//! [`slipway_pci::Function`]; all work happens in its `poll`, on the host's thread, in this order:
+//! 1. `lifecycle`: enable, reset and shutdown make progress;
+//! 2. `queue`: doorbell cells are looked at, submission queue entries are copied in, once;
+//! 3. `admin` or `io` decide on the copy; a command ends at once or becomes disk requests, whose
+//!    data places `prp` found and pinned; `inflight` remembers it;
+//! 4. the disks take the requests and give completions; completion queue entries are written;
+//! 5. each completion queue that got entries interrupts once.
+//!
+//! Decisions where the specification leaves room:
+//! - A command is fetched only when its completion queue has a slot for it, so a full queue makes
+//!   commands wait where they are, in the guest's memory. Nothing is lost and nothing is kept here.
+//! - Queue memory that cannot be read or written is fatal: CSTS.CFS, until the host resets (9.5).
+//! - A wrong doorbell value changes nothing and raises an asynchronous event (5.2.1).
+//! - After CC.EN falls, CSTS.RDY stays until the disks gave all guest memory back; completions of
+//!   that time go nowhere.
+//! - No space on the disk is Capacity Exceeded (81h), which Linux reports as ENOSPC. A write to a
+//!   read-only namespace is Namespace is Write Protected (20h), announced in NSATTR.
+//! - Interrupt coalescing is stored and read back; interrupts are already one per queue and poll.
+//! - Command identifiers are not compared with those in flight: a host that uses one twice gets two
+//!   completions.
+//! - Commands are processed whether or not Bus Master Enable is set: the host of the function
+//!   knows what memory it lends.
+//! - Features are not saveable; they return to their defaults on every controller reset.
+//!
+//! Not implemented, and refused with the status that the specification asks for: SGLs, fused
+//! commands, metadata and protection information, Compare, Write Uncorrectable, Verify,
+//! reservations, namespace management, firmware update, Format, Sanitize, self-test, directives,
+//! NVMe-MI, controller memory buffer, Doorbell Buffer Config, weighted round robin, pin interrupts.
+//!
+//! Features: `driver` is a small real driver, for tests and benches; `fuzz` the fuzz target's body.
+//!
+//! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
+//! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`].
+
+mod admin;
+mod controller;
+#[cfg(any(test, feature = "driver"))]
+pub mod driver;
+mod events;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+mod health;
+mod inflight;
+mod io;
+mod lifecycle;
+mod namespace;
+mod parts;
+mod prp;
+mod queue;
+mod registers;
+mod serve;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use controller::Controller;
+pub use namespace::Namespace;
+pub use parts::{Identity, Limits, Parts, PartsError};
+
+/// Size of BAR0, bytes: registers, doorbells, MSI-X table, MSI-X pending bits; 4 KiB each.
+pub const BAR_SIZE: u64 = 0x4000;
+/// Number of doorbell registers with `queue_pairs` I/O queue pairs: two each, and the admin queue's.
+pub const fn doorbell_count(queue_pairs: u16) -> usize {
+    2 * (queue_pairs as usize + 1)
+}

@@ -1,0 +1,192 @@
+//! Enable, reset, shutdown, fatal errors (sections 3.1.5, 3.1.6, 7.3, 7.6).
+//!
+//! Nothing here waits: each poll takes the step that is due, and what is not due stays.
+
+use serde::{Deserialize, Serialize};
+use slipway_nvme_spec::NSID_ALL;
+use slipway_nvme_spec::registers::{Configuration, ControllerStatus};
+use slipway_nvme_spec::status::Status;
+
+use crate::controller::Controller;
+use crate::events::Events;
+use crate::inflight::{Command, Kind};
+use crate::queue::{Cell, CompletionQueue, SubmissionQueue};
+use crate::registers::PAGE_MAX;
+
+/// Where a controller is between resets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Phase {
+    /// CC.EN is 0, or was when it was looked at last; no queues.
+    Disabled,
+    /// CSTS.RDY is 1.
+    Enabled,
+    /// Waits for the disks after CC.EN fell, or after a function-level reset.
+    Resetting,
+    /// Could not be enabled; CSTS.CFS is 1.
+    Refused,
+}
+
+/// How far a shutdown is (section 7.6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Shutdown {
+    None,
+    /// Waits for commands in flight.
+    Draining,
+    /// Waits for the flush of every disk.
+    Flushing,
+    Complete,
+}
+
+impl Controller {
+    /// Whether commands are started.
+    pub(crate) fn is_running(&self) -> bool {
+        self.may_post() && self.shutdown == Shutdown::None
+    }
+
+    /// Whether completions go to the guest.
+    pub(crate) fn may_post(&self) -> bool {
+        self.phase == Phase::Enabled && !self.registers.status.fatal()
+    }
+
+    /// A fatal error: nothing goes on until the host resets (section 9.5).
+    pub(crate) fn fail(&mut self) {
+        self.registers.status.0 |= ControllerStatus::FATAL;
+    }
+
+    /// CC was written; `old` is what it was.
+    pub(crate) fn configured(&mut self, old: Configuration) {
+        let new = self.registers.configuration;
+        if old.enabled() && !new.enabled() {
+            self.begin_reset();
+        }
+        let none = Configuration::SHUTDOWN_NONE;
+        let asked = old.shutdown() == none && new.shutdown() != none;
+        if asked && self.shutdown == Shutdown::None {
+            self.shutdown = Shutdown::Draining;
+            self.set_shutdown_status(ControllerStatus::SHUTDOWN_OCCURRING);
+        }
+    }
+
+    /// Takes every step that is due. True when one was.
+    pub(crate) fn advance(&mut self) -> bool {
+        let before = (self.phase, self.shutdown);
+        if self.phase == Phase::Resetting && self.inflight.is_empty() {
+            self.finish_reset();
+        }
+        if self.phase == Phase::Disabled && self.registers.configuration.enabled() {
+            self.enable();
+        }
+        self.advance_shutdown();
+        before != (self.phase, self.shutdown)
+    }
+
+    /// Controller reset (section 7.3.2): queues and settings go at once; CSTS.RDY falls when the
+    /// disks have given all guest memory back.
+    pub(crate) fn begin_reset(&mut self) {
+        self.inflight.orphan_all();
+        self.queues.clear();
+        self.events = Events::default();
+        self.features = self.default_features();
+        for namespace in self.namespaces.iter_mut() {
+            namespace.error_recovery = 0;
+        }
+        self.phase = Phase::Resetting;
+    }
+
+    fn finish_reset(&mut self) {
+        self.phase = Phase::Disabled;
+        self.shutdown = Shutdown::None;
+        self.registers.status = ControllerStatus::default();
+        self.doorbells.clear();
+    }
+
+    /// CC.EN rose (section 7.6.1). Settings that CAP does not offer are fatal.
+    fn enable(&mut self) {
+        let registers = &self.registers;
+        let configuration = registers.configuration;
+        let page = registers.page_size();
+        let aligned = |address: u64| address & (page - 1) == 0;
+        let fine = configuration.command_set() == 0
+            && configuration.arbitration() == 0
+            && configuration.page_shift() <= PAGE_MAX
+            && registers.admin_queues.submission_entries() >= 2
+            && registers.admin_queues.completion_entries() >= 2
+            && aligned(registers.admin_submission)
+            && aligned(registers.admin_completion);
+        if !fine {
+            self.phase = Phase::Refused;
+            self.fail();
+            return;
+        }
+        if self.shutdown == Shutdown::Complete && configuration.shutdown() == 0 {
+            // A shutdown while disabled; enabling is the reset that ends it.
+            self.shutdown = Shutdown::None;
+            self.set_shutdown_status(0);
+        }
+        self.make_admin_queues();
+        self.keep_alive_since = self.clock.now();
+        self.registers.status.0 |= ControllerStatus::READY;
+        self.phase = Phase::Enabled;
+    }
+
+    fn make_admin_queues(&mut self) {
+        let registers = &self.registers;
+        self.queues.add_completion(CompletionQueue::new(
+            0,
+            registers.admin_completion,
+            registers.admin_queues.completion_entries(),
+            Some(0),
+            Cell::new(&self.doorbells, 1),
+        ));
+        self.queues.add_submission(SubmissionQueue::new(
+            0,
+            0,
+            registers.admin_submission,
+            registers.admin_queues.submission_entries(),
+            Cell::new(&self.doorbells, 0),
+        ));
+    }
+
+    fn advance_shutdown(&mut self) {
+        if self.phase == Phase::Resetting || !self.inflight.is_empty() {
+            return;
+        }
+        match self.shutdown {
+            Shutdown::Draining => {
+                self.shutdown = Shutdown::Flushing;
+                self.flush_everything();
+            }
+            Shutdown::Flushing => {
+                self.shutdown = Shutdown::Complete;
+                self.set_shutdown_status(ControllerStatus::SHUTDOWN_COMPLETE);
+            }
+            Shutdown::None | Shutdown::Complete => {}
+        }
+    }
+
+    /// Flushes every disk for the sake of a shutdown. An error has nobody to go to: a host that
+    /// wants to know flushes itself before.
+    fn flush_everything(&mut self) {
+        let parts = self.namespaces.iter().count() as u32;
+        if parts == 0 {
+            return;
+        }
+        let slot = self.inflight.insert(Command {
+            queue: None,
+            id: 0,
+            kind: Kind::Other,
+            nsid: NSID_ALL,
+            lba: 0,
+            bytes: 0,
+            status: Status::SUCCESS,
+            parts,
+            bounce: None,
+        });
+        self.flush_parts(NSID_ALL, slot);
+    }
+
+    fn set_shutdown_status(&mut self, status: u32) {
+        let register = &mut self.registers.status.0;
+        *register = *register & !ControllerStatus::SHUTDOWN_MASK | status;
+    }
+}

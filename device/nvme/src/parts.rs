@@ -1,0 +1,163 @@
+//! What a controller is made of.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use slipway_pci::{Doorbells, Interrupt};
+use slipway_ram::Memory;
+use slipway_telemetry::Clock;
+
+use crate::controller::MAX_VECTORS;
+use crate::{Namespace, doorbell_count};
+
+/// What a host hands to [`Controller::new`](crate::Controller::new).
+pub struct Parts {
+    /// The guest's memory.
+    pub memory: Memory,
+    /// One handle per MSI-X vector, in order, 1 to 256; 65 give every queue of the default limits
+    /// one of its own.
+    pub interrupts: Vec<Interrupt>,
+    /// Doorbell cells, at least [`doorbell_count`].
+    pub doorbells: Doorbells,
+    /// The namespaces; there may be none.
+    pub namespaces: Vec<Namespace>,
+    /// For the keep alive timer, the timestamp and power-on hours.
+    pub clock: Arc<dyn Clock>,
+    /// Who the controller says it is.
+    pub identity: Identity,
+    /// How much it takes on.
+    pub limits: Limits,
+}
+
+/// Who a controller says it is (section 5.15.2.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// SN: 1 to 20 printable ASCII characters.
+    pub serial: String,
+    /// MN: 1 to 40 printable ASCII characters.
+    pub model: String,
+    /// FR: 1 to 8 printable ASCII characters.
+    pub firmware: String,
+    /// SUBNQN: an NVMe qualified name of at most 223 bytes (section 7.9).
+    pub nqn: String,
+}
+
+impl Identity {
+    /// A Slipway controller with this serial number.
+    pub fn new(serial: &str) -> Self {
+        Self {
+            serial: serial.into(),
+            model: "Slipway NVMe controller".into(),
+            firmware: env!("CARGO_PKG_VERSION").into(),
+            nqn: format!("nqn.2026-01.dev.slipway:nvme:{serial}"),
+        }
+    }
+}
+
+/// How much a controller takes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// I/O queue pairs, 1 to 64.
+    pub queue_pairs: u16,
+    /// Entries of an I/O queue (CAP.MQES, section 3.1.1), 2 to 1,024.
+    pub queue_entries: u16,
+    /// Most bytes of one transfer (MDTS), a power of two, 4 KiB to 16 MiB.
+    pub transfer: u32,
+    /// Most disk requests in flight; more commands wait in their queues. At least 1.
+    pub in_flight: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { queue_pairs: 64, queue_entries: 1024, transfer: 1 << 20, in_flight: 16_384 }
+    }
+}
+
+/// What is wrong with the parts: a mistake of the program or of its configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartsError {
+    /// A text of the identity does not fit.
+    #[error("{0} must be 1 to {1} printable ASCII characters")]
+    Text(&'static str, usize),
+    /// A limit is out of its range.
+    #[error("limit {0} is out of range")]
+    Limit(&'static str),
+    /// No interrupt, or more than there is room for in the MSI-X table.
+    #[error("an NVMe controller needs 1 to 256 interrupts")]
+    Interrupts,
+    /// Too few doorbell cells.
+    #[error("{0} doorbell cells are needed")]
+    Doorbells(usize),
+    /// A namespace ID twice, 0, or above 1,024.
+    #[error("namespace ID {0} is taken or not within 1 to 1024")]
+    NamespaceId(u32),
+    /// A disk's shape is none.
+    #[error("the disk of namespace {0} has an impossible shape")]
+    Geometry(u32),
+}
+
+/// The highest namespace ID: one Identify list, and one Changed Namespace List, hold them all.
+pub(crate) const MAX_NSID: u32 = 1024;
+
+impl Parts {
+    pub(crate) fn check(&self) -> Result<(), PartsError> {
+        self.identity.check()?;
+        self.limits.check()?;
+        if !(1..=MAX_VECTORS).contains(&self.interrupts.len()) {
+            return Err(PartsError::Interrupts);
+        }
+        let cells = doorbell_count(self.limits.queue_pairs);
+        if self.doorbells.len() < cells {
+            return Err(PartsError::Doorbells(cells));
+        }
+        let mut seen = BTreeSet::new();
+        for namespace in &self.namespaces {
+            let nsid = namespace.nsid;
+            if !(1..=MAX_NSID).contains(&nsid) || !seen.insert(nsid) {
+                return Err(PartsError::NamespaceId(nsid));
+            }
+            let shape = namespace.disk.geometry();
+            let block = shape.block_size;
+            if !block.is_power_of_two() || !(512..=4096).contains(&block) || shape.blocks == 0 {
+                return Err(PartsError::Geometry(nsid));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Identity {
+    fn check(&self) -> Result<(), PartsError> {
+        let texts = [
+            ("serial", &self.serial, 20),
+            ("model", &self.model, 40),
+            ("firmware", &self.firmware, 8),
+            ("nqn", &self.nqn, 223),
+        ];
+        for (name, text, most) in texts {
+            let printable = text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+            if !printable || text.is_empty() || text.len() > most {
+                return Err(PartsError::Text(name, most));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Limits {
+    fn check(&self) -> Result<(), PartsError> {
+        let ranges = [
+            ("queue_pairs", (1..=64).contains(&self.queue_pairs)),
+            ("queue_entries", (2..=1024).contains(&self.queue_entries)),
+            (
+                "transfer",
+                self.transfer.is_power_of_two() && (1 << 12..=1 << 24).contains(&self.transfer),
+            ),
+            ("in_flight", self.in_flight > 0),
+        ];
+        match ranges.into_iter().find(|(_, fine)| !fine) {
+            Some((name, _)) => Err(PartsError::Limit(name)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Queues: rings in guest memory with an index that a doorbell cell moves.
+//!
+//! Who owns what (section 4.1): of a submission queue the entries `head..tail` are ours to read,
+//! the rest is the host's; of a completion queue the entries `tail..head` (cyclic) are ours to
+//! write, the rest is the host's. Doorbells move the index of the other side; a value that would
+//! take entries which are not the host's to give is refused.
+
+use slipway_nvme_spec::command::{
+    COMPLETION_ENTRY, CompletionEntry, SUBMISSION_ENTRY, SubmissionEntry,
+};
+use slipway_pci::Doorbells;
+use slipway_ram::{Fault, Memory};
+use zerocopy::IntoBytes;
+
+/// Where a queue's doorbell lies. The queue does not know whether it is a trapped register, a
+/// shared page or, some day, a shadow buffer.
+#[derive(Clone)]
+pub(crate) struct Cell {
+    doorbells: Doorbells,
+    index: usize,
+    /// What was there when it was looked at last: a wrong value is reported once.
+    seen: u32,
+}
+
+/// A doorbell value that the queue cannot accept.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct InvalidDoorbell;
+
+impl Cell {
+    /// The cell of a new queue starts at zero.
+    pub fn new(doorbells: &Doorbells, index: usize) -> Self {
+        doorbells.store(index, 0);
+        Self { doorbells: doorbells.clone(), index, seen: 0 }
+    }
+
+    /// A cell that a predecessor had read as `seen`.
+    pub fn resumed(doorbells: &Doorbells, index: usize, seen: u32) -> Self {
+        Self { doorbells: doorbells.clone(), index, seen }
+    }
+
+    pub fn seen(&self) -> u32 {
+        self.seen
+    }
+
+    fn changed(&mut self) -> Option<u32> {
+        let value = self.doorbells.load(self.index);
+        let changed = value != self.seen;
+        self.seen = value;
+        changed.then_some(value)
+    }
+}
+
+/// Steps from index `from` to index `to` in a ring of `size`.
+fn distance(from: u32, to: u32, size: u32) -> u32 {
+    if to >= from { to - from } else { size - from + to }
+}
+
+/// A submission queue (section 4.1.1).
+pub(crate) struct SubmissionQueue {
+    pub id: u16,
+    /// Its completion queue.
+    pub completion: u16,
+    pub base: u64,
+    /// Entries, 2 to 4096.
+    pub size: u32,
+    /// The next entry to fetch.
+    pub head: u32,
+    /// The first entry that the host has not submitted.
+    pub tail: u32,
+    /// Commands fetched and not completed, Asynchronous Event Requests left out.
+    pub in_flight: u32,
+    /// Command ID of the Delete I/O Submission Queue that waits for `in_flight` to fall to 0.
+    pub deleting: Option<u16>,
+    pub doorbell: Cell,
+}
+
+impl SubmissionQueue {
+    pub fn new(id: u16, completion: u16, base: u64, size: u32, doorbell: Cell) -> Self {
+        Self {
+            id,
+            completion,
+            base,
+            size,
+            head: 0,
+            tail: 0,
+            in_flight: 0,
+            deleting: None,
+            doorbell,
+        }
+    }
+
+    /// Entries to fetch.
+    pub fn waiting(&self) -> u32 {
+        distance(self.head, self.tail, self.size)
+    }
+
+    /// Looks at the tail doorbell.
+    ///
+    /// # Errors
+    /// The value is beyond the queue, or passes the head: more entries than were free.
+    pub fn observe(&mut self) -> Result<(), InvalidDoorbell> {
+        let Some(tail) = self.doorbell.changed() else { return Ok(()) };
+        if tail >= self.size {
+            return Err(InvalidDoorbell);
+        }
+        let added = distance(self.tail, tail, self.size);
+        if self.waiting() + added >= self.size {
+            return Err(InvalidDoorbell);
+        }
+        self.tail = tail;
+        Ok(())
+    }
+
+    /// Copies up to `most` waiting entries, as many as lie side by side, into `entries`, which
+    /// holds exactly these afterwards. They count as in flight.
+    pub fn fetch(
+        &mut self,
+        memory: &Memory,
+        most: u32,
+        entries: &mut Vec<SubmissionEntry>,
+    ) -> Result<(), Fault> {
+        let count = most.min(self.waiting()).min(self.size - self.head);
+        entries.resize(count as usize, SubmissionEntry::default());
+        let from = self.base.wrapping_add(u64::from(self.head) * SUBMISSION_ENTRY as u64);
+        memory.read(from, entries.as_mut_slice().as_mut_bytes())?;
+        self.in_flight += count;
+        Ok(())
+    }
+
+    /// Takes one fetched entry off the ring: the host learns of it by the next completion.
+    pub fn advance(&mut self) {
+        self.head += 1;
+        if self.head == self.size {
+            self.head = 0;
+        }
+    }
+}
+
+/// A completion queue (section 4.1.2).
+pub(crate) struct CompletionQueue {
+    pub id: u16,
+    pub base: u64,
+    /// Entries, 2 to 4096.
+    pub size: u32,
+    /// The next entry that the host will take.
+    pub head: u32,
+    /// The next entry to write.
+    pub tail: u32,
+    /// P of the next entry; inverts with every pass (section 4.6).
+    pub phase: bool,
+    /// Slots promised to commands in flight.
+    pub reserved: u32,
+    /// The interrupt vector; None when interrupts are disabled (IEN).
+    pub vector: Option<u16>,
+    /// Entries were written since the last interrupt.
+    pub signal: bool,
+    /// Submission queues that complete here.
+    pub users: u32,
+    pub doorbell: Cell,
+}
+
+impl CompletionQueue {
+    pub fn new(id: u16, base: u64, size: u32, vector: Option<u16>, doorbell: Cell) -> Self {
+        Self {
+            id,
+            base,
+            size,
+            head: 0,
+            tail: 0,
+            phase: true,
+            reserved: 0,
+            vector,
+            signal: false,
+            users: 0,
+            doorbell,
+        }
+    }
+
+    /// Entries written and not yet taken by the host.
+    pub fn posted(&self) -> u32 {
+        distance(self.head, self.tail, self.size)
+    }
+
+    /// Slots that are neither filled nor promised.
+    pub fn free(&self) -> u32 {
+        (self.size - 1).saturating_sub(self.posted() + self.reserved)
+    }
+
+    /// Looks at the head doorbell.
+    ///
+    /// # Errors
+    /// The value is beyond the queue, or passes the tail: entries that were never written.
+    pub fn observe(&mut self) -> Result<(), InvalidDoorbell> {
+        let Some(head) = self.doorbell.changed() else { return Ok(()) };
+        if head >= self.size || distance(self.head, head, self.size) > self.posted() {
+            return Err(InvalidDoorbell);
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    /// Writes an entry; its phase tag is set here. The dword with the phase tag goes last and with
+    /// release ordering: a host that sees the tag sees the entry (section 4.6).
+    ///
+    /// The caller has made sure that a slot is free.
+    pub fn post(&mut self, memory: &Memory, mut entry: CompletionEntry) -> Result<(), Fault> {
+        debug_assert!(self.posted() < self.size - 1, "a slot was reserved");
+        entry.set_status(entry.status(), self.phase);
+        let at = self.base.wrapping_add(u64::from(self.tail) * COMPLETION_ENTRY as u64);
+        memory.write(at, &entry.as_bytes()[..CompletionEntry::PHASE_DWORD])?;
+        let last = at.wrapping_add(CompletionEntry::PHASE_DWORD as u64);
+        memory.store_u32(last, entry.phase_dword())?;
+        self.tail += 1;
+        if self.tail == self.size {
+            self.tail = 0;
+            self.phase = !self.phase;
+        }
+        self.signal = true;
+        Ok(())
+    }
+}
+
+/// All queues of a controller, by number; the admin queues are number 0.
+#[derive(Default)]
+pub(crate) struct Queues {
+    submission: Vec<Option<SubmissionQueue>>,
+    completion: Vec<Option<CompletionQueue>>,
+}
+
+impl Queues {
+    /// One past the highest submission queue number in use.
+    pub fn submission_bound(&self) -> u16 {
+        self.submission.len() as u16
+    }
+
+    pub fn submission(&mut self, id: u16) -> Option<&mut SubmissionQueue> {
+        self.submission.get_mut(usize::from(id))?.as_mut()
+    }
+
+    pub fn completion(&mut self, id: u16) -> Option<&mut CompletionQueue> {
+        self.completion.get_mut(usize::from(id))?.as_mut()
+    }
+
+    pub fn submissions(&self) -> impl Iterator<Item = &SubmissionQueue> {
+        self.submission.iter().flatten()
+    }
+
+    pub fn completions(&self) -> impl Iterator<Item = &CompletionQueue> {
+        self.completion.iter().flatten()
+    }
+
+    pub fn completions_mut(&mut self) -> impl Iterator<Item = &mut CompletionQueue> {
+        self.completion.iter_mut().flatten()
+    }
+
+    /// A submission queue together with its completion queue.
+    pub fn pair(&mut self, id: u16) -> Option<(&mut SubmissionQueue, &mut CompletionQueue)> {
+        let submission = self.submission.get_mut(usize::from(id))?.as_mut()?;
+        let completion = self.completion.get_mut(usize::from(submission.completion))?.as_mut()?;
+        Some((submission, completion))
+    }
+
+    /// Whether any I/O queue is there.
+    pub fn has_io(&self) -> bool {
+        self.submission.iter().skip(1).any(Option::is_some)
+            || self.completion.iter().skip(1).any(Option::is_some)
+    }
+
+    /// Adds a queue whose number is free and whose completion queue is there.
+    pub fn add_submission(&mut self, queue: SubmissionQueue) {
+        if let Some(completion) = self.completion(queue.completion) {
+            completion.users += 1;
+        }
+        let id = usize::from(queue.id);
+        put(&mut self.submission, id, queue);
+    }
+
+    pub fn add_completion(&mut self, queue: CompletionQueue) {
+        let id = usize::from(queue.id);
+        put(&mut self.completion, id, queue);
+    }
+
+    pub fn remove_submission(&mut self, id: u16) -> Option<SubmissionQueue> {
+        let queue = take(&mut self.submission, id)?;
+        if let Some(completion) = self.completion(queue.completion) {
+            completion.users -= 1;
+        }
+        Some(queue)
+    }
+
+    pub fn remove_completion(&mut self, id: u16) -> Option<CompletionQueue> {
+        take(&mut self.completion, id)
+    }
+
+    pub fn clear(&mut self) {
+        self.submission.clear();
+        self.completion.clear();
+    }
+}
+
+fn put<T>(queues: &mut Vec<Option<T>>, id: usize, queue: T) {
+    if queues.len() <= id {
+        queues.resize_with(id + 1, || None);
+    }
+    queues[id] = Some(queue);
+}
+
+/// Takes a queue out and drops empty places at the end, so that loops stay short.
+fn take<T>(queues: &mut Vec<Option<T>>, id: u16) -> Option<T> {
+    let queue = queues.get_mut(usize::from(id))?.take();
+    while queues.last().is_some_and(Option::is_none) {
+        queues.pop();
+    }
+    queue
+}

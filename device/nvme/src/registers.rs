@@ -1,0 +1,117 @@
+//! The register file (section 3.1).
+
+use slipway_nvme_spec::registers::{
+    AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, VERSION_1_4, offset,
+};
+use slipway_pci::Access;
+
+/// Largest memory page: `4096 << PAGE_MAX` bytes (CAP.MPSMAX).
+pub(crate) const PAGE_MAX: u8 = 4;
+/// CAP.TO in 500 ms: a reset waits for the disks, which may be slow.
+const TIMEOUT: u8 = 60;
+/// Bytes with registers before the doorbells.
+const FILE: usize = 0x38;
+
+/// Registers and nothing else: what a write sets off is the controller's affair.
+#[derive(Clone, Debug)]
+pub(crate) struct Registers {
+    pub capabilities: Capabilities,
+    pub configuration: Configuration,
+    pub status: ControllerStatus,
+    pub admin_queues: AdminQueueAttributes,
+    pub admin_submission: u64,
+    pub admin_completion: u64,
+    /// INTMS and INTMC: kept, without effect, as only MSI-X is there (section 3.1.3).
+    pub interrupt_mask: u32,
+}
+
+impl Registers {
+    pub fn new(queue_entries: u16) -> Self {
+        Self {
+            capabilities: Capabilities::new(u32::from(queue_entries), TIMEOUT, PAGE_MAX),
+            configuration: Configuration::default(),
+            status: ControllerStatus::default(),
+            admin_queues: AdminQueueAttributes::default(),
+            admin_submission: 0,
+            admin_completion: 0,
+            interrupt_mask: 0,
+        }
+    }
+
+    /// Bytes of a memory page, from CC.MPS.
+    pub fn page_size(&self) -> u64 {
+        4096 << self.configuration.page_shift().min(PAGE_MAX)
+    }
+
+    /// Any width and alignment; what is no register reads as zero.
+    pub fn read(&self, at: u64, into: &mut [u8]) {
+        let file = self.image();
+        for (index, byte) in into.iter_mut().enumerate() {
+            let at = at as usize + index;
+            *byte = file.get(at).copied().unwrap_or(0);
+        }
+    }
+
+    /// Writes 4 or 8 aligned bytes; everything else is refused (section 3.1: accesses are of the
+    /// register's width or aligned 32 bits). Read-only registers keep their value.
+    pub fn write(&mut self, at: u64, from: &[u8]) -> Access {
+        if !at.is_multiple_of(4) || !matches!(from.len(), 4 | 8) {
+            return Access::Refused;
+        }
+        for (index, dword) in from.chunks_exact(4).enumerate() {
+            let mut bytes = [0; 4];
+            bytes.copy_from_slice(dword);
+            self.write_dword(at + 4 * index as u64, u32::from_le_bytes(bytes));
+        }
+        Access::Done
+    }
+
+    fn write_dword(&mut self, at: u64, value: u32) {
+        match at {
+            offset::INTMS => self.interrupt_mask |= value,
+            offset::INTMC => self.interrupt_mask &= !value,
+            offset::CC => self.configure(Configuration(value & Configuration::DEFINED)),
+            offset::AQA => {
+                self.admin_queues = AdminQueueAttributes(value & AdminQueueAttributes::DEFINED);
+            }
+            offset::ASQ => set_low(&mut self.admin_submission, value & !0xfff),
+            0x2c => set_high(&mut self.admin_submission, value),
+            offset::ACQ => set_low(&mut self.admin_completion, value & !0xfff),
+            0x34 => set_high(&mut self.admin_completion, value),
+            // Read-only, reserved, or not supported (NSSR: CAP.NSSRS is 0).
+            _ => {}
+        }
+    }
+
+    /// CC. Fields that must not change while the controller is enabled do not.
+    fn configure(&mut self, new: Configuration) {
+        let old = self.configuration;
+        let keep = if old.enabled() && new.enabled() { Configuration::FROZEN } else { 0 };
+        self.configuration = Configuration(new.0 & !keep | old.0 & keep);
+    }
+
+    fn image(&self) -> [u8; FILE] {
+        let mut file = [0; FILE];
+        let mut put = |at: u64, bytes: &[u8]| {
+            file[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        };
+        put(offset::CAP, &self.capabilities.0.to_le_bytes());
+        put(offset::VS, &VERSION_1_4.to_le_bytes());
+        put(offset::INTMS, &self.interrupt_mask.to_le_bytes());
+        put(offset::INTMC, &self.interrupt_mask.to_le_bytes());
+        put(offset::CC, &self.configuration.0.to_le_bytes());
+        put(offset::CSTS, &self.status.0.to_le_bytes());
+        put(offset::AQA, &self.admin_queues.0.to_le_bytes());
+        put(offset::ASQ, &self.admin_submission.to_le_bytes());
+        put(offset::ACQ, &self.admin_completion.to_le_bytes());
+        file
+    }
+}
+
+fn set_low(register: &mut u64, value: u32) {
+    *register = *register & !0xffff_ffff | u64::from(value);
+}
+
+fn set_high(register: &mut u64, value: u32) {
+    *register = *register & 0xffff_ffff | u64::from(value) << 32;
+}

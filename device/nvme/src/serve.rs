@@ -1,0 +1,275 @@
+//! The work of a poll: fetch, execute, drive the disks, complete, interrupt.
+
+use slipway_block::Completion;
+use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
+use slipway_nvme_spec::event::Event;
+use slipway_nvme_spec::log::ErrorEntry;
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_nvme_spec::status::Status;
+use slipway_ram::Span;
+
+use crate::controller::Controller;
+use crate::inflight::{Command, Kind};
+use crate::io::{Outcome, disk_status};
+use crate::prp::write_runs;
+
+/// Most commands that one queue may start per poll, so that queues, and functions that share a
+/// thread, get fair turns.
+const BURST: u32 = 64;
+/// Most bytes that commands of I/O queues in flight may read or change. Memory disks copy within a
+/// poll, so this bounds how long other functions of the thread wait; and it bounds bounce buffers.
+const MOST_BYTES: u64 = 96 << 20;
+
+/// What an error was about, for the Error Information log.
+#[derive(Clone, Copy)]
+struct Subject {
+    nsid: u32,
+    lba: u64,
+}
+
+impl Controller {
+    /// Looks at every submission queue once, beginning with another one each time. True when a
+    /// command was started.
+    pub(crate) fn fetch_all(&mut self) -> bool {
+        let mut busy = self.observe_completion_doorbells();
+        let bound = self.queues.submission_bound();
+        if bound == 0 {
+            return busy;
+        }
+        self.turn = if self.turn + 1 < bound { self.turn + 1 } else { 0 };
+        for step in 0..bound {
+            let at = self.turn + step;
+            busy |= self.fetch(if at < bound { at } else { at - bound });
+            if !self.is_running() {
+                break;
+            }
+        }
+        busy
+    }
+
+    fn observe_completion_doorbells(&mut self) -> bool {
+        let mut wrong = false;
+        for queue in self.queues.completions_mut() {
+            wrong |= queue.observe().is_err();
+        }
+        if wrong {
+            self.invalid_doorbell(Event::INVALID_DOORBELL_VALUE);
+        }
+        wrong
+    }
+
+    /// Starts waiting commands of queue `id`: at most a burst, at most as many as have a place in
+    /// the completion queue. True when there were any.
+    fn fetch(&mut self, id: u16) -> bool {
+        let room = self.room(id);
+        let Some((submission, completion)) = self.queues.pair(id) else { return false };
+        let observed = submission.observe();
+        let most = if submission.deleting.is_some() { 0 } else { BURST };
+        let most = most.min(room).min(completion.free());
+        let mut entries = std::mem::take(&mut self.entries);
+        let fetched = match most.min(submission.waiting()) {
+            0 => {
+                entries.clear();
+                Ok(())
+            }
+            most => submission.fetch(&self.memory, most, &mut entries),
+        };
+        completion.reserved += if fetched.is_ok() { entries.len() as u32 } else { 0 };
+        if observed.is_err() {
+            self.invalid_doorbell(Event::INVALID_DOORBELL_VALUE);
+        }
+        if fetched.is_err() {
+            self.fail();
+            entries.clear();
+        }
+        for entry in &entries {
+            self.start(id, entry);
+        }
+        let busy = !entries.is_empty() || observed.is_err();
+        self.entries = entries;
+        busy
+    }
+
+    /// How many more commands queue `id` may start. Each could move as much as a transfer may; the
+    /// admin queue moves little and must not wait for data.
+    fn room(&self, id: u16) -> u32 {
+        let requests = self.limits.in_flight.saturating_sub(self.inflight.requests());
+        if id == 0 {
+            return requests;
+        }
+        let bytes = MOST_BYTES.saturating_sub(self.inflight.bytes());
+        let transfers = bytes / u64::from(self.limits.transfer);
+        requests.min(u32::try_from(transfers).unwrap_or(u32::MAX))
+    }
+
+    fn start(&mut self, queue: u16, entry: &SubmissionEntry) {
+        // A fatal error, or a command before this one in the batch, may have ended it all.
+        if !self.is_running() {
+            return;
+        }
+        if let Some(submission) = self.queues.submission(queue) {
+            submission.advance();
+        }
+        let outcome = match queue {
+            0 => self.execute_admin(entry),
+            _ => self.execute_io(queue, entry),
+        };
+        if let Outcome::Done(status, result) = outcome {
+            let subject = Subject { nsid: entry.nsid.get(), lba: lba_of(queue, entry) };
+            self.complete(queue, entry.id.get(), status, result, subject);
+        }
+    }
+
+    /// Lets every disk work and ends what has ended. True when something has.
+    pub(crate) fn drive_disks(&mut self) -> bool {
+        let mut completions = std::mem::take(&mut self.completions);
+        for namespace in self.namespaces.iter_mut() {
+            namespace.drive(&mut completions);
+        }
+        let busy = !completions.is_empty();
+        for completion in completions.drain(..) {
+            self.end_request(completion);
+        }
+        self.completions = completions;
+        busy
+    }
+
+    fn end_request(&mut self, completion: Completion) {
+        self.recycle(completion.spans);
+        let Some(kind) = self.inflight.kind(completion.tag) else { return };
+        let status = disk_status(completion.result, kind);
+        if let Some(command) = self.inflight.end_part(completion.tag, status) {
+            self.finish(command);
+        }
+    }
+
+    fn finish(&mut self, mut command: Command) {
+        let Some(queue) = command.queue else { return };
+        if command.status.is_success() && command.kind == Kind::Read {
+            command.status = self.copy_back(&command);
+        }
+        self.health.count(&command);
+        let subject = Subject { nsid: command.nsid, lba: command.lba };
+        self.complete(queue, command.id, command.status, 0, subject);
+    }
+
+    /// A read of message-only memory: the data goes there now.
+    fn copy_back(&self, command: &Command) -> Status {
+        let Some(bounce) = &command.bounce else { return Status::SUCCESS };
+        let mut data = vec![0; bounce.buffer.len()];
+        let copied = bounce.buffer.read(0, &mut data).map_err(|_| Status::INTERNAL_ERROR);
+        let written = copied.and_then(|()| write_runs(&self.memory, &bounce.runs, &data));
+        written.err().unwrap_or(Status::SUCCESS)
+    }
+
+    /// Ends a command that has a slot of the completion queue reserved.
+    fn complete(&mut self, queue: u16, id: u16, status: Status, result: u32, subject: Subject) {
+        let status = self.log_error(queue, id, status, subject);
+        let Some((submission, completion)) = self.queues.pair(queue) else { return };
+        submission.in_flight -= 1;
+        completion.reserved -= 1;
+        let drained = submission.in_flight == 0 && submission.deleting.is_some();
+        self.post(queue, id, status, result);
+        if drained {
+            self.finish_deletion(queue);
+        }
+    }
+
+    /// Writes a completion queue entry for queue `queue`, in which there is a free slot.
+    pub(crate) fn post(&mut self, queue: u16, id: u16, status: Status, result: u32) {
+        if !self.may_post() {
+            return;
+        }
+        let Some((submission, completion)) = self.queues.pair(queue) else { return };
+        let mut entry = CompletionEntry {
+            result: result.into(),
+            head: (submission.head as u16).into(),
+            queue: queue.into(),
+            id: id.into(),
+            ..CompletionEntry::default()
+        };
+        entry.set_status(status, false);
+        if completion.post(&self.memory, entry).is_err() {
+            self.fail();
+        }
+    }
+
+    /// Removes a submission queue whose last command has ended, and ends the command that asked
+    /// for it (section 5.6).
+    pub(crate) fn finish_deletion(&mut self, queue: u16) {
+        let Some(removed) = self.queues.remove_submission(queue) else { return };
+        if let Some(id) = removed.deleting {
+            self.complete(0, id, Status::SUCCESS, 0, Subject { nsid: 0, lba: 0 });
+        }
+    }
+
+    /// Reports events for which there are requests, as far as the admin completion queue has free
+    /// slots: outstanding requests have none reserved, as they may wait for ever.
+    pub(crate) fn deliver_events(&mut self) -> bool {
+        let mut busy = false;
+        while self.events.is_ready() && self.admin_slot_free() {
+            let Some((id, event)) = self.events.take() else { break };
+            self.post(0, id, Status::SUCCESS, event.dword());
+            busy = true;
+        }
+        busy
+    }
+
+    fn admin_slot_free(&mut self) -> bool {
+        self.queues.completion(0).is_some_and(|queue| queue.free() > 0)
+    }
+
+    /// Interrupts once for each completion queue that got entries (section 7.5).
+    pub(crate) fn signal(&mut self) {
+        for queue in self.queues.completions_mut() {
+            if std::mem::take(&mut queue.signal)
+                && let Some(vector) = queue.vector
+                && let Some(interrupt) = self.interrupts.get(usize::from(vector))
+            {
+                interrupt.signal();
+            }
+        }
+    }
+
+    /// A doorbell was written that cannot be: an event, a log entry, nothing else (section 5.2.1).
+    pub(crate) fn invalid_doorbell(&mut self, event: Event) {
+        if self.events.waiting.contains(&event) {
+            return;
+        }
+        self.events.raise(event);
+        self.health.log(ErrorEntry::new(0, ErrorEntry::NO_COMMAND, Status::SUCCESS));
+    }
+
+    /// Notes a failed command in the Error Information log, and sets "more" in its status. Ends
+    /// that the host asked for are no errors.
+    fn log_error(&mut self, queue: u16, id: u16, status: Status, subject: Subject) -> Status {
+        if status.is_success() || status.code() == Status::ABORT_REQUESTED.code() {
+            return status;
+        }
+        let status = status.more();
+        let mut error = ErrorEntry::new(queue, id, status);
+        error.lba.set(subject.lba);
+        error.nsid.set(subject.nsid);
+        self.health.log(error);
+        status
+    }
+
+    /// Keeps a vector of spans for the next command; the spans themselves are let go.
+    pub(crate) fn recycle(&mut self, mut spans: Vec<Span>) {
+        spans.clear();
+        let most = self.limits.in_flight as usize;
+        if spans.capacity() > 0 && self.spare_spans.len() < most {
+            self.spare_spans.push(spans);
+        }
+    }
+}
+
+/// The first LBA of a command that has one.
+fn lba_of(queue: u16, entry: &SubmissionEntry) -> u64 {
+    match NvmOpcode(entry.opcode) {
+        NvmOpcode::Read | NvmOpcode::Write | NvmOpcode::WriteZeroes if queue != 0 => {
+            entry.starting_lba()
+        }
+        _ => 0,
+    }
+}

@@ -1,0 +1,472 @@
+//! Saved state: what a successor needs to go on under a running guest.
+//!
+//! The format is JSON of the types below, apart from the live ones. A state is taken over whole or
+//! not at all: an unknown field, another version, another shape of the controller, or a value that
+//! no controller can have reached is an error. Every byte counts as hostile.
+//!
+//! No command is in flight in a saved state: the function is quiesced, so every fetched command
+//! has its completion in guest memory. Commands not fetched lie in guest memory anyway.
+//!
+//! Doorbells: cells that are all zero count as fresh and get the values seen last; any other cells
+//! count as kept from before, with doorbells that were rung meanwhile. The keep alive timer starts
+//! anew, as a restart is not the host's fault; the timestamp stands still between the two.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use slipway_nvme_spec::event::{Event, EventType};
+use slipway_nvme_spec::log::ErrorEntry;
+use slipway_nvme_spec::registers::{
+    AdminQueueAttributes, Configuration, ControllerStatus, head_doorbell, tail_doorbell,
+};
+use slipway_nvme_spec::status::Status;
+use slipway_pci::StateError;
+use slipway_pci::state::{ConfigState, MsixState};
+
+use crate::admin::features::Features;
+use crate::controller::Controller;
+use crate::events::{EVENT_LIMIT, Events};
+use crate::health::{ERROR_ENTRIES, Health};
+use crate::lifecycle::{Phase, Shutdown};
+use crate::queue::{Cell, CompletionQueue, Queues, SubmissionQueue};
+
+/// Says what a state is of.
+const KIND: &str = "slipway-nvme";
+/// Version of the format. Another one is refused.
+const VERSION: u32 = 1;
+/// Longest state that is looked at, bytes: a full one has about a tenth of this.
+const MAX_LEN: usize = 1 << 20;
+
+/// Read first, so that another version is told from a damaged state.
+#[derive(Deserialize)]
+struct Head {
+    kind: String,
+    version: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    kind: String,
+    version: u32,
+    shape: Shape,
+    pci: ConfigState,
+    msix: MsixState,
+    registers: RegisterState,
+    phase: Phase,
+    shutdown: Shutdown,
+    submission_queues: Vec<SubmissionState>,
+    completion_queues: Vec<CompletionState>,
+    features: Features,
+    /// Error Recovery of each namespace, in their order.
+    error_recovery: Vec<u16>,
+    event_requests: Vec<u16>,
+    events_waiting: Vec<EventState>,
+    events_masked: u8,
+    health: HealthState,
+}
+
+/// What must be the same in the successor: what Identify told the host.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Shape {
+    serial: String,
+    model: String,
+    nqn: String,
+    vectors: u16,
+    queue_pairs: u16,
+    queue_entries: u16,
+    transfer: u32,
+    namespaces: Vec<NamespaceShape>,
+}
+
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamespaceShape {
+    nsid: u32,
+    block_size: u32,
+    blocks: u64,
+    read_only: bool,
+    nguid: [u8; 16],
+    eui64: [u8; 8],
+    uuid: [u8; 16],
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RegisterState {
+    interrupt_mask: u32,
+    configuration: u32,
+    status: u32,
+    admin_queues: u32,
+    admin_submission: u64,
+    admin_completion: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SubmissionState {
+    id: u16,
+    completion: u16,
+    base: u64,
+    size: u32,
+    head: u32,
+    tail: u32,
+    doorbell: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CompletionState {
+    id: u16,
+    base: u64,
+    size: u32,
+    head: u32,
+    tail: u32,
+    phase: bool,
+    vector: Option<u16>,
+    doorbell: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EventState {
+    kind: u8,
+    information: u8,
+    log: u8,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HealthState {
+    sectors_read: u64,
+    sectors_written: u64,
+    reads: u64,
+    writes: u64,
+    unsafe_shutdowns: u64,
+    media_errors: u64,
+    powered: Duration,
+    errors: u64,
+    /// By their place in the ring.
+    entries: Vec<ErrorState>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ErrorState {
+    count: u64,
+    queue: u16,
+    command: u16,
+    status: u16,
+    lba: u64,
+    nsid: u32,
+}
+
+fn inconsistent(what: &str) -> StateError {
+    StateError::Inconsistent(what.into())
+}
+
+/// An error unless `fine`.
+fn require(fine: bool, what: &str) -> Result<(), StateError> {
+    if fine { Ok(()) } else { Err(inconsistent(what)) }
+}
+
+/// The state of `controller`.
+///
+/// # Panics
+/// When commands are in flight: the host did not quiesce, a programmer's error.
+pub(crate) fn save(controller: &Controller) -> Vec<u8> {
+    assert!(controller.inflight.is_empty(), "a controller is quiesced before it is saved");
+    let state = State {
+        kind: KIND.into(),
+        version: VERSION,
+        shape: shape(controller),
+        pci: controller.pci.save(),
+        msix: controller.msix.save(),
+        registers: save_registers(controller),
+        phase: controller.phase,
+        shutdown: controller.shutdown,
+        submission_queues: controller.queues.submissions().map(save_submission).collect(),
+        completion_queues: controller.queues.completions().map(save_completion).collect(),
+        features: controller.features.stopped(controller.clock.now()),
+        error_recovery: controller.namespaces.iter().map(|one| one.error_recovery).collect(),
+        event_requests: controller.events.requests.iter().copied().collect(),
+        events_waiting: controller.events.waiting.iter().map(save_event).collect(),
+        events_masked: controller.events.masked,
+        health: save_health(controller),
+    };
+    // The types hold nothing that JSON cannot; an empty state is refused by `restore`.
+    serde_json::to_vec(&state).unwrap_or_default()
+}
+
+fn shape(controller: &Controller) -> Shape {
+    let namespaces = controller.namespaces.iter().map(|one| NamespaceShape {
+        nsid: one.nsid,
+        block_size: one.geometry.block_size,
+        blocks: one.geometry.blocks,
+        read_only: one.geometry.read_only,
+        nguid: one.nguid,
+        eui64: one.eui64,
+        uuid: one.uuid,
+    });
+    // The firmware revision may differ: that is what an upgrade is.
+    Shape {
+        serial: controller.identity.serial.clone(),
+        model: controller.identity.model.clone(),
+        nqn: controller.identity.nqn.clone(),
+        vectors: controller.interrupts.len() as u16,
+        queue_pairs: controller.limits.queue_pairs,
+        queue_entries: controller.limits.queue_entries,
+        transfer: controller.limits.transfer,
+        namespaces: namespaces.collect(),
+    }
+}
+
+fn save_registers(controller: &Controller) -> RegisterState {
+    let registers = &controller.registers;
+    RegisterState {
+        interrupt_mask: registers.interrupt_mask,
+        configuration: registers.configuration.0,
+        status: registers.status.0,
+        admin_queues: registers.admin_queues.0,
+        admin_submission: registers.admin_submission,
+        admin_completion: registers.admin_completion,
+    }
+}
+
+fn save_submission(queue: &SubmissionQueue) -> SubmissionState {
+    SubmissionState {
+        id: queue.id,
+        completion: queue.completion,
+        base: queue.base,
+        size: queue.size,
+        head: queue.head,
+        tail: queue.tail,
+        doorbell: queue.doorbell.seen(),
+    }
+}
+
+fn save_completion(queue: &CompletionQueue) -> CompletionState {
+    CompletionState {
+        id: queue.id,
+        base: queue.base,
+        size: queue.size,
+        head: queue.head,
+        tail: queue.tail,
+        phase: queue.phase,
+        vector: queue.vector,
+        doorbell: queue.doorbell.seen(),
+    }
+}
+
+fn save_event(event: &Event) -> EventState {
+    EventState { kind: event.kind.0, information: event.information, log: event.log }
+}
+
+fn save_health(controller: &Controller) -> HealthState {
+    let health = &controller.health;
+    let entries = health.entries.iter().map(|entry| ErrorState {
+        count: entry.count.get(),
+        queue: entry.queue.get(),
+        command: entry.command.get(),
+        status: entry.status.get(),
+        lba: entry.lba.get(),
+        nsid: entry.nsid.get(),
+    });
+    HealthState {
+        sectors_read: health.sectors_read,
+        sectors_written: health.sectors_written,
+        reads: health.reads,
+        writes: health.writes,
+        unsafe_shutdowns: health.unsafe_shutdowns,
+        media_errors: health.media_errors,
+        powered: controller.powered(),
+        errors: health.errors,
+        entries: entries.collect(),
+    }
+}
+
+/// Takes over `bytes`; after an error the caller resets the controller.
+pub(crate) fn restore(controller: &mut Controller, bytes: &[u8]) -> Result<(), StateError> {
+    let state = parse(bytes)?;
+    if state.shape != shape(controller) {
+        return Err(inconsistent("the controller has another shape"));
+    }
+    check_phase(&state)?;
+    require(controller.features.fits(&state.features), "features")?;
+    let queues = restore_queues(controller, &state)?;
+    let events = restore_events(&state)?;
+    let health = restore_health(&state.health)?;
+    let recovery = &state.error_recovery;
+    require(recovery.len() == state.shape.namespaces.len(), "error recovery")?;
+    controller.pci.restore(&state.pci)?;
+    controller.msix.restore(&state.msix)?;
+    // From here on nothing fails.
+    for (namespace, value) in controller.namespaces.iter_mut().zip(recovery) {
+        namespace.error_recovery = *value;
+    }
+    restore_registers(controller, &state.registers);
+    restore_doorbells(controller, &queues);
+    let now = controller.clock.now();
+    controller.powered_since = now;
+    controller.keep_alive_since = now;
+    controller.features = state.features.started(now);
+    controller.queues = queues;
+    controller.events = events;
+    controller.health = health;
+    controller.phase = state.phase;
+    controller.shutdown = state.shutdown;
+    Ok(())
+}
+
+fn parse(bytes: &[u8]) -> Result<State, StateError> {
+    if bytes.len() > MAX_LEN {
+        return Err(StateError::Unknown("too long".into()));
+    }
+    let unknown = |error: serde_json::Error| StateError::Unknown(error.to_string());
+    let head: Head = serde_json::from_slice(bytes).map_err(unknown)?;
+    if head.kind != KIND || head.version != VERSION {
+        let found = format!("{:.32} version {}", head.kind, head.version);
+        return Err(StateError::Unknown(found));
+    }
+    serde_json::from_slice(bytes).map_err(|error| StateError::Inconsistent(error.to_string()))
+}
+
+/// Phase, shutdown, registers and the presence of queues must tell one story.
+fn check_phase(state: &State) -> Result<(), StateError> {
+    let configuration = Configuration(state.registers.configuration);
+    let status = ControllerStatus(state.registers.status);
+    let queues = !state.submission_queues.is_empty() || !state.completion_queues.is_empty();
+    let fine = match state.phase {
+        Phase::Enabled => status.ready() && configuration.enabled() && queues,
+        Phase::Disabled => !status.ready() && !queues,
+        Phase::Refused => !status.ready() && status.fatal() && !queues,
+        Phase::Resetting => !queues,
+    };
+    require(fine, "phase and registers")?;
+    let shutdown = match state.shutdown {
+        Shutdown::None => 0,
+        Shutdown::Draining | Shutdown::Flushing => ControllerStatus::SHUTDOWN_OCCURRING,
+        Shutdown::Complete => ControllerStatus::SHUTDOWN_COMPLETE,
+    };
+    // While it resets, CSTS shows what was before.
+    let fine =
+        state.phase == Phase::Resetting || status.0 & ControllerStatus::SHUTDOWN_MASK == shutdown;
+    require(fine, "shutdown and registers")?;
+    let defined =
+        ControllerStatus::READY | ControllerStatus::FATAL | ControllerStatus::SHUTDOWN_MASK;
+    let reserved = status.0 & !defined | configuration.0 & !Configuration::DEFINED;
+    let aqa = state.registers.admin_queues & !AdminQueueAttributes::DEFINED;
+    let low = (state.registers.admin_submission | state.registers.admin_completion) & 0xfff;
+    require(reserved == 0 && aqa == 0 && low == 0, "reserved register bits")
+}
+
+fn restore_queues(controller: &Controller, state: &State) -> Result<Queues, StateError> {
+    let limits = &controller.limits;
+    let page = 4096u64 << Configuration(state.registers.configuration).page_shift().min(4);
+    let ring = |id: u16, base: u64, size: u32, head: u32, tail: u32| {
+        let most = if id == 0 { 4096 } else { limits.queue_entries.into() };
+        let inside = head < size && tail < size && (2..=most).contains(&size);
+        require(id <= limits.queue_pairs && inside && base & (page - 1) == 0, "a queue")
+    };
+    let mut queues = Queues::default();
+    for saved in &state.completion_queues {
+        ring(saved.id, saved.base, saved.size, saved.head, saved.tail)?;
+        let vector = saved.vector.is_none_or(|vector| vector < state.shape.vectors);
+        require(vector && queues.completion(saved.id).is_none(), "a completion queue")?;
+        let cell = Cell::resumed(&controller.doorbells, head_doorbell(saved.id), saved.doorbell);
+        let mut queue = CompletionQueue::new(saved.id, saved.base, saved.size, saved.vector, cell);
+        (queue.head, queue.tail, queue.phase) = (saved.head, saved.tail, saved.phase);
+        queues.add_completion(queue);
+    }
+    for saved in &state.submission_queues {
+        ring(saved.id, saved.base, saved.size, saved.head, saved.tail)?;
+        let kinds = (saved.id == 0) == (saved.completion == 0);
+        let there = queues.completion(saved.completion).is_some();
+        let fresh = queues.submission(saved.id).is_none();
+        require(kinds && there && fresh, "a submission queue")?;
+        let cell = Cell::resumed(&controller.doorbells, tail_doorbell(saved.id), saved.doorbell);
+        let (base, size) = (saved.base, saved.size);
+        let mut queue = SubmissionQueue::new(saved.id, saved.completion, base, size, cell);
+        (queue.head, queue.tail) = (saved.head, saved.tail);
+        queues.add_submission(queue);
+    }
+    let admin = queues.pair(0).is_some();
+    require(admin == (state.phase == Phase::Enabled), "admin queues")?;
+    Ok(queues)
+}
+
+fn restore_events(state: &State) -> Result<Events, StateError> {
+    let mut events = Events::default();
+    for event in &state.events_waiting {
+        let EventState { kind, information, log } = *event;
+        let event = Event { kind: EventType(kind), information, log };
+        require(Events::KNOWN.contains(&event), "an event")?;
+        events.raise(event);
+    }
+    require(state.event_requests.len() <= EVENT_LIMIT, "event requests")?;
+    let enabled = state.phase == Phase::Enabled;
+    require(enabled || state.event_requests.is_empty(), "event requests")?;
+    events.requests.extend(&state.event_requests);
+    events.masked = state.events_masked;
+    Ok(events)
+}
+
+fn restore_health(saved: &HealthState) -> Result<Health, StateError> {
+    // Counters that no device lives long enough for would overflow later.
+    let counters = [
+        saved.sectors_read,
+        saved.sectors_written,
+        saved.reads,
+        saved.writes,
+        saved.unsafe_shutdowns,
+        saved.media_errors,
+        saved.errors,
+        saved.powered.as_secs(),
+    ];
+    require(counters.iter().all(|counter| *counter < 1 << 60), "health counters")?;
+    let kept = saved.errors.min(ERROR_ENTRIES as u64);
+    require(saved.entries.len() as u64 == kept, "error log")?;
+    let entries = saved.entries.iter().map(|error| {
+        let mut entry = ErrorEntry::new(error.queue, error.command, Status::SUCCESS);
+        entry.status.set(error.status);
+        entry.count.set(error.count);
+        entry.lba.set(error.lba);
+        entry.nsid.set(error.nsid);
+        entry
+    });
+    Ok(Health {
+        sectors_read: saved.sectors_read,
+        sectors_written: saved.sectors_written,
+        reads: saved.reads,
+        writes: saved.writes,
+        unsafe_shutdowns: saved.unsafe_shutdowns,
+        media_errors: saved.media_errors,
+        errors: saved.errors,
+        entries: entries.collect(),
+        powered_before: saved.powered,
+    })
+}
+
+fn restore_registers(controller: &mut Controller, saved: &RegisterState) {
+    let registers = &mut controller.registers;
+    registers.interrupt_mask = saved.interrupt_mask;
+    registers.configuration = Configuration(saved.configuration);
+    registers.status = ControllerStatus(saved.status);
+    registers.admin_queues = AdminQueueAttributes(saved.admin_queues);
+    registers.admin_submission = saved.admin_submission;
+    registers.admin_completion = saved.admin_completion;
+}
+
+fn restore_doorbells(controller: &Controller, queues: &Queues) {
+    let doorbells = &controller.doorbells;
+    if (0..doorbells.len()).any(|index| doorbells.load(index) != 0) {
+        return;
+    }
+    for queue in queues.submissions() {
+        doorbells.store(tail_doorbell(queue.id), queue.doorbell.seen());
+    }
+    for queue in queues.completions() {
+        doorbells.store(head_doorbell(queue.id), queue.doorbell.seen());
+    }
+}

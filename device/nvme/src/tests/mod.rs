@@ -1,0 +1,13 @@
+//! Through the driver, on heap memory, in virtual time.
+
+mod admin;
+mod bad_commands;
+mod hostile;
+mod init;
+mod io;
+mod lifecycle;
+mod parts;
+mod queues;
+mod rig;
+mod saved;
+mod steady;

@@ -1,0 +1,309 @@
+//! A controller with a driver on it.
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use slipway_block::{Completion, Disk, DiskError, Geometry, Operation, RamDisk, Request};
+use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
+use slipway_nvme_spec::registers::{ControllerStatus, offset};
+use slipway_nvme_spec::status::Status;
+use slipway_pci::{Doorbells, FifoSink, Function, Interrupt};
+use slipway_ram::Memory;
+use slipway_telemetry::ManualClock;
+
+use crate::driver::{Arena, Direct, Driver, RegisterAccess};
+use crate::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
+
+/// Bytes of guest memory.
+pub const MEMORY: usize = 32 << 20;
+
+/// What tests configure.
+pub struct Setup {
+    pub memory: Memory,
+    pub disks: Vec<Box<dyn Disk>>,
+    pub limits: Limits,
+    pub clock: ManualClock,
+    pub sink: Arc<FifoSink>,
+    pub vectors: u16,
+}
+
+impl Setup {
+    /// One RAM disk of 16 MiB with 512-byte blocks.
+    pub fn new() -> Self {
+        Self::on(Memory::heap(MEMORY), ram(16 << 20, 512))
+    }
+
+    /// One disk, and memory that is there already.
+    pub fn on(memory: Memory, disk: Box<dyn Disk>) -> Self {
+        Self {
+            memory,
+            disks: vec![disk],
+            limits: Limits::default(),
+            clock: ManualClock::new(),
+            sink: FifoSink::new(),
+            vectors: 65,
+        }
+    }
+
+    pub fn disk(mut self, disk: Box<dyn Disk>) -> Self {
+        self.disks = vec![disk];
+        self
+    }
+
+    pub fn controller(self) -> Controller {
+        let namespaces = self.disks.into_iter().zip(1..);
+        Controller::new(Parts {
+            memory: self.memory,
+            interrupts: (0..self.vectors)
+                .map(|vector| Interrupt::new(self.sink.clone(), vector))
+                .collect(),
+            doorbells: Doorbells::trapped(doorbell_count(self.limits.queue_pairs)),
+            namespaces: namespaces
+                .map(|(disk, nsid)| Namespace::new(nsid, disk, [nsid as u8; 16]))
+                .collect(),
+            clock: Arc::new(self.clock),
+            identity: Identity::new("TEST0001"),
+            limits: self.limits,
+        })
+        .unwrap()
+    }
+
+    /// A rig with the admin queues enabled.
+    pub fn admin(self) -> Rig {
+        let (memory, clock, sink) = (self.memory.clone(), self.clock.clone(), self.sink.clone());
+        let arena = Arena::new(memory, 0, MEMORY as u64);
+        let driver = Driver::new(Direct::new(self.controller()), arena, 32).unwrap();
+        Rig { driver, clock, sink }
+    }
+
+    /// A rig with an I/O queue pair of 64 entries, number 1, vector 1.
+    pub fn rig(self) -> Rig {
+        let mut rig = self.admin();
+        rig.driver.create_pair(1, 64, Some(1)).unwrap();
+        rig
+    }
+}
+
+pub fn ram(bytes: u64, block_size: u32) -> Box<dyn Disk> {
+    Box::new(RamDisk::new(bytes, block_size).unwrap())
+}
+
+/// A driver on a controller, with the clock and the interrupts of both.
+pub struct Rig {
+    pub driver: Driver<Direct<Controller>>,
+    pub clock: ManualClock,
+    pub sink: Arc<FifoSink>,
+}
+
+impl Rig {
+    pub fn controller(&mut self) -> &mut Controller {
+        &mut self.driver.registers.function
+    }
+
+    pub fn poll(&mut self, times: usize) {
+        for _ in 0..times {
+            self.controller().poll();
+        }
+    }
+
+    pub fn advance(&mut self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    /// A command with `len` bytes at `address` as its data.
+    pub fn with_data(
+        &mut self,
+        command: SubmissionEntry,
+        address: u64,
+        len: usize,
+    ) -> SubmissionEntry {
+        let mut command = command;
+        (command.prp1, command.prp2) = self.driver.point(address, len).unwrap();
+        command
+    }
+
+    pub fn buffer(&mut self, len: usize) -> u64 {
+        self.driver.arena.allocate(len).unwrap()
+    }
+
+    pub fn fill(&self, address: u64, data: &[u8]) {
+        self.driver.arena.memory().write(address, data).unwrap();
+    }
+
+    pub fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.driver.arena.memory().read(address, &mut data).unwrap();
+        data
+    }
+
+    /// Completions of queue `queue` that are there now.
+    pub fn reap(&mut self, queue: u16) -> Vec<CompletionEntry> {
+        let mut entries = Vec::new();
+        self.driver.reap(queue, &mut entries).unwrap();
+        entries
+    }
+
+    /// The status with which `command` ends, without "more".
+    pub fn status(&mut self, queue: u16, command: SubmissionEntry) -> Status {
+        Status(self.run(queue, command).status().0 & !(1 << 13))
+    }
+
+    pub fn csts(&mut self) -> ControllerStatus {
+        ControllerStatus(self.driver.registers.read32(offset::CSTS).unwrap())
+    }
+
+    pub fn write32(&mut self, at: u64, value: u32) {
+        self.driver.registers.write32(at, value).unwrap();
+    }
+
+    /// Runs a command on queue `queue` and gives its completion.
+    pub fn run(&mut self, queue: u16, command: SubmissionEntry) -> CompletionEntry {
+        self.driver.run(queue, command).unwrap()
+    }
+}
+
+/// A disk that keeps requests back until a test lets them go, newest first, and can make them fail.
+pub struct Held {
+    inner: Box<dyn Disk>,
+    waiting: Vec<Request>,
+    gate: Arc<Gate>,
+}
+
+/// The test's hand on a [`Held`] disk.
+#[derive(Default)]
+pub struct Gate {
+    /// How many requests may go.
+    pub allowed: AtomicUsize,
+    /// How many wait.
+    pub waiting: AtomicUsize,
+    /// Flushes that were let go.
+    pub flushes: AtomicUsize,
+    /// Durable requests that were let go.
+    pub durable: AtomicUsize,
+    /// What every request ends with.
+    pub error: Mutex<Option<DiskError>>,
+}
+
+impl Gate {
+    pub fn open(&self) {
+        self.allowed.store(usize::MAX / 2, Relaxed);
+    }
+
+    pub fn allow(&self, requests: usize) {
+        self.allowed.fetch_add(requests, Relaxed);
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Relaxed)
+    }
+
+    pub fn fail(&self, error: Option<DiskError>) {
+        *self.error.lock().unwrap() = error;
+    }
+}
+
+impl Held {
+    pub fn make(inner: Box<dyn Disk>) -> (Box<dyn Disk>, Arc<Gate>) {
+        let gate = Arc::new(Gate::default());
+        (Box::new(Self { inner, waiting: Vec::new(), gate: gate.clone() }), gate)
+    }
+}
+
+impl Disk for Held {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, _: &mut Vec<Completion>) {
+        self.waiting.append(requests);
+        self.gate.waiting.store(self.waiting.len(), Relaxed);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        while self.gate.allowed.load(Relaxed) > 0
+            && let Some(request) = self.waiting.pop()
+        {
+            self.gate.allowed.fetch_sub(1, Relaxed);
+            self.gate.flushes.fetch_add((request.operation == Operation::Flush).into(), Relaxed);
+            self.gate.durable.fetch_add(request.durable.into(), Relaxed);
+            match *self.gate.error.lock().unwrap() {
+                Some(error) => completions.push(Completion {
+                    tag: request.tag,
+                    result: Err(error),
+                    spans: request.spans,
+                }),
+                None => self.inner.submit(&mut vec![request], completions),
+            }
+        }
+        self.inner.poll(completions);
+        self.gate.waiting.store(self.waiting.len(), Relaxed);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        assert!(self.waiting.is_empty() || std::thread::panicking(), "requests were abandoned");
+    }
+}
+
+/// A disk that says it is read-only.
+pub struct ReadOnly(pub Box<dyn Disk>);
+
+impl Disk for ReadOnly {
+    fn geometry(&self) -> Geometry {
+        Geometry { read_only: true, ..self.0.geometry() }
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
+        self.0.submit(requests, completions);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.0.poll(completions);
+    }
+}
+
+/// A disk that outlives its controller.
+#[derive(Clone)]
+pub struct Shared(Arc<Mutex<Box<dyn Disk>>>);
+
+impl Shared {
+    pub fn new(disk: Box<dyn Disk>) -> Self {
+        Self(Arc::new(Mutex::new(disk)))
+    }
+}
+
+impl Disk for Shared {
+    fn geometry(&self) -> Geometry {
+        self.0.lock().unwrap().geometry()
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
+        self.0.lock().unwrap().submit(requests, completions);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.0.lock().unwrap().poll(completions);
+    }
+}
+
+/// A small generator with a seed, so that a failure repeats.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let mixed = self.0 ^ self.0 >> 33;
+        mixed.wrapping_mul(0xff51afd7ed558ccd) ^ mixed >> 29
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        (self.next() >> 16) % bound
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}

@@ -1,0 +1,320 @@
+//! Configuration space of a type 0 function.
+//!
+//! Kept as bytes with a mask of the bits that software may change. Sizing a BAR (write all ones,
+//! read the mask back) needs no code of its own then, and no access of a guest, whatever its
+//! offset and width, can change a bit that is not its own.
+
+use crate::capability;
+use crate::state::{ConfigState, Register, VERSION};
+use crate::{Description, MsixControl, MsixLayout, StateError};
+
+/// Bytes of a PCI Express function's configuration space (PCIe Base 5.0, 7.2.2).
+pub const CONFIG_SIZE: usize = 4096;
+
+/// Who a function says it is (PCI Local Bus 3.0, 6.2.1 and 6.2.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Vendor ID.
+    pub vendor: u16,
+    /// Device ID.
+    pub device: u16,
+    /// Subsystem vendor ID.
+    pub subsystem_vendor: u16,
+    /// Subsystem ID.
+    pub subsystem: u16,
+    /// Class code: base class, sub-class, programming interface, from the high byte of 24 bits.
+    pub class: u32,
+    /// Revision ID.
+    pub revision: u8,
+}
+
+/// What a write to configuration space asks of the device beyond the register's new value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a function-level reset must be carried out by the device"]
+pub enum ConfigEffect {
+    /// Nothing.
+    None,
+    /// Initiate Function Level Reset was written (PCIe Base 5.0, 7.5.3.4 and 6.6.2): the device
+    /// resets itself, this configuration space included.
+    FunctionLevelReset,
+}
+
+/// Registers of the type 0 header (PCI Local Bus 3.0, 6.1 and figure 6-1).
+mod register {
+    pub const VENDOR: usize = 0x00;
+    pub const DEVICE: usize = 0x02;
+    pub const COMMAND: usize = 0x04;
+    pub const STATUS: usize = 0x06;
+    pub const REVISION: usize = 0x08;
+    pub const CLASS: usize = 0x09;
+    pub const CACHE_LINE_SIZE: usize = 0x0c;
+    pub const BAR0: usize = 0x10;
+    pub const SUBSYSTEM_VENDOR: usize = 0x2c;
+    pub const SUBSYSTEM: usize = 0x2e;
+    pub const CAPABILITIES: usize = 0x34;
+    pub const INTERRUPT_LINE: usize = 0x3c;
+}
+
+/// Command register (PCI Local Bus 3.0, 6.2.2).
+mod command {
+    pub const MEMORY_SPACE: u16 = 1 << 1;
+    pub const BUS_MASTER: u16 = 1 << 2;
+    pub const PARITY_ERROR_RESPONSE: u16 = 1 << 6;
+    pub const SERR_ENABLE: u16 = 1 << 8;
+    pub const INTERRUPT_DISABLE: u16 = 1 << 10;
+    /// I/O Space stays zero: there are no I/O BARs.
+    pub const WRITABLE: u16 =
+        MEMORY_SPACE | BUS_MASTER | PARITY_ERROR_RESPONSE | SERR_ENABLE | INTERRUPT_DISABLE;
+}
+
+/// Status register, Capabilities List (PCI Local Bus 3.0, 6.2.3).
+const STATUS_CAPABILITIES_LIST: u16 = 1 << 4;
+/// Memory BAR, Type: 64-bit (PCI Local Bus 3.0, 6.2.5.1).
+const BAR_64_BIT: u32 = 0b10 << 1;
+/// Bits 3:0 of a memory BAR describe it and are read-only (PCI Local Bus 3.0, 6.2.5.1).
+const BAR_ADDRESS: u64 = !0xf;
+
+/// The configuration space of one function: type 0 header, memory BARs, and capabilities for power
+/// management, PCI Express (endpoint) and MSI-X.
+///
+/// BAR addresses are stored and read back; what decodes them is the host's affair.
+#[derive(Clone, Debug)]
+pub struct ConfigSpace {
+    bytes: Box<[u8; CONFIG_SIZE]>,
+    /// Bits that software may change.
+    writable: Box<[u8; CONFIG_SIZE]>,
+    /// Bits as after a reset.
+    initial: Box<[u8; CONFIG_SIZE]>,
+    msix: Option<usize>,
+    express: usize,
+}
+
+impl ConfigSpace {
+    /// The space of a function with this identity, these BARs, and MSI-X where `msix` says.
+    ///
+    /// # Panics
+    /// When `description` or `msix` break their own rules (BAR numbers, sizes, a table outside its
+    /// BAR): they are constants of a device, so that is a programmer's error.
+    pub fn new(identity: &Identity, description: &Description, msix: Option<&MsixLayout>) -> Self {
+        check(description, msix);
+        let mut builder = Builder::new();
+        builder.header(identity);
+        for bar in &description.bars {
+            builder.bar(usize::from(bar.index), bar.size, bar.wide);
+        }
+        builder.capability(&capability::power_management());
+        let express = builder.capability(&capability::express_endpoint());
+        let msix = msix.map(|layout| builder.capability(&capability::msix(layout)));
+        Self {
+            initial: builder.bytes.clone(),
+            bytes: builder.bytes,
+            writable: builder.writable,
+            msix,
+            express,
+        }
+    }
+
+    /// Fills `into` from `offset`; bytes past the end read as zeros.
+    pub fn read(&self, offset: u16, into: &mut [u8]) {
+        let from = self.bytes.get(usize::from(offset)..).unwrap_or_default();
+        let there = from.len().min(into.len());
+        into[..there].copy_from_slice(&from[..there]);
+        into[there..].fill(0);
+    }
+
+    /// Writes `from` at `offset`: only writable bits change, bytes past the end are dropped.
+    pub fn write(&mut self, offset: u16, from: &[u8]) -> ConfigEffect {
+        let start = usize::from(offset);
+        for (at, &value) in (start..CONFIG_SIZE).zip(from) {
+            let mask = self.writable[at];
+            self.bytes[at] = self.bytes[at] & !mask | value & mask;
+        }
+        // The bit reads as zero always, so it is no writable bit.
+        let initiate = self.express + capability::EXPRESS_DEVICE_CONTROL + 1;
+        let wrote = initiate.checked_sub(start).and_then(|index| from.get(index));
+        match wrote {
+            Some(byte) if byte & capability::INITIATE_RESET_HIGH_BYTE != 0 => {
+                ConfigEffect::FunctionLevelReset
+            }
+            _ => ConfigEffect::None,
+        }
+    }
+
+    /// As after construction.
+    pub fn reset(&mut self) {
+        self.bytes.clone_from(&self.initial);
+    }
+
+    /// Whether memory BARs answer (Command, Memory Space).
+    pub fn memory_enabled(&self) -> bool {
+        self.u16_at(register::COMMAND) & command::MEMORY_SPACE != 0
+    }
+
+    /// Whether the function may reach guest memory and send messages (Command, Bus Master).
+    pub fn bus_master(&self) -> bool {
+        self.u16_at(register::COMMAND) & command::BUS_MASTER != 0
+    }
+
+    /// MSI-X Message Control; all off when the function has no MSI-X.
+    pub fn msix_control(&self) -> MsixControl {
+        let control = self.msix.map_or(0, |at| self.u16_at(at + capability::MSIX_CONTROL));
+        MsixControl {
+            enabled: control & capability::MSIX_ENABLE != 0,
+            masked: control & capability::MSIX_FUNCTION_MASK != 0,
+        }
+    }
+
+    /// Address that software gave BAR `index`, 0 where there is none. For a 64-bit BAR `index` is
+    /// its lower register.
+    pub fn bar_address(&self, index: u8) -> u64 {
+        if index > 5 {
+            return 0;
+        }
+        let at = register::BAR0 + 4 * usize::from(index);
+        let low = self.u32_at(at);
+        let high = if low & BAR_64_BIT != 0 { self.u32_at(at + 4) } else { 0 };
+        (u64::from(high) << 32 | u64::from(low)) & BAR_ADDRESS
+    }
+
+    /// What software may have changed, for a successor.
+    pub fn save(&self) -> ConfigState {
+        let registers = self
+            .writable_registers()
+            .map(|offset| Register { offset: offset as u16, value: self.u32_at(offset) });
+        ConfigState { version: VERSION, registers: registers.collect() }
+    }
+
+    /// Takes over a saved state of a space made with the same parameters.
+    ///
+    /// # Errors
+    /// [`StateError`] when the state has another version, other registers than this space, or
+    /// other values in read-only bits; the space is then as after a reset.
+    pub fn restore(&mut self, state: &ConfigState) -> Result<(), StateError> {
+        self.reset();
+        if state.version != VERSION {
+            return Err(StateError::Unknown(format!("configuration space {}", state.version)));
+        }
+        let own: Vec<usize> = self.writable_registers().collect();
+        if !own.iter().copied().eq(state.registers.iter().map(|saved| usize::from(saved.offset))) {
+            return Err(StateError::Inconsistent("other configuration registers".into()));
+        }
+        for saved in &state.registers {
+            let offset = usize::from(saved.offset);
+            let fixed = !dword(&self.writable[..], offset);
+            if (saved.value ^ self.u32_at(offset)) & fixed != 0 {
+                self.reset();
+                let text = format!("read-only bits of configuration register {offset:#x} differ");
+                return Err(StateError::Inconsistent(text));
+            }
+            self.bytes[offset..offset + 4].copy_from_slice(&saved.value.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    /// Offsets of the 32-bit registers in which software can change a bit.
+    fn writable_registers(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..CONFIG_SIZE).step_by(4).filter(|&offset| dword(&self.writable[..], offset) != 0)
+    }
+
+    fn u16_at(&self, offset: usize) -> u16 {
+        u16::from_le_bytes([self.bytes[offset], self.bytes[offset + 1]])
+    }
+
+    fn u32_at(&self, offset: usize) -> u32 {
+        dword(&self.bytes[..], offset)
+    }
+}
+
+fn dword(bytes: &[u8], offset: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[offset..offset + 4]);
+    u32::from_le_bytes(word)
+}
+
+/// The rules of a [`Description`] and a [`MsixLayout`] that belong together.
+fn check(description: &Description, msix: Option<&MsixLayout>) {
+    let mut free = 0;
+    for bar in &description.bars {
+        assert!(bar.index >= free, "BARs ascend and a 64-bit BAR takes two");
+        free = bar.index + if bar.wide { 2 } else { 1 };
+        assert!(free <= 6, "a type 0 header has six BAR registers");
+        assert!(bar.size.is_power_of_two() && bar.size >= 4096, "a BAR's size");
+        assert!(bar.wide || bar.size <= 1 << 31, "a BAR of this size needs 64 bits");
+    }
+    if let Some(layout) = msix {
+        assert!(layout.vectors() == description.vectors, "one table entry per vector");
+        let bar = description.bars.iter().find(|bar| bar.index == layout.bar());
+        let size = bar.map_or(0, |bar| bar.size);
+        assert!(layout.table_range().end <= size, "the MSI-X table lies in its BAR");
+        assert!(layout.pba_range().end <= size, "the MSI-X PBA lies in its BAR");
+    }
+}
+
+/// Lays out a fresh space.
+struct Builder {
+    bytes: Box<[u8; CONFIG_SIZE]>,
+    writable: Box<[u8; CONFIG_SIZE]>,
+    /// Where the next capability goes; 0x40 is the first byte after the header.
+    next: usize,
+    /// The byte that shall point to it.
+    link: usize,
+}
+
+impl Builder {
+    fn new() -> Self {
+        let zeros = || Box::new([0; CONFIG_SIZE]);
+        Self { bytes: zeros(), writable: zeros(), next: 0x40, link: register::CAPABILITIES }
+    }
+
+    fn set(&mut self, offset: usize, value: &[u8]) {
+        self.bytes[offset..offset + value.len()].copy_from_slice(value);
+    }
+
+    fn allow(&mut self, offset: usize, mask: &[u8]) {
+        self.writable[offset..offset + mask.len()].copy_from_slice(mask);
+    }
+
+    fn header(&mut self, identity: &Identity) {
+        self.set(register::VENDOR, &identity.vendor.to_le_bytes());
+        self.set(register::DEVICE, &identity.device.to_le_bytes());
+        self.allow(register::COMMAND, &command::WRITABLE.to_le_bytes());
+        self.set(register::STATUS, &STATUS_CAPABILITIES_LIST.to_le_bytes());
+        self.set(register::REVISION, &[identity.revision]);
+        self.set(register::CLASS, &identity.class.to_le_bytes()[..3]);
+        // Cache Line Size and Interrupt Line are scratch for software in PCI Express functions
+        // (PCIe Base 5.0, 7.5.1.1.7 and 7.5.1.1.12). Interrupt Pin is 0: no INTx.
+        self.allow(register::CACHE_LINE_SIZE, &[0xff]);
+        self.allow(register::INTERRUPT_LINE, &[0xff]);
+        self.set(register::SUBSYSTEM_VENDOR, &identity.subsystem_vendor.to_le_bytes());
+        self.set(register::SUBSYSTEM, &identity.subsystem.to_le_bytes());
+    }
+
+    /// Address bits from the BAR's size on are writable, the rest reads as zero (PCI Local Bus
+    /// 3.0, 6.2.5.1).
+    fn bar(&mut self, index: usize, size: u64, wide: bool) {
+        let at = register::BAR0 + 4 * index;
+        let mask = (!(size - 1) & BAR_ADDRESS).to_le_bytes();
+        if wide {
+            self.set(at, &BAR_64_BIT.to_le_bytes());
+            self.allow(at, &mask);
+        } else {
+            self.allow(at, &mask[..4]);
+        }
+    }
+
+    /// Chains a capability (PCI Local Bus 3.0, 6.7) and returns its offset.
+    fn capability(&mut self, capability: &capability::Capability) -> usize {
+        let at = self.next;
+        self.bytes[self.link] = at as u8;
+        self.set(at, &capability.bytes);
+        self.allow(at, &capability.writable);
+        self.link = at + 1;
+        self.next = (at + capability.bytes.len()).next_multiple_of(4);
+        assert!(self.next <= 0x100, "capabilities lie in the first 256 bytes");
+        at
+    }
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

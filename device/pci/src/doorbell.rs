@@ -1,0 +1,72 @@
+//! Doorbell cells.
+//!
+//! A device reads its doorbells from cells and does not know how they change: a trapped register
+//! write that the device itself stores, or a page that the client maps and stores to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Memory that holds doorbell cells: heap, or a page shared with a client.
+///
+/// # Safety
+/// The slice that `cells` returns must stay valid, at one address, as long as the value lives,
+/// whatever another process does to the memory behind it (so a shared file must be sealed against
+/// shrinking).
+pub unsafe trait CellPage: Send + Sync {
+    /// The cells: one 32-bit word per 4 bytes of the page.
+    fn cells(&self) -> &[AtomicU32];
+}
+
+// SAFETY: boxed memory of this process stays where it is.
+unsafe impl CellPage for Box<[AtomicU32]> {
+    fn cells(&self) -> &[AtomicU32] {
+        self
+    }
+}
+
+/// The doorbell cells of one function, in the order of its doorbell registers.
+#[derive(Clone)]
+pub struct Doorbells(Arc<dyn CellPage>);
+
+impl Doorbells {
+    /// Cells on the heap, for hosts that trap every write. `count` registers.
+    pub fn trapped(count: usize) -> Self {
+        let cells: Box<[AtomicU32]> = (0..count).map(|_| AtomicU32::new(0)).collect();
+        Self(Arc::new(cells))
+    }
+
+    /// Cells in memory that a client may store to.
+    pub fn shared(page: Arc<dyn CellPage>) -> Self {
+        Self(page)
+    }
+
+    /// Number of cells.
+    pub fn len(&self) -> usize {
+        self.0.cells().len()
+    }
+
+    /// Whether there is no cell.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What was last stored in cell `index`; 0 past the end. Pairs with the release store of the
+    /// one who rings: what it wrote before is visible.
+    pub fn load(&self, index: usize) -> u32 {
+        self.0.cells().get(index).map_or(0, |cell| u32::from_le(cell.load(Ordering::Acquire)))
+    }
+
+    /// Stores a trapped write; past the end it is dropped.
+    pub fn store(&self, index: usize, value: u32) {
+        if let Some(cell) = self.0.cells().get(index) {
+            cell.store(value.to_le(), Ordering::Release);
+        }
+    }
+
+    /// Zeroes every cell, as a reset does.
+    pub fn clear(&self) {
+        for cell in self.0.cells() {
+            cell.store(0, Ordering::Release);
+        }
+    }
+}

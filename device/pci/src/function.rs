@@ -1,0 +1,109 @@
+//! The contract of a PCI function.
+
+use std::time::Duration;
+
+/// Outcome of an access to a register. What is wrong with the *device* goes into its status
+/// registers, never in here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The device took or gave the bytes.
+    Done,
+    /// The bus refuses: nothing is there, or the width is not supported.
+    Refused,
+    /// The device answers later: the host repeats the same access after the next
+    /// [`Function::poll`] that was not idle.
+    Deferred,
+}
+
+/// A base address register of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bar {
+    /// Register number, 0 to 5; a 64-bit BAR also takes the next one.
+    pub index: u8,
+    /// Bytes, a power of two, at least 4096.
+    pub size: u64,
+    /// Decodes 64-bit addresses.
+    pub wide: bool,
+    /// The part of it, in bytes from the BAR's start and page-aligned, that holds doorbells and
+    /// nothing else: a host may map the doorbell cells there instead of trapping writes.
+    pub doorbell_page: Option<std::ops::Range<u64>>,
+}
+
+/// What a host must know of a function to present it; constant for its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Memory BARs, ascending.
+    pub bars: Vec<Bar>,
+    /// Number of MSI-X vectors, 1 to 2048.
+    pub vectors: u16,
+}
+
+/// What [`Function::poll`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Did something, or may have more to do at once: poll again.
+    Busy,
+    /// Nothing to do until a register is written, a backend's descriptor wakes, or, when there is
+    /// one, this time (of the function's clock) has come.
+    Idle(Option<Duration>),
+}
+
+/// Why a saved state was refused. The function is then as after a reset.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// Not a state of this kind of function, or of a version that this one does not know.
+    #[error("the saved state is not of this device or of another version: {0}")]
+    Unknown(String),
+    /// The state contradicts itself, the function's configuration, or has leftovers.
+    #[error("the saved state is not consistent: {0}")]
+    Inconsistent(String),
+}
+
+/// A PCI function. The host owns it on one thread and calls it from there only.
+///
+/// Duties of the host: offsets and lengths lie within the BAR or the 4096-byte configuration
+/// space; lengths are 1 to 8 for registers of BARs unless the region is memory-like; `poll` is
+/// called after every write, when a backend's descriptor wakes, and while it returns
+/// [`Progress::Busy`].
+///
+/// Duties of the function: no call blocks; no input of a guest makes it panic; guest memory is
+/// reached through its `Memory` only; after `quiesce` returned true and until the next register
+/// access or `poll`, nothing refers to guest memory.
+pub trait Function: Send {
+    /// The function's shape.
+    fn description(&self) -> &Description;
+
+    /// Reads configuration space; bytes that do not exist read as zero.
+    fn config_read(&mut self, offset: u16, into: &mut [u8]);
+
+    /// Writes configuration space; read-only bits keep their value.
+    fn config_write(&mut self, offset: u16, from: &[u8]);
+
+    /// Reads from BAR number `bar`.
+    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access;
+
+    /// Writes to BAR number `bar`.
+    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access;
+
+    /// Does what there is to do: doorbells, commands, completions; a bounded amount, so that many
+    /// functions share a thread fairly.
+    fn poll(&mut self) -> Progress;
+
+    /// Function-level reset: as after construction, configuration space included. Requests in
+    /// flight end without a trace in guest memory that the guest could see as a completion.
+    fn reset(&mut self);
+
+    /// Starts no new access to guest memory and tells whether none is in flight. A host calls it
+    /// before it takes memory away, repeatedly until true or until its deadline; `poll` ends the quiesced state.
+    fn quiesce(&mut self) -> bool;
+
+    /// Everything that a successor needs to go on, as bytes of a versioned format. The function
+    /// must be quiesced.
+    fn save(&self) -> Vec<u8>;
+
+    /// Takes over a saved state, on a freshly made function of the same configuration.
+    ///
+    /// # Errors
+    /// [`StateError`]; every byte is checked as hostile input.
+    fn restore(&mut self, state: &[u8]) -> Result<(), StateError>;
+}

@@ -1,0 +1,35 @@
+//! PCI functions: the contract between a device model and whatever hosts it, and the parts that
+//! every function has (configuration space, BARs, MSI-X).
+//!
+//! One device object, several hosts: a vfio-user socket, a VMM, a unit test on heap memory. So a
+//! device is made of parts that a host hands it and knows nothing of sockets, eventfds or threads:
+//! - guest memory: `slipway_ram::Memory`;
+//! - interrupts: one [`Interrupt`] per vector, in front of the host's [`InterruptSink`];
+//! - doorbells: [`Doorbells`], cells that a trapped write or a shared page changes;
+//! - its backend; and a clock, `slipway_telemetry::Clock`.
+//!
+//! A device implements [`Function`] and builds on [`ConfigSpace`] (registers with writable bits;
+//! a write tells when it asks for a function-level reset) and [`Msix`] (table and pending bits as
+//! memory of a BAR). Their saved states are in [`state`].
+//!
+//! Not here: I/O BARs and expansion ROMs, INTx and MSI, error reporting (AER), SR-IOV, effects of
+//! power states (D3hot is stored and nothing else), BAR decoding.
+//!
+//! Dependencies: `serde` for saved states, `thiserror` for [`StateError`].
+#![allow(unsafe_code)] // doorbell cells may lie in a page shared with the client
+
+mod capability;
+mod config;
+mod doorbell;
+mod function;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
+mod interrupt;
+mod msix;
+pub mod state;
+
+pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
+pub use doorbell::{CellPage, Doorbells};
+pub use function::{Access, Bar, Description, Function, Progress, StateError};
+pub use interrupt::{FifoSink, Interrupt, InterruptSink};
+pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};

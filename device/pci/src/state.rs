@@ -1,0 +1,52 @@
+//! Saved state of the parts that every function has. A device embeds these types in its own state
+//! and chooses the encoding; whatever comes back is checked as hostile input by `restore`.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the types in this module. A state of another version is refused.
+pub const VERSION: u32 = 1;
+
+/// A 32-bit configuration register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Register {
+    /// Byte offset in configuration space, a multiple of 4.
+    pub offset: u16,
+    /// All 32 bits, read-only ones too: they tell whether the successor is of the same shape.
+    pub value: u32,
+}
+
+/// What software changed in a [`ConfigSpace`](crate::ConfigSpace).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigState {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Every register with a writable bit, ascending.
+    pub registers: Vec<Register>,
+}
+
+/// One entry of an MSI-X table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VectorState {
+    /// Message address.
+    pub address: u64,
+    /// Message data.
+    pub data: u32,
+    /// Vector Control, Mask Bit.
+    pub masked: bool,
+    /// The vector's bit in the pending bit array.
+    pub pending: bool,
+}
+
+/// Table and pending bits of a [`Msix`](crate::Msix). Message Control is part of the
+/// configuration space.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MsixState {
+    /// [`VERSION`].
+    pub version: u32,
+    /// One per vector, in order.
+    pub vectors: Vec<VectorState>,
+}

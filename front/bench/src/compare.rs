@@ -1,0 +1,369 @@
+//! Two reports side by side: which differences are more than noise.
+
+use serde::{Deserialize, Serialize};
+use slipway_telemetry::Timeline;
+
+use crate::duration::human;
+use crate::report::StartupReport;
+use crate::statistics::time_in;
+use crate::table::{BOLD, PLAIN, grid};
+
+/// Fewer rounds than this say nothing about how rounds differ.
+const LEAST_ROUNDS: usize = 3;
+
+/// What the noise was taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Basis {
+    /// The means of rounds. Sandboxes of one round share its processors, so only rounds are
+    /// independent of each other.
+    Rounds,
+    /// Single sandboxes, for want of rounds (fewer than three in one of the reports). What differs
+    /// between rounds stays unseen, so this is too quick to call a difference real.
+    Sandboxes,
+}
+
+/// What a comparison says of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Takes less time, by more than the noise.
+    Faster,
+    /// Takes more time, by more than the noise.
+    Slower,
+    /// The difference is not larger than the noise.
+    WithinNoise,
+    /// Too few values to know the noise.
+    Unknown,
+    /// Only the second report has it.
+    Added,
+    /// Only the first report has it.
+    Removed,
+}
+
+/// One stage of two reports.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StageComparison {
+    /// The stage's name, or `total` for the whole start.
+    pub name: String,
+    /// Mean in the first report, in nanoseconds; 0 if it is not there.
+    pub before_ns: f64,
+    /// Mean in the second report, in nanoseconds; 0 if it is not there.
+    pub after_ns: f64,
+    /// How large a difference chance alone explains, in nanoseconds: half the width of the 99 %
+    /// confidence interval of the difference (Welch). None if there are too few values.
+    pub noise_ns: Option<f64>,
+    /// What follows.
+    pub verdict: Verdict,
+}
+
+/// Two reports side by side.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Stages in the order of the second report, then those that only the first has, then `total`.
+    pub stages: Vec<StageComparison>,
+    /// What the noise was taken from.
+    pub basis: Basis,
+    /// Why the reports may not be comparable (another machine, another number of sandboxes), as
+    /// sentences. Empty when nothing is wrong.
+    pub warnings: Vec<String>,
+}
+
+/// Compares `before` with `after`, stage by stage.
+///
+/// A difference of two means is called real when it is larger than half the 99 % confidence
+/// interval of that difference: Welch's interval, which lets both sides have a variance of their
+/// own. 99 % and not 95 %, since a report has about ten stages: at 95 % every second comparison of
+/// two equal programs would name one. The values are means of rounds, or single sandboxes where
+/// there are fewer than three rounds (see [`Basis`]).
+pub fn compare(before: &StartupReport, after: &StartupReport) -> Comparison {
+    let rounds = before.rounds.min(after.rounds);
+    let basis = if rounds >= LEAST_ROUNDS { Basis::Rounds } else { Basis::Sandboxes };
+    let row = |name: &str, time: &dyn Fn(&Timeline) -> Option<u64>| {
+        compare_values(name, &values(before, basis, time), &values(after, basis, time))
+    };
+    let mut stages: Vec<StageComparison> = names(before, after)
+        .into_iter()
+        .map(|name| row(name, &|timeline| time_in(timeline, name)))
+        .collect();
+    stages
+        .push(row("total", &|timeline| (!timeline.stages.is_empty()).then(|| timeline.total_ns())));
+    Comparison { stages, basis, warnings: warnings(before, after) }
+}
+
+fn names<'a>(before: &'a StartupReport, after: &'a StartupReport) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    for stage in after.statistics.stages.iter().chain(&before.statistics.stages) {
+        if !names.contains(&stage.name.as_str()) {
+            names.push(&stage.name);
+        }
+    }
+    names
+}
+
+/// The values of one stage, in nanoseconds: a mean for each round, or one for each sandbox.
+fn values(
+    report: &StartupReport,
+    basis: Basis,
+    time: &dyn Fn(&Timeline) -> Option<u64>,
+) -> Vec<f64> {
+    let of = |round: &Vec<Timeline>| -> Vec<f64> {
+        round.iter().filter_map(time).map(|ns| ns as f64).collect()
+    };
+    let rounds = report.timelines.iter().map(of);
+    match basis {
+        Basis::Rounds => {
+            rounds.filter(|round| !round.is_empty()).map(|round| mean(&round)).collect()
+        }
+        Basis::Sandboxes => rounds.flatten().collect(),
+    }
+}
+
+fn compare_values(name: &str, before: &[f64], after: &[f64]) -> StageComparison {
+    let (before_ns, after_ns) = (mean(before), mean(after));
+    let noise_ns = welch_half_width(before, after);
+    let difference = after_ns - before_ns;
+    let verdict = match noise_ns {
+        _ if before.is_empty() => Verdict::Added,
+        _ if after.is_empty() => Verdict::Removed,
+        None => Verdict::Unknown,
+        Some(noise) if difference.abs() <= noise => Verdict::WithinNoise,
+        Some(_) if difference < 0.0 => Verdict::Faster,
+        Some(_) => Verdict::Slower,
+    };
+    StageComparison { name: name.to_owned(), before_ns, after_ns, noise_ns, verdict }
+}
+
+/// Half the width of Welch's 99 % confidence interval of the difference of two means; None with
+/// fewer than two values on a side.
+fn welch_half_width(a: &[f64], b: &[f64]) -> Option<f64> {
+    if a.len() < 2 || b.len() < 2 {
+        return None;
+    }
+    // Squared standard errors of both means.
+    let (error_a, error_b) = (variance(a) / a.len() as f64, variance(b) / b.len() as f64);
+    let error = error_a + error_b;
+    if error == 0.0 {
+        return Some(0.0);
+    }
+    // Welch and Satterthwaite's degrees of freedom.
+    let part = |error: f64, count: usize| error * error / (count - 1) as f64;
+    let freedom = error * error / (part(error_a, a.len()) + part(error_b, b.len()));
+    Some(student_t(freedom) * error.sqrt())
+}
+
+/// The 99.5th percentile of Student's t distribution for the largest tabulated degrees of freedom
+/// not above `freedom`, so that the noise is never too small.
+fn student_t(freedom: f64) -> f64 {
+    const TABLE: [(f64, f64); 16] = [
+        (1.0, 63.657),
+        (2.0, 9.925),
+        (3.0, 5.841),
+        (4.0, 4.604),
+        (5.0, 4.032),
+        (6.0, 3.707),
+        (7.0, 3.499),
+        (8.0, 3.355),
+        (9.0, 3.250),
+        (10.0, 3.169),
+        (12.0, 3.055),
+        (15.0, 2.947),
+        (20.0, 2.845),
+        (30.0, 2.750),
+        (60.0, 2.660),
+        (120.0, 2.617),
+    ];
+    let fitting = TABLE.iter().rev().find(|(least, _)| *least <= freedom);
+    fitting.unwrap_or(&TABLE[0]).1
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// The sample's unbiased variance; two values or more.
+fn variance(values: &[f64]) -> f64 {
+    let mean = mean(values);
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    squares / (values.len() - 1) as f64
+}
+
+fn warnings(before: &StartupReport, after: &StartupReport) -> Vec<String> {
+    let (a, b) = (&before.environment, &after.environment);
+    let differ = |what: &str, before: &str, after: &str| {
+        (before != after).then(|| format!("{what} differs: {before:?} against {after:?}"))
+    };
+    let mut warnings: Vec<String> = [
+        differ("the machine", &a.machine, &b.machine),
+        differ("the host's kernel", &a.kernel, &b.kernel),
+        differ("the accelerator", &a.accelerator, &b.accelerator),
+        differ("sandboxes at once", &before.count.to_string(), &after.count.to_string()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if before.rounds.min(after.rounds) < LEAST_ROUNDS {
+        warnings.push(format!(
+            "fewer than {LEAST_ROUNDS} rounds: the noise is that of single sandboxes, and what \
+             differs from round to round is not seen"
+        ));
+    }
+    warnings
+}
+
+impl Comparison {
+    /// As aligned text: both means, the difference with its noise, the verdict; then the warnings.
+    /// Real differences are bold when `colour`.
+    pub fn table(&self, colour: bool) -> String {
+        let headings = ["stage", "before", "after", "difference", "noise", "verdict"];
+        let rows: Vec<[String; 6]> = self.stages.iter().map(StageComparison::cells).collect();
+        let mut text = grid(&headings, &rows, |row, line| {
+            let real = row.is_some_and(|row| {
+                matches!(self.stages[row].verdict, Verdict::Faster | Verdict::Slower)
+            });
+            if colour && real { format!("{BOLD}{line}{PLAIN}") } else { line }
+        });
+        for warning in &self.warnings {
+            text.push_str(&format!("note: {warning}\n"));
+        }
+        text
+    }
+}
+
+impl std::fmt::Display for Comparison {
+    /// The table without colour.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.table(false).trim_end())
+    }
+}
+
+impl StageComparison {
+    fn cells(&self) -> [String; 6] {
+        let time = |ns: f64| human(ns.abs().round() as u64);
+        let present = |absent: Verdict, ns: f64| {
+            if self.verdict == absent { "–".to_owned() } else { time(ns) }
+        };
+        let difference = self.after_ns - self.before_ns;
+        let percent = match self.before_ns {
+            0.0 => String::new(),
+            before => format!(" ({:+.1} %)", difference / before * 100.0),
+        };
+        let sign = if difference < 0.0 { '−' } else { '+' };
+        [
+            self.name.clone(),
+            present(Verdict::Added, self.before_ns),
+            present(Verdict::Removed, self.after_ns),
+            format!("{sign}{}{percent}", time(difference)),
+            self.noise_ns.map_or("?".to_owned(), |noise| format!("±{}", time(noise))),
+            self.verdict.text().to_owned(),
+        ]
+    }
+}
+
+impl Verdict {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Faster => "faster",
+            Self::Slower => "slower",
+            Self::WithinNoise => "within the noise",
+            Self::Unknown => "too few values",
+            Self::Added => "new",
+            Self::Removed => "gone",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Environment;
+
+    /// A report with one sandbox and one stage for each value; a round for each inner list.
+    fn report(stage: &str, rounds: &[&[u64]]) -> StartupReport {
+        let timeline = |&ns: &u64| {
+            let mut timeline = Timeline::new("a");
+            timeline.record(stage, 0, ns);
+            timeline
+        };
+        let rounds = rounds.iter().map(|round| round.iter().map(timeline).collect()).collect();
+        StartupReport::new(Environment::default(), "test", rounds)
+    }
+
+    fn verdict(comparison: &Comparison, name: &str) -> Verdict {
+        comparison.stages.iter().find(|stage| stage.name == name).expect("a stage").verdict
+    }
+
+    #[test]
+    fn a_report_does_not_differ_from_itself() {
+        let report = report("vmm", &[&[100, 120], &[90, 130], &[105, 95]]);
+        let comparison = compare(&report, &report);
+        assert_eq!(comparison.basis, Basis::Rounds);
+        assert!(comparison.warnings.is_empty());
+        assert!(comparison.stages.iter().all(|stage| stage.verdict == Verdict::WithinNoise));
+    }
+
+    #[test]
+    fn a_large_difference_is_real_and_a_small_one_is_not() {
+        let before = report("vmm", &[&[1000], &[1010], &[990], &[1005]]);
+        let faster = report("vmm", &[&[500], &[510], &[505], &[495]]);
+        let same = report("vmm", &[&[1015], &[1000], &[985], &[1010]]);
+        assert_eq!(verdict(&compare(&before, &faster), "vmm"), Verdict::Faster);
+        assert_eq!(verdict(&compare(&faster, &before), "total"), Verdict::Slower);
+        assert_eq!(verdict(&compare(&before, &same), "vmm"), Verdict::WithinNoise);
+    }
+
+    #[test]
+    fn noise_between_rounds_counts_not_the_number_of_sandboxes() {
+        // Within a round everybody is alike; rounds differ by far more than the two reports do.
+        let many = |round: u64| vec![round; 200];
+        let rounds = |at: [u64; 3]| at.map(many);
+        let (a, b) = (rounds([100, 200, 300]), rounds([150, 250, 350]));
+        let slices = |rounds: &[Vec<u64>; 3]| -> StartupReport {
+            report("vmm", &rounds.iter().map(Vec::as_slice).collect::<Vec<_>>())
+        };
+        let comparison = compare(&slices(&a), &slices(&b));
+        assert_eq!(comparison.basis, Basis::Rounds);
+        assert_eq!(verdict(&comparison, "vmm"), Verdict::WithinNoise);
+    }
+
+    #[test]
+    fn welch_agrees_with_a_worked_example() {
+        // Variances 2.5 each, n = 5 each: freedom 8, standard error 1, t = 3.355.
+        let a = [1.0, 2.0, 3.0, 4.0, 5.0];
+        let half = welch_half_width(&a, &a).unwrap();
+        assert!((half - 3.355).abs() < 1e-9, "{half}");
+        assert_eq!(welch_half_width(&[1.0], &a), None);
+        assert_eq!(welch_half_width(&[1.0, 1.0], &[2.0, 2.0]), Some(0.0));
+    }
+
+    #[test]
+    fn few_values_new_and_gone_stages_are_said() {
+        let before = report("vmm", &[&[100]]);
+        let after = report("kernel", &[&[120]]);
+        let comparison = compare(&before, &after);
+        assert_eq!(comparison.basis, Basis::Sandboxes);
+        assert_eq!(verdict(&comparison, "vmm"), Verdict::Removed);
+        assert_eq!(verdict(&comparison, "kernel"), Verdict::Added);
+        assert_eq!(verdict(&comparison, "total"), Verdict::Unknown);
+        assert!(comparison.warnings.iter().any(|warning| warning.contains("rounds")));
+    }
+
+    #[test]
+    fn other_circumstances_are_warned_of() {
+        let mut before = report("vmm", &[&[1], &[1], &[1]]);
+        let after = report("vmm", &[&[1, 1], &[1, 1], &[1, 1]]);
+        before.environment.accelerator = "kvm".into();
+        let warnings = compare(&before, &after).warnings;
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+    }
+
+    #[test]
+    fn reads_as_a_table() {
+        let before = report("vmm", &[&[1_000_000], &[1_010_000], &[990_000]]);
+        let after = report("vmm", &[&[500_000], &[510_000], &[505_000]]);
+        let text = compare(&before, &after).table(false);
+        assert!(text.contains("−495 µs (-49.5 %)"), "{text}");
+        assert!(text.contains("faster"), "{text}");
+        assert!(compare(&before, &after).table(true).contains(BOLD));
+    }
+}

@@ -1,0 +1,112 @@
+//! Durations as people read them, and ticks of a time axis.
+
+/// `ns` nanoseconds with three significant digits and a fitting unit: `0 ns`, `12.3 µs`, `145 ms`,
+/// `2.31 s`, `312 s`.
+pub fn human(ns: u64) -> String {
+    let (unit_ns, unit) = match ns {
+        0..1_000 => return format!("{ns} ns"),
+        // What would be rounded up to 1000 of a unit is 1.00 of the next.
+        1_000..999_500 => (1e3, "µs"),
+        999_500..999_500_000 => (1e6, "ms"),
+        _ => (1e9, "s"),
+    };
+    let value = ns as f64 / unit_ns;
+    let decimals = match value {
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// The ticks of a time axis that begins at 0.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Ticks {
+    /// Distance of two ticks, in nanoseconds: 1, 2 or 5 times a power of ten.
+    pub step_ns: u64,
+    /// What a label counts, in nanoseconds.
+    unit_ns: u64,
+    /// The unit's name.
+    pub unit: &'static str,
+}
+
+impl Ticks {
+    /// At most `most` ticks (at least one) for an axis of `span_ns`, beside the one at 0.
+    pub fn new(span_ns: u64, most: usize) -> Self {
+        let wanted = span_ns.div_ceil(most.max(1) as u64).max(1);
+        let power = 10u64.pow(wanted.ilog10());
+        let step_ns = [1, 2, 5, 10]
+            .into_iter()
+            .map(|factor| power.saturating_mul(factor))
+            .find(|step| *step >= wanted)
+            .unwrap_or(u64::MAX);
+        let (unit_ns, unit) = match step_ns {
+            0..500 => (1, "ns"),
+            500..500_000 => (1_000, "µs"),
+            500_000..500_000_000 => (1_000_000, "ms"),
+            _ => (1_000_000_000, "s"),
+        };
+        Self { step_ns, unit_ns, unit }
+    }
+
+    /// The ticks' places up to `span_ns`, from 0.
+    pub fn places(&self, span_ns: u64) -> impl Iterator<Item = u64> {
+        (0..=span_ns / self.step_ns).map(|tick| tick * self.step_ns)
+    }
+
+    /// The label of the tick at `ns`, without its unit.
+    pub fn label(&self, ns: u64) -> String {
+        // Steps below one unit are halves at the least (0.5): one decimal shows them all.
+        let value = ns as f64 / self.unit_ns as f64;
+        if self.step_ns.is_multiple_of(self.unit_ns) {
+            format!("{value:.0}")
+        } else {
+            format!("{value:.1}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_and_a_unit() {
+        let cases = [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_000, "1.00 µs"),
+            (12_345, "12.3 µs"),
+            (999_499, "999 µs"),
+            (999_500, "1.00 ms"),
+            (9_996_000, "10.0 ms"),
+            (99_960_000, "100 ms"),
+            (145_400_000, "145 ms"),
+            (2_310_000_000, "2.31 s"),
+            (312_000_000_000, "312 s"),
+        ];
+        for (ns, text) in cases {
+            assert_eq!(human(ns), text);
+        }
+    }
+
+    #[test]
+    fn ticks_are_round_and_few() {
+        for span in [1, 7, 999, 4_321_000, 1_999_999_999, 3_600_000_000_000, u64::MAX] {
+            for most in [0, 1, 4, 10] {
+                let ticks = Ticks::new(span, most);
+                let count = ticks.places(span).count();
+                assert!(count <= most.max(1) + 1, "{span} {most}: {count}");
+                assert!(span < 1_000 || count > most / 3, "{span} {most}: {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn labels_do_not_repeat() {
+        let ticks = Ticks::new(2_000_000_000, 4);
+        let labels: Vec<_> = ticks.places(2_000_000_000).map(|at| ticks.label(at)).collect();
+        assert_eq!(labels, ["0.0", "0.5", "1.0", "1.5", "2.0"]);
+        assert_eq!(ticks.unit, "s");
+    }
+}

@@ -1,0 +1,42 @@
+//! Start-up measurements as people read them: statistics for each stage, a table, a picture in the
+//! terminal, a picture as SVG, and the comparison of two runs.
+//!
+//! Everything here is a pure function of [`slipway_telemetry::Timeline`]s; whoever calls starts the
+//! sandboxes, prints the strings and writes the files. The pieces:
+//! - [`aligned`]: puts timelines of a clock onto the axis of one run;
+//! - [`statistics`]: mean, p50, p99 and share of each stage, as FastIOV's Table 1 has them;
+//!   [`table`] shows them;
+//! - [`bars`] and [`svg`]: one bar for each sandbox on a shared time axis, as FastIOV's Figure 5;
+//! - [`StartupReport`]: one measurement with all that is needed to judge it, kept as JSON;
+//!   [`compare`] tells which stages of two reports differ by more than the noise.
+//!
+//! Stages may overlap (the guest brings its NVMe function up while its kernel boots). So the shares
+//! of a table may add up to more than 100 %, and both pictures show what runs side by side instead
+//! of hiding it; see [`bars`] and [`svg`].
+//!
+//! Not here: measuring, terminals (the caller says how wide, and whether in colour), files.
+//!
+//! Dependencies: `plotters` writes SVG (its SVG back end only: no fonts, no bitmaps), `serde` and
+//! `serde_json` for reports, `anyhow` for errors that are shown and never matched on.
+
+mod bars;
+mod compare;
+mod duration;
+mod palette;
+mod report;
+mod slices;
+mod statistics;
+mod svg;
+mod table;
+
+pub use bars::bars;
+pub use compare::{Basis, Comparison, StageComparison, Verdict, compare};
+pub use duration::human;
+pub use report::{Environment, StartupReport};
+pub use slices::aligned;
+pub use statistics::{StageStatistics, Statistics, percentile, statistics};
+pub use svg::svg;
+pub use table::table;
+
+#[cfg(test)]
+mod samples;

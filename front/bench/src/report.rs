@@ -1,0 +1,139 @@
+//! A measurement with what is needed to judge and to repeat it.
+
+use serde::{Deserialize, Serialize};
+use slipway_telemetry::Timeline;
+
+use crate::statistics::{Statistics, statistics};
+
+/// Where and with what something was measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Environment {
+    /// The machine: processor, cores, memory, as one line.
+    pub machine: String,
+    /// The host kernel's release.
+    pub kernel: String,
+    /// How guests run: `kvm` or `tcg` (software emulation).
+    pub accelerator: String,
+    /// Version of Slipway.
+    pub version: String,
+    /// Commit it was built from, if that is known.
+    pub commit: Option<String>,
+}
+
+/// A measurement of start-up: `rounds` times `count` sandboxes at once. Kept as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StartupReport {
+    /// Version of this format: [`StartupReport::FORMAT`].
+    pub format: u32,
+    /// Where and with what.
+    pub environment: Environment,
+    /// The command that measured, as it was typed.
+    pub command: String,
+    /// Sandboxes started at once.
+    pub count: usize,
+    /// How often, one round after the other.
+    pub rounds: usize,
+    /// Round by round, the timeline of each sandbox; times count from the start of its round.
+    pub timelines: Vec<Vec<Timeline>>,
+    /// Over all rounds.
+    pub statistics: Statistics,
+}
+
+impl StartupReport {
+    /// Version of the JSON that [`to_json`](Self::to_json) writes.
+    pub const FORMAT: u32 = 1;
+
+    /// A report of `rounds`, each with the timelines of the sandboxes that were started together.
+    pub fn new(
+        environment: Environment,
+        command: impl Into<String>,
+        rounds: Vec<Vec<Timeline>>,
+    ) -> Self {
+        let all: Vec<Timeline> = rounds.iter().flatten().cloned().collect();
+        Self {
+            format: Self::FORMAT,
+            environment,
+            command: command.into(),
+            count: rounds.iter().map(Vec::len).max().unwrap_or(0),
+            rounds: rounds.len(),
+            statistics: statistics(&all),
+            timelines: rounds,
+        }
+    }
+
+    /// All timelines, round after round.
+    pub fn all_timelines(&self) -> Vec<Timeline> {
+        self.timelines.iter().flatten().cloned().collect()
+    }
+
+    /// As JSON, indented, ended by a newline.
+    ///
+    /// # Errors
+    /// None in practice; serialisation reports its own.
+    pub fn to_json(&self) -> anyhow::Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
+    /// From JSON. The statistics are computed again: they follow from the timelines.
+    ///
+    /// # Errors
+    /// When it is no report, of another format version, or a stage ends before it begins.
+    pub fn from_json(text: &str) -> anyhow::Result<Self> {
+        let report: Self = serde_json::from_str(text)
+            .map_err(|error| anyhow::anyhow!("not a start-up report: {error}"))?;
+        anyhow::ensure!(
+            report.format == Self::FORMAT,
+            "a start-up report of format {}; this slipway reads format {}",
+            report.format,
+            Self::FORMAT
+        );
+        let stages = report.timelines.iter().flatten().flat_map(|timeline| &timeline.stages);
+        for stage in stages {
+            anyhow::ensure!(
+                stage.start_ns <= stage.end_ns,
+                "stage {:?} ends before it begins",
+                stage.name
+            );
+        }
+        Ok(Self::new(report.environment, report.command, report.timelines))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    fn report() -> StartupReport {
+        let environment = Environment { machine: "two cores".into(), ..Environment::default() };
+        StartupReport::new(environment, "bench startup", vec![samples::four(), samples::four()])
+    }
+
+    #[test]
+    fn survives_json() {
+        let report = report();
+        assert_eq!((report.count, report.rounds), (4, 2));
+        assert_eq!(report.statistics.total.count, 8);
+        assert_eq!(StartupReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+    }
+
+    #[test]
+    fn statistics_follow_from_the_timelines() {
+        let mut forged = report();
+        forged.statistics.total.mean_ns = 1;
+        let read = StartupReport::from_json(&forged.to_json().unwrap()).unwrap();
+        assert_eq!(read, report());
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        assert!(StartupReport::from_json("{}").is_err());
+        let mut other = report();
+        other.format = 2;
+        let error = StartupReport::from_json(&other.to_json().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("format 2"), "{error}");
+        let mut backwards = report();
+        backwards.timelines[0][0].stages[0].start_ns = u64::MAX;
+        assert!(StartupReport::from_json(&backwards.to_json().unwrap()).is_err());
+    }
+}

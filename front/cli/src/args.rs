@@ -1,0 +1,403 @@
+//! The command line as data: parser, help, completions and man pages all come from here.
+#![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueHint};
+
+use crate::endpoint::DiskArg;
+use crate::size::parse_size;
+use crate::volume::VolumeArg;
+
+/// Secure containers, each in a microVM of its own, each on its own NVMe function.
+#[derive(Debug, Parser)]
+#[command(name = "slipway", version, max_term_width = 100, propagate_version = true)]
+pub struct Cli {
+    #[command(flatten)]
+    pub node: NodeArgs,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Which node's files and daemon are meant.
+#[derive(Clone, Debug, Args)]
+pub struct NodeArgs {
+    /// Settings; drop-ins are read from config.d beside it
+    #[arg(long, global = true, value_name = "FILE", env = "SLIPWAY_CONFIG",
+          default_value = slipway_runtime::config::CONFIG_FILE, hide_default_value = true,
+          value_hint = ValueHint::FilePath, help_heading = "Node")]
+    pub config: PathBuf,
+    /// Sockets and locks [default: /run/slipway]
+    #[arg(long, global = true, value_name = "DIR", env = "SLIPWAY_RUN_DIR",
+          value_hint = ValueHint::DirPath, help_heading = "Node")]
+    pub run_dir: Option<PathBuf>,
+    /// Images, records, logs, volumes [default: /var/lib/slipway]
+    #[arg(long, global = true, value_name = "DIR", env = "SLIPWAY_DATA_DIR",
+          value_hint = ValueHint::DirPath, help_heading = "Node")]
+    pub data_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command in a new sandbox
+    #[command(visible_alias = "r")]
+    Run(Box<RunArgs>),
+    /// List sandboxes
+    Ps(PsArgs),
+    /// Print what a container wrote
+    Logs(LogsArgs),
+    /// Run one more command in a running container
+    Exec(ExecArgs),
+    /// Join the standard streams of a running container
+    Attach(NameArg),
+    /// Wait until containers end and print their exit statuses
+    Wait(NamesArg),
+    /// Stop running containers: a signal, patience, then SIGKILL
+    Stop(StopArgs),
+    /// Send a signal to running containers
+    Kill(KillArgs),
+    /// Remove sandboxes that have ended
+    Rm(RmArgs),
+    /// Print all that is known of sandboxes, as JSON
+    Inspect(NamesArg),
+    /// Print what running sandboxes use
+    Stats(StatsArgs),
+    /// Manage the image cache
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Serve NVMe functions to other programs, over vfio-user
+    #[command(subcommand)]
+    Endpoint(EndpointCommand),
+    /// Say what this host can do, what is missing and the command that mends it
+    Doctor(DoctorArgs),
+    /// Measure
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Run the node's plane in the foreground (`run` starts one by itself where none runs)
+    Daemon(DaemonArgs),
+    /// Print shell completions
+    Completions {
+        /// For which shell
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// Where
+        dir: PathBuf,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// Image: a reference ("debian:12"), or a digest in the cache
+    pub image: String,
+    /// Command and arguments instead of the image's
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<String>,
+    /// Start this many sandboxes at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub count: u32,
+    /// Name of the sandbox; with --count, NAME-1 to NAME-N [default: made up]
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    /// Host name in the container [default: the sandbox's name]
+    #[arg(long)]
+    pub hostname: Option<String>,
+    /// Program instead of the image's entry point; "" removes it
+    #[arg(long, value_name = "PROGRAM")]
+    pub entrypoint: Option<String>,
+    /// Return when the container runs; `logs`, `exec` and `stop` reach it afterwards
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    pub detach: bool,
+    /// Remove the sandbox when it has ended
+    #[arg(long)]
+    pub rm: bool,
+    /// Mount the container's root read-only
+    #[arg(long)]
+    pub read_only: bool,
+    /// Block device in the container: NAME:SIZE makes a scratch volume that goes with the
+    /// sandbox, file:PATH[:ro] takes a file or block device of the host. It appears as
+    /// /dev/slipway/NAME (for files: the file's name); a last ":/DIR" mounts its file system there
+    #[arg(long, value_name = "NAME:SIZE|file:PATH[:ro]")]
+    pub volume: Vec<VolumeArg>,
+    /// Label, key=value
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    pub label: Vec<String>,
+    /// Limit of the container's processes, name=soft[:hard], as docker has it
+    #[arg(long, value_name = "NAME=SOFT[:HARD]")]
+    pub ulimit: Vec<String>,
+    /// Write the start, stage by stage: a picture (.svg), or data (.json)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub timeline: Option<PathBuf>,
+    /// When to fetch the image
+    #[arg(long, value_enum, default_value_t = Pull::Missing)]
+    pub pull: Pull,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Pull {
+    /// When it is not in the cache
+    Missing,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct MachineArgs {
+    /// Memory of the sandbox, as 512M or 2G [default: 256M]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Virtual CPUs [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub cpus: Option<u32>,
+    /// Guest kernel instead of the node's
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub kernel: Option<PathBuf>,
+    /// How guest code runs: auto, kvm, or tcg (software emulation)
+    #[arg(long, value_name = "WORD")]
+    pub accel: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ProcessArgs {
+    /// Environment, NAME=VALUE; NAME alone takes the value from here
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// Working directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// User: name or number, with :GROUP if wanted
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    pub user: Option<String>,
+    /// Keep standard input open
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give it a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// All capabilities and devices
+    #[arg(long)]
+    pub privileged: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    /// Only those that run
+    #[arg(long)]
+    pub running: bool,
+    /// Only names
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Sandbox: name, id, or the beginning of an id
+    pub name: String,
+    /// Go on as it writes, until it ends
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only the last N lines
+    #[arg(short = 'n', long, value_name = "N")]
+    pub tail: Option<u64>,
+    /// Put the time before each line
+    #[arg(short, long)]
+    pub timestamps: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    /// Sandbox: name, id, or the beginning of an id
+    pub name: String,
+    /// Command and arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct NameArg {
+    /// Sandbox: name, id, or the beginning of an id
+    pub name: String,
+}
+
+#[derive(Debug, Args)]
+pub struct NamesArg {
+    /// Sandboxes: names, ids, or the beginnings of ids
+    #[arg(required = true)]
+    pub names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    /// Seconds between the image's stop signal and SIGKILL
+    #[arg(short, long, default_value_t = 10, value_name = "SECONDS")]
+    pub time: u32,
+    #[command(flatten)]
+    pub names: NamesArg,
+}
+
+#[derive(Debug, Args)]
+pub struct KillArgs {
+    /// Signal by name or number
+    #[arg(short, long, default_value = "KILL")]
+    pub signal: String,
+    #[command(flatten)]
+    pub names: NamesArg,
+}
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Also those that run
+    #[arg(short, long)]
+    pub force: bool,
+    /// All that have ended
+    #[arg(long, conflicts_with = "names")]
+    pub all: bool,
+    /// Sandboxes: names, ids, or the beginnings of ids
+    #[arg(required_unless_present = "all")]
+    pub names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct StatsArgs {
+    /// Only these sandboxes [default: all that run]
+    pub names: Vec<String>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Again and again, until interrupted
+    #[arg(short, long)]
+    pub follow: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Fetch an image from its registry
+    Pull {
+        /// For example debian:12 or localhost:5000/team/app@sha256:…
+        reference: String,
+        /// Speak HTTP to the registry (loopback registries need no flag)
+        #[arg(long)]
+        plain_http: bool,
+    },
+    /// Take in an image from this machine
+    Import {
+        /// oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE, or dir:DIR (a plain root folder)
+        source: String,
+        /// Name it
+        name: Option<String>,
+    },
+    /// List images
+    Ls {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove images
+    Rm {
+        /// References or digests
+        #[arg(required = true)]
+        images: Vec<String>,
+    },
+    /// Remove images that no sandbox uses and that have no name; with --all, named ones too
+    Prune {
+        /// Named ones too
+        #[arg(short, long)]
+        all: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum EndpointCommand {
+    /// Serve an NVMe controller on a vfio-user socket, until it is removed
+    Create(EndpointArgs),
+    /// List endpoints, those of sandboxes included
+    Ls {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Disconnect clients and remove endpoints
+    Rm {
+        /// Ids
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct EndpointArgs {
+    /// Id of the endpoint
+    pub id: String,
+    /// Path of the socket; SPDK's initiator wants DIR/cntrl
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub socket: PathBuf,
+    /// Disks, in the order of their namespaces: ram:SIZE, null:SIZE, file:PATH[:ro], or
+    /// overlay:PATH (volatile copy-on-write)
+    #[arg(long, value_name = "DISK", required = true)]
+    pub disk: Vec<DiskArg>,
+    /// Only this user may connect, as UID or UID:GID [default: root]
+    #[arg(long, value_name = "UID[:GID]")]
+    pub owner: Option<String>,
+    /// Doorbells in a page that clients map, for user-space drivers; without it they are messages
+    #[arg(long)]
+    pub mapped_doorbells: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Start sandboxes at once, round after round, and say where the time went
+    Startup(StartupArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct StartupArgs {
+    /// Image, in the cache or to be fetched
+    pub image: String,
+    /// Sandboxes at once
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub count: u32,
+    /// Rounds
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Write the picture
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Compare with an earlier report
+    #[arg(long, value_name = "FILE")]
+    pub compare: Option<PathBuf>,
+    /// Print the report as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DaemonArgs {
+    /// End when no sandbox runs and nobody is connected
+    #[arg(long)]
+    pub ends_when_idle: bool,
+}

@@ -1,0 +1,153 @@
+//! `slipway bench startup`.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use futures_util::future::try_join_all;
+use slipway_bench::{Environment, StartupReport};
+use slipway_runtime::time::monotonic_ns;
+use slipway_runtime::{Config, SandboxClient, v1};
+use slipway_telemetry::Timeline;
+
+use crate::args::{NodeArgs, Pull, StartupArgs};
+use crate::client::connect;
+use crate::progress::stage_spinner;
+use crate::run::{self, Fetched, Start};
+use crate::session::{Sink, Wishes};
+use crate::{image, report};
+
+/// Output is not what is measured.
+struct Nowhere;
+
+impl Sink for Nowhere {
+    fn write(&mut self, _: bool, _: &[u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Starts sandboxes round after round; prints, writes and compares what it took.
+pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
+    let before = args.compare.as_deref().map(read).transpose()?;
+    let client = connect(node, config).await?;
+    let image = image::ensure(config, &args.image, Pull::Missing).await?;
+    let digest = image.digest.to_string();
+    let mut rounds = Vec::new();
+    for number in 1..=args.rounds {
+        if !args.json {
+            eprintln!("round {number} of {}", args.rounds);
+        }
+        rounds.push(round(&client, config, args, &digest).await?);
+    }
+    let measured = StartupReport::new(environment(args), command_line(), rounds);
+    if let Some(path) = &args.output {
+        std::fs::write(path, measured.to_json()?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        eprintln!("Report written to {}", path.display());
+    }
+    let last = measured.timelines.last().cloned().unwrap_or_default();
+    if let Some(path) = &args.svg {
+        report::write(path, &last, &args.image)?;
+    }
+    if args.json {
+        crate::out::print(format_args!("{}", measured.to_json()?));
+    } else {
+        report::show(&measured.statistics, &last);
+    }
+    if let Some(before) = before {
+        crate::say!("{}", slipway_bench::compare(&before, &measured));
+    }
+    Ok(0)
+}
+
+fn read(path: &std::path::Path) -> Result<StartupReport> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    StartupReport::from_json(&text).with_context(|| format!("{} is no report", path.display()))
+}
+
+async fn round(
+    client: &SandboxClient,
+    config: &Config,
+    args: &StartupArgs,
+    digest: &str,
+) -> Result<Vec<Timeline>> {
+    let began = monotonic_ns();
+    // The image is there: each round finds it, as each run does.
+    let digest = image::ensure(config, digest, Pull::Never).await?.digest.to_string();
+    let fetched = Fetched { began, ended: monotonic_ns() };
+    let spinner = stage_spinner(args.count);
+    let kernel = args.machine.kernel.as_deref().map(std::path::absolute).transpose()?;
+    let spec = v1::RunSpec {
+        image: args.image.clone(),
+        image_digest: digest,
+        memory_bytes: args.machine.memory.unwrap_or(0),
+        cpus: args.machine.cpus.unwrap_or(0),
+        kernel: kernel.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+        accelerator: args.machine.accel.clone().unwrap_or_default(),
+        command: vec!["true".to_owned()],
+        remove: true,
+        ..v1::RunSpec::default()
+    };
+    let starts = (0..args.count).map(|_| {
+        let (client, spec, spinner) = (client.clone(), spec.clone(), spinner.clone());
+        async move {
+            let wishes = Wishes { stdin: false, tty: false };
+            let start = run::start(client, spec, wishes, &mut Nowhere, spinner).await?;
+            timeline(start)
+        }
+    });
+    let timelines = try_join_all(starts).await;
+    spinner.finish_and_clear();
+    Ok(fetched.align(timelines?))
+}
+
+fn timeline(start: Start) -> Result<Timeline> {
+    match (start.timeline, start.exit) {
+        (Some(timeline), Some(exit)) if exit.status == 0 => Ok(timeline),
+        (_, Some(exit)) => {
+            bail!("sandbox {} ended with status {}: {}", start.name, exit.status, exit.reason)
+        }
+        _ => bail!("sandbox {} did not run", start.name),
+    }
+}
+
+fn command_line() -> String {
+    std::env::args().collect::<Vec<_>>().join(" ")
+}
+
+fn environment(args: &StartupArgs) -> Environment {
+    let uname = rustix::system::uname();
+    let accelerator = args.machine.accel.clone().unwrap_or_else(|| {
+        match slipway_hypervisor::accel::probe_without_boot() {
+            Ok(()) => "kvm".to_owned(),
+            Err(_) => "tcg".to_owned(),
+        }
+    });
+    Environment {
+        machine: machine(),
+        kernel: uname.release().to_string_lossy().into_owned(),
+        accelerator,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: commit(),
+    }
+}
+
+/// Processor, cores, memory.
+fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model.map_or("unknown processor", |(_, model)| model);
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    let memory = rustix::system::sysinfo();
+    let bytes = (memory.totalram as u64).saturating_mul(u64::from(memory.mem_unit));
+    format!("{model}, {cores} cores, {}", crate::size::show(bytes))
+}
+
+/// The commit of the source tree that the program was built in, while it lies there.
+fn commit() -> Option<String> {
+    let dir = std::env::current_exe().ok()?.parent()?.to_path_buf();
+    let output =
+        Command::new("git").arg("-C").arg(dir).args(["rev-parse", "--short", "HEAD"]).output();
+    let output = output.ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}

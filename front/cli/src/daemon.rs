@@ -1,0 +1,261 @@
+//! `slipway daemon`: the node's plane and its sandboxes behind one Unix socket.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::FlockOperation;
+use slipway_hypervisor::qemu::Qemu;
+use slipway_plane::Plane;
+use slipway_plane_api::v1::plane_server::PlaneServer;
+use slipway_runtime::v1::sandboxes_server::SandboxesServer;
+use slipway_runtime::{Config, Node, Service};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tonic::transport::server::{Connected, UdsConnectInfo};
+
+use crate::client::need_root;
+use crate::image;
+
+/// How long nobody may be there before an embedded daemon ends.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// How long clients have to take what they still get when the daemon ends.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Serves until told to end, or, with `ends_when_idle`, until nobody needs it.
+pub async fn serve(config: Config, ends_when_idle: bool) -> Result<i32> {
+    need_root("running the daemon (it makes control groups and runs VMMs as other users)")?;
+    make_private_dir(&config.data_dir, 0o711)?;
+    make_private_dir(&config.run_dir, 0o711)?;
+    let _lock = match lock(&config.lock(), &config)? {
+        Lock::Ours(file) => file,
+        // Another command was quicker: its daemon serves this one's caller too.
+        Lock::Theirs(socket) if ends_when_idle && socket == config.socket() => return Ok(0),
+        Lock::Theirs(socket) => {
+            let (data, socket) = (config.data_dir.display(), socket.display());
+            bail!("another daemon has {data}; it serves {socket}");
+        }
+    };
+    // Its socket and its sandboxes' would be taken for leftovers as well.
+    let _run_lock = match lock(&config.run_dir.join("daemon.lock"), &config)? {
+        Lock::Ours(file) => file,
+        Lock::Theirs(_) => {
+            let run = config.run_dir.display();
+            bail!("a daemon with another data directory uses {run}; --run-dir names another place")
+        }
+    };
+    raise_descriptor_limit();
+    let socket = config.socket();
+    // Bound under a name that nobody looks for, so that nobody finds a daemon that still starts.
+    let unborn = config.run_dir.join(".slipway.sock.new");
+    let _ = std::fs::remove_file(&unborn);
+    let _ = std::fs::remove_file(&socket);
+    let listener = UnixListener::bind(&unborn)
+        .with_context(|| format!("cannot listen on {}", unborn.display()))?;
+    std::fs::set_permissions(&unborn, std::fs::Permissions::from_mode(0o600))?;
+    let connections = watch::Sender::new(0_usize);
+    let (stop, stopped) = watch::channel(false);
+    let plane = Plane::new(slipway_plane::Settings { reactors: config.reactors })?;
+    let router = tonic::transport::Server::builder().add_service(PlaneServer::new(plane.service()));
+    let node = open_node(&config, &plane).await?;
+    let router =
+        router.add_service(SandboxesServer::new(Service::new(Arc::clone(&node), ends_when_idle)));
+    std::fs::rename(&unborn, &socket)?;
+    tracing::info!(socket = %socket.display(), "serving");
+    let incoming = Counted::incoming(listener, connections.clone());
+    let watcher = tokio::spawn(end(node, plane, connections, ends_when_idle, socket, stop));
+    let serving = router.serve_with_incoming_shutdown(incoming, told(stopped.clone()));
+    tokio::select! {
+        served = serving => served?,
+        // A client that was suspended takes no farewell.
+        () = async { told(stopped).await; tokio::time::sleep(FAREWELL).await } => {}
+    }
+    watcher.await?;
+    Ok(0)
+}
+
+async fn told(mut stopped: watch::Receiver<bool>) {
+    // The sender's end is the end as well.
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+fn make_private_dir(dir: &Path, mode: u32) -> Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    // VMMs run as other users and pass through here to their own directories, without reading.
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode))
+        .with_context(|| format!("cannot set the permissions of {}", dir.display()))
+}
+
+enum Lock {
+    /// Held until the file is closed, at the latest by the kernel.
+    Ours(std::fs::File),
+    /// Another daemon has it, and serves this socket.
+    Theirs(PathBuf),
+}
+
+/// One daemon for each data directory and for each run directory: a second one would take the first
+/// one's sandboxes for leftovers.
+fn lock(path: &Path, config: &Config) -> Result<Lock> {
+    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path);
+    let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {
+            file.set_len(0)?;
+            file.write_all(config.socket().as_os_str().as_encoded_bytes())?;
+            Ok(Lock::Ours(file))
+        }
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let socket = std::fs::read_to_string(path).unwrap_or_default();
+            // It has not written its socket yet: it is starting, most likely for the same reason.
+            let socket = if socket.is_empty() { config.socket() } else { socket.into() };
+            Ok(Lock::Theirs(socket))
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
+/// A sandbox takes about thirty descriptors; the usual soft limit of 1024 would end at thirty.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the descriptor limit stays");
+    }
+}
+
+/// The node reaches the plane by its interface only, over a socket pair within this process.
+async fn open_node(config: &Config, plane: &Plane) -> Result<Arc<Node>> {
+    let images = image::cache(config)?;
+    let hypervisor = Qemu::find(&config.cache_dir())?;
+    let channel = plane.connect().await?;
+    let client = slipway_plane_api::PlaneClient::new(channel);
+    Ok(Node::open(config.clone(), client, hypervisor, images).await?)
+}
+
+/// Waits for a reason to end, ends the sandboxes that are left, then says stop.
+async fn end(
+    node: Arc<Node>,
+    plane: Plane,
+    connections: watch::Sender<usize>,
+    ends_when_idle: bool,
+    socket: PathBuf,
+    stop: watch::Sender<bool>,
+) {
+    let mut terminate = signal(SignalKind::terminate()).ok();
+    let mut interrupt = signal(SignalKind::interrupt()).ok();
+    let asked = async {
+        tokio::select! {
+            _ = async { terminate.as_mut()?.recv().await } , if terminate.is_some() => {}
+            _ = async { interrupt.as_mut()?.recv().await } , if interrupt.is_some() => {}
+            else => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = asked => tracing::info!("asked to end"),
+        () = idle(&node, &plane, &connections), if ends_when_idle => tracing::info!("idle, ending"),
+    }
+    // From here on nobody finds this daemon; whoever connected just now is served to the end.
+    let _ = std::fs::remove_file(&socket);
+    node.close();
+    let live: Vec<_> = node.list().into_iter().filter(|s| s.state().is_live()).collect();
+    live.iter().for_each(|sandbox| sandbox.kill());
+    for sandbox in live {
+        sandbox.wait_state(|state| !state.is_live()).await;
+    }
+    let _ = stop.send(true);
+}
+
+/// Returns when for [`IDLE`] nothing was served and nobody was connected.
+async fn idle(node: &Node, plane: &Plane, connections: &watch::Sender<usize>) {
+    let mut connected = connections.subscribe();
+    let mut changes = node.changes();
+    loop {
+        let connected_now = *connected.borrow_and_update();
+        // Endpoints come and go over connections only, so their changes are noticed here.
+        let busy = node.live() > 0 || connected_now > 0 || !plane.list().is_empty();
+        changes.borrow_and_update();
+        tokio::select! {
+            () = tokio::time::sleep(IDLE), if !busy => return,
+            // Neither sender goes away while the node is borrowed here.
+            _ = connected.changed() => {}
+            _ = changes.changed() => {}
+        }
+    }
+}
+
+/// A connection that is counted while it is open.
+struct Counted {
+    stream: UnixStream,
+    count: watch::Sender<usize>,
+}
+
+impl Counted {
+    fn incoming(
+        listener: UnixListener,
+        count: watch::Sender<usize>,
+    ) -> impl tokio_stream::Stream<Item = std::io::Result<Self>> {
+        use tokio_stream::StreamExt;
+        tokio_stream::wrappers::UnixListenerStream::new(listener).map(move |stream| {
+            let stream = stream?;
+            count.send_modify(|count| *count += 1);
+            Ok(Self { stream, count: count.clone() })
+        })
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.count.send_modify(|count| *count -= 1);
+    }
+}
+
+impl Connected for Counted {
+    type ConnectInfo = UdsConnectInfo;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+        data: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, data)
+    }
+
+    fn poll_flush(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,175 @@
+//! `slipway doctor`: what this host can do, what is missing, and the command that mends it.
+
+use std::path::Path;
+
+use anyhow::Result;
+use slipway_hypervisor::accel;
+use slipway_hypervisor::qemu::Qemu;
+use slipway_runtime::Config;
+
+use crate::args::DoctorArgs;
+use crate::table::table;
+
+/// How a check came out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Fine,
+    /// Works, but worse than it could.
+    Lesser,
+    /// Sandboxes cannot run.
+    Missing,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Fine => "ok",
+            Self::Lesser => "note",
+            Self::Missing => "MISSING",
+        }
+    }
+}
+
+struct Finding {
+    what: &'static str,
+    verdict: Verdict,
+    detail: String,
+    /// The command that mends it.
+    mend: &'static str,
+}
+
+/// What set-up does; also from an installed copy.
+const SET_UP: &str = "make setup (in Slipway's source tree)";
+
+/// Checks everything; status 1 when sandboxes cannot run.
+pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
+    let findings = [
+        root(),
+        qemu(config),
+        accelerator(),
+        kernel(config),
+        agent(config),
+        mkfs_erofs(config),
+        mkfs_ext4(),
+        cgroups(),
+        space(config),
+        daemon(config),
+    ];
+    if args.json {
+        crate::say!(
+            "{}",
+            serde_json::to_string_pretty(&findings.iter().map(json).collect::<Vec<_>>())?
+        );
+    } else {
+        let rows: Vec<_> = findings.iter().map(row).collect();
+        crate::out::print(format_args!("{}", table(["CHECK", "", "FOUND", "MEND IT WITH"], &rows)));
+    }
+    Ok(i32::from(findings.iter().any(|finding| finding.verdict == Verdict::Missing)))
+}
+
+fn json(finding: &Finding) -> serde_json::Value {
+    serde_json::json!({
+        "check": finding.what,
+        "verdict": finding.verdict.word().to_lowercase(),
+        "found": finding.detail,
+        "mend": (finding.verdict != Verdict::Fine).then_some(finding.mend),
+    })
+}
+
+fn row(finding: &Finding) -> [String; 4] {
+    let mend = if finding.verdict == Verdict::Fine { "" } else { finding.mend };
+    let word = finding.verdict.word();
+    [finding.what.to_owned(), word.to_owned(), finding.detail.clone(), mend.to_owned()]
+}
+
+/// A finding that is fine with `Ok`'s words and missing with `Err`'s.
+fn needed(what: &'static str, outcome: Result<String, String>, mend: &'static str) -> Finding {
+    let (verdict, detail) = match outcome {
+        Ok(detail) => (Verdict::Fine, detail),
+        Err(detail) => (Verdict::Missing, detail),
+    };
+    Finding { what, verdict, detail, mend }
+}
+
+fn root() -> Finding {
+    let uid = rustix::process::geteuid();
+    let outcome = if uid.is_root() { Ok("root".to_owned()) } else { Err(format!("{uid:?}")) };
+    needed("user", outcome, "sudo slipway …")
+}
+
+fn qemu(config: &Config) -> Finding {
+    let found = Qemu::find(&config.cache_dir());
+    let outcome = found.map_err(|error| error.to_string()).map(|qemu| {
+        let binary = qemu.binary();
+        format!("{} at {}", binary.version(), binary.path().display())
+    });
+    needed("QEMU 10.1 or newer", outcome, SET_UP)
+}
+
+fn accelerator() -> Finding {
+    let (verdict, detail) = match accel::probe_without_boot() {
+        Ok(()) => (Verdict::Fine, "KVM (the first run proves it with a boot)".to_owned()),
+        Err(reason) => (Verdict::Lesser, format!("software emulation: {reason}")),
+    };
+    let mend = "a machine, or a VM with nested virtualisation, that has VT-x or AMD-V";
+    Finding { what: "accelerator", verdict, detail, mend }
+}
+
+fn kernel(config: &Config) -> Finding {
+    let found = slipway_initramfs::Kernel::locate(None, &config.kernel_dir);
+    let outcome = found.map(|kernel| kernel.image.display().to_string()).map_err(|e| e.to_string());
+    needed("guest kernel", outcome, SET_UP)
+}
+
+fn agent(config: &Config) -> Finding {
+    let found = config.find_agent();
+    let outcome = found.map(|path| path.display().to_string()).map_err(|error| error.to_string());
+    needed("agent", outcome, "make build")
+}
+
+fn mkfs_erofs(config: &Config) -> Finding {
+    let tools = crate::image::tools(config);
+    let words = tools.mkfs_erofs.join(" ".as_ref()).to_string_lossy().into_owned();
+    let outcome = tools.check().map(|()| words).map_err(|error| error.to_string());
+    needed("mkfs.erofs 1.7 or newer", outcome, SET_UP)
+}
+
+fn mkfs_ext4() -> Finding {
+    let places = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4"];
+    let found = places.iter().find(|place| Path::new(place).exists());
+    let outcome = found.map(|place| (*place).to_owned()).ok_or("not found".to_owned());
+    needed("mkfs.ext4", outcome, "apt-get install e2fsprogs")
+}
+
+fn cgroups() -> Finding {
+    let root = Path::new("/sys/fs/cgroup");
+    let kind = if root.join("cgroup.controllers").exists() {
+        Ok("v2")
+    } else if root.join("memory").is_dir() {
+        Ok("v1")
+    } else {
+        Err("not mounted: VMMs run without limits")
+    };
+    let writable = rustix::fs::access(root, rustix::fs::Access::WRITE_OK).is_ok();
+    let (verdict, detail) = match kind {
+        Ok(kind) if writable => (Verdict::Fine, kind.to_owned()),
+        Ok(kind) => (Verdict::Lesser, format!("{kind}, read-only: VMMs run without limits")),
+        Err(words) => (Verdict::Lesser, words.to_owned()),
+    };
+    let mend = "mount -t cgroup2 none /sys/fs/cgroup";
+    Finding { what: "control groups", verdict, detail, mend }
+}
+
+fn space(config: &Config) -> Finding {
+    let dir = config.data_dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let free = rustix::fs::statvfs(dir).map_or(0, |vfs| vfs.f_bavail.saturating_mul(vfs.f_frsize));
+    let verdict = if free < 2 << 30 { Verdict::Lesser } else { Verdict::Fine };
+    let detail = format!("{} free at {}", crate::size::show(free), dir.display());
+    Finding { what: "disk space", verdict, detail, mend: "slipway image prune --all" }
+}
+
+fn daemon(config: &Config) -> Finding {
+    let running = config.socket().exists();
+    let detail = if running { "runs" } else { "does not run; the next run starts one" };
+    Finding { what: "daemon", verdict: Verdict::Fine, detail: detail.to_owned(), mend: "" }
+}

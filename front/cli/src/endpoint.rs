@@ -1,0 +1,185 @@
+//! `slipway endpoint`: NVMe functions for programs other than sandboxes.
+
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use slipway_plane_api::v1;
+use slipway_plane_api::v1::disk::Kind;
+use slipway_runtime::Config;
+
+use crate::args::{EndpointArgs, EndpointCommand, NodeArgs};
+use crate::client::{connect_plane, refused};
+use crate::size::{parse_size, show};
+use crate::table::table;
+
+/// One `--disk`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiskArg(v1::Disk);
+
+impl FromStr for DiskArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong =
+            || format!("\"{text}\": expected ram:SIZE, null:SIZE, file:PATH or overlay:PATH");
+        let (kind, rest) = text.split_once(':').ok_or_else(wrong)?;
+        let kind = match kind {
+            "ram" => Kind::Ram(v1::RamDisk { size_bytes: parse_size(rest)? }),
+            "null" => Kind::Null(v1::NullDisk { size_bytes: parse_size(rest)? }),
+            "file" => {
+                let (path, read_only) = match rest.strip_suffix(":ro") {
+                    Some(path) => (path, true),
+                    None => (rest, false),
+                };
+                Kind::File(v1::FileDisk { path: absolute(path)?, read_only })
+            }
+            "overlay" => {
+                Kind::Overlay(v1::OverlayDisk { base_path: absolute(rest)?, limit_bytes: 0 })
+            }
+            _ => return Err(wrong()),
+        };
+        Ok(Self(v1::Disk { block_size: 0, kind: Some(kind) }))
+    }
+}
+
+/// The daemon's working directory is another one.
+fn absolute(path: &str) -> Result<String, String> {
+    let full = std::path::absolute(path).map_err(|error| format!("{path}: {error}"))?;
+    Ok(full.to_string_lossy().into_owned())
+}
+
+/// Runs `slipway endpoint …`.
+pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand) -> Result<i32> {
+    let mut plane = connect_plane(node, config).await?;
+    match command {
+        EndpointCommand::Create(args) => {
+            let reply = plane.create_endpoint(request(args)?).await;
+            crate::say!("{}", reply.map_err(|status| refused(&status))?.into_inner().socket_path);
+        }
+        EndpointCommand::Ls { json } => {
+            let reply = plane.list_endpoints(v1::ListEndpointsRequest {}).await;
+            let endpoints = reply.map_err(|status| refused(&status))?.into_inner().endpoints;
+            if *json {
+                let all: Vec<_> = endpoints.iter().map(as_json).collect();
+                crate::say!("{}", serde_json::to_string_pretty(&all)?);
+            } else {
+                let rows: Vec<_> = endpoints.iter().map(row).collect();
+                let header = ["ID", "CLIENT", "DMA", "ERRORS", "DISKS", "SOCKET"];
+                crate::out::print(format_args!("{}", table(header, &rows)));
+            }
+        }
+        EndpointCommand::Rm { ids } => {
+            for id in ids {
+                let request = v1::RemoveEndpointRequest { id: id.clone() };
+                plane.remove_endpoint(request).await.map_err(|status| refused(&status))?;
+                crate::say!("{id}");
+            }
+        }
+    }
+    Ok(0)
+}
+
+fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
+    use v1::nvme_controller::DoorbellMode;
+    let socket = std::path::absolute(&args.socket)
+        .with_context(|| format!("{} is no path", args.socket.display()))?;
+    let doorbells =
+        if args.mapped_doorbells { DoorbellMode::Mapped } else { DoorbellMode::Trapped };
+    let namespaces = (1..).zip(&args.disk);
+    Ok(v1::CreateEndpointRequest {
+        id: args.id.clone(),
+        socket_path: socket.to_string_lossy().into_owned(),
+        owner: args.owner.as_deref().map(owner).transpose()?,
+        nvme: Some(v1::NvmeController {
+            serial: String::new(),
+            namespaces: namespaces
+                .map(|(nsid, disk)| v1::Namespace { nsid, disk: Some(disk.0.clone()) })
+                .collect(),
+            doorbells: doorbells.into(),
+        }),
+    })
+}
+
+fn owner(text: &str) -> Result<v1::Owner> {
+    let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+    match (uid.parse(), gid.parse()) {
+        (Ok(uid), Ok(gid)) => Ok(v1::Owner { uid, gid }),
+        _ => bail!("\"{text}\" is no owner: UID or UID:GID, in numbers"),
+    }
+}
+
+fn dma_bytes(endpoint: &v1::Endpoint) -> u64 {
+    endpoint.dma_regions.iter().map(|region| region.size_bytes).sum()
+}
+
+fn row(endpoint: &v1::Endpoint) -> [String; 6] {
+    let disks = endpoint.namespaces.iter().map(|namespace| {
+        let read_only = if namespace.read_only { ", read-only" } else { "" };
+        format!("{} {}{read_only}", namespace.kind, show(namespace.size_bytes))
+    });
+    let client = match endpoint.client_pid {
+        0 => "none".to_owned(),
+        pid => format!("process {pid}"),
+    };
+    [
+        endpoint.id.clone(),
+        client,
+        show(dma_bytes(endpoint)),
+        endpoint.counters.map_or(0, |counters| counters.errors).to_string(),
+        disks.collect::<Vec<_>>().join("; "),
+        endpoint.socket_path.clone(),
+    ]
+}
+
+fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
+    let regions = endpoint.dma_regions.iter().map(|region| {
+        serde_json::json!({
+            "iova": region.iova,
+            "size_bytes": region.size_bytes,
+            "message_only": region.message_only,
+            "guarded": region.guarded,
+        })
+    });
+    let namespaces = endpoint.namespaces.iter().map(|namespace| {
+        serde_json::json!({
+            "nsid": namespace.nsid,
+            "kind": namespace.kind,
+            "size_bytes": namespace.size_bytes,
+            "read_only": namespace.read_only,
+        })
+    });
+    let counters = endpoint.counters.unwrap_or_default();
+    serde_json::json!({
+        "id": endpoint.id,
+        "socket": endpoint.socket_path,
+        "client_pid": (endpoint.client_pid > 0).then_some(endpoint.client_pid),
+        "clients": counters.clients,
+        "messages": counters.messages,
+        "errors": counters.errors,
+        "dma_regions": regions.collect::<Vec<_>>(),
+        "namespaces": namespaces.collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks() {
+        let kind = |text: &str| text.parse::<DiskArg>().unwrap().0.kind.unwrap();
+        assert_eq!(kind("ram:1M"), Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 }));
+        let file = v1::FileDisk { path: "/a".into(), read_only: true };
+        assert_eq!(kind("file:/a:ro"), Kind::File(file));
+        for bad in ["", "ram", "ram:x", "tape:1"] {
+            assert!(bad.parse::<DiskArg>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn owners() {
+        assert_eq!(owner("7").unwrap(), v1::Owner { uid: 7, gid: 7 });
+        assert_eq!(owner("7:8").unwrap(), v1::Owner { uid: 7, gid: 8 });
+        assert!(owner("root").is_err());
+    }
+}

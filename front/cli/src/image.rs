@@ -1,0 +1,127 @@
+//! `slipway image`, and fetching what `run` needs.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result};
+use slipway_image::{
+    Access, Cache, Digest, Image, Limits, Prune, PullPolicy, Reference, Removed, Source, Tools,
+};
+use slipway_runtime::Config;
+use slipway_runtime::record::Store;
+
+use crate::args::{ImageCommand, Pull};
+use crate::client::need_root;
+use crate::progress::Fetch;
+use crate::size::show;
+use crate::table::{ago, table};
+
+/// The programs that images are built with: set-up's, where the distribution's are too old.
+pub fn tools(config: &Config) -> Tools {
+    Tools::in_root(&config.tools_dir).unwrap_or_default()
+}
+
+/// Opens the node's image cache.
+pub fn cache(config: &Config) -> Result<Cache> {
+    let dir = config.images_dir();
+    if std::fs::create_dir_all(&dir)
+        .is_err_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied)
+    {
+        need_root(&format!("writing the image cache {}", dir.display()))?;
+    }
+    Ok(Cache::open(dir, tools(config), Limits::default())?)
+}
+
+/// Has the image called `named` in the cache, fetched when `policy` says so.
+pub async fn ensure(config: &Config, named: &str, policy: Pull) -> Result<Image> {
+    let policy = match policy {
+        Pull::Missing => PullPolicy::Missing,
+        Pull::Always => PullPolicy::Always,
+        Pull::Never => PullPolicy::Never,
+    };
+    let cache = cache(config)?;
+    // What is no reference may still be a digest in the cache: `ensure` knows.
+    let access = named.parse().map(|reference| Access::from_docker_config(&reference));
+    Ok(cache.ensure(named, &access.unwrap_or_default(), policy, Fetch::new()).await?)
+}
+
+async fn pull(cache: &Cache, named: &str, plain_http: bool) -> Result<Image> {
+    let reference: Reference = named.parse()?;
+    let mut access = Access::from_docker_config(&reference);
+    access.plain_http |= plain_http;
+    Ok(cache.pull(&reference, &access, Fetch::new()).await?)
+}
+
+/// Runs `slipway image …`.
+pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
+    let cache = cache(config)?;
+    match command {
+        ImageCommand::Pull { reference, plain_http } => {
+            crate::say!("{}", pull(&cache, reference, *plain_http).await?.digest);
+        }
+        ImageCommand::Import { source, name } => {
+            let source: Source = source.parse()?;
+            let name = name.as_deref().map(str::parse).transpose()?;
+            crate::say!("{}", cache.import(&source, name, Fetch::new()).await?.digest);
+        }
+        ImageCommand::Ls { json: true } => {
+            crate::say!("{}", serde_json::to_string_pretty(&cache.list()?)?);
+        }
+        ImageCommand::Ls { json: false } => {
+            crate::out::print(format_args!("{}", listing(&cache.list()?)))
+        }
+        ImageCommand::Rm { images } => {
+            let in_use = in_use(config)?;
+            for image in images {
+                say(&cache.remove(image, &in_use, false)?);
+            }
+        }
+        ImageCommand::Prune { all } => {
+            let prune = Prune { all: *all, unused_for: None, in_use: in_use(config)? };
+            say(&cache.prune(&prune)?);
+        }
+    }
+    Ok(0)
+}
+
+/// Digests of the images of all sandboxes, running or not. Read off their records, so that it
+/// needs no daemon.
+fn in_use(config: &Config) -> Result<BTreeSet<Digest>> {
+    let dir = config.sandboxes_dir();
+    let entries = match std::fs::read_dir(&dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
+    };
+    let ids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut used = BTreeSet::new();
+    for id in ids {
+        // An image that may be in use must not go: a record that cannot be read is an error.
+        let record = Store::new(&dir, &id).load()?;
+        used.extend(record.and_then(|record| record.image_digest.parse::<Digest>().ok()));
+    }
+    Ok(used)
+}
+
+fn listing(images: &[Image]) -> String {
+    let rows: Vec<_> = images
+        .iter()
+        .flat_map(|image| {
+            let names = image.references.iter().map(Reference::familiar);
+            let names: Vec<_> = if image.references.is_empty() {
+                vec!["(none)".to_owned()]
+            } else {
+                names.collect()
+            };
+            names.into_iter().map(|name| {
+                let used = ago(image.last_used.saturating_mul(1_000_000_000));
+                [name, image.digest.short(), used, show(image.size_bytes)]
+            })
+        })
+        .collect();
+    table(["NAME", "DIGEST", "USED", "SIZE"], &rows)
+}
+
+fn say(removed: &Removed) {
+    removed.untagged.iter().for_each(|name| crate::say!("untagged {}", name.familiar()));
+    removed.deleted.iter().for_each(|digest| crate::say!("deleted {digest}"));
+    crate::say!("{} freed", show(removed.freed_bytes));
+}

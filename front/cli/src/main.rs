@@ -1,0 +1,133 @@
+//! The `slipway` command: all of Slipway that a person types.
+//!
+//! `args` is the command line as data; every other file is one group of commands. Only `daemon`
+//! serves anything; all other commands are clients of the daemon's socket (`client`), except
+//! `image`, `doctor` and `completions`, which need none.
+//!
+//! Dependencies: `clap` (parser, help), `clap_complete` and `clap_mangen` (completions and man
+//! pages from the same definition), `indicatif` (progress), `anyhow` (errors that are shown and
+//! never matched on), `tokio`, `tokio-stream` and `tonic` (gRPC), `futures-util` (many starts at
+//! once), `rustix` (terminals, locks), `libc` (signal numbers), `serde_json` (`--json`), `tracing`
+//! with its subscriber (the daemon's log).
+
+mod args;
+mod bench;
+mod client;
+mod daemon;
+mod doctor;
+mod endpoint;
+mod image;
+mod manage;
+mod out;
+mod progress;
+mod report;
+mod run;
+mod session;
+mod size;
+mod table;
+mod volume;
+
+use anyhow::Result;
+use clap::{CommandFactory, Parser};
+use slipway_runtime::Config;
+
+use crate::args::{BenchCommand, Cli, Command};
+use crate::run::OWN_FAILURE;
+
+fn main() -> std::process::ExitCode {
+    let cli = Cli::try_parse().unwrap_or_else(|error| end_usage(&error));
+    let filter = tracing_subscriber::EnvFilter::try_from_env("SLIPWAY_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+    let status = dispatch(&cli).unwrap_or_else(|error| {
+        complain(&error);
+        OWN_FAILURE
+    });
+    // Threads that read a terminal would hold a normal return back.
+    std::process::exit(status);
+}
+
+/// Help and version as clap prints them; a usage error as one line, with the usual status 2.
+fn end_usage(error: &clap::Error) -> ! {
+    let help = clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !error.use_stderr() || error.kind() == help {
+        error.exit();
+    }
+    let text = error.to_string();
+    let told = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let told = told.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let line = told.collect::<Vec<_>>().join(" ");
+    eprintln!("slipway: {}; --help tells more", line.trim_start_matches("error: "));
+    std::process::exit(2);
+}
+
+/// One line on standard error for an error and what caused it.
+fn complain(error: &anyhow::Error) {
+    eprintln!("slipway: {}", format!("{error:#}").trim_end().replace('\n', " "));
+}
+
+fn dispatch(cli: &Cli) -> Result<i32> {
+    match &cli.command {
+        Command::Completions { shell } => {
+            clap_complete::generate(*shell, &mut Cli::command(), "slipway", &mut std::io::stdout());
+            return Ok(0);
+        }
+        Command::Man { dir } => {
+            std::fs::create_dir_all(dir)?;
+            clap_mangen::generate_to(Cli::command(), dir)?;
+            return Ok(0);
+        }
+        _ => {}
+    }
+    let config = client::config(&cli.node)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(command(cli, config));
+    // A blocked helper thread must not hold the end of the command back.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn command(cli: &Cli, config: Config) -> Result<i32> {
+    match &cli.command {
+        Command::Run(args) => return run::run(&cli.node, &config, args).await,
+        Command::Exec(args) => return run::exec(&cli.node, &config, args).await,
+        Command::Attach(args) => return run::attach(&cli.node, &config, &args.name).await,
+        Command::Image(command) => return image::command(&config, command).await,
+        Command::Endpoint(command) => {
+            return endpoint::command(&cli.node, &config, command).await;
+        }
+        Command::Doctor(args) => return doctor::doctor(&config, args).await,
+        Command::Bench(BenchCommand::Startup(args)) => {
+            return bench::startup(&cli.node, &config, args).await;
+        }
+        Command::Daemon(args) => return daemon::serve(config, args.ends_when_idle).await,
+        Command::Completions { .. } | Command::Man { .. } => return Ok(0),
+        _ => {}
+    }
+    let client = client::connect(&cli.node, &config).await?;
+    match &cli.command {
+        Command::Ps(args) => manage::ps(client, args).await,
+        Command::Logs(args) => manage::logs(client, args).await,
+        Command::Wait(args) => manage::wait(client, args).await,
+        Command::Stop(args) => manage::stop(client, args).await,
+        Command::Kill(args) => manage::kill(client, args).await,
+        Command::Rm(args) => manage::rm(client, args).await,
+        Command::Inspect(args) => manage::inspect(client, args).await,
+        Command::Stats(args) => manage::stats(client, args).await,
+        _ => Ok(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,306 @@
+//! Commands about sandboxes that exist: ps, logs, wait, stop, kill, rm, inspect, stats.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use slipway_runtime::process::signal_number;
+use slipway_runtime::{SandboxClient, v1};
+
+use crate::args::{KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs};
+use crate::client::refused;
+use crate::run::OWN_FAILURE;
+use crate::size::show;
+use crate::table::{ago, printable, table};
+
+fn named(name: &str) -> v1::Name {
+    v1::Name { name: name.to_owned() }
+}
+
+async fn list(client: &mut SandboxClient) -> Result<Vec<v1::Sandbox>> {
+    let reply = client.list(v1::Empty {}).await.map_err(|status| refused(&status))?;
+    Ok(reply.into_inner().sandboxes)
+}
+
+/// `slipway ps`.
+pub async fn ps(mut client: SandboxClient, args: &PsArgs) -> Result<i32> {
+    let mut sandboxes = list(&mut client).await?;
+    sandboxes.retain(|one| !args.running || one.state == "running");
+    if args.json {
+        let all: Vec<_> = sandboxes.iter().map(json).collect();
+        crate::say!("{}", serde_json::to_string_pretty(&all)?);
+    } else if args.quiet {
+        sandboxes.iter().for_each(|one| crate::say!("{}", one.name));
+    } else {
+        let rows: Vec<_> = sandboxes.iter().map(row).collect();
+        let header = ["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "STATE"];
+        crate::out::print(format_args!("{}", table(header, &rows)));
+    }
+    Ok(0)
+}
+
+fn json(sandbox: &v1::Sandbox) -> serde_json::Value {
+    let ended = matches!(sandbox.state.as_str(), "exited" | "failed" | "lost");
+    serde_json::json!({
+        "id": sandbox.id,
+        "name": sandbox.name,
+        "image": sandbox.image,
+        "command": sandbox.command,
+        "state": sandbox.state,
+        "created_ns": sandbox.created_ns,
+        "exit_status": ended.then_some(sandbox.exit_status),
+        "reason": sandbox.reason,
+        "vmm_pid": (sandbox.vmm_pid > 0).then_some(sandbox.vmm_pid),
+    })
+}
+
+fn row(sandbox: &v1::Sandbox) -> [String; 6] {
+    let state = match (sandbox.state.as_str(), sandbox.reason.as_str()) {
+        ("exited", "") => format!("exited ({})", sandbox.exit_status),
+        ("exited", why) => format!("exited ({}): {}", sandbox.exit_status, printable(why)),
+        ("failed" | "lost", why) => format!("{}: {}", sandbox.state, printable(why)),
+        (state, _) => state.to_owned(),
+    };
+    let mut command = printable(&sandbox.command);
+    if command.chars().count() > 30 {
+        command = command.chars().take(29).collect::<String>() + "…";
+    }
+    let image = printable(&sandbox.image);
+    [sandbox.id.clone(), sandbox.name.clone(), image, command, ago(sandbox.created_ns), state]
+}
+
+/// `slipway logs`.
+pub async fn logs(mut client: SandboxClient, args: &LogsArgs) -> Result<i32> {
+    let request = v1::LogsRequest { name: args.name.clone(), follow: args.follow, tail: args.tail };
+    let reply = client.logs(request).await.map_err(|status| refused(&status))?;
+    let mut records = reply.into_inner();
+    let mut fresh_line = [true; 2];
+    while let Some(record) = records.message().await.map_err(|status| refused(&status))? {
+        let error = record.stream == 2;
+        let data = if args.timestamps {
+            stamp(&record, &mut fresh_line[usize::from(error)])
+        } else {
+            record.data
+        };
+        let written = if error {
+            std::io::stderr().write_all(&data)
+        } else {
+            std::io::stdout().write_all(&data).and_then(|()| std::io::stdout().flush())
+        };
+        if written.is_err() {
+            // Whoever read our output has left.
+            return Ok(0);
+        }
+    }
+    Ok(0)
+}
+
+/// Puts the time before each line that begins in this record.
+fn stamp(record: &v1::LogRecord, fresh_line: &mut bool) -> Vec<u8> {
+    let time = utc(record.time_ns);
+    let mut text = Vec::with_capacity(record.data.len() + 64);
+    for line in record.data.split_inclusive(|byte| *byte == b'\n') {
+        if *fresh_line {
+            text.extend(time.as_bytes());
+            text.push(b' ');
+        }
+        text.extend(line);
+        *fresh_line = line.ends_with(b"\n");
+    }
+    text
+}
+
+/// RFC 3339 in UTC, to the microsecond.
+fn utc(time_ns: u64) -> String {
+    let (seconds, micros) = (time_ns / 1_000_000_000, time_ns % 1_000_000_000 / 1000);
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Civil date from days since the epoch, by whole 400-year cycles counted from a March.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_index = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
+    let month = if month_index < 10 { month_index + 3 } else { month_index - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+}
+
+/// `slipway wait`.
+pub async fn wait(mut client: SandboxClient, args: &NamesArg) -> Result<i32> {
+    for name in &args.names {
+        let exit = client.wait(named(name)).await.map_err(|status| refused(&status))?;
+        crate::say!("{}", exit.into_inner().status);
+    }
+    Ok(0)
+}
+
+/// Does `action` for each name, complains about each failure, prints each success.
+async fn each<F>(names: &[String], action: impl Fn(String) -> F) -> Result<i32>
+where
+    F: Future<Output = Result<(), tonic::Status>>,
+{
+    let outcomes = futures_util::future::join_all(names.iter().cloned().map(&action)).await;
+    let mut status = 0;
+    for (name, outcome) in names.iter().zip(outcomes) {
+        match outcome {
+            Ok(()) => crate::say!("{name}"),
+            Err(error) => {
+                crate::complain(&refused(&error));
+                status = 1;
+            }
+        }
+    }
+    Ok(status)
+}
+
+/// `slipway stop`.
+pub async fn stop(client: SandboxClient, args: &StopArgs) -> Result<i32> {
+    each(&args.names.names, |name| {
+        let mut client = client.clone();
+        async move {
+            let request = v1::StopRequest { name, timeout_s: args.time };
+            client.stop(request).await.map(drop)
+        }
+    })
+    .await
+}
+
+/// `slipway kill`.
+pub async fn kill(client: SandboxClient, args: &KillArgs) -> Result<i32> {
+    let Some(signal) = signal_number(&args.signal) else {
+        bail!("\"{}\" is no signal: a name as TERM, or a number from 1 to 64", args.signal);
+    };
+    each(&args.names.names, |name| {
+        let mut client = client.clone();
+        async move { client.signal(v1::SignalRequest { name, signal }).await.map(drop) }
+    })
+    .await
+}
+
+/// `slipway rm`.
+pub async fn rm(mut client: SandboxClient, args: &RmArgs) -> Result<i32> {
+    let names = if args.all {
+        let all = list(&mut client).await?;
+        let live = |state: &str| matches!(state, "starting" | "running" | "stopping");
+        all.into_iter().filter(|s| args.force || !live(&s.state)).map(|s| s.name).collect()
+    } else {
+        args.names.clone()
+    };
+    each(&names, |name| {
+        let mut client = client.clone();
+        let force = args.force;
+        async move { client.remove(v1::RemoveRequest { name, force }).await.map(drop) }
+    })
+    .await
+}
+
+/// `slipway inspect`.
+pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> {
+    let mut all = Vec::new();
+    for name in &args.names {
+        let reply = client.inspect(named(name)).await.map_err(|status| refused(&status))?;
+        all.push(serde_json::from_str::<serde_json::Value>(&reply.into_inner().json)?);
+    }
+    crate::say!("{}", serde_json::to_string_pretty(&all)?);
+    Ok(0)
+}
+
+/// `slipway stats`.
+pub async fn stats(mut client: SandboxClient, args: &StatsArgs) -> Result<i32> {
+    loop {
+        let rows = measure(&mut client, &args.names).await?;
+        if args.json {
+            let all: Vec<_> = rows.iter().map(stats_json).collect();
+            crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        } else {
+            if args.follow {
+                // Home and clear: the table stands still.
+                crate::out::print(format_args!("\x1b[H\x1b[2J"));
+            }
+            let header =
+                ["NAME", "VMM CPU", "VMM MEMORY", "GUEST MEMORY", "PROCESSES", "READ", "WRITTEN"];
+            crate::out::print(format_args!(
+                "{}",
+                table(header, &rows.iter().map(stats_row).collect::<Vec<_>>())
+            ));
+        }
+        if !args.follow {
+            return Ok(if rows.len() < args.names.len() { OWN_FAILURE } else { 0 });
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+}
+
+async fn measure(
+    client: &mut SandboxClient,
+    names: &[String],
+) -> Result<Vec<(String, v1::StatsReply)>> {
+    let wanted = if names.is_empty() {
+        let all = list(client).await?;
+        all.into_iter().filter(|one| one.state == "running").map(|one| one.name).collect()
+    } else {
+        names.to_vec()
+    };
+    let mut rows = Vec::new();
+    for name in wanted {
+        match client.stats(named(&name)).await {
+            Ok(reply) => rows.push((name, reply.into_inner())),
+            // One that has just ended is no reason to show nothing of the others.
+            Err(status) if names.is_empty() => tracing::debug!(%status, name, "no figures"),
+            Err(status) => crate::complain(&refused(&status)),
+        }
+    }
+    Ok(rows)
+}
+
+fn stats_row((name, stats): &(String, v1::StatsReply)) -> [String; 7] {
+    let used = stats.memory_total_bytes.saturating_sub(stats.memory_available_bytes);
+    [
+        name.clone(),
+        format!("{:.1} s", stats.vmm_cpu_ns as f64 / 1e9),
+        show(stats.vmm_resident_bytes),
+        format!("{} of {}", show(used), show(stats.memory_total_bytes)),
+        stats.processes.to_string(),
+        show(stats.read_bytes),
+        show(stats.written_bytes),
+    ]
+}
+
+fn stats_json((name, stats): &(String, v1::StatsReply)) -> serde_json::Value {
+    serde_json::json!({
+        "name": name,
+        "vmm_cpu_ns": stats.vmm_cpu_ns,
+        "vmm_resident_bytes": stats.vmm_resident_bytes,
+        "memory_total_bytes": stats.memory_total_bytes,
+        "memory_available_bytes": stats.memory_available_bytes,
+        "guest_cpu_busy_ns": stats.guest_cpu_busy_ns,
+        "processes": stats.processes,
+        "read_bytes": stats.read_bytes,
+        "written_bytes": stats.written_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00.000000Z");
+        assert_eq!(utc(951_782_400_000_000_000), "2000-02-29T00:00:00.000000Z");
+        assert_eq!(utc(1_767_225_599_123_456_000), "2025-12-31T23:59:59.123456Z");
+    }
+
+    #[test]
+    fn stamps_begin_lines_only() {
+        let record = |data: &[u8]| v1::LogRecord { stream: 1, time_ns: 0, data: data.to_vec() };
+        let mut fresh = true;
+        assert!(stamp(&record(b"a"), &mut fresh).starts_with(b"1970"));
+        assert_eq!(stamp(&record(b"b"), &mut fresh), b"b");
+        assert_eq!(stamp(&record(b"\n"), &mut fresh), b"\n");
+        assert!(fresh);
+    }
+}

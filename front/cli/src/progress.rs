@@ -1,0 +1,95 @@
+//! What shows on a terminal while something takes long. Elsewhere nothing shows.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use slipway_image::{Event, Progress};
+
+fn style(template: &str) -> ProgressStyle {
+    // The templates are constants of this file: a broken one shows the default bar.
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// A spinner that names the stage of a start; with `count`, how many run already.
+pub fn stage_spinner(count: u32) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(count.into()), ProgressDrawTarget::stderr());
+    bar.set_style(style(match count {
+        1 => "{spinner} {elapsed} {msg}",
+        _ => "{spinner} {elapsed} {pos}/{len} run; {msg}",
+    }));
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
+/// Draws the fetching of an image: one bar for each layer.
+pub struct Fetch {
+    bars: MultiProgress,
+    state: Mutex<Bars>,
+}
+
+#[derive(Default)]
+struct Bars {
+    layers: HashMap<usize, ProgressBar>,
+    whole: Option<ProgressBar>,
+}
+
+impl Fetch {
+    /// Draws to standard error, when that is a terminal.
+    pub fn new() -> Arc<Self> {
+        let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
+        Arc::new(Self { bars, state: Mutex::default() })
+    }
+
+    fn spinner(&self, state: &mut Bars, text: String) {
+        let bar = state.whole.get_or_insert_with(|| {
+            let bar = self.bars.add(ProgressBar::new_spinner());
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        bar.set_style(style("{spinner} {msg}"));
+        bar.set_message(text);
+    }
+}
+
+impl Progress for Fetch {
+    fn event(&self, event: Event<'_>) {
+        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match event {
+            Event::Resolving(reference) => {
+                self.spinner(&mut state, format!("asking for {reference}"));
+            }
+            Event::Waiting(digest) => {
+                self.spinner(&mut state, format!("another process fetches {}", digest.short()));
+            }
+            Event::LayerStarted { index, digest, bytes } => {
+                let bar = self.bars.add(ProgressBar::new(bytes));
+                bar.set_style(style("  {msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}"));
+                bar.set_message(digest.short());
+                state.layers.insert(index, bar);
+            }
+            Event::LayerBytes { index, done } => {
+                if let Some(bar) = state.layers.get(&index) {
+                    bar.set_position(done);
+                }
+            }
+            Event::LayerFinished { index } => {
+                if let Some(bar) = state.layers.remove(&index) {
+                    bar.finish_and_clear();
+                }
+            }
+            Event::Merging => self.spinner(&mut state, "merging layers".to_owned()),
+            Event::Building { done, total } => {
+                let percent = (done * 100).checked_div(total).unwrap_or(100);
+                self.spinner(&mut state, format!("building the file system, {percent} %"));
+            }
+            Event::Finished(_) => {
+                if let Some(bar) = state.whole.take() {
+                    bar.finish_and_clear();
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! `slipway run`, `exec` and `attach`.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result, bail};
+use futures_util::future::join_all;
+use indicatif::ProgressBar;
+use slipway_runtime::time::monotonic_ns;
+use slipway_runtime::v1::{self, run_in};
+use slipway_runtime::{Config, SandboxClient};
+use slipway_telemetry::Timeline;
+
+use crate::args::{ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
+use crate::client::{connect, refused};
+use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
+use crate::{image, progress, report};
+
+/// Exit status of `run` when Slipway, not the container, failed.
+pub const OWN_FAILURE: i32 = 125;
+
+/// Runs `slipway run`; the exit status.
+pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32> {
+    if args.count > 1 && (args.process.interactive || args.process.tty) {
+        bail!("--count and --interactive or --tty do not go together: whose input would it be?");
+    }
+    if args.process.tty && !std::io::stdin().is_terminal() {
+        bail!("--tty needs a terminal at standard input; without one, leave it out");
+    }
+    let client = connect(node, config).await?;
+    let began = monotonic_ns();
+    let image = image::ensure(config, &args.image, args.pull).await?;
+    let fetched = Fetched { began, ended: monotonic_ns() };
+    let spec = spec(args, &image.digest.to_string())?;
+    if args.count == 1 {
+        one(client, args, spec, fetched).await
+    } else {
+        many(client, args, spec, fetched).await
+    }
+}
+
+/// When the image of a run was being fetched, or found: the stage that all its sandboxes share.
+#[derive(Clone, Copy)]
+pub struct Fetched {
+    /// CLOCK_MONOTONIC, ns: the beginning of the run's time axis.
+    pub began: u64,
+    /// CLOCK_MONOTONIC, ns.
+    pub ended: u64,
+}
+
+impl Fetched {
+    /// Puts timelines of the run onto its time axis, with their common stage.
+    pub fn align(self, mut timelines: Vec<Timeline>) -> Vec<Timeline> {
+        for timeline in &mut timelines {
+            timeline.record("image", self.began, self.ended);
+        }
+        slipway_bench::aligned(timelines, self.began)
+    }
+}
+
+async fn one(
+    client: SandboxClient,
+    args: &RunArgs,
+    spec: v1::RunSpec,
+    fetched: Fetched,
+) -> Result<i32> {
+    let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
+    let start = start(client, spec, wishes, &mut Plain, progress::stage_spinner(1)).await?;
+    if let (Some(path), Some(timeline)) = (&args.timeline, start.timeline.clone()) {
+        report::write(path, &fetched.align(vec![timeline]), &args.image)?;
+    }
+    if args.detach && start.exit.is_none() {
+        crate::say!("{}", start.name);
+    }
+    Ok(start.exit.map_or(0, |exit| status(&start.name, &exit)))
+}
+
+async fn many(
+    client: SandboxClient,
+    args: &RunArgs,
+    spec: v1::RunSpec,
+    fetched: Fetched,
+) -> Result<i32> {
+    let spinner = progress::stage_spinner(args.count);
+    let runs = (1..=args.count).map(|number| {
+        let mut spec = spec.clone();
+        if !spec.name.is_empty() {
+            spec.name = format!("{}-{number}", spec.name);
+        }
+        let (client, spinner) = (client.clone(), spinner.clone());
+        async move {
+            let mut sink = Prefixed::new(spinner.clone());
+            let prefix = sink.prefix.clone();
+            let mut named = Named { sink: &mut sink, prefix };
+            let wishes = Wishes { stdin: false, tty: false };
+            let name = spec.name.clone();
+            let outcome = start_named(client, spec, wishes, &mut named, spinner).await;
+            sink.finish();
+            outcome.with_context(|| if name.is_empty() { "run".to_owned() } else { name })
+        }
+    });
+    let outcomes = join_all(runs).await;
+    spinner.finish_and_clear();
+    let mut worst = 0;
+    let mut timelines = Vec::new();
+    for outcome in outcomes {
+        match outcome {
+            Ok(start) => {
+                if args.detach && start.exit.is_none() {
+                    crate::say!("{}", start.name);
+                }
+                let code = start.exit.map_or(0, |exit| status(&start.name, &exit));
+                worst = if worst == 0 { code } else { worst };
+                timelines.extend(start.timeline);
+            }
+            Err(error) => {
+                crate::complain(&error);
+                worst = OWN_FAILURE;
+            }
+        }
+    }
+    let timelines = fetched.align(timelines);
+    if !timelines.is_empty() {
+        report::show(&slipway_bench::statistics(&timelines), &timelines);
+    }
+    if let Some(path) = &args.timeline {
+        report::write(path, &timelines, &args.image)?;
+    }
+    Ok(worst)
+}
+
+/// The outcome of a run.
+pub struct Start {
+    /// The sandbox's name.
+    pub name: String,
+    /// None: detached from.
+    pub exit: Option<v1::Exit>,
+    /// None: it never ran.
+    pub timeline: Option<Timeline>,
+}
+
+/// Output of one of several sandboxes: whole lines, each behind the sandbox's name.
+pub struct Prefixed {
+    prefix: Arc<Mutex<String>>,
+    lines: [Vec<u8>; 2],
+    /// Steps aside while lines are printed.
+    spinner: ProgressBar,
+}
+
+impl Prefixed {
+    fn new(spinner: ProgressBar) -> Self {
+        Self { prefix: Arc::default(), lines: Default::default(), spinner }
+    }
+
+    fn print(&mut self, error: bool, upto: usize) -> std::io::Result<()> {
+        let prefix = self.prefix.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        let buffer = &mut self.lines[usize::from(error)];
+        let mut text = Vec::new();
+        for line in buffer.drain(..upto).as_slice().split_inclusive(|byte| *byte == b'\n') {
+            text.extend(prefix.as_bytes());
+            text.extend(b" | ");
+            text.extend(line);
+        }
+        if !text.ends_with(b"\n") {
+            text.push(b'\n');
+        }
+        self.spinner.suspend(|| Plain.write(error, &text))
+    }
+
+    /// Prints what is left of lines that were not ended.
+    fn finish(&mut self) {
+        for error in [false, true] {
+            let left = self.lines[usize::from(error)].len();
+            if left > 0 {
+                // Nobody reads any more: nothing to say it to.
+                let _ = self.print(error, left);
+            }
+        }
+    }
+}
+
+impl Sink for Prefixed {
+    fn write(&mut self, error: bool, data: &[u8]) -> std::io::Result<()> {
+        const LONGEST_LINE: usize = 64 << 10;
+        let buffer = &mut self.lines[usize::from(error)];
+        buffer.extend(data);
+        let end = match buffer.iter().rposition(|byte| *byte == b'\n') {
+            Some(newline) => newline + 1,
+            None if buffer.len() >= LONGEST_LINE => buffer.len(),
+            None => return Ok(()),
+        };
+        self.print(error, end)
+    }
+}
+
+struct Named<'a> {
+    sink: &'a mut Prefixed,
+    prefix: Arc<Mutex<String>>,
+}
+
+async fn start_named(
+    client: SandboxClient,
+    spec: v1::RunSpec,
+    wishes: Wishes,
+    named: &mut Named<'_>,
+    spinner: ProgressBar,
+) -> Result<Start> {
+    let prefix = named.prefix.clone();
+    start_with(client, spec, wishes, named.sink, spinner, move |name| {
+        name.clone_into(&mut prefix.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+    })
+    .await
+}
+
+/// Starts one sandbox and carries its streams to the end.
+pub async fn start(
+    client: SandboxClient,
+    spec: v1::RunSpec,
+    wishes: Wishes,
+    sink: &mut (dyn Sink + Send),
+    spinner: ProgressBar,
+) -> Result<Start> {
+    start_with(client, spec, wishes, sink, spinner, |_| {}).await
+}
+
+async fn start_with(
+    mut client: SandboxClient,
+    spec: v1::RunSpec,
+    wishes: Wishes,
+    sink: &mut (dyn Sink + Send),
+    spinner: ProgressBar,
+    created: impl Fn(&str),
+) -> Result<Start> {
+    let detach = spec.detach;
+    let (sender, stream) = requests(run_in::Kind::Run(spec));
+    let replies = client.run(stream).await.map_err(|status| refused(&status))?.into_inner();
+    let mut name = String::new();
+    let mut timeline = None;
+    let exit = carry(replies, sender, wishes, sink, |event| match event {
+        Event::Created(given) => {
+            created(&given);
+            name = given;
+        }
+        Event::Stage(stage) => spinner.set_message(stage),
+        Event::Started(stages) => {
+            spinner.inc(1);
+            if spinner.length().is_none_or(|all| spinner.position() >= all) {
+                spinner.finish_and_clear();
+            }
+            let mut made = Timeline::new(name.clone());
+            for stage in stages {
+                made.record(stage.name, stage.start_ns, stage.end_ns);
+            }
+            timeline = Some(made);
+        }
+    })
+    .await;
+    spinner.inc(0);
+    let exit = exit.inspect_err(|_| spinner.finish_and_clear())?;
+    if exit.is_none() && !detach {
+        bail!(
+            "the daemon closed the session of sandbox {name}; `slipway ps` tells what became of it"
+        );
+    }
+    if exit.is_some() && timeline.is_none() {
+        spinner.finish_and_clear();
+    }
+    Ok(Start { name, exit, timeline })
+}
+
+/// The exit status; says why when it is not the container's own.
+fn status(name: &str, exit: &v1::Exit) -> i32 {
+    if !exit.reason.is_empty() {
+        eprintln!("slipway: {name}: {}", crate::table::printable(&exit.reason));
+    }
+    i32::try_from(exit.status).unwrap_or(OWN_FAILURE)
+}
+
+fn spec(args: &RunArgs, digest: &str) -> Result<v1::RunSpec> {
+    let (rows, columns) = terminal_size();
+    let MachineArgs { memory, cpus, kernel, accel } = &args.machine;
+    let kernel = kernel.as_deref().map(absolute).transpose()?;
+    Ok(v1::RunSpec {
+        name: args.name.clone().unwrap_or_default(),
+        image: args.image.clone(),
+        image_digest: digest.to_owned(),
+        // 0 stands for "not said"; nobody means it.
+        memory_bytes: memory.map_or(0, |bytes| bytes.max(1)),
+        cpus: cpus.unwrap_or(0),
+        command: args.command.clone(),
+        entrypoint: args.entrypoint.clone(),
+        env: environment(&args.process)?,
+        cwd: args.process.workdir.clone().unwrap_or_default(),
+        user: args.process.user.clone().unwrap_or_default(),
+        hostname: args.hostname.clone().unwrap_or_default(),
+        terminal: args.process.tty,
+        rows,
+        columns,
+        stdin: args.process.interactive,
+        detach: args.detach,
+        remove: args.rm,
+        privileged: args.process.privileged,
+        read_only: args.read_only,
+        volumes: args.volume.iter().map(|volume| volume.0.clone()).collect(),
+        kernel: kernel.unwrap_or_default(),
+        labels: args.label.iter().map(|text| label(text)).collect::<Result<_>>()?,
+        limits: args.ulimit.iter().map(|text| limit(text)).collect::<Result<_>>()?,
+        accelerator: accel.clone().unwrap_or_default(),
+    })
+}
+
+/// The daemon's working directory is another one.
+fn absolute(path: &Path) -> Result<String> {
+    let full = std::path::absolute(path).with_context(|| path.display().to_string())?;
+    Ok(full.to_string_lossy().into_owned())
+}
+
+fn environment(args: &ProcessArgs) -> Result<Vec<String>> {
+    let entry = |text: &String| match text.contains('=') {
+        true => Some(text.clone()),
+        // Not set here: not set there, as docker has it.
+        false => Some(format!("{text}={}", std::env::var(text).ok()?)),
+    };
+    Ok(args.env.iter().filter_map(entry).collect())
+}
+
+fn label(text: &str) -> Result<(String, String)> {
+    let (key, value) = text.split_once('=').unwrap_or((text, ""));
+    if key.is_empty() {
+        bail!("\"{text}\" is no label: KEY=VALUE");
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+fn limit(text: &str) -> Result<v1::Limit> {
+    let wrong = || format!("\"{text}\" is no limit: NAME=SOFT[:HARD], as nofile=1024:4096");
+    let number = |text: &str| match text {
+        "unlimited" | "-1" => Ok(u64::MAX),
+        _ => text.parse::<u64>(),
+    };
+    let (name, values) = text.split_once('=').with_context(wrong)?;
+    let (soft, hard) = values.split_once(':').unwrap_or((values, values));
+    let (soft, hard) = (number(soft).with_context(wrong)?, number(hard).with_context(wrong)?);
+    if soft > hard {
+        bail!("{}; the soft limit is above the hard one", wrong());
+    }
+    Ok(v1::Limit { name: name.to_owned(), soft, hard })
+}
+
+/// Runs `slipway exec`; the exit status.
+pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i32> {
+    if args.process.tty && !std::io::stdin().is_terminal() {
+        bail!("--tty needs a terminal at standard input; without one, leave it out");
+    }
+    let (rows, columns) = terminal_size();
+    let spec = v1::ExecSpec {
+        name: args.name.clone(),
+        command: args.command.clone(),
+        env: environment(&args.process)?,
+        cwd: args.process.workdir.clone().unwrap_or_default(),
+        user: args.process.user.clone().unwrap_or_default(),
+        terminal: args.process.tty,
+        rows,
+        columns,
+        stdin: args.process.interactive,
+        detach: false,
+        privileged: args.process.privileged,
+    };
+    let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
+    let mut client = connect(node, config).await?;
+    let (sender, stream) = requests(run_in::Kind::Exec(spec));
+    let replies = client.exec(stream).await.map_err(|status| refused(&status))?.into_inner();
+    let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;
+    Ok(exit.map_or(OWN_FAILURE, |exit| status(&args.name, &exit)))
+}
+
+/// Runs `slipway attach`; the exit status.
+pub async fn attach(node: &NodeArgs, config: &Config, name: &str) -> Result<i32> {
+    let mut client = connect(node, config).await?;
+    let request = v1::Name { name: name.to_owned() };
+    let inspect = client.inspect(request.clone()).await.map_err(|status| refused(&status))?;
+    let record: slipway_runtime::record::Record = serde_json::from_str(&inspect.get_ref().json)?;
+    let wishes = session::Wishes { stdin: record.process.stdin, tty: record.process.terminal };
+    let (sender, stream) = requests(run_in::Kind::Attach(request));
+    let replies = client.attach(stream).await.map_err(|status| refused(&status))?.into_inner();
+    let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;
+    let _ = std::io::stdout().flush();
+    Ok(exit.map_or(OWN_FAILURE, |exit| status(name, &exit)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_as_docker_writes_them() {
+        let both = limit("nofile=1024:4096").unwrap();
+        assert_eq!((both.name.as_str(), both.soft, both.hard), ("nofile", 1024, 4096));
+        assert_eq!(limit("core=-1").unwrap().hard, u64::MAX);
+        for bad in ["nofile", "nofile=", "nofile=2:1", "nofile=x"] {
+            assert!(limit(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn labels() {
+        assert_eq!(label("a=b=c").unwrap(), ("a".into(), "b=c".into()));
+        assert!(label("=x").is_err());
+    }
+}

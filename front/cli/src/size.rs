@@ -1,0 +1,59 @@
+//! Sizes as people write them.
+
+/// Bytes from "512", "64K", "512M", "2G" or "1T" (powers of 1024; "MiB" and "mb" mean the same).
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: u64 =
+        number.parse().map_err(|_| format!("\"{text}\" is no size, as 512M or 2G"))?;
+    let unit = unit.to_ascii_lowercase();
+    let unit = unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(&unit);
+    let shift = match unit {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(format!("\"{text}\" has no unit that is known: K, M, G or T")),
+    };
+    number.checked_mul(1 << shift).ok_or_else(|| format!("\"{text}\" is too large"))
+}
+
+/// Bytes as people read them: "1.5 GiB".
+pub fn show(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units() {
+        assert_eq!(parse_size("1"), Ok(1));
+        assert_eq!(parse_size("64k"), Ok(64 << 10));
+        assert_eq!(parse_size("512M"), Ok(512 << 20));
+        assert_eq!(parse_size("2GiB"), Ok(2 << 30));
+        assert_eq!(parse_size("3mb"), Ok(3 << 20));
+    }
+
+    #[test]
+    fn what_is_no_size() {
+        for bad in ["", "M", "1X", "-1", "1.5G", "99999999999999999999", "18446744073709551615G"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn shown_sizes() {
+        assert_eq!(show(512), "512 B");
+        assert_eq!(show(1536 << 20), "1.5 GiB");
+    }
+}

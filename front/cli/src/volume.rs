@@ -1,0 +1,92 @@
+//! `--volume`: `NAME:SIZE[:/DIR]` or `file:PATH[:ro][:/DIR]`.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use slipway_runtime::v1::{VolumeSpec, volume_spec::Source};
+
+use crate::size::parse_size;
+
+/// One `--volume`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VolumeArg(pub VolumeSpec);
+
+impl FromStr for VolumeArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let spec = match text.strip_prefix("file:") {
+            Some(rest) => file(rest),
+            None => scratch(text),
+        };
+        spec.map(Self)
+    }
+}
+
+fn scratch(text: &str) -> Result<VolumeSpec, String> {
+    let (name, rest) = text
+        .split_once(':')
+        .ok_or_else(|| format!("\"{text}\": expected NAME:SIZE or file:PATH[:ro]"))?;
+    let (size, mount_point) = match rest.split_once(':') {
+        Some((size, mount)) => (size, mounted(mount)?),
+        None => (rest, String::new()),
+    };
+    let source = Source::SizeBytes(parse_size(size)?);
+    Ok(VolumeSpec { name: name.into(), source: Some(source), read_only: false, mount_point })
+}
+
+fn file(rest: &str) -> Result<VolumeSpec, String> {
+    let (rest, mount_point) = match rest.rsplit_once(":/") {
+        Some((path, mount)) if !path.is_empty() => (path, format!("/{mount}")),
+        _ => (rest, String::new()),
+    };
+    let (path, read_only) = match rest.strip_suffix(":ro") {
+        Some(path) => (path, true),
+        None => (rest, false),
+    };
+    // The daemon's working directory is another one.
+    let full = std::path::absolute(path).map_err(|error| format!("file:{path}: {error}"))?;
+    let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let source = Source::Path(full.to_string_lossy().into_owned());
+    Ok(VolumeSpec { name: name.to_owned(), source: Some(source), read_only, mount_point })
+}
+
+fn mounted(mount: &str) -> Result<String, String> {
+    if mount.starts_with('/') {
+        return Ok(mount.to_owned());
+    }
+    Err(format!("\"{mount}\" is no place to mount: an absolute path in the container"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> VolumeSpec {
+        text.parse::<VolumeArg>().unwrap().0
+    }
+
+    #[test]
+    fn scratch_volumes() {
+        let volume = parse("data:256M");
+        assert_eq!(
+            (volume.name.as_str(), volume.source),
+            ("data", Some(Source::SizeBytes(256 << 20)))
+        );
+        assert_eq!(parse("data:1G:/srv").mount_point, "/srv");
+        assert!("data".parse::<VolumeArg>().is_err());
+        assert!("data:x".parse::<VolumeArg>().is_err());
+        assert!("data:1G:srv".parse::<VolumeArg>().is_err());
+    }
+
+    #[test]
+    fn file_volumes() {
+        let volume = parse("file:/a/disk.img:ro");
+        assert_eq!(volume.name, "disk.img");
+        assert_eq!(volume.source, Some(Source::Path("/a/disk.img".into())));
+        assert!(volume.read_only);
+        assert_eq!(parse("file:/a/b:/srv").mount_point, "/srv");
+        assert_eq!(parse("file:/a/b:ro:/srv").mount_point, "/srv");
+        assert!(parse("file:/a/b:ro:/srv").read_only);
+    }
+}

@@ -1,0 +1,219 @@
+//! Which process is ours, even after its id was given to somebody else.
+//!
+//! A process id alone names nobody for long. Together with the process's start time (and the boot
+//! that both belong to) it is unique, and a pidfd pins it: once the pidfd is open and the start
+//! time seen through the same id is still ours, no signal sent through the pidfd can hit another.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// What must be kept on disk to find a VM's process again, and nobody else's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmRecord {
+    /// The hypervisor that runs it: `qemu`.
+    pub hypervisor: String,
+    /// Process id.
+    pub pid: i32,
+    /// Start time in clock ticks after boot (field 22 of `/proc/PID/stat`).
+    pub start_time_ticks: u64,
+    /// The boot that both numbers belong to (`/proc/sys/kernel/random/boot_id`).
+    pub boot_id: String,
+}
+
+impl VmRecord {
+    /// The record of the process `pid`, which must not have been reaped yet.
+    pub(crate) fn of(hypervisor: &str, pid: i32) -> Result<Self> {
+        let start_time_ticks = start_time(pid)
+            .and_then(|ticks| ticks.ok_or_else(|| io::ErrorKind::NotFound.into()))
+            .map_err(|source| Error::system("reading the start time of a process", source))?;
+        Ok(Self { hypervisor: hypervisor.to_owned(), pid, start_time_ticks, boot_id: boot_id()? })
+    }
+
+    /// A pidfd of the process, or `None` when it has ended (or never was on this boot).
+    fn open(&self) -> Result<Option<OwnedFd>> {
+        // Negative numbers are process groups to the kernel and a panic to `Pid`.
+        let Some(pid) = Pid::from_raw(self.pid.max(0)) else { return Ok(None) };
+        if boot_id()? != self.boot_id {
+            return Ok(None);
+        }
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(Errno::SRCH) => return Ok(None),
+            Err(errno) => return Err(Error::system("pidfd_open", errno)),
+        };
+        // Read after the pidfd is open: if the id still shows our start time now, the pidfd was
+        // opened on our process.
+        match start_time(self.pid) {
+            Ok(Some(ticks)) if ticks == self.start_time_ticks => Ok(Some(pidfd)),
+            Ok(_) => Ok(None),
+            Err(source) => Err(Error::system("reading the start time of a process", source)),
+        }
+    }
+
+    /// Whether the process still runs. A zombie counts as ended.
+    pub fn is_running(&self) -> Result<bool> {
+        match self.open()? {
+            Some(pidfd) => Ok(!ended(&pidfd, Duration::ZERO)?),
+            None => Ok(false),
+        }
+    }
+}
+
+/// Kills what is left of a VM whose launcher has died, and waits until it is gone.
+///
+/// Returns whether there was anything to kill. Never signals a process other than the recorded
+/// one: a record of an earlier boot or of a recycled process id does nothing.
+///
+/// Blocks for as long as the kernel needs to end the process (a few milliseconds); an error after
+/// `deadline`.
+pub fn reap_leftover(record: &VmRecord, deadline: Duration) -> Result<bool> {
+    let Some(pidfd) = record.open()? else { return Ok(false) };
+    kill(&pidfd)?;
+    if !ended(&pidfd, deadline)? {
+        return Err(Error::Timeout { command: "SIGKILL".into(), timeout: deadline });
+    }
+    Ok(true)
+}
+
+/// Kills the process behind a pidfd. No error when it has ended already.
+pub(crate) fn kill(pidfd: impl AsFd) -> Result<()> {
+    match pidfd_send_signal(pidfd, Signal::KILL) {
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
+        Err(errno) => Err(Error::system("killing the VM's process", errno)),
+    }
+}
+
+/// Waits until the process behind a pidfd has ended, at most `limit`.
+fn ended(pidfd: &OwnedFd, limit: Duration) -> Result<bool> {
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        match poll(&mut fds, Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::system("waiting for the VM's process", errno)),
+        }
+    }
+}
+
+/// Start time of a process in clock ticks after boot; `None` when there is none with this id.
+fn start_time(pid: i32) -> io::Result<Option<u64>> {
+    match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => match parse_start_time(&stat) {
+            Some(ticks) => Ok(Some(ticks)),
+            None => Err(io::Error::other("unexpected form of /proc/PID/stat")),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // The process ended between open and read.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Field 22 of proc(5)'s stat. The name in field 2 may hold spaces and parentheses, so fields are
+/// counted after the last `)`.
+fn parse_start_time(stat: &[u8]) -> Option<u64> {
+    let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
+    let rest = std::str::from_utf8(stat.get(after_name..)?).ok()?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The id of this boot.
+pub(crate) fn boot_id() -> Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    match fs::read_to_string(path) {
+        Ok(id) => Ok(id.trim().to_owned()),
+        Err(source) => Err(Error::file("read", path, source)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A process that is not left behind when a test fails.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start() -> Self {
+            let mut command = Command::new("sleep");
+            command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            Self(command.spawn().unwrap())
+        }
+
+        fn record(&self) -> VmRecord {
+            VmRecord::of("qemu", self.0.id() as i32).unwrap()
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn start_time_is_counted_after_a_hostile_name() {
+        let stat = b"7 (a) 1 2 (x) S 1 7 7 0 -1 4 90 0 0 0 0 0 0 0 20 0 1 0 4242 99 100";
+        assert_eq!(parse_start_time(stat), Some(4242));
+        for bad in [&b""[..], b"7 (a", b"7 (a) S 1 2", b"7 (a) \xff"] {
+            assert_eq!(parse_start_time(bad), None);
+        }
+    }
+
+    #[test]
+    fn leftover_is_killed_once() {
+        let mut child = Sleeper::start();
+        let record = child.record();
+        assert!(record.is_running().unwrap());
+        assert!(reap_leftover(&record, Duration::from_secs(10)).unwrap());
+        // Not reaped yet: a zombie is not running, and killing it again reports the same.
+        assert!(!record.is_running().unwrap());
+        child.0.wait().unwrap();
+        assert!(!reap_leftover(&record, Duration::from_secs(10)).unwrap());
+    }
+
+    #[test]
+    fn a_stranger_is_never_killed() {
+        let child = Sleeper::start();
+        let ours = child.record();
+        let strangers = [
+            VmRecord { start_time_ticks: ours.start_time_ticks + 1, ..ours.clone() },
+            VmRecord { boot_id: "another boot".into(), ..ours.clone() },
+            VmRecord { pid: 0, ..ours.clone() },
+            VmRecord { pid: -1, ..ours.clone() },
+        ];
+        for stranger in &strangers {
+            assert!(!stranger.is_running().unwrap());
+            assert!(!reap_leftover(stranger, Duration::from_secs(1)).unwrap());
+        }
+        assert!(ours.is_running().unwrap());
+    }
+
+    #[test]
+    fn records_survive_a_round_trip() {
+        let child = Sleeper::start();
+        let ours = child.record();
+        let text = serde_json::to_string(&ours).unwrap();
+        assert_eq!(serde_json::from_str::<VmRecord>(&text).unwrap(), ours);
+        assert!(serde_json::from_str::<VmRecord>(&text.replace("pid", "pit")).is_err());
+    }
+}

@@ -1,0 +1,82 @@
+//! QEMU as the hypervisor.
+
+mod args;
+mod console;
+mod find;
+mod launch;
+mod probe;
+mod qmp;
+mod vm;
+
+use std::path::{Path, PathBuf};
+
+use tokio::sync::OnceCell;
+
+pub use console::STDERR_TAIL;
+pub use find::{Binary, MINIMUM_VERSION, TOOL_ROOT, Version};
+
+use crate::{Accel, AccelChoice, AccelReport, BoxFuture, Error, Hypervisor, Result, Vm, VmSpec};
+
+/// Any QEMU from 10.1 on.
+#[derive(Debug)]
+pub struct Qemu {
+    binary: Binary,
+    cache: PathBuf,
+    auto: OnceCell<AccelReport>,
+}
+
+impl Qemu {
+    /// Looks for a QEMU that can run sandboxes: `SLIPWAY_QEMU` if it is set (and then no other),
+    /// else the tool root that set-up makes (`SLIPWAY_TOOLS`, by default [`TOOL_ROOT`]), else
+    /// `PATH`.
+    ///
+    /// What is found out about a binary is kept in the directory `cache`, which is made if it is
+    /// not there; a cache that cannot be written costs time only. Blocks while a QEMU that is not
+    /// in the cache says what it can (about 0.2 s).
+    pub fn find(cache: &Path) -> Result<Self> {
+        Ok(Self { binary: Binary::find(cache)?, cache: cache.to_owned(), auto: OnceCell::new() })
+    }
+
+    /// The QEMU that was found.
+    pub fn binary(&self) -> &Binary {
+        &self.binary
+    }
+
+    /// Which accelerator [`AccelChoice::Auto`] means, and why. Boots `kernel` on KVM for a moment
+    /// if nothing cheaper rules KVM out and the answer is not in the cache.
+    pub async fn probe(&self, kernel: &Path) -> &AccelReport {
+        self.auto
+            .get_or_init(|| async {
+                let report = probe::probe(&self.binary, kernel, &self.cache).await;
+                tracing::info!(accel = %report.accel, reason = %report.reason, "accelerator chosen");
+                report
+            })
+            .await
+    }
+
+    async fn resolve(&self, choice: AccelChoice, kernel: &Path) -> Result<Accel> {
+        match choice {
+            AccelChoice::Auto => Ok(self.probe(kernel).await.accel),
+            AccelChoice::Only(Accel::Tcg) => Ok(Accel::Tcg),
+            // Asked for by name: the cheap questions only, the user may know better than a boot.
+            AccelChoice::Only(Accel::Kvm) => match crate::accel::probe_without_boot() {
+                Ok(()) => Ok(Accel::Kvm),
+                Err(reason) => Err(Error::NoKvm { reason }),
+            },
+        }
+    }
+}
+
+impl Hypervisor for Qemu {
+    fn name(&self) -> &'static str {
+        "qemu"
+    }
+
+    fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
+        Box::pin(async move {
+            let accel = self.resolve(spec.accel, &spec.kernel).await?;
+            let vm = launch::launch(self.binary.path(), spec, accel).await?;
+            Ok(Box::new(vm) as Box<dyn Vm>)
+        })
+    }
+}

@@ -1,0 +1,413 @@
+//! QMP, QEMU's control protocol: one JSON object per line, both ways.
+//!
+//! After the greeting the client leaves negotiation mode with `qmp_capabilities`; then each command
+//! carries an `id` that comes back with its result, and events arrive at any time
+//! (QEMU, *docs/interop/qmp-spec.rst*).
+//!
+//! The peer may be a QEMU that its guest took over: lines are capped, unknown ids are ignored, and
+//! anything that is no QMP ends the channel with an error, never with a panic or a wait for ever.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::sync::{broadcast, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::{Error, Result, ShutdownReason, VmEvent};
+
+/// Longest line taken from QEMU, in bytes. Its longest answers to what we ask are some hundred.
+const MAX_LINE: usize = 64 << 10;
+
+/// Events kept for a receiver that is slow.
+const EVENT_BACKLOG: usize = 64;
+
+/// A QMP connection.
+pub(crate) struct Qmp {
+    writer: tokio::sync::Mutex<Box<dyn AsyncWrite + Send + Unpin>>,
+    shared: Arc<Shared>,
+    reader: JoinHandle<()>,
+}
+
+/// What the connection's reader and its callers share.
+struct Shared {
+    state: Mutex<State>,
+    events: broadcast::Sender<VmEvent>,
+}
+
+#[derive(Default)]
+struct State {
+    next_id: u64,
+    waiting: HashMap<u64, oneshot::Sender<Answer>>,
+    /// Why the channel ended; nothing is waited for any more once it is set.
+    closed: Option<String>,
+    last_shutdown: Option<ShutdownReason>,
+}
+
+type Answer = Result<Value, String>;
+
+impl Shared {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the channel: everybody who waits gets an error.
+    fn close(&self, reason: String) {
+        let mut state = self.state();
+        state.closed = Some(reason);
+        state.waiting.clear();
+        drop(state);
+        let _ = self.events.send(VmEvent::ControlLost);
+    }
+}
+
+impl Qmp {
+    /// Waits for the greeting and leaves negotiation mode. The caller limits the time.
+    pub(crate) async fn connect<R, W>(reader: R, writer: W) -> Result<Self>
+    where
+        R: AsyncRead + Send + Unpin + 'static,
+        W: AsyncWrite + Send + Unpin + 'static,
+    {
+        let mut lines = BufReader::new(reader);
+        let greeting = read_line(&mut lines).await.map_err(Error::Control)?;
+        match parse(&greeting) {
+            Ok(Message::Greeting) => {}
+            Ok(_) => return Err(Error::Control("it began without a greeting".into())),
+            Err(reason) => return Err(Error::Control(reason)),
+        }
+        let (events, _) = broadcast::channel(EVENT_BACKLOG);
+        let shared = Arc::new(Shared { state: Mutex::default(), events });
+        let reader = tokio::spawn(read_all(lines, Arc::clone(&shared)));
+        let qmp = Self { writer: tokio::sync::Mutex::new(Box::new(writer)), shared, reader };
+        qmp.execute_unlimited("qmp_capabilities").await?;
+        Ok(qmp)
+    }
+
+    /// Runs a command without arguments and returns what QEMU returns for it.
+    pub(crate) async fn execute(&self, command: &str, timeout: Duration) -> Result<Value> {
+        match tokio::time::timeout(timeout, self.execute_unlimited(command)).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::Timeout { command: command.to_owned(), timeout }),
+        }
+    }
+
+    async fn execute_unlimited(&self, command: &str) -> Result<Value> {
+        let (id, answer) = self.register()?;
+        // Withdraws the registration when this future is dropped at its deadline.
+        let _withdraw = Withdraw { shared: &self.shared, id };
+        let mut line = json!({ "execute": command, "id": id }).to_string();
+        line.push('\n');
+        let sent = self.writer.lock().await.write_all(line.as_bytes()).await;
+        sent.map_err(|error| Error::Control(error.to_string()))?;
+        match answer.await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(message)) => Err(Error::Refused { command: command.to_owned(), message }),
+            Err(_) => Err(self.closed_error()),
+        }
+    }
+
+    fn register(&self) -> Result<(u64, oneshot::Receiver<Answer>)> {
+        let mut state = self.shared.state();
+        if let Some(reason) = &state.closed {
+            return Err(Error::Control(reason.clone()));
+        }
+        let id = state.next_id;
+        state.next_id += 1;
+        let (sender, receiver) = oneshot::channel();
+        state.waiting.insert(id, sender);
+        Ok((id, receiver))
+    }
+
+    fn closed_error(&self) -> Error {
+        let reason = self.shared.state().closed.clone();
+        Error::Control(reason.unwrap_or_else(|| "closed".into()))
+    }
+
+    /// Events from now on.
+    pub(crate) fn events(&self) -> broadcast::Receiver<VmEvent> {
+        self.shared.events.subscribe()
+    }
+
+    /// The reason of the last SHUTDOWN event.
+    pub(crate) fn last_shutdown(&self) -> Option<ShutdownReason> {
+        self.shared.state().last_shutdown
+    }
+
+    /// Waits until the peer has closed the channel and all that it sent before is taken in.
+    pub(crate) async fn drained(&self) {
+        let mut events = self.events();
+        while self.shared.state().closed.is_none() {
+            // Every close sends an event after `closed` is set, so none is missed; an error
+            // (events lost in a backlog) just looks again.
+            let _ = events.recv().await;
+        }
+    }
+}
+
+impl Drop for Qmp {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// Forgets a command that nobody waits for any more.
+struct Withdraw<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Withdraw<'_> {
+    fn drop(&mut self) {
+        self.shared.state().waiting.remove(&self.id);
+    }
+}
+
+/// Takes in everything that QEMU sends, until the channel ends.
+async fn read_all<R: AsyncRead + Unpin>(mut lines: BufReader<R>, shared: Arc<Shared>) {
+    loop {
+        let message = match read_line(&mut lines).await {
+            Ok(line) => parse(&line),
+            Err(reason) => Err(reason),
+        };
+        match message {
+            Ok(message) => dispatch(message, &shared),
+            Err(reason) => return shared.close(reason),
+        }
+    }
+}
+
+fn dispatch(message: Message, shared: &Shared) {
+    match message {
+        Message::Answer { id, answer } => {
+            // An unknown id is an answer that came after its deadline.
+            if let Some(waiting) = shared.state().waiting.remove(&id) {
+                let _ = waiting.send(answer);
+            }
+        }
+        Message::Event(event) => {
+            if let VmEvent::Shutdown(reason) = event {
+                shared.state().last_shutdown = Some(reason);
+            }
+            let _ = shared.events.send(event);
+        }
+        Message::Greeting | Message::Ignored => {}
+    }
+}
+
+/// One line without its end, or why there is none.
+async fn read_line<R: AsyncRead + Unpin>(lines: &mut BufReader<R>) -> Result<Vec<u8>, String> {
+    let mut line = Vec::new();
+    let mut limited = lines.take(MAX_LINE as u64);
+    match limited.read_until(b'\n', &mut line).await {
+        Ok(_) if line.ends_with(b"\n") => Ok(line),
+        Ok(MAX_LINE) => Err(format!("a line of more than {MAX_LINE} bytes")),
+        Ok(_) => Err("closed by the VM".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What one line says.
+#[derive(Debug, PartialEq)]
+enum Message {
+    Greeting,
+    Answer {
+        id: u64,
+        answer: Answer,
+    },
+    Event(VmEvent),
+    /// Valid, and of no interest.
+    Ignored,
+}
+
+fn parse(line: &[u8]) -> Result<Message, String> {
+    let value: Value =
+        serde_json::from_slice(line).map_err(|error| format!("a line that is no JSON: {error}"))?;
+    let Value::Object(mut object) = value else {
+        return Err("a line that is no JSON object".into());
+    };
+    if object.contains_key("QMP") {
+        return Ok(Message::Greeting);
+    }
+    if let Some(name) = object.get("event") {
+        let name = name.as_str().ok_or("an event without a name")?;
+        let data = object.get("data").unwrap_or(&Value::Null);
+        return Ok(event(name, data).map_or(Message::Ignored, Message::Event));
+    }
+    let answer = match (object.remove("return"), object.get("error")) {
+        (Some(value), _) => Ok(value),
+        (None, Some(error)) => Err(error_text(error)),
+        (None, None) => return Err("a line that is neither answer nor event".into()),
+    };
+    match object.get("id").and_then(Value::as_u64) {
+        Some(id) => Ok(Message::Answer { id, answer }),
+        // QEMU leaves the id out where it could not parse the command. We send none such.
+        None => Err("an answer without an id".into()),
+    }
+}
+
+/// The text of an error, fit for one line of a message.
+fn error_text(error: &Value) -> String {
+    let text = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given");
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect()
+}
+
+fn event(name: &str, data: &Value) -> Option<VmEvent> {
+    Some(match name {
+        "SHUTDOWN" => VmEvent::Shutdown(shutdown_reason(data)),
+        "GUEST_PANICKED" => VmEvent::GuestPanicked,
+        "STOP" => VmEvent::Stopped,
+        "RESUME" => VmEvent::Resumed,
+        _ => return None,
+    })
+}
+
+/// `ShutdownCause` of QEMU's *qapi/run-state.json*.
+fn shutdown_reason(data: &Value) -> ShutdownReason {
+    match data.get("reason").and_then(Value::as_str) {
+        Some("guest-shutdown") => ShutdownReason::GuestPowerOff,
+        Some("guest-reset") => ShutdownReason::GuestReset,
+        Some("guest-panic") => ShutdownReason::GuestPanic,
+        Some(reason) if reason.starts_with("host-") => ShutdownReason::Host,
+        _ => ShutdownReason::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{DuplexStream, duplex, split};
+
+    use super::*;
+
+    const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": [\"oob\"]}}\n";
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// Plays QEMU: says the lines of `script`, reading one command before each `<`.
+    async fn play(stream: DuplexStream, script: Vec<String>) -> Vec<String> {
+        let (reader, mut writer) = split(stream);
+        let mut lines = BufReader::new(reader).lines();
+        let mut heard = Vec::new();
+        for step in script {
+            if step == "<" {
+                match lines.next_line().await.unwrap() {
+                    Some(line) => heard.push(line),
+                    None => break,
+                }
+            } else if writer.write_all(step.as_bytes()).await.is_err() {
+                break;
+            }
+        }
+        heard
+    }
+
+    fn script(steps: &[&str]) -> Vec<String> {
+        steps.iter().map(|step| step.to_string()).collect()
+    }
+
+    /// Greeting and capabilities, then `rest`.
+    fn negotiated(rest: &[&str]) -> Vec<String> {
+        let mut steps = script(&[GREETING, "<", "{\"return\": {}, \"id\": 0}\n"]);
+        steps.extend(script(rest));
+        steps
+    }
+
+    async fn connect(script: Vec<String>) -> (Result<Qmp>, JoinHandle<Vec<String>>) {
+        let (ours, theirs) = duplex(256);
+        let peer = tokio::spawn(play(theirs, script));
+        let (reader, writer) = split(ours);
+        let qmp = tokio::time::timeout(LIMIT, Qmp::connect(reader, writer)).await.unwrap();
+        (qmp, peer)
+    }
+
+    #[tokio::test]
+    async fn answers_find_their_commands_whatever_comes_between() {
+        let (qmp, peer) = connect(negotiated(&[
+            "<",
+            "{\"event\": \"RESUME\", \"timestamp\": {\"seconds\": 1, \"microseconds\": 2}}\n",
+            "{\"event\": \"NIC_RX_FILTER_CHANGED\", \"data\": {}}\n",
+            "{\"return\": \"somebody else's\", \"id\": 77}\n",
+            "{\"return\": {\"status\": \"running\"}, \"id\": 1}\n",
+        ]))
+        .await;
+        let qmp = qmp.unwrap();
+        let mut events = qmp.events();
+        let status = qmp.execute("query-status", LIMIT).await.unwrap();
+        assert_eq!(status["status"], "running");
+        assert_eq!(events.recv().await.unwrap(), VmEvent::Resumed);
+        let heard = peer.await.unwrap();
+        assert_eq!(heard[0], r#"{"execute":"qmp_capabilities","id":0}"#);
+        assert_eq!(heard[1], r#"{"execute":"query-status","id":1}"#);
+    }
+
+    #[tokio::test]
+    async fn refusals_carry_the_reason_on_one_line() {
+        let (qmp, _peer) = connect(negotiated(&[
+            "<",
+            "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\\nway\"}, \"id\": 1}\n",
+        ]))
+        .await;
+        let error = qmp.unwrap().execute("system_powerdown", LIMIT).await.unwrap_err();
+        assert_eq!(error.to_string(), "the VM refused 'system_powerdown': no way");
+    }
+
+    #[tokio::test]
+    async fn a_closed_channel_fails_what_waits_and_what_comes_after() {
+        let (qmp, _peer) = connect(negotiated(&[
+            "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-reset\"}}\n",
+            "<",
+        ]))
+        .await;
+        let qmp = qmp.unwrap();
+        let first = qmp.execute("quit", LIMIT).await.unwrap_err();
+        assert!(matches!(first, Error::Control(_)), "{first}");
+        qmp.drained().await;
+        let second = qmp.execute("quit", LIMIT).await.unwrap_err();
+        assert!(matches!(second, Error::Control(_)), "{second}");
+        assert_eq!(qmp.last_shutdown(), Some(ShutdownReason::GuestReset));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_a_timeout_and_leaves_nothing_waiting() {
+        let (ours, _theirs_kept_open) = duplex(4096);
+        let (reader, writer) = split(ours);
+        let (events, _) = broadcast::channel(1);
+        let shared = Arc::new(Shared { state: Mutex::default(), events });
+        let reader = tokio::spawn(read_all(BufReader::new(reader), Arc::clone(&shared)));
+        let qmp = Qmp { writer: tokio::sync::Mutex::new(Box::new(writer)), shared, reader };
+        let error = qmp.execute("query-status", Duration::from_secs(5)).await.unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        assert!(qmp.shared.state().waiting.is_empty());
+    }
+
+    #[tokio::test]
+    async fn hostile_peers_end_the_channel_and_nothing_else() {
+        let long = format!("{{\"QMP\": \"{}\"}}\n", "x".repeat(MAX_LINE));
+        let hostile_greetings =
+            ["", "\n", "hello\n", "[]\n", "{}\n", "{\"event\": 3}\n", "\u{0}\n", "{\"QMP\"", &long];
+        for greeting in hostile_greetings {
+            let (qmp, _peer) = connect(script(&[greeting])).await;
+            let error = qmp.err().unwrap();
+            assert!(matches!(error, Error::Control(_)), "{greeting:.20}: {error}");
+        }
+        for line in ["nonsense\n", "{}\n", "{\"return\": 1}\n", "{\"return\": 1, \"id\": -1}\n"] {
+            let (qmp, _peer) = connect(negotiated(&["<", line])).await;
+            let error = qmp.unwrap().execute("query-status", LIMIT).await.unwrap_err();
+            assert!(matches!(error, Error::Control(_)), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn shutdown_reasons_are_told_apart() {
+        for (reason, expected) in [
+            ("guest-shutdown", ShutdownReason::GuestPowerOff),
+            ("guest-reset", ShutdownReason::GuestReset),
+            ("guest-panic", ShutdownReason::GuestPanic),
+            ("host-qmp-quit", ShutdownReason::Host),
+            ("new-in-12.0", ShutdownReason::Other),
+        ] {
+            assert_eq!(shutdown_reason(&json!({ "reason": reason })), expected);
+        }
+        assert_eq!(shutdown_reason(&Value::Null), ShutdownReason::Other);
+    }
+}

@@ -1,0 +1,135 @@
+//! A running QEMU.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{broadcast, watch};
+use tokio::task::JoinHandle;
+
+use super::launch::{RemoveOnDrop, exit_of};
+use super::qmp::Qmp;
+use crate::process::Process;
+use crate::{Accel, BoxFuture, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, identity};
+
+/// How long a command may take. None of ours makes QEMU wait for anything.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What one task owns until the process has ended.
+pub(super) struct Supervised {
+    pub(super) process: Process,
+    pub(super) stderr: JoinHandle<std::io::Result<String>>,
+    pub(super) agent_socket: RemoveOnDrop,
+}
+
+/// A QEMU that was launched.
+pub(super) struct QemuVm {
+    record: VmRecord,
+    times: LaunchTimes,
+    accel: Accel,
+    qmp: Arc<Qmp>,
+    pidfd: OwnedFd,
+    exit: watch::Receiver<Option<VmExit>>,
+    detached: AtomicBool,
+}
+
+impl QemuVm {
+    pub(super) fn new(
+        record: VmRecord,
+        times: LaunchTimes,
+        accel: Accel,
+        qmp: Qmp,
+        mut supervised: Supervised,
+    ) -> Result<Self> {
+        let pidfd = match supervised.process.pidfd() {
+            Ok(pidfd) => pidfd,
+            Err(error) => {
+                supervised.process.end_now();
+                return Err(error);
+            }
+        };
+        let qmp = Arc::new(qmp);
+        let (ended, exit) = watch::channel(None);
+        tokio::spawn(supervise(supervised, Arc::clone(&qmp), ended));
+        Ok(Self { record, times, accel, qmp, pidfd, exit, detached: AtomicBool::new(false) })
+    }
+
+    fn command<'a>(&'a self, name: &'static str) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { self.qmp.execute(name, COMMAND_DEADLINE).await.map(drop) })
+    }
+}
+
+/// Waits for the end of the process, tells it, and removes what the VM left.
+async fn supervise(supervised: Supervised, qmp: Arc<Qmp>, ended: watch::Sender<Option<VmExit>>) {
+    let Supervised { mut process, mut stderr, agent_socket } = supervised;
+    // An error here means that the process is gone already; exit_of says the same.
+    let _ = process.exited().await;
+    let exit = exit_of(&mut process, &mut stderr, Some(&qmp)).await;
+    drop(agent_socket);
+    tracing::debug!(%exit, "VM ended");
+    let _ = ended.send(Some(exit));
+}
+
+impl Vm for QemuVm {
+    fn record(&self) -> &VmRecord {
+        &self.record
+    }
+
+    fn times(&self) -> LaunchTimes {
+        self.times
+    }
+
+    fn accel(&self) -> Accel {
+        self.accel
+    }
+
+    fn events(&self) -> broadcast::Receiver<VmEvent> {
+        self.qmp.events()
+    }
+
+    fn wait(&self) -> BoxFuture<'_, VmExit> {
+        let mut exit = self.exit.clone();
+        Box::pin(async move {
+            match exit.wait_for(Option::is_some).await.map(|exit| exit.clone()) {
+                Ok(Some(exit)) => exit,
+                // The supervisor is gone without a word: the runtime is shutting down.
+                _ => VmExit { code: None, signal: None, reason: None, stderr: String::new() },
+            }
+        })
+    }
+
+    fn power_down(&self) -> BoxFuture<'_, Result<()>> {
+        self.command("system_powerdown")
+    }
+
+    fn quit(&self) -> BoxFuture<'_, Result<()>> {
+        self.command("quit")
+    }
+
+    fn pause(&self) -> BoxFuture<'_, Result<()>> {
+        self.command("stop")
+    }
+
+    fn resume(&self) -> BoxFuture<'_, Result<()>> {
+        self.command("cont")
+    }
+
+    fn kill(&self) -> Result<()> {
+        identity::kill(&self.pidfd)
+    }
+
+    fn detach(&self) {
+        self.detached.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for QemuVm {
+    fn drop(&mut self) {
+        if !self.detached.load(Ordering::Relaxed)
+            && let Err(error) = self.kill()
+        {
+            tracing::warn!(pid = self.record.pid, %error, "VM not killed");
+        }
+    }
+}

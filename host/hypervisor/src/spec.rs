@@ -1,0 +1,58 @@
+//! What a virtual machine is to be.
+
+use std::path::PathBuf;
+
+use crate::AccelChoice;
+
+/// User and group that a VM's process runs as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// User id.
+    pub uid: u32,
+    /// Group id; the process has no supplementary groups.
+    pub gid: u32,
+}
+
+/// Everything a hypervisor needs to know to start one VM.
+#[derive(Clone, Debug)]
+pub struct VmSpec {
+    /// Name of the sandbox: shown in process lists and logs. Letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Guest memory in bytes: a multiple of 1 MiB, at least [`VmSpec::MIN_MEMORY`].
+    pub memory_bytes: u64,
+    /// Virtual CPUs: 1 to [`VmSpec::MAX_CPUS`].
+    pub cpus: u32,
+    /// Kernel image; an uncompressed ELF with a PVH entry starts fastest.
+    pub kernel: PathBuf,
+    /// Initial RAM file system.
+    pub initramfs: PathBuf,
+    /// Words added to the kernel's command line after the hypervisor's own.
+    pub cmdline: Vec<String>,
+    /// Where the agent's port (virtio-serial `slipway.agent`) is reached. The launcher makes the
+    /// socket, mode 0600, and listens on it before the VM starts, so that a client may connect as
+    /// soon as `launch` returns. A stale socket there is replaced.
+    pub agent_socket: PathBuf,
+    /// vfio-user servers, one PCI function each, in this order on the bus. Whoever runs the VM
+    /// must have write permission on the socket itself; its parent directories may be closed.
+    pub vfio_user_sockets: Vec<PathBuf>,
+    /// The guest's serial console is written here, at most [`VmSpec::CONSOLE_CAP`] bytes: when it
+    /// is full the older half is dropped.
+    pub console_log: PathBuf,
+    /// Working directory of the VM's process; it needs no right to write there.
+    pub run_dir: PathBuf,
+    /// Who runs the VM; `None`: the launcher's own user.
+    pub credentials: Option<Credentials>,
+    /// `cgroup.procs` files that the VM's process joins before it runs anything.
+    pub cgroup_procs: Vec<PathBuf>,
+    /// Which accelerator to use.
+    pub accel: AccelChoice,
+}
+
+impl VmSpec {
+    /// The least memory that Debian's kernel boots in together with an agent, in bytes.
+    pub const MIN_MEMORY: u64 = 96 << 20;
+    /// More virtual CPUs than this are refused.
+    pub const MAX_CPUS: u32 = 255;
+    /// Most that the console log may occupy, in bytes. A hostile guest must not fill the disk.
+    pub const CONSOLE_CAP: u64 = 1 << 20;
+}

@@ -1,0 +1,211 @@
+//! A real QEMU boots a real kernel. Skipped, loudly, where one of them is missing.
+#![allow(clippy::unwrap_used)] // A failed unwrap in a test is the failure report.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use slipway_hypervisor::qemu::Qemu;
+use slipway_hypervisor::{
+    Accel, AccelChoice, Credentials, Error, Hypervisor, ShutdownReason, Vm, VmEvent, VmSpec,
+    reap_leftover,
+};
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// `nobody` and `nogroup`, on every Debian.
+const NOBODY: Credentials = Credentials { uid: 65534, gid: 65534 };
+
+/// An initramfs without an init: the kernel finds no root and panics, at the end of its start-up.
+const NO_INIT: &[u8] = b"07070100000000000000000000000000000000000000010000000000000000\
+00000000000000000000000000000000000000000000000b00000000TRAILER!!!\0\0\0\0";
+
+struct Machine {
+    qemu: Qemu,
+    directory: TempDir,
+    kernel: PathBuf,
+}
+
+impl Machine {
+    /// QEMU and kernel, or `None` after saying what is missing.
+    fn new(test: &str) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let kernel = std::env::var_os("SLIPWAY_KERNEL")
+            .map_or_else(|| "/var/lib/slipway/kernel/vmlinuz".into(), PathBuf::from);
+        let qemu = match Qemu::find(&directory.path().join("cache")) {
+            Ok(qemu) => qemu,
+            Err(error) => return skip(test, &error.to_string()),
+        };
+        if !kernel.exists() {
+            return skip(test, &format!("the guest kernel {}", kernel.display()));
+        }
+        Some(Self { qemu, directory, kernel })
+    }
+
+    fn spec(&self, name: &str) -> VmSpec {
+        let run_dir = self.directory.path().join(name);
+        fs::create_dir(&run_dir).unwrap();
+        let initramfs = self.directory.path().join(format!("{name}.cpio"));
+        fs::write(&initramfs, NO_INIT).unwrap();
+        VmSpec {
+            name: name.into(),
+            memory_bytes: 128 << 20,
+            cpus: 1,
+            kernel: self.kernel.clone(),
+            initramfs,
+            cmdline: Vec::new(),
+            agent_socket: run_dir.join("agent"),
+            vfio_user_sockets: Vec::new(),
+            console_log: run_dir.join("console"),
+            run_dir,
+            credentials: is_root().then_some(NOBODY),
+            cgroup_procs: Vec::new(),
+            accel: AccelChoice::Auto,
+        }
+    }
+
+    async fn launch(&self, spec: &VmSpec) -> Box<dyn Vm> {
+        self.qemu.launch(spec).await.unwrap()
+    }
+}
+
+fn skip<T>(test: &str, what: &str) -> Option<T> {
+    println!("SKIPPED: {test}: needs {what}");
+    None
+}
+
+fn is_root() -> bool {
+    fs::read_to_string("/proc/self/status").unwrap().contains("Uid:\t0\t0")
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LIMIT, future).await.expect("not done in time")
+}
+
+/// The value of a line of `/proc/PID/status`.
+fn status(pid: i32, key: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    line.trim_start_matches(':').split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test]
+async fn qemu_boots_a_kernel_and_reports_its_end() {
+    let Some(machine) = Machine::new("qemu_boots_a_kernel_and_reports_its_end") else { return };
+    let spec = machine.spec("boot");
+    let vm = within(machine.launch(&spec)).await;
+    println!("{}: vmm {:?}", vm.accel(), vm.times().vmm());
+    // The agent's port takes a connection whatever its guest does.
+    UnixStream::connect(&spec.agent_socket).unwrap();
+    let exit = within(vm.wait()).await;
+    let console = fs::read_to_string(&spec.console_log).unwrap();
+    assert!(console.contains("Unable to mount root fs"), "{exit}\n{console}");
+    assert_eq!((exit.code, exit.reason), (Some(0), Some(ShutdownReason::GuestReset)), "{exit:?}");
+    assert!(!spec.agent_socket.exists());
+    assert!(!vm.record().is_running().unwrap());
+    vm.kill().unwrap();
+}
+
+#[tokio::test]
+async fn qemu_is_paused_resumed_and_quits_without_rights() {
+    let Some(machine) = Machine::new("qemu_is_paused_resumed_and_quits_without_rights") else {
+        return;
+    };
+    let vm = within(machine.launch(&machine.spec("control"))).await;
+    let pid = vm.record().pid;
+    // Its seccomp filter, its lack of privileges, a session of its own.
+    assert_eq!((status(pid, "Seccomp").as_str(), status(pid, "NoNewPrivs").as_str()), ("2", "1"));
+    assert_eq!(status(pid, "NSsid"), pid.to_string());
+    if is_root() {
+        assert_eq!(status(pid, "Uid"), "65534 65534 65534 65534");
+        assert_eq!(status(pid, "Gid"), "65534 65534 65534 65534");
+        assert_eq!(status(pid, "Groups"), "");
+        assert_eq!(status(pid, "CapPrm"), "0000000000000000");
+    }
+    let mut events = vm.events();
+    vm.pause().await.unwrap();
+    assert_eq!(within(events.recv()).await.unwrap(), VmEvent::Stopped);
+    vm.resume().await.unwrap();
+    assert_eq!(within(events.recv()).await.unwrap(), VmEvent::Resumed);
+    vm.quit().await.unwrap();
+    let exit = within(vm.wait()).await;
+    assert_eq!((exit.code, exit.reason), (Some(0), Some(ShutdownReason::Host)), "{exit:?}");
+    assert!(matches!(vm.quit().await, Err(Error::Control(_))));
+}
+
+#[tokio::test]
+async fn qemu_dies_with_its_object_unless_detached() {
+    let Some(machine) = Machine::new("qemu_dies_with_its_object_unless_detached") else { return };
+    let dropped = within(machine.launch(&machine.spec("dropped"))).await;
+    let record = dropped.record().clone();
+    drop(dropped);
+    within(async {
+        while record.is_running().unwrap() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+
+    let mut spec = machine.spec("detached");
+    spec.cpus = 2;
+    let detached = within(machine.launch(&spec)).await;
+    let record = detached.record().clone();
+    detached.pause().await.unwrap();
+    detached.detach();
+    drop(detached);
+    assert!(record.is_running().unwrap());
+    assert!(reap_leftover(&record, LIMIT).unwrap());
+    assert!(!record.is_running().unwrap());
+}
+
+#[tokio::test]
+async fn qemu_says_what_it_does_not_like() {
+    let Some(machine) = Machine::new("qemu_says_what_it_does_not_like") else { return };
+    let mut spec = machine.spec("bad");
+    spec.accel = AccelChoice::Only(Accel::Tcg);
+    spec.kernel = PathBuf::from("/dev/null");
+    let error = within(machine.qemu.launch(&spec)).await.err().expect("no kernel, no VM");
+    assert!(matches!(error, Error::Died { .. }), "{error}");
+    assert!(error.to_string().contains("/dev/null"), "{error}");
+    assert!(!Path::new(&spec.agent_socket).exists());
+}
+
+#[tokio::test]
+async fn accelerator_probe_gives_its_reason() {
+    let Some(machine) = Machine::new("accelerator_probe_gives_its_reason") else { return };
+    let report = within(machine.qemu.probe(&machine.kernel)).await;
+    println!("{report}");
+    assert!(!report.reason.is_empty());
+}
+
+/// QEMU has no right to the directory of the socket, only to the socket itself, whose path is
+/// longer than a socket address can hold.
+#[tokio::test]
+async fn qemu_reaches_a_vfio_user_socket_in_a_closed_directory() {
+    let name = "qemu_reaches_a_vfio_user_socket_in_a_closed_directory";
+    let Some(machine) = Machine::new(name) else { return };
+    let closed = machine.directory.path().join("c".repeat(60)).join("d".repeat(60));
+    fs::create_dir_all(&closed).unwrap();
+    let mut spec = machine.spec("function");
+    let short = machine.directory.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&short).unwrap();
+    fs::set_permissions(&short, fs::Permissions::from_mode(0o666)).unwrap();
+    let long = closed.join("cntrl");
+    fs::rename(&short, &long).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+    spec.vfio_user_sockets = vec![long];
+    // The header of VFIO_USER_VERSION: message id, command 1, size, flags 0. Then we hang up.
+    let server = std::thread::spawn(move || {
+        let mut header = [0; 16];
+        let (mut client, _) = listener.accept().unwrap();
+        std::io::Read::read_exact(&mut client, &mut header).unwrap();
+        u16::from_le_bytes([header[2], header[3]])
+    });
+    let error = within(machine.qemu.launch(&spec)).await.err().expect("no server, no VM");
+    assert!(matches!(error, Error::Died { .. }), "{error}");
+    assert_eq!(server.join().unwrap(), 1, "{error}");
+}

@@ -1,0 +1,53 @@
+//! The plane's interface, as gRPC on the daemon's Unix socket: all of the plane that `sandbox/`
+//! and `front/` see. The definition with its comments is `proto/plane.proto`.
+//!
+//! Dependencies: `tonic` and `prost` speak gRPC, `hyper-util` and `tower` carry it over a Unix
+//! socket, `tokio` runs it.
+
+use std::path::{Path, PathBuf};
+
+use hyper_util::rt::TokioIo;
+use tonic::transport::{Channel, Endpoint as Address, Uri};
+
+/// Messages, client and server of the plane's service.
+#[allow(missing_docs)] // generated; the comments are in the .proto file
+pub mod v1 {
+    tonic::include_proto!("slipway.plane.v1");
+}
+
+/// A client of the plane.
+pub type PlaneClient = v1::plane_client::PlaneClient<Channel>;
+
+/// Opens a gRPC channel to the daemon's socket.
+///
+/// # Errors
+/// When nothing answers at `socket`.
+pub async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> {
+    let path = PathBuf::from(socket);
+    // A Unix socket has no authority; gRPC wants one all the same.
+    let address = Address::from_static("http://slipway.invalid");
+    address
+        .connect_with_connector(tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
+        }))
+        .await
+}
+
+/// Opens a gRPC channel over a stream that is connected already. It lasts as long as the stream.
+///
+/// # Errors
+/// When the stream is closed.
+pub async fn over<S>(stream: S) -> Result<Channel, tonic::transport::Error>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let mut once = Some(stream);
+    let address = Address::from_static("http://slipway.invalid");
+    address
+        .connect_with_connector(tower::service_fn(move |_: Uri| {
+            let stream = once.take().map(TokioIo::new);
+            async move { stream.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::BrokenPipe)) }
+        }))
+        .await
+}

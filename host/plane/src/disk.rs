@@ -1,0 +1,64 @@
+//! From a description of a disk to a disk.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use slipway_block::{Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk};
+use slipway_plane_api::v1;
+
+use crate::Error;
+
+/// Bytes in a logical block unless told otherwise: what every guest knows.
+const BLOCK_SIZE: u32 = 512;
+
+/// A disk with what a host must know of it.
+pub struct Opened {
+    pub disk: Box<dyn Disk>,
+    /// One word: ram, null, file, overlay.
+    pub kind: &'static str,
+    /// Becomes readable when a completion waits.
+    pub wake: Option<OwnedFd>,
+}
+
+/// Opens the disk of namespace `nsid`.
+pub fn open(nsid: u32, disk: Option<&v1::Disk>) -> Result<Opened, Error> {
+    let missing = || Error::Invalid(format!("namespace {nsid} has no disk"));
+    let disk = disk.ok_or_else(missing)?;
+    let kind = disk.kind.as_ref().ok_or_else(missing)?;
+    let block_size = if disk.block_size == 0 { BLOCK_SIZE } else { disk.block_size };
+    let (kind, disk) = of_kind(kind, block_size)?;
+    let wake = disk.wake_descriptor().map(|fd| fd.try_clone_to_owned()).transpose();
+    let wake = wake.map_err(|error| Error::Resources(error.to_string()))?;
+    Ok(Opened { disk, kind, wake })
+}
+
+fn of_kind(kind: &v1::disk::Kind, block_size: u32) -> Result<(&'static str, Box<dyn Disk>), Error> {
+    use v1::disk::Kind;
+    Ok(match kind {
+        Kind::Ram(ram) => ("ram", Box::new(RamDisk::new(ram.size_bytes, block_size)?)),
+        Kind::Null(null) => ("null", Box::new(NullDisk::new(null_shape(null, block_size)?))),
+        Kind::File(file) => {
+            // What is read-only is shared by many: the page cache holds it once for all.
+            let direct = !file.read_only;
+            let options = FileOptions { read_only: file.read_only, block_size, direct };
+            ("file", Box::new(FileDisk::open(Path::new(&file.path), &options)?))
+        }
+        Kind::Overlay(overlay) => {
+            let options = FileOptions { read_only: true, block_size, direct: false };
+            let base = FileDisk::open(Path::new(&overlay.base_path), &options)?;
+            let limit = (overlay.limit_bytes > 0).then_some(overlay.limit_bytes);
+            ("overlay", Box::new(OverlayDisk::new(base, limit)?))
+        }
+    })
+}
+
+fn null_shape(null: &v1::NullDisk, block_size: u32) -> Result<Geometry, Error> {
+    let blocks = null.size_bytes / u64::from(block_size);
+    if !block_size.is_power_of_two() || !(512..=4096).contains(&block_size) || blocks == 0 {
+        return Err(Error::Invalid(format!(
+            "a null disk of {} bytes in blocks of {block_size} has no shape",
+            null.size_bytes
+        )));
+    }
+    Ok(Geometry { block_size, blocks, read_only: false })
+}

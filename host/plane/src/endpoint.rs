@@ -1,0 +1,233 @@
+//! Puts an endpoint together: disks, controller, socket.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+use slipway_nvme::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
+use slipway_pci::Interrupt;
+use slipway_plane_api::v1;
+use slipway_reactor::Handle;
+use slipway_telemetry::MonotonicClock;
+use slipway_vfio_user::{
+    Config, Control, DoorbellMode, Endpoint, EndpointParts, RegionKind, Stats,
+};
+
+use crate::disk;
+
+/// Longest path of a Unix socket, without the terminating zero (unix(7)).
+const SOCKET_PATH: usize = 107;
+/// Queue pairs that a function offers: as many as its sandbox could have CPUs.
+const QUEUE_PAIRS: u16 = 64;
+
+/// Why an endpoint was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// An endpoint has this id.
+    #[error("an endpoint called \"{0}\" is there already")]
+    Exists(String),
+    /// No endpoint has this id.
+    #[error("there is no endpoint \"{0}\"")]
+    Unknown(String),
+    /// A disk could not be opened.
+    #[error(transparent)]
+    Disk(#[from] slipway_block::OpenError),
+    /// The controller refused its parts.
+    #[error(transparent)]
+    Controller(#[from] slipway_nvme::PartsError),
+    /// The socket could not be made.
+    #[error("cannot serve {}: {source}", path.display())]
+    Socket {
+        /// Its path.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// No descriptors, memory or threads left.
+    #[error("out of resources: {0}")]
+    Resources(String),
+}
+
+/// An endpoint that a reactor serves, as the control thread knows it.
+pub struct Served {
+    id: String,
+    socket: PathBuf,
+    created_ns: u64,
+    ready_ns: u64,
+    namespaces: Vec<v1::NamespaceStatus>,
+    control: Control,
+}
+
+impl Served {
+    /// Makes what `request` describes and hands it to `reactor`. On return its socket listens.
+    pub fn create(request: &v1::CreateEndpointRequest, reactor: &Handle) -> Result<Self, Error> {
+        let created_ns = monotonic_ns();
+        check_id(&request.id)?;
+        let wanted = request.nvme.clone().unwrap_or_default();
+        let config = config(request, &wanted)?;
+        let socket = config.location.socket();
+        let unserved = |source| Error::Socket { path: socket.clone(), source };
+        let mut parts = EndpointParts::new(&config);
+        let (namespaces, status, wakes) = namespaces(&request.id, &wanted.namespaces)?;
+        let controller = Controller::new(Parts {
+            memory: parts.memory(),
+            interrupts: interrupts(&parts),
+            doorbells: parts.doorbells(doorbell_count(QUEUE_PAIRS)).map_err(unserved)?,
+            namespaces,
+            clock: Arc::new(MonotonicClock::new()),
+            identity: Identity::new(&serial(&request.id, &wanted.serial)),
+            limits: Limits { queue_pairs: QUEUE_PAIRS, ..Limits::default() },
+        })?;
+        let endpoint = Endpoint::new(config, parts, Box::new(controller), wakes, reactor);
+        let endpoint = endpoint.map_err(unserved)?;
+        let control = endpoint.control();
+        let stopped = |_| Error::Resources("the reactor has stopped".to_owned());
+        reactor.add(Box::new(endpoint)).map_err(stopped)?;
+        let ready_ns = monotonic_ns();
+        let id = request.id.clone();
+        Ok(Self { id, socket, created_ns, ready_ns, namespaces: status, control })
+    }
+
+    /// The handle that closes it.
+    pub fn control(&self) -> Control {
+        self.control.clone()
+    }
+
+    /// Its state as the interface has it.
+    pub fn describe(&self) -> v1::Endpoint {
+        let stats = self.control.stats();
+        v1::Endpoint {
+            id: self.id.clone(),
+            socket_path: self.socket.to_string_lossy().into_owned(),
+            client_pid: stats.client.as_ref().map_or(0, |client| client.pid),
+            dma_regions: regions(&stats),
+            times: Some(self.times(&stats)),
+            counters: Some(v1::EndpointCounters {
+                messages: stats.messages,
+                errors: stats.errors.iter().map(|(_, count)| count).sum(),
+                clients: stats.connections,
+            }),
+            namespaces: self.namespaces.clone(),
+        }
+    }
+
+    fn times(&self, stats: &Stats) -> v1::EndpointTimes {
+        v1::EndpointTimes {
+            created_ns: self.created_ns,
+            ready_ns: self.ready_ns,
+            client_connected_ns: stats.connected_at.unwrap_or(0),
+            client_attached_ns: stats.attached_at.unwrap_or(0),
+            first_dma_map_ns: stats.first_dma_map_at.unwrap_or(0),
+            last_dma_map_ns: stats.last_dma_map_at.unwrap_or(0),
+            dma_map_total_ns: stats.dma_map_ns,
+        }
+    }
+}
+
+fn regions(stats: &Stats) -> Vec<v1::DmaRegion> {
+    let regions = stats.regions.iter().map(|region| v1::DmaRegion {
+        iova: region.iova,
+        size_bytes: region.len,
+        message_only: region.kind == RegionKind::Remote,
+        guarded: region.kind == RegionKind::Guarded,
+    });
+    regions.collect()
+}
+
+fn check_id(id: &str) -> Result<(), Error> {
+    let fits = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    if fits && (1..=64).contains(&id.len()) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("\"{id}\" is no id: 1 to 64 letters, digits, '-', '_' or '.'")))
+}
+
+fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Result<Config, Error> {
+    let path = &request.socket_path;
+    if !path.starts_with('/') || path.len() > SOCKET_PATH {
+        return Err(Error::Invalid(format!(
+            "\"{path}\" is no path for a socket: absolute, at most {SOCKET_PATH} bytes"
+        )));
+    }
+    let mut config = Config::at(path);
+    if let Some(owner) = &request.owner {
+        config.owner = Some((owner.uid, owner.gid));
+        config.allowed_uid = Some(owner.uid);
+    }
+    config.doorbells = match nvme.doorbells() {
+        v1::nvme_controller::DoorbellMode::Trapped => DoorbellMode::Trapped,
+        v1::nvme_controller::DoorbellMode::Mapped => DoorbellMode::Mapped,
+    };
+    Ok(config)
+}
+
+type Namespaces = (Vec<Namespace>, Vec<v1::NamespaceStatus>, Vec<OwnedFd>);
+
+fn namespaces(id: &str, wanted: &[v1::Namespace]) -> Result<Namespaces, Error> {
+    let (mut made, mut status, mut wakes) = (Vec::new(), Vec::new(), Vec::new());
+    for namespace in wanted {
+        let opened = disk::open(namespace.nsid, namespace.disk.as_ref())?;
+        let shape = opened.disk.geometry();
+        status.push(v1::NamespaceStatus {
+            nsid: namespace.nsid,
+            size_bytes: shape.bytes(),
+            read_only: shape.read_only,
+            kind: opened.kind.to_owned(),
+        });
+        wakes.extend(opened.wake);
+        made.push(Namespace::new(namespace.nsid, opened.disk, uuid(id, namespace.nsid)));
+    }
+    Ok((made, status, wakes))
+}
+
+/// One vector for each queue, the admin queue's included.
+fn interrupts(parts: &EndpointParts) -> Vec<Interrupt> {
+    let sink = parts.interrupts();
+    (0..=QUEUE_PAIRS).map(|vector| Interrupt::new(Arc::clone(&sink), vector)).collect()
+}
+
+fn serial(id: &str, wanted: &str) -> String {
+    let text = if wanted.is_empty() { id } else { wanted };
+    text.chars().take(20).collect()
+}
+
+/// The same for the same endpoint and namespace, so that a guest finds its disk again; version 8
+/// (free form) of RFC 9562, since nothing about it is random.
+fn uuid(id: &str, nsid: u32) -> [u8; 16] {
+    let digest = Sha256::new().chain_update(nsid.to_be_bytes()).chain_update(id).finalize();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&digest[..16]);
+    bytes[6] = 0x80 | (bytes[6] & 0x0f);
+    bytes[8] = 0x80 | (bytes[8] & 0x3f);
+    bytes
+}
+
+/// CLOCK_MONOTONIC.
+fn monotonic_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_stable_distinct_and_of_version_8() {
+        let one = uuid("a", 1);
+        assert_eq!(one, uuid("a", 1));
+        assert_ne!(one, uuid("a", 2));
+        assert_eq!((one[6] >> 4, one[8] >> 6), (8, 2));
+    }
+
+    #[test]
+    fn ids_that_would_leave_a_directory_are_refused() {
+        for bad in ["", "a/b", "ä", &"x".repeat(65)] {
+            assert!(check_id(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The plane: NVMe functions on vfio-user sockets, served by reactors, managed over gRPC.
+//!
+//! How the pieces meet:
+//! - [`Plane`] owns the reactors and knows every endpoint by its id;
+//! - `disk` opens what a namespace is connected to, `endpoint` puts disks, controller and socket
+//!   together and hands the result to a reactor, which owns it from then on;
+//! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
+//!   device: it talks to reactors by message and reads counters.
+//!
+//! Not here yet: a pool of virtual functions, a ledger that outlives the process, reconnecting
+//! clients after a restart.
+//!
+//! Dependencies: `tokio` and `tonic` for the service, `rustix` for the clock, `sha2` for stable UUIDs, `thiserror`
+//! for [`Error`], `tracing` for the daemon's log.
+
+mod disk;
+mod endpoint;
+mod plane;
+mod service;
+
+pub use endpoint::Error;
+pub use plane::{Plane, Settings};
+pub use service::Service;

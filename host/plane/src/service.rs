@@ -1,0 +1,73 @@
+//! The plane's gRPC service.
+
+use tonic::{Request, Response, Status};
+
+use slipway_plane_api::v1;
+
+use crate::{Error, Plane};
+
+/// Answers `slipway-plane-api`'s calls.
+pub struct Service {
+    plane: Plane,
+}
+
+impl Service {
+    pub(crate) fn new(plane: Plane) -> Self {
+        Self { plane }
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        let message = error.to_string();
+        match error {
+            Error::Invalid(_) | Error::Controller(_) => Self::invalid_argument(message),
+            Error::Exists(_) => Self::already_exists(message),
+            Error::Unknown(_) => Self::not_found(message),
+            Error::Disk(_) | Error::Socket { .. } => Self::failed_precondition(message),
+            Error::Resources(_) => Self::resource_exhausted(message),
+        }
+    }
+}
+
+/// Runs what may block on files away from the control thread.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<Response<T>, Status> {
+    let outcome = tokio::task::spawn_blocking(work).await;
+    let outcome = outcome.map_err(|error| Status::internal(error.to_string()))?;
+    Ok(Response::new(outcome?))
+}
+
+#[tonic::async_trait]
+impl v1::plane_server::Plane for Service {
+    async fn create_endpoint(
+        &self,
+        request: Request<v1::CreateEndpointRequest>,
+    ) -> Result<Response<v1::Endpoint>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.create(&request)).await
+    }
+
+    async fn remove_endpoint(
+        &self,
+        request: Request<v1::RemoveEndpointRequest>,
+    ) -> Result<Response<v1::RemoveEndpointReply>, Status> {
+        let (plane, id) = (self.plane.clone(), request.into_inner().id);
+        blocking(move || plane.remove(&id).map(|()| v1::RemoveEndpointReply {})).await
+    }
+
+    async fn get_endpoint(
+        &self,
+        request: Request<v1::GetEndpointRequest>,
+    ) -> Result<Response<v1::Endpoint>, Status> {
+        Ok(Response::new(self.plane.get(&request.into_inner().id)?))
+    }
+
+    async fn list_endpoints(
+        &self,
+        _: Request<v1::ListEndpointsRequest>,
+    ) -> Result<Response<v1::ListEndpointsReply>, Status> {
+        Ok(Response::new(v1::ListEndpointsReply { endpoints: self.plane.list() }))
+    }
+}

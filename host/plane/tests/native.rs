@@ -1,0 +1,185 @@
+//! The whole plane natively: a small real NVMe driver in this process drives a controller of the
+//! plane over its vfio-user socket, never by direct call. No VM, no root.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io, succeeded};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_plane::{Error, Plane, Settings};
+use slipway_plane_api::v1;
+use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_vfio_user::client::Client;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Where the test's memory lies in the controller's address space.
+const BASE: u64 = 1 << 32;
+const MEMORY: u64 = 8 << 20;
+
+/// BAR0 over the socket.
+struct Socket {
+    client: Client,
+    deadline: Instant,
+}
+
+impl RegisterAccess for Socket {
+    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
+        self.client.read_u32(0, offset).map_err(|error| DriverError::Access(error.to_string()))
+    }
+
+    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+        let written = self.client.write(0, offset, &value.to_le_bytes());
+        written.map_err(|error| DriverError::Access(error.to_string()))
+    }
+
+    fn idle(&mut self) -> Result<(), DriverError> {
+        if Instant::now() > self.deadline {
+            return Err(DriverError::Access("the controller does not answer".into()));
+        }
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
+struct Rig {
+    plane: Plane,
+    socket: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let plane = Plane::new(Settings { reactors: 1 }).unwrap();
+        Self { plane, socket: dir.path().join("cntrl"), dir }
+    }
+
+    fn request(&self, id: &str, disks: Vec<v1::disk::Kind>) -> v1::CreateEndpointRequest {
+        let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });
+        let namespaces = (1..).zip(disks);
+        let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+        v1::CreateEndpointRequest {
+            id: id.to_owned(),
+            socket_path: self.socket.to_string_lossy().into_owned(),
+            owner: None,
+            nvme: Some(v1::NvmeController {
+                namespaces: namespaces.collect(),
+                ..Default::default()
+            }),
+        }
+    }
+
+    fn drive(&self) -> Driver<Socket> {
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, MEMORY).unwrap();
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+        let mut client = Client::connect(&self.socket, PATIENCE).unwrap();
+        client.map(BASE, MEMORY, file.as_fd(), 0, true).unwrap();
+        let mut map = DmaMap::new();
+        let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
+        map.add(BASE, region).unwrap();
+        let arena = Arena::new(map.memory(), BASE, MEMORY);
+        let registers = Socket { client, deadline: Instant::now() + PATIENCE };
+        Driver::new(registers, arena, 32).unwrap()
+    }
+}
+
+fn ram(size_bytes: u64) -> v1::disk::Kind {
+    v1::disk::Kind::Ram(v1::RamDisk { size_bytes })
+}
+
+/// Writes a pattern to `blocks` blocks from `lba` and reads it back.
+fn round_trip(driver: &mut Driver<Socket>, nsid: u32, lba: u64, blocks: u32) {
+    let len = blocks as usize * 512;
+    let pattern: Vec<u8> = (0..len).map(|i| (i as u64 * 31 + lba) as u8).collect();
+    let (from, to) = (driver.arena.allocate(len).unwrap(), driver.arena.allocate(len).unwrap());
+    driver.arena.memory().write(from, &pattern).unwrap();
+    driver.transfer(1, io(NvmOpcode::Write, nsid, lba, blocks), (from, len)).unwrap();
+    driver.transfer(1, io(NvmOpcode::Read, nsid, lba, blocks), (to, len)).unwrap();
+    let mut read = vec![0; len];
+    driver.arena.memory().read(to, &mut read).unwrap();
+    assert!(read == pattern, "blocks {lba}+{blocks} of namespace {nsid}");
+    driver.arena.release(from, len);
+    driver.arena.release(to, len);
+}
+
+#[test]
+fn a_driver_reads_and_writes_over_the_socket() {
+    let rig = Rig::new();
+    let image = rig.dir.path().join("image");
+    std::fs::write(&image, vec![7; 1 << 20]).unwrap();
+    let base_path = image.to_string_lossy().into_owned();
+    let overlay = v1::disk::Kind::Overlay(v1::OverlayDisk { base_path, limit_bytes: 0 });
+    let made = rig.plane.create(&rig.request("one", vec![ram(4 << 20), overlay])).unwrap();
+    assert_eq!(made.namespaces.len(), 2);
+    let mut driver = rig.drive();
+    let identity = driver.identify_controller().unwrap();
+    assert!(identity.model.starts_with(b"Slipway"), "{:?}", identity.model);
+    driver.create_pair(1, 64, None).unwrap();
+    for (lba, blocks) in [(0, 1), (7, 8), (100, 256), (8191, 1)] {
+        round_trip(&mut driver, 1, lba, blocks);
+    }
+    round_trip(&mut driver, 2, 3, 5);
+    assert_eq!(std::fs::read(&image).unwrap(), vec![7; 1 << 20], "the overlay's base");
+    assert!(succeeded(driver.run(1, io(NvmOpcode::Read, 1, 8192, 1)).unwrap()).is_err());
+
+    let seen = rig.plane.get("one").unwrap();
+    assert_eq!(seen.client_pid, std::process::id());
+    assert_eq!(seen.dma_regions.iter().map(|region| region.size_bytes).sum::<u64>(), MEMORY);
+    assert!(seen.dma_regions.iter().all(|region| !region.guarded && !region.message_only));
+    rig.plane.remove("one").unwrap();
+    assert!(!rig.socket.exists());
+    assert!(rig.plane.list().is_empty());
+}
+
+#[test]
+fn a_client_that_vanishes_leaves_room_for_the_next() {
+    let rig = Rig::new();
+    rig.plane.create(&rig.request("one", vec![ram(1 << 20)])).unwrap();
+    for lba in 0..5 {
+        let mut driver = rig.drive();
+        driver.create_pair(1, 8, None).unwrap();
+        round_trip(&mut driver, 1, lba, 2);
+    }
+    assert_eq!(rig.plane.get("one").unwrap().counters.unwrap().clients, 5);
+    rig.plane.remove("one").unwrap();
+}
+
+#[test]
+fn what_cannot_be_made_is_refused_and_leaves_nothing() {
+    let rig = Rig::new();
+    let missing = v1::FileDisk { path: "/no/such/disk".into(), read_only: true };
+    let refused = rig.plane.create(&rig.request("a", vec![v1::disk::Kind::File(missing)]));
+    assert!(matches!(refused, Err(Error::Disk(_))));
+    assert!(matches!(rig.plane.create(&rig.request("a/b", vec![])), Err(Error::Invalid(_))));
+    let mut relative = rig.request("a", vec![]);
+    relative.socket_path = "relative".into();
+    assert!(matches!(rig.plane.create(&relative), Err(Error::Invalid(_))));
+    let empty = v1::disk::Kind::Null(v1::NullDisk { size_bytes: 0 });
+    assert!(matches!(rig.plane.create(&rig.request("a", vec![empty])), Err(Error::Invalid(_))));
+    assert!(rig.plane.list().is_empty() && !rig.socket.exists());
+
+    rig.plane.create(&rig.request("a", vec![ram(1 << 20)])).unwrap();
+    let again = rig.plane.create(&rig.request("a", vec![ram(1 << 20)]));
+    assert!(matches!(again, Err(Error::Exists(_))));
+    rig.plane.remove("a").unwrap();
+    assert!(matches!(rig.plane.remove("a"), Err(Error::Unknown(_))));
+}
+
+#[test]
+fn two_writers_of_one_file_are_refused() {
+    let rig = Rig::new();
+    let path = rig.dir.path().join("disk");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let path = path.to_string_lossy().into_owned();
+    let disk = || v1::disk::Kind::File(v1::FileDisk { path: path.clone(), read_only: false });
+    rig.plane.create(&rig.request("one", vec![disk()])).unwrap();
+    let mut second = rig.request("two", vec![disk()]);
+    second.socket_path += "2";
+    let message = rig.plane.create(&second).unwrap_err().to_string();
+    assert!(message.contains("in use"), "{message}");
+    rig.plane.remove("one").unwrap();
+    rig.plane.create(&second).unwrap();
+}

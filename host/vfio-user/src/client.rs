@@ -1,0 +1,508 @@
+//! A vfio-user client: drives a function behind a socket, as a VMM does.
+//!
+//! It blocks, with a timeout on every wait, and is used from one thread. While it waits for a reply
+//! it serves the server's accesses to message-only memory ([`Client::map_remote`]).
+//!
+//! Not here: message-only memory outside of a wait (call [`Client::serve`] for that), migration.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use slipway_vfio_user_spec as spec;
+use spec::{Command, Header, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::version::{Capabilities, encode, parse};
+use crate::wire::{End, MAX_DATA_XFER_SIZE, Message, Wire};
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The connection cannot be made or has ended.
+    #[error("the vfio-user connection: {0}")]
+    Connection(String),
+    /// The server did not answer in time. The connection is of no use any more.
+    #[error("the server did not answer in time")]
+    Timeout,
+    /// The server refused the request with this errno.
+    #[error("the server refused: {0}")]
+    Refused(Errno),
+    /// A reply that is not as the protocol has it.
+    #[error("the server's reply is malformed: {0}")]
+    Malformed(&'static str),
+}
+
+impl From<End> for ClientError {
+    fn from(end: End) -> Self {
+        Self::Connection(end.to_string())
+    }
+}
+
+impl From<Errno> for ClientError {
+    fn from(error: Errno) -> Self {
+        Self::Connection(error.to_string())
+    }
+}
+
+/// A region as the server describes it.
+#[derive(Debug)]
+pub struct RegionDescription {
+    /// Bytes; zero when there is none.
+    pub size: u64,
+    /// What is allowed.
+    pub flags: spec::RegionFlags,
+    /// Offset of the region's start in `file`.
+    pub file_offset: u64,
+    /// Parts that may be mapped: offset in the region, bytes.
+    pub areas: Vec<(u64, u64)>,
+    /// What to map them from.
+    pub file: Option<OwnedFd>,
+}
+
+/// An interrupt type as the server describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IrqDescription {
+    /// What it can do.
+    pub flags: spec::IrqInfoFlags,
+    /// Number of interrupts.
+    pub count: u32,
+}
+
+/// A connection to a server.
+pub struct Client {
+    wire: Wire,
+    next_id: u16,
+    timeout: Duration,
+    server: Capabilities,
+    /// Message-only memory: address, bytes.
+    remote: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Client {
+    /// Connects to the socket at `path` and negotiates. Every wait takes at most `timeout`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &address)?;
+        Self::negotiate(socket, timeout)
+    }
+
+    /// Negotiates on a connected stream socket.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn negotiate(socket: OwnedFd, timeout: Duration) -> Result<Self, ClientError> {
+        let mut client = Self {
+            wire: Wire::new(socket, usize::MAX),
+            next_id: 0,
+            timeout,
+            server: Capabilities::default(),
+            remote: BTreeMap::new(),
+        };
+        let proposal = Capabilities {
+            max_msg_fds: Some(1),
+            max_data_xfer_size: Some(MAX_DATA_XFER_SIZE as u64),
+            max_dma_maps: Some(spec::DEFAULT_MAX_DMA_MAPS),
+            pgsizes: Some(spec::DEFAULT_PAGE_SIZES),
+            write_multiple: Some(true),
+        };
+        let reply = client.call(Command::Version, &encode(spec::MINOR, proposal), &[])?;
+        let (version, data) = spec::Version::read_from_prefix(&reply.payload)
+            .map_err(|_| ClientError::Malformed("version"))?;
+        if version.major.get() != spec::MAJOR || version.minor.get() > spec::MINOR {
+            return Err(ClientError::Malformed("version"));
+        }
+        client.server = parse(data).ok_or(ClientError::Malformed("version data"))?;
+        Ok(client)
+    }
+
+    /// Whether the server takes several writes in a message.
+    pub fn can_write_multiple(&self) -> bool {
+        self.server.write_multiple == Some(true)
+    }
+
+    /// What the device is.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn device_info(&mut self) -> Result<spec::DeviceInfo, ClientError> {
+        let request = spec::DeviceInfo { argsz: U32::new(16), ..Default::default() };
+        self.ask(Command::DeviceGetInfo, &request)
+    }
+
+    /// Describes a region.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn region(&mut self, index: u32) -> Result<RegionDescription, ClientError> {
+        const ROOM: u32 = 4096;
+        let request = spec::RegionInfo {
+            argsz: U32::new(ROOM),
+            index: U32::new(index),
+            ..Default::default()
+        };
+        let mut reply = self.call(Command::DeviceGetRegionInfo, request.as_bytes(), &[])?;
+        let (info, _) = spec::RegionInfo::read_from_prefix(&reply.payload)
+            .map_err(|_| ClientError::Malformed("region info"))?;
+        let flags = spec::RegionFlags::from_bits_retain(info.flags.get());
+        let areas = areas(&reply.payload, &info).ok_or(ClientError::Malformed("capabilities"))?;
+        Ok(RegionDescription {
+            size: info.size.get(),
+            flags,
+            file_offset: info.offset.get(),
+            areas,
+            file: reply.files.pop(),
+        })
+    }
+
+    /// Describes an interrupt type.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn irq(&mut self, index: u32) -> Result<IrqDescription, ClientError> {
+        let request =
+            spec::IrqInfo { argsz: U32::new(16), index: U32::new(index), ..Default::default() };
+        let reply: spec::IrqInfo = self.ask(Command::DeviceGetIrqInfo, &request)?;
+        let flags = spec::IrqInfoFlags::from_bits_retain(reply.flags.get());
+        Ok(IrqDescription { flags, count: reply.count.get() })
+    }
+
+    /// Routes interrupts from `start` on to eventfds; with none, takes `count` routes away.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn route_irqs(
+        &mut self,
+        index: u32,
+        start: u32,
+        count: u32,
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let flags = spec::IrqSetFlags::DATA_EVENTFD | spec::IrqSetFlags::TRIGGER;
+        self.set_irqs(flags, index, start, count, &[], files)
+    }
+
+    /// Any request about interrupts.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn set_irqs(
+        &mut self,
+        flags: spec::IrqSetFlags,
+        index: u32,
+        start: u32,
+        count: u32,
+        booleans: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let request = spec::IrqSet {
+            argsz: U32::new(20 + booleans.len() as u32),
+            flags: U32::new(flags.bits()),
+            index: U32::new(index),
+            start: U32::new(start),
+            count: U32::new(count),
+        };
+        let payload = [request.as_bytes(), booleans].concat();
+        self.call(Command::DeviceSetIrqs, &payload, files).map(drop)
+    }
+
+    /// Lets the device access `len` bytes at `offset` of `file` under the address `iova`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn map(
+        &mut self,
+        iova: u64,
+        len: u64,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        writable: bool,
+    ) -> Result<(), ClientError> {
+        let request = map_request(iova, len, offset, writable);
+        self.call(Command::DmaMap, request.as_bytes(), &[file]).map(drop)
+    }
+
+    /// Lets the device access `content` under the address `iova`, by messages.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn map_remote(
+        &mut self,
+        iova: u64,
+        content: Vec<u8>,
+        writable: bool,
+    ) -> Result<(), ClientError> {
+        let request = map_request(iova, content.len() as u64, 0, writable);
+        self.remote.insert(iova, content);
+        let outcome = self.call(Command::DmaMap, request.as_bytes(), &[]).map(drop);
+        if outcome.is_err() {
+            self.remote.remove(&iova);
+        }
+        outcome
+    }
+
+    /// Takes a map away; when this returns, the device does not access it any more. Message-only
+    /// memory is handed back.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn unmap(&mut self, iova: u64, len: u64) -> Result<Option<Vec<u8>>, ClientError> {
+        let request = spec::DmaUnmap {
+            argsz: U32::new(24),
+            flags: U32::new(0),
+            address: U64::new(iova),
+            size: U64::new(len),
+        };
+        self.call(Command::DmaUnmap, request.as_bytes(), &[])?;
+        Ok(self.remote.remove(&iova))
+    }
+
+    /// The content of message-only memory.
+    pub fn remote(&self, iova: u64) -> Option<&[u8]> {
+        self.remote.get(&iova).map(Vec::as_slice)
+    }
+
+    /// Reads registers.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), ClientError> {
+        let request = access(region, offset, into.len());
+        let reply = self.call(Command::RegionRead, request.as_bytes(), &[])?;
+        match spec::RegionAccess::read_from_prefix(&reply.payload) {
+            Ok((_, data)) if data.len() == into.len() => {
+                into.copy_from_slice(data);
+                Ok(())
+            }
+            _ => Err(ClientError::Malformed("length of what was read")),
+        }
+    }
+
+    /// Writes registers and waits until the server has done it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
+        let payload = [access(region, offset, from.len()).as_bytes(), from].concat();
+        self.call(Command::RegionWrite, &payload, &[]).map(drop)
+    }
+
+    /// Writes registers and does not wait.
+    ///
+    /// # Errors
+    /// [`ClientError::Connection`]; what the server says of the write is never known.
+    pub fn post(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
+        let payload = [access(region, offset, from.len()).as_bytes(), from].concat();
+        let mut header = self.header(Command::RegionWrite, payload.len());
+        header.flags = U32::new(spec::flag::COMMAND | spec::flag::NO_REPLY);
+        self.wire.send(&header, &payload, None)?;
+        Ok(())
+    }
+
+    /// A 32-bit register.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn read_u32(&mut self, region: u32, offset: u64) -> Result<u32, ClientError> {
+        let mut bytes = [0; 4];
+        self.read(region, offset, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Resets the device.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn reset(&mut self) -> Result<(), ClientError> {
+        self.call(Command::DeviceReset, &[], &[]).map(drop)
+    }
+
+    /// Serves the server's accesses to message-only memory until `time` has passed.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn serve(&mut self, time: Duration) -> Result<(), ClientError> {
+        match self.next_message(Instant::now() + time, None) {
+            Err(ClientError::Timeout) => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => Err(ClientError::Malformed("a reply to nothing")),
+        }
+    }
+
+    /// Sends a command with any payload and gives back the reply.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    fn call(
+        &mut self,
+        command: Command,
+        payload: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<Message, ClientError> {
+        let header = self.header(command, payload.len());
+        self.wire.send_with(&header, payload, files)?;
+        let deadline = Instant::now() + self.timeout;
+        let reply = self.next_message(deadline, Some(&header))?;
+        match reply.header.errno() {
+            None => Ok(reply),
+            Some(errno) => Err(ClientError::Refused(Errno::from_raw_os_error(errno as i32))),
+        }
+    }
+
+    /// A call whose reply is a structure like the request.
+    fn ask<T>(&mut self, command: Command, request: &T) -> Result<T, ClientError>
+    where
+        T: IntoBytes + FromBytes + Immutable + KnownLayout,
+    {
+        let reply = self.call(command, request.as_bytes(), &[])?;
+        let parsed = T::read_from_prefix(&reply.payload);
+        parsed.map(|(info, _)| info).map_err(|_| ClientError::Malformed("reply too short"))
+    }
+
+    fn header(&mut self, command: Command, payload: usize) -> Header {
+        self.next_id = self.next_id.wrapping_add(1);
+        Header::command(self.next_id, command, payload)
+    }
+
+    /// The reply to `request`. Commands that come before it are served.
+    fn next_message(
+        &mut self,
+        deadline: Instant,
+        request: Option<&Header>,
+    ) -> Result<Message, ClientError> {
+        loop {
+            self.wire.flush()?;
+            match self.wire.receive()? {
+                Some(message) if message.header.is_command() => self.serve_one(&message)?,
+                Some(message) => {
+                    let expected = request.map(|header| header.id.get());
+                    if expected != Some(message.header.id.get()) {
+                        return Err(ClientError::Malformed("a reply to nothing"));
+                    }
+                    return Ok(message);
+                }
+                None => self.wait(deadline)?,
+            }
+        }
+    }
+
+    fn wait(&self, deadline: Instant) -> Result<(), ClientError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ClientError::Timeout);
+        }
+        let mut flags = PollFlags::IN;
+        flags.set(PollFlags::OUT, self.wire.has_output());
+        let file = self.wire.file();
+        let timeout =
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match rustix::event::poll(&mut [PollFd::new(&file, flags)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Answers an access of the server's to message-only memory.
+    fn serve_one(&mut self, message: &Message) -> Result<(), ClientError> {
+        let header = &message.header;
+        let reply = match Command::from_code(header.command.get()) {
+            Some(Command::DmaRead) => self.dma_read(&message.payload),
+            Some(Command::DmaWrite) => self.dma_write(&message.payload),
+            _ => Err(Errno::NOTSUP),
+        };
+        match reply {
+            Ok(payload) => self.wire.send(&header.reply(payload.len()), &payload, None)?,
+            Err(errno) => {
+                self.wire.send(&header.error_reply(errno.raw_os_error()), &[], None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn dma_read(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
+        let request = spec::DmaAccess::read_from_bytes(payload).map_err(|_| Errno::INVAL)?;
+        let place = self.place(&request)?;
+        Ok([request.as_bytes(), place].concat())
+    }
+
+    fn dma_write(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
+        let (request, data) =
+            spec::DmaAccess::read_from_prefix(payload).map_err(|_| Errno::INVAL)?;
+        let place = self.place(&request)?;
+        if place.len() != data.len() {
+            return Err(Errno::INVAL);
+        }
+        place.copy_from_slice(data);
+        Ok(request.as_bytes().to_vec())
+    }
+
+    /// The bytes that an access is about.
+    fn place(&mut self, request: &spec::DmaAccess) -> Result<&mut [u8], Errno> {
+        let (iova, count) = (request.address.get(), request.count.get());
+        let (start, content) = self.remote.range_mut(..=iova).next_back().ok_or(Errno::FAULT)?;
+        let offset = usize::try_from(iova - start).map_err(|_| Errno::FAULT)?;
+        let end = usize::try_from(count).ok().and_then(|count| offset.checked_add(count));
+        content.get_mut(offset..end.ok_or(Errno::FAULT)?).ok_or(Errno::FAULT)
+    }
+}
+
+impl AsFd for Client {
+    /// The socket, to wait on together with other descriptors.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wire.file()
+    }
+}
+
+fn access(region: u32, offset: u64, len: usize) -> spec::RegionAccess {
+    spec::RegionAccess {
+        offset: U64::new(offset),
+        region: U32::new(region),
+        count: U32::new(len as u32),
+    }
+}
+
+fn map_request(iova: u64, len: u64, offset: u64, writable: bool) -> spec::DmaMap {
+    let mut flags = spec::DmaMapFlags::READ;
+    flags.set(spec::DmaMapFlags::WRITE, writable);
+    spec::DmaMap {
+        argsz: U32::new(32),
+        flags: U32::new(flags.bits()),
+        offset: U64::new(offset),
+        address: U64::new(iova),
+        size: U64::new(len),
+    }
+}
+
+/// The mappable areas of a region-info reply. None: the capabilities make no sense.
+fn areas(payload: &[u8], info: &spec::RegionInfo) -> Option<Vec<(u64, u64)>> {
+    let mut areas = Vec::new();
+    let mut at = info.cap_offset.get() as usize;
+    while at != 0 {
+        let rest = payload.get(at..)?;
+        let (header, rest) = spec::CapabilityHeader::read_from_prefix(rest).ok()?;
+        if header.id.get() == spec::capability::SPARSE_MMAP {
+            let (sparse, mut rest) = spec::SparseHeader::read_from_prefix(rest).ok()?;
+            for _ in 0..sparse.nr_areas.get() {
+                let (area, more) = spec::SparseArea::read_from_prefix(rest).ok()?;
+                areas.push((area.offset.get(), area.size.get()));
+                rest = more;
+            }
+        }
+        let next = header.next.get() as usize;
+        if next != 0 && next <= at {
+            return None; // would go round for ever
+        }
+        at = next;
+    }
+    Some(areas)
+}

@@ -1,0 +1,90 @@
+//! An endpoint as other threads see it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::Stats;
+use crate::stats::Live;
+
+/// What the endpoint and its controls share, wherever the endpoint is.
+pub(crate) struct Shared {
+    pub(crate) live: Arc<Live>,
+    closing: AtomicBool,
+    /// The thread that a client was to be moved to could not be had.
+    pub(crate) move_failed: AtomicBool,
+    bell: OwnedFd,
+    gone: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Shared {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            live: Arc::default(),
+            closing: AtomicBool::new(false),
+            move_failed: AtomicBool::new(false),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            gone: Mutex::new(false),
+            told: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    pub(crate) fn silence(&self) {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+}
+
+/// Tells that an endpoint is gone; its last field, so that everything else is dropped before.
+pub(crate) struct Gone(pub(crate) Arc<Shared>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.live.ended();
+        *self.0.gone.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
+        self.0.told.notify_all();
+    }
+}
+
+/// Closes an endpoint and looks at it, from any thread and without disturbing it. Cheap to clone;
+/// outlives the endpoint harmlessly.
+#[derive(Clone)]
+pub struct Control(pub(crate) Arc<Shared>);
+
+impl Control {
+    /// A snapshot.
+    pub fn stats(&self) -> Stats {
+        self.0.live.snapshot()
+    }
+
+    /// Asks the endpoint to go: its client is hung up on, the function quiesced, everything
+    /// dropped, the socket's name removed. Returns at once.
+    pub fn close(&self) {
+        self.0.closing.store(true, Ordering::Release);
+        // Can only fail when it rings already.
+        let _ = rustix::io::write(&self.0.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Whether the endpoint is gone, for whatever reason, with everything it owned.
+    pub fn is_closed(&self) -> bool {
+        *self.0.gone.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Waits for that; false when `timeout` passed first. Not for reactor threads.
+    pub fn wait_closed(&self, timeout: Duration) -> bool {
+        let gone = self.0.gone.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let waited = self.0.told.wait_timeout_while(gone, timeout, |gone| !*gone);
+        *waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0
+    }
+}

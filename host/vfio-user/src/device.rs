@@ -1,0 +1,164 @@
+//! The function that an endpoint presents, and what stays with it when clients come and go.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slipway_pci::{Bar, Function, Progress};
+use slipway_ram::DmaMap;
+use slipway_telemetry::Clock;
+
+use crate::EndpointParts;
+use crate::doorbells::SharedPage;
+use crate::interrupts::{EventSink, Line};
+
+/// The shortest of the growing waits between two looks at mapped doorbells.
+const FIRST_SWEEP: Duration = Duration::from_micros(50);
+
+/// A page of doorbells that clients map.
+pub(crate) struct Mapped {
+    pub(crate) page: Arc<SharedPage>,
+    /// The BAR it is in.
+    pub(crate) bar: u8,
+    /// From the BAR's start, in bytes.
+    pub(crate) offset: u64,
+}
+
+pub(crate) struct Device {
+    pub(crate) function: Box<dyn Function>,
+    pub(crate) map: DmaMap,
+    pub(crate) sink: Arc<EventSink>,
+    pub(crate) bars: Vec<Bar>,
+    pub(crate) mapped: Option<Mapped>,
+    /// Error and device-request interrupts: routes are kept for the client, nothing signals them.
+    pub(crate) error: Line,
+    pub(crate) request: Line,
+    clock: Arc<dyn Clock>,
+    busy: bool,
+    /// Polls that were not idle.
+    progress: u64,
+    deadline: Option<Instant>,
+    last_progress: Instant,
+    sweep_wait: Duration,
+}
+
+impl Device {
+    /// # Errors
+    /// A description that cannot be presented: a programmer's error of the function, told at
+    /// construction.
+    pub(crate) fn new(parts: EndpointParts, function: Box<dyn Function>) -> std::io::Result<Self> {
+        let description = function.description().clone();
+        parts.sink.size(description.vectors);
+        let mapped = match parts.page {
+            Some(page) => find_doorbells(page, &description.bars)?,
+            None => None,
+        };
+        Ok(Self {
+            function,
+            map: parts.map,
+            sink: parts.sink,
+            bars: description.bars,
+            mapped,
+            error: Line::default(),
+            request: Line::default(),
+            clock: parts.clock,
+            busy: false,
+            progress: 0,
+            deadline: None,
+            last_progress: Instant::now(),
+            sweep_wait: FIRST_SWEEP,
+        })
+    }
+
+    pub(crate) fn bar(&self, index: u32) -> Option<&Bar> {
+        self.bars.iter().find(|bar| u32::from(bar.index) == index)
+    }
+
+    /// Polls the function once. Whether it made progress.
+    pub(crate) fn poll(&mut self, now: Instant) -> bool {
+        match self.function.poll() {
+            Progress::Busy => {
+                self.busy = true;
+                self.progress = self.progress.wrapping_add(1);
+                self.deadline = None;
+                self.last_progress = now;
+                self.sweep_wait = FIRST_SWEEP;
+            }
+            Progress::Idle(deadline) => {
+                self.busy = false;
+                let wait = deadline.map(|at| at.saturating_sub(self.clock.now()));
+                self.deadline = wait.and_then(|wait| now.checked_add(wait));
+            }
+        }
+        self.busy
+    }
+
+    /// Counts the polls that were not idle.
+    pub(crate) fn progress(&self) -> u64 {
+        self.progress
+    }
+
+    /// Has the function polled soon, which ends its quiesced state.
+    pub(crate) fn kick(&mut self) {
+        self.busy = true;
+    }
+
+    /// Whether the function wants to be polled at once.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    /// Whether the function wants to be polled at `now`: it was busy, or its time has come.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.busy || self.deadline.is_some_and(|at| at <= now)
+    }
+
+    /// When the function wants to be polled again; None: when something happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Whether mapped doorbells shall be looked at again at once: work was found less than `budget`
+    /// ago.
+    pub(crate) fn is_hot(&self, now: Instant, budget: Duration) -> bool {
+        self.mapped.is_some() && now.duration_since(self.last_progress) < budget
+    }
+
+    /// When mapped doorbells are to be looked at next. The waits double up to `period` while
+    /// nothing is found, so an idle device costs next to nothing and one that paused briefly is
+    /// found quickly.
+    pub(crate) fn next_sweep(&mut self, now: Instant, period: Duration) -> Option<Instant> {
+        self.mapped.as_ref()?;
+        let wait = self.sweep_wait.min(period);
+        self.sweep_wait = self.sweep_wait.saturating_mul(2).min(period);
+        Some(now + wait)
+    }
+
+    /// After a client has gone: no routes, no memory, a fresh function, fresh doorbells.
+    pub(crate) fn renew(&mut self) -> std::io::Result<()> {
+        self.map.clear();
+        self.function.reset();
+        self.unroute();
+        self.busy = false;
+        self.deadline = None;
+        match &self.mapped {
+            Some(mapped) => mapped.page.renew(mapped.offset),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes every interrupt route away.
+    pub(crate) fn unroute(&self) {
+        self.sink.lines().iter().chain([&self.error, &self.request]).for_each(Line::clear);
+    }
+}
+
+fn find_doorbells(page: Arc<SharedPage>, bars: &[Bar]) -> std::io::Result<Option<Mapped>> {
+    let ranges = bars.iter().filter_map(|bar| Some((bar, bar.doorbell_page.clone()?)));
+    let Some((bar, range)) = ranges.into_iter().next() else { return Ok(None) };
+    if page.len() > range.end.saturating_sub(range.start) {
+        let text = "more doorbells than the function's doorbell page holds";
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
+    }
+    page.renew(range.start)?;
+    Ok(Some(Mapped { page, bar: bar.index, offset: range.start }))
+}

@@ -1,0 +1,141 @@
+//! A page of doorbells that a client maps.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU32;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use slipway_pci::CellPage;
+
+/// Doorbell cells in a memfd. Every client gets a file of its own, so that one that has gone cannot
+/// ring the next one's doorbells; the cells stay at one address all the same.
+pub(crate) struct SharedPage {
+    base: *mut u8,
+    len: usize,
+    count: usize,
+    file: Mutex<Backing>,
+}
+
+struct Backing {
+    file: OwnedFd,
+    /// Where the cells are in the file: mmap(2) adds a region's and an area's offset, so they lie
+    /// as far from the file's start as the page from its BAR's.
+    offset: u64,
+}
+
+// SAFETY: the memory is accessed through atomics only.
+unsafe impl Send for SharedPage {}
+// SAFETY: as above.
+unsafe impl Sync for SharedPage {}
+
+impl SharedPage {
+    /// `count` cells, at the start of a file until [`SharedPage::renew`] says otherwise.
+    pub(crate) fn new(count: usize) -> std::io::Result<Self> {
+        let page = rustix::param::page_size();
+        let len = (count * 4).next_multiple_of(page).max(page);
+        let file = sealed_file(len as u64)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe { map(std::ptr::null_mut(), len, MapFlags::SHARED, &file, 0)? };
+        Ok(Self { base, len, count, file: Mutex::new(Backing { file, offset: 0 }) })
+    }
+
+    /// Bytes that the cells take: whole pages.
+    pub(crate) fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Puts a fresh zeroed file behind the cells, which lie at `offset` of it.
+    pub(crate) fn renew(&self, offset: u64) -> std::io::Result<()> {
+        let file = sealed_file(offset + self.len as u64)?;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: replaces, in one step, our own mapping of the same length by one of the same
+        // protection: the address stays valid for whoever loads from a cell meanwhile.
+        unsafe { map(self.base.cast(), self.len, flags, &file, offset)? };
+        *self.lock() = Backing { file, offset };
+        Ok(())
+    }
+
+    /// The file of the current client.
+    pub(crate) fn file(&self) -> std::io::Result<OwnedFd> {
+        self.lock().file.as_fd().try_clone_to_owned()
+    }
+
+    /// Where the cells are in the file.
+    pub(crate) fn offset(&self) -> u64 {
+        self.lock().offset
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Backing> {
+        self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Drop for SharedPage {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` or `renew` with this length; borrows of the cells have ended.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+    }
+}
+
+// SAFETY: the mapping keeps its address and length until drop; its file is sealed against
+// shrinking, so no client can take the pages away.
+unsafe impl CellPage for SharedPage {
+    fn cells(&self) -> &[AtomicU32] {
+        // SAFETY: page-aligned, at least `count * 4` bytes long, valid until drop, and only ever
+        // accessed atomically on our side.
+        unsafe { std::slice::from_raw_parts(self.base.cast::<AtomicU32>(), self.count) }
+    }
+}
+
+/// # Safety
+/// As for mmap(2): with `FIXED`, `address` must be a mapping of the caller's of this length.
+unsafe fn map(
+    address: *mut core::ffi::c_void,
+    len: usize,
+    flags: MapFlags,
+    file: &OwnedFd,
+    offset: u64,
+) -> std::io::Result<*mut u8> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: passed on to the caller.
+    let base = unsafe { rustix::mm::mmap(address, len, protection, flags, file, offset)? };
+    Ok(base.cast())
+}
+
+fn sealed_file(len: u64) -> std::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("slipway-doorbells", flags)?;
+    rustix::fs::ftruncate(&file, len)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slipway_pci::Doorbells;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_new_file_takes_the_old_clients_hands_off_the_cells() {
+        let page = Arc::new(SharedPage::new(4).unwrap());
+        let doorbells = Doorbells::shared(page.clone());
+        page.renew(8192).unwrap();
+        let old = page.file().unwrap();
+        rustix::io::pwrite(&old, &7u32.to_le_bytes(), 8192 + 4).unwrap();
+        assert_eq!(doorbells.load(1), 7);
+        page.renew(8192).unwrap();
+        assert_eq!(doorbells.load(1), 0);
+        rustix::io::pwrite(&old, &9u32.to_le_bytes(), 8192 + 4).unwrap();
+        assert_eq!(doorbells.load(1), 0);
+    }
+
+    #[test]
+    fn the_file_cannot_be_shrunk_or_grown() {
+        let page = SharedPage::new(4).unwrap();
+        let file = page.file().unwrap();
+        assert!(rustix::fs::ftruncate(&file, 0).is_err());
+        assert!(rustix::fs::ftruncate(&file, 1 << 20).is_err());
+    }
+}

@@ -1,0 +1,369 @@
+//! The task: a listening socket, a function, and at most one client.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use slipway_pci::Function;
+use slipway_reactor::{Context, Handle, Interest, Reactor, Settings, Step, Task};
+
+use crate::channel::Channel;
+use crate::control::{Gone, Shared};
+use crate::device::Device;
+use crate::listener::{Listener, Peer};
+use crate::server::{Session, Turn};
+use crate::stats::{ClientInfo, add};
+use crate::wire::Wire;
+use crate::{Config, Control, EndpointParts};
+
+const CONTROL: u32 = 0;
+const LISTENER: u32 = 1;
+const CLIENT: u32 = 2;
+const FIRST_WAKE: u32 = 3;
+
+/// How often a function that does not get quiet is asked again.
+const RECHECK: Duration = Duration::from_millis(1);
+/// How long nothing is accepted after accepting failed, or opened after that failed.
+const RETRY: Duration = Duration::from_millis(100);
+/// Connections accepted, or hung up on, in one step.
+const ACCEPTS_PER_STEP: usize = 4;
+
+/// A function on a socket, as a task for a reactor.
+///
+/// One client at a time: another one that connects meanwhile is hung up on at once (it would
+/// otherwise wait for a reply until it gives up); one that connects while the last client is being
+/// cleared away waits in the socket's queue. When a client goes, for whatever reason, interrupts
+/// are unrouted, the function is quiesced, its memory is unmapped, the function is reset, and the
+/// next client is accepted.
+pub struct Endpoint {
+    config: Arc<Config>,
+    state: State,
+    device: Device,
+    wakes: Vec<OwnedFd>,
+    listener: Listener,
+    home: Handle,
+    /// On a reactor of its own.
+    private: bool,
+    /// On the way to one.
+    moving: bool,
+    /// The last turn left messages unread.
+    more: bool,
+    /// Waiting for clients, as far as the reactor was told.
+    listening: bool,
+    /// When to accept again after an error.
+    accept_at: Option<Instant>,
+    shared: Arc<Shared>,
+    _gone: Gone,
+}
+
+enum State {
+    Listening,
+    Connected { session: Box<Session>, since: Instant, interest: Interest },
+    Draining { deadline: Instant, retry_at: Instant },
+}
+
+impl Endpoint {
+    /// Binds the socket at once; clients are served when the endpoint is added to a reactor. `home`
+    /// is that reactor: the endpoint comes back to it when it was on a thread of its own. `wakes`
+    /// are duplicates of the backends' wake descriptors: when one is readable the function is
+    /// polled, which clears it.
+    ///
+    /// # Errors
+    /// A socket that cannot be bound, with its path in the text; a function whose doorbells do not
+    /// fit its doorbell page.
+    pub fn new(
+        config: Config,
+        parts: EndpointParts,
+        function: Box<dyn Function>,
+        wakes: Vec<OwnedFd>,
+        home: &Handle,
+    ) -> std::io::Result<Self> {
+        let device = Device::new(parts, function)?;
+        let listener = Listener::bind(&config)?;
+        let shared = Arc::new(Shared::new()?);
+        Ok(Self {
+            config: Arc::new(config),
+            state: State::Listening,
+            device,
+            wakes,
+            listener,
+            home: home.clone(),
+            private: false,
+            moving: false,
+            more: false,
+            listening: true,
+            accept_at: None,
+            shared: shared.clone(),
+            _gone: Gone(shared),
+        })
+    }
+
+    /// What other threads keep of it.
+    pub fn control(&self) -> Control {
+        Control(self.shared.clone())
+    }
+
+    /// Takes what waits at the socket.
+    fn accept(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+        for _ in 0..ACCEPTS_PER_STEP {
+            let Some((socket, peer)) = self.listener.accept()? else { return Ok(()) };
+            let allowed = self.config.allowed_uid.is_none_or(|uid| uid == peer.uid);
+            if allowed && matches!(self.state, State::Listening) {
+                self.connect(socket, peer, context)?;
+            } else {
+                add(&self.shared.live.refused, 1);
+            }
+        }
+        Ok(())
+    }
+
+    fn connect(
+        &mut self,
+        socket: OwnedFd,
+        peer: Peer,
+        context: &mut Context<'_>,
+    ) -> std::io::Result<()> {
+        context.watch(socket.as_fd(), Interest::Read, CLIENT)?;
+        let wire = Wire::new(socket, self.config.max_queued_bytes);
+        let channel = Channel::new(wire, self.config.remote_deadline);
+        let live = self.shared.live.clone();
+        live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: self.private });
+        let mut session = Session::new(channel, self.config.clone(), live);
+        // Between two clients an endpoint goes home, so this is a formality.
+        let _ = session.settle_on_thread(&mut self.device, self.private);
+        let since = context.now();
+        self.state =
+            State::Connected { session: Box::new(session), since, interest: Interest::Read };
+        self.more = true;
+        Ok(())
+    }
+
+    fn disconnect(&mut self, why: &str, context: &mut Context<'_>) {
+        let State::Connected { session, .. } = &self.state else { return };
+        session.channel.hang_up();
+        context.unwatch(CLIENT);
+        self.device.unroute();
+        self.shared.live.disconnected(why);
+        self.more = false;
+        let now = context.now();
+        let deadline = now + self.config.reply_deadline;
+        self.state = State::Draining { deadline, retry_at: now };
+    }
+
+    /// Serves the client. False: it must move.
+    fn serve(&mut self, ready: Ready, context: &mut Context<'_>) -> bool {
+        let now = context.now();
+        let State::Connected { session, since, .. } = &mut self.state else { return true };
+        if session.is_pending() && ready.client {
+            // Reading is not waited for now, so this is a hang-up or an error.
+            self.disconnect("the client hung up while a request waited", context);
+            return true;
+        }
+        let late = now.duration_since(*since) >= self.config.handshake_deadline;
+        if late && !session.is_negotiated() {
+            self.disconnect("the client did not negotiate in time", context);
+            return true;
+        }
+        let kept = self.private && session.channel.has_kept();
+        if !(ready.client || ready.output || self.more || kept || session.is_pending()) {
+            return true;
+        }
+        match session.turn(&mut self.device, now) {
+            Ok(Turn::Move) => return false,
+            Ok(turn) => self.more = turn == Turn::More,
+            Err(end) => self.disconnect(&end.to_string(), context),
+        }
+        true
+    }
+
+    /// Polls the function when there is a reason to.
+    fn poll_device(&mut self, ready: Ready, now: Instant) {
+        let wanted = match &self.state {
+            State::Connected { session, .. } if session.is_quiescing() => false,
+            State::Connected { .. } => {
+                ready.wake || self.device.mapped.is_some() || self.device.is_due(now)
+            }
+            State::Listening => ready.wake || self.device.is_due(now),
+            State::Draining { .. } => false,
+        };
+        if wanted {
+            self.device.poll(now);
+        }
+    }
+
+    /// Clears away what the last client left. Whether that is done.
+    fn drain(&mut self, context: &mut Context<'_>) -> bool {
+        let now = context.now();
+        let State::Draining { deadline, retry_at } = &mut self.state else { return false };
+        if now < *retry_at || !(self.device.function.quiesce() || now >= *deadline) {
+            return false;
+        }
+        if self.device.renew().is_err() {
+            // No memory for fresh doorbells: the old client could still ring the old ones.
+            *retry_at = now + RETRY;
+            return false;
+        }
+        self.shared.live.mapped(&self.device.map);
+        self.state = State::Listening;
+        true
+    }
+
+    /// Watches what the state waits for.
+    fn watch(&mut self, context: &mut Context<'_>) {
+        let accepts = !matches!(self.state, State::Draining { .. }) && self.accept_at.is_none();
+        // Both were watched before, so changing what for does not fail.
+        if accepts != self.listening {
+            self.listening = accepts;
+            let wanted = if accepts { Interest::Read } else { Interest::None };
+            let _ = context.rewatch(LISTENER, wanted);
+        }
+        if let State::Connected { session, interest, .. } = &mut self.state {
+            let wanted = match (session.is_pending(), session.channel.with(|w| w.has_output())) {
+                (false, false) => Interest::Read,
+                (false, true) => Interest::Both,
+                (true, false) => Interest::None,
+                (true, true) => Interest::Write,
+            };
+            if wanted != *interest {
+                *interest = wanted;
+                let _ = context.rewatch(CLIENT, wanted);
+            }
+        }
+    }
+
+    /// What the endpoint wants next.
+    fn next(&mut self, context: &Context<'_>) -> Step {
+        let now = context.now();
+        let (pending, quiescing, handshake) = match &self.state {
+            State::Listening => (false, false, None),
+            State::Connected { session, since, .. } => {
+                let handshake =
+                    (!session.is_negotiated()).then(|| *since + self.config.handshake_deadline);
+                (session.is_pending(), session.is_quiescing(), handshake)
+            }
+            State::Draining { retry_at, .. } => {
+                return Step::Idle(Some((*retry_at).max(now + RECHECK)));
+            }
+        };
+        let connected = matches!(self.state, State::Connected { .. });
+        let hot = connected && self.device.is_hot(now, context.poll_budget());
+        if !quiescing && (self.more && !pending || self.device.is_busy() || hot) {
+            return Step::Busy;
+        }
+        let sweep = connected.then(|| self.device.next_sweep(now, self.config.sweep_period));
+        let recheck = pending.then(|| now + RECHECK);
+        let times = [self.device.deadline(), sweep.flatten(), recheck, handshake, self.accept_at];
+        Step::Idle(times.into_iter().flatten().min())
+    }
+}
+
+/// Which of the endpoint's descriptors are ready.
+#[derive(Clone, Copy, Default)]
+struct Ready {
+    control: bool,
+    listener: bool,
+    /// Readable, or broken.
+    client: bool,
+    /// The client takes output again.
+    output: bool,
+    wake: bool,
+}
+
+impl Ready {
+    fn new(context: &Context<'_>) -> Self {
+        let mut ready = Self::default();
+        for event in context.events() {
+            match event.token {
+                CONTROL => ready.control = true,
+                LISTENER => ready.listener = true,
+                CLIENT => {
+                    ready.client |= event.readable;
+                    ready.output |= event.writable;
+                }
+                _ => ready.wake = true,
+            }
+        }
+        ready
+    }
+}
+
+impl Task for Endpoint {
+    fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+        context.watch(self.shared.bell(), Interest::Read, CONTROL)?;
+        context.watch(self.listener.file(), Interest::Read, LISTENER)?;
+        self.listening = true;
+        for (token, wake) in (FIRST_WAKE..).zip(&self.wakes) {
+            context.watch(wake.as_fd(), Interest::Read, token)?;
+        }
+        if !std::mem::take(&mut self.moving) {
+            return Ok(());
+        }
+        self.private = !self.shared.move_failed.swap(false, Ordering::AcqRel);
+        if let State::Connected { session, interest, .. } = &mut self.state {
+            *interest = Interest::Read;
+            session.channel.with(|wire| context.watch(wire.file(), Interest::Read, CLIENT))?;
+            if self.private {
+                self.shared.live.moved();
+            }
+            self.more = true;
+            if let Err(end) = session.settle_on_thread(&mut self.device, self.private) {
+                self.disconnect(&end.to_string(), context);
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Step {
+        let ready = Ready::new(context);
+        let now = context.now();
+        if ready.control {
+            self.shared.silence();
+        }
+        if self.shared.is_closing() {
+            self.disconnect("the endpoint was closed", context);
+            if matches!(self.state, State::Listening) {
+                return Step::Done;
+            }
+        }
+        // The client first: a successor is refused only when the old one is really still there.
+        if !self.serve(ready, context) {
+            self.moving = true;
+            return Step::Leave;
+        }
+        self.poll_device(ready, now);
+        if self.drain(context) {
+            if self.shared.is_closing() {
+                return Step::Done;
+            }
+            if self.private {
+                return Step::Leave;
+            }
+        }
+        if self.accept_at.is_some_and(|at| at <= now) {
+            self.accept_at = None;
+        }
+        let accepts = !matches!(self.state, State::Draining { .. }) && self.accept_at.is_none();
+        if accepts && ready.listener && self.accept(context).is_err() {
+            self.accept_at = Some(now + RETRY);
+        }
+        self.watch(context);
+        self.next(context)
+    }
+
+    fn leave(mut self: Box<Self>) {
+        if !self.moving {
+            self.private = false;
+            // With its home gone the endpoint is dropped, as it would be at home.
+            let home = self.home.clone();
+            let _ = home.add(self);
+            return;
+        }
+        let (home, shared) = (self.home.clone(), self.shared.clone());
+        let settings = Settings { name: "vfio-user".into(), ..Settings::default() };
+        if let Err((_, task)) = Reactor::detached(settings, self) {
+            shared.move_failed.store(true, Ordering::Release);
+            let _ = home.add(task);
+        }
+    }
+}

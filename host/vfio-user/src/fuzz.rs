@@ -1,0 +1,125 @@
+//! The fuzz target on the message stream: no reactor, no threads.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use slipway_vfio_user_spec::{Command, HEADER_LEN, Header, U16, U32};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::channel::Channel;
+use crate::device::Device;
+use crate::server::{Session, Turn};
+use crate::testing::{DOORBELLS, Scratch};
+use crate::wire::Wire;
+use crate::{Config, EndpointParts};
+
+/// Feeds `data` to a server over a socket pair.
+///
+/// The first byte tells how: bit 0, the client has negotiated already; bit 1, `data` is a sequence
+/// of (length, command, payload), each sent as a well-formed message, instead of raw bytes.
+/// Whatever comes, the server neither panics nor blocks, and every reply is well-formed.
+///
+/// # Panics
+/// When a reply is not, or there are no descriptors left.
+pub fn fuzz(data: &[u8]) {
+    let Some((mode, data)) = data.split_first() else { return };
+    let Ok((ours, theirs)) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+        None,
+    ) else {
+        return;
+    };
+    let config = Config {
+        reply_deadline: Duration::ZERO,
+        remote_deadline: Duration::ZERO,
+        ..Config::at("")
+    };
+    let mut parts = EndpointParts::new(&config);
+    let Ok(doorbells) = parts.doorbells(DOORBELLS) else { return };
+    let function = Scratch::new(parts.memory(), &parts.interrupts(), doorbells, Arc::default());
+    let Ok(mut device) = Device::new(parts, Box::new(function)) else { return };
+    let channel = Channel::new(Wire::new(ours, config.max_queued_bytes), config.remote_deadline);
+    let mut session = Session::new(channel, Arc::new(config), Arc::default());
+
+    let mut stream = Vec::new();
+    if mode & 1 != 0 {
+        message(&mut stream, Command::Version as u16, &[0, 0, 1, 0]);
+    }
+    if mode & 2 != 0 {
+        framed(&mut stream, data);
+    } else {
+        stream.extend_from_slice(data);
+    }
+    let mut unread = Vec::new();
+    for chunk in stream.chunks(4096) {
+        if rustix::net::send(&theirs, chunk, SendFlags::NOSIGNAL).is_err() {
+            break;
+        }
+        if !turns(&mut session, &mut device) {
+            break;
+        }
+        check_replies(&theirs, &mut unread);
+    }
+}
+
+/// Turns until nothing is left. False: the connection has ended.
+fn turns(session: &mut Session, device: &mut Device) -> bool {
+    loop {
+        match session.turn(device, Instant::now()) {
+            Ok(Turn::Drained) => return true,
+            Ok(Turn::More | Turn::Pending) => {}
+            // Without a thread, sometimes the move works and sometimes it does not.
+            Ok(Turn::Move) => {
+                let moved = device.progress().is_multiple_of(2);
+                if session.settle_on_thread(device, moved).is_err() {
+                    return false;
+                }
+            }
+            Err(_) => return false,
+        }
+    }
+}
+
+fn framed(stream: &mut Vec<u8>, mut data: &[u8]) {
+    while let [len, command, rest @ ..] = data {
+        let (payload, after) = rest.split_at(rest.len().min(usize::from(*len)));
+        message(stream, u16::from(*command), payload);
+        data = after;
+    }
+}
+
+fn message(stream: &mut Vec<u8>, command: u16, payload: &[u8]) {
+    let header = Header {
+        id: U16::new(stream.len() as u16),
+        command: U16::new(command),
+        size: U32::new((HEADER_LEN + payload.len()) as u32),
+        ..Header::default()
+    };
+    stream.extend_from_slice(header.as_bytes());
+    stream.extend_from_slice(payload);
+}
+
+/// Reads what is there and checks every whole reply; `unread` keeps the beginning of the next.
+fn check_replies(theirs: &OwnedFd, unread: &mut Vec<u8>) {
+    let mut buffer = [0; 4096];
+    while let Ok((count @ 1.., _)) = rustix::net::recv(theirs, &mut buffer[..], RecvFlags::empty())
+    {
+        unread.extend_from_slice(&buffer[..count]);
+    }
+    while let Ok((header, rest)) = Header::read_from_prefix(unread) {
+        let size = header.size.get() as usize;
+        assert!(size >= HEADER_LEN, "a message shorter than its header");
+        if size - HEADER_LEN > rest.len() {
+            return;
+        }
+        match header.errno() {
+            Some(errno) => assert!(errno > 0 && size == HEADER_LEN, "an error without an errno"),
+            None => assert!(header.is_reply() || header.is_command()),
+        }
+        unread.drain(..size);
+    }
+}

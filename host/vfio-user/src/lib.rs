@@ -1,0 +1,97 @@
+//! vfio-user: a server that presents a PCI function on a Unix socket, and a client for it.
+//!
+//! The protocol is the one of `slipway_vfio_user_spec`; the function is any `slipway_pci::Function`;
+//! the thread is a `slipway_reactor::Reactor`.
+//!
+//! How the pieces meet:
+//! - [`EndpointParts`] are what a host makes first: guest memory, interrupt sink, doorbells and clock
+//!   of a function that is yet to be built from them;
+//! - an [`Endpoint`] is a task: it owns the function, the socket and at most one client at a time;
+//! - a [`Control`] is what other threads keep: it closes the endpoint and reads its [`Stats`];
+//! - [`client`] is the other end of the socket.
+//!
+//! ```no_run
+//! # use std::{sync::Arc, time::Duration};
+//! # use slipway_reactor::{Reactor, Settings};
+//! # use slipway_vfio_user::{Config, Endpoint, EndpointParts, testing::{DOORBELLS, Scratch}};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let reactor = Reactor::spawn(Settings::default())?;
+//! let config = Config::at("/run/slipway/x.sock");
+//! let mut parts = EndpointParts::new(&config);
+//! let doorbells = parts.doorbells(DOORBELLS)?;
+//! let function = Scratch::new(parts.memory(), &parts.interrupts(), doorbells, Arc::default());
+//! let wakes = Vec::new(); // duplicates of the backends' wake descriptors
+//! let endpoint =
+//!     Endpoint::new(config, parts, Box::new(function), wakes, &reactor.handle())?;
+//! let control = endpoint.control();
+//! reactor.handle().add(Box::new(endpoint))?;
+//! println!("{:?}", control.stats());
+//! control.close(); // asks
+//! control.wait_closed(Duration::from_secs(10)); // socket, client and function are gone
+//! # Ok(()) }
+//! ```
+//!
+//! # What a client can and cannot do
+//! Every byte of the socket is hostile. Lengths are checked before anything is allocated, and a
+//! payload's buffer grows with what arrives; at most 16 descriptors are taken with a message and
+//! the rest are closed; replies that nobody reads are queued up to [`Config::max_queued_bytes`],
+//! then the client is dropped. A request that is refused gets an errno, never zero. What leaves the
+//! stream without a next message (an impossible size, a reply to nothing) ends the connection.
+//! A request that waits for the function (an unmap, a deferred access) is answered within
+//! [`Config::reply_deadline`], with an errno if need be; later requests wait behind it.
+//!
+//! Descriptors for guest memory must be memory (memfd, shared memory, huge pages): a file of
+//! another kind could make an access wait for whoever is behind it. Descriptors for interrupts must
+//! be eventfds.
+//!
+//! # Message-only memory
+//! A writable region without a descriptor that is larger than [`Config::remote_threshold`] moves the
+//! client, with its endpoint, to a thread of its own before the map is acknowledged; there an access
+//! to such memory waits for the client, up to [`Config::remote_deadline`], while commands that
+//! arrive are kept (64 of them). When the client goes, the endpoint goes home. On a shared reactor
+//! accesses to message-only regions fault: read-only ones are firmware (QEMU's ROMs), small ones the
+//! mappable pages of other devices, and neither is meant for DMA.
+//!
+//! # Known limit
+//! An eventfd is written without blocking because it is made nonblocking when it arrives. That flag
+//! belongs to the description that the client shares: one that clears it *and* fills the counter to
+//! its maximum makes the next signal wait until it reads the eventfd. Linux has no write that
+//! refuses to block on an eventfd whatever its flag.
+//!
+//! Not here: migration, dirty-page bitmaps, twin sockets, I/O descriptors of regions
+//! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), INTx and MSI (a function has
+//! MSI-X), the VGA and ROM regions, message-only memory from more than one thread at a time,
+//! connections that outlive a restart of the server.
+//!
+//! Dependencies: `rustix` for sockets, descriptors, memfds; `libc` for `SO_PEERCRED`, whose process
+//! may be 0; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
+//! `arc-swap` so that signalling an interrupt and reading figures take no lock; `thiserror`.
+#![allow(unsafe_code)] // a page mapped from a file that the client may store to; SO_PEERCRED
+
+mod channel;
+mod config;
+mod control;
+mod device;
+mod doorbells;
+mod endpoint;
+mod interrupts;
+mod listener;
+mod parts;
+mod server;
+mod stats;
+mod version;
+mod wire;
+
+pub use config::{Config, DoorbellMode, Location};
+pub use control::Control;
+pub use endpoint::Endpoint;
+#[cfg(feature = "fuzz")]
+pub use fuzz::fuzz;
+pub use parts::EndpointParts;
+pub use stats::{ClientInfo, RegionKind, RegionStats, Stats};
+
+pub mod client;
+#[cfg(feature = "fuzz")]
+mod fuzz;
+#[cfg(feature = "testing")]
+pub mod testing;

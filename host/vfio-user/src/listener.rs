@@ -1,0 +1,159 @@
+//! The socket that clients connect to.
+
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::{Config, Location};
+
+/// A listening socket and its name, which goes with it.
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and inode of the name, so that only our own is removed.
+    identity: (u64, u64),
+    /// A directory that we made.
+    directory: Option<PathBuf>,
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy)]
+pub(crate) struct Peer {
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+}
+
+impl Listener {
+    /// Listens. A socket of this name that nobody listens on any more is replaced.
+    pub(crate) fn bind(config: &Config) -> std::io::Result<Self> {
+        let directory = match &config.location {
+            Location::Socket(_) => None,
+            Location::Directory(path) => make_directory(path)?.then(|| path.clone()),
+        };
+        let path = config.location.socket();
+        let outcome = bind(&path, config);
+        match outcome {
+            Ok((socket, identity)) => Ok(Self { socket, path, identity, directory }),
+            Err(error) => {
+                directory.map(std::fs::remove_dir);
+                Err(Error::new(error.kind(), format!("{}: {error}", path.display())))
+            }
+        }
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The next client that waits, if one does.
+    ///
+    /// # Errors
+    /// No descriptors left, for example: the client still waits then.
+    pub(crate) fn accept(&self) -> std::io::Result<Option<(OwnedFd, Peer)>> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        match rustix::net::accept_with(&self.socket, flags) {
+            Ok(socket) => {
+                let peer = peer(&socket)?;
+                Ok(Some((socket, peer)))
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        if let Some(directory) = &self.directory {
+            // Stays when somebody else put something there.
+            let _ = std::fs::remove_dir(directory);
+        }
+    }
+}
+
+fn make_directory(path: &Path) -> std::io::Result<bool> {
+    match std::fs::create_dir(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(Error::new(error.kind(), format!("{}: {error}", path.display()))),
+    }
+}
+
+fn bind(path: &Path, config: &Config) -> std::io::Result<(OwnedFd, (u64, u64))> {
+    let address = SocketAddrUnix::new(path)
+        .map_err(|_| Error::new(ErrorKind::InvalidInput, "the path is too long for a socket"))?;
+    remove_stale(path, &address)?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The name gets this mode, so nobody can connect before the owner is set.
+    rustix::fs::fchmod(&socket, Mode::empty())?;
+    rustix::net::bind(&socket, &address)?;
+    let prepared = prepare(path, config).and_then(|()| identity(path));
+    let listening = prepared.and_then(|identity| {
+        rustix::net::listen(&socket, 16)?;
+        Ok(identity)
+    });
+    match listening {
+        Ok(identity) => Ok((socket, identity)),
+        Err(error) => {
+            let _ = std::fs::remove_file(path);
+            Err(error)
+        }
+    }
+}
+
+fn prepare(path: &Path, config: &Config) -> std::io::Result<()> {
+    if let Some((user, group)) = config.owner {
+        let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+        rustix::fs::chownat(CWD, path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    Ok(rustix::fs::chmod(path, Mode::from_raw_mode(config.mode & 0o777))?)
+}
+
+/// Removes a socket that nobody listens on: its server was killed.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> std::io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err(Error::new(ErrorKind::AlreadyExists, "exists and is no socket"));
+    }
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
+        _ => Err(Error::new(ErrorKind::AddrInUse, "somebody listens on it")),
+    }
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
+/// `SO_PEERCRED`. Not through rustix, whose type has no room for process 0 (a peer of another PID
+/// namespace).
+fn peer(socket: &OwnedFd) -> std::io::Result<Peer> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to a structure of that size.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            std::ptr::from_mut(&mut found).cast(),
+            &mut len,
+        )
+    };
+    if outcome != 0 {
+        return Err(Error::last_os_error());
+    }
+    Ok(Peer { pid: found.pid.unsigned_abs(), uid: found.uid })
+}

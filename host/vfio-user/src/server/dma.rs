@@ -1,0 +1,202 @@
+//! Client memory: `VFIO_USER_DMA_MAP` and `VFIO_USER_DMA_UNMAP`.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use slipway_ram::{MapError, Permissions, Region, Removed};
+use slipway_vfio_user_spec::{DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags};
+use zerocopy::IntoBytes;
+
+use super::{Answer, REGIONS_PER_COST, Session, Waiting, exactly};
+use crate::channel::RemoteMemory;
+use crate::device::Device;
+use crate::version::PAGE_SIZE;
+
+/// File systems whose pages are memory: memfds and shared memory, huge pages, ramfs. A file of any
+/// other could make an access wait for a disk, a network or a process of the client's (FUSE), and
+/// everybody on the thread with it.
+const MEMORY_FILE_SYSTEMS: [u64; 3] = [0x0102_1994, 0x9584_58f6, 0x8584_58f6];
+
+/// A region without a descriptor.
+#[derive(Clone, Copy)]
+pub(super) struct RemoteMap {
+    iova: u64,
+    len: u64,
+    permissions: Permissions,
+}
+
+/// An unmap on its way.
+pub(super) struct Unmap {
+    request: DmaUnmap,
+    /// Once the function was quiet: what was taken away.
+    removed: Option<Vec<Removed>>,
+}
+
+impl Session {
+    pub(super) fn dma_map(
+        &mut self,
+        device: &mut Device,
+        payload: &[u8],
+        mut files: Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let request: DmaMap = exactly(payload)?;
+        let permissions = check_map(&request, files.len())?;
+        let (iova, len) = (request.address.get(), request.size.get());
+        let Some(file) = files.pop() else {
+            let map = RemoteMap { iova, len, permissions };
+            let moves = permissions.write && len > self.config.remote_threshold && !self.private;
+            if moves {
+                return Ok(Answer::Later(Waiting::Thread(map)));
+            }
+            return self.add_remote(device, map).map(|()| Answer::Reply(Vec::new()));
+        };
+        let started = Instant::now();
+        let total = self.mapped_bytes.checked_add(len).ok_or(Errno::NOMEM)?;
+        if total > self.config.max_dma_bytes {
+            return Err(Errno::NOMEM);
+        }
+        let offset = request.offset.get();
+        check_file(&file, offset + len)?;
+        let region = Region::mapped(file.as_fd(), offset, len, permissions)
+            .map_err(|error| errno(&error))?;
+        self.add(device, iova, region)?;
+        self.mapped_bytes = total;
+        let spent = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        crate::stats::add(&self.live.dma_map_ns, spent);
+        Ok(Answer::Reply(Vec::new()))
+    }
+
+    /// Adds message-only memory. Where accesses may not wait (see [`crate::channel`]) they fault.
+    pub(super) fn add_remote(&mut self, device: &mut Device, map: RemoteMap) -> Result<(), Errno> {
+        let remote = std::sync::Arc::new(RemoteMemory(self.channel.clone()));
+        self.add(device, map.iova, Region::remote(remote, map.len, map.permissions))
+    }
+
+    fn add(&mut self, device: &mut Device, iova: u64, region: Region) -> Result<(), Errno> {
+        device.map.add(iova, region).map_err(|error| match error {
+            MapError::BadRange => Errno::INVAL,
+            MapError::Overlap => Errno::EXIST,
+            MapError::TooMany => Errno::NOSPC,
+            MapError::NotMapped => Errno::NOENT,
+        })?;
+        self.cost += self.live.mapped(&device.map) / REGIONS_PER_COST;
+        self.live.stamp_dma_map();
+        Ok(())
+    }
+
+    pub(super) fn dma_unmap(
+        &mut self,
+        device: &mut Device,
+        payload: &[u8],
+    ) -> Result<Answer, Errno> {
+        // The flag comes with a longer request; say what is missing, not that it is malformed.
+        let (request, rest): (DmaUnmap, _) = super::prefix(payload)?;
+        let flags = DmaUnmapFlags::from_bits(request.flags.get()).ok_or(Errno::INVAL)?;
+        if flags.contains(DmaUnmapFlags::GET_DIRTY_BITMAP) {
+            return Err(Errno::NOTSUP);
+        }
+        let (iova, len) = (request.address.get(), request.size.get());
+        if !rest.is_empty() || (request.argsz.get() as usize) < size_of::<DmaUnmap>() {
+            return Err(Errno::INVAL);
+        }
+        if flags.contains(DmaUnmapFlags::ALL) {
+            if iova != 0 || len != 0 {
+                return Err(Errno::INVAL);
+            }
+        } else {
+            let regions = device.map.regions();
+            let exact = regions.iter().any(|(start, region)| *start == iova && region.len() == len);
+            exact.then_some(()).ok_or(Errno::NOENT)?;
+        }
+        // Clients send several unmaps and then wait for all replies: they must not each wait for
+        // the deadline in turn.
+        self.resume_unmap(device, Unmap { request, removed: None }, self.stuck)
+    }
+
+    /// Waits until the function is quiet, takes the memory away, and waits until nothing refers to
+    /// it. At the deadline an unmap that has not taken anything away has changed nothing; one that
+    /// has leaves the memory unmapped and says so with an error, since the function still holds it.
+    pub(super) fn resume_unmap(
+        &mut self,
+        device: &mut Device,
+        mut unmap: Unmap,
+        expired: bool,
+    ) -> Result<Answer, Errno> {
+        if unmap.removed.is_none() && device.function.quiesce() {
+            unmap.removed = Some(self.remove(device, &unmap.request)?);
+        }
+        let idle = |removed: &Vec<Removed>| removed.iter().all(Removed::is_idle);
+        match &unmap.removed {
+            Some(removed) if idle(removed) => {
+                self.stuck = false;
+                device.kick();
+                Ok(Answer::Reply(unmap.request.as_bytes().to_vec()))
+            }
+            _ if expired => {
+                self.stuck = true;
+                device.kick();
+                Err(Errno::BUSY)
+            }
+            _ => Ok(Answer::Later(Waiting::Unmap(unmap))),
+        }
+    }
+
+    fn remove(&mut self, device: &mut Device, request: &DmaUnmap) -> Result<Vec<Removed>, Errno> {
+        let (iova, len) = (request.address.get(), request.size.get());
+        let gone: u64 = device
+            .map
+            .regions()
+            .iter()
+            .filter(|(start, region)| !region.is_remote() && (len == 0 || *start == iova))
+            .map(|(_, region)| region.len())
+            .sum();
+        let removed = match len {
+            0 => device.map.clear(),
+            _ => vec![device.map.remove(iova, len).map_err(|_| Errno::NOENT)?],
+        };
+        self.mapped_bytes = self.mapped_bytes.saturating_sub(gone);
+        self.cost += self.live.mapped(&device.map) / REGIONS_PER_COST;
+        Ok(removed)
+    }
+}
+
+fn check_map(request: &DmaMap, files: usize) -> Result<Permissions, Errno> {
+    let flags = DmaMapFlags::from_bits(request.flags.get()).ok_or(Errno::INVAL)?;
+    let permissions = Permissions {
+        read: flags.contains(DmaMapFlags::READ),
+        write: flags.contains(DmaMapFlags::WRITE),
+    };
+    let (iova, len, offset) = (request.address.get(), request.size.get(), request.offset.get());
+    // A descriptor that can only be read and written by file I/O would block.
+    let file_only = flags.contains(DmaMapFlags::FILE_IO) && !flags.contains(DmaMapFlags::MMAP);
+    if file_only && files > 0 {
+        return Err(Errno::NOTSUP);
+    }
+    let aligned = [iova, len, offset].iter().all(|value| value.is_multiple_of(PAGE_SIZE));
+    let sound = (request.argsz.get() as usize) >= size_of::<DmaMap>()
+        && (permissions.read || permissions.write)
+        && files <= 1
+        && !(flags.contains(DmaMapFlags::MMAP) && files == 0)
+        && len > 0
+        && aligned
+        && iova.checked_add(len).is_some()
+        && offset.checked_add(len).is_some();
+    sound.then_some(permissions).ok_or(Errno::INVAL)
+}
+
+/// Memory, and enough of it for a map that ends at `end`. Past its end a file faults; one of huge
+/// pages grows instead, by pages that the client does not see: SPDK's initiator maps many such files
+/// by the descriptor of the first one, unless it is told to use a single file.
+fn check_file(file: &OwnedFd, end: u64) -> Result<(), Errno> {
+    let found = rustix::fs::fstatfs(file)?;
+    let kind = found.f_type as u64 & 0xffff_ffff;
+    let size = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
+    // The rest of the last page is there, whatever the file's size.
+    let fits = end <= size.next_multiple_of(PAGE_SIZE);
+    (fits && MEMORY_FILE_SYSTEMS.contains(&kind)).then_some(()).ok_or(Errno::INVAL)
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::INVAL)
+}

@@ -1,0 +1,103 @@
+//! What the device is: `VFIO_USER_DEVICE_GET_INFO`, `VFIO_USER_DEVICE_GET_REGION_INFO`,
+//! `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use slipway_vfio_user_spec::{
+    CapabilityHeader, DeviceFlags, DeviceInfo, RegionFlags, RegionInfo, RegionIoFds, SparseArea,
+    SparseHeader, U16, U32, U64, capability, irq, region,
+};
+use zerocopy::IntoBytes;
+
+use super::{Answer, Session, exactly, prefix};
+use crate::device::Device;
+
+/// Bytes of configuration space: PCI Express's.
+pub(super) const CONFIG_SIZE: u64 = 4096;
+
+impl Session {
+    pub(super) fn device_info(&self, payload: &[u8]) -> Result<Answer, Errno> {
+        let request: DeviceInfo = exactly(payload)?;
+        let size = size_of::<DeviceInfo>() as u32;
+        if request.argsz.get() < size {
+            return Err(Errno::INVAL);
+        }
+        self.live.stamp_first(&self.live.attached_at);
+        let reply = DeviceInfo {
+            argsz: U32::new(size),
+            flags: U32::new((DeviceFlags::RESET | DeviceFlags::PCI).bits()),
+            num_regions: U32::new(region::COUNT),
+            num_irqs: U32::new(irq::COUNT),
+        };
+        Ok(Answer::Reply(reply.as_bytes().to_vec()))
+    }
+}
+
+pub(super) fn region_info(device: &Device, payload: &[u8]) -> Result<Answer, Errno> {
+    // Clients ask with a buffer as large as the reply may be (SPDK does): what follows is theirs.
+    let (request, _): (RegionInfo, _) = prefix(payload)?;
+    let (room, index) = (request.argsz.get() as usize, request.index.get());
+    let plain = size_of::<RegionInfo>();
+    if room < plain || index >= region::COUNT {
+        return Err(Errno::INVAL);
+    }
+    let size = region_size(device, index);
+    let mut flags = RegionFlags::empty();
+    if size > 0 {
+        flags = RegionFlags::READ | RegionFlags::WRITE;
+    }
+    let area = mappable(device, index)?;
+    let full = plain + area.as_ref().map_or(0, |(bytes, _)| bytes.len());
+    let mut reply = RegionInfo {
+        argsz: U32::new(full as u32),
+        index: request.index,
+        size: U64::new(size),
+        ..RegionInfo::default()
+    };
+    let fits = full <= room;
+    if area.is_some() {
+        flags |= RegionFlags::MMAP | RegionFlags::CAPS;
+        // Also when the capabilities do not fit: QEMU checks it before it looks at `argsz` and
+        // comes back with more room.
+        reply.cap_offset = U32::new(plain as u32);
+    }
+    reply.flags = U32::new(flags.bits());
+    Ok(match area {
+        Some((bytes, file)) if fits => Answer::ReplyWith([reply.as_bytes(), &bytes].concat(), file),
+        _ => Answer::Reply(reply.as_bytes().to_vec()),
+    })
+}
+
+/// Zero: there is no such region.
+pub(super) fn region_size(device: &Device, index: u32) -> u64 {
+    match index {
+        region::CONFIG => CONFIG_SIZE,
+        _ => device.bar(index).map_or(0, |bar| bar.size),
+    }
+}
+
+/// The capability that says which part of the region may be mapped, and the descriptor for it.
+fn mappable(device: &Device, index: u32) -> Result<Option<(Vec<u8>, OwnedFd)>, Errno> {
+    let mapped = device.mapped.as_ref().filter(|mapped| u32::from(mapped.bar) == index);
+    let Some(mapped) = mapped else { return Ok(None) };
+    let header = CapabilityHeader {
+        id: U16::new(capability::SPARSE_MMAP),
+        version: U16::new(1),
+        next: U32::new(0),
+    };
+    let sparse = SparseHeader { nr_areas: U32::new(1), reserved: U32::new(0) };
+    debug_assert_eq!(mapped.page.offset(), mapped.offset);
+    let area = SparseArea { offset: U64::new(mapped.offset), size: U64::new(mapped.page.len()) };
+    let file = mapped.page.file().map_err(|_| Errno::MFILE)?;
+    Ok(Some(([header.as_bytes(), sparse.as_bytes(), area.as_bytes()].concat(), file)))
+}
+
+/// No accesses by descriptors: doorbells are either messages or a mapped page.
+pub(super) fn region_io_fds(payload: &[u8]) -> Result<Answer, Errno> {
+    let request: RegionIoFds = exactly(payload)?;
+    if request.flags.get() != 0 || request.index.get() >= region::COUNT {
+        return Err(Errno::INVAL);
+    }
+    Err(Errno::NOTSUP)
+}

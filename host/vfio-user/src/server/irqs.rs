@@ -1,0 +1,131 @@
+//! Interrupts: `VFIO_USER_DEVICE_GET_IRQ_INFO` and `VFIO_USER_DEVICE_SET_IRQS`.
+//!
+//! MSI-X has as many interrupts as the function has vectors, the error and the device-request type
+//! one each (routed, never signalled); INTx and MSI have none: every driver of a function with
+//! MSI-X uses that.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use slipway_vfio_user_spec::{IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags as F, U32, irq};
+use zerocopy::IntoBytes;
+
+use super::{Answer, exactly, prefix};
+use crate::device::Device;
+use crate::interrupts::{Line, adopt};
+
+pub(super) fn info(device: &Device, payload: &[u8]) -> Result<Answer, Errno> {
+    let request: IrqInfo = exactly(payload)?;
+    let size = size_of::<IrqInfo>() as u32;
+    if request.argsz.get() < size {
+        return Err(Errno::INVAL);
+    }
+    let lines = lines(device, request.index.get())?;
+    let flags = match request.index.get() {
+        _ if lines.is_empty() => IrqInfoFlags::empty(),
+        irq::MSIX => IrqInfoFlags::EVENTFD | IrqInfoFlags::MASKABLE,
+        _ => IrqInfoFlags::EVENTFD,
+    };
+    let reply = IrqInfo {
+        argsz: U32::new(size),
+        flags: U32::new(flags.bits()),
+        index: request.index,
+        count: U32::new(lines.len() as u32),
+    };
+    Ok(Answer::Reply(reply.as_bytes().to_vec()))
+}
+
+pub(super) fn set(device: &Device, payload: &[u8], files: Vec<OwnedFd>) -> Result<Answer, Errno> {
+    let (request, booleans): (IrqSet, _) = prefix(payload)?;
+    let flags = F::from_bits(request.flags.get()).ok_or(Errno::INVAL)?;
+    let (data, action) = (flags & F::DATA, flags & F::ACTION);
+    let index = request.index.get();
+    let all = lines(device, index)?;
+    if (request.argsz.get() as usize) < size_of::<IrqSet>()
+        || data.bits().count_ones() != 1
+        || action.bits().count_ones() != 1
+        || (index != irq::MSIX && action != F::TRIGGER)
+    {
+        return Err(Errno::INVAL);
+    }
+    let (start, count) = (request.start.get() as usize, request.count.get() as usize);
+    if count == 0 {
+        return tear_down(all, start, flags, booleans, &files);
+    }
+    let end = start.checked_add(count).ok_or(Errno::INVAL)?;
+    let range = all.get(start..end).ok_or(Errno::INVAL)?;
+    let expected = if data == F::DATA_BOOL { count } else { 0 };
+    if booleans.len() != expected || (data != F::DATA_EVENTFD && !files.is_empty()) {
+        return Err(Errno::INVAL);
+    }
+    if data == F::DATA_EVENTFD {
+        return route(range, action, files);
+    }
+    for (position, line) in range.iter().enumerate() {
+        if booleans.get(position).is_none_or(|wanted| *wanted != 0) {
+            act(line, action);
+        }
+    }
+    Ok(Answer::Reply(Vec::new()))
+}
+
+/// Whether a request is about MSI-X: VMMs route the other types before any guest runs.
+pub(super) fn is_msix(payload: &[u8]) -> bool {
+    prefix::<IrqSet>(payload).is_ok_and(|(request, _)| request.index.get() == irq::MSIX)
+}
+
+/// The interrupts of a type.
+fn lines(device: &Device, index: u32) -> Result<&[Line], Errno> {
+    match index {
+        irq::INTX | irq::MSI => Ok(&[]),
+        irq::MSIX => Ok(device.sink.lines()),
+        irq::ERR => Ok(std::slice::from_ref(&device.error)),
+        irq::REQ => Ok(std::slice::from_ref(&device.request)),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// "A count (and start) of 0, with data flags of DATA_NONE disables all interrupts of the index."
+fn tear_down(
+    all: &[Line],
+    start: usize,
+    flags: F,
+    booleans: &[u8],
+    files: &[OwnedFd],
+) -> Result<Answer, Errno> {
+    if start != 0 || flags != F::DATA_NONE | F::TRIGGER || !booleans.is_empty() || !files.is_empty()
+    {
+        return Err(Errno::INVAL);
+    }
+    all.iter().for_each(Line::clear);
+    Ok(Answer::Reply(Vec::new()))
+}
+
+/// Routes a range, or takes its routes away when no descriptor came.
+fn route(range: &[Line], action: F, files: Vec<OwnedFd>) -> Result<Answer, Errno> {
+    if action != F::TRIGGER {
+        // Nothing here masks by itself, so there is nothing to tell an eventfd.
+        return Err(Errno::NOTSUP);
+    }
+    if files.is_empty() {
+        range.iter().for_each(|line| line.route(None));
+        return Ok(Answer::Reply(Vec::new()));
+    }
+    if files.len() != range.len() {
+        return Err(Errno::INVAL);
+    }
+    // All or none: what is no eventfd is found before anything changes.
+    let adopted: Option<Vec<_>> = files.into_iter().map(adopt).collect();
+    for (line, file) in range.iter().zip(adopted.ok_or(Errno::INVAL)?) {
+        line.route(Some(file));
+    }
+    Ok(Answer::Reply(Vec::new()))
+}
+
+fn act(line: &Line, action: F) {
+    match action {
+        F::MASK => line.mask(),
+        F::UNMASK => line.unmask(),
+        _ => line.signal(),
+    }
+}

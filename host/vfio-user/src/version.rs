@@ -1,0 +1,142 @@
+//! Version and capabilities (section *VFIO_USER_VERSION*).
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use slipway_vfio_user_spec as spec;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::wire::{MAX_DATA_XFER_SIZE, MAX_MSG_FDS};
+
+/// Most DMA maps of one client.
+pub(crate) const MAX_DMA_MAPS: u64 = slipway_ram::MAX_REGIONS as u64;
+/// Page sizes of DMA maps: 4 KiB and so every multiple.
+pub(crate) const PAGE_SIZE: u64 = 4096;
+
+/// What one side says of itself; what is missing has the specification's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Capabilities {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_msg_fds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_data_xfer_size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_dma_maps: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pgsizes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) write_multiple: Option<bool>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct VersionData {
+    capabilities: Capabilities,
+}
+
+/// What was agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Negotiated {
+    /// Largest count of data that the client takes.
+    pub(crate) max_xfer: usize,
+    /// `VFIO_USER_REGION_WRITE_MULTI` may be sent.
+    pub(crate) write_multiple: bool,
+}
+
+/// Answers a proposal: what was agreed on, and the reply's payload.
+///
+/// # Errors
+/// `EINVAL` for another major version or data that are not as specified: the connection ends.
+pub(crate) fn negotiate(proposal: &[u8]) -> Result<(Negotiated, Vec<u8>), Errno> {
+    let (version, data) = spec::Version::read_from_prefix(proposal).map_err(|_| Errno::INVAL)?;
+    if version.major.get() != spec::MAJOR {
+        return Err(Errno::INVAL);
+    }
+    let theirs = parse(data).ok_or(Errno::INVAL)?;
+    let max_xfer = theirs.max_data_xfer_size.unwrap_or(spec::DEFAULT_MAX_DATA_XFER_SIZE);
+    if max_xfer == 0 {
+        return Err(Errno::INVAL);
+    }
+    // "The capability list must be a subset of those proposed." Without the first two a client
+    // assumes defaults that are right or stricter than ours, so they are left out like the others.
+    let ours = Capabilities {
+        max_msg_fds: theirs.max_msg_fds.map(|_| MAX_MSG_FDS as u64),
+        max_data_xfer_size: theirs.max_data_xfer_size.map(|_| MAX_DATA_XFER_SIZE as u64),
+        max_dma_maps: theirs.max_dma_maps.map(|_| MAX_DMA_MAPS),
+        pgsizes: theirs.pgsizes.map(|_| PAGE_SIZE),
+        write_multiple: theirs.write_multiple,
+    };
+    let minor = version.minor.get().min(spec::MINOR);
+    let negotiated = Negotiated {
+        max_xfer: usize::try_from(max_xfer).unwrap_or(usize::MAX).min(MAX_DATA_XFER_SIZE),
+        write_multiple: theirs.write_multiple == Some(true),
+    };
+    Ok((negotiated, encode(minor, ours)))
+}
+
+/// A version structure with data, as a proposal or a reply.
+pub(crate) fn encode(minor: u16, capabilities: Capabilities) -> Vec<u8> {
+    let version =
+        spec::Version { major: spec::U16::new(spec::MAJOR), minor: spec::U16::new(minor) };
+    let mut bytes = version.as_bytes().to_vec();
+    // Numbers and booleans under fixed names: this cannot fail, and without data it is valid too.
+    bytes.extend(serde_json::to_vec(&VersionData { capabilities }).unwrap_or_default());
+    bytes.push(0);
+    bytes
+}
+
+/// Version data: nothing, or one NUL-terminated JSON text.
+pub(crate) fn parse(data: &[u8]) -> Option<Capabilities> {
+    if data.is_empty() {
+        return Some(Capabilities::default());
+    }
+    let (last, text) = data.split_last()?;
+    if *last != 0 || text.contains(&0) {
+        return None;
+    }
+    Some(serde_json::from_slice::<VersionData>(text).ok()?.capabilities)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn proposal(major: u16, minor: u16, data: &[u8]) -> Vec<u8> {
+        let version = spec::Version { major: spec::U16::new(major), minor: spec::U16::new(minor) };
+        [version.as_bytes(), data].concat()
+    }
+
+    #[test]
+    fn a_reply_holds_only_what_was_proposed() {
+        let (agreed, reply) =
+            negotiate(&proposal(0, 0, b"{\"capabilities\":{\"max_msg_fds\":8}}\0")).unwrap();
+        assert_eq!(agreed, Negotiated { max_xfer: 1 << 20, write_multiple: false });
+        assert_eq!(reply, proposal(0, 0, b"{\"capabilities\":{\"max_msg_fds\":16}}\0"));
+    }
+
+    #[test]
+    fn a_newer_minor_version_gets_ours_and_data_are_optional() {
+        let (_, reply) = negotiate(&proposal(0, 77, b"")).unwrap();
+        assert_eq!(reply, proposal(0, 1, b"{\"capabilities\":{}}\0"));
+    }
+
+    #[test]
+    fn bad_proposals_are_refused() {
+        let nested = [b"[".repeat(100_000), vec![0]].concat();
+        let cases: [&[u8]; 8] = [
+            b"{}",
+            b"\0\0",
+            b"{\0",
+            b"{\"capabilities\":7}\0",
+            b"{\"capabilities\":{\"max_msg_fds\":-1}}\0",
+            b"{\"capabilities\":{\"max_data_xfer_size\":0}}\0",
+            b"\xff\0",
+            &nested,
+        ];
+        for data in cases {
+            assert_eq!(negotiate(&proposal(0, 1, data)), Err(Errno::INVAL));
+        }
+        assert_eq!(negotiate(&proposal(1, 0, b"")), Err(Errno::INVAL));
+        assert_eq!(negotiate(&[0, 0, 0]), Err(Errno::INVAL));
+    }
+}

@@ -1,0 +1,304 @@
+//! Messages on a nonblocking stream socket: framing, descriptors, a bounded output queue.
+//!
+//! A message is received in two kinds of reads, the header first and then the payload, never past
+//! the message's end: descriptors come with a byte of the stream, and so the ones that come with a
+//! read belong to the message that the read is for.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use slipway_vfio_user_spec::{HEADER_LEN, Header};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Most descriptors that are taken with one message. QEMU refuses servers that say more than 16.
+pub(crate) const MAX_MSG_FDS: usize = 16;
+/// Largest count of data in one message.
+pub(crate) const MAX_DATA_XFER_SIZE: usize = 1 << 20;
+/// Largest message: the data and the structures before them.
+pub(crate) const MAX_MESSAGE: usize = MAX_DATA_XFER_SIZE + 4096;
+/// The payload's buffer grows with what arrives, by at most this much ahead of it.
+const READ_AHEAD: usize = 64 << 10;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum End {
+    #[error("the client hung up")]
+    Closed,
+    #[error("{0}")]
+    Broken(&'static str),
+    #[error("the socket failed: {0}")]
+    Socket(#[from] Errno),
+}
+
+/// A whole message.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) header: Header,
+    pub(crate) payload: Vec<u8>,
+    /// At most [`MAX_MSG_FDS`].
+    pub(crate) files: Vec<OwnedFd>,
+    /// More descriptors came than are taken; they were closed.
+    pub(crate) excess: bool,
+}
+
+/// A message on its way out.
+struct Out {
+    bytes: Vec<u8>,
+    sent: usize,
+    file: Option<OwnedFd>,
+}
+
+/// One end of a connection.
+pub(crate) struct Wire {
+    socket: OwnedFd,
+    /// Bytes of `header` that are here.
+    got: usize,
+    header: [u8; HEADER_LEN],
+    /// Payload as far as it is here, once the header is.
+    payload: Vec<u8>,
+    files: Vec<OwnedFd>,
+    excess: bool,
+    out: VecDeque<Out>,
+    out_bytes: usize,
+    max_out_bytes: usize,
+}
+
+impl Wire {
+    /// On a connected socket; calls never block, whatever the socket's own mode is.
+    pub(crate) fn new(socket: OwnedFd, max_out_bytes: usize) -> Self {
+        Self {
+            socket,
+            got: 0,
+            header: [0; HEADER_LEN],
+            payload: Vec::new(),
+            files: Vec::new(),
+            excess: false,
+            out: VecDeque::new(),
+            out_bytes: 0,
+            max_out_bytes,
+        }
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether something waits to be sent.
+    pub(crate) fn has_output(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// The next message, or None when it is not all here yet.
+    pub(crate) fn receive(&mut self) -> Result<Option<Message>, End> {
+        while self.got < HEADER_LEN {
+            let Some(count) = self.read_header()? else { return Ok(None) };
+            self.got += count;
+        }
+        let want = self.payload_len()?;
+        while self.payload.len() < want {
+            if !self.read_payload(want)? {
+                return Ok(None);
+            }
+        }
+        self.got = 0;
+        Ok(Some(Message {
+            header: Header::read_from_bytes(&self.header).unwrap_or_default(),
+            payload: std::mem::take(&mut self.payload),
+            files: std::mem::take(&mut self.files),
+            excess: std::mem::take(&mut self.excess),
+        }))
+    }
+
+    /// Bytes after the header. A size that cannot be leaves the stream without a next message.
+    fn payload_len(&self) -> Result<usize, End> {
+        let header = Header::read_from_bytes(&self.header).unwrap_or_default();
+        let size = header.size.get() as usize;
+        if size > MAX_MESSAGE {
+            return Err(End::Broken("a message larger than the limit"));
+        }
+        size.checked_sub(HEADER_LEN).ok_or(End::Broken("a message shorter than its header"))
+    }
+
+    fn read_header(&mut self) -> Result<Option<usize>, End> {
+        let into = &mut self.header[self.got..];
+        let whole = self.got == 0;
+        read(self.socket.as_fd(), into, &mut self.files, &mut self.excess, whole)
+    }
+
+    /// False: nothing more is here.
+    fn read_payload(&mut self, want: usize) -> Result<bool, End> {
+        let start = self.payload.len();
+        self.payload.resize(want.min(start + READ_AHEAD), 0);
+        let into = &mut self.payload[start..];
+        let outcome = read(self.socket.as_fd(), into, &mut self.files, &mut self.excess, false);
+        let count = outcome.as_ref().ok().copied().flatten();
+        self.payload.truncate(start + count.unwrap_or(0));
+        Ok(outcome?.is_some())
+    }
+
+    /// Sends a message, or queues what the socket does not take.
+    ///
+    /// # Errors
+    /// [`End`], also when more would be queued than is allowed.
+    pub(crate) fn send(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        file: Option<OwnedFd>,
+    ) -> Result<(), End> {
+        let mut sent = 0;
+        let mut file = file;
+        if self.out.is_empty() {
+            let files = file.as_ref().map(AsFd::as_fd);
+            sent = self.send_now(header, payload, files.as_slice())?;
+            if sent > 0 {
+                file = None;
+            }
+        }
+        self.queue(header, payload, sent, file)
+    }
+
+    /// As [`Wire::send`], with any number of descriptors, which cannot be queued: the socket must
+    /// take the beginning of the message at once.
+    ///
+    /// # Errors
+    /// [`End`].
+    pub(crate) fn send_with(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), End> {
+        if files.is_empty() {
+            return self.send(header, payload, None);
+        }
+        let sent = if self.out.is_empty() { self.send_now(header, payload, files)? } else { 0 };
+        if sent == 0 {
+            return Err(End::Broken("the socket is full"));
+        }
+        self.queue(header, payload, sent, None)
+    }
+
+    fn send_now(
+        &self,
+        header: &Header,
+        payload: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<usize, End> {
+        let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(payload)];
+        write(self.socket.as_fd(), &parts, files)
+    }
+
+    /// Queues what comes after the first `sent` bytes of a message.
+    fn queue(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        sent: usize,
+        file: Option<OwnedFd>,
+    ) -> Result<(), End> {
+        let left = HEADER_LEN + payload.len() - sent;
+        if left == 0 {
+            return Ok(());
+        }
+        if self.out_bytes.saturating_add(left) > self.max_out_bytes {
+            return Err(End::Broken("the client does not read its replies"));
+        }
+        self.out_bytes += left;
+        let mut bytes = Vec::with_capacity(left);
+        let split = sent.min(HEADER_LEN);
+        bytes.extend_from_slice(&header.as_bytes()[split..]);
+        bytes.extend_from_slice(&payload[sent - split..]);
+        self.out.push_back(Out { bytes, sent: 0, file });
+        Ok(())
+    }
+
+    /// Sends what is queued as far as the socket takes it. Whether nothing is left.
+    pub(crate) fn flush(&mut self) -> Result<bool, End> {
+        while let Some(next) = self.out.front_mut() {
+            let parts = [IoSlice::new(&next.bytes[next.sent..])];
+            let files = next.file.as_ref().map(AsFd::as_fd);
+            let count = write(self.socket.as_fd(), &parts, files.as_slice())?;
+            if count == 0 {
+                return Ok(false);
+            }
+            next.file = None;
+            next.sent += count;
+            self.out_bytes -= count;
+            if next.sent == next.bytes.len() {
+                self.out.pop_front();
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Reads once. None: nothing is here. `boundary`: an end of the stream is a proper one.
+fn read(
+    socket: BorrowedFd<'_>,
+    into: &mut [u8],
+    files: &mut Vec<OwnedFd>,
+    excess: &mut bool,
+    boundary: bool,
+) -> Result<Option<usize>, End> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = loop {
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::CONNRESET) => return Err(End::Closed),
+            Err(error) => return Err(error.into()),
+            Ok(received) => break received,
+        }
+    };
+    *excess |= received.flags.contains(ReturnFlags::CTRUNC);
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            for file in more {
+                // Those that are not kept are closed here.
+                if files.len() < MAX_MSG_FDS {
+                    files.push(file);
+                } else {
+                    *excess = true;
+                }
+            }
+        }
+    }
+    match received.bytes {
+        0 if boundary => Err(End::Closed),
+        0 => Err(End::Broken("the client hung up within a message")),
+        count => Ok(Some(count)),
+    }
+}
+
+/// Writes once. Zero: the socket takes nothing now.
+fn write(
+    socket: BorrowedFd<'_>,
+    parts: &[IoSlice<'_>],
+    files: &[BorrowedFd<'_>],
+) -> Result<usize, End> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(End::Broken("more descriptors than a message takes"));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    loop {
+        match rustix::net::sendmsg(socket, parts, &mut control, flags) {
+            Ok(count) => return Ok(count),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(0),
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(End::Closed),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+use std::os::fd::AsFd;
+
+use slipway_vfio_user::RegionKind;
+use slipway_vfio_user::testing::{DONE, FAULT};
+
+use crate::common::*;
+
+/// Has the function copy and gives its status.
+pub fn copy(raw: &mut Raw, from: u64, to: u64, len: u32) -> u32 {
+    for (offset, value) in [(0x40, from), (0x48, to)] {
+        let payload = [access(0, offset, 8).as_bytes(), &value.to_le_bytes()].concat();
+        raw.call(Command::RegionWrite, &payload).ok();
+    }
+    raw.write_u32(0x50, len);
+    raw.write_u32(0x54, 1);
+    raw.read_u32(0x54)
+}
+
+#[test]
+fn the_device_reaches_what_is_mapped_and_nothing_else() {
+    let served = serve();
+    let mut raw = served.client();
+    let guest = memory(0x4000);
+    pwrite(&guest, 0x1000, b"payload");
+    raw.map(0x10_0000, 0x4000, guest.as_fd()).ok();
+    assert_eq!(copy(&mut raw, 0x10_1000, 0x10_3000, 7), DONE);
+    assert_eq!(pread(&guest, 0x3000, 7), b"payload");
+    assert_eq!(copy(&mut raw, 0x10_1000, 0x10_3ffc, 7), FAULT, "past the end");
+    assert_eq!(copy(&mut raw, 0, 0x10_3000, 7), FAULT);
+    let stats = served.control.stats();
+    let region = stats.regions[0];
+    assert_eq!((region.iova, region.len, region.kind), (0x10_0000, 0x4000, RegionKind::Mapped));
+    assert!(stats.dma_map_ns > 0);
+    assert_eq!(stats.first_dma_map_at, stats.last_dma_map_at);
+}
+
+#[test]
+fn rights_and_offsets_hold() {
+    let served = serve();
+    let mut raw = served.client();
+    let guest = memory(0x3000);
+    pwrite(&guest, 0x1000, b"readable");
+    let mut readable = dma_map(0, 0x1000);
+    readable.flags = U32::new(1);
+    readable.offset = U64::new(0x1000);
+    raw.call_with(Command::DmaMap, readable.as_bytes(), &[guest.as_fd()]).ok();
+    let mut writable = dma_map(0x1000, 0x1000);
+    writable.flags = U32::new(2);
+    writable.offset = U64::new(0x2000);
+    raw.call_with(Command::DmaMap, writable.as_bytes(), &[guest.as_fd()]).ok();
+    assert_eq!(copy(&mut raw, 0, 0x1000, 8), DONE);
+    assert_eq!(pread(&guest, 0x2000, 8), b"readable");
+    assert_eq!(copy(&mut raw, 0, 0, 8), FAULT);
+    assert_eq!(copy(&mut raw, 0x1000, 0x1000, 8), FAULT);
+}
+
+#[test]
+fn memory_that_is_taken_away_is_the_clients_fault_alone() {
+    let served = serve();
+    let mut raw = served.client();
+    let file = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 0x2000).unwrap();
+    raw.map(0, 0x2000, file.as_fd()).ok();
+    assert_eq!(served.control.stats().regions[0].kind, RegionKind::Guarded);
+    assert_eq!(copy(&mut raw, 0, 0x1000, 64), DONE);
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    assert_eq!(copy(&mut raw, 0, 0x1000, 64), FAULT);
+    assert!(raw.is_alive());
+}
+
+#[test]
+fn bad_requests_are_refused() {
+    let served = serve_with(|config| config.max_dma_bytes = 1 << 30);
+    let mut raw = served.client();
+    let guest = memory(0x2000);
+    raw.map(0x1000, 0x2000, guest.as_fd()).ok();
+    let mut case = |what: &str, errno, change: &dyn Fn(&mut spec::DmaMap)| {
+        let mut request = dma_map(0x10_0000, 0x1000);
+        change(&mut request);
+        let reply = raw.call_with(Command::DmaMap, request.as_bytes(), &[guest.as_fd()]);
+        assert_eq!(reply.err(), errno, "{what}");
+    };
+    case("argsz", Errno::INVAL, &|r| r.argsz = U32::new(31));
+    case("no right", Errno::INVAL, &|r| r.flags = U32::new(0));
+    case("unknown flag", Errno::INVAL, &|r| r.flags = U32::new(0x13));
+    case("file I/O only", Errno::NOTSUP, &|r| r.flags = U32::new(0xb));
+    case("empty", Errno::INVAL, &|r| r.size = U64::new(0));
+    case("address unaligned", Errno::INVAL, &|r| r.address = U64::new(0x10_0800));
+    case("size unaligned", Errno::INVAL, &|r| r.size = U64::new(0x1001));
+    case("offset unaligned", Errno::INVAL, &|r| r.offset = U64::new(1));
+    case("address wraps", Errno::INVAL, &|r| r.address = U64::new(!0xfff));
+    case("size wraps", Errno::INVAL, &|r| r.size = U64::new(!0xfff));
+    case("offset wraps", Errno::INVAL, &|r| r.offset = U64::new(!0xfff));
+    case("starts past the file", Errno::INVAL, &|r| r.offset = U64::new(0x2000));
+    case("ends past the file", Errno::INVAL, &|r| r.size = U64::new(0x3000));
+    case("same range", Errno::EXIST, &|r| {
+        (r.address, r.size) = (U64::new(0x1000), U64::new(0x2000));
+    });
+    case("overlaps the end", Errno::EXIST, &|r| r.address = U64::new(0x2000));
+    case("huge", Errno::NOMEM, &|r| r.size = U64::new(1 << 40));
+    for bad in [&[0; 31][..], &[0; 33], &[]] {
+        assert_eq!(raw.call(Command::DmaMap, bad).err(), Errno::INVAL);
+    }
+    assert_eq!(served.control.stats().regions.len(), 1);
+}
+
+#[test]
+fn a_file_may_end_within_the_last_page() {
+    let served = serve();
+    let mut raw = served.client();
+    let guest = memory(0x1800);
+    raw.map(0, 0x2000, guest.as_fd()).ok();
+    assert_eq!(copy(&mut raw, 0, 0x1000, 64), DONE);
+}
+
+#[test]
+fn only_memory_is_mapped() {
+    let served = serve();
+    let mut raw = served.client();
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    let proc = std::fs::File::open("/proc/self/maps").unwrap();
+    let interrupt = event();
+    for file in
+        [pipe.as_fd(), proc.as_fd(), interrupt.as_fd(), raw.socket.try_clone().unwrap().as_fd()]
+    {
+        assert_eq!(raw.map(0, 0x1000, file).err(), Errno::INVAL);
+    }
+    let guest = memory(0x1000);
+    let two = [guest.as_fd(), guest.as_fd()];
+    let reply = raw.call_with(Command::DmaMap, dma_map(0, 0x1000).as_bytes(), &two);
+    assert_eq!(reply.err(), Errno::INVAL);
+    use rustix::fs::SealFlags;
+    rustix::fs::fcntl_add_seals(&guest, SealFlags::FUTURE_WRITE).unwrap();
+    assert_eq!(raw.map(0, 0x1000, guest.as_fd()).err(), Errno::PERM);
+}
+
+#[test]
+fn the_number_of_maps_is_bounded() {
+    let served = serve();
+    let mut raw = served.client();
+    let mut mapped = 0u64;
+    loop {
+        // Read-only and without a descriptor: cheap to make.
+        let mut request = dma_map(mapped * 0x1000, 0x1000);
+        request.flags = U32::new(1);
+        let reply = raw.call(Command::DmaMap, request.as_bytes());
+        if reply.header.errno().is_some() {
+            assert_eq!(reply.err(), Errno::NOSPC);
+            break;
+        }
+        mapped += 1;
+        assert!(mapped < 10_000);
+    }
+    assert_eq!(mapped, 4096);
+}

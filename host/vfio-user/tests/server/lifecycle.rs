@@ -1,0 +1,125 @@
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::Ordering;
+
+use slipway_vfio_user::testing::{DOORBELLS, FAULT, Scratch};
+use slipway_vfio_user::{Endpoint, EndpointParts};
+
+use super::dma_map::copy;
+use crate::common::*;
+
+#[test]
+fn the_next_client_finds_a_fresh_function() {
+    let served = serve();
+    let mut raw = served.client();
+    let guest = memory(0x2000);
+    raw.map(0, 0x2000, guest.as_fd()).ok();
+    raw.write_u32(0x10, 77);
+    drop(raw);
+    let mut raw = served.client();
+    assert_eq!(raw.read_u32(0x10), 0);
+    assert_eq!(copy(&mut raw, 0, 0x1000, 4), FAULT);
+    assert_eq!(served.knobs.resets.load(Ordering::SeqCst), 1);
+    let stats = served.control.stats();
+    assert_eq!(stats.connections, 2);
+    assert_eq!(stats.last_disconnect.as_deref(), Some("the client hung up"));
+}
+
+#[test]
+fn a_second_client_is_hung_up_on() {
+    let served = serve();
+    let mut raw = served.client();
+    assert!(served.connect().try_reply().is_none());
+    assert!(raw.is_alive());
+    assert_eq!(served.control.stats().refused, 1);
+}
+
+#[test]
+fn only_the_allowed_user_is_served() {
+    let us = rustix::process::getuid().as_raw();
+    let served = serve_with(|config| config.allowed_uid = Some(us));
+    assert!(served.client().is_alive());
+    let served = serve_with(|config| config.allowed_uid = Some(us + 1));
+    assert!(served.connect().try_reply().is_none());
+    assert_eq!(served.control.stats().connections, 0);
+}
+
+#[test]
+fn closing_takes_everything_away() {
+    let served = serve();
+    let mut raw = served.client();
+    assert!(served.path.exists() && !served.control.is_closed());
+    served.control.close();
+    assert!(served.control.wait_closed(PATIENCE));
+    assert!(raw.try_reply().is_none());
+    assert!(!served.path.exists());
+    assert_eq!(std::sync::Arc::strong_count(&served.knobs), 1, "the function is dropped");
+    let served = serve();
+    served.control.close();
+    assert!(served.control.wait_closed(PATIENCE), "without a client too");
+}
+
+#[test]
+fn the_end_of_the_reactor_closes_it() {
+    let served = serve();
+    drop(served.reactor);
+    assert!(served.control.wait_closed(PATIENCE));
+    assert!(!served.path.exists());
+}
+
+#[test]
+fn the_socket_has_its_mode_and_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let inner = directory.path().join("endpoint");
+    let served = serve_with(|config| {
+        *config = Config { mode: 0o660, ..Config::in_directory(&inner) };
+    });
+    assert_eq!(served.path, inner.join("cntrl"));
+    let mode = std::fs::metadata(&served.path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    assert!(served.client().is_alive());
+    served.control.close();
+    assert!(served.control.wait_closed(PATIENCE));
+    assert!(!inner.exists(), "the directory was made for it");
+}
+
+fn endpoint(config: Config) -> std::io::Result<Endpoint> {
+    let mut parts = EndpointParts::new(&config);
+    let doorbells = parts.doorbells(DOORBELLS)?;
+    let function =
+        Scratch::new(parts.memory(), &parts.interrupts(), doorbells, std::sync::Arc::default());
+    let reactor = slipway_reactor::Reactor::spawn(slipway_reactor::Settings::default())?;
+    Endpoint::new(config, parts, Box::new(function), Vec::new(), &reactor.handle())
+}
+
+#[test]
+fn a_name_is_taken_only_from_the_dead() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let living = endpoint(Config::at(&path)).unwrap();
+    let error = endpoint(Config::at(&path)).err().unwrap();
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    assert!(error.to_string().contains("socket"), "{error}");
+    drop(living);
+    // What a killed server leaves.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    drop(endpoint(Config::at(&path)).unwrap());
+    std::fs::write(&path, "a file").unwrap();
+    assert!(endpoint(Config::at(&path)).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"a file");
+    assert!(endpoint(Config::at("x".repeat(200))).is_err());
+    assert!(endpoint(Config::at("/nonexistent/socket")).is_err());
+}
+
+#[test]
+fn the_owner_of_the_socket_can_be_set_by_root() {
+    if !rustix::process::geteuid().is_root() {
+        skipped("the_owner_of_the_socket_can_be_set_by_root", "root");
+        return;
+    }
+    use std::os::unix::fs::MetadataExt;
+    let served = serve_with(|config| config.owner = Some((1234, 4321)));
+    let found = std::fs::metadata(&served.path).unwrap();
+    assert_eq!((found.uid(), found.gid()), (1234, 4321));
+}

@@ -1,0 +1,20 @@
+//! The protocol between the host and `slipway-agent`, PID 1 of a sandbox: gRPC over one
+//! virtio-serial port. The definition with its comments is `proto/agent.proto`.
+//!
+//! This crate runs on both sides, so it uses nothing of Slipway's own.
+
+/// The version of this protocol.
+pub const PROTOCOL: u32 = 1;
+
+/// Name of the virtio-serial port: `/dev/virtio-ports/slipway.agent` in the guest.
+pub const PORT_NAME: &str = "slipway.agent";
+
+/// Metadata of an error status whose reason is the program itself: the exit status that the
+/// command line is to end with, 127 (not found) or 126 (found, cannot be executed), in decimal.
+pub const EXIT_STATUS_METADATA: &str = "slipway-exit-status";
+
+/// Messages, client and server of the agent service.
+#[allow(missing_docs, clippy::unwrap_used)] // generated; the comments are in the .proto file
+pub mod v1 {
+    tonic::include_proto!("slipway.agent.v1");
+}

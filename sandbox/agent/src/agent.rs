@@ -1,0 +1,182 @@
+//! The agent's state: containers by id, and what the host may ask of the whole sandbox.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Context;
+use slipway_agent_protocol::EXIT_STATUS_METADATA;
+use slipway_agent_protocol::v1::{CreateContainerRequest, ExecRequest, ProcessRef, StatsReply};
+use tonic::{Code, Status};
+
+use crate::container::{Container, Places, check_name, check_process};
+use crate::log;
+use crate::process::{Failure, Process};
+use crate::reaper::Reaper;
+use crate::stages::Stages;
+
+/// What ends the sandbox after a shutdown was answered.
+pub type PowerOff = Box<dyn Fn() + Send + Sync>;
+
+/// The agent.
+pub struct Agent {
+    pub places: Places,
+    pub stages: Arc<Stages>,
+    reaper: Arc<Reaper>,
+    power_off: PowerOff,
+    /// `None`: being made.
+    containers: Mutex<HashMap<String, Option<Arc<Container>>>>,
+}
+
+impl Agent {
+    /// `power_off` runs a moment after a shutdown was answered.
+    pub fn new(
+        places: Places,
+        stages: Arc<Stages>,
+        reaper: Arc<Reaper>,
+        power_off: PowerOff,
+    ) -> Self {
+        Agent { places, stages, reaper, power_off, containers: Mutex::default() }
+    }
+
+    /// Creates a container; on an error nothing of it is left.
+    pub async fn create(&self, request: CreateContainerRequest) -> Result<(), Status> {
+        check_name(&request.id).map_err(invalid)?;
+        let process = request.process.as_ref().context("no process given").map_err(invalid)?;
+        check_process(process).map_err(invalid)?;
+        let id = request.id.clone();
+        match self.containers().entry(id.clone()) {
+            Entry::Occupied(_) => {
+                return Err(Status::already_exists(format!("container {id} exists")));
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(None);
+            }
+        }
+        self.stages.modules_loaded().await;
+        let created = Container::create(&self.places, &self.reaper, request).await;
+        let mut containers = self.containers();
+        match created {
+            Ok(container) => {
+                containers.insert(id, Some(Arc::new(container)));
+                Ok(())
+            }
+            Err(failure) => {
+                containers.remove(&id);
+                Err(status(&failure))
+            }
+        }
+    }
+
+    /// Runs a container's first process.
+    pub async fn start(&self, id: &str) -> Result<u32, Status> {
+        let container = self.container(id)?;
+        if !container.main.start().await.map_err(|failure| status(&failure))? {
+            return Err(Status::failed_precondition(format!("container {id} was started before")));
+        }
+        Ok(pid(&container.main))
+    }
+
+    /// Kills and forgets a container.
+    pub async fn remove(&self, id: &str) -> Result<(), Status> {
+        let container = self.container(id)?;
+        let removed = container.remove().await;
+        self.containers().remove(id);
+        removed.map_err(|error| Status::internal(format!("removing container {id}: {error}")))
+    }
+
+    /// Sets one more process of a container up.
+    pub async fn exec(&self, request: ExecRequest) -> Result<u32, Status> {
+        let process = request.process.clone().unwrap_or_default();
+        let container = self.container(&process.container_id)?;
+        check_name(&process.exec_id).map_err(invalid)?;
+        let spec = request.spec.as_ref().context("no process given").map_err(invalid)?;
+        check_process(spec).map_err(invalid)?;
+        if container.has_exec(&process.exec_id) {
+            return Err(Status::already_exists(format!("exec {} exists", process.exec_id)));
+        }
+        let exec = container.exec(&self.places, &self.reaper, request).await;
+        let exec = Arc::new(exec.map_err(|failure| status(&failure))?);
+        let pid = pid(&exec);
+        container.add_exec(process.exec_id, exec);
+        Ok(pid)
+    }
+
+    /// The container `id`, once it is made.
+    pub fn container(&self, id: &str) -> Result<Arc<Container>, Status> {
+        match self.containers().get(id) {
+            Some(Some(container)) => Ok(container.clone()),
+            Some(None) => Err(Status::unavailable(format!("container {id} is being made"))),
+            None => Err(Status::not_found(format!("no container {id:?}"))),
+        }
+    }
+
+    /// The process that `reference` names.
+    pub fn process(&self, reference: &ProcessRef) -> Result<Arc<Process>, Status> {
+        let container = self.container(&reference.container_id)?;
+        container.process(&reference.exec_id).ok_or_else(|| {
+            Status::not_found(format!(
+                "no exec {:?} in container {}",
+                reference.exec_id, reference.container_id
+            ))
+        })
+    }
+
+    /// Figures of the sandbox.
+    pub fn stats(&self) -> StatsReply {
+        let containers = self.containers();
+        let processes = containers.values().flatten().map(|container| container.processes()).sum();
+        let processes: usize = processes;
+        StatsReply { processes: processes as u32, ..crate::stats::collect(&self.places.sysfs) }
+    }
+
+    /// Ends all containers, which unmounts what they had mounted, and writes everything back.
+    pub async fn shutdown(&self) {
+        let all: Vec<_> = self.containers().drain().collect();
+        // All signalled first, so that they end side by side.
+        for (_, container) in &all {
+            if let Some(container) = container {
+                let _ = container.signal_all(libc::SIGKILL as u32);
+            }
+        }
+        for (id, container) in all {
+            let Some(container) = container else { continue };
+            if let Err(error) = container.remove().await {
+                log!("removing container {id}: {error}");
+            }
+        }
+        rustix::fs::sync();
+    }
+
+    /// Ends the sandbox.
+    pub fn power_off(&self) {
+        (self.power_off)();
+    }
+
+    fn containers(&self) -> MutexGuard<'_, HashMap<String, Option<Arc<Container>>>> {
+        self.containers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn pid(process: &Process) -> u32 {
+    process.pid().as_raw_nonzero().get().unsigned_abs()
+}
+
+fn invalid(error: anyhow::Error) -> Status {
+    Status::invalid_argument(format!("{error:#}"))
+}
+
+/// A failure as gRPC says it. The program's own faults carry [`EXIT_STATUS_METADATA`].
+pub fn status(failure: &Failure) -> Status {
+    let code = match failure.exit_status {
+        crate::init::NOT_FOUND => Code::NotFound,
+        0 => Code::FailedPrecondition,
+        _ => Code::PermissionDenied,
+    };
+    let mut status = Status::new(code, failure.message.clone());
+    if failure.exit_status != 0 {
+        let value = tonic::metadata::MetadataValue::from(failure.exit_status);
+        status.metadata_mut().insert(EXIT_STATUS_METADATA, value);
+    }
+    status
+}

@@ -1,0 +1,149 @@
+//! A container's cgroup (kernel documentation, "Control Group v2"): who belongs to it, killing
+//! them all, what the out-of-memory killer did, which devices they may open.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::device_policy;
+use crate::init::VolumeSpec;
+
+/// Removing waits this long for the last process to leave.
+const LEAVE: Duration = Duration::from_secs(2);
+
+/// The directory below which containers get their cgroups.
+pub struct Hierarchy {
+    directory: PathBuf,
+    restricts_devices: bool,
+}
+
+impl Hierarchy {
+    /// Uses `directory` of a cgroup2 file system and hands what controllers there are down to it.
+    ///
+    /// # Errors
+    /// No cgroup2 at that place.
+    pub fn new(directory: &Path) -> io::Result<Hierarchy> {
+        let parent = directory.parent().unwrap_or(Path::new("/"));
+        std::fs::metadata(parent.join("cgroup.procs"))?;
+        make(directory)?;
+        for level in [parent, directory] {
+            for controller in ["+cpu", "+memory", "+pids", "+io"] {
+                // One by one: a controller that the kernel lacks must not take the others along.
+                let _ = std::fs::write(level.join("cgroup.subtree_control"), controller);
+            }
+        }
+        let restricts_devices = device_policy::is_supported();
+        Ok(Hierarchy { directory: directory.to_owned(), restricts_devices })
+    }
+
+    /// Whether the kernel has the means for [`Cgroup::restrict_devices`].
+    pub fn restricts_devices(&self) -> bool {
+        self.restricts_devices
+    }
+
+    /// Creates the cgroup of container `id`, an already checked name.
+    pub fn create(&self, id: &str) -> Result<Cgroup> {
+        let path = self.directory.join(id);
+        make(&path).with_context(|| format!("creating cgroup {}", path.display()))?;
+        Ok(Cgroup(path))
+    }
+}
+
+fn make(path: &Path) -> io::Result<()> {
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        result => result,
+    }
+}
+
+/// One container's cgroup.
+pub struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// From now on its processes may open the standard devices and `volumes` only.
+    pub fn restrict_devices(&self, volumes: &[VolumeSpec]) -> io::Result<()> {
+        device_policy::attach(&self.0, volumes)
+    }
+
+    /// Process ids, in the agent's PID namespace.
+    pub fn processes(&self) -> Vec<i32> {
+        let list = std::fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        list.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Kills every process, those below included.
+    pub fn kill(&self) -> io::Result<()> {
+        std::fs::write(self.0.join("cgroup.kill"), "1")
+    }
+
+    /// Sends `signal` to every process that is in it now.
+    pub fn signal(&self, signal: u32) -> io::Result<()> {
+        if signal == libc::SIGKILL as u32 && self.kill().is_ok() {
+            return Ok(());
+        }
+        self.processes().into_iter().try_for_each(|pid| crate::signal::send(pid, signal))
+    }
+
+    /// Whether the out-of-memory killer chose one of its processes.
+    pub fn out_of_memory(&self) -> bool {
+        let events = std::fs::read_to_string(self.0.join("memory.events")).unwrap_or_default();
+        oom_kills(&events) > 0
+    }
+
+    /// Removes it and what its processes made below, once they are gone.
+    pub async fn remove(&self) -> io::Result<()> {
+        let deadline = tokio::time::Instant::now() + LEAVE;
+        loop {
+            match remove_tree(&self.0) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::ResourceBusy
+                        && tokio::time::Instant::now() < deadline =>
+                {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                result => return result,
+            }
+        }
+    }
+}
+
+/// The files of a cgroup directory go with it; only the directories count.
+fn remove_tree(path: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    std::fs::remove_dir(path)
+}
+
+fn oom_kills(events: &str) -> u64 {
+    let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_events() {
+        assert_eq!(oom_kills("low 0\noom 3\noom_kill 2\noom_group_kill 0\n"), 2);
+        assert_eq!(oom_kills(""), 0);
+    }
+
+    #[test]
+    fn a_directory_without_cgroup2_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Hierarchy::new(&dir.path().join("containers")).is_err());
+    }
+}

@@ -1,0 +1,271 @@
+//! Containers and their processes.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use slipway_agent_protocol::v1::{
+    BlockDevice, CreateContainerRequest, ExecRequest, ProcessSpec, Volume,
+};
+
+use crate::cgroup::{Cgroup, Hierarchy};
+use crate::init::{ContainerSpec, InitSpec, VolumeSpec};
+use crate::log;
+use crate::nvme;
+use crate::process::{Failure, Process};
+use crate::reaper::Reaper;
+
+/// A killed process is gone within this time, unless it hangs in a device.
+const KILL: Duration = Duration::from_secs(10);
+
+/// Ended execs whose status somebody may still ask for.
+const KEPT_EXECS: usize = 64;
+
+/// Where the parts of the machine are.
+pub struct Places {
+    /// The program that a process's first stage runs: this one.
+    pub program: PathBuf,
+    /// An existing directory on which containers build their roots, each in its own namespace.
+    pub base: PathBuf,
+    /// sysfs.
+    pub sysfs: PathBuf,
+    /// Cgroups; `None` on a kernel without cgroup2.
+    pub hierarchy: Option<Hierarchy>,
+}
+
+impl Places {
+    /// Without a device policy CAP_MKNOD would open every device, so containers do without it.
+    fn restricts_devices(&self) -> bool {
+        self.hierarchy.as_ref().is_some_and(Hierarchy::restricts_devices)
+    }
+}
+
+/// A created container.
+pub struct Container {
+    /// Its first process.
+    pub main: Arc<Process>,
+    /// Its cgroup, where the kernel has cgroup2.
+    pub cgroup: Option<Cgroup>,
+    execs: Mutex<HashMap<String, Arc<Process>>>,
+}
+
+impl Container {
+    /// Builds the container; its first process waits for [`Process::start`].
+    pub async fn create(
+        places: &Places,
+        reaper: &Arc<Reaper>,
+        request: CreateContainerRequest,
+    ) -> Result<Container, Failure> {
+        let process = request.process.context("no process given")?;
+        let root = request.root.context("no root file system given")?;
+        let volumes = volumes(places, &request.volumes).await?;
+        let volatile = match &root.volatile_layer {
+            Some(device) => Some(nvme::find(&places.sysfs, device).await?),
+            None => None,
+        };
+        let image = root.image.context("no image given")?;
+        let cgroup = match &places.hierarchy {
+            Some(hierarchy) => Some(hierarchy.create(&request.id)?),
+            None => None,
+        };
+        let mut spec = InitSpec {
+            process: Some(process),
+            privileged: request.privileged,
+            drop_mknod: !places.restricts_devices(),
+            cgroup: cgroup_path(cgroup.as_ref()),
+            container: Some(ContainerSpec {
+                base: utf8(&places.base)?,
+                image: Some(nvme::find(&places.sysfs, &image).await?),
+                volatile,
+                read_only: root.read_only,
+                volumes,
+                hostname: request.hostname,
+            }),
+            join: 0,
+        };
+        let main = Process::prepare(&places.program, reaper, &spec).await;
+        let main = match main {
+            Ok(main) => main,
+            Err(failure) => {
+                discard(cgroup).await;
+                return Err(failure);
+            }
+        };
+        let container = Container { main: Arc::new(main), cgroup, execs: Mutex::default() };
+        // Not before: the first process had the root's devices to open.
+        if !request.privileged
+            && places.restricts_devices()
+            && let Some(cgroup) = &container.cgroup
+        {
+            let volumes = spec.container.take().map(|spec| spec.volumes).unwrap_or_default();
+            if let Err(error) = cgroup.restrict_devices(&volumes) {
+                container.kill().await;
+                discard(container.cgroup).await;
+                return Err(anyhow!(error).context("restricting devices").into());
+            }
+        }
+        Ok(container)
+    }
+
+    /// Sets one more process up; it waits for [`Process::start`].
+    pub async fn exec(
+        &self,
+        places: &Places,
+        reaper: &Arc<Reaper>,
+        request: ExecRequest,
+    ) -> Result<Process, Failure> {
+        if !self.main.is_alive() {
+            return Err(anyhow!("the container is not running").into());
+        }
+        let spec = InitSpec {
+            process: Some(request.spec.context("no process given")?),
+            privileged: request.privileged,
+            drop_mknod: !places.restricts_devices(),
+            cgroup: cgroup_path(self.cgroup.as_ref()),
+            container: None,
+            join: self.main.pid().as_raw_nonzero().get(),
+        };
+        Process::prepare(&places.program, reaper, &spec).await
+    }
+
+    /// A process by its exec id; the first one for "".
+    pub fn process(&self, exec_id: &str) -> Option<Arc<Process>> {
+        match exec_id {
+            "" => Some(self.main.clone()),
+            id => self.execs().get(id).cloned(),
+        }
+    }
+
+    /// Whether an exec of that id is known.
+    pub fn has_exec(&self, id: &str) -> bool {
+        self.execs().contains_key(id)
+    }
+
+    /// Registers an exec; forgets some that ended long ago.
+    pub fn add_exec(&self, id: String, process: Arc<Process>) {
+        let mut execs = self.execs();
+        if execs.values().filter(|process| !process.is_alive()).count() >= KEPT_EXECS {
+            execs.retain(|_, process| process.is_alive());
+        }
+        execs.insert(id, process);
+    }
+
+    /// Sends `signal` to every process.
+    pub fn signal_all(&self, signal: u32) -> std::io::Result<()> {
+        match &self.cgroup {
+            Some(cgroup) => cgroup.signal(signal),
+            None => self.main.signal(signal),
+        }
+    }
+
+    /// How many processes it has.
+    pub fn processes(&self) -> usize {
+        match &self.cgroup {
+            Some(cgroup) => cgroup.processes().len(),
+            None => usize::from(self.main.is_alive()),
+        }
+    }
+
+    /// Kills everything in it. Its PID namespace, and with its mount namespace every mount, ends
+    /// with the first process, which does not end before the others have.
+    pub async fn kill(&self) {
+        if let Err(error) = self.signal_all(libc::SIGKILL as u32) {
+            log!("killing a container's processes: {error}");
+        }
+        let _ = self.main.signal(libc::SIGKILL as u32);
+        if tokio::time::timeout(KILL, self.main.ended()).await.is_err() {
+            log!("process {} does not end", self.main.pid().as_raw_nonzero());
+        }
+    }
+
+    /// Kills what is left of it and removes its cgroup.
+    pub async fn remove(&self) -> std::io::Result<()> {
+        self.kill().await;
+        match &self.cgroup {
+            Some(cgroup) => cgroup.remove().await,
+            None => Ok(()),
+        }
+    }
+
+    fn execs(&self) -> MutexGuard<'_, HashMap<String, Arc<Process>>> {
+        self.execs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The cgroup of a container that did not come to be.
+async fn discard(cgroup: Option<Cgroup>) {
+    if let Some(cgroup) = cgroup {
+        let _ = cgroup.kill();
+        if let Err(error) = cgroup.remove().await {
+            log!("removing a cgroup: {error}");
+        }
+    }
+}
+
+fn cgroup_path(cgroup: Option<&Cgroup>) -> String {
+    cgroup.map(|cgroup| cgroup.path().display().to_string()).unwrap_or_default()
+}
+
+fn utf8(path: &std::path::Path) -> Result<String> {
+    Ok(path.to_str().context("a path that is not UTF-8")?.to_owned())
+}
+
+async fn volumes(places: &Places, volumes: &[Volume]) -> Result<Vec<VolumeSpec>> {
+    let mut specs: Vec<VolumeSpec> = Vec::with_capacity(volumes.len());
+    for volume in volumes {
+        check_name(&volume.name).context("volume")?;
+        if specs.iter().any(|other| other.name == volume.name) {
+            bail!("two volumes are named {}", volume.name);
+        }
+        let device: &BlockDevice = volume
+            .device
+            .as_ref()
+            .with_context(|| format!("volume {}: no device given", volume.name))?;
+        let device = nvme::find(&places.sysfs, device)
+            .await
+            .with_context(|| format!("volume {}", volume.name))?;
+        specs.push(VolumeSpec {
+            name: volume.name.clone(),
+            device: Some(device),
+            read_only: volume.read_only,
+            mount_point: volume.mount_point.clone(),
+        });
+    }
+    Ok(specs)
+}
+
+/// Names become file names: letters, digits, `_`, `.` and `-`, the first a letter or a digit, at
+/// most 128.
+pub fn check_name(name: &str) -> Result<()> {
+    let ordinary = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    let starts = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if !starts || name.len() > 128 || !name.bytes().all(ordinary) {
+        bail!("{name:?} is not a name");
+    }
+    Ok(())
+}
+
+/// The parts of a process's description that can be refused before anything is made.
+pub fn check_process(process: &ProcessSpec) -> Result<()> {
+    if process.args.first().is_none_or(String::is_empty) {
+        bail!("no command given");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_file_names() {
+        for name in ["a", "web-1", "0_x.y", &"a".repeat(128)] {
+            assert!(check_name(name).is_ok(), "{name}");
+        }
+        for name in ["", ".", "..", "a/b", "-a", "a b", "ä", &"a".repeat(129)] {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Descriptors of pipes and terminals under the runtime.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::task::{Context, Poll, ready};
+
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Registers `fd` with the runtime that this is called in.
+pub fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd refers to one open descriptor from now until the AsyncFd, its owner
+    // then, has deregistered and dropped it.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
+}
+
+/// A pipe's end or a terminal's master side.
+///
+/// A terminal whose other side is closed reports EIO; here that is an end of file like a pipe's.
+#[derive(Debug)]
+pub struct AsyncFile(AsyncFd<OwnedFd>);
+
+impl AsyncFile {
+    /// Makes `fd` non-blocking; must be called inside the runtime.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(AsyncFile(register(fd, Interest::READABLE | Interest::WRITABLE)?))
+    }
+
+    /// Reads what is there now, up to `buffer`'s length; `WouldBlock` when there is nothing.
+    pub fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match rustix::io::read(self.0.get_ref(), &mut *buffer) {
+                Ok(length) => return Ok(length),
+                Err(Errno::IO) => return Ok(0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Reads into `buffer` when there is something; 0 at the end.
+    pub fn poll_read(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let mut guard = ready!(self.0.poll_read_ready(context))?;
+            match self.read_now(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    /// Writes all of `bytes`, waiting for the reader as long as it takes.
+    pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let mut guard = self.0.writable().await?;
+            match rustix::io::write(self.0.get_ref(), bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(Errno::AGAIN) => guard.clear_ready(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads and drops everything up to the end.
+    pub async fn discard(&self) {
+        let mut buffer = [0; 4096];
+        while matches!(
+            std::future::poll_fn(|context| self.poll_read(context, &mut buffer)).await,
+            Ok(length) if length > 0
+        ) {}
+    }
+}
+
+impl AsFd for AsyncFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_fd()
+    }
+}

@@ -1,0 +1,108 @@
+//! Directories and files inside the container's root. All of it runs after the root was entered,
+//! so a symbolic link of a hostile image leads to another place of the same container at most.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{Mode, OFlags};
+
+/// Creates `path` (absolute) and what is missing above it, mode 0755.
+pub fn create_directory(path: &str) -> Result<()> {
+    if !path.starts_with('/') {
+        bail!("{path:?} is not an absolute path");
+    }
+    match std::fs::create_dir_all(path) {
+        Ok(()) => Ok(()),
+        Err(_) if Path::new(path).is_dir() => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("creating {path}")),
+    }
+}
+
+/// Creates the directory `path` if nothing is there; refuses a symbolic link or anything else,
+/// because a mount over it would land elsewhere.
+pub fn mount_point(path: &str) -> Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Ok(()),
+        Ok(_) => bail!("{path} of the image is not a directory"),
+        Err(_) => std::fs::create_dir(path).with_context(|| format!("creating {path}")),
+    }
+}
+
+/// Replaces the file `path` unless the image has something there that is no plain file; such a
+/// link or directory is the image's own arrangement and stays.
+pub fn replace(path: &str, content: &str) -> Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_file() => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        _ => return Ok(()),
+    }
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))
+        .with_context(|| format!("writing {path}"))?;
+    rustix::io::write(&file, content.as_bytes()).with_context(|| format!("writing {path}"))?;
+    Ok(())
+}
+
+/// Writes the image's `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf`.
+pub fn write_etc() -> Result<()> {
+    if !matches!(std::fs::symlink_metadata("/etc"), Ok(metadata) if metadata.is_dir()) {
+        if std::fs::symlink_metadata("/etc").is_ok() {
+            return Ok(());
+        }
+        std::fs::create_dir("/etc").context("creating /etc")?;
+    }
+    let uname = rustix::system::uname();
+    let hostname = uname.nodename().to_string_lossy();
+    replace("/etc/hostname", &format!("{hostname}\n"))?;
+    replace("/etc/hosts", &hosts(&hostname))?;
+    // No name server is reachable yet; an image's own list would only make lookups wait.
+    replace("/etc/resolv.conf", "")
+}
+
+fn hosts(hostname: &str) -> String {
+    let own = match hostname {
+        "" | "localhost" | "(none)" => String::new(),
+        name => format!("127.0.1.1\t{name}\n"),
+    };
+    format!(
+        "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
+         fe00::0\tip6-localnet\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n{own}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_neither_followed_nor_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(at("target"), "old").unwrap();
+        std::os::unix::fs::symlink(at("target"), at("link")).unwrap();
+        replace(&at("link"), "new").unwrap();
+        assert_eq!(std::fs::read_to_string(at("target")).unwrap(), "old");
+        replace(&at("target"), "new").unwrap();
+        assert_eq!(std::fs::read_to_string(at("target")).unwrap(), "new");
+        replace(&at("fresh"), "made").unwrap();
+        assert_eq!(std::fs::read_to_string(at("fresh")).unwrap(), "made");
+        std::os::unix::fs::symlink(dir.path(), at("dirlink")).unwrap();
+        assert!(mount_point(&at("dirlink")).is_err());
+        assert!(mount_point(&at("target")).is_err());
+        mount_point(&at("new")).unwrap();
+        mount_point(&at("new")).unwrap();
+    }
+
+    #[test]
+    fn relative_working_directories_are_refused() {
+        assert!(create_directory("a/b").is_err());
+    }
+
+    #[test]
+    fn hosts_names_the_container() {
+        assert!(hosts("web").contains("127.0.1.1\tweb\n"));
+        assert!(!hosts("localhost").contains("127.0.1.1"));
+    }
+}

@@ -1,0 +1,277 @@
+//! The container side: what runs between `fork` and the container's program.
+//!
+//! The agent starts itself again as `container-init` for every process. That program has two
+//! stages, because a process cannot move itself into a new PID namespace:
+//!
+//! 1. *outer*: joins the container's cgroup, enters the namespaces (for an exec) and clones the
+//!    inner stage (for a container: into new namespaces) as the agent's own child;
+//! 2. *inner*: mounts the root (for a container), finds the user, opens the terminal, sets limits,
+//!    says [`Report::Ready`], waits for the agent's word, drops privileges and executes.
+//!
+//! A re-executed program may allocate and use ordinary library code, which a bare fork of a
+//! process that may have threads must not. Nothing here is asynchronous.
+//!
+//! Everything is mounted in the container's own mount namespace, so the kernel unmounts it all
+//! when the container's last process ends; nothing is left to clean in the agent's.
+
+pub mod channel;
+mod credentials;
+mod dev;
+mod environment;
+mod execute;
+mod files;
+mod limits;
+mod root;
+mod terminal;
+mod user;
+mod volume;
+
+use std::io::Read;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use prost::Message;
+use rustix::process::{DumpableBehavior, Pid, PidfdFlags, pidfd_open, set_dumpable_behavior};
+use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
+use slipway_agent_protocol::v1::ProcessSpec;
+
+use channel::{Channel, Report};
+pub use terminal::size as window_size;
+
+/// First argument of the program when it runs as a container's process-to-be.
+pub const SUBCOMMAND: &str = "container-init";
+
+/// Exit status of a program that was not found, as shells and docker have it.
+pub const NOT_FOUND: u32 = 127;
+/// Exit status of a program that was found and cannot be executed.
+pub const NOT_EXECUTABLE: u32 = 126;
+
+/// What an inner stage needs to know; travels through a memfd.
+#[derive(Clone, PartialEq, Message)]
+pub struct InitSpec {
+    /// The process to run.
+    #[prost(message, optional, tag = "1")]
+    pub process: Option<ProcessSpec>,
+    /// All capabilities, no masked paths.
+    #[prost(bool, tag = "2")]
+    pub privileged: bool,
+    /// Without a device policy in the cgroup, CAP_MKNOD would open every device.
+    #[prost(bool, tag = "3")]
+    pub drop_mknod: bool,
+    /// Directory of the container's cgroup; empty where there is no cgroup2.
+    #[prost(string, tag = "4")]
+    pub cgroup: String,
+    /// Set for a container's first process.
+    #[prost(message, optional, tag = "5")]
+    pub container: Option<ContainerSpec>,
+    /// Otherwise: a process of the container to join, in the agent's PID namespace.
+    #[prost(int32, tag = "6")]
+    pub join: i32,
+}
+
+/// A container to build.
+#[derive(Clone, PartialEq, Message)]
+pub struct ContainerSpec {
+    /// An existing directory; covered by a tmpfs in the container's mount namespace.
+    #[prost(string, tag = "1")]
+    pub base: String,
+    /// The read-only image.
+    #[prost(message, optional, tag = "2")]
+    pub image: Option<Device>,
+    /// ext4 for the overlay's upper layer; absent: a tmpfs.
+    #[prost(message, optional, tag = "3")]
+    pub volatile: Option<Device>,
+    /// Mount the root read-only.
+    #[prost(bool, tag = "4")]
+    pub read_only: bool,
+    /// Block devices and file systems for the container.
+    #[prost(message, repeated, tag = "5")]
+    pub volumes: Vec<VolumeSpec>,
+    /// Empty: inherit.
+    #[prost(string, tag = "6")]
+    pub hostname: String,
+}
+
+/// A block device by its number.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Device {
+    /// Major number.
+    #[prost(uint32, tag = "1")]
+    pub major: u32,
+    /// Minor number.
+    #[prost(uint32, tag = "2")]
+    pub minor: u32,
+}
+
+/// A volume of a container.
+#[derive(Clone, PartialEq, Message)]
+pub struct VolumeSpec {
+    /// The device appears as `/dev/slipway/NAME`.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its device.
+    #[prost(message, optional, tag = "2")]
+    pub device: Option<Device>,
+    /// Neither the node nor the mount can be written.
+    #[prost(bool, tag = "3")]
+    pub read_only: bool,
+    /// Where to mount it; empty: nowhere.
+    #[prost(string, tag = "4")]
+    pub mount_point: String,
+}
+
+/// Runs `container-init CHANNEL SPEC` (two inherited descriptors). Does not return on success.
+pub fn run(mut args: impl Iterator<Item = String>) -> Result<()> {
+    let channel = Channel::new(inherited(args.next())?);
+    let spec = inherited(args.next())?;
+    // The agent's memory and descriptors are no business of the container that an exec joins.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("prctl(PR_SET_DUMPABLE)")?;
+    if let Err(error) = outer(&channel, spec) {
+        channel.report(&Report::Failed { exit_status: 0, message: format!("{error:#}") })?;
+    }
+    Ok(())
+}
+
+fn inherited(number: Option<String>) -> Result<OwnedFd> {
+    let number: i32 = number.context("missing descriptor")?.parse()?;
+    if number < 3 {
+        bail!("descriptor {number} is not one of the agent's");
+    }
+    // SAFETY: the agent passes descriptors that it opened for this process alone; nothing else
+    // in this freshly executed program owns a descriptor above 2.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(fd)
+}
+
+fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
+    let mut bytes = Vec::new();
+    std::fs::File::from(spec).read_to_end(&mut bytes).context("reading the specification")?;
+    let spec = InitSpec::decode(bytes.as_slice()).context("decoding the specification")?;
+    if !spec.cgroup.is_empty() {
+        // "0" is the writing process.
+        std::fs::write(Path::new(&spec.cgroup).join("cgroup.procs"), "0")
+            .with_context(|| format!("joining cgroup {}", spec.cgroup))?;
+    }
+    let flags = match &spec.container {
+        Some(_) => {
+            libc::CLONE_NEWNS
+                | libc::CLONE_NEWPID
+                | libc::CLONE_NEWIPC
+                | libc::CLONE_NEWUTS
+                | libc::CLONE_NEWCGROUP
+        }
+        None => {
+            join(spec.join)?;
+            0
+        }
+    };
+    match clone_sibling(flags)? {
+        Some(pid) => channel.report(&Report::Pid(pid.as_raw_nonzero().get())),
+        None => inner(channel, &spec),
+    }
+}
+
+/// Enters all namespaces of process `pid`; the PID namespace takes effect for children.
+fn join(pid: i32) -> Result<()> {
+    let pid = Pid::from_raw(pid).context("no process to join")?;
+    let fd = pidfd_open(pid, PidfdFlags::empty()).context("the container is not running")?;
+    let kinds = ThreadNameSpaceType::MOUNT
+        | ThreadNameSpaceType::PROCESS_ID
+        | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
+        | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+        | ThreadNameSpaceType::CONTROL_GROUP;
+    move_into_thread_name_spaces(fd.as_fd(), kinds).context("joining the container's namespaces")
+}
+
+/// Forks into new namespaces. The child's parent is this process's parent, the agent, so that the
+/// agent gets its exit status. `None` in the child.
+fn clone_sibling(namespaces: i32) -> Result<Option<Pid>> {
+    let flags = (namespaces | libc::CLONE_PARENT | libc::SIGCHLD) as libc::c_ulong;
+    // SAFETY: without CLONE_VM this is a fork: the child gets a copy of the address space, with a
+    // null stack it goes on with a copy of this one. This program has a single thread, so no lock
+    // of the C library or the allocator can be left held in the child.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0usize, 0usize, 0usize, 0usize) };
+    if pid < 0 {
+        return Err(anyhow!(std::io::Error::last_os_error()).context("clone"));
+    }
+    Ok(Pid::from_raw(i32::try_from(pid)?))
+}
+
+/// The inner stage; ends in the container's program or in exit.
+fn inner(channel: &Channel, spec: &InitSpec) -> ! {
+    let failure = match prepare_and_execute(channel, spec) {
+        Ok(never) => match never {},
+        Err(Failure::Setup(error)) => {
+            Report::Failed { exit_status: 0, message: format!("{error:#}") }
+        }
+        Err(Failure::Execute { exit_status, message }) => Report::Failed { exit_status, message },
+    };
+    let status = match &failure {
+        Report::Failed { exit_status, .. } if *exit_status != 0 => *exit_status as i32,
+        _ => 1,
+    };
+    // If the agent is gone there is nobody left to tell.
+    let _ = channel.report(&failure);
+    std::process::exit(status)
+}
+
+/// Why the program does not run.
+pub enum Failure {
+    /// The container could not be set up as asked.
+    Setup(anyhow::Error),
+    /// The program is missing or no program.
+    Execute {
+        /// [`NOT_FOUND`] or [`NOT_EXECUTABLE`].
+        exit_status: u32,
+        /// For the user.
+        message: String,
+    },
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Failure::Setup(error)
+    }
+}
+
+fn prepare_and_execute(
+    channel: &Channel,
+    spec: &InitSpec,
+) -> Result<std::convert::Infallible, Failure> {
+    let process = spec.process.as_ref().context("no process given")?;
+    if let Some(container) = &spec.container {
+        root::enter(container, spec.privileged)?;
+    }
+    let user = user::resolve(Path::new("/"), &process.user)?;
+    let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
+    files::create_directory(cwd).with_context(|| format!("working directory {cwd:?}"))?;
+    if spec.container.as_ref().is_some_and(|container| container.read_only) {
+        root::make_read_only()?;
+    }
+    rustix::process::chdir(cwd).with_context(|| format!("working directory {cwd:?}"))?;
+    limits::apply(&process.limits)?;
+    rustix::process::setsid().context("setsid")?;
+    let master = if process.terminal {
+        let size = terminal::size(process.rows, process.columns);
+        Some(terminal::open_terminal(size, user.uid, spec.container.is_some())?)
+    } else {
+        terminal::give_streams(&user)?;
+        None
+    };
+    let environment = environment::complete(process, &user.home);
+    let program = execute::Program::new(&process.args, &environment)?;
+    // A missing program of an exec is reported before the process counts as created.
+    if spec.container.is_none() {
+        program.find(&user)?;
+    }
+    channel.ready(master)?;
+    if !channel.wait_for_go()? {
+        // The agent is gone or gave this process up.
+        std::process::exit(1);
+    }
+    let path = program.find(&user)?;
+    credentials::drop_to(&user, spec.privileged, spec.drop_mknod)?;
+    Err(program.execute(&path))
+}

@@ -1,0 +1,194 @@
+//! The container's root: image, volatile layer, overlay, and the file systems on top of it.
+//!
+//! Mount flags and the hidden paths are those of the OCI runtime specification's Linux defaults.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change,
+    mount_remount, unmount,
+};
+
+use super::{ContainerSpec, Device, dev, files, volume};
+
+const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+
+/// Information about the machine that a container has no use for.
+const MASKED: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+];
+/// Kernel settings that are the sandbox's, not the container's.
+const READ_ONLY: &[&str] =
+    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Builds the root, makes it this process's `/` and mounts everything in it.
+pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
+    if !spec.hostname.is_empty() {
+        rustix::system::sethostname(spec.hostname.as_bytes())
+            .with_context(|| format!("hostname {:?}", spec.hostname))?;
+    }
+    // Modes below are meant exactly; the container's program gets the usual 022.
+    rustix::process::umask(Mode::empty());
+    // Nothing mounted here may reach the agent's namespace.
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .context("making mounts private")?;
+    let devices = if privileged { dev::list(Path::new("/dev"))? } else { Vec::new() };
+    pivot(&assemble(spec)?)?;
+    files::write_etc()?;
+    mount_system(privileged)?;
+    dev::populate(&devices)?;
+    for spec in &spec.volumes {
+        volume::publish(spec)?;
+    }
+    if !privileged {
+        hide()?;
+    }
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    Ok(())
+}
+
+/// Mounts image, volatile layer and overlay below a tmpfs of its own; returns the overlay.
+fn assemble(spec: &ContainerSpec) -> Result<PathBuf> {
+    let base = Path::new(&spec.base);
+    // Not NODEV: the nodes of the image and the volatile layer live here.
+    mount("tmpfs", base, "tmpfs", MountFlags::NOSUID, c"mode=0700,size=1m")
+        .with_context(|| format!("covering {}", spec.base))?;
+    let directory = |name: &str| -> Result<PathBuf> {
+        let path = base.join(name);
+        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        Ok(path)
+    };
+    let image = directory("image")?;
+    let device = spec.image.context("the root has no image")?;
+    let node = node(base, "image-device", device)?;
+    mount(&node, &image, "erofs", MountFlags::RDONLY | MountFlags::NODEV, c"")
+        .context("mounting the image (EROFS)")?;
+    let volatile = directory("volatile")?;
+    mount_volatile(spec.volatile, base, &volatile)?;
+    let root = directory("root")?;
+    let (upper, work) = (volatile.join("upper"), volatile.join("work"));
+    for path in [&upper, &work] {
+        // An upper layer that a start left half done is still the container's.
+        if !path.is_dir() {
+            std::fs::create_dir(path).with_context(|| path.display().to_string())?;
+        }
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    }
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        image.display(),
+        upper.display(),
+        work.display()
+    );
+    let options = std::ffi::CString::new(options)?;
+    mount("overlay", &root, "overlay", MountFlags::NODEV, options.as_c_str())
+        .context("mounting the overlay")?;
+    Ok(root)
+}
+
+fn mount_volatile(device: Option<Device>, base: &Path, target: &Path) -> Result<()> {
+    let Some(device) = device else {
+        return mount("tmpfs", target, "tmpfs", MountFlags::NODEV, c"mode=0755")
+            .context("mounting the volatile layer (tmpfs)");
+    };
+    let node = node(base, "volatile-device", device)?;
+    // It dies with the sandbox: nothing in it is worth waiting for a disk.
+    let options = c"nobarrier,noauto_da_alloc,noinit_itable";
+    mount(&node, target, "ext4", MountFlags::NODEV | MountFlags::NOATIME, options)
+        .context("mounting the volatile layer (ext4)")
+}
+
+fn node(base: &Path, name: &str, device: Device) -> Result<PathBuf> {
+    let path = base.join(name);
+    let number = makedev(device.major, device.minor);
+    mknodat(CWD, &path, FileType::BlockDevice, Mode::from_raw_mode(0o600), number)
+        .with_context(|| path.display().to_string())?;
+    Ok(path)
+}
+
+/// Makes `root` this mount namespace's `/`; the sandbox's root disappears from it.
+fn pivot(root: &Path) -> Result<()> {
+    rustix::process::chdir(root)?;
+    // pivot_root(2), "pivot_root(".", ".")": the old root is stacked on the new one.
+    rustix::process::pivot_root(".", ".").context("pivot_root")?;
+    unmount(".", UnmountFlags::DETACH).context("leaving the sandbox's root")?;
+    rustix::process::chdir("/")?;
+    Ok(())
+}
+
+fn mount_system(privileged: bool) -> Result<()> {
+    let read_only = if privileged { MountFlags::empty() } else { MountFlags::RDONLY };
+    files::mount_point("/proc")?;
+    mount("proc", "/proc", "proc", NO_EXEC, c"").context("mounting /proc")?;
+    files::mount_point("/sys")?;
+    mount("sysfs", "/sys", "sysfs", NO_EXEC | read_only, c"").context("mounting /sys")?;
+    // Shows the container's own cgroup as the top. Not every kernel has the directory.
+    if Path::new("/sys/fs/cgroup").is_dir() {
+        mount("cgroup2", "/sys/fs/cgroup", "cgroup2", NO_EXEC | read_only, c"")
+            .context("mounting /sys/fs/cgroup")?;
+    }
+    files::mount_point("/dev")?;
+    mount("tmpfs", "/dev", "tmpfs", MountFlags::NOSUID, c"mode=0755,size=65536k")
+        .context("mounting /dev")?;
+    let extra: [(&str, &str, &std::ffi::CStr, MountFlags); 3] = [
+        (
+            "/dev/pts",
+            "devpts",
+            c"newinstance,ptmxmode=0666,mode=0620,gid=5",
+            MountFlags::NOSUID | MountFlags::NOEXEC,
+        ),
+        ("/dev/shm", "tmpfs", c"mode=1777,size=65536k", NO_EXEC),
+        ("/dev/mqueue", "mqueue", c"", NO_EXEC),
+    ];
+    for (path, kind, options, flags) in extra {
+        files::mount_point(path)?;
+        match mount(kind, path, kind, flags, options) {
+            Ok(()) => {}
+            // A kernel without POSIX message queues.
+            Err(rustix::io::Errno::NODEV) if kind == "mqueue" => {}
+            Err(error) => bail!("mounting {path}: {error}"),
+        }
+    }
+    Ok(())
+}
+
+/// Covers [`MASKED`] paths and write-protects [`READ_ONLY`] ones, where the kernel has them.
+fn hide() -> Result<()> {
+    for path in MASKED {
+        let Ok(metadata) = std::fs::metadata(path) else { continue };
+        let covered = if metadata.is_dir() {
+            mount("tmpfs", *path, "tmpfs", MountFlags::RDONLY, c"size=0,nr_inodes=1")
+        } else {
+            mount_bind("/dev/null", *path)
+        };
+        covered.with_context(|| format!("masking {path}"))?;
+    }
+    for path in READ_ONLY {
+        if !Path::new(path).exists() {
+            continue;
+        }
+        mount_bind(*path, *path).with_context(|| format!("protecting {path}"))?;
+        mount_remount(*path, MountFlags::BIND | MountFlags::RDONLY | NO_EXEC, c"")
+            .with_context(|| format!("protecting {path}"))?;
+    }
+    Ok(())
+}
+
+/// Write-protects the root; what is mounted on it keeps its own state.
+pub fn make_read_only() -> Result<()> {
+    mount_remount("/", MountFlags::BIND | MountFlags::RDONLY | MountFlags::NODEV, c"")
+        .context("making the root read-only")
+}

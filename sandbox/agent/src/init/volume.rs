@@ -1,0 +1,80 @@
+//! Volumes: block devices of the container, mounted where it asks for it.
+
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FileType, makedev};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount};
+
+use super::{VolumeSpec, dev, files};
+
+/// ext4's s_magic: offset and value (kernel documentation, "ext4 Data Structures", Super Block).
+const EXT4_MAGIC: (u64, [u8; 2]) = (0x400 + 0x38, [0x53, 0xef]);
+
+/// Makes `/dev/slipway/NAME` and mounts it if it has a mount point.
+pub fn publish(volume: &VolumeSpec) -> Result<()> {
+    let path = node(volume)?;
+    if volume.mount_point.is_empty() {
+        return Ok(());
+    }
+    let at = &volume.mount_point;
+    if !holds_ext4(&path).with_context(|| format!("volume {}: reading", volume.name))? {
+        bail!(
+            "volume {name} holds no ext4 file system, so it cannot be mounted on {at}; use it \
+             without a mount point and make one: mkfs.ext4 {path}",
+            name = volume.name,
+            path = path.display(),
+        );
+    }
+    files::create_directory(at).with_context(|| format!("volume {}", volume.name))?;
+    let mut flags = MountFlags::NODEV;
+    if volume.read_only {
+        flags |= MountFlags::RDONLY;
+    }
+    mount(&path, at.as_str(), "ext4", flags, c"")
+        .with_context(|| format!("mounting volume {} on {at}", volume.name))
+}
+
+fn node(volume: &VolumeSpec) -> Result<PathBuf> {
+    let device = volume.device.with_context(|| format!("volume {}: no device", volume.name))?;
+    let directory = Path::new("/dev/slipway");
+    match rustix::fs::mkdir(directory, rustix::fs::Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error).context("making /dev/slipway"),
+    }
+    let path = directory.join(&volume.name);
+    let mode = if volume.read_only { 0o440 } else { 0o660 };
+    dev::make(&path, FileType::BlockDevice, mode, makedev(device.major, device.minor))?;
+    Ok(path)
+}
+
+fn holds_ext4(path: &Path) -> std::io::Result<bool> {
+    let mut device = std::fs::File::open(path)?;
+    let (offset, magic) = EXT4_MAGIC;
+    device.seek(SeekFrom::Start(offset))?;
+    let mut found = [0; 2];
+    match device.read_exact(&mut found) {
+        Ok(()) => Ok(found == magic),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_magic_number_decides() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(!holds_ext4(file.path()).unwrap(), "an empty volume");
+        let mut bytes = vec![0; 2048];
+        std::fs::write(file.path(), &bytes).unwrap();
+        assert!(!holds_ext4(file.path()).unwrap());
+        bytes[0x438..0x43a].copy_from_slice(&[0x53, 0xef]);
+        std::fs::write(file.path(), &bytes).unwrap();
+        assert!(holds_ext4(file.path()).unwrap());
+    }
+}

@@ -1,0 +1,209 @@
+//! The sandbox as a machine: what PID 1 of an initramfs has to do before and besides containers.
+
+use std::ffi::CStr;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, mount, mount_bind, mount_move, mount_remount};
+use rustix::system::{RebootCommand, reboot};
+use rustix::time::{ClockId, Timespec, clock_settime};
+use slipway_agent_protocol::v1::ConfigureRequest;
+
+use crate::log;
+use crate::stages::Stages;
+
+/// Where the kernel's file systems are.
+pub const SYSFS: &str = "/sys";
+/// Where containers build their roots.
+pub const BASE: &str = "/containers";
+/// Containers' cgroups.
+pub const CGROUPS: &str = "/sys/fs/cgroup/containers";
+const MODULES: &str = "/modules";
+const SELF: &str = "/run/agent";
+
+/// Writes a line to the kernel's console; a console that takes none stops nothing.
+pub fn write_log(arguments: std::fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "slipway-agent: {arguments}");
+}
+
+/// A panic in PID 1 would be a kernel panic with a useless trace: say why, then end the sandbox.
+pub fn end_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        log!("{panic}");
+        power_off();
+    }));
+}
+
+/// Mounts the kernel's file systems and makes a root that containers can pivot away from.
+pub fn mount_all() -> Result<()> {
+    // pivot_root(2) refuses to leave the initramfs itself, but does leave a mount on top of it.
+    // Everything is mounted on that, so it disappears from a container's namespace as a whole.
+    mount_bind("/", "/run").context("binding the root")?;
+    rustix::process::chdir("/run")?;
+    mount_move("/run", "/").context("moving the root")?;
+    rustix::process::chroot(".").context("entering the root")?;
+    let none = MountFlags::empty();
+    let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let all: [(&str, &str, MountFlags, &CStr); 4] = [
+        ("devtmpfs", "/dev", MountFlags::NOSUID, c"mode=0755"),
+        ("proc", "/proc", safe, c""),
+        ("sysfs", SYSFS, safe, c""),
+        ("tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV, c"mode=0755"),
+    ];
+    for (kind, path, flags, options) in all {
+        mount(kind, path, kind, flags | none, options)
+            .with_context(|| format!("mounting {path}"))?;
+    }
+    if Path::new("/sys/fs/cgroup").is_dir()
+        && let Err(error) = mount("cgroup2", "/sys/fs/cgroup", "cgroup2", safe, c"")
+    {
+        log!("no cgroup2: {error}");
+    }
+    open_console();
+    Ok(())
+}
+
+/// The kernel opens `/dev/console` for PID 1 only if the initramfs has that node.
+fn open_console() {
+    let flags = OFlags::RDWR | OFlags::NOCTTY;
+    let Ok(console) = rustix::fs::open("/dev/console", flags, Mode::empty()) else { return };
+    let _ = rustix::stdio::dup2_stdin(&console);
+    let _ = rustix::stdio::dup2_stdout(&console);
+    let _ = rustix::stdio::dup2_stderr(&console);
+}
+
+/// The agent's program through a read-only mount. A container that an exec joins could otherwise
+/// reach the program through `/proc/PID/exe` and write to it.
+pub fn read_only_program() -> Result<PathBuf> {
+    std::fs::write(SELF, "").context("making the agent's mount point")?;
+    mount_bind("/init", SELF).context("binding the agent")?;
+    mount_remount(SELF, MountFlags::BIND | MountFlags::RDONLY, c"")
+        .context("write-protecting the agent")?;
+    Ok(PathBuf::from(SELF))
+}
+
+/// Loads `/modules/NN-name.ko` in the order of their names.
+pub fn load_modules(stages: &Stages) {
+    stages.modules_begin();
+    for path in module_files(Path::new(MODULES)) {
+        if let Err(error) = load_module(&path) {
+            log!("module {}: {error}", path.display());
+        }
+    }
+    stages.modules_end();
+}
+
+fn module_files(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "ko"))
+        .collect();
+    files.sort();
+    files
+}
+
+fn load_module(path: &Path) -> io::Result<()> {
+    let file = std::fs::File::open(path)?;
+    match rustix::system::finit_module(&file, c"", 0) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Brings the loopback interface up (netdevice(7)).
+pub fn loopback_up() -> io::Result<()> {
+    let kind = rustix::net::SocketType::DGRAM;
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(rustix::net::AddressFamily::INET, kind, flags, None)?;
+    // SAFETY: all-zero bytes are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[0] = b'l' as libc::c_char;
+    request.ifr_name[1] = b'o' as libc::c_char;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    use std::os::fd::AsRawFd;
+    // SAFETY: SIOCSIFFLAGS reads one ifreq, which `request` is.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Applies the host's settings: name, clock, random seed.
+pub fn configure(request: &ConfigureRequest) -> Result<()> {
+    if !request.hostname.is_empty() {
+        rustix::system::sethostname(request.hostname.as_bytes())
+            .with_context(|| format!("hostname {:?}", request.hostname))?;
+    }
+    if request.realtime_ns != 0 {
+        let time = Timespec {
+            tv_sec: (request.realtime_ns / 1_000_000_000) as i64,
+            tv_nsec: (request.realtime_ns % 1_000_000_000) as i64,
+        };
+        clock_settime(ClockId::Realtime, time).context("setting the clock")?;
+    }
+    if !request.entropy.is_empty() {
+        seed(&request.entropy).context("seeding the random pool")?;
+    }
+    Ok(())
+}
+
+/// random(4): RNDADDENTROPY takes a count of bits, a length and the bytes.
+fn seed(entropy: &[u8]) -> io::Result<()> {
+    const MAX_SEED: usize = 512;
+    // linux/random.h: _IOW('R', 0x03, int[2]).
+    const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
+    #[repr(C)]
+    struct PoolInfo {
+        entropy_count: libc::c_int,
+        buf_size: libc::c_int,
+        buf: [u8; MAX_SEED],
+    }
+    let length = entropy.len().min(MAX_SEED);
+    let mut info = PoolInfo {
+        entropy_count: length as libc::c_int * 8,
+        buf_size: length as libc::c_int,
+        buf: [0; MAX_SEED],
+    };
+    info.buf[..length].copy_from_slice(&entropy[..length]);
+    let pool = std::fs::File::open("/dev/urandom")?;
+    use std::os::fd::AsRawFd;
+    // SAFETY: RNDADDENTROPY reads the two counts and `buf_size` bytes, all inside `info`.
+    match unsafe { libc::ioctl(pool.as_raw_fd(), RNDADDENTROPY as _, &info) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Ends the machine. Without ACPI there is no power switch and the kernel would only halt; a
+/// restart then makes the hypervisor end it (it is told to exit instead of resetting).
+pub fn power_off() {
+    let has_switch = Path::new("/sys/firmware/acpi").exists();
+    let command = if has_switch { RebootCommand::PowerOff } else { RebootCommand::Restart };
+    for command in [command, RebootCommand::Restart] {
+        if let Err(error) = reboot(command) {
+            log!("power off: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_taken_in_the_order_of_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["10-c.ko", "02-b.ko", "01-a.ko", "README"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let names: Vec<_> = module_files(dir.path())
+            .iter()
+            .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(names, ["01-a.ko", "02-b.ko", "10-c.ko"]);
+        assert!(module_files(Path::new("/no/such")).is_empty());
+    }
+}

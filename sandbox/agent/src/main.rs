@@ -1,0 +1,177 @@
+//! `slipway-agent`: PID 1 of a sandbox.
+//!
+//! A static program, alone in an initramfs (as `/init`, with kernel modules in `/modules`). It
+//! serves the protocol of `slipway-agent-protocol` on the virtio-serial port `slipway.agent`.
+//!
+//! # How the pieces meet
+//!
+//! [`machine`] mounts the kernel's file systems and loads modules, [`port`] turns the port into a
+//! sequence of connections, [`mod@service`] answers requests with [`agent`], which holds containers by
+//! id. [`container`] builds one: its devices ([`nvme`], [`uevent`]), its [`cgroup`] with the
+//! [`device_policy`], its processes. A [`process`] begins as this program again in the role of
+//! [`init`], which sets itself up inside the container's namespaces and executes. [`stdio`] carries
+//! its streams, the [`reaper`] its end.
+//!
+//! # What keeps a container in
+//!
+//! The virtual machine keeps a container from the host. Inside the sandbox these keep it from the
+//! agent and its neighbours: namespaces (mount, PID, IPC, UTS, cgroup), the usual default
+//! capabilities, masked and write-protected kernel paths, and a device policy in BPF: CAP_MKNOD
+//! stays, as elsewhere, but opening a node that is not the container's own fails, the agent's port
+//! among them. On a kernel without such policies CAP_MKNOD is dropped instead. A privileged
+//! container can do all that root in the sandbox can, and take the sandbox with it.
+//!
+//! # Not implemented
+//!
+//! A network namespace for each container (all share the sandbox's, which has loopback only),
+//! user namespaces, seccomp filters, limits by cgroup, volumes with a file system other than ext4,
+//! resuming output that was on the way to a host when its connection broke.
+//!
+//! # Dependencies
+//!
+//! `tokio` (one thread) and `tonic` serve gRPC, as the host's end does; `prost` also encodes what
+//! a process-to-be is told. `rustix` gives system calls safe types. `libc` has what it lacks:
+//! clone into namespaces, execve, signals by number, bpf, two ioctls; these, the adoption of
+//! inherited descriptors and the runtime's registration of descriptors are the `unsafe` blocks.
+//! `anyhow` because every error here ends as text for the host.
+#![allow(unsafe_code)]
+
+mod agent;
+mod cgroup;
+mod container;
+mod device_policy;
+mod file;
+mod init;
+mod machine;
+mod nvme;
+mod port;
+mod process;
+mod reaper;
+mod service;
+mod signal;
+mod stages;
+mod stats;
+mod stdio;
+mod uevent;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use slipway_agent_protocol::PORT_NAME;
+use slipway_agent_protocol::v1::agent_server::AgentServer;
+use tonic::transport::Server;
+
+use crate::agent::Agent;
+use crate::cgroup::Hierarchy;
+use crate::container::Places;
+use crate::port::Port;
+use crate::reaper::Reaper;
+use crate::service::Service;
+use crate::stages::Stages;
+
+/// Logs a line, formatted as by `println!`.
+macro_rules! log {
+    ($($arguments:tt)*) => { $crate::machine::write_log(format_args!($($arguments)*)) };
+}
+pub(crate) use log;
+
+fn main() {
+    let first_instruction = stages::now();
+    let mut args = std::env::args().skip(1);
+    let result = match args.next().as_deref() {
+        // The kernel hands options that it does not know to PID 1, so its arguments mean nothing.
+        _ if std::process::id() == 1 => run_as_init(first_instruction),
+        Some(init::SUBCOMMAND) => init::run(args),
+        Some("serve") => serve_socket(first_instruction, args.collect()),
+        _ => Err(anyhow::anyhow!("this program is PID 1 of a Slipway sandbox")),
+    };
+    if let Err(error) = result {
+        log!("{error:#}");
+        if std::process::id() == 1 {
+            machine::power_off();
+        }
+        std::process::exit(1);
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    // One thread: requests are few, and the data path is bounded by the port.
+    Ok(tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?)
+}
+
+fn run_as_init(first_instruction: u64) -> Result<()> {
+    machine::end_on_panic();
+    machine::mount_all()?;
+    let stages = Arc::new(Stages::new(first_instruction));
+    let loader = stages.clone();
+    // Beside the port: it opens as soon as its own driver is in, not after the last module.
+    std::thread::Builder::new()
+        .name("modules".into())
+        .spawn(move || machine::load_modules(&loader))
+        .context("starting the module loader")?;
+    runtime()?.block_on(async {
+        watch_driver(&stages, Path::new(machine::SYSFS));
+        let port = Port::open(Path::new(machine::SYSFS), PORT_NAME).await?;
+        let hierarchy = Hierarchy::new(Path::new(machine::CGROUPS))
+            .inspect_err(|error| log!("no cgroups for containers: {error}"))
+            .ok();
+        let places = Places {
+            program: machine::read_only_program()?,
+            base: machine::BASE.into(),
+            sysfs: machine::SYSFS.into(),
+            hierarchy,
+        };
+        if let Err(error) = machine::loopback_up() {
+            log!("loopback: {error}");
+        }
+        let service = service(places, stages, Box::new(machine::power_off));
+        Server::builder().serve_with_incoming(service, port.connections()).await?;
+        bail!("the port failed")
+    })
+}
+
+/// `serve SOCKET BASE SYSFS CGROUP`: the agent as an ordinary root process on a Unix socket, for
+/// tests and development: it changes nothing of the machine it runs on.
+fn serve_socket(first_instruction: u64, args: Vec<String>) -> Result<()> {
+    let [socket, base, sysfs, cgroup] = args.as_slice() else {
+        bail!("serve SOCKET BASE SYSFS CGROUP");
+    };
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let stages = Arc::new(Stages::new(first_instruction));
+    stages.modules_end();
+    runtime()?.block_on(async {
+        watch_driver(&stages, Path::new(sysfs));
+        let places = Places {
+            program: "/proc/self/exe".into(),
+            base: PathBuf::from(base),
+            sysfs: PathBuf::from(sysfs),
+            hierarchy: Hierarchy::new(Path::new(cgroup)).ok(),
+        };
+        let listener = tokio::net::UnixListener::bind(socket)?;
+        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+        let service = service(places, stages, Box::new(|| std::process::exit(0)));
+        Server::builder().serve_with_incoming(service, incoming).await.context("serving")
+    })
+}
+
+fn service(
+    places: Places,
+    stages: Arc<Stages>,
+    power_off: agent::PowerOff,
+) -> AgentServer<Service> {
+    let reaper = Arc::new(Reaper::default());
+    let reaping = reaper.clone();
+    tokio::spawn(async move {
+        if let Err(error) = reaping.run().await {
+            log!("reaping: {error}");
+        }
+    });
+    AgentServer::new(Service(Arc::new(Agent::new(places, stages, reaper, power_off))))
+}
+
+/// Records the driver's stage beside everything else.
+fn watch_driver(stages: &Arc<Stages>, sysfs: &Path) {
+    let (stages, sysfs) = (stages.clone(), sysfs.to_owned());
+    tokio::spawn(async move { stages.watch_driver(sysfs).await });
+}

@@ -1,0 +1,192 @@
+//! Namespaces of the sandbox's NVMe functions, found in sysfs.
+//!
+//! A PCI function ADDR has its controller at `bus/pci/devices/ADDR/nvme/nvmeC`, and that its
+//! namespaces as `nvmeCnN`. With native multipath a controller has paths `nvmeScCnN` instead (no
+//! device number), and the namespace is the subsystem's disk `nvmeSnN`. The number N in a name is
+//! a count, not the namespace identifier: that is the attribute `nsid`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use slipway_agent_protocol::v1::BlockDevice;
+
+use crate::init::Device;
+use crate::uevent;
+
+/// A controller that is going to appear does so within this time of being asked for.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A namespace of a controller.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// Namespace identifier.
+    pub nsid: u32,
+    /// Name of the disk, as in `/sys/class/block`.
+    pub disk: String,
+}
+
+/// Finds `wanted`, waiting for the driver if it is not there yet.
+pub async fn find(sysfs: &Path, wanted: &BlockDevice) -> Result<Device> {
+    match uevent::wait_for(PATIENCE, || look(sysfs, wanted)).await? {
+        Some(device) => Ok(device),
+        None => Err(absent(sysfs, wanted)),
+    }
+}
+
+/// Whether any namespace is there.
+pub fn any(sysfs: &Path) -> bool {
+    let all = controllers(sysfs).unwrap_or_default();
+    all.iter().any(|controller| !namespaces(controller).is_empty())
+}
+
+fn look(sysfs: &Path, wanted: &BlockDevice) -> Result<Option<Device>> {
+    let Some(controller) = controller(sysfs, &wanted.pci_address)? else { return Ok(None) };
+    let namespaces = namespaces(&controller);
+    let Some(found) = namespaces.iter().find(|namespace| namespace.nsid == wanted.nsid) else {
+        return Ok(None);
+    };
+    let number = sysfs.join("class/block").join(&found.disk).join("dev");
+    match std::fs::read_to_string(&number) {
+        Ok(text) => parse_number(&text).map(Some),
+        // The disk's own directory follows a moment later.
+        Err(_) => Ok(None),
+    }
+}
+
+fn parse_number(text: &str) -> Result<Device> {
+    let (major, minor) = text.trim().split_once(':').context("malformed device number")?;
+    Ok(Device { major: major.parse()?, minor: minor.parse()? })
+}
+
+fn controller(sysfs: &Path, address: &str) -> Result<Option<PathBuf>> {
+    if address.is_empty() {
+        let mut all = controllers(sysfs)?;
+        if all.len() > 1 {
+            bail!("there are {} NVMe controllers, so one must be named by address", all.len());
+        }
+        return Ok(all.pop());
+    }
+    let ordinary = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
+    if !address.bytes().all(ordinary) || address.contains("..") {
+        bail!("{address:?} is not a PCI address");
+    }
+    let directory = sysfs.join("bus/pci/devices").join(address).join("nvme");
+    Ok(entries(&directory).into_iter().next())
+}
+
+fn controllers(sysfs: &Path) -> Result<Vec<PathBuf>> {
+    Ok(entries(&sysfs.join("class/nvme")))
+}
+
+/// A directory's entries, none if it does not exist.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
+
+/// The namespaces of the controller at `directory`.
+pub fn namespaces(directory: &Path) -> Vec<Namespace> {
+    entries(directory).iter().filter_map(|path| namespace(path)).collect()
+}
+
+fn namespace(path: &Path) -> Option<Namespace> {
+    let disk = disk_name(path.file_name()?.to_str()?)?;
+    let nsid = std::fs::read_to_string(path.join("nsid")).ok()?.trim().parse().ok()?;
+    Some(Namespace { nsid, disk })
+}
+
+/// `nvme0n1` for itself, and for the path `nvme0c3n1`.
+fn disk_name(entry: &str) -> Option<String> {
+    let rest = entry.strip_prefix("nvme")?;
+    let (instance, namespace) = rest.split_once('n')?;
+    let (subsystem, path) = match instance.split_once('c') {
+        Some((subsystem, path)) => (subsystem, Some(path)),
+        None => (instance, None),
+    };
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let ok = number(subsystem) && number(namespace) && path.is_none_or(number);
+    ok.then(|| format!("nvme{subsystem}n{namespace}"))
+}
+
+fn absent(sysfs: &Path, wanted: &BlockDevice) -> anyhow::Error {
+    let place = match wanted.pci_address.as_str() {
+        "" => "the NVMe controller".to_owned(),
+        address => format!("the NVMe controller {address}"),
+    };
+    let found = controller(sysfs, &wanted.pci_address).ok().flatten();
+    let seconds = PATIENCE.as_secs();
+    match found {
+        None => anyhow!("{place} did not appear within {seconds} s"),
+        Some(controller) => {
+            let there: Vec<u32> = namespaces(&controller).iter().map(|ns| ns.nsid).collect();
+            anyhow!(
+                "namespace {} of {place} did not appear within {seconds} s (there are: {there:?})",
+                wanted.nsid
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sysfs(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, content) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, content).unwrap();
+        }
+        root
+    }
+
+    fn device(pci_address: &str, nsid: u32) -> BlockDevice {
+        BlockDevice { pci_address: pci_address.into(), nsid }
+    }
+
+    #[test]
+    fn by_address_and_by_being_the_only_one() {
+        let root = sysfs(&[
+            ("bus/pci/devices/0000:00:04.0/nvme/nvme0/nvme0n1/nsid", "7\n"),
+            ("class/nvme/nvme0/nvme0n1/nsid", "7\n"),
+            ("class/nvme/nvme0/hwmon0/name", "nvme\n"),
+            ("class/block/nvme0n1/dev", "259:3\n"),
+        ]);
+        let found = Some(Device { major: 259, minor: 3 });
+        assert_eq!(look(root.path(), &device("0000:00:04.0", 7)).unwrap(), found);
+        assert_eq!(look(root.path(), &device("", 7)).unwrap(), found);
+        assert_eq!(look(root.path(), &device("", 1)).unwrap(), None);
+        assert_eq!(look(root.path(), &device("0000:00:05.0", 7)).unwrap(), None);
+        assert!(look(root.path(), &device("../../class", 7)).is_err());
+        assert!(any(root.path()));
+        let error = absent(root.path(), &device("", 1)).to_string();
+        assert!(error.contains("namespace 1") && error.contains("[7]"), "{error}");
+    }
+
+    #[test]
+    fn multipath_names_lead_to_the_subsystems_disk() {
+        let root = sysfs(&[
+            ("bus/pci/devices/0000:00:04.0/nvme/nvme3/nvme1c3n2/nsid", "2"),
+            ("class/block/nvme1n2/dev", "259:8"),
+        ]);
+        let found = look(root.path(), &device("0000:00:04.0", 2)).unwrap();
+        assert_eq!(found, Some(Device { major: 259, minor: 8 }));
+    }
+
+    #[test]
+    fn several_controllers_need_an_address() {
+        let root = sysfs(&[("class/nvme/nvme0/x", ""), ("class/nvme/nvme1/x", "")]);
+        assert!(look(root.path(), &device("", 1)).is_err());
+        assert!(!any(root.path()));
+    }
+
+    #[test]
+    fn names_that_are_no_namespaces() {
+        for name in ["nvme0", "nvme0n1p1", "nvmen1", "nvme0cn1", "ng0n1", "hwmon0", "nvme0n"] {
+            assert_eq!(disk_name(name), None, "{name}");
+        }
+        assert_eq!(disk_name("nvme12n3").as_deref(), Some("nvme12n3"));
+    }
+}

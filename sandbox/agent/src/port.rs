@@ -1,0 +1,330 @@
+//! The virtio-serial port as a sequence of connections.
+//!
+//! A port is a character device, not a socket: there is no accept, the host's coming and going
+//! shows as POLLHUP appearing and vanishing, and bytes of two hosts follow each other without a
+//! border. So a connection begins with HTTP/2's client preface (RFC 9113, section 3.4): what
+//! precedes it lingered from the connection before and is dropped. A preface at the start of a
+//! read in mid-connection means that the host left and came back before this side noticed: the old
+//! connection ends there and the new one begins with it. (A message from the host starts a buffer
+//! of its own, so a preface is never torn off its front. Standard input that happens to look like
+//! one at a buffer's start costs a reconnect, nothing more.)
+//!
+//! POLLHUP is level-triggered and final for the runtime's registrations, so waiting for it to go
+//! away by registering the port itself would spin. The port is instead registered, edge-triggered,
+//! with an epoll instance of its own, and that instance with the runtime.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+
+use crate::uevent;
+
+/// RFC 9113, section 3.4.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A sandbox whose port does not appear is of no use to anybody.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Reads while looking for a preface; the driver's buffers are pages.
+const PAGE: usize = 4096;
+
+/// The open port.
+pub struct Port {
+    device: OwnedFd,
+    events: AsyncFd<OwnedFd>,
+    /// Of the reader and the writer: an event is taken by one of them and concerns both.
+    wakers: Mutex<[Option<Waker>; 2]>,
+    /// The beginning of the next connection, read by the last one.
+    ahead: Mutex<Vec<u8>>,
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Reader,
+    Writer,
+}
+
+impl Port {
+    /// Waits for the port of that name and opens it.
+    pub async fn open(sysfs: &Path, name: &str) -> Result<Port> {
+        let class = sysfs.join("class/virtio-ports");
+        let found = uevent::wait_for(PATIENCE, || {
+            let Some(node) = find(&class, name) else { return Ok(None) };
+            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            match rustix::fs::open(Path::new("/dev").join(node), flags, Mode::empty()) {
+                Ok(device) => Ok(Some(device)),
+                // The node follows the sysfs entry.
+                Err(Errno::NOENT | Errno::NXIO) => Ok(None),
+                Err(error) => Err(error),
+            }
+        });
+        let device = found.await.context("opening the port")?;
+        let device = device.with_context(|| format!("there is no virtio-serial port {name}"))?;
+        Ok(Port::new(device)?)
+    }
+
+    fn new(device: OwnedFd) -> io::Result<Port> {
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        epoll::add(&events, &device, epoll::EventData::new_u64(0), flags)?;
+        Ok(Port {
+            device,
+            events: crate::file::register(events, Interest::READABLE)?,
+            wakers: Mutex::default(),
+            ahead: Mutex::default(),
+        })
+    }
+
+    /// The connections of this port, each after the one before has ended.
+    pub fn connections(self) -> ReceiverStream<io::Result<Connection>> {
+        let (sender, receiver) = mpsc::channel(1);
+        let port = Arc::new(self);
+        tokio::spawn(async move {
+            loop {
+                if let Err(error) = port.connected().await {
+                    let _ = sender.send(Err(error)).await;
+                    return;
+                }
+                let (alive, ended) = oneshot::channel::<()>();
+                let head = std::mem::take(&mut *lock(&port.ahead));
+                let port = port.clone();
+                let connection = Connection { port, head, synchronised: false, _alive: alive };
+                if sender.send(Ok(connection)).await.is_err() {
+                    return;
+                }
+                let _ = ended.await;
+            }
+        });
+        ReceiverStream::new(receiver)
+    }
+
+    /// Waits until a host is there.
+    async fn connected(&self) -> io::Result<()> {
+        while !self.host_is_there()? {
+            std::future::poll_fn(|context| self.poll_event(context, Side::Reader)).await?;
+        }
+        Ok(())
+    }
+
+    fn host_is_there(&self) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.device, PollFlags::OUT)];
+        poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        Ok(!fds[0].revents().contains(PollFlags::HUP))
+    }
+
+    /// Ready after something happened to the port since the last time.
+    fn poll_event(&self, context: &mut Context<'_>, side: Side) -> Poll<io::Result<()>> {
+        lock(&self.wakers)[side as usize] = Some(context.waker().clone());
+        let mut guard = ready!(self.events.poll_read_ready(context))?;
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; 1];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let _ = epoll::wait(self.events.get_ref(), &mut events[..], Some(&now));
+        guard.clear_ready();
+        for waker in lock(&self.wakers).iter_mut().filter_map(Option::take) {
+            waker.wake();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// 0 when the host is gone.
+    fn poll_read(&self, context: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match rustix::io::read(&self.device, &mut *buffer) {
+                Ok(length) => return Poll::Ready(Ok(length)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => ready!(self.poll_event(context, Side::Reader))?,
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match rustix::io::write(&self.device, bytes) {
+                Ok(length) => return Poll::Ready(Ok(length)),
+                Err(Errno::INTR) => {}
+                // A full queue and an absent host look the same.
+                Err(Errno::AGAIN) if !self.host_is_there()? => {
+                    return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+                }
+                Err(Errno::AGAIN) => ready!(self.poll_event(context, Side::Writer))?,
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The device node's name of the port called `name`.
+fn find(class: &Path, name: &str) -> Option<std::ffi::OsString> {
+    let entries = std::fs::read_dir(class).ok()?;
+    entries.filter_map(Result::ok).find_map(|entry| {
+        let text = std::fs::read_to_string(entry.path().join("name")).ok()?;
+        (text.trim_end() == name).then(|| entry.file_name())
+    })
+}
+
+/// One host's connection.
+pub struct Connection {
+    port: Arc<Port>,
+    /// Read, but not handed on yet.
+    head: Vec<u8>,
+    /// The preface was seen.
+    synchronised: bool,
+    _alive: oneshot::Sender<()>,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ();
+    fn connect_info(&self) {}
+}
+
+impl Connection {
+    /// Drops bytes until the preface is at the front of `head`; `false` at the end.
+    fn poll_synchronise(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        loop {
+            if discard_to_preface(&mut self.head) {
+                self.synchronised = true;
+                return Poll::Ready(Ok(true));
+            }
+            let mut page = [0; PAGE];
+            match ready!(self.port.poll_read(context, &mut page))? {
+                0 => return Poll::Ready(Ok(false)),
+                length => self.head.extend_from_slice(&page[..length]),
+            }
+        }
+    }
+}
+
+/// Whether `bytes` begin with the preface now; otherwise only its possible beginning is left.
+fn discard_to_preface(bytes: &mut Vec<u8>) -> bool {
+    let found = bytes.windows(PREFACE.len()).position(|window| window == PREFACE);
+    let keep_from = found.unwrap_or(bytes.len().saturating_sub(PREFACE.len() - 1));
+    bytes.drain(..keep_from);
+    found.is_some()
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.synchronised && !ready!(self.poll_synchronise(context))? {
+            return Poll::Ready(Ok(()));
+        }
+        if !self.head.is_empty() {
+            let length = self.head.len().min(buffer.remaining());
+            buffer.put_slice(&self.head[..length]);
+            self.head.drain(..length);
+            return Poll::Ready(Ok(()));
+        }
+        let length = ready!(self.port.poll_read(context, buffer.initialize_unfilled()))?;
+        let bytes = &buffer.initialize_unfilled()[..length];
+        if bytes.starts_with(PREFACE) {
+            *lock(&self.port.ahead) = bytes.to_vec();
+            return Poll::Ready(Ok(()));
+        }
+        buffer.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.port.poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_stream::StreamExt;
+
+    #[test]
+    fn what_precedes_the_preface_is_dropped() {
+        let mut bytes = [b"stale ".as_slice(), PREFACE, b"after"].concat();
+        assert!(discard_to_preface(&mut bytes));
+        assert_eq!(bytes, [PREFACE, b"after"].concat());
+        let mut bytes = [b"stale".repeat(100).as_slice(), &PREFACE[..23]].concat();
+        assert!(!discard_to_preface(&mut bytes));
+        assert_eq!(bytes, &PREFACE[..23]);
+        bytes.push(b'\n');
+        assert!(discard_to_preface(&mut bytes));
+    }
+
+    /// A packet socket keeps the borders of writes, as the port does.
+    fn pair() -> (OwnedFd, OwnedFd) {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let flags = SocketFlags::NONBLOCK;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_preface_in_mid_connection_begins_the_next() {
+        let (host, device) = pair();
+        let mut connections = Port::new(device).unwrap().connections();
+        let mut first = connections.next().await.unwrap().unwrap();
+        for message in [b"stale".as_slice(), PREFACE, b"one", PREFACE, b"two"] {
+            rustix::io::write(&host, message).unwrap();
+        }
+        let mut all = Vec::new();
+        first.read_to_end(&mut all).await.unwrap();
+        assert_eq!(all, [PREFACE, b"one"].concat());
+        first.write_all(b"reply").await.unwrap();
+        drop(first);
+        let mut second = connections.next().await.unwrap().unwrap();
+        let mut all = vec![0; PREFACE.len() + 3];
+        second.read_exact(&mut all).await.unwrap();
+        assert_eq!(all, [PREFACE, b"two"].concat());
+        let mut reply = [0; 5];
+        rustix::io::read(&host, &mut reply).unwrap();
+        assert_eq!(&reply, b"reply");
+    }
+
+    #[tokio::test]
+    async fn the_next_connection_waits_for_the_end_of_the_last() {
+        let (_host, device) = pair();
+        let mut connections = Port::new(device).unwrap().connections();
+        let first = connections.next().await.unwrap().unwrap();
+        let next = connections.next();
+        tokio::pin!(next);
+        std::future::poll_fn(|context| {
+            assert!(next.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(first);
+        assert!(next.await.is_some());
+    }
+}

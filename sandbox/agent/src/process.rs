@@ -1,0 +1,230 @@
+//! A process of a container, seen from the agent.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prost::Message;
+use rustix::fs::MemfdFlags;
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::Pid;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::file::{AsyncFile, register};
+use crate::init::channel::{self, Report};
+use crate::init::{InitSpec, SUBCOMMAND};
+use crate::reaper::{Exit, Reaper};
+
+/// Mounts and look-ups take milliseconds; a device that answers nothing must not hold the caller
+/// for ever. The NVMe driver gives a command up after 30 s.
+const SETUP_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Why a process is not there.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// 126 or 127 when the program itself is the reason, as docker counts; else 0.
+    pub exit_status: u32,
+    /// For the user.
+    pub message: String,
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure { exit_status: 0, message: format!("{:#}", error.into()) }
+    }
+}
+
+/// Standard output and standard error; both are one terminal's master side or none's.
+#[derive(Default)]
+pub struct Outputs {
+    pub stdout: Option<Arc<AsyncFile>>,
+    pub stderr: Option<Arc<AsyncFile>>,
+}
+
+/// A process that was set up; it runs after [`Process::start`].
+pub struct Process {
+    pid: Pid,
+    exit: Exit,
+    channel: Mutex<Option<AsyncFd<OwnedFd>>>,
+    stdin: Mutex<Option<Arc<AsyncFile>>>,
+    terminal: Option<Arc<AsyncFile>>,
+    /// Locked by the attached Stdio stream.
+    pub outputs: Arc<tokio::sync::Mutex<Outputs>>,
+}
+
+impl Process {
+    /// Sets a process up with the program `agent` (this one) as its first stage. `terminal` and
+    /// `stdin` are those of `spec.process`.
+    pub async fn prepare(
+        agent: &Path,
+        reaper: &Arc<Reaper>,
+        spec: &InitSpec,
+    ) -> Result<Process, Failure> {
+        let starting = reaper.starting();
+        let (channel, mut pipes) = launch(agent, spec)?;
+        let channel = register(channel, Interest::READABLE)?;
+        let pid = match receive(&channel).await? {
+            Some(Report::Pid(pid)) => pid,
+            Some(Report::Failed { exit_status, message }) => {
+                return Err(Failure { exit_status, message });
+            }
+            _ => return Err(anyhow::anyhow!("the process's first stage ended early").into()),
+        };
+        let pid = Pid::from_raw(pid).ok_or_else(|| anyhow::anyhow!("no process id"))?;
+        let exit = reaper.watch(pid);
+        drop(starting);
+        let ready = tokio::time::timeout(SETUP_DEADLINE, receive(&channel)).await;
+        let terminal = match ready {
+            Ok(Ok(Some(Report::Ready(terminal)))) => terminal,
+            Ok(Ok(Some(Report::Failed { exit_status, message }))) => {
+                return Err(Failure { exit_status, message });
+            }
+            other => {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                let reason = if other.is_err() { "timed out" } else { "ended early" };
+                return Err(anyhow::anyhow!("setting the process up {reason}").into());
+            }
+        };
+        let terminal = terminal.map(AsyncFile::new).transpose()?.map(Arc::new);
+        if let Some(terminal) = &terminal {
+            pipes.stdout = Some(terminal.clone());
+            pipes.stdin = pipes.stdin.is_some().then(|| terminal.clone());
+        }
+        Ok(Process {
+            pid,
+            exit,
+            channel: Mutex::new(Some(channel)),
+            stdin: Mutex::new(pipes.stdin),
+            terminal,
+            outputs: Arc::new(tokio::sync::Mutex::new(Outputs {
+                stdout: pipes.stdout,
+                stderr: pipes.stderr,
+            })),
+        })
+    }
+
+    /// Runs the program; returns once it executes. `false`: it was started before.
+    pub async fn start(&self) -> Result<bool, Failure> {
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(channel) = channel else { return Ok(false) };
+        channel::go(channel.get_ref())
+            .map_err(|_| anyhow::anyhow!("the process was ended before"))?;
+        match receive(&channel).await? {
+            None => Ok(true),
+            Some(Report::Failed { exit_status, message }) => Err(Failure { exit_status, message }),
+            Some(report) => Err(anyhow::anyhow!("unexpected report {report:?}").into()),
+        }
+    }
+
+    /// In the agent's PID namespace.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Whether it has not ended yet. While it has not, its id is not used again.
+    pub fn is_alive(&self) -> bool {
+        self.exit.borrow().is_none()
+    }
+
+    /// Waits for its end: 0 to 255, or 128 + n for signal n.
+    pub async fn ended(&self) -> u32 {
+        let mut exit = self.exit.clone();
+        // The reaper outlives every process; 255 only if it is gone.
+        exit.wait_for(Option::is_some).await.ok().and_then(|status| *status).unwrap_or(255)
+    }
+
+    /// Sends `signal` (1 to 64); no error if it has ended.
+    pub fn signal(&self, signal: u32) -> io::Result<()> {
+        if !self.is_alive() {
+            return Ok(());
+        }
+        crate::signal::send(self.pid.as_raw_nonzero().get(), signal)
+    }
+
+    /// Where standard input goes, while it is open.
+    pub fn stdin(&self) -> Option<Arc<AsyncFile>> {
+        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends standard input. A terminal has no end of input: a program reading it sees the end
+    /// when its user types one.
+    pub fn close_stdin(&self) {
+        if self.terminal.is_some() {
+            return;
+        }
+        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// The terminal's master side, if it has a terminal.
+    pub fn terminal(&self) -> Option<&AsyncFile> {
+        self.terminal.as_deref()
+    }
+}
+
+#[derive(Default)]
+struct Pipes {
+    stdin: Option<Arc<AsyncFile>>,
+    stdout: Option<Arc<AsyncFile>>,
+    stderr: Option<Arc<AsyncFile>>,
+}
+
+/// Starts the first stage. No await in here: what it opens without close-on-exec must not reach
+/// another process that starts meanwhile.
+fn launch(agent: &Path, spec: &InitSpec) -> io::Result<(OwnedFd, Pipes)> {
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let memfd = specification(spec)?;
+    let process = spec.process.as_ref();
+    let wants =
+        |wanted: fn(&slipway_agent_protocol::v1::ProcessSpec) -> bool| process.is_some_and(wanted);
+    let mut command = Command::new(agent);
+    command.env_clear().arg(SUBCOMMAND);
+    command.arg(theirs.as_raw_fd().to_string()).arg(memfd.as_raw_fd().to_string());
+    let mut pipes = Pipes::default();
+    let (terminal, stdin) = (wants(|process| process.terminal), wants(|process| process.stdin));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if !terminal {
+        let (read, write) = io::pipe()?;
+        command.stdout(write);
+        pipes.stdout = Some(Arc::new(AsyncFile::new(read.into())?));
+        let (read, write) = io::pipe()?;
+        command.stderr(write);
+        pipes.stderr = Some(Arc::new(AsyncFile::new(read.into())?));
+    }
+    if stdin {
+        let (read, write) = io::pipe()?;
+        if !terminal {
+            command.stdin(read);
+        }
+        // With a terminal this only says that input is wanted; the terminal takes its place.
+        pipes.stdin = Some(Arc::new(AsyncFile::new(write.into())?));
+    }
+    fcntl_setfd(&theirs, FdFlags::empty())?;
+    fcntl_setfd(&memfd, FdFlags::empty())?;
+    // The reaper collects it: dropping std's handle neither waits nor kills.
+    drop(command.spawn()?);
+    Ok((ours, pipes))
+}
+
+fn specification(spec: &InitSpec) -> io::Result<OwnedFd> {
+    let mut file: File = rustix::fs::memfd_create(c"container-init", MemfdFlags::CLOEXEC)?.into();
+    file.write_all(&spec.encode_to_vec())?;
+    io::Seek::rewind(&mut file)?;
+    Ok(file.into())
+}
+
+async fn receive(channel: &AsyncFd<OwnedFd>) -> io::Result<Option<Report>> {
+    loop {
+        let mut guard = channel.readable().await?;
+        match channel::receive(channel.get_ref()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The one place that waits for children.
+//!
+//! PID 1 inherits every orphan, so it waits for any child (`waitpid(-1)`) and tells those who
+//! asked; nobody else may wait for a process id. Statuses nobody asked for are dropped: orphans.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::process::{Pid, WaitOptions, WaitStatus};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+/// `Some(status)` once the process has ended: 0 to 255, or 128 + n for signal n.
+pub type Exit = watch::Receiver<Option<u32>>;
+
+/// Dispatches exit statuses.
+#[derive(Default)]
+pub struct Reaper(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    waiting: HashMap<Pid, watch::Sender<Option<u32>>>,
+    /// Processes that ended before their starter learned their id; kept while any start is
+    /// under way.
+    early: HashMap<Pid, u32>,
+    starting: usize,
+}
+
+/// While it lives, no exit status is lost between a process's start and [`Reaper::watch`].
+pub struct Starting(Arc<Reaper>);
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        let mut table = self.0.table();
+        table.starting -= 1;
+        if table.starting == 0 {
+            table.early.clear();
+        }
+    }
+}
+
+impl Reaper {
+    /// To be held from before a process is started until it is watched.
+    pub fn starting(self: &Arc<Self>) -> Starting {
+        self.table().starting += 1;
+        Starting(self.clone())
+    }
+
+    /// Announces the end of `pid`, a child of this process.
+    pub fn watch(&self, pid: Pid) -> Exit {
+        let mut table = self.table();
+        if let Some(status) = table.early.remove(&pid) {
+            return watch::channel(Some(status)).1;
+        }
+        let (sender, receiver) = watch::channel(None);
+        table.waiting.insert(pid, sender);
+        receiver
+    }
+
+    /// Reaps for ever.
+    ///
+    /// # Errors
+    /// No handler for SIGCHLD can be installed.
+    pub async fn run(self: Arc<Self>) -> std::io::Result<()> {
+        let mut signals = signal(SignalKind::child())?;
+        loop {
+            self.reap();
+            signals.recv().await;
+        }
+    }
+
+    fn reap(&self) {
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            self.ended(pid, exit_status(status));
+        }
+    }
+
+    fn ended(&self, pid: Pid, status: u32) {
+        let mut table = self.table();
+        match table.waiting.remove(&pid) {
+            Some(sender) => {
+                sender.send_replace(Some(status));
+            }
+            None if table.starting > 0 => {
+                table.early.insert(pid, status);
+            }
+            None => {}
+        }
+    }
+
+    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn exit_status(status: WaitStatus) -> u32 {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(status), _) => status as u32,
+        (None, Some(signal)) => 128 + signal as u32,
+        (None, None) => 255,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_before_the_watch_is_kept_while_starting() {
+        let reaper = Arc::new(Reaper::default());
+        let pid = Pid::from_raw(4242).unwrap();
+        let starting = reaper.starting();
+        reaper.ended(pid, 3);
+        assert_eq!(*reaper.watch(pid).borrow(), Some(3));
+        drop(starting);
+        reaper.ended(pid, 4);
+        let later = reaper.watch(pid);
+        assert_eq!(*later.borrow(), None, "an orphan's status is not kept");
+        reaper.ended(pid, 5);
+        assert_eq!(*later.borrow(), Some(5));
+    }
+}

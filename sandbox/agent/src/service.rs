@@ -1,0 +1,185 @@
+//! The gRPC service: requests to calls on [`Agent`], nothing more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_agent_protocol::PROTOCOL;
+use slipway_agent_protocol::v1::agent_server::Agent as AgentService;
+use slipway_agent_protocol::v1::*;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::agent::{Agent, status};
+use crate::log;
+use crate::stdio::Attachment;
+
+/// Time for the reply to a shutdown to leave before the sandbox does.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+/// The service of one agent.
+#[derive(Clone)]
+pub struct Service(pub Arc<Agent>);
+
+impl Service {
+    /// Runs `work` to its end even if the host disconnects meanwhile, so that nothing is left
+    /// half made.
+    async fn complete<T, F>(&self, work: impl FnOnce(Arc<Agent>) -> F) -> Result<T, Status>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Status>> + Send + 'static,
+    {
+        tokio::spawn(work(self.0.clone()))
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?
+    }
+}
+
+fn reference(reference: Option<ProcessRef>) -> Result<ProcessRef, Status> {
+    reference.ok_or_else(|| Status::invalid_argument("no process named"))
+}
+
+#[tonic::async_trait]
+impl AgentService for Service {
+    async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        let theirs = request.into_inner().protocol;
+        if theirs != PROTOCOL {
+            return Err(Status::failed_precondition(format!(
+                "the host speaks version {theirs} of the protocol, the agent {PROTOCOL}"
+            )));
+        }
+        self.0.stages.serving();
+        Ok(Response::new(HelloReply {
+            protocol: PROTOCOL,
+            agent_version: env!("CARGO_PKG_VERSION").into(),
+            kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
+            stages: self.0.stages.list(),
+            boottime_ns: crate::stages::now(),
+        }))
+    }
+
+    async fn configure(
+        &self,
+        request: Request<ConfigureRequest>,
+    ) -> Result<Response<ConfigureReply>, Status> {
+        crate::machine::configure(&request.into_inner())
+            .map_err(|error| Status::internal(format!("{error:#}")))?;
+        Ok(Response::new(ConfigureReply {}))
+    }
+
+    async fn create_container(
+        &self,
+        request: Request<CreateContainerRequest>,
+    ) -> Result<Response<CreateContainerReply>, Status> {
+        let request = request.into_inner();
+        self.complete(|agent| async move { agent.create(request).await }).await?;
+        Ok(Response::new(CreateContainerReply {}))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<StartContainerRequest>,
+    ) -> Result<Response<StartContainerReply>, Status> {
+        let id = request.into_inner().id;
+        let pid = self.complete(|agent| async move { agent.start(&id).await }).await?;
+        Ok(Response::new(StartContainerReply { pid }))
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<RemoveContainerRequest>,
+    ) -> Result<Response<RemoveContainerReply>, Status> {
+        let id = request.into_inner().id;
+        self.complete(|agent| async move { agent.remove(&id).await }).await?;
+        Ok(Response::new(RemoveContainerReply {}))
+    }
+
+    async fn exec(&self, request: Request<ExecRequest>) -> Result<Response<ExecReply>, Status> {
+        let request = request.into_inner();
+        let pid = self.complete(|agent| async move { agent.exec(request).await }).await?;
+        Ok(Response::new(ExecReply { pid }))
+    }
+
+    type StdioStream = Attachment;
+
+    async fn stdio(
+        &self,
+        request: Request<Streaming<StdioIn>>,
+    ) -> Result<Response<Attachment>, Status> {
+        let mut input = request.into_inner();
+        let first = input.message().await?.and_then(|message| message.kind);
+        let Some(stdio_in::Kind::Attach(reference)) = first else {
+            return Err(Status::invalid_argument("the first message must name the process"));
+        };
+        let process = self.0.process(&reference)?;
+        let attachment = Attachment::new(process.clone(), input).await?;
+        if !reference.exec_id.is_empty() {
+            self.complete(
+                |_| async move { process.start().await.map_err(|failure| status(&failure)) },
+            )
+            .await?;
+        }
+        Ok(Response::new(attachment))
+    }
+
+    async fn wait(&self, request: Request<WaitRequest>) -> Result<Response<WaitReply>, Status> {
+        let reference = reference(request.into_inner().process)?;
+        let container = self.0.container(&reference.container_id)?;
+        let process = self.0.process(&reference)?;
+        let exit_status = process.ended().await;
+        // An attached stream holds the lock until it has sent everything.
+        drop(process.outputs.lock().await);
+        let killed = exit_status == 128 + libc::SIGKILL as u32;
+        let oom = container.cgroup.as_ref().is_some_and(|cgroup| cgroup.out_of_memory());
+        Ok(Response::new(WaitReply { exit_status, out_of_memory: killed && oom }))
+    }
+
+    async fn signal(
+        &self,
+        request: Request<SignalRequest>,
+    ) -> Result<Response<SignalReply>, Status> {
+        let request = request.into_inner();
+        let reference = reference(request.process)?;
+        let sent = match request.all {
+            true => self.0.container(&reference.container_id)?.signal_all(request.signal),
+            false => self.0.process(&reference)?.signal(request.signal),
+        };
+        sent.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        Ok(Response::new(SignalReply {}))
+    }
+
+    async fn resize(
+        &self,
+        request: Request<ResizeRequest>,
+    ) -> Result<Response<ResizeReply>, Status> {
+        let request = request.into_inner();
+        let process = self.0.process(&reference(request.process)?)?;
+        let terminal = process
+            .terminal()
+            .ok_or_else(|| Status::failed_precondition("the process has no terminal"))?;
+        let size = crate::init::window_size(request.rows, request.columns);
+        rustix::termios::tcsetwinsize(terminal, size)
+            .map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(ResizeReply {}))
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {
+        Ok(Response::new(self.0.stats()))
+    }
+
+    async fn shutdown(
+        &self,
+        _: Request<ShutdownRequest>,
+    ) -> Result<Response<ShutdownReply>, Status> {
+        log!("shutting down");
+        self.complete(|agent| async move {
+            agent.shutdown().await;
+            Ok(())
+        })
+        .await?;
+        let agent = self.0.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(FAREWELL).await;
+            agent.power_off();
+        });
+        Ok(Response::new(ShutdownReply {}))
+    }
+}

@@ -1,0 +1,103 @@
+//! When the guest reached its stages, in CLOCK_BOOTTIME, which starts with the guest's kernel.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use slipway_agent_protocol::v1::GuestStage;
+use tokio::sync::watch;
+
+use crate::{nvme, uevent};
+
+/// A namespace that is not there by then is not worth watching for the record's sake.
+const DRIVER_PATIENCE: Duration = Duration::from_secs(60);
+
+/// ns since the kernel started.
+pub fn now() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// Points in time, each set once.
+pub struct Stages {
+    first_instruction: u64,
+    modules_from: OnceLock<u64>,
+    modules: watch::Sender<bool>,
+    namespaces_at: Mutex<Option<u64>>,
+    serving_at: OnceLock<u64>,
+}
+
+impl Stages {
+    /// `first_instruction`: when the agent began.
+    pub fn new(first_instruction: u64) -> Stages {
+        Stages {
+            first_instruction,
+            modules_from: OnceLock::new(),
+            modules: watch::Sender::new(false),
+            namespaces_at: Mutex::new(None),
+            serving_at: OnceLock::new(),
+        }
+    }
+
+    /// Loading modules begins.
+    pub fn modules_begin(&self) {
+        let _ = self.modules_from.set(now());
+    }
+
+    /// All modules are loaded, or there are none.
+    pub fn modules_end(&self) {
+        self.modules.send_replace(true);
+    }
+
+    /// Waits for [`Stages::modules_end`].
+    pub async fn modules_loaded(&self) {
+        let mut modules = self.modules.subscribe();
+        // The sender lives in `self`.
+        let _ = modules.wait_for(|loaded| *loaded).await;
+    }
+
+    /// The first request can be answered. Later calls change nothing.
+    pub fn serving(&self) {
+        let _ = self.serving_at.set(now());
+    }
+
+    /// Records when the first NVMe namespace is there.
+    pub async fn watch_driver(&self, sysfs: PathBuf) {
+        let probe = || Ok::<_, std::convert::Infallible>(nvme::any(&sysfs).then(now));
+        let Ok(at) = uevent::wait_for(DRIVER_PATIENCE, probe).await;
+        *self.namespaces_at.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    }
+
+    /// The stages that are over.
+    pub fn list(&self) -> Vec<GuestStage> {
+        let first = self.first_instruction;
+        let stage =
+            |name: &str, start_ns, end_ns| GuestStage { name: name.into(), start_ns, end_ns };
+        let namespaces_at = *self.namespaces_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let driver_from = self.modules_from.get().copied().unwrap_or(first);
+        let driver = namespaces_at.map(|at| stage("vf-driver", driver_from.min(at), at));
+        let agent = self.serving_at.get().map(|at| stage("agent", first, *at));
+        [Some(stage("kernel", 0, first)), driver, agent].into_iter().flatten().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_appear_as_they_end() {
+        let stages = Stages::new(7);
+        let names = |stages: &Stages| -> Vec<String> {
+            stages.list().into_iter().map(|stage| stage.name).collect()
+        };
+        assert_eq!(names(&stages), ["kernel"]);
+        stages.serving();
+        *stages.namespaces_at.lock().unwrap() = Some(9);
+        assert_eq!(names(&stages), ["kernel", "vf-driver", "agent"]);
+        let list = stages.list();
+        assert_eq!((list[0].start_ns, list[0].end_ns), (0, 7));
+        assert_eq!((list[1].start_ns, list[1].end_ns), (7, 9));
+    }
+}

@@ -1,0 +1,155 @@
+//! One attached Stdio stream: bytes from a process's pipes or terminal to the host and back.
+//!
+//! Output is read from the pipe only when HTTP/2 has room for it, so a host that stops reading
+//! fills the pipe and stops the process; what was not read waits there for the next stream. Bytes
+//! already handed to a connection that breaks are lost with it.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use slipway_agent_protocol::v1::{StdioIn, StdioOut, stdio_in, stdio_out};
+use tokio::sync::OwnedMutexGuard;
+use tokio::task::AbortHandle;
+use tokio_stream::Stream;
+use tonic::{Status, Streaming};
+
+use crate::file::AsyncFile;
+use crate::process::{Outputs, Process};
+
+/// Largest chunk sent at once: what a pipe holds.
+const CHUNK: usize = 64 * 1024;
+
+/// A stream that its host gave up is released when the runtime gets to it, not at once.
+const RELEASE: Duration = Duration::from_secs(1);
+
+/// The outgoing half; dropping it detaches.
+pub struct Attachment {
+    process: Arc<Process>,
+    outputs: OwnedMutexGuard<Outputs>,
+    ended: Pin<Box<dyn Future<Output = ()> + Send>>,
+    has_ended: bool,
+    announced: bool,
+    stderr_first: bool,
+    buffer: Box<[u8]>,
+    input: AbortHandle,
+}
+
+impl Attachment {
+    /// Takes the process's streams and starts forwarding `input`.
+    ///
+    /// # Errors
+    /// `ALREADY_EXISTS` while another stream is attached.
+    pub async fn new(process: Arc<Process>, input: Streaming<StdioIn>) -> Result<Self, Status> {
+        let lock = process.outputs.clone().lock_owned();
+        let outputs = tokio::time::timeout(RELEASE, lock)
+            .await
+            .map_err(|_| Status::already_exists("another stream is attached to the process"))?;
+        let waiter = process.clone();
+        Ok(Attachment {
+            ended: Box::pin(async move {
+                waiter.ended().await;
+            }),
+            input: tokio::spawn(forward_input(process.clone(), input)).abort_handle(),
+            process,
+            outputs,
+            has_ended: false,
+            announced: false,
+            stderr_first: false,
+            buffer: vec![0; CHUNK].into_boxed_slice(),
+        })
+    }
+
+    /// A chunk of the stream, or why there is none.
+    fn poll_output(&mut self, stderr: bool, context: &mut Context<'_>) -> Poll<StdioOut> {
+        let output = if stderr { &mut self.outputs.stderr } else { &mut self.outputs.stdout };
+        let Some(file) = output else { return Poll::Pending };
+        let result = match file.poll_read(context, &mut self.buffer) {
+            Poll::Ready(result) => result,
+            // Readiness may lag behind the process's end; the pipe itself does not.
+            Poll::Pending if self.has_ended => file.read_now(&mut self.buffer),
+            Poll::Pending => return Poll::Pending,
+        };
+        match result {
+            Ok(length) if length > 0 => Poll::Ready(chunk(stderr, &self.buffer[..length])),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                release(output.take());
+                Poll::Pending
+            }
+            // The end; an error of a pipe or terminal is one too.
+            _ => {
+                *output = None;
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// The process has ended, but one that it left behind holds the pipe: what comes now belongs to
+/// nobody, and must neither block nor kill its writer.
+fn release(file: Option<Arc<AsyncFile>>) {
+    if let Some(file) = file {
+        tokio::spawn(async move { file.discard().await });
+    }
+}
+
+fn chunk(stderr: bool, bytes: &[u8]) -> StdioOut {
+    let bytes = bytes.to_vec();
+    let kind = if stderr { stdio_out::Kind::Stderr(bytes) } else { stdio_out::Kind::Stdout(bytes) };
+    StdioOut { kind: Some(kind) }
+}
+
+impl Stream for Attachment {
+    type Item = Result<StdioOut, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if !self.announced {
+            self.announced = true;
+            let kind = Some(stdio_out::Kind::Attached(true));
+            return Poll::Ready(Some(Ok(StdioOut { kind })));
+        }
+        if !self.has_ended && self.ended.as_mut().poll(context).is_ready() {
+            self.has_ended = true;
+        }
+        // Alternating, so that a flood on one does not starve the other.
+        for stderr in [self.stderr_first, !self.stderr_first] {
+            if let Poll::Ready(out) = self.poll_output(stderr, context) {
+                self.stderr_first = !stderr;
+                return Poll::Ready(Some(Ok(out)));
+            }
+        }
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.input.abort();
+        if self.has_ended {
+            self.process.close_stdin();
+        }
+    }
+}
+
+/// Writes what the host sends to the process, no faster than the process takes it. When the host's
+/// half ends without `stdin_closed`, the process's input stays open for the next stream.
+async fn forward_input(process: Arc<Process>, mut input: Streaming<StdioIn>) {
+    while let Ok(Some(message)) = input.message().await {
+        match message.kind {
+            Some(stdio_in::Kind::Stdin(bytes)) => {
+                let Some(stdin) = process.stdin() else { continue };
+                if stdin.write_all(&bytes).await.is_err() {
+                    // The process closed its input; the rest has no reader.
+                    process.close_stdin();
+                }
+            }
+            Some(stdio_in::Kind::StdinClosed(true)) => process.close_stdin(),
+            Some(stdio_in::Kind::StdinClosed(false) | stdio_in::Kind::Attach(_)) | None => {}
+        }
+    }
+}

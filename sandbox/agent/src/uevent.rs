@@ -1,0 +1,79 @@
+//! Waiting for devices to appear: the kernel's uevents (netlink(7), NETLINK_KOBJECT_UEVENT) say
+//! when to look again, sysfs says what is there.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// An event may precede the attribute files of its device, and a burst may overflow the socket:
+/// look again after this time even without one.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Calls `probe` now and after every device event until it finds something or fails; `None`
+/// after `patience`.
+pub async fn wait_for<T, E>(
+    patience: Duration,
+    mut probe: impl FnMut() -> Result<Option<T>, E>,
+) -> Result<Option<T>, E> {
+    if let Some(found) = probe()? {
+        return Ok(Some(found));
+    }
+    let deadline = Instant::now() + patience;
+    // Without events (a network namespace that gets none) the tick alone does.
+    let events = subscribe().ok();
+    loop {
+        if let Some(found) = probe()? {
+            return Ok(Some(found));
+        }
+        if timeout_at(deadline, next(events.as_ref())).await.is_err() {
+            return probe();
+        }
+    }
+}
+
+fn subscribe() -> std::io::Result<AsyncFd<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let kind = SocketType::DGRAM;
+    let socket = socket_with(AddressFamily::NETLINK, kind, flags, Some(KOBJECT_UEVENT))?;
+    bind(&socket, &SocketAddrNetlink::new(0, 1))?;
+    crate::file::register(socket, Interest::READABLE)
+}
+
+/// Returns after one or more events, or after [`TICK`].
+async fn next(events: Option<&AsyncFd<OwnedFd>>) {
+    let Some(events) = events else { return sleep(TICK).await };
+    tokio::select! {
+        () = sleep(TICK) => {}
+        ready = events.readable() => {
+            let mut message = [0u8; 1];
+            // Their content does not matter; a datagram is gone once it was read in part.
+            while recv(events.get_ref(), &mut message, RecvFlags::empty()).is_ok() {}
+            if let Ok(mut guard) = ready {
+                guard.clear_ready();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_probe_is_repeated_until_it_finds_or_fails() {
+        let mut calls = 0;
+        let found = wait_for(Duration::from_secs(60), || {
+            calls += 1;
+            Ok::<_, ()>((calls == 4).then_some("here"))
+        });
+        assert_eq!(found.await, Ok(Some("here")));
+        assert_eq!(calls, 4);
+        assert_eq!(wait_for(Duration::ZERO, || Ok::<Option<()>, ()>(None)).await, Ok(None));
+        assert_eq!(wait_for::<(), _>(Duration::from_secs(60), || Err("no")).await, Err("no"));
+    }
+}

@@ -1,0 +1,329 @@
+//! From a source to an image in the cache: fetch the layers, merge them, build, and list.
+
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tempfile::TempPath;
+
+use super::index::{Record, sync_dir};
+use super::lock::WorkLock;
+use super::{Cache, Image, now, remove_file};
+use crate::manifest::{self, Plan};
+use crate::root::merge::{MergeError, Merger};
+use crate::root::write;
+use crate::source::registry::{Access, Registry};
+use crate::source::{Fetcher, Source, Spool, archive, blocking, folder, layout, name_from_path};
+use crate::{Digest, Error, Event, Progress, Reference, Result};
+
+/// Layers fetched at once, as docker does.
+const CONCURRENT_LAYERS: usize = 3;
+/// Between two looks whether another process has finished the same image.
+const LOCK_POLL: Duration = Duration::from_millis(100);
+/// Bytes of file data between two [`Event::Building`].
+const BUILD_STEP: u64 = 4 << 20;
+
+/// When [`Cache::ensure`] asks the registry.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PullPolicy {
+    /// When the image is not in the cache.
+    #[default]
+    Missing,
+    /// Always: a tag may have moved. Layers are fetched only if it has.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl Cache {
+    /// Pulls what `reference` names now, unless that very image is in the cache already, and gives
+    /// it that name.
+    ///
+    /// If another task or process makes the same image, this waits for it. Dropping the future
+    /// stops the download; a build that has begun goes on to its end in its thread.
+    ///
+    /// # Errors
+    /// About everything in [`Error`]; nothing is left in the cache then.
+    pub async fn pull(
+        &self,
+        reference: &Reference,
+        access: &Access,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Image> {
+        self.check_tools().await?;
+        progress.event(Event::Resolving(reference));
+        let (for_client, access) = (reference.clone(), access.clone());
+        // Reads the system's certificates.
+        let registry = blocking(move || Registry::new(&for_client, &access)).await?;
+        let bytes = registry.manifest(None).await?;
+        let fetcher = Fetcher::Registry(Arc::new(registry));
+        let name = reference.familiar();
+        let plan = manifest::plan(&fetcher, bytes, &name, &self.inner.limits).await?;
+        self.make(plan, fetcher, vec![reference.clone()], progress).await
+    }
+
+    /// The image called `name` from the cache, or else from the registry as `policy` says; marked
+    /// as used now. `name` may also be the digest of an image in the cache.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] where it is not here and may not be pulled, else as [`pull`](Self::pull).
+    pub async fn ensure(
+        &self,
+        name: &str,
+        access: &Access,
+        policy: PullPolicy,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Image> {
+        if policy != PullPolicy::Always
+            && let Some(image) = self.get(name)?
+        {
+            self.touch(&image.digest)?;
+            return Ok(image);
+        }
+        if policy == PullPolicy::Never || name.starts_with("sha256:") {
+            return Err(Error::Unknown(name.to_owned()));
+        }
+        let image = self.pull(&name.parse()?, access, progress).await?;
+        self.touch(&image.digest)?;
+        Ok(image)
+    }
+
+    /// Imports an image that is not in a registry. Without `name` it gets the name it has in the
+    /// source, or one made of the folder's or file's.
+    ///
+    /// # Errors
+    /// As [`pull`](Self::pull).
+    pub async fn import(
+        &self,
+        source: &Source,
+        name: Option<Reference>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Image> {
+        self.check_tools().await?;
+        let (plan, fetcher, own) = self.open_source(source).await?;
+        let names = match name {
+            Some(name) => vec![name],
+            None => own,
+        };
+        self.make(plan, fetcher, names, progress).await
+    }
+
+    async fn open_source(&self, source: &Source) -> Result<(Plan, Fetcher, Vec<Reference>)> {
+        let (work, limits) = (self.work_dir(), self.inner.limits.clone());
+        let path = source.path().to_owned();
+        let local = match source.clone() {
+            Source::Folder(root) => {
+                let name = name_from_path(&root, None).into_iter().collect();
+                let (plan, file) = blocking(move || folder::pack(&root, &work, &limits)).await?;
+                return Ok((plan, Fetcher::Ready(Arc::new(file)), name));
+            }
+            Source::DockerArchive(path, name) => {
+                let (plan, local, names) = blocking(move || {
+                    let mut local = archive::open(&path, &work, &limits)?;
+                    let (plan, names) = archive::plan_docker(&mut local, name.as_deref(), &limits)?;
+                    Ok((plan, local, names))
+                })
+                .await?;
+                return Ok((plan, Fetcher::Local(Arc::new(local)), names));
+            }
+            Source::OciLayout(dir, tag) => (layout::Local::folder(dir)?, tag),
+            Source::OciArchive(path, tag) => {
+                (blocking(move || archive::open(&path, &work, &limits)).await?, tag)
+            }
+        };
+        let (local, tag) = local;
+        let (local, limits) = (Arc::new(local), self.inner.limits.clone());
+        let (opened, wanted) = (local.clone(), tag.clone());
+        let (bytes, name) = blocking(move || opened.choose(wanted.as_deref(), &limits)).await?;
+        let place = local.place.clone();
+        let fetcher = Fetcher::Local(local);
+        let plan = manifest::plan(&fetcher, bytes, &place, &self.inner.limits).await?;
+        let name = name.or_else(|| name_from_path(&path, tag.as_deref()));
+        Ok((plan, fetcher, name.into_iter().collect()))
+    }
+
+    async fn check_tools(&self) -> Result<()> {
+        let cache = self.clone();
+        blocking(move || cache.inner.tools.check()).await
+    }
+
+    /// Makes the image of `plan` unless it is there, and gives it `names`.
+    async fn make(
+        &self,
+        plan: Plan,
+        fetcher: Fetcher,
+        names: Vec<Reference>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Image> {
+        if let Some(image) = self.adopt(&plan.digest, &names)? {
+            progress.event(Event::Finished(&plan.digest));
+            return Ok(image);
+        }
+        let lock = self.lock_work(&plan.digest, &*progress).await?;
+        // Whoever had the lock may have made it.
+        if let Some(image) = self.adopt(&plan.digest, &names)? {
+            progress.event(Event::Finished(&plan.digest));
+            return Ok(image);
+        }
+        let layers = self.fetch(&plan, &fetcher, &progress).await?;
+        let cache = self.clone();
+        blocking(move || {
+            // Held to the end, even if nobody waits for the result any more.
+            let _lock = lock;
+            cache.build(&plan, &layers, &names, &*progress)
+        })
+        .await
+    }
+
+    /// The image if it is there, with `names` added to its own.
+    fn adopt(&self, digest: &Digest, names: &[Reference]) -> Result<Option<Image>> {
+        let mut locked = self.lock_index()?;
+        if self.image(&locked.index, digest).is_none() {
+            return Ok(None);
+        }
+        if let Some(record) = locked.index.images.get_mut(digest) {
+            record.last_used = now();
+        }
+        for name in names {
+            locked.index.references.insert(name.clone(), *digest);
+        }
+        locked.save()?;
+        Ok(self.image(&locked.index, digest))
+    }
+
+    async fn lock_work(&self, digest: &Digest, progress: &dyn Progress) -> Result<WorkLock> {
+        let path = self.work_lock_path(digest);
+        let mut told = false;
+        loop {
+            if let Some(lock) = WorkLock::try_take(&path)? {
+                return Ok(lock);
+            }
+            if !told {
+                progress.event(Event::Waiting(digest));
+                told = true;
+            }
+            tokio::time::sleep(LOCK_POLL).await;
+        }
+    }
+
+    /// All layers, lowest first, in nameless files.
+    async fn fetch(
+        &self,
+        plan: &Plan,
+        fetcher: &Fetcher,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Vec<File>> {
+        let bytes = plan.layers.iter().map(|layer| layer.size).sum();
+        progress.event(Event::Layers { count: plan.layers.len(), bytes });
+        let spool = Arc::new(Spool {
+            dir: self.work_dir(),
+            limits: self.inner.limits.clone(),
+            total: AtomicU64::new(0),
+        });
+        stream::iter(plan.layers.iter().copied().enumerate())
+            .map(|(index, layer)| {
+                let (fetcher, spool, progress) = (fetcher.clone(), spool.clone(), progress.clone());
+                async move {
+                    let (digest, bytes) = (layer.digest, layer.size);
+                    progress.event(Event::LayerStarted { index, digest: &digest, bytes });
+                    let meter = progress.clone();
+                    let report = move |done| meter.event(Event::LayerBytes { index, done });
+                    let file = fetcher.layer(layer, spool, report).await?;
+                    progress.event(Event::LayerFinished { index });
+                    Ok(file)
+                }
+            })
+            .buffered(CONCURRENT_LAYERS)
+            .try_collect()
+            .await
+    }
+
+    /// Merges, builds and lists.
+    fn build(
+        &self,
+        plan: &Plan,
+        layers: &[File],
+        names: &[Reference],
+        progress: &dyn Progress,
+    ) -> Result<Image> {
+        // Removed when dropped, whatever fails. The name is new each time: a mkfs.erofs whose
+        // parent was killed may be about to write to the last one.
+        let work = self.work_dir();
+        let out = tempfile::Builder::new()
+            .prefix(&format!("{}-", plan.digest.hex()))
+            .suffix(".erofs")
+            .permissions(Permissions::from_mode(0o644))
+            .tempfile_in(&work)
+            .map_err(|e| Error::io("write to", &work, e))?
+            .into_temp_path();
+        let size = self.build_into(&out, plan, layers, progress)?;
+        let image = self.commit(out, plan, size, names)?;
+        progress.event(Event::Finished(&plan.digest));
+        Ok(image)
+    }
+
+    fn build_into(
+        &self,
+        out: &Path,
+        plan: &Plan,
+        layers: &[File],
+        progress: &dyn Progress,
+    ) -> Result<u64> {
+        progress.event(Event::Merging);
+        let mut merger = Merger::new(&self.inner.limits);
+        for (layer, file) in plan.layers.iter().zip(layers) {
+            merger.apply(file, plan.whiteouts).map_err(|e| match e {
+                MergeError::Bad(reason) => Error::bad_layer(layer.digest, reason),
+                MergeError::TooLarge(reason) => {
+                    Error::too_large(format!("layer {}", layer.digest), reason)
+                }
+            })?;
+        }
+        let tree = merger.finish();
+        let total = write::data_bytes(&tree);
+        progress.event(Event::Building { done: 0, total });
+        let mut told = 0;
+        self.inner.tools.build(&tree, layers, &plan.digest, out, &mut |done| {
+            if done - told >= BUILD_STEP || done == total {
+                told = done;
+                progress.event(Event::Building { done, total });
+            }
+        })
+    }
+
+    /// Moves the finished file to its place and lists it. Both under the index's lock, so that no
+    /// [`Cache::open`] in between takes the file for a leftover.
+    fn commit(
+        &self,
+        out: TempPath,
+        plan: &Plan,
+        size_bytes: u64,
+        names: &[Reference],
+    ) -> Result<Image> {
+        let mut locked = self.lock_index()?;
+        let path = self.image_path(&plan.digest);
+        out.persist(&path).map_err(|e| Error::io("create", &path, e.error))?;
+        sync_dir(&self.inner.dir)?;
+        let record = Record {
+            config: plan.config.config.clone(),
+            size_bytes,
+            created: plan.config.created.clone(),
+            added: now(),
+            last_used: now(),
+        };
+        locked.index.images.insert(plan.digest, record);
+        for name in names {
+            locked.index.references.insert(name.clone(), plan.digest);
+        }
+        if let Err(e) = locked.save() {
+            let _ = remove_file(&path);
+            return Err(e);
+        }
+        self.image(&locked.index, &plan.digest)
+            .ok_or_else(|| Error::Unknown(plan.digest.to_string()))
+    }
+}

@@ -1,0 +1,108 @@
+//! Container images: from a registry, an archive or a folder to one read-only EROFS file, kept by
+//! digest.
+//!
+//! # How the pieces meet
+//!
+//! [`Cache`] is the whole interface: [`pull`](Cache::pull), [`import`](Cache::import) and
+//! [`ensure`](Cache::ensure) put an [`Image`] into a folder, [`get`](Cache::get),
+//! [`list`](Cache::list), [`remove`](Cache::remove) and [`prune`](Cache::prune) manage it.
+//!
+//! 1. A [`Reference`] or a [`Source`] is opened (`source`), and its documents lead through an index
+//!    to the manifest for linux/amd64 and to the config (`manifest`, `config`).
+//! 2. Each layer streams through two digests and a decompressor into a file without a name
+//!    (`spool`): what arrived is what was announced, or it is not used.
+//! 3. The layers are merged in memory into one tree (`root::merge`). **No file of an image is ever
+//!    created on the host**, so neither `..` nor a symbolic link has anything to escape to; file
+//!    data stays where it is, and the tree knows offsets.
+//! 4. The tree streams as one tar archive into `mkfs.erofs` (`root::write`, `erofs`), and the
+//!    result is renamed into the cache and listed (`cache`).
+//!
+//! All of a layer is hostile: names, links, sizes, sparse maps, compression ratios. [`Limits`]
+//! bounds whatever can grow. A crash leaves nothing that the next [`Cache::open`] does not remove.
+//!
+//! # What is not implemented
+//!
+//! Pushing; platforms other than linux/amd64; SHA-512 digests; docker's schema 1 manifests;
+//! encrypted and lazily fetched layers; signatures; mirrors; docker's credential helpers; resuming
+//! an interrupted download; files that are sparse in PAX format (old GNU format works; a hole takes
+//! space in the image). Layers are not shared between images: an image is one file. Extended
+//! attributes that EROFS cannot hold are left out, and so are overlayfs's own. Times before 1970
+//! become 1970, and fractions of seconds are dropped. A registry's manifest is held in memory by
+//! the client library before its size can be checked.
+//!
+//! # Third-party crates
+//!
+//! `oci-client` speaks to registries (authentication, TLS by `rustls`), `oci-spec` has the
+//! documents' types, `tar` the header layout, `flate2` and `zstd` decompress, `sha2` and `hex` make
+//! digests, `base64` reads docker's stored logins, `tempfile` makes nameless files, `rustix` has
+//! flock and extended attributes, `tokio` and `futures-util` fetch several layers at once,
+//! `serde`/`serde_json` keep the index, `thiserror` writes the errors.
+
+mod cache;
+mod config;
+mod digest;
+mod erofs;
+mod error;
+mod limits;
+mod manifest;
+mod progress;
+mod reference;
+mod root;
+mod source;
+mod spool;
+#[cfg(test)]
+mod tests;
+
+pub use cache::{Cache, Image, Prune, PullPolicy, Removed};
+pub use config::ImageConfig;
+pub use digest::Digest;
+pub use erofs::Tools;
+pub use error::{Error, Result};
+pub use limits::Limits;
+pub use progress::{Event, Progress, Silent};
+pub use reference::Reference;
+pub use source::Source;
+pub use source::registry::{Access, Credentials};
+
+/// Feeds `data` to the layer merger as one uncompressed layer, over itself: must neither panic nor
+/// run away, whatever it is. Then once more with the checksum of every header made right, since a
+/// fuzzer that has to guess checksums never gets past the first header.
+#[cfg(feature = "fuzz")]
+pub fn fuzz_layer(data: &[u8]) {
+    fuzz_merge(data);
+    let mut repaired = data.to_vec();
+    for block in repaired.as_chunks_mut::<512>().0 {
+        if block[257..262] == *b"ustar" {
+            let mut header = tar::Header::new_old();
+            header.as_mut_bytes().copy_from_slice(block);
+            header.set_cksum();
+            block.copy_from_slice(header.as_bytes());
+        }
+    }
+    fuzz_merge(&repaired);
+}
+
+#[cfg(feature = "fuzz")]
+fn fuzz_merge(data: &[u8]) {
+    use std::io::Write;
+    let Ok(mut file) = tempfile::tempfile() else { return };
+    if file.write_all(data).is_err() {
+        return;
+    }
+    let limits = Limits {
+        entries: 10_000,
+        metadata_bytes: 16 << 20,
+        image_uncompressed: 16 << 20,
+        ..Limits::default()
+    };
+    let mut merger = root::merge::Merger::new(&limits);
+    for whiteouts in [true, true, false] {
+        if merger.apply(&file, whiteouts).is_err() {
+            return;
+        }
+    }
+    let layers: Vec<_> = (0..3).filter_map(|_| file.try_clone().ok()).collect();
+    let written = root::write::write_tree(&merger.finish(), &layers, std::io::sink(), &mut |_| {});
+    // What was read must be there to be written.
+    assert!(written.is_ok());
+}

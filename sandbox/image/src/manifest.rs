@@ -1,0 +1,273 @@
+//! Manifests and indexes: from whatever a name stands for to the list of layers to fetch.
+
+use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
+use serde_json::Value;
+
+use crate::config::{self, Parsed};
+use crate::source::Fetcher;
+use crate::{Digest, Error, Limits, Result};
+
+/// The machine that sandboxes have.
+pub(crate) const PLATFORM: &str = "linux/amd64";
+/// An index may point to an index; nobody nests deeper than this.
+const MAX_NESTING: usize = 4;
+
+const MANIFESTS: [&str; 2] = [
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+];
+const INDEXES: [&str; 2] = [
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+];
+const CONFIGS: [&str; 2] =
+    ["application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"];
+
+/// What a registry is asked for.
+pub(crate) fn accepted() -> Vec<&'static str> {
+    MANIFESTS.into_iter().chain(INDEXES).collect()
+}
+
+/// One layer to fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layer {
+    /// Of the blob as it is stored.
+    pub digest: Digest,
+    /// Bytes of the blob as it is stored.
+    pub size: u64,
+    /// Of the uncompressed tar archive.
+    pub diff_id: Digest,
+}
+
+/// Everything that is known of an image before its layers are fetched.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Of the manifest: the image's identity in the cache.
+    pub digest: Digest,
+    pub config: Parsed,
+    /// Lowest first.
+    pub layers: Vec<Layer>,
+    /// False where `.wh.` in a name means nothing.
+    pub whiteouts: bool,
+}
+
+/// Reads the document `bytes`, goes through indexes to the manifest for [`PLATFORM`], fetches the
+/// config and checks that all of it fits together. `name` is for messages.
+pub(crate) async fn plan(
+    fetcher: &Fetcher,
+    mut bytes: Vec<u8>,
+    name: &str,
+    limits: &Limits,
+) -> Result<Plan> {
+    for _ in 0..MAX_NESTING {
+        let entry = match read(&bytes)? {
+            Document::Manifest(manifest) => {
+                return plan_manifest(fetcher, Digest::of(&bytes), &manifest, name, limits).await;
+            }
+            Document::Index(index) => choose(&index, name)?.clone(),
+        };
+        let digest = descriptor_digest(&entry)?;
+        check_size("a manifest", entry.size(), limits)?;
+        bytes = fetcher.manifest(&digest, entry.size()).await?;
+    }
+    Err(Error::bad_document(name, "its indexes are nested too deep"))
+}
+
+async fn plan_manifest(
+    fetcher: &Fetcher,
+    digest: Digest,
+    manifest: &ImageManifest,
+    name: &str,
+    limits: &Limits,
+) -> Result<Plan> {
+    let config = manifest.config();
+    let kind = config.media_type().to_string();
+    if !CONFIGS.contains(&kind.as_str()) {
+        let reason = format!("it is no container image (its config is of type {kind})");
+        return Err(Error::bad_document(name, reason));
+    }
+    check_size("the image's config", config.size(), limits)?;
+    let config = fetcher.config(&descriptor_digest(config)?, config.size()).await?;
+    let config = config::parse(&config)?;
+    check_platform(&config, name)?;
+    let layers = layers(manifest, &config, name)?;
+    check_layers(&layers, limits, name)?;
+    Ok(Plan { digest, config, layers, whiteouts: true })
+}
+
+/// Refuses an image whose config is for another machine.
+pub(crate) fn check_platform(config: &Parsed, name: &str) -> Result<()> {
+    match config.platform == PLATFORM {
+        true => Ok(()),
+        false => Err(wrong_platform(name, config.platform.clone())),
+    }
+}
+
+fn wrong_platform(name: &str, offers: String) -> Error {
+    Error::WrongPlatform { image: name.to_owned(), wanted: PLATFORM, offers }
+}
+
+fn check_size(what: &str, size: u64, limits: &Limits) -> Result<()> {
+    match size > limits.document_bytes {
+        true => Err(Error::too_large(
+            what,
+            format!("{size} bytes are more than the limit of {}", limits.document_bytes),
+        )),
+        false => Ok(()),
+    }
+}
+
+fn layers(manifest: &ImageManifest, config: &Parsed, name: &str) -> Result<Vec<Layer>> {
+    let (layers, diff_ids) = (manifest.layers(), &config.diff_ids);
+    if layers.len() != diff_ids.len() {
+        let reason =
+            format!("{} layers, but digests of {} in the config", layers.len(), diff_ids.len());
+        return Err(Error::bad_document(name, reason));
+    }
+    layers
+        .iter()
+        .zip(diff_ids)
+        .map(|(layer, &diff_id)| {
+            check_layer_type(layer.media_type(), name)?;
+            Ok(Layer { digest: descriptor_digest(layer)?, size: layer.size(), diff_id })
+        })
+        .collect()
+}
+
+/// Which compression it is shows in the layer itself; here only what is no tar archive at all
+/// (encrypted layers, artifacts) is told apart.
+fn check_layer_type(kind: &MediaType, name: &str) -> Result<()> {
+    let kind = kind.to_string();
+    let known = kind.starts_with("application/vnd.oci.image.layer.")
+        || kind.starts_with("application/vnd.docker.image.rootfs.");
+    let plain = [".tar", "+gzip", ".gzip", "+zstd", ".zstd"].iter().any(|end| kind.ends_with(end));
+    match known && plain {
+        true => Ok(()),
+        false => Err(Error::bad_document(name, format!("a layer of the unknown type {kind}"))),
+    }
+}
+
+/// Refuses images that are too large by what their manifest says, before anything is fetched.
+pub(crate) fn check_layers(layers: &[Layer], limits: &Limits, name: &str) -> Result<()> {
+    if layers.len() > limits.layers {
+        let reason =
+            format!("{} layers are more than the limit of {}", layers.len(), limits.layers);
+        return Err(Error::too_large(name, reason));
+    }
+    if let Some(layer) = layers.iter().find(|layer| layer.size > limits.layer_compressed) {
+        let reason =
+            format!("{} bytes are more than the limit of {}", layer.size, limits.layer_compressed);
+        return Err(Error::too_large(format!("layer {}", layer.digest), reason));
+    }
+    let total = layers.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
+    match total > limits.image_compressed {
+        true => Err(Error::too_large(
+            name,
+            format!("{total} bytes of layers are more than {}", limits.image_compressed),
+        )),
+        false => Ok(()),
+    }
+}
+
+/// The digest in a descriptor; other algorithms than SHA-256 are refused.
+pub(crate) fn descriptor_digest(descriptor: &Descriptor) -> Result<Digest> {
+    descriptor.digest().to_string().parse()
+}
+
+enum Document {
+    Manifest(Box<ImageManifest>),
+    Index(Box<ImageIndex>),
+}
+
+/// Tells manifests from indexes by their media type, or by their fields where it is missing. A
+/// document that could be read as both is refused: two readers might disagree on what a digest
+/// stands for.
+fn read(bytes: &[u8]) -> Result<Document> {
+    let bad = |reason: String| Error::bad_document("the image's manifest", reason);
+    let json: Value = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
+    if !json.is_object() {
+        return Err(bad("it is no JSON object".into()));
+    }
+    if json["schemaVersion"] == 1 {
+        return Err(
+            bad("it has the old schema 1; push the image again with a current tool".into()),
+        );
+    }
+    let kind = json["mediaType"].as_str();
+    let has = |field| json.get(field).is_some();
+    let is_index = match kind {
+        Some(kind) if MANIFESTS.contains(&kind) => false,
+        Some(kind) if INDEXES.contains(&kind) => true,
+        Some(kind) => return Err(bad(format!("it is of the unknown type {kind}"))),
+        None => has("manifests"),
+    };
+    let other = if is_index { has("layers") || has("config") } else { has("manifests") };
+    if other {
+        return Err(bad("it could be read both as a manifest and as an index".into()));
+    }
+    match is_index {
+        true => serde_json::from_value(json).map(|i| Document::Index(Box::new(i))),
+        false => serde_json::from_value(json).map(|m| Document::Manifest(Box::new(m))),
+    }
+    .map_err(|e| bad(e.to_string()))
+}
+
+/// The entry for [`PLATFORM`], or else a single entry that does not say what it is for.
+fn choose<'a>(index: &'a ImageIndex, name: &str) -> Result<&'a Descriptor> {
+    let mut silent = Vec::new();
+    let mut offers = Vec::new();
+    let mut fitting = None;
+    for entry in index.manifests() {
+        let Some(platform) = entry.platform() else {
+            silent.push(entry);
+            continue;
+        };
+        let text = format!("{}/{}", platform.os(), platform.architecture());
+        let plain = matches!(platform.variant().as_deref(), None | Some("" | "v1"));
+        if text == PLATFORM && (plain || fitting.is_none()) {
+            if plain {
+                return Ok(entry);
+            }
+            fitting = Some(entry);
+        }
+        // Attestations of build tools call themselves unknown/unknown.
+        if !text.starts_with("unknown/") {
+            let variant = platform.variant().as_ref().map(|v| format!("/{v}")).unwrap_or_default();
+            offers.push(text + &variant);
+        }
+    }
+    match (fitting, silent.as_slice(), offers.is_empty()) {
+        (Some(entry), ..) => Ok(entry),
+        (None, [entry], true) => Ok(entry),
+        (None, [], true) => Err(wrong_platform(name, "nothing".into())),
+        (None, _, true) => Err(Error::bad_document(
+            name,
+            "its index has several images and says of none which platform it is for",
+        )),
+        (None, ..) => {
+            offers.dedup();
+            Err(wrong_platform(name, offers.join(", ")))
+        }
+    }
+}
+
+/// A manifest for an image that came without one, and its plan: the digest of the manifest depends
+/// on the config and the layers only. Returns an error where `config` is for another machine.
+pub(crate) fn synthesise(config: &[u8], layers: Vec<Layer>, name: &str) -> Result<Plan> {
+    let parsed = config::parse(config)?;
+    check_platform(&parsed, name)?;
+    // Written by hand: its bytes must never depend on a library's version.
+    let descriptor = |kind: &str, digest: &Digest, size: u64| {
+        format!(r#"{{"mediaType":"{kind}","digest":"{digest}","size":{size}}}"#)
+    };
+    let tar = "application/vnd.oci.image.layer.v1.tar";
+    let list: Vec<_> = layers.iter().map(|l| descriptor(tar, &l.digest, l.size)).collect();
+    let manifest = format!(
+        r#"{{"schemaVersion":2,"mediaType":"{}","config":{},"layers":[{}]}}"#,
+        MANIFESTS[0],
+        descriptor(CONFIGS[0], &Digest::of(config), config.len() as u64),
+        list.join(",")
+    );
+    let digest = Digest::of(manifest.as_bytes());
+    Ok(Plan { digest, config: parsed, layers, whiteouts: true })
+}

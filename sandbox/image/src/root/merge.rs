@@ -1,0 +1,261 @@
+//! Lays one layer over another (OCI image specification, *Image Layer Filesystem Changeset*).
+//!
+//! The rules, as container runtimes have settled them:
+//! * a folder over a folder takes the new attributes and keeps its content; anything else replaces
+//!   what was there, with all below it;
+//! * `.wh.NAME` removes NAME, `.wh..wh..opq` empties its folder, and both touch lower layers only,
+//!   wherever in the layer they stand; other `.wh..wh.` names are aufs's own and are skipped;
+//! * a hard link shares the inode, which stays when its first name is overwritten or hidden;
+//! * the last name of a path is never followed if it is a symbolic link, the ones before it are,
+//!   within the root.
+
+use std::fs::File;
+
+use super::read::{Entry, TarReader, What};
+use super::tree::{Child, Id, Inode, Kind, Place, ROOT, Tree, show, split_path};
+use crate::Limits;
+
+/// What one entry costs in memory beside its names: inode, vector slot, map node.
+const ENTRY_OVERHEAD: usize = 64;
+
+/// Why a layer was not merged.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum MergeError {
+    /// Malformed or malicious.
+    Bad(String),
+    /// A limit was exceeded.
+    TooLarge(String),
+}
+
+impl From<String> for MergeError {
+    fn from(reason: String) -> Self {
+        Self::Bad(reason)
+    }
+}
+
+/// Builds a root out of layers, lowest first.
+pub(crate) struct Merger<'a> {
+    tree: Tree,
+    limits: &'a Limits,
+    layers: u32,
+    entries: usize,
+    metadata: u64,
+    /// Bytes of files, of all layers and of this one.
+    data: u64,
+    layer_data: u64,
+    /// What this layer's files may come to: holes make them more than the layer holds.
+    layer_limit: u64,
+}
+
+impl<'a> Merger<'a> {
+    pub(crate) fn new(limits: &'a Limits) -> Self {
+        let tree = Tree::new(limits.path_bytes);
+        Self {
+            tree,
+            limits,
+            layers: 0,
+            entries: 0,
+            metadata: 0,
+            data: 0,
+            layer_data: 0,
+            layer_limit: 0,
+        }
+    }
+
+    /// Lays the uncompressed tar archive `layer` over what there is. Where `whiteouts` is false,
+    /// names that begin with `.wh.` are plain names (a root folder is no changeset).
+    pub(crate) fn apply(&mut self, layer: &File, whiteouts: bool) -> Result<(), MergeError> {
+        let reader = TarReader::new(layer, self.limits.path_bytes);
+        let mut reader = reader.map_err(|e| MergeError::Bad(e.to_string()))?;
+        let len = layer.metadata().map_err(|e| MergeError::Bad(e.to_string()))?.len();
+        self.layer_limit = self.limits.layer_bytes(len);
+        self.layer_data = 0;
+        while let Some(entry) = reader.next()? {
+            self.charge(&entry)?;
+            self.entry(entry, whiteouts)?;
+            self.check_work()?;
+        }
+        self.layers += 1;
+        Ok(())
+    }
+
+    /// The merged root.
+    pub(crate) fn finish(self) -> Tree {
+        self.tree
+    }
+
+    /// Counts what `entry` costs against the limits.
+    fn charge(&mut self, entry: &Entry) -> Result<(), MergeError> {
+        let (link, len, pieces) = match &entry.what {
+            What::HardLink(target) | What::Node(Kind::Symlink(target)) => (target.len(), 0, 0),
+            What::Node(Kind::File(data)) => (0, data.len, data.pieces.len()),
+            What::Node(_) => (0, 0, 0),
+        };
+        let xattrs: usize = entry.meta.xattrs.iter().map(|(k, v)| k.len() + v.len()).sum();
+        let bytes = entry.path.len() + link + xattrs + 24 * pieces + ENTRY_OVERHEAD;
+        self.metadata = self.metadata.saturating_add(bytes as u64);
+        self.data = self.data.saturating_add(len);
+        self.layer_data = self.layer_data.saturating_add(len);
+        self.count(1)?;
+        let limits = self.limits;
+        let over =
+            |what, limit| Err(MergeError::TooLarge(format!("more than {limit} bytes of {what}")));
+        if self.metadata > limits.metadata_bytes {
+            return over("names and attributes", limits.metadata_bytes);
+        }
+        if self.data > limits.image_uncompressed {
+            return over("file data", limits.image_uncompressed);
+        }
+        if self.layer_data > self.layer_limit {
+            return over("mostly empty file data", self.layer_limit);
+        }
+        Ok(())
+    }
+
+    /// Symbolic links and whiteouts let few bytes cause much work; ordinary images need some ten
+    /// names an entry.
+    fn check_work(&self) -> Result<(), MergeError> {
+        let allowed = (self.limits.entries as u64).saturating_mul(64).max(1 << 20);
+        match self.tree.work(0) > allowed {
+            true => {
+                Err(MergeError::TooLarge("too many symbolic links or whiteouts to follow".into()))
+            }
+            false => Ok(()),
+        }
+    }
+
+    fn count(&mut self, entries: usize) -> Result<(), MergeError> {
+        self.entries = self.entries.saturating_add(entries);
+        match self.entries > self.limits.entries {
+            true => Err(MergeError::TooLarge(format!("more than {} files", self.limits.entries))),
+            false => Ok(()),
+        }
+    }
+
+    fn entry(&mut self, entry: Entry, whiteouts: bool) -> Result<(), MergeError> {
+        let path = split_path(&entry.path, self.limits.path_bytes)?;
+        let Some((&name, parents)) = path.split_last() else { return self.root(entry) };
+        if whiteouts && path.iter().any(|part| part.starts_with(b".wh..wh.")) {
+            if name == b".wh..wh..opq" {
+                self.opaque(parents)?;
+            }
+            return Ok(());
+        }
+        if whiteouts && let Some(hidden) = name.strip_prefix(b".wh.") {
+            return self.whiteout(parents, hidden);
+        }
+        // A hard link's target is looked up first: `a` linked to `a` must not lose it.
+        let target = match &entry.what {
+            What::HardLink(target) => Some(self.link_target(target)?),
+            What::Node(_) => None,
+        };
+        let (place, made) = self.tree.find_or_make(parents, self.layers)?;
+        self.count(made)?;
+        self.metadata = self.metadata.saturating_add((made * ENTRY_OVERHEAD) as u64);
+        let id = match (target, entry.what) {
+            (Some(id), _) => id,
+            (None, What::Node(kind)) => self.node(&place, name, entry.meta, kind)?,
+            (None, What::HardLink(_)) => return Ok(()),
+        };
+        self.tree.link(&place, name, Child { id, layer: self.layers })?;
+        Ok(())
+    }
+
+    /// An entry for the root itself: its attributes.
+    fn root(&mut self, entry: Entry) -> Result<(), MergeError> {
+        match entry.what {
+            What::Node(Kind::Directory(_)) => {
+                self.tree.inode_mut(ROOT).meta = entry.meta;
+                Ok(())
+            }
+            _ => Err(MergeError::Bad("the root is not a folder".into())),
+        }
+    }
+
+    /// The inode for a new node: an existing folder's if the node is a folder, else a new one.
+    fn node(
+        &mut self,
+        place: &Place,
+        name: &[u8],
+        meta: super::tree::Meta,
+        mut kind: Kind,
+    ) -> Result<Id, MergeError> {
+        match &mut kind {
+            Kind::Directory(_) => {
+                let old = self.tree.child(place.id(), name).map(|child| child.id);
+                if let Some(id) = old.filter(|&id| self.tree.is_directory(id)) {
+                    self.tree.inode_mut(id).meta = meta;
+                    return Ok(id);
+                }
+            }
+            Kind::File(data) => data.layer = self.layers,
+            Kind::Symlink(target) if target.is_empty() || target.contains(&0) => {
+                return Err(MergeError::Bad("a symbolic link without a usable target".into()));
+            }
+            Kind::Symlink(target) if target.len() > 4095 => {
+                return Err(MergeError::Bad("a symbolic link longer than 4095 bytes".into()));
+            }
+            _ => {}
+        }
+        Ok(self.tree.add(Inode { meta, kind })?)
+    }
+
+    fn link_target(&self, target: &[u8]) -> Result<Id, MergeError> {
+        let missing =
+            || MergeError::Bad(format!("a hard link to '{}', which is missing", show(target)));
+        let path = split_path(target, self.limits.path_bytes)?;
+        let (&name, parents) = path.split_last().ok_or_else(missing)?;
+        let place = self.tree.find(parents)?.ok_or_else(missing)?;
+        let child = self.tree.child(place.id(), name).ok_or_else(missing)?;
+        match self.tree.is_directory(child.id) {
+            true => Err(MergeError::Bad(format!("a hard link to the folder '{}'", show(target)))),
+            false => Ok(child.id),
+        }
+    }
+
+    fn whiteout(&mut self, parents: &[&[u8]], hidden: &[u8]) -> Result<(), MergeError> {
+        if matches!(hidden, b"" | b"." | b"..") {
+            return Err(MergeError::Bad(format!("a whiteout of '{}'", show(hidden))));
+        }
+        if let Some(place) = self.tree.find(parents)?
+            && let Some(child) = self.tree.child(place.id(), hidden)
+        {
+            self.purge_below(child.id);
+            self.purge(place.id(), hidden, child);
+        }
+        Ok(())
+    }
+
+    fn opaque(&mut self, parents: &[&[u8]]) -> Result<(), MergeError> {
+        if let Some(place) = self.tree.find(parents)? {
+            self.purge_below(place.id());
+        }
+        Ok(())
+    }
+
+    /// Removes everything that lower layers put under `folder`.
+    fn purge_below(&mut self, folder: Id) {
+        let mut names = Vec::new();
+        let mut folders = vec![folder];
+        while let Some(folder) = folders.pop() {
+            for (name, child) in self.tree.children(folder) {
+                names.push((folder, name.to_vec(), child));
+                if self.tree.is_directory(child.id) {
+                    folders.push(child.id);
+                }
+            }
+        }
+        self.tree.work(names.len() as u64);
+        // From the end: what is in a folder comes before the folder.
+        for (folder, name, child) in names.into_iter().rev() {
+            self.purge(folder, &name, child);
+        }
+    }
+
+    /// Removes a name unless this layer has given it or has put something under it.
+    fn purge(&mut self, folder: Id, name: &[u8], child: Child) {
+        if child.layer < self.layers && self.tree.children(child.id).next().is_none() {
+            self.tree.unlink(folder, name);
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! The merged root as a tree of inodes in memory.
+//!
+//! A path is resolved here as a chroot would resolve it: symbolic links in the middle of a path are
+//! followed within this tree, never on the host.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+/// Index of an inode in its [`Tree`]. Two names with the same number are hard links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Id(u32);
+
+/// The root folder.
+pub(crate) const ROOT: Id = Id(0);
+
+/// `MAXSYMLINKS` of Linux.
+const MAX_SYMLINKS: usize = 40;
+/// `NAME_MAX` of Linux and `EROFS_NAME_LEN`.
+const MAX_NAME: usize = 255;
+
+/// What a file is apart from its content.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Meta {
+    /// Permission bits with set-id and sticky bits, 0 to 0o7777.
+    pub mode: u16,
+    pub uid: u32,
+    pub gid: u32,
+    /// Seconds since the epoch.
+    pub mtime: u64,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// Content of a file, by type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Directory(BTreeMap<Vec<u8>, Child>),
+    File(Data),
+    Symlink(Vec<u8>),
+    /// Major and minor number.
+    Char((u32, u32)),
+    /// Major and minor number.
+    Block((u32, u32)),
+    Fifo,
+}
+
+impl Kind {
+    pub(crate) fn new_directory() -> Self {
+        Self::Directory(BTreeMap::new())
+    }
+}
+
+/// A name in a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Child {
+    pub id: Id,
+    /// The layer that gave the name last: a whiteout hides names of lower layers only.
+    pub layer: u32,
+}
+
+/// Where a file's bytes are: in the uncompressed layer number `layer`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Data {
+    pub layer: u32,
+    /// Length of the file.
+    pub len: u64,
+    /// In ascending order; what they leave out is zeros.
+    pub pieces: Vec<Piece>,
+}
+
+/// A run of a file's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Offset in the file.
+    pub at: u64,
+    /// Offset in the layer.
+    pub from: u64,
+    pub len: u64,
+}
+
+/// A file.
+#[derive(Debug, Clone)]
+pub(crate) struct Inode {
+    pub meta: Meta,
+    pub kind: Kind,
+}
+
+/// Inodes and, in the folders among them, their names. An inode that lost its last name stays
+/// in the vector: the limit on entries bounds it.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    inodes: Vec<Inode>,
+    max_path: usize,
+    /// Names looked at so far: what a hostile layer could make grow without growing itself.
+    work: Cell<u64>,
+}
+
+/// A folder and the path to it from the root, symbolic links resolved.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    /// Every folder from the root on, with the length of its name.
+    chain: Vec<(Id, usize)>,
+}
+
+impl Place {
+    fn root() -> Self {
+        Self { chain: vec![(ROOT, 0)] }
+    }
+
+    /// The folder itself.
+    pub(crate) fn id(&self) -> Id {
+        self.chain.last().map_or(ROOT, |&(id, _)| id)
+    }
+
+    /// Length of the path to `name` in this folder.
+    fn path_len(&self, name: &[u8]) -> usize {
+        self.chain.iter().map(|(_, len)| len + 1).sum::<usize>() + name.len()
+    }
+}
+
+impl Tree {
+    /// An empty root. Paths (symbolic links resolved) may be up to `max_path` bytes.
+    pub(crate) fn new(max_path: usize) -> Self {
+        Self {
+            inodes: vec![implicit_directory()],
+            max_path: max_path.min(4095),
+            work: Cell::new(0),
+        }
+    }
+
+    pub(crate) fn inode(&self, id: Id) -> &Inode {
+        &self.inodes[id.0 as usize]
+    }
+
+    pub(crate) fn inode_mut(&mut self, id: Id) -> &mut Inode {
+        &mut self.inodes[id.0 as usize]
+    }
+
+    /// Counts `names` more names as looked at, and returns how many that makes.
+    pub(crate) fn work(&self, names: u64) -> u64 {
+        self.work.set(self.work.get().saturating_add(names));
+        self.work.get()
+    }
+
+    /// The names in folder `id`; none if it is no folder.
+    pub(crate) fn children(&self, id: Id) -> impl Iterator<Item = (&[u8], Child)> {
+        let children = match &self.inode(id).kind {
+            Kind::Directory(children) => Some(children),
+            _ => None,
+        };
+        children.into_iter().flatten().map(|(name, child)| (name.as_slice(), *child))
+    }
+
+    /// Visits every name, folders before what is in them and names in byte order, with the path,
+    /// the folder it is in, the name and what it stands for. The paths of folders end with a slash.
+    ///
+    /// Here and elsewhere trees are walked without recursion: paths may have two thousand parts,
+    /// and a layer must not choose how deep the stack gets.
+    pub(crate) fn walk<'a, E>(
+        &'a self,
+        mut visit: impl FnMut(&[u8], Id, &'a [u8], Id) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut path = Vec::new();
+        let mut open = vec![(ROOT, self.children(ROOT), 0)];
+        while let Some((folder, names, len)) = open.last_mut() {
+            path.truncate(*len);
+            let Some((name, child)) = names.next() else {
+                open.pop();
+                continue;
+            };
+            path.extend_from_slice(name);
+            let is_directory = self.is_directory(child.id);
+            if is_directory {
+                path.push(b'/');
+            }
+            visit(&path, *folder, name, child.id)?;
+            if is_directory {
+                open.push((child.id, self.children(child.id), path.len()));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn child(&self, folder: Id, name: &[u8]) -> Option<Child> {
+        match &self.inode(folder).kind {
+            Kind::Directory(children) => children.get(name).copied(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_directory(&self, id: Id) -> bool {
+        matches!(self.inode(id).kind, Kind::Directory(_))
+    }
+
+    /// Adds an inode that has no name yet.
+    pub(crate) fn add(&mut self, inode: Inode) -> Result<Id, String> {
+        let id = u32::try_from(self.inodes.len()).map_err(|_| "too many files")?;
+        self.inodes.push(inode);
+        Ok(Id(id))
+    }
+
+    /// Gives `id` the name `name` in `place`, instead of whatever had it.
+    pub(crate) fn link(&mut self, place: &Place, name: &[u8], child: Child) -> Result<(), String> {
+        if place.path_len(name) > self.max_path {
+            return Err(format!("a path longer than {} bytes", self.max_path));
+        }
+        match &mut self.inode_mut(place.id()).kind {
+            Kind::Directory(children) => {
+                children.insert(name.to_vec(), child);
+                Ok(())
+            }
+            _ => Err("a file where a folder is needed".into()),
+        }
+    }
+
+    /// Takes the name `name` out of `folder`.
+    pub(crate) fn unlink(&mut self, folder: Id, name: &[u8]) {
+        if let Kind::Directory(children) = &mut self.inode_mut(folder).kind {
+            children.remove(name);
+        }
+    }
+
+    /// The folder at `path`, or `None` if there is none (or something else than a folder).
+    pub(crate) fn find(&self, path: &[&[u8]]) -> Result<Option<Place>, String> {
+        let mut walk = Walk::new(path);
+        while let Some(name) = walk.left.pop() {
+            match self.step(&mut walk, &name)? {
+                Step::Done => {}
+                Step::Missing | Step::NotAFolder => return Ok(None),
+            }
+        }
+        Ok(Some(walk.place))
+    }
+
+    /// The folder at `path`, with whatever is missing of it made by `layer` (root's, 0755).
+    /// Returns how many folders were made as well.
+    pub(crate) fn find_or_make(
+        &mut self,
+        path: &[&[u8]],
+        layer: u32,
+    ) -> Result<(Place, usize), String> {
+        let mut walk = Walk::new(path);
+        let mut made = 0;
+        while let Some(name) = walk.left.pop() {
+            match self.step(&mut walk, &name)? {
+                Step::Done => {}
+                Step::NotAFolder => {
+                    return Err(format!("'{}' is used as a folder, but is none", show(&name)));
+                }
+                Step::Missing => {
+                    let id = self.add(implicit_directory())?;
+                    self.link(&walk.place, &name, Child { id, layer })?;
+                    walk.place.chain.push((id, name.len()));
+                    made += 1;
+                }
+            }
+        }
+        Ok((walk.place, made))
+    }
+
+    /// Goes from where `walk` is to `name`, or puts the link found there in front of what is left.
+    fn step(&self, walk: &mut Walk, name: &[u8]) -> Result<Step, String> {
+        self.work(1);
+        if name == b".." {
+            // Only links bring us here: names with `..` are refused before.
+            if walk.place.chain.len() == 1 {
+                return Err("a symbolic link that climbs out of the root".into());
+            }
+            walk.place.chain.pop();
+            return Ok(Step::Done);
+        }
+        let Some(child) = self.child(walk.place.id(), name) else { return Ok(Step::Missing) };
+        match &self.inode(child.id).kind {
+            Kind::Directory(_) => {
+                walk.place.chain.push((child.id, name.len()));
+                Ok(Step::Done)
+            }
+            Kind::Symlink(target) => walk.follow(target).map(|()| Step::Done),
+            _ => Ok(Step::NotAFolder),
+        }
+    }
+}
+
+enum Step {
+    Done,
+    Missing,
+    NotAFolder,
+}
+
+/// A path on its way through the tree.
+struct Walk {
+    place: Place,
+    /// What is left to go, last part first.
+    left: Vec<Vec<u8>>,
+    links: usize,
+}
+
+impl Walk {
+    fn new(path: &[&[u8]]) -> Self {
+        let left = path.iter().rev().map(|part| part.to_vec()).collect();
+        Self { place: Place::root(), left, links: 0 }
+    }
+
+    fn follow(&mut self, target: &[u8]) -> Result<(), String> {
+        self.links += 1;
+        if self.links > MAX_SYMLINKS {
+            return Err("too many symbolic links on the way to a file".into());
+        }
+        if target.starts_with(b"/") {
+            self.place = Place::root();
+        }
+        let parts = target.split(|&b| b == b'/').filter(|part| !matches!(*part, b"" | b"."));
+        let from = self.left.len();
+        self.left.extend(parts.map(<[u8]>::to_vec));
+        self.left[from..].reverse();
+        Ok(())
+    }
+}
+
+/// A folder that no layer describes.
+fn implicit_directory() -> Inode {
+    Inode { meta: Meta { mode: 0o755, ..Meta::default() }, kind: Kind::new_directory() }
+}
+
+/// The parts of a path in an archive. A leading slash means the image's root, as `.` does.
+pub(crate) fn split_path(path: &[u8], max: usize) -> Result<Vec<&[u8]>, String> {
+    if path.len() > max {
+        return Err(format!("a path longer than {max} bytes"));
+    }
+    if path.contains(&0) {
+        return Err("a path with a NUL byte".into());
+    }
+    let parts = path.split(|&b| b == b'/').filter(|part| !matches!(*part, b"" | b"."));
+    parts
+        .map(|part| match part {
+            b".." => Err(format!("the path '{}' climbs out of its folder", show(path))),
+            _ if part.len() > MAX_NAME => Err(format!("a name longer than {MAX_NAME} bytes")),
+            _ => Ok(part),
+        })
+        .collect()
+}
+
+/// A name for a message: printable, at most 100 characters.
+pub(crate) fn show(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).escape_debug().take(100).collect()
+}

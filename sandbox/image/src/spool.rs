@@ -1,0 +1,207 @@
+//! Brings one layer to disk: uncompressed, into a nameless file, with both of its digests checked
+//! and every limit enforced on the way.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::digest::{DigestReader, DigestWriter};
+use crate::manifest::Layer;
+use crate::{Error, Limits, Result};
+
+const CHUNK: usize = 256 << 10;
+
+/// What the layers of one image share.
+#[derive(Debug)]
+pub(crate) struct Spooler<'a> {
+    /// Folder for the nameless files.
+    pub dir: &'a Path,
+    pub limits: &'a Limits,
+    /// Uncompressed bytes of all layers so far.
+    pub total: &'a AtomicU64,
+}
+
+impl Spooler<'_> {
+    /// Reads the blob of `layer` from `blob`, and returns the uncompressed archive in a file that
+    /// has no name: it is gone when the last handle is, be it by `kill -9`.
+    ///
+    /// `progress` is called with the bytes of the blob read so far.
+    pub(crate) fn spool(
+        &self,
+        blob: impl Read,
+        layer: &Layer,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<File> {
+        // One byte more than announced, to see that there is more.
+        let mut blob = DigestReader::new(blob.take(layer.size.saturating_add(1)));
+        let result = self.decompress(&mut blob, layer, progress);
+        // Not the blob's fault, or known to be too large: no reason to read on.
+        if let Err(Error::TooLarge { .. } | Error::NoSpace { .. } | Error::Io { .. }) = result {
+            return result.map(|(file, _)| file);
+        }
+        // What a decompressor leaves unread counts for the digest as well. A wrong digest explains
+        // a failed decompression, so it is looked at first.
+        let rest = io::copy(&mut blob, &mut io::sink());
+        check_blob(&blob, rest, layer)?;
+        let (file, actual) = result?;
+        if actual != layer.diff_id {
+            return Err(Error::DigestMismatch {
+                what: format!("layer {} (uncompressed)", layer.digest),
+                expected: layer.diff_id,
+                actual,
+            });
+        }
+        Ok(file)
+    }
+
+    fn decompress(
+        &self,
+        blob: &mut DigestReader<impl Read>,
+        layer: &Layer,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(File, crate::Digest)> {
+        let unreadable = |e: io::Error| Error::bad_layer(layer.digest, e);
+        let mut magic = [0; 4];
+        let mut have = 0;
+        while have < magic.len() {
+            match blob.read(&mut magic[have..]).map_err(unreadable)? {
+                0 => break,
+                n => have += n,
+            }
+        }
+        let meter = Meter { inner: blob, progress };
+        let input = BufReader::with_capacity(CHUNK, magic[..have].chain(meter));
+        let mut decoder: Box<dyn Read + '_> = match compression(&magic) {
+            Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
+            Compression::Zstd => Box::new(zstd::Decoder::with_buffer(input).map_err(unreadable)?),
+            Compression::None => Box::new(input),
+        };
+        let file =
+            tempfile::tempfile_in(self.dir).map_err(|e| Error::io("write to", self.dir, e))?;
+        let mut out = DigestWriter::new(file);
+        let allowed = self.limits.layer_bytes(layer.size);
+        let mut buffer = vec![0; CHUNK];
+        let mut done = 0;
+        loop {
+            let n = match decoder.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(unreadable(e)),
+            };
+            done += n as u64;
+            self.check(done, n as u64, allowed, layer)?;
+            out.write_all(&buffer[..n]).map_err(|e| Error::io("write to", self.dir, e))?;
+        }
+        let (file, digest, _) = out.finish();
+        Ok((file, digest))
+    }
+
+    fn check(&self, done: u64, more: u64, allowed: u64, layer: &Layer) -> Result<()> {
+        let what = || format!("layer {}", layer.digest);
+        if done > allowed {
+            return Err(Error::too_large(
+                what(),
+                format!("{} compressed bytes grow to more than {allowed}", layer.size),
+            ));
+        }
+        let total = self.total.fetch_add(more, Ordering::Relaxed).saturating_add(more);
+        if total > self.limits.image_uncompressed {
+            return Err(Error::too_large(
+                what(),
+                format!(
+                    "the image's layers hold more than {} bytes",
+                    self.limits.image_uncompressed
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Compares a blob that was read to its end with its descriptor.
+fn check_blob(blob: &DigestReader<impl Read>, rest: io::Result<u64>, layer: &Layer) -> Result<()> {
+    let what = || format!("layer {}", layer.digest);
+    let (actual, count) = (blob.digest(), blob.count());
+    match rest {
+        // The source failed, and the missing bytes are its fault.
+        Err(e) if count < layer.size => return Err(Error::bad_layer(layer.digest, e)),
+        _ => {}
+    }
+    if count != layer.size {
+        return Err(Error::SizeMismatch { what: what(), expected: layer.size, actual: count });
+    }
+    match actual == layer.digest {
+        true => Ok(()),
+        false => Err(Error::DigestMismatch { what: what(), expected: layer.digest, actual }),
+    }
+}
+
+enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+/// By the first bytes, since media types are often wrong: RFC 1952; RFC 8878, with skippable
+/// frames.
+fn compression(magic: &[u8; 4]) -> Compression {
+    match magic {
+        [0x1f, 0x8b, ..] => Compression::Gzip,
+        [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Compression::Zstd,
+        _ => Compression::None,
+    }
+}
+
+/// Uncompresses `input` into a nameless file in `dir`, at most `max` bytes of it. For archives of
+/// images that were compressed as a whole; `None` if it was not.
+pub(crate) fn uncompress_archive(
+    input: &File,
+    dir: &Path,
+    max: u64,
+    name: &str,
+) -> Result<Option<File>> {
+    use std::os::unix::fs::FileExt;
+    let mut magic = [0; 4];
+    // Too short for a magic number is too short for anything: the archive reader will tell.
+    if input.read_exact_at(&mut magic, 0).is_err() {
+        return Ok(None);
+    }
+    let buffered = BufReader::with_capacity(CHUNK, input);
+    let unreadable = |e: io::Error| Error::source(name, format!("cannot be uncompressed: {e}"));
+    let decoder: Box<dyn Read + '_> = match compression(&magic) {
+        Compression::None => return Ok(None),
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered)),
+        Compression::Zstd => Box::new(zstd::Decoder::with_buffer(buffered).map_err(unreadable)?),
+    };
+    let mut decoder = decoder.take(max.saturating_add(1));
+    let mut out = tempfile::tempfile_in(dir).map_err(|e| Error::io("write to", dir, e))?;
+    let mut buffer = vec![0; CHUNK];
+    let mut done = 0;
+    loop {
+        let n = decoder.read(&mut buffer).map_err(unreadable)?;
+        if n == 0 {
+            return Ok(Some(out));
+        }
+        done += n as u64;
+        if done > max {
+            return Err(Error::too_large(name, format!("it grows to more than {max} bytes")));
+        }
+        out.write_all(&buffer[..n]).map_err(|e| Error::io("write to", dir, e))?;
+    }
+}
+
+/// Reports how much was read through it.
+struct Meter<'a, R> {
+    inner: &'a mut DigestReader<R>,
+    progress: &'a mut dyn FnMut(u64),
+}
+
+impl<R: Read> Read for Meter<'_, R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buf)?;
+        (self.progress)(self.inner.count());
+        Ok(n)
+    }
+}

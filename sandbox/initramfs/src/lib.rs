@@ -1,0 +1,218 @@
+//! What a sandbox boots: the guest kernel, and an initramfs made for it.
+//!
+//! [`Kernel::locate`] finds a kernel and its modules: the one that set-up unpacked, or a file of
+//! the user's. [`Kernel::bootable`] gives the form that starts fastest, an uncompressed ELF where
+//! there is a PVH entry. [`build`] makes the initramfs: the agent as `/init`, the modules that a
+//! sandbox needs and this kernel does not have built in, in the order in which they must be loaded
+//! (`/modules/NN-NAME.ko`), and the empty directories that the agent mounts on. Both results are
+//! kept in a cache directory, written aside and renamed into place, so that an interrupted build
+//! leaves nothing that a later one could take for whole.
+//!
+//! The initramfs is not compressed: QEMU hands it over as it is, and unpacking it costs the guest
+//! time at every start (under emulation far more than the host saves in memory).
+//!
+//! Not here: fetching kernels (set-up does), signatures of modules (the guest kernel checks them),
+//! `modules.dep` (packages come without it; dependencies are read from the modules themselves).
+//!
+//! Dependencies: `flate2`, `zstd`, `lz4_flex` and `lzma-rust2` since kernels and modules come
+//! compressed with any of them; `sha2` and `hex` name cache files by content; `thiserror` for
+//! errors at the crate's edge.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+mod cache;
+mod cpio;
+mod elf;
+mod error;
+mod kernel;
+mod modules;
+mod unpack;
+
+pub use error::{Error, Result};
+pub use kernel::Kernel;
+pub use modules::{WANTED, Wanted};
+
+use cpio::Archive;
+use elf::Elf;
+use modules::Module;
+
+/// Largest agent that is put into an initramfs, in bytes.
+const MAX_AGENT: u64 = 64 << 20;
+
+/// Empty directories of the initramfs, for the agent to mount on.
+const DIRECTORIES: &[&str] = &["dev", "proc", "sys", "run", "containers", "modules"];
+
+/// Makes the initramfs for `kernel` with `agent` (a static x86-64 program) as its init, or finds
+/// it in the directory `cache`, which is made if it is not there.
+///
+/// The file's name holds a digest of its content, so a new agent or kernel gives a new file and a
+/// running start never sees its initramfs change. Takes some ten milliseconds.
+///
+/// # Errors
+/// A wanted module that the kernel has neither built in nor beside it, a module or agent that is
+/// none, or a file that cannot be read or written.
+pub fn build(kernel: &Kernel, agent: &Path, cache: &Path) -> Result<PathBuf> {
+    let agent = read_agent(agent)?;
+    let modules = match &kernel.modules {
+        Some(directory) => modules::resolve(directory, WANTED)?,
+        None => Vec::new(),
+    };
+    let archive = assemble(&agent, &modules);
+    let release = kernel.release.as_deref().unwrap_or("unknown");
+    cache::by_content(cache, &format!("initramfs-{release}"), "cpio", &archive)
+}
+
+/// Puts the archive together. Same input, same bytes: every time stamp is zero.
+fn assemble(agent: &[u8], modules: &[Module]) -> Vec<u8> {
+    let mut archive = Archive::new();
+    for directory in DIRECTORIES {
+        archive.directory(directory);
+    }
+    // The kernel opens it as the standard streams of init, before init can mount anything.
+    archive.character_device("dev/console", 0o600, 5, 1);
+    archive.file("init", 0o755, agent);
+    for (number, module) in modules.iter().enumerate() {
+        archive.file(&format!("modules/{number:02}-{}.ko", module.name), 0o644, &module.object);
+    }
+    archive.finish()
+}
+
+fn read_agent(path: &Path) -> Result<Vec<u8>> {
+    let bad = |what| Error::BadAgent { path: path.to_owned(), what };
+    let size = fs::metadata(path).map_err(|source| Error::file("read", path, source))?.len();
+    if size > MAX_AGENT {
+        return Err(bad("it is larger than 64 MiB"));
+    }
+    let agent = fs::read(path).map_err(|source| Error::file("read", path, source))?;
+    let elf = Elf::parse(&agent).ok_or_else(|| bad("it is no x86-64 ELF program"))?;
+    if elf.has_interpreter() {
+        return Err(bad("it is not static: an initramfs has no dynamic loader"));
+    }
+    Ok(agent)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::elf::tests::ElfFile;
+
+    /// A kernel directory with compressed modules that depend on each other.
+    fn kernel_in(directory: &Path) -> Kernel {
+        let modules = directory.join("modules/kernel/fs");
+        fs::create_dir_all(&modules).unwrap();
+        fs::write(directory.join("release"), "6.1.0-test\n").unwrap();
+        fs::write(directory.join("vmlinuz"), ElfFile::kernel().bytes()).unwrap();
+        let erofs = ElfFile::module("depends=libcrc32c,lz4-decompress\0").bytes();
+        fs::write(modules.join("erofs.ko"), erofs).unwrap();
+        fs::write(modules.join("libcrc32c.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
+        let zstd = zstd::encode_all(&ElfFile::module("").bytes()[..], 3).unwrap();
+        fs::write(modules.join("lz4_decompress.ko.zst"), zstd).unwrap();
+        let builtin: String = ["virtio_pci", "virtio_console", "nvme", "overlay"]
+            .map(|name| format!("kernel/drivers/{name}.ko\n"))
+            .concat();
+        fs::write(directory.join("modules/modules.builtin"), builtin).unwrap();
+        Kernel::locate(None, directory).unwrap()
+    }
+
+    fn agent_in(directory: &Path) -> PathBuf {
+        let path = directory.join("agent");
+        fs::write(&path, ElfFile::program().bytes()).unwrap();
+        path
+    }
+
+    /// What `cpio -tv` reads from an archive; `None` where there is no cpio.
+    fn listed_by_cpio(archive: &[u8]) -> Option<String> {
+        let mut child = Command::new("cpio")
+            .args(["-itv", "--quiet", "--numeric-uid-gid"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .ok()?;
+        child.stdin.take().unwrap().write_all(archive).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success());
+        Some(String::from_utf8(output.stdout).unwrap())
+    }
+
+    #[test]
+    fn an_initramfs_holds_init_devices_and_modules_in_load_order() {
+        let directory = tempfile::tempdir().unwrap();
+        let kernel = kernel_in(directory.path());
+        let cache = directory.path().join("cache");
+        let built = build(&kernel, &agent_in(directory.path()), &cache).unwrap();
+        let Some(listing) = listed_by_cpio(&fs::read(&built).unwrap()) else {
+            println!(
+                "SKIPPED: an_initramfs_holds_init_devices_and_modules_in_load_order: needs cpio"
+            );
+            return;
+        };
+        let lines: Vec<_> = listing.lines().map(|line| line.trim_end().to_owned()).collect();
+        for (line, name) in lines.iter().zip(DIRECTORIES) {
+            assert!(line.starts_with("drwxr-xr-x") && line.ends_with(name), "{line}");
+        }
+        let rest = &lines[DIRECTORIES.len()..];
+        assert!(rest[0].starts_with("crw-------") && rest[0].contains("5,   1"), "{}", rest[0]);
+        assert!(rest[1].starts_with("-rwxr-xr-x") && rest[1].ends_with("init"), "{}", rest[1]);
+        let names: Vec<_> = rest[2..].iter().map(|line| line.rsplit(' ').next().unwrap()).collect();
+        let expected =
+            ["modules/00-libcrc32c.ko", "modules/01-lz4_decompress.ko", "modules/02-erofs.ko"];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn the_same_input_is_built_once_and_another_agent_is_another_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let kernel = kernel_in(directory.path());
+        let (agent, cache) = (agent_in(directory.path()), directory.path().join("cache"));
+        let first = build(&kernel, &agent, &cache).unwrap();
+        let written = fs::metadata(&first).unwrap().modified().unwrap();
+        assert_eq!(build(&kernel, &agent, &cache).unwrap(), first);
+        assert_eq!(fs::metadata(&first).unwrap().modified().unwrap(), written);
+        let mut changed = fs::read(&agent).unwrap();
+        changed.push(0);
+        fs::write(&agent, changed).unwrap();
+        assert_ne!(build(&kernel, &agent, &cache).unwrap(), first);
+        // Only finished files are in the cache.
+        let names: Vec<_> = fs::read_dir(&cache).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_an_agent_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let kernel = kernel_in(directory.path());
+        let agent = directory.path().join("agent");
+        let refused = |content: &[u8]| {
+            fs::write(&agent, content).unwrap();
+            build(&kernel, &agent, directory.path()).unwrap_err().to_string()
+        };
+        assert!(refused(b"#!/bin/sh\n").contains("no x86-64 ELF"));
+        assert!(refused(b"").contains("no x86-64 ELF"));
+        assert!(refused(&ElfFile::dynamic().bytes()).contains("not static"));
+        assert!(build(&kernel, &directory.path().join("absent"), directory.path()).is_err());
+    }
+
+    /// The kernel that set-up unpacked, with this test's own program standing in for the agent's
+    /// bytes.
+    #[test]
+    fn installed_kernel_has_what_a_sandbox_needs() {
+        let installed = Path::new("/var/lib/slipway/kernel");
+        let Ok(kernel) = Kernel::locate(None, installed) else {
+            println!("SKIPPED: installed_kernel_has_what_a_sandbox_needs: needs 'make setup'");
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let built = build(&kernel, &agent_in(directory.path()), directory.path()).unwrap();
+        if let Some(listing) = listed_by_cpio(&fs::read(built).unwrap()) {
+            print!("{listing}");
+            assert!(listing.contains("-overlay.ko"), "{listing}");
+        }
+        let bootable = kernel.bootable(directory.path()).unwrap();
+        let bytes = fs::read(bootable).unwrap();
+        assert!(Elf::parse(&bytes).is_some_and(|elf| elf.has_pvh_entry()));
+    }
+}

@@ -1,0 +1,296 @@
+//! Which modules a sandbox needs of a kernel, and in which order they must be loaded.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::elf::Elf;
+use crate::unpack::Compression;
+use crate::{Error, Result};
+
+/// Largest module, packed or unpacked, in bytes.
+const MAX_MODULE: usize = 64 << 20;
+
+/// Deepest chain of dependencies. Real ones have about five links.
+const MAX_DEPTH: usize = 32;
+
+/// Deepest folder under a modules directory.
+const MAX_FOLDERS: usize = 12;
+
+/// A driver that a sandbox uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The module's name, with underscores.
+    pub name: &'static str,
+    /// Whether a kernel without it cannot run sandboxes.
+    pub required: bool,
+}
+
+/// What a sandbox uses of its kernel: the bus of the agent's port and the port itself, the disk,
+/// the image and the layer above it; beside them what volumes and the random number generator want.
+pub const WANTED: &[Wanted] = &[
+    Wanted { name: "virtio_pci", required: true },
+    Wanted { name: "virtio_console", required: true },
+    Wanted { name: "nvme", required: true },
+    Wanted { name: "erofs", required: true },
+    Wanted { name: "overlay", required: true },
+    Wanted { name: "ext4", required: false },
+    Wanted { name: "virtio_rng", required: false },
+];
+
+/// A module, ready to be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Module {
+    /// Its name, with underscores.
+    pub(crate) name: String,
+    /// The object file, unpacked.
+    pub(crate) object: Vec<u8>,
+}
+
+/// The modules under `directory` that `wanted` asks for and that are not built in, each after those
+/// that it depends on.
+pub(crate) fn resolve(directory: &Path, wanted: &[Wanted]) -> Result<Vec<Module>> {
+    let mut resolver = Resolver::new(directory)?;
+    let mut missing = Vec::new();
+    for Wanted { name, required } in wanted {
+        if resolver.has(name) {
+            resolver.load(name, 0)?;
+        } else if *required {
+            missing.push((*name).to_owned());
+        }
+    }
+    if missing.is_empty() {
+        Ok(resolver.order)
+    } else {
+        Err(Error::MissingModules { missing, directory: directory.to_owned() })
+    }
+}
+
+struct Resolver {
+    directory: PathBuf,
+    builtin: HashSet<String>,
+    files: HashMap<String, PathBuf>,
+    /// Loaded, or being loaded.
+    visited: HashSet<String>,
+    order: Vec<Module>,
+}
+
+impl Resolver {
+    fn new(directory: &Path) -> Result<Self> {
+        let mut files = HashMap::new();
+        collect(directory, 0, &mut files)?;
+        let list = directory.join("modules.builtin");
+        let builtin =
+            fs::read_to_string(&list).map_err(|source| Error::file("read", list, source))?;
+        let builtin = builtin.lines().filter_map(|line| module_name(Path::new(line))).collect();
+        let directory = directory.to_owned();
+        Ok(Self { directory, builtin, files, visited: HashSet::new(), order: Vec::new() })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.builtin.contains(name) || self.files.contains_key(name)
+    }
+
+    /// Appends a module after its dependencies, unless it is there already.
+    fn load(&mut self, name: &str, depth: usize) -> Result<()> {
+        if self.builtin.contains(name) || self.visited.contains(name) {
+            return Ok(());
+        }
+        if depth > MAX_DEPTH {
+            return Err(Error::NoOrder(name.to_owned()));
+        }
+        let Some(path) = self.files.get(name).cloned() else {
+            let missing = vec![name.to_owned()];
+            return Err(Error::MissingModules { missing, directory: self.directory.clone() });
+        };
+        self.visited.insert(name.to_owned());
+        let object = read_object(&path)?;
+        let needs = Needs::of(&object).ok_or_else(|| Error::BadModule {
+            path,
+            what: "it has no module information".into(),
+        })?;
+        for dependency in needs.hard {
+            self.load(&dependency, depth + 1)?;
+        }
+        for dependency in needs.soft {
+            self.load_soft(&dependency, depth + 1)?;
+        }
+        self.order.push(Module { name: name.to_owned(), object });
+        Ok(())
+    }
+
+    /// A soft dependency may name an alias (`crc32c`) whose plain implementation is a module of
+    /// nearly that name; what is not there is not needed.
+    fn load_soft(&mut self, name: &str, depth: usize) -> Result<()> {
+        let generic = format!("{name}_generic");
+        match [name, &generic].into_iter().find(|candidate| self.has(candidate)) {
+            Some(found) => self.load(found, depth),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a module says that it needs.
+struct Needs {
+    hard: Vec<String>,
+    soft: Vec<String>,
+}
+
+impl Needs {
+    /// Reads `.modinfo`: `key=value` strings, each ended by a zero (Linux, *MODULE_INFO*).
+    fn of(object: &[u8]) -> Option<Self> {
+        let info = Elf::parse(object)?.section(b".modinfo")?;
+        let mut needs = Self { hard: Vec::new(), soft: Vec::new() };
+        for entry in info.split(|&byte| byte == 0) {
+            let entry = String::from_utf8_lossy(entry);
+            match entry.split_once('=') {
+                Some(("depends", names)) => {
+                    needs.hard.extend(names.split(',').filter(|n| !n.is_empty()).map(normal));
+                }
+                Some(("softdep", rule)) => needs.soft.extend(soft_before(rule).map(normal)),
+                _ => {}
+            }
+        }
+        Some(needs)
+    }
+}
+
+/// The names after `pre:` in `pre: a b post: c`.
+fn soft_before(rule: &str) -> impl Iterator<Item = &str> {
+    let after = rule.split_once("pre:").map_or("", |(_, after)| after);
+    after.split_whitespace().take_while(|word| !word.ends_with(':'))
+}
+
+/// Names are the same whether written with `-` or `_`.
+fn normal(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+/// `kernel/fs/erofs/erofs.ko.xz` is `erofs`.
+fn module_name(path: &Path) -> Option<String> {
+    let file = path.file_name()?.to_str()?;
+    let (name, suffix) = file.split_once(".ko")?;
+    matches!(suffix, "" | ".xz" | ".zst" | ".gz").then(|| normal(name))
+}
+
+/// Finds every module file under a directory. Links are not followed: `build` and `source` of an
+/// installed kernel lead out of it.
+fn collect(directory: &Path, depth: usize, files: &mut HashMap<String, PathBuf>) -> Result<()> {
+    let failed = |source| Error::file("read", directory, source);
+    if depth > MAX_FOLDERS {
+        return Ok(());
+    }
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let kind = entry.file_type().map_err(failed)?;
+        let path = entry.path();
+        if kind.is_dir() {
+            collect(&path, depth + 1, files)?;
+        } else if kind.is_file()
+            && let Some(name) = module_name(&path)
+        {
+            files.insert(name, path);
+        }
+    }
+    Ok(())
+}
+
+fn read_object(path: &Path) -> Result<Vec<u8>> {
+    let bad = |what: String| Error::BadModule { path: path.to_owned(), what };
+    let mut packed = Vec::new();
+    fs::File::open(path)
+        .and_then(|file| file.take(MAX_MODULE as u64 + 1).read_to_end(&mut packed))
+        .map_err(|source| Error::file("read", path, source))?;
+    if packed.len() > MAX_MODULE {
+        return Err(bad("it is larger than 64 MiB".into()));
+    }
+    match Compression::of(&packed) {
+        Some(compression) => {
+            compression.unpack(&packed, MAX_MODULE).map_err(|error| bad(error.to_string()))
+        }
+        None => Ok(packed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elf::tests::ElfFile;
+
+    /// A modules directory with these modules, each with its information.
+    fn directory(modules: &[(&str, &str)], builtin: &str) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("kernel")).unwrap();
+        for (name, info) in modules {
+            let path = directory.path().join("kernel").join(format!("{name}.ko"));
+            fs::write(path, ElfFile::module(info).bytes()).unwrap();
+        }
+        fs::write(directory.path().join("modules.builtin"), builtin).unwrap();
+        directory
+    }
+
+    fn resolved(directory: &tempfile::TempDir, name: &'static str) -> Result<Vec<String>> {
+        let modules = resolve(directory.path(), &[Wanted { name, required: true }])?;
+        Ok(modules.into_iter().map(|module| module.name).collect())
+    }
+
+    #[test]
+    fn dependencies_come_first_and_once() {
+        let modules = [
+            ("virtio", "depends=\0"),
+            ("virtio_ring", "depends=virtio\0"),
+            ("virtio-pci", "license=GPL\0depends=virtio-ring,virtio,legacy\0"),
+            ("legacy", ""),
+        ];
+        let directory = directory(&modules, "");
+        let order = resolved(&directory, "virtio_pci").unwrap();
+        assert_eq!(order, ["virtio", "virtio_ring", "legacy", "virtio_pci"]);
+    }
+
+    #[test]
+    fn soft_dependencies_are_taken_where_they_exist() {
+        let modules = [
+            ("libcrc32c", "softdep=pre: crc32c nothing post: after\0"),
+            ("crc32c_generic", ""),
+            ("after", ""),
+        ];
+        let order = resolved(&directory(&modules, ""), "libcrc32c").unwrap();
+        assert_eq!(order, ["crc32c_generic", "libcrc32c"]);
+    }
+
+    #[test]
+    fn built_in_is_not_loaded() {
+        let directory = directory(&[("a", "depends=b-c\0")], "kernel/lib/b_c.ko\nkernel/x/d.ko\n");
+        assert_eq!(resolved(&directory, "a").unwrap(), ["a"]);
+        assert_eq!(resolved(&directory, "d").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let directory = directory(&[("a", "depends=b\0")], "");
+        for (wanted, missing) in [("a", "b"), ("z", "z")] {
+            match resolved(&directory, wanted) {
+                Err(Error::MissingModules { missing: named, .. }) => assert_eq!(named, [missing]),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn circles_end() {
+        let directory = directory(&[("a", "depends=b\0"), ("b", "depends=a\0")], "");
+        assert_eq!(resolved(&directory, "a").unwrap(), ["b", "a"]);
+    }
+
+    #[test]
+    fn damaged_modules_are_refused() {
+        let directory = directory(&[("a", "")], "");
+        let path = directory.path().join("kernel/a.ko");
+        for content in [&b""[..], b"\x7fELF", b"\x1f\x8bxx", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"] {
+            fs::write(&path, content).unwrap();
+            let error = resolved(&directory, "a").unwrap_err();
+            assert!(matches!(error, Error::BadModule { .. }), "{error}");
+        }
+    }
+}

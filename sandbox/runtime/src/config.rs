@@ -1,0 +1,188 @@
+//! The node's settings: `/etc/slipway/config.toml`, then `/etc/slipway/config.d/*.toml` in name
+//! order, then what the command line says.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// Where the settings are read from unless told otherwise.
+pub const CONFIG_FILE: &str = "/etc/slipway/config.toml";
+
+/// Settings of a node. Every field has a default; a file needs to name only what differs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Sockets and locks; on a tmpfs. Short, since socket paths hold at most 107 bytes.
+    pub run_dir: PathBuf,
+    /// Images, records, logs, scratch volumes.
+    pub data_dir: PathBuf,
+    /// Tools that the distribution has too old (`bin/qemu-system-x86_64`, `bin/mkfs.erofs`).
+    pub tools_dir: PathBuf,
+    /// The guest kernel: `vmlinuz`, `modules/`, `release`.
+    pub kernel_dir: PathBuf,
+    /// The static agent; unset: `slipway-agent` beside the running program, then
+    /// `/usr/libexec/slipway/slipway-agent`.
+    pub agent: Option<PathBuf>,
+    /// First of the user ids that VMMs run as, one for each sandbox. No user of the host may have
+    /// an id in `vmm_uid_base..vmm_uid_base + vmm_uid_count`.
+    pub vmm_uid_base: u32,
+    /// How many such ids there are: the most sandboxes at once.
+    pub vmm_uid_count: u32,
+    /// Memory of a sandbox when `--memory` is not given, bytes.
+    pub memory_bytes: u64,
+    /// Virtual CPUs of a sandbox when `--cpus` is not given.
+    pub cpus: u32,
+    /// Size of the volatile layer, bytes: the most that a container can write to its root. It
+    /// takes host memory only as it is written.
+    pub volatile_layer_bytes: u64,
+    /// Most bytes that a container's kept output takes on disk.
+    pub log_bytes: u64,
+    /// Seconds that a sandbox has to reach its agent.
+    pub boot_timeout_s: u64,
+    /// "auto", "kvm" or "tcg".
+    pub accelerator: String,
+    /// Threads that serve devices.
+    pub reactors: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            run_dir: "/run/slipway".into(),
+            data_dir: "/var/lib/slipway".into(),
+            tools_dir: "/var/lib/slipway/tools".into(),
+            kernel_dir: "/var/lib/slipway/kernel".into(),
+            agent: None,
+            vmm_uid_base: 1_879_048_192,
+            vmm_uid_count: 4096,
+            memory_bytes: 256 << 20,
+            cpus: 1,
+            volatile_layer_bytes: 2 << 30,
+            log_bytes: 256 << 20,
+            boot_timeout_s: 120,
+            accelerator: "auto".into(),
+            reactors: 1,
+        }
+    }
+}
+
+impl Config {
+    /// Reads `file` and its drop-ins (`config.d/*.toml` beside it); a missing file is no error.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the file and what is wrong in it.
+    pub fn load(file: &Path) -> Result<Self> {
+        let mut merged = toml::Table::new();
+        for path in sources(file)? {
+            let text = std::fs::read_to_string(&path).map_err(|error| bad(&path, &error))?;
+            let table: toml::Table = text.parse().map_err(|error| bad(&path, &error))?;
+            merged.extend(table);
+        }
+        toml::Value::Table(merged).try_into().map_err(|error| bad(file, &error))
+    }
+
+    /// The daemon's gRPC socket.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join("slipway.sock")
+    }
+
+    /// Held by the daemon while it runs: one daemon for each data directory.
+    pub fn lock(&self) -> PathBuf {
+        self.data_dir.join("daemon.lock")
+    }
+
+    /// What the daemon says.
+    pub fn daemon_log(&self) -> PathBuf {
+        self.data_dir.join("daemon.log")
+    }
+
+    /// Records, logs and scratch volumes of the sandboxes.
+    pub fn sandboxes_dir(&self) -> PathBuf {
+        self.data_dir.join("sandboxes")
+    }
+
+    /// The image cache.
+    pub fn images_dir(&self) -> PathBuf {
+        self.data_dir.join("images")
+    }
+
+    /// What is made once and can be made again: initramfs, templates of volatile layers.
+    pub fn cache_dir(&self) -> PathBuf {
+        self.data_dir.join("cache")
+    }
+
+    /// The static agent.
+    ///
+    /// # Errors
+    /// [`Error::NoAgent`] with the places looked at.
+    pub fn find_agent(&self) -> Result<PathBuf> {
+        let beside = std::env::current_exe().ok().and_then(|exe| {
+            // A freshly built tree keeps the agent under its own target and profile.
+            let dir = exe.parent()?;
+            let built = dir.parent()?.join("x86_64-unknown-linux-gnu/agent/slipway-agent");
+            Some([dir.join("slipway-agent"), built])
+        });
+        let installed = PathBuf::from("/usr/libexec/slipway/slipway-agent");
+        let places: Vec<PathBuf> = match &self.agent {
+            Some(path) => vec![path.clone()],
+            None => beside.into_iter().flatten().chain([installed]).collect(),
+        };
+        let found = places.iter().find(|path| path.is_file()).cloned();
+        found.ok_or(Error::NoAgent { places })
+    }
+}
+
+fn sources(file: &Path) -> Result<Vec<PathBuf>> {
+    let mut sources = Vec::new();
+    if file.exists() {
+        sources.push(file.to_path_buf());
+    }
+    let drop_ins = file.with_file_name("config.d");
+    if let Ok(entries) = std::fs::read_dir(&drop_ins) {
+        let mut found: Vec<PathBuf> = entries
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+            .collect();
+        found.sort();
+        sources.extend(found);
+    }
+    Ok(sources)
+}
+
+fn bad(path: &Path, error: &dyn std::fmt::Display) -> Error {
+    Error::Config { path: path.to_path_buf(), reason: error.to_string().replace('\n', " ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drop_ins_override_in_name_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, "cpus = 2\nmemory_bytes = 1").unwrap();
+        std::fs::create_dir(dir.path().join("config.d")).unwrap();
+        std::fs::write(dir.path().join("config.d/20.toml"), "cpus = 4").unwrap();
+        std::fs::write(dir.path().join("config.d/10.toml"), "cpus = 3").unwrap();
+        let config = Config::load(&file).unwrap();
+        assert_eq!((config.cpus, config.memory_bytes), (4, 1));
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, "cpu = 2").unwrap();
+        let message = Config::load(&file).unwrap_err().to_string();
+        assert!(message.contains("config.toml") && message.contains("cpu"), "{message}");
+    }
+
+    #[test]
+    fn no_file_gives_the_defaults() {
+        let config = Config::load(Path::new("/nonexistent/config.toml")).unwrap();
+        assert_eq!(config.cpus, 1);
+    }
+}

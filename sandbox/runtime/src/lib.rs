@@ -1,0 +1,53 @@
+//! A container's life: from an image in the cache and a wish to a process in a microVM of its own,
+//! and back to nothing.
+//!
+//! How the pieces meet:
+//! - [`Service`] is the daemon's gRPC interface (`proto/sandbox.proto`); front ends are its
+//!   clients ([`SandboxClient`]);
+//! - [`Node`] owns the node's sandboxes, their names and the ids their VMMs run as, and takes over
+//!   what an earlier daemon left;
+//! - [`sandbox::Sandbox`] is one of them: its record on disk ([`record`]) and its handles;
+//! - `start` leads one through its stages (control group, disks, NVMe function, VMM, guest,
+//!   container) and releases all of it at the end, in one function that also clears up after a
+//!   daemon that was killed;
+//! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
+//!   the guest through the agent's protocol.
+//!
+//! Not here: several containers in one sandbox (the agent's protocol can), networks, templates of
+//! microVMs, pools of control groups.
+//!
+//! Dependencies: `tokio`, `tonic` and `prost` for the service; `serde`, `serde_json` and `toml` for
+//! records and settings; `rustix` and `libc` for system calls and signal numbers; `tracing` for
+//! the daemon's log.
+
+pub mod agent;
+pub mod cgroup;
+pub mod config;
+mod error;
+pub mod log;
+pub mod name;
+mod node;
+pub mod proc;
+pub mod process;
+pub mod record;
+pub mod sandbox;
+mod service;
+mod start;
+pub mod stdio;
+pub mod time;
+pub mod volume;
+
+pub use config::Config;
+pub use error::{Error, Result};
+pub use node::{BootFiles, Node};
+pub use service::Service;
+
+/// Messages, client and server of the sandbox service.
+// Generated; the comments are in the .proto file, and only a stream's first message is large.
+#[allow(missing_docs, clippy::large_enum_variant)]
+pub mod v1 {
+    tonic::include_proto!("slipway.sandbox.v1");
+}
+
+/// A client of the sandbox service.
+pub type SandboxClient = v1::sandboxes_client::SandboxesClient<tonic::transport::Channel>;

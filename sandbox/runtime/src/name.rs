@@ -1,0 +1,73 @@
+//! Names and ids of sandboxes.
+
+use crate::{Error, Result};
+
+const ADJECTIVES: [&str; 24] = [
+    "amber", "brisk", "calm", "clear", "deep", "eager", "fair", "fleet", "gentle", "gusty", "keen",
+    "level", "lucky", "mild", "nimble", "quiet", "rapid", "sleek", "steady", "still", "swift",
+    "tidal", "trim", "vivid",
+];
+const NOUNS: [&str; 24] = [
+    "anchor", "beacon", "buoy", "cutter", "dinghy", "dock", "ferry", "galley", "gull", "harbor",
+    "heron", "hull", "keel", "ketch", "launch", "mast", "otter", "pier", "reef", "sail", "skiff",
+    "sloop", "tern", "yawl",
+];
+
+/// Fresh random bits from the kernel.
+pub fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Without the kernel's random pool an id is still unique enough by time; the caller checks.
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        _ => crate::time::realtime_ns(),
+    }
+}
+
+/// A new sandbox id: 12 hexadecimal digits.
+pub fn new_id() -> String {
+    format!("{:012x}", random() & 0xffff_ffff_ffff)
+}
+
+/// A name that people can say.
+pub fn new_name() -> String {
+    let bits = random();
+    let adjective = ADJECTIVES[(bits % 24) as usize];
+    let noun = NOUNS[(bits / 24 % 24) as usize];
+    format!("{adjective}-{noun}-{:02x}", bits >> 56)
+}
+
+/// Checks a name that a user chose: it becomes a host name and part of paths.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn check(name: &str) -> Result<()> {
+    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    if first && rest && name.len() <= 63 {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "\"{name}\" is no name for a sandbox: 1 to 63 letters, digits, '-', '_' or '.', \
+         beginning with a letter or a digit"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn made_up_names_are_valid_and_ids_have_twelve_digits() {
+        for _ in 0..100 {
+            check(&new_name()).unwrap();
+            assert_eq!(new_id().len(), 12);
+        }
+    }
+
+    #[test]
+    fn names_that_would_leave_a_directory_are_refused() {
+        for bad in ["", ".", "..", "a/b", "-a", "a b", "ä", &"x".repeat(64)] {
+            assert!(check(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! The sandboxes of a node: who is there, what they share, what was left of those before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use slipway_hypervisor::qemu::Qemu;
+use slipway_image::{Cache, Image};
+use slipway_initramfs::Kernel;
+use slipway_plane_api::PlaneClient;
+use slipway_telemetry::Timeline;
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::record::{Record, State, Store};
+use crate::sandbox::{Sandbox, lock};
+use crate::time::realtime_ns;
+use crate::v1::RunSpec;
+use crate::{Error, Result, name, process, start, volume};
+
+/// Least memory of a sandbox: below it no kernel boots with an image mounted.
+const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
+
+/// What a guest boots from.
+#[derive(Clone)]
+pub struct BootFiles {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The agent and the modules it needs.
+    pub initramfs: PathBuf,
+}
+
+/// A node: the owner of its sandboxes.
+pub struct Node {
+    /// Its settings; constant.
+    pub config: Config,
+    pub(crate) plane: PlaneClient,
+    pub(crate) hypervisor: Qemu,
+    images: Cache,
+    sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
+    uids: Mutex<BTreeSet<u32>>,
+    boot_files: tokio::sync::Mutex<BTreeMap<Option<PathBuf>, BootFiles>>,
+    changes: watch::Sender<u64>,
+    closed: AtomicBool,
+}
+
+impl Node {
+    /// Takes over a node's data directory: what an earlier daemon left running is ended and
+    /// marked lost, what it left half-made is removed.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the directory cannot be read or made.
+    pub async fn open(
+        config: Config,
+        plane: PlaneClient,
+        hypervisor: Qemu,
+        images: Cache,
+    ) -> Result<Arc<Self>> {
+        let node = Arc::new(Self {
+            config,
+            plane,
+            hypervisor,
+            images,
+            sandboxes: Mutex::default(),
+            uids: Mutex::default(),
+            boot_files: tokio::sync::Mutex::default(),
+            changes: watch::Sender::new(0),
+            closed: AtomicBool::new(false),
+        });
+        node.load().await?;
+        Ok(node)
+    }
+
+    async fn load(&self) -> Result<()> {
+        let dir = self.config.sandboxes_dir();
+        std::fs::create_dir_all(&dir).map_err(Error::file("cannot create", &dir))?;
+        // Environments, output and volumes are nobody's but root's.
+        let private = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(&dir, private).map_err(Error::file("cannot close", &dir))?;
+        for entry in std::fs::read_dir(&dir).map_err(Error::file("cannot read", &dir))? {
+            let entry = entry.map_err(Error::file("cannot read", &dir))?;
+            let store = self.store(&entry.file_name().to_string_lossy());
+            match store.load() {
+                Ok(Some(record)) => self.adopt(record, store).await?,
+                Ok(None) => store.remove()?,
+                // Not ours to remove: it may hold volumes, and another version knows it.
+                Err(error) => tracing::warn!(%error, "a sandbox is passed over"),
+            }
+        }
+        self.sweep_run_dirs();
+        Ok(())
+    }
+
+    /// A sandbox that was alive under an earlier daemon lost its disks with it.
+    async fn adopt(&self, record: Record, store: Store) -> Result<()> {
+        let (id, was) = (record.id.clone(), record.state);
+        let sandbox = Sandbox::new(record, store);
+        // One that was only recorded has lost whoever would have started it.
+        let lost = was.is_live() || was == State::Created;
+        if lost {
+            if let Err(error) = start::release(self, &sandbox).await {
+                tracing::warn!(sandbox = sandbox.name, %error, "left by an earlier daemon");
+            }
+            sandbox.update(|record| {
+                record.state = State::Lost;
+                record.exit_status = Some(128 + libc::SIGKILL as u32);
+                record.reason = "the daemon ended while it ran".to_owned();
+                (record.vm, record.vmm_uid) = (None, None);
+            })?;
+        }
+        if lost && sandbox.record().remove {
+            return sandbox.store.remove();
+        }
+        lock(&self.sandboxes).insert(id, sandbox);
+        Ok(())
+    }
+
+    /// Run directories without a record: a daemon was killed between the two.
+    fn sweep_run_dirs(&self) {
+        let Ok(entries) = std::fs::read_dir(self.config.run_dir.join("s")) else { return };
+        for entry in entries.flatten() {
+            let id = entry.file_name().to_string_lossy().into_owned();
+            if !lock(&self.sandboxes).contains_key(&id) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+
+    /// The files of sandbox `id` that last.
+    pub fn store(&self, id: &str) -> Store {
+        Store::new(&self.config.sandboxes_dir(), id)
+    }
+
+    /// The sockets of sandbox `id` while it lives.
+    pub fn run_dir(&self, id: &str) -> PathBuf {
+        self.config.run_dir.join("s").join(id)
+    }
+
+    /// Records a new sandbox.
+    ///
+    /// # Errors
+    /// What is wrong with `spec`, in one line; nothing is left then.
+    pub async fn create(&self, spec: &RunSpec) -> Result<Arc<Sandbox>> {
+        let named = if spec.image_digest.is_empty() { &spec.image } else { &spec.image_digest };
+        let image = self.images.get(named)?.ok_or_else(|| Error::NoImage(named.clone()))?;
+        let id = name::new_id();
+        let store = self.store(&id);
+        let record = self.record(spec, &image, id.clone(), &store)?;
+        // A kernel that is none is refused here, not after a start that was bound to fail.
+        self.boot_files(record.kernel.as_deref()).await?;
+        let sandbox = Sandbox::new(record, store);
+        {
+            let mut sandboxes = lock(&self.sandboxes);
+            if self.closed.load(Ordering::Relaxed) {
+                return Err(Error::Closed);
+            }
+            if let Some(other) = sandboxes.values().find(|other| other.name == sandbox.name) {
+                let (name, id) = (other.name.clone(), other.id.clone());
+                return Err(Error::NameTaken { name, id });
+            }
+            sandboxes.insert(id.clone(), Arc::clone(&sandbox));
+        }
+        let saved = sandbox.store.create().and_then(|()| sandbox.update(|_| {}));
+        if let Err(error) = saved {
+            lock(&self.sandboxes).remove(&id);
+            let _ = sandbox.store.remove();
+            return Err(error);
+        }
+        self.settled();
+        Ok(sandbox)
+    }
+
+    fn record(&self, spec: &RunSpec, image: &Image, id: String, store: &Store) -> Result<Record> {
+        let name = if spec.name.is_empty() { name::new_name() } else { spec.name.clone() };
+        name::check(&name)?;
+        start::accelerator(&spec.accelerator)?;
+        let signal = &image.config.stop_signal;
+        Ok(Record {
+            image: process::or(&spec.image, &image.digest.to_string()),
+            image_digest: image.digest.to_string(),
+            image_path: image.erofs_path.clone(),
+            state: State::Created,
+            created_ns: realtime_ns(),
+            exit_status: None,
+            reason: String::new(),
+            memory_bytes: memory(spec.memory_bytes, self.config.memory_bytes)?,
+            cpus: cpus(spec.cpus, self.config.cpus)?,
+            hostname: process::or(&spec.hostname, &name),
+            process: process::process(&image.config, spec)?,
+            stop_signal: process::signal_number(signal).unwrap_or(libc::SIGTERM as u32),
+            privileged: spec.privileged,
+            read_only: spec.read_only,
+            volumes: volume::check(&spec.volumes, store)?,
+            kernel: (!spec.kernel.is_empty()).then(|| PathBuf::from(&spec.kernel)),
+            accelerator: process::or(&spec.accelerator, &self.config.accelerator),
+            labels: spec.labels.clone().into_iter().collect(),
+            remove: spec.remove,
+            vmm_uid: None,
+            vm: None,
+            timeline: Timeline::new(name.clone()),
+            id,
+            name,
+        })
+    }
+
+    /// Takes no new sandboxes from now on: the daemon ends, and they would lose their disks.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Starts a created sandbox; its life goes on by itself.
+    pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        tokio::spawn(start::live(Arc::clone(self), Arc::clone(sandbox)));
+    }
+
+    /// The sandbox with this name, this id, or the only one whose id begins so.
+    ///
+    /// # Errors
+    /// [`Error::NoSandbox`], [`Error::Ambiguous`].
+    pub fn find(&self, named: &str) -> Result<Arc<Sandbox>> {
+        let sandboxes = lock(&self.sandboxes);
+        if let Some(exact) = sandboxes.values().find(|one| one.name == named || one.id == named) {
+            return Ok(Arc::clone(exact));
+        }
+        let mut begin = sandboxes.values().filter(|s| !named.is_empty() && s.id.starts_with(named));
+        match (begin.next(), begin.next()) {
+            (Some(only), None) => Ok(Arc::clone(only)),
+            (Some(_), Some(_)) => Err(Error::Ambiguous(named.to_owned())),
+            (None, _) => Err(Error::NoSandbox(named.to_owned())),
+        }
+    }
+
+    /// All sandboxes, the oldest first.
+    pub fn list(&self) -> Vec<Arc<Sandbox>> {
+        let mut all: Vec<_> = lock(&self.sandboxes).values().cloned().collect();
+        all.sort_by_cached_key(|sandbox| sandbox.record().created_ns);
+        all
+    }
+
+    /// How many sandboxes hold a VMM.
+    pub fn live(&self) -> usize {
+        let all = lock(&self.sandboxes);
+        all.values().filter(|sandbox| sandbox.state().is_live()).count()
+    }
+
+    /// Tells whoever watches that sandboxes came, ended or went.
+    pub(crate) fn settled(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Changes whenever a sandbox comes, ends or goes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Removes a sandbox with all that is left of it.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] when it is alive and `force` is not set.
+    pub async fn remove(&self, id: &str, force: bool) -> Result<()> {
+        let sandbox = self.find(id)?;
+        if sandbox.state().is_live() {
+            if !force {
+                return Err(
+                    sandbox.wrong_state("`slipway stop` ends it, `slipway rm -f` removes it")
+                );
+            }
+            sandbox.kill();
+            sandbox.wait_state(|state| !state.is_live()).await;
+        }
+        sandbox.store.remove()?;
+        lock(&self.sandboxes).remove(&sandbox.id);
+        self.settled();
+        Ok(())
+    }
+
+    pub(crate) fn claim_uid(&self) -> Result<u32> {
+        let (base, count) = (self.config.vmm_uid_base, self.config.vmm_uid_count);
+        let mut taken = lock(&self.uids);
+        let free = (base..base.saturating_add(count)).find(|uid| !taken.contains(uid));
+        let uid = free.ok_or(Error::Full(count))?;
+        taken.insert(uid);
+        Ok(uid)
+    }
+
+    pub(crate) fn return_uid(&self, uid: u32) {
+        lock(&self.uids).remove(&uid);
+    }
+
+    /// Kernel and initramfs, made at the first use of each kernel.
+    ///
+    /// # Errors
+    /// [`Error::Initramfs`]: a kernel that is none, modules that are missing.
+    pub async fn boot_files(&self, kernel: Option<&Path>) -> Result<BootFiles> {
+        let mut known = self.boot_files.lock().await;
+        let key = kernel.map(Path::to_path_buf);
+        if let Some(files) = known.get(&key) {
+            return Ok(files.clone());
+        }
+        let agent = self.config.find_agent()?;
+        let (cache, dir) = (self.config.cache_dir(), self.config.kernel_dir.clone());
+        let asked = key.clone();
+        let built = tokio::task::spawn_blocking(move || -> Result<BootFiles> {
+            let kernel = Kernel::locate(asked.as_deref(), &dir)?;
+            let initramfs = slipway_initramfs::build(&kernel, &agent, &cache)?;
+            Ok(BootFiles { kernel: kernel.bootable(&cache)?, initramfs })
+        });
+        let files = built.await.map_err(|error| Error::Agent(error.to_string()))??;
+        known.insert(key, files.clone());
+        Ok(files)
+    }
+}
+
+fn memory(asked: u64, otherwise: u64) -> Result<u64> {
+    let bytes = if asked == 0 { otherwise } else { asked };
+    if bytes < LEAST_MEMORY {
+        return Err(Error::Invalid(format!(
+            "{} of memory is too little for a sandbox: at least {} MiB",
+            if bytes < 1 << 20 { format!("{bytes} bytes") } else { format!("{} MiB", bytes >> 20) },
+            LEAST_MEMORY >> 20
+        )));
+    }
+    let host = rustix::system::sysinfo();
+    let total = (host.totalram as u64).saturating_mul(u64::from(host.mem_unit));
+    if bytes > total {
+        return Err(Error::Invalid(format!(
+            "{} MiB of memory is more than this host has, {} MiB",
+            bytes >> 20,
+            total >> 20
+        )));
+    }
+    Ok(bytes.next_multiple_of(1 << 20))
+}
+
+fn cpus(asked: u32, otherwise: u32) -> Result<u32> {
+    let cpus = if asked == 0 { otherwise } else { asked };
+    if cpus > 64 {
+        return Err(Error::Invalid(format!("{cpus} CPUs are too many for a sandbox: at most 64")));
+    }
+    Ok(cpus)
+}

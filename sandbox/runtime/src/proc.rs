@@ -1,0 +1,141 @@
+//! What the kernel says of processes.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// CPU time in nanoseconds and resident memory in bytes of process `pid`; zeros when it is gone.
+pub fn usage(pid: i32) -> (u64, u64) {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+    let schedstat = read("stat").and_then(|stat| cpu_ticks(&stat)).unwrap_or(0);
+    let ticks = rustix::param::clock_ticks_per_second().max(1);
+    let pages =
+        read("statm").and_then(|statm| statm.split(' ').nth(1)?.parse::<u64>().ok()).unwrap_or(0);
+    (schedstat * (1_000_000_000 / ticks), pages * rustix::param::page_size() as u64)
+}
+
+/// utime + stime of proc_pid_stat(5), in clock ticks. The name in parentheses may hold anything.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let user: u64 = fields.nth(11)?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+/// What tells a sandbox's processes from all others. The user id alone does not: daemons with
+/// other data directories may use the same ids.
+pub struct Owned<'a> {
+    /// User id of the sandbox's VMM.
+    pub uid: u32,
+    /// The directory in which its VMM was started.
+    pub run_dir: &'a Path,
+    /// The name of its control groups, which a process without rights cannot leave.
+    pub cgroup: &'a str,
+}
+
+impl Owned<'_> {
+    fn has(&self, pid: Pid) -> bool {
+        user_of(pid) == Some(self.uid) && (self.in_cgroup(pid) || self.in_run_dir(pid))
+    }
+
+    fn in_run_dir(&self, pid: Pid) -> bool {
+        std::fs::read_link(format!("/proc/{}/cwd", pid.as_raw_pid()))
+            .is_ok_and(|dir| dir == self.run_dir)
+    }
+
+    fn in_cgroup(&self, pid: Pid) -> bool {
+        let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_pid()));
+        groups.is_ok_and(|groups| groups.lines().any(|line| line.ends_with(self.cgroup)))
+    }
+}
+
+/// Kills every process of a sandbox and waits until none is left: a VMM whose process id nobody
+/// had written down yet when the daemon was killed. Blocks. False: one is left after `patience`.
+pub fn kill_all(owned: &Owned<'_>, patience: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
+        let mut left = false;
+        for pid in processes().filter(|pid| owned.has(*pid)) {
+            left = true;
+            // The descriptor names one process for good; whose it is, is asked again behind it.
+            let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+            if owned.has(pid) {
+                let _ = pidfd_send_signal(&process, Signal::KILL);
+            }
+        }
+        if !left || begun.elapsed() > patience {
+            return !left;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn processes() -> impl Iterator<Item = Pid> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+}
+
+/// Real user id of a process.
+fn user_of(pid: Pid) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_counted_after_a_hostile_name() {
+        let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14";
+        assert_eq!(cpu_ticks(stat), Some(11 + 12));
+        assert_eq!(cpu_ticks("7"), None);
+    }
+
+    #[test]
+    fn the_user_of_a_process_is_known() {
+        let own = rustix::process::getpid();
+        assert_eq!(user_of(own), Some(rustix::process::getuid().as_raw()));
+    }
+
+    /// A program that sleeps in `dir`; killed when a test fails.
+    struct Sleeper(std::process::Child);
+
+    impl Sleeper {
+        fn start(dir: &Path) -> Self {
+            let mut command = std::process::Command::new("sleep");
+            Self(command.arg("1000").current_dir(dir).spawn().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn only_the_sandboxes_own_processes_are_killed() {
+        let uid = rustix::process::getuid().as_raw();
+        let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let run_dir = ours.path().canonicalize().unwrap();
+        let owned = Owned { uid, run_dir: &run_dir, cgroup: "/slipway/no-such-group" };
+        let (mut mine, mut other) = (Sleeper::start(&run_dir), Sleeper::start(theirs.path()));
+        // The child stays a zombie until it is reaped, and a zombie has no directory any more.
+        assert!(kill_all(&owned, Duration::from_secs(60)));
+        assert!(!mine.0.wait().unwrap().success());
+        assert!(other.0.try_wait().unwrap().is_none());
+        // Another user's process is nobody of ours, wherever it runs.
+        let stranger = Owned { uid: u32::MAX - 7, run_dir: theirs.path(), ..owned };
+        assert!(kill_all(&stranger, Duration::ZERO));
+        assert!(other.0.try_wait().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_process_that_is_there_has_memory() {
+        assert!(usage(std::process::id() as i32).1 > 0);
+    }
+}

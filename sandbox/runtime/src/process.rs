@@ -1,0 +1,146 @@
+//! From an image's configuration and what the user said to the container's process.
+
+use slipway_image::ImageConfig;
+
+use crate::record::Process;
+use crate::v1::RunSpec;
+use crate::{Error, Result};
+
+/// Applies `spec` to the image's configuration: the user's command replaces the image's, the
+/// user's entrypoint replaces both, environments add up with the user's last.
+///
+/// # Errors
+/// [`Error::Invalid`] when neither says what to run, or an environment entry is none.
+pub fn process(image: &ImageConfig, spec: &RunSpec) -> Result<Process> {
+    let (entrypoint, command) = match &spec.entrypoint {
+        Some(entrypoint) => (vec![entrypoint.clone()], spec.command.clone()),
+        None if spec.command.is_empty() => (image.entrypoint.clone(), image.cmd.clone()),
+        None => (image.entrypoint.clone(), spec.command.clone()),
+    };
+    let args: Vec<String> =
+        entrypoint.into_iter().filter(|part| !part.is_empty()).chain(command).collect();
+    if args.is_empty() {
+        return Err(Error::Invalid(
+            "the image names no command to run; give one after `--`".to_owned(),
+        ));
+    }
+    Ok(Process {
+        args,
+        env: environment(&image.env, &spec.env)?,
+        cwd: or(&spec.cwd, &image.working_dir),
+        user: or(&spec.user, &image.user),
+        terminal: spec.terminal,
+        rows: spec.rows,
+        columns: spec.columns,
+        stdin: spec.stdin,
+        limits: spec.limits.iter().map(|l| (l.name.clone(), l.soft, l.hard)).collect(),
+    })
+}
+
+/// `first`, or `second` where it says nothing.
+pub(crate) fn or(first: &str, second: &str) -> String {
+    if first.is_empty() { second.to_owned() } else { first.to_owned() }
+}
+
+fn environment(image: &[String], user: &[String]) -> Result<Vec<String>> {
+    let mut merged: Vec<String> = image.to_vec();
+    for entry in user {
+        let (name, _) =
+            entry.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
+                Error::Invalid(format!("\"{entry}\" is no environment entry: NAME=value"))
+            })?;
+        merged.retain(|old| old.split_once('=').is_none_or(|(old_name, _)| old_name != name));
+        merged.push(entry.clone());
+    }
+    Ok(merged)
+}
+
+/// The number of a signal by name ("SIGTERM", "TERM") or number.
+pub fn signal_number(name: &str) -> Option<u32> {
+    const NAMES: [(&str, i32); 31] = [
+        ("HUP", libc::SIGHUP),
+        ("INT", libc::SIGINT),
+        ("QUIT", libc::SIGQUIT),
+        ("ILL", libc::SIGILL),
+        ("TRAP", libc::SIGTRAP),
+        ("ABRT", libc::SIGABRT),
+        ("BUS", libc::SIGBUS),
+        ("FPE", libc::SIGFPE),
+        ("KILL", libc::SIGKILL),
+        ("USR1", libc::SIGUSR1),
+        ("SEGV", libc::SIGSEGV),
+        ("USR2", libc::SIGUSR2),
+        ("PIPE", libc::SIGPIPE),
+        ("ALRM", libc::SIGALRM),
+        ("TERM", libc::SIGTERM),
+        ("STKFLT", libc::SIGSTKFLT),
+        ("CHLD", libc::SIGCHLD),
+        ("CONT", libc::SIGCONT),
+        ("STOP", libc::SIGSTOP),
+        ("TSTP", libc::SIGTSTP),
+        ("TTIN", libc::SIGTTIN),
+        ("TTOU", libc::SIGTTOU),
+        ("URG", libc::SIGURG),
+        ("XCPU", libc::SIGXCPU),
+        ("XFSZ", libc::SIGXFSZ),
+        ("VTALRM", libc::SIGVTALRM),
+        ("PROF", libc::SIGPROF),
+        ("WINCH", libc::SIGWINCH),
+        ("IO", libc::SIGIO),
+        ("PWR", libc::SIGPWR),
+        ("SYS", libc::SIGSYS),
+    ];
+    if let Ok(number) = name.parse::<u32>() {
+        return (1..=64).contains(&number).then_some(number);
+    }
+    let upper = name.to_ascii_uppercase();
+    let bare = upper.strip_prefix("SIG").unwrap_or(&upper);
+    NAMES.iter().find(|(known, _)| *known == bare).map(|(_, number)| *number as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image() -> ImageConfig {
+        ImageConfig {
+            entrypoint: vec!["/entry".into()],
+            cmd: vec!["default".into()],
+            env: vec!["PATH=/bin".into(), "A=1".into()],
+            working_dir: "/srv".into(),
+            ..ImageConfig::default()
+        }
+    }
+
+    #[test]
+    fn a_command_replaces_the_images_and_keeps_its_entrypoint() {
+        let spec = RunSpec { command: vec!["x".into()], ..RunSpec::default() };
+        assert_eq!(process(&image(), &spec).unwrap().args, ["/entry", "x"]);
+        assert_eq!(process(&image(), &RunSpec::default()).unwrap().args, ["/entry", "default"]);
+    }
+
+    #[test]
+    fn an_entrypoint_replaces_both() {
+        let spec = RunSpec { entrypoint: Some("/sh".into()), ..RunSpec::default() };
+        assert_eq!(process(&image(), &spec).unwrap().args, ["/sh"]);
+        let none = RunSpec { entrypoint: Some(String::new()), ..RunSpec::default() };
+        assert!(process(&image(), &none).is_err());
+    }
+
+    #[test]
+    fn the_users_environment_wins() {
+        let spec = RunSpec { env: vec!["A=2".into(), "B=".into()], ..RunSpec::default() };
+        assert_eq!(process(&image(), &spec).unwrap().env, ["PATH=/bin", "A=2", "B="]);
+        let bad = RunSpec { env: vec!["=x".into()], ..RunSpec::default() };
+        assert!(process(&image(), &bad).is_err());
+    }
+
+    #[test]
+    fn signals_by_name_and_number() {
+        assert_eq!(signal_number("SIGTERM"), Some(15));
+        assert_eq!(signal_number("term"), Some(15));
+        assert_eq!(signal_number("9"), Some(9));
+        assert_eq!(signal_number("0"), None);
+        assert_eq!(signal_number("SIGNOPE"), None);
+    }
+}

@@ -1,0 +1,238 @@
+//! What is known of a sandbox, kept on disk so that it outlives the daemon.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use slipway_hypervisor::VmRecord;
+use slipway_telemetry::Timeline;
+
+use crate::{Error, Result};
+
+/// Where a sandbox is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Recorded, nothing started.
+    Created,
+    /// On the way to its container's process.
+    Starting,
+    /// The container's process runs.
+    Running,
+    /// The container ended; what it held is being given back.
+    Stopping,
+    /// The container ended by itself or was stopped.
+    Exited,
+    /// It never came to run.
+    Failed,
+    /// The daemon ended while it ran.
+    Lost,
+}
+
+impl State {
+    /// Whether it holds a VMM, an endpoint or a cgroup.
+    pub fn is_live(self) -> bool {
+        matches!(self, Self::Starting | Self::Running | Self::Stopping)
+    }
+
+    /// The word that `slipway ps` prints.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Stopping => "stopping",
+            Self::Exited => "exited",
+            Self::Failed => "failed",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// A block volume of a sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Volume {
+    /// `/dev/slipway/NAME` in the container.
+    pub name: String,
+    /// The host's file.
+    pub path: PathBuf,
+    /// Size of a scratch volume in bytes; None: a file of the user's, which stays.
+    pub scratch_bytes: Option<u64>,
+    /// The container cannot write it.
+    pub read_only: bool,
+    /// Where its file system is mounted; empty: nowhere.
+    pub mount_point: String,
+}
+
+/// The container's process as asked for, after the image's configuration was applied.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Process {
+    /// Program and arguments; never empty.
+    pub args: Vec<String>,
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    /// Working directory; empty: `/`.
+    pub cwd: String,
+    /// As in `--user`; empty: root.
+    pub user: String,
+    /// Has a terminal.
+    pub terminal: bool,
+    /// Initial size of the terminal.
+    pub rows: u32,
+    /// Initial size of the terminal.
+    pub columns: u32,
+    /// Standard input stays open.
+    pub stdin: bool,
+    /// (name, soft, hard).
+    pub limits: Vec<(String, u64, u64)>,
+}
+
+/// Everything about a sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// 12 hexadecimal digits.
+    pub id: String,
+    /// Unique among the sandboxes of the node.
+    pub name: String,
+    /// As the user said it.
+    pub image: String,
+    /// Digest of the image's manifest.
+    pub image_digest: String,
+    /// The read-only root, an EROFS file.
+    pub image_path: PathBuf,
+    /// Where it is in its life.
+    pub state: State,
+    /// CLOCK_REALTIME of its creation, ns since the epoch.
+    pub created_ns: u64,
+    /// Exit status of the container's process, once it ended.
+    pub exit_status: Option<u32>,
+    /// Why it ended, when that was not the container's own doing.
+    pub reason: String,
+    /// Guest memory.
+    pub memory_bytes: u64,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// In the container's UTS namespace.
+    pub hostname: String,
+    /// The container's process.
+    pub process: Process,
+    /// Signal number that asks the container to end.
+    pub stop_signal: u32,
+    /// All capabilities and devices.
+    pub privileged: bool,
+    /// The root is mounted read-only.
+    pub read_only: bool,
+    /// Block volumes, from namespace 3.
+    pub volumes: Vec<Volume>,
+    /// A guest kernel of the user's.
+    pub kernel: Option<PathBuf>,
+    /// "auto", "kvm" or "tcg".
+    pub accelerator: String,
+    /// The user's labels.
+    pub labels: std::collections::BTreeMap<String, String>,
+    /// Removed when it has ended.
+    pub remove: bool,
+    /// User id of the VMM while it runs.
+    pub vmm_uid: Option<u32>,
+    /// The VMM's process while it runs.
+    pub vm: Option<VmRecord>,
+    /// The start, stage by stage; CLOCK_MONOTONIC.
+    pub timeline: Timeline,
+}
+
+/// The directory of one sandbox's records.
+#[derive(Clone, Debug)]
+pub struct Store {
+    dir: PathBuf,
+}
+
+impl Store {
+    /// The store of sandbox `id` under `sandboxes_dir`.
+    pub fn new(sandboxes_dir: &Path, id: &str) -> Self {
+        Self { dir: sandboxes_dir.join(id) }
+    }
+
+    /// The sandbox's directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The container's kept output.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("output.log")
+    }
+
+    /// What the guest kernel and the agent said.
+    pub fn console(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
+
+    /// Makes the directory.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn create(&self) -> Result<()> {
+        fs::create_dir_all(&self.dir).map_err(Error::file("cannot create", &self.dir))
+    }
+
+    /// Writes the record so that a crash leaves the old one or the new one.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn save(&self, record: &Record) -> Result<()> {
+        let path = self.dir.join("record.json");
+        let new = self.dir.join("record.json.new");
+        let json = serde_json::to_vec_pretty(record).map_err(|error| Error::File {
+            what: "cannot encode",
+            path: path.clone(),
+            source: error.into(),
+        })?;
+        fs::write(&new, json).map_err(Error::file("cannot write", &new))?;
+        fs::rename(&new, &path).map_err(Error::file("cannot write", &path))
+    }
+
+    /// Reads the record; None when none was written.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read, or is another version's: what belongs to it is a
+    /// user's all the same.
+    pub fn load(&self) -> Result<Option<Record>> {
+        let path = self.dir.join("record.json");
+        let json = match fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(Error::file("cannot read", &path))?,
+        };
+        let record = serde_json::from_slice(&json).map_err(std::io::Error::from);
+        record.map(Some).map_err(Error::file("cannot understand", &path))
+    }
+
+    /// Removes everything of the sandbox.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn remove(&self) -> Result<()> {
+        match fs::remove_dir_all(&self.dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file("cannot remove", &self.dir)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_that_is_not_understood_is_not_one_that_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "0123456789ab");
+        assert!(store.load().unwrap().is_none());
+        store.create().unwrap();
+        assert!(store.load().unwrap().is_none());
+        fs::write(store.dir().join("record.json"), "{\"of\": \"a later version\"}").unwrap();
+        let message = store.load().unwrap_err().to_string();
+        assert!(message.contains("record.json"), "{message}");
+    }
+}

@@ -1,0 +1,476 @@
+//! The start of a sandbox, stage by stage, and its end.
+//!
+//! The order is the cheapest that keeps each stage's needs: the NVMe function is served before
+//! the VMM starts, so that the VMM never waits for it, and everything that the guest does not
+//! need is done while the guest boots.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_agent_protocol::v1 as agent_v1;
+use slipway_hypervisor::{Accel, AccelChoice, Credentials, Hypervisor, Vm, VmSpec};
+use slipway_plane_api::v1 as plane_v1;
+
+use crate::agent::{Agent, Hello, process};
+use crate::cgroup::{Cgroup, Limits};
+use crate::node::Node;
+use crate::record::{Record, State};
+use crate::sandbox::{Sandbox, lock};
+use crate::time::{monotonic_ns, realtime_ns};
+use crate::{Error, Result, log, name, stdio, volume};
+
+/// Host memory that a VMM needs beside its guest's: QEMU's own, the translator's cache under
+/// software emulation, page tables.
+const VMM_OVERHEAD_BYTES: u64 = 768 << 20;
+/// Name of the only container of a sandbox; its protocol can hold more.
+pub(crate) const CONTAINER: &str = "main";
+/// Namespaces of a sandbox's NVMe function.
+const IMAGE_NSID: u32 = 1;
+const VOLATILE_NSID: u32 = 2;
+const FIRST_VOLUME_NSID: u32 = 3;
+
+/// A sandbox's life from its start to its end; the record tells how it went.
+pub async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
+    let ended = match start(&node, &sandbox).await {
+        Ok(running) => running.wait(&sandbox).await,
+        Err(error) => Err(error),
+    };
+    let stopping = sandbox.update(|record| record.state = State::Stopping);
+    note(&sandbox, stopping);
+    sandbox.set_agent(None);
+    let released = release(&node, &sandbox).await;
+    note(&sandbox, released);
+    let finished = sandbox.update(|record| finish(record, ended, sandbox.is_stopping()));
+    note(&sandbox, finished);
+    sandbox.fanout.close();
+    node.settled();
+    if sandbox.record().remove {
+        note(&sandbox, node.remove(&sandbox.id, false).await);
+    }
+}
+
+/// Problems on the way down must not stop the way down: they are said and passed.
+fn note(sandbox: &Sandbox, outcome: Result<()>) {
+    if let Err(error) = outcome {
+        tracing::warn!(sandbox = sandbox.name, %error, "while it ended");
+    }
+}
+
+fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
+    record.vm = None;
+    record.vmm_uid = None;
+    match ended {
+        Ok(status) => {
+            record.state = State::Exited;
+            record.exit_status = Some(status);
+        }
+        Err(_) if stopped => {
+            record.state = State::Exited;
+            record.exit_status = Some(128 + libc::SIGKILL as u32);
+            record.reason = "killed".to_owned();
+        }
+        Err(error) => {
+            record.state = State::Failed;
+            record.exit_status = Some(exit_status_of(&error));
+            record.reason = error.to_string();
+        }
+    }
+}
+
+/// What container runtimes answer when it is not the container's own status: 125, and as a shell
+/// does 127 for a program that is not there and 126 for one that cannot be run.
+fn exit_status_of(error: &Error) -> u32 {
+    match error {
+        Error::Exec { status, .. } => *status,
+        Error::VmEnded(_) => 128 + libc::SIGKILL as u32,
+        _ => 125,
+    }
+}
+
+struct Running {
+    vm: Arc<dyn Vm>,
+    agent: Agent,
+    carry: tokio::task::JoinHandle<Result<()>>,
+}
+
+impl Running {
+    /// Waits for the container's end; its exit status.
+    async fn wait(self, sandbox: &Sandbox) -> Result<u32> {
+        let request = agent_v1::WaitRequest { process: process(CONTAINER, "") };
+        let mut client = self.agent.client();
+        let status = tokio::select! {
+            reply = client.wait(request) => {
+                reply.map_err(crate::agent::refused)?.into_inner()
+            }
+            ended = self.vm.wait() => return Err(Error::VmEnded(ended.to_string())),
+        };
+        // Everything that it wrote was sent by now; let it reach the log and the attached.
+        let carried = tokio::time::timeout(Duration::from_secs(60), self.carry).await;
+        if !matches!(carried, Ok(Ok(Ok(())))) {
+            tracing::warn!(sandbox = sandbox.name, "output may be cut: {carried:?}");
+        }
+        if status.out_of_memory {
+            let killed = "the guest ran out of memory; `--memory` gives it more";
+            sandbox.update(|record| killed.clone_into(&mut record.reason))?;
+        }
+        shut_down(&self.agent, &*self.vm).await;
+        Ok(status.exit_status)
+    }
+}
+
+/// Lets the guest write back its volumes, then ends it.
+async fn shut_down(agent: &Agent, vm: &dyn Vm) {
+    let asked =
+        agent.call(|mut client| async move { client.shutdown(agent_v1::ShutdownRequest {}).await });
+    // The guest powers off by itself in a moment; the VMM is killed all the same soon after.
+    let gone = tokio::time::timeout(Duration::from_secs(10), async {
+        tokio::select! { _ = asked => {} _ = vm.wait() => return }
+        let _ = tokio::time::timeout(Duration::from_millis(300), vm.wait()).await;
+    });
+    let _ = gone.await;
+    end(vm).await;
+}
+
+/// Kills the VMM and waits until it is reaped; false when it does not go.
+async fn end(vm: &dyn Vm) -> bool {
+    if let Err(error) = vm.kill() {
+        tracing::warn!(%error, "the VMM could not be killed");
+    }
+    tokio::time::timeout(Duration::from_secs(10), vm.wait()).await.is_ok()
+}
+
+/// Marks stages on the sandbox's timeline.
+struct Stages<'a> {
+    sandbox: &'a Sandbox,
+}
+
+impl Stages<'_> {
+    /// Runs one stage; a sandbox that is being stopped does not enter it.
+    async fn run<T>(
+        &self,
+        name: &'static str,
+        stage: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        if self.sandbox.is_stopping() {
+            return Err(Error::Stopped);
+        }
+        self.sandbox.enter(name);
+        let start = monotonic_ns();
+        let outcome = stage.await;
+        self.record(name, start, monotonic_ns())?;
+        outcome
+    }
+
+    fn record(&self, name: &str, start_ns: u64, end_ns: u64) -> Result<()> {
+        self.sandbox.update(|record| record.timeline.record(name, start_ns, end_ns))
+    }
+}
+
+async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
+    let stages = Stages { sandbox };
+    let uid = node.claim_uid()?;
+    sandbox.update(|record| {
+        record.state = State::Starting;
+        record.vmm_uid = Some(uid);
+    })?;
+    let record = sandbox.record();
+    let run_dir = node.run_dir(&record.id);
+    let cgroup = Cgroup::of(&record.id);
+    stages.run("cgroup", async { cgroup.create(limits(&record)) }).await?;
+    let namespaces = stages.run("rootfs", rootfs(node, &record)).await?;
+    make_run_dir(&run_dir, uid)?;
+    let endpoint = stages.run("vf-attach", attach(node, &record, uid, namespaces)).await?;
+    let spec = vm_spec(node, &record, uid, &cgroup, &endpoint).await?;
+    let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
+    let vm: Arc<dyn Vm> = stages.run("vmm", launch).await?;
+    sandbox.set_vm(Some(Arc::clone(&vm)));
+    sandbox.update(|record| record.vm = Some(vm.record().clone()))?;
+    if sandbox.is_stopping() {
+        return Err(Error::Stopped);
+    }
+    let booted = monotonic_ns();
+    sandbox.enter("kernel");
+    let (agent, hello) = boot(node, &*vm, &spec.agent_socket).await?;
+    guest_stages(&stages, &hello, booted)?;
+    dma_stages(node, &stages, &record.id).await?;
+    let carry =
+        stages.run("container", container(sandbox, &agent, &record, node.config.log_bytes)).await?;
+    // The guest may have been at a stage (its NVMe driver) when it was asked first.
+    guest_stages(&stages, &agent.hello().await?, booted)?;
+    sandbox.set_agent(Some(agent.clone()));
+    sandbox.update(|record| record.state = State::Running)?;
+    Ok(Running { vm, agent, carry })
+}
+
+fn limits(record: &Record) -> Limits {
+    Limits {
+        memory_bytes: record.memory_bytes + VMM_OVERHEAD_BYTES,
+        // One more for the VMM's own threads: it must answer while the guest computes.
+        cpus: record.cpus + 1,
+        threads: 64 + record.cpus,
+    }
+}
+
+/// The disks of the sandbox's NVMe function.
+async fn rootfs(node: &Node, record: &Record) -> Result<Vec<plane_v1::Namespace>> {
+    use plane_v1::disk::Kind;
+    let size = node.config.volatile_layer_bytes;
+    let template = volume::volatile_template(&node.config.cache_dir(), size).await?;
+    volume::create_scratch(&record.volumes)?;
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true };
+    let layer = plane_v1::OverlayDisk { base_path: text(&template), limit_bytes: 0 };
+    let mut disks = vec![Kind::File(image), Kind::Overlay(layer)];
+    disks.extend(record.volumes.iter().map(|volume| {
+        Kind::File(plane_v1::FileDisk { path: text(&volume.path), read_only: volume.read_only })
+    }));
+    let namespaces = (IMAGE_NSID..).zip(disks).map(|(nsid, kind)| plane_v1::Namespace {
+        nsid,
+        disk: Some(plane_v1::Disk { block_size: 0, kind: Some(kind) }),
+    });
+    Ok(namespaces.collect())
+}
+
+/// The directory in which the VMM, and nobody else, may make its sockets.
+fn make_run_dir(dir: &Path, uid: u32) -> Result<()> {
+    use std::os::unix::fs::{DirBuilderExt, chown};
+    let mut builder = std::fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o711).create(dir.parent().unwrap_or(dir));
+    made.and_then(|()| builder.recursive(false).mode(0o700).create(dir))
+        .and_then(|()| chown(dir, Some(uid), Some(uid)))
+        .map_err(Error::file("cannot create", dir))
+}
+
+/// Serves the function; on return its socket accepts the VMM.
+async fn attach(
+    node: &Node,
+    record: &Record,
+    uid: u32,
+    namespaces: Vec<plane_v1::Namespace>,
+) -> Result<PathBuf> {
+    let socket = node.run_dir(&record.id).join("nvme.sock");
+    let request = plane_v1::CreateEndpointRequest {
+        id: record.id.clone(),
+        socket_path: socket.to_string_lossy().into_owned(),
+        owner: Some(plane_v1::Owner { uid, gid: uid }),
+        nvme: Some(plane_v1::NvmeController {
+            serial: record.id.to_uppercase(),
+            namespaces,
+            doorbells: plane_v1::nvme_controller::DoorbellMode::Trapped.into(),
+        }),
+    };
+    let created = node.plane.clone().create_endpoint(request).await;
+    created.map_err(|status| Error::Plane(status.message().to_owned()))?;
+    Ok(socket)
+}
+
+async fn vm_spec(
+    node: &Node,
+    record: &Record,
+    uid: u32,
+    cgroup: &Cgroup,
+    endpoint: &Path,
+) -> Result<VmSpec> {
+    let boot = node.boot_files(record.kernel.as_deref()).await?;
+    let run_dir = node.run_dir(&record.id);
+    Ok(VmSpec {
+        name: record.name.clone(),
+        memory_bytes: record.memory_bytes,
+        cpus: record.cpus,
+        kernel: boot.kernel,
+        initramfs: boot.initramfs,
+        cmdline: Vec::new(),
+        agent_socket: run_dir.join("agent.sock"),
+        vfio_user_sockets: vec![endpoint.to_path_buf()],
+        console_log: node.store(&record.id).console(),
+        run_dir,
+        credentials: Some(Credentials { uid, gid: uid }),
+        cgroup_procs: cgroup.procs_files(),
+        accel: accelerator(&record.accelerator)?,
+    })
+}
+
+/// The accelerator by its word.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn accelerator(word: &str) -> Result<AccelChoice> {
+    match word {
+        "" | "auto" => Ok(AccelChoice::Auto),
+        "kvm" => Ok(AccelChoice::Only(Accel::Kvm)),
+        "tcg" => Ok(AccelChoice::Only(Accel::Tcg)),
+        _ => Err(Error::Invalid(format!("\"{word}\" is no accelerator: auto, kvm or tcg"))),
+    }
+}
+
+/// Waits for the guest's agent, the guest's death, or the deadline.
+async fn boot(node: &Node, vm: &dyn Vm, socket: &Path) -> Result<(Agent, Hello)> {
+    let deadline = Duration::from_secs(node.config.boot_timeout_s);
+    tokio::select! {
+        connected = Agent::connect(socket) => connected,
+        ended = vm.wait() => Err(Error::VmEnded(ended.to_string())),
+        () = tokio::time::sleep(deadline) => Err(Error::Agent(format!(
+            "the guest did not reach its agent within {} s; is the kernel one for this machine?",
+            deadline.as_secs()
+        ))),
+    }
+}
+
+/// What the guest measured, on the host's axis. The kernel's stage begins with the VMM's: the
+/// loader's time is before the kernel's own zero. The agent's ends when the host has its answer.
+fn guest_stages(stages: &Stages<'_>, hello: &Hello, booted: u64) -> Result<()> {
+    let known = stages.sandbox.record().timeline;
+    for (name, start, end) in hello.stages.iter().filter(|(name, ..)| known.stage(name).is_none()) {
+        let (start, end) = match name.as_str() {
+            "kernel" => (booted.min(*start), *end),
+            "agent" => (*start, hello.at_ns),
+            _ => (*start, *end),
+        };
+        stages.record(name, start, end)?;
+    }
+    Ok(())
+}
+
+/// How long the plane took to map the guest's memory, read off its own clock. The image is a
+/// backend of the function and is never mapped for DMA: its stage is empty by design, and is
+/// recorded so that a comparison with FastIOV's figure shows it.
+async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Result<()> {
+    let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
+    let reply = node.plane.clone().get_endpoint(request).await;
+    let endpoint = reply.map_err(|status| Error::Plane(status.message().to_owned()))?.into_inner();
+    let Some(times) = endpoint.times else { return Ok(()) };
+    if times.client_attached_ns > 0 {
+        stages.record("vf-attach", times.client_connected_ns, times.client_attached_ns)?;
+    }
+    let start = times.first_dma_map_ns;
+    stages.record("dma-ram", start, start + times.dma_map_total_ns)?;
+    stages.record("dma-image", start, start)
+}
+
+/// Makes the container and runs its process; returns the task that carries its output.
+async fn container(
+    sandbox: &Arc<Sandbox>,
+    agent: &Agent,
+    record: &Record,
+    log_bytes: u64,
+) -> Result<tokio::task::JoinHandle<Result<()>>> {
+    let configure = agent_v1::ConfigureRequest {
+        hostname: record.hostname.clone(),
+        realtime_ns: realtime_ns(),
+        entropy: (0..4).flat_map(|_| name::random().to_ne_bytes()).collect(),
+    };
+    agent.call(|mut client| async move { client.configure(configure).await }).await?;
+    let create = create_request(record);
+    agent.call(|mut client| async move { client.create_container(create).await }).await?;
+    let ended = || Error::Agent("its input was taken already".to_owned());
+    let input = lock(&sandbox.input_end).take().ok_or_else(ended)?;
+    let output = stdio::open(agent, process(CONTAINER, ""), input).await?;
+    let path = sandbox.store.log();
+    let writer = log::Writer::create(&path, log_bytes);
+    let writer = writer.map_err(Error::file("cannot write", &path))?;
+    let start = agent_v1::StartContainerRequest { id: CONTAINER.to_owned() };
+    agent.call(|mut client| async move { client.start_container(start).await }).await?;
+    let carried = Arc::clone(sandbox);
+    Ok(tokio::spawn(async move { carried.fanout.carry(output, writer).await }))
+}
+
+fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
+    let device = |nsid| Some(agent_v1::BlockDevice { pci_address: String::new(), nsid });
+    let volumes =
+        record.volumes.iter().zip(FIRST_VOLUME_NSID..).map(|(volume, nsid)| agent_v1::Volume {
+            name: volume.name.clone(),
+            device: device(nsid),
+            read_only: volume.read_only,
+            mount_point: volume.mount_point.clone(),
+        });
+    agent_v1::CreateContainerRequest {
+        id: CONTAINER.to_owned(),
+        root: Some(agent_v1::RootFilesystem {
+            image: device(IMAGE_NSID),
+            volatile_layer: device(VOLATILE_NSID),
+            read_only: record.read_only,
+        }),
+        volumes: volumes.collect(),
+        process: Some(process_spec(&record.process)),
+        hostname: record.hostname.clone(),
+        privileged: record.privileged,
+    }
+}
+
+/// The agent's form of a process.
+pub fn process_spec(process: &crate::record::Process) -> agent_v1::ProcessSpec {
+    let limits = process.limits.iter().map(|(name, soft, hard)| agent_v1::ResourceLimit {
+        name: name.clone(),
+        soft: *soft,
+        hard: *hard,
+    });
+    agent_v1::ProcessSpec {
+        args: process.args.clone(),
+        env: process.env.clone(),
+        cwd: process.cwd.clone(),
+        user: process.user.clone(),
+        terminal: process.terminal,
+        rows: process.rows,
+        columns: process.columns,
+        stdin: process.stdin,
+        limits: limits.collect(),
+    }
+}
+
+/// Ends the VMM of a sandbox that another daemon started, whether or not that daemon came to write
+/// down its process: the user id is the sandbox's own and was written down before.
+async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let (vm, uid, name) = (record.vm.clone(), record.vmm_uid, record.name.clone());
+    let cgroup = crate::cgroup::name(&record.id);
+    let ended = tokio::task::spawn_blocking(move || {
+        if let Some(Err(error)) = vm.map(|vm| slipway_hypervisor::reap_leftover(&vm, PATIENCE)) {
+            tracing::warn!(sandbox = name, %error, "its VMM may still run");
+        }
+        uid.is_none_or(|uid| {
+            let owned = crate::proc::Owned { uid, run_dir: &run_dir, cgroup: &cgroup };
+            crate::proc::kill_all(&owned, PATIENCE)
+        })
+    });
+    let ended = ended.await.unwrap_or(false);
+    if !ended {
+        tracing::warn!(sandbox = record.name, "a process of its is left");
+    }
+    ended
+}
+
+/// Gives back everything that a live sandbox holds on the host; what is not there is fine, so it
+/// also clears up after a daemon that was killed.
+///
+/// # Errors
+/// The first failure; the rest was done all the same.
+pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
+    let record = sandbox.record();
+    let ended = if let Some(vm) = sandbox.vm() {
+        sandbox.set_vm(None);
+        end(&*vm).await
+    } else {
+        end_leftover(&record, node.run_dir(&record.id)).await
+    };
+    let request = plane_v1::RemoveEndpointRequest { id: record.id.clone() };
+    let endpoint = match node.plane.clone().remove_endpoint(request).await {
+        Err(status) if status.code() != tonic::Code::NotFound => {
+            Err(Error::Plane(status.message().to_owned()))
+        }
+        _ => Ok(()),
+    };
+    let run_dir = node.run_dir(&record.id);
+    let dir = match std::fs::remove_dir_all(&run_dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::file("cannot remove", &run_dir)(error))
+        }
+        _ => Ok(()),
+    };
+    let cgroup = Cgroup::of(&record.id).remove().await;
+    // No other sandbox may share an id with a process that is left.
+    if let Some(uid) = record.vmm_uid.filter(|_| ended) {
+        node.return_uid(uid);
+    }
+    endpoint.and(dir).and(cgroup)
+}

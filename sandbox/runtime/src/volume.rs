@@ -1,0 +1,138 @@
+//! Volumes and the volatile layer: the host's side of what becomes an NVMe namespace.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::record::{Store, Volume};
+use crate::v1::{VolumeSpec, volume_spec::Source};
+use crate::{Error, Result, name};
+
+/// Smallest volume: one that a file system fits in.
+const LEAST_BYTES: u64 = 1 << 20;
+
+/// Checks what the user asked for, against the host as it is now.
+///
+/// # Errors
+/// [`Error::Invalid`]: a bad or doubled name, a file that is not there, a size of nothing or
+/// beyond what the disk has free.
+pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
+    let mut volumes: Vec<Volume> = Vec::new();
+    for spec in specs {
+        name::check(&spec.name)?;
+        if volumes.iter().any(|volume| volume.name == spec.name) {
+            return Err(Error::Invalid(format!("two volumes are called \"{}\"", spec.name)));
+        }
+        let (path, scratch_bytes) = match &spec.source {
+            Some(Source::SizeBytes(size)) => {
+                check_size(&spec.name, *size, store.dir())?;
+                (store.dir().join(format!("volume-{}.img", spec.name)), Some(*size))
+            }
+            Some(Source::Path(path)) => (existing(path)?, None),
+            None => return Err(Error::Invalid(format!("volume {} has no source", spec.name))),
+        };
+        volumes.push(Volume {
+            name: spec.name.clone(),
+            path,
+            scratch_bytes,
+            read_only: spec.read_only,
+            mount_point: spec.mount_point.clone(),
+        });
+    }
+    Ok(volumes)
+}
+
+fn existing(path: &str) -> Result<PathBuf> {
+    use std::os::unix::fs::FileTypeExt;
+    let invalid = |why: String| Error::Invalid(format!("volume file {path}: {why}"));
+    let full = fs::canonicalize(path).map_err(|error| invalid(error.to_string()))?;
+    let kind = fs::metadata(&full).map_err(|error| invalid(error.to_string()))?;
+    if !kind.is_file() && !kind.file_type().is_block_device() {
+        return Err(invalid("neither a file nor a block device".to_owned()));
+    }
+    if kind.is_file() && (kind.len() < 512 || !kind.len().is_multiple_of(512)) {
+        return Err(invalid(format!(
+            "{} bytes are not a multiple of 512; `truncate -s` gives it a size",
+            kind.len()
+        )));
+    }
+    Ok(full)
+}
+
+/// Makes the files of scratch volumes, sparse.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn create_scratch(volumes: &[Volume]) -> Result<()> {
+    for volume in volumes {
+        if let Some(size) = volume.scratch_bytes {
+            sparse(&volume.path, size)?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a scratch volume that could never be filled.
+fn check_size(name: &str, size: u64, dir: &Path) -> Result<()> {
+    if size < LEAST_BYTES {
+        return Err(Error::Invalid(format!("volume {name}: {size} bytes are less than 1 MiB")));
+    }
+    let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let space = rustix::fs::statvfs(there);
+    let space = space.map_err(|error| Error::file("cannot ask", there)(error.into()))?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if size > free {
+        return Err(Error::Invalid(format!(
+            "volume {name} of {} MiB is larger than what {} has free, {} MiB",
+            size >> 20,
+            there.display(),
+            free >> 20
+        )));
+    }
+    Ok(())
+}
+
+fn sparse(path: &Path, size: u64) -> Result<()> {
+    let file = fs::File::create_new(path).map_err(Error::file("cannot create", path))?;
+    // Whole blocks of 4096: a logical block of a namespace never straddles the end.
+    file.set_len(size.next_multiple_of(4096)).map_err(Error::file("cannot size", path))
+}
+
+/// The empty ext4 that volatile layers are copies-on-write of; made once for each size.
+///
+/// # Errors
+/// [`Error::Tool`] when mkfs.ext4 fails or is missing; [`Error::File`].
+pub async fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
+    let path = cache.join(format!("volatile-{size}.ext4"));
+    if path.exists() {
+        return Ok(path);
+    }
+    fs::create_dir_all(cache).map_err(Error::file("cannot create", cache))?;
+    let new = cache.join(format!(".volatile-{size}.{}", name::new_id()));
+    let made = make_ext4(&new, size).await;
+    let kept =
+        made.and_then(|()| fs::rename(&new, &path).map_err(Error::file("cannot create", &path)));
+    if kept.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    kept.map(|()| path)
+}
+
+async fn make_ext4(path: &Path, size: u64) -> Result<()> {
+    let file = fs::File::create_new(path).map_err(Error::file("cannot create", path))?;
+    file.set_len(size).map_err(Error::file("cannot size", path))?;
+    let tool = |reason: String| Error::Tool { program: "mkfs.ext4".to_owned(), reason };
+    let output = tokio::process::Command::new("mkfs.ext4")
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        // No journal: the layer dies with its sandbox. Inode tables are initialised here, in
+        // holes, so that no guest writes them later, into memory.
+        .args(["-q", "-F", "-m", "0", "-O", "^has_journal", "-E"])
+        .arg("lazy_itable_init=0,nodiscard")
+        .arg(path)
+        .output()
+        .await
+        .map_err(|error| tool(format!("{error}; `apt-get install e2fsprogs` brings it")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(tool(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")))
+}

@@ -1,0 +1,52 @@
+//! Asynchronous events (section 5.2).
+
+open_enum! {
+    /// What kind of event, which is also what is masked until its log is read (section 5.2.1,
+    /// bits 2:0).
+    EventType(u8) {
+        /// Error status.
+        Error = 0,
+        /// SMART / health status.
+        Health = 1,
+        /// Notice.
+        Notice = 2,
+    }
+}
+
+/// An asynchronous event as in dword 0 of the completion (section 5.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Its type.
+    pub kind: EventType,
+    /// Asynchronous Event Information.
+    pub information: u8,
+    /// The log page that says more; reading it unmasks the type.
+    pub log: u8,
+}
+
+impl Event {
+    /// A doorbell that belongs to no queue was written.
+    pub const INVALID_DOORBELL_REGISTER: Self =
+        Self { kind: EventType::Error, information: 0, log: 1 };
+    /// A value that no queue allows was written to a doorbell.
+    pub const INVALID_DOORBELL_VALUE: Self =
+        Self { kind: EventType::Error, information: 1, log: 1 };
+    /// A temperature passed a threshold.
+    pub const TEMPERATURE: Self = Self { kind: EventType::Health, information: 1, log: 2 };
+    /// A namespace changed.
+    pub const NAMESPACE_CHANGED: Self = Self { kind: EventType::Notice, information: 0, log: 4 };
+
+    /// Dword 0 of the completion.
+    pub const fn dword(self) -> u32 {
+        self.kind.0 as u32 | (self.information as u32) << 8 | (self.log as u32) << 16
+    }
+
+    /// From dword 0 of the completion.
+    pub const fn from_dword(dword: u32) -> Self {
+        Self {
+            kind: EventType(dword as u8 & 7),
+            information: (dword >> 8) as u8,
+            log: (dword >> 16) as u8,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Sections *VFIO_USER_DEVICE_GET_INFO*, *VFIO_USER_DEVICE_GET_REGION_INFO* and
+//! *VFIO_USER_DEVICE_GET_REGION_IO_FDS*.
+
+use crate::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+bitflags::bitflags! {
+    /// Flags of [`DeviceInfo`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct DeviceFlags: u32 {
+        /// `VFIO_USER_DEVICE_RESET` is supported.
+        const RESET = 1 << 0;
+        /// It is a PCI device.
+        const PCI = 1 << 1;
+    }
+}
+
+/// Request and reply of `VFIO_USER_DEVICE_GET_INFO`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DeviceInfo {
+    /// Request: largest reply payload the client takes. Reply: bytes of the full payload.
+    pub argsz: U32,
+    /// [`DeviceFlags`].
+    pub flags: U32,
+    /// Number of regions, see [`region`].
+    pub num_regions: U32,
+    /// Number of interrupt types, see [`crate::irq`].
+    pub num_irqs: U32,
+}
+
+/// Region indices of a PCI device (`VFIO_PCI_*_REGION_INDEX` of `<linux/vfio.h>`).
+pub mod region {
+    /// BAR 0; BAR `n` is region `n`, up to 5.
+    pub const BAR0: u32 = 0;
+    /// BAR 5.
+    pub const BAR5: u32 = 5;
+    /// Expansion ROM.
+    pub const ROM: u32 = 6;
+    /// Configuration space.
+    pub const CONFIG: u32 = 7;
+    /// VGA.
+    pub const VGA: u32 = 8;
+    /// Number of regions that every PCI device reports.
+    pub const COUNT: u32 = 9;
+}
+
+bitflags::bitflags! {
+    /// Flags of [`RegionInfo`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RegionFlags: u32 {
+        /// May be read.
+        const READ = 1 << 0;
+        /// May be written.
+        const WRITE = 1 << 1;
+        /// May be mapped; the reply brings a descriptor.
+        const MMAP = 1 << 2;
+        /// Capabilities follow the structure.
+        const CAPS = 1 << 3;
+    }
+}
+
+/// Request and reply of `VFIO_USER_DEVICE_GET_REGION_INFO`; capabilities may follow the reply.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RegionInfo {
+    /// Request: largest reply payload the client takes. Reply: bytes of the full payload, also
+    /// when the capabilities were left out because they did not fit.
+    pub argsz: U32,
+    /// [`RegionFlags`].
+    pub flags: U32,
+    /// Which region.
+    pub index: U32,
+    /// Offset of the first capability from the start of this structure; zero without any.
+    pub cap_offset: U32,
+    /// Bytes; zero means that there is no such region.
+    pub size: U64,
+    /// Offset of the region's first byte in the descriptor.
+    pub offset: U64,
+}
+
+/// Identifiers of region capabilities (`<linux/vfio.h>`).
+pub mod capability {
+    /// `VFIO_REGION_INFO_CAP_SPARSE_MMAP`: only some areas may be mapped.
+    pub const SPARSE_MMAP: u16 = 1;
+}
+
+/// What every region capability begins with (*VFIO cap header format*).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CapabilityHeader {
+    /// See [`capability`].
+    pub id: U16,
+    /// Version of this capability.
+    pub version: U16,
+    /// Offset of the next one from the start of [`RegionInfo`]; zero in the last.
+    pub next: U32,
+}
+
+/// *VFIO region info cap sparse mmap*, after the [`CapabilityHeader`]; [`SparseArea`]s follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SparseHeader {
+    /// Number of areas.
+    pub nr_areas: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// A part of a region that may be mapped.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SparseArea {
+    /// From the region's start; page-aligned.
+    pub offset: U64,
+    /// Bytes; whole pages.
+    pub size: U64,
+}
+
+/// Request of `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RegionIoFds {
+    /// Largest reply payload the client takes.
+    pub argsz: U32,
+    /// Zero.
+    pub flags: U32,
+    /// Which region.
+    pub index: U32,
+    /// Request: zero. Reply: number of sub-regions that follow.
+    pub count: U32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_the_specified_ones() {
+        assert_eq!(size_of::<DeviceInfo>(), 16);
+        assert_eq!(size_of::<RegionInfo>(), 32);
+        assert_eq!(size_of::<CapabilityHeader>(), 8);
+        assert_eq!(size_of::<SparseHeader>(), 8);
+        assert_eq!(size_of::<SparseArea>(), 16);
+        assert_eq!(size_of::<RegionIoFds>(), 16);
+    }
+}

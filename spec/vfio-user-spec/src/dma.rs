@@ -1,0 +1,71 @@
+//! Sections *VFIO_USER_DMA_MAP* and *VFIO_USER_DMA_UNMAP*.
+
+use crate::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+bitflags::bitflags! {
+    /// Flags of [`DmaMap`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct DmaMapFlags: u32 {
+        /// The device may read.
+        const READ = 1 << 0;
+        /// The device may write.
+        const WRITE = 1 << 1;
+        /// The descriptor may be mapped (newer clients say so; a descriptor alone means the same).
+        const MMAP = 1 << 2;
+        /// The descriptor may be read and written with file I/O.
+        const FILE_IO = 1 << 3;
+    }
+}
+
+/// Request of `VFIO_USER_DMA_MAP`. The reply has no payload.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DmaMap {
+    /// Bytes of this structure: there is no reply payload.
+    pub argsz: U32,
+    /// [`DmaMapFlags`].
+    pub flags: U32,
+    /// Offset into the descriptor that comes with the message; zero without one.
+    pub offset: U64,
+    /// First DMA address.
+    pub address: U64,
+    /// Bytes.
+    pub size: U64,
+}
+
+bitflags::bitflags! {
+    /// Flags of [`DmaUnmap`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct DmaUnmapFlags: u32 {
+        /// A dirty-page bitmap is wanted with the reply.
+        const GET_DIRTY_BITMAP = 1 << 0;
+        /// Everything is unmapped; address and size must be zero.
+        const ALL = 1 << 1;
+    }
+}
+
+/// Request of `VFIO_USER_DMA_UNMAP`, echoed in the reply.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DmaUnmap {
+    /// Largest reply payload that the client takes.
+    pub argsz: U32,
+    /// [`DmaUnmapFlags`].
+    pub flags: U32,
+    /// First DMA address of an existing map.
+    pub address: U64,
+    /// Bytes: exactly the map's.
+    pub size: U64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_the_specified_ones() {
+        assert_eq!(size_of::<DmaMap>(), 32);
+        assert_eq!(size_of::<DmaUnmap>(), 24);
+    }
+}

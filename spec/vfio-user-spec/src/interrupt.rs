@@ -1,0 +1,99 @@
+//! Sections *VFIO_USER_DEVICE_GET_IRQ_INFO* and *VFIO_USER_DEVICE_SET_IRQS*.
+
+use crate::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Interrupt types of a PCI device (`VFIO_PCI_*_IRQ_INDEX` of `<linux/vfio.h>`).
+pub mod irq {
+    /// INTx.
+    pub const INTX: u32 = 0;
+    /// MSI.
+    pub const MSI: u32 = 1;
+    /// MSI-X.
+    pub const MSIX: u32 = 2;
+    /// The device failed.
+    pub const ERR: u32 = 3;
+    /// The server asks for the device back.
+    pub const REQ: u32 = 4;
+    /// Number of types that every PCI device reports.
+    pub const COUNT: u32 = 5;
+}
+
+bitflags::bitflags! {
+    /// Flags of [`IrqInfo`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct IrqInfoFlags: u32 {
+        /// Can be routed to eventfds.
+        const EVENTFD = 1 << 0;
+        /// Can be masked and unmasked by messages.
+        const MASKABLE = 1 << 1;
+        /// Masks itself when it triggers.
+        const AUTOMASKED = 1 << 2;
+        /// New vectors need the whole type set up anew.
+        const NORESIZE = 1 << 3;
+    }
+}
+
+/// Request and reply of `VFIO_USER_DEVICE_GET_IRQ_INFO`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct IrqInfo {
+    /// Request: largest reply payload the client takes. Reply: bytes of this structure.
+    pub argsz: U32,
+    /// [`IrqInfoFlags`].
+    pub flags: U32,
+    /// Which type, see [`irq`].
+    pub index: U32,
+    /// Number of interrupts of the type.
+    pub count: U32,
+}
+
+bitflags::bitflags! {
+    /// Flags of [`IrqSet`]: exactly one `DATA_*` and exactly one action.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct IrqSetFlags: u32 {
+        /// No data: the action applies to every interrupt of the range.
+        const DATA_NONE = 1 << 0;
+        /// One byte per interrupt: the action applies where it is not zero.
+        const DATA_BOOL = 1 << 1;
+        /// One descriptor per interrupt with the message; none takes the routes away.
+        const DATA_EVENTFD = 1 << 2;
+        /// Masks.
+        const MASK = 1 << 3;
+        /// Unmasks.
+        const UNMASK = 1 << 4;
+        /// Triggers, or routes to an eventfd.
+        const TRIGGER = 1 << 5;
+        /// All data flags.
+        const DATA = 0b111;
+        /// All action flags.
+        const ACTION = 0b111 << 3;
+    }
+}
+
+/// Request of `VFIO_USER_DEVICE_SET_IRQS`; booleans may follow. The reply has no payload.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct IrqSet {
+    /// Bytes of the request's payload (QEMU leaves the booleans out of it).
+    pub argsz: U32,
+    /// [`IrqSetFlags`].
+    pub flags: U32,
+    /// Which type, see [`irq`].
+    pub index: U32,
+    /// First interrupt of the range.
+    pub start: U32,
+    /// Number of interrupts; zero with `DATA_NONE` and `TRIGGER` takes the whole type down.
+    pub count: U32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_the_specified_ones() {
+        assert_eq!(size_of::<IrqInfo>(), 16);
+        assert_eq!(size_of::<IrqSet>(), 20);
+    }
+}

@@ -1,0 +1,58 @@
+//! The vfio-user protocol's messages, byte for byte.
+//!
+//! vfio-user carries the Linux VFIO interface (`<linux/vfio.h>`) over a Unix stream socket: a
+//! client (a VMM) drives a device that another process, the server, emulates. Citations are
+//! section names of the *vfio-user Protocol Specification* (as in QEMU's
+//! `docs/interop/vfio-user.rst` and, for commands and flags, libvfio-user's `vfio-user.h`).
+//!
+//! How the pieces meet: every message is a [`Header`], then for most commands one of the fixed
+//! structures here, then data whose length the structure tells. All integers are little-endian
+//! and unaligned, so any byte slice of the right length can be viewed as any of them without a
+//! copy; nothing here checks a value, that is the reader's duty. Codes that a peer chooses stay
+//! integers ([`Header::command`]); [`Command::from_code`] converts with a check.
+//!
+//! # Version data
+//! A [`Version`] structure is followed by an optional NUL-terminated JSON text. Everything in it is
+//! optional; names that are not known are ignored:
+//! ```json
+//! {"capabilities": {
+//!     "max_msg_fds": 1,              // descriptors the sender takes per message
+//!     "max_data_xfer_size": 1048576, // largest `count` the sender takes
+//!     "max_dma_maps": 65535,         // DMA maps valid at a time
+//!     "pgsizes": 4096,               // page sizes for DMA maps, or'ed together
+//!     "write_multiple": true,        // VFIO_USER_REGION_WRITE_MULTI is understood
+//!     "twin_socket": {"supported": true, "fd_index": 0},
+//!     "migration": {"pgsize": 4096, "max_bitmap_size": 268435456}
+//! }}
+//! ```
+//! (The values shown are the specification's defaults where it has one.) The server's reply holds
+//! only what the client proposed. The text is parsed by the host, not here.
+//!
+//! Not here: migration messages (`VFIO_USER_MIG_DATA_*`), device features, I/O descriptors of
+//! regions beyond their request.
+//!
+//! Dependencies: `zerocopy` for checked views of bytes, `bitflags` for flag words.
+#![no_std]
+
+mod access;
+mod device;
+mod dma;
+mod header;
+mod interrupt;
+mod version;
+
+pub use access::{DmaAccess, RegionAccess, WriteMulti, WriteMultiEntry};
+pub use device::{
+    CapabilityHeader, DeviceFlags, DeviceInfo, RegionFlags, RegionInfo, RegionIoFds, SparseArea,
+    SparseHeader, capability, region,
+};
+pub use dma::{DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags};
+pub use header::{Command, HEADER_LEN, Header, flag};
+pub use interrupt::{IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags, irq};
+pub use version::{
+    DEFAULT_MAX_DATA_XFER_SIZE, DEFAULT_MAX_DMA_MAPS, DEFAULT_MAX_MSG_FDS, DEFAULT_PAGE_SIZES,
+    MAJOR, MINOR, Version,
+};
+
+/// Little-endian, unaligned integers, re-exported for whoever fills the structures.
+pub use zerocopy::little_endian::{U16, U32, U64};

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Sandboxes start, alone and many at once, and say where the time went.
+. "$(dirname "$0")/lib.sh"
+need_node
+
+out=$("$slipway" run --rm --timeline "$work/one.json" "$image" -- sh -c 'uname -r; cat /etc/os-release') \
+    || fail "a sandbox did not run"
+grep -q 'Debian GNU/Linux 12' <<<"$out" || fail "no Debian in: $out"
+ok "one sandbox runs Debian 12 on $(head -1 <<<"$out")"
+
+agent_ms=$(python3 - "$work/one.json" <<'P'
+import json, sys
+stages = json.load(open(sys.argv[1]))[0]["stages"]
+names = {s["name"] for s in stages}
+want = {"image", "cgroup", "dma-ram", "rootfs", "dma-image", "vf-attach", "vf-driver", "vmm", "kernel", "agent", "container"}
+assert want <= names, f"missing stages: {want - names}"
+print(max(s["end_ns"] for s in stages if s["name"] == "agent") // 1_000_000)
+P
+) || fail "the timeline lacks stages"
+ok "agent reached after $agent_ms ms, all stages recorded"
+
+out=$("$slipway" run --rm --count 8 --timeline "$work/eight.svg" "$image" -- \
+    sh -c 'uname -r; cat /etc/os-release' 2>"$work/eight.err") || fail "eight: $(tail -3 "$work/eight.err")"
+[ "$(grep -c 'PRETTY_NAME' <<<"$out")" = 8 ] || fail "eight sandboxes printed: $out"
+grep -q '<svg' "$work/eight.svg" || fail "no SVG"
+grep -q 'vf-attach' "$work/eight.err" || fail "no table"
+ok "eight at once, table and SVG"
+[ -z "$("$slipway" ps --quiet)" ] || fail "--rm left sandboxes: $("$slipway" ps)"
+ok "--rm leaves nothing"

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# NVMe in the guest: who it says it is, verified I/O, discard, file systems, power-off in mid-write.
+. "$(dirname "$0")/lib.sh"
+need_node
+
+out=$("$slipway" run --rm --privileged "$image" -- nvme id-ctrl /dev/nvme0) || fail "nvme id-ctrl"
+grep -q '^mn .*Slipway' <<<"$out" || fail "id-ctrl does not name Slipway: $out"
+ok "nvme id-ctrl: $(grep '^mn ' <<<"$out" | tr -s ' ')"
+
+out=$("$slipway" run --rm --privileged --volume data:16M "$image" -- sh -ec '
+    test "$(nvme list-ns /dev/nvme0 | wc -l)" = 3
+    nvme smart-log /dev/nvme0 | grep -q "^critical_warning[[:space:]]*: 0"
+    nvme error-log /dev/nvme0 | grep -q "Error Log Entries"
+    nvme fw-log /dev/nvme0 | grep -q frs1
+    nvme get-log /dev/nvme0 --log-id=5 --log-len=4096 | grep -q "0000:.* 01 "
+    nvme get-feature /dev/nvme0 -f 7 | grep -qi "value"
+    nvme id-ns /dev/nvme0 -n 3 | grep -q "^nsze *: 0x8000"
+    nvme ns-descs /dev/nvme0 -n 3 | grep -q uuid
+    nvme flush /dev/nvme0n3
+    nvme admin-passthru /dev/nvme0 --opcode=0x7f 2>&1 | grep -qi "invalid"
+    nvme reset /dev/nvme0; head -c 4096 /dev/slipway/data | wc -c' 2>"$work/err") \
+    && [ "$(tail -1 <<<"$out")" = 4096 ] || fail "nvme-cli: $out $(cat "$work/err")"
+ok "nvme-cli: namespaces, logs, features, descriptors, a bad opcode, a reset"
+
+"$slipway" run --rm --memory 512M --volume data:256M "$image" -- \
+    fio --name=verify --filename=/dev/slipway/data --rw=randwrite --bsrange=512-128k --bs_unaligned=0 \
+    --blockalign=4k --iodepth=32 --numjobs=4 --size=64M --offset_increment=64M --direct=1 \
+    --ioengine=libaio --verify=crc32c --do_verify=1 --verify_fatal=1 --group_reporting --minimal \
+    >"$work/fio" 2>&1 || fail "fio: $(tail -5 "$work/fio")"
+ok "fio verify=crc32c, random writes of mixed sizes, depth 32, 4 jobs, 256 MiB"
+
+truncate -s 64M "$work/disk.img"
+"$slipway" run --rm --volume "file:$work/disk.img" "$image" -- \
+    sh -c 'printf "kept bytes" | dd of=/dev/slipway/disk.img bs=4096 conv=sync oflag=direct status=none && sync' \
+    || fail "writing a file volume"
+[ "$(head -c 10 "$work/disk.img")" = "kept bytes" ] || fail "the file volume lost its bytes"
+ok "a file volume keeps its bytes"
+"$slipway" run --rm --volume "file:$work/disk.img:ro" "$image" -- \
+    sh -c 'dd if=/dev/zero of=/dev/slipway/disk.img bs=4096 count=1 oflag=direct status=none' 2>/dev/null \
+    && fail "a read-only volume was written"
+[ "$(head -c 10 "$work/disk.img")" = "kept bytes" ] || fail "a read-only volume changed"
+ok "a read-only volume refuses writes"
+
+"$slipway" run --rm --privileged --volume data:256M "$image" -- sh -ec '
+    d=/dev/slipway/data
+    head -c 1M /dev/urandom > $d; sync
+    blkdiscard $d
+    cmp -n 1048576 $d /dev/zero
+    mkfs.ext4 -q $d; mkdir /m; mount $d /m
+    head -c 20M /dev/urandom > /m/f; sum=$(sha256sum < /m/f); umount /m
+    e2fsck -fn $d >/dev/null 2>&1
+    mount $d /m; test "$sum" = "$(sha256sum < /m/f)"; umount /m' || fail "blkdiscard, mkfs.ext4"
+ok "blkdiscard zeroes; mkfs.ext4, mount, write, remount, fsck"
+
+truncate -s 256M "$work/power.img"
+"$slipway" run -d --name power --privileged --volume "file:$work/power.img" "$image" -- sh -ec '
+    d=/dev/slipway/power.img; mkfs.ext4 -q $d; mkdir /m; mount $d /m
+    echo synced > /m/first; sync
+    i=0; while :; do head -c 300k /dev/urandom > /m/f$((i % 40)); i=$((i + 1)); echo $i; done' >/dev/null \
+    || fail "the writer did not start"
+wait_until 60 sh -c "'$slipway' logs power | grep -q '^20$'" || fail "the writer does not write"
+kill -9 "$(vmm_of power)"
+wait_until 20 is_state power failed || fail "after the power-off: $("$slipway" ps)"
+"$slipway" rm power >/dev/null || fail "rm"
+"$slipway" run --rm --privileged --volume "file:$work/power.img" "$image" -- sh -c '
+    d=/dev/slipway/power.img; e2fsck -fy $d >/dev/null 2>&1; s=$?; [ $s -le 1 ] || exit 9
+    e2fsck -fn $d >/dev/null 2>&1 || exit 8
+    mkdir /m; mount $d /m; test "$(cat /m/first)" = synced' || fail "fsck after a power-off in mid-write: $?"
+ok "a power-off in mid-write: fsck mends it and what was synced is there"

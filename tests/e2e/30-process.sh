@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# A process in a sandbox behaves as one: status, signals, terminal, streams, detaching.
+. "$(dirname "$0")/lib.sh"
+need_node
+
+"$slipway" run --rm "$image" -- sh -c 'exit 3'; [ $? = 3 ] || fail "exit 3 gave $?"
+ok "exit status 3"
+"$slipway" run --rm "$image" -- /no/such/program 2>"$work/err"; [ $? = 127 ] || fail "127: $(cat "$work/err")"
+ok "a missing program gives 127: $(cat "$work/err")"
+"$slipway" run --rm "$image" -- /etc/passwd 2>/dev/null; [ $? = 126 ] || fail "not executable"
+ok "a file that is no program gives 126"
+
+out=$("$slipway" run --rm -e A=1 -e B='two words' -w /usr -u nobody "$image" -- \
+    sh -c 'echo "$A|$B|$(pwd)|$(id -un)"')
+[ "$out" = "1|two words|/usr|nobody" ] || fail "environment, directory, user: $out"
+ok "environment, working directory, user"
+
+"$slipway" run --name term "$image" -- sh -c 'trap "echo caught; exit 7" TERM; echo ready; while :; do sleep 0.1; done' \
+    >"$work/term" & pid=$!
+wait_until 30 grep -q ready "$work/term" || fail "not ready"
+kill -TERM "$pid"; wait "$pid"; status=$?
+[ "$status" = 7 ] && grep -q caught "$work/term" || fail "SIGTERM: status $status, $(cat "$work/term")"
+"$slipway" rm term >/dev/null
+ok "SIGTERM to the command reaches the process"
+
+bytes=$("$slipway" run --rm "$image" -- sh -c 'head -c 100000000 /dev/zero | tr "\0" x; echo end >&2' 2>"$work/err" | sha256sum)
+want=$(head -c 100000000 /dev/zero | tr '\0' x | sha256sum)
+[ "$bytes" = "$want" ] && grep -q end "$work/err" || fail "100 MB came as another stream"
+ok "100 MB through standard output arrive whole"
+sum=$(head -c 5000000 /dev/urandom | tee "$work/in" | "$slipway" run --rm -i "$image" -- sha256sum)
+[ "${sum%% *}" = "$(sha256sum < "$work/in" | cut -d' ' -f1)" ] || fail "standard input: $sum"
+ok "5 MB through standard input arrive whole"
+
+python3 - "$slipway" "$image" <<'P' || fail "no usable shell with -it"
+import fcntl, os, pty, re, select, struct, sys, termios, time
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], [sys.argv[1], "run", "--rm", "-it", sys.argv[2], "--", "sh"])
+fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 132, 0, 0))
+seen = b""
+def expect(pattern, seconds):
+    global seen
+    end = time.time() + seconds
+    while not re.search(pattern, seen):
+        ready, _, _ = select.select([fd], [], [], 0.2)
+        if ready:
+            try: seen += os.read(fd, 65536)
+            except OSError: break
+        if time.time() > end: sys.exit(f"no {pattern!r} in {seen!r}")
+    seen = re.split(pattern, seen, maxsplit=1)[-1]
+expect(rb"[#$] ", 60)
+os.write(fd, b"tty; echo size:$(stty size)\n"); expect(rb"/dev/pts/\d+", 20); expect(rb"size:40 132", 20)
+os.write(fd, b"sleep 100\n"); time.sleep(1.5); os.write(fd, b"\x03"); expect(rb"[#$] ", 20)
+fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0)); os.kill(pid, 28); time.sleep(1)
+os.write(fd, b"echo size:$(stty size)\n"); expect(rb"size:50 100", 20)
+os.write(fd, b"exit 5\n")
+_, status = os.waitpid(pid, 0)
+sys.exit(0 if os.waitstatus_to_exitcode(status) == 5 else f"status {status}")
+P
+ok "-it: a terminal of the right size, ^C, resize, exit status"
+
+"$slipway" run -d --name back "$image" -- \
+    sh -c 'trap "exit 0" TERM; i=0; while :; do echo line $i; i=$((i+1)); sleep 0.2; done' >/dev/null || fail "-d"
+"$slipway" logs -f back >"$work/follow" & follower=$!
+wait_until 20 grep -q 'line 5' "$work/follow" || fail "logs -f: $(cat "$work/follow")"
+[ "$("$slipway" exec back cat /proc/1/comm)" = sh ] || fail "exec"
+"$slipway" exec back sh -c 'exit 4'; [ $? = 4 ] || fail "exec's status"
+[ "$(echo typed | "$slipway" exec -i back cat)" = typed ] || fail "exec -i"
+"$slipway" stats back | grep -q back || fail "stats"
+"$slipway" inspect back | python3 -c 'import json,sys; assert json.load(sys.stdin)[0]["name"] == "back"' || fail "inspect"
+"$slipway" stop back >/dev/null || fail "stop"
+wait "$follower" || fail "logs -f did not end well"
+is_state back exited || fail "after stop: $("$slipway" ps)"
+[ "$("$slipway" logs --tail 1 back)" = "$(tail -1 "$work/follow")" ] || fail "logs --tail"
+"$slipway" rm back >/dev/null || fail "rm"
+ok "-d with logs -f, exec, stats, inspect, stop, rm from other commands"

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# kill -9 of any process at any moment leaves nothing that ps does not show and rm does not clear.
+. "$(dirname "$0")/lib.sh"
+need_node
+
+clean() {
+    "$slipway" rm --force --all >/dev/null 2>&1
+    stop_daemon
+    local left
+    left=$(leftovers)
+    [ -z "$left" ] || fail "$1 left: $left"
+}
+
+# The command, before, during and after the start.
+for delay in 0.02 0.2 1 3; do
+    "$slipway" run --name victim "$image" -- sleep 1000 >/dev/null 2>&1 & pid=$!
+    sleep "$delay"; kill -9 "$pid"; wait "$pid" 2>/dev/null
+    "$slipway" ps >/dev/null || fail "ps after kill -9 of the command"
+    clean "kill -9 of the command after $delay s"
+done
+ok "kill -9 of the command at four moments"
+
+for delay in 0.05 0.3 1.5 4; do
+    "$slipway" run -d --name victim "$image" -- sleep 1000 >/dev/null 2>&1 & pid=$!
+    wait_until 10 lock_holder >/dev/null || fail "no daemon"
+    sleep "$delay"; vmm=$(vmm_of victim)
+    kill -9 "$(lock_holder)"; wait "$pid" 2>/dev/null
+    "$slipway" ps >"$work/ps" || fail "ps after kill -9 of the daemon"
+    grep -q running "$work/ps" && fail "ps calls it running: $(cat "$work/ps")"
+    runs "$vmm" && fail "the VMM $vmm outlived ps"
+    clean "kill -9 of the daemon after $delay s"
+done
+ok "kill -9 of the daemon at four moments"
+
+"$slipway" run -d --name victim "$image" -- sleep 1000 >/dev/null || fail "run"
+"$slipway" run -d --name other "$image" -- sleep 1000 >/dev/null || fail "run"
+kill -9 "$(vmm_of victim)"
+wait_until 20 is_state victim failed || fail "after kill -9 of QEMU: $("$slipway" ps)"
+is_state other running || fail "the neighbour suffered"
+[ "$("$slipway" exec other echo alive)" = alive ] || fail "the neighbour does not answer"
+ok "kill -9 of QEMU: its sandbox has failed, its neighbour runs"
+clean "kill -9 of QEMU"
+ok "nothing is left"

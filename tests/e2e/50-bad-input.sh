@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Bad input gets one clear line and a non-zero status, and leaves nothing.
+. "$(dirname "$0")/lib.sh"
+need_node
+
+# refuses WORDS-TO-FIND ARGUMENTS…
+refuses() {
+    local want=$1 status lines; shift
+    "$slipway" "$@" >"$work/out" 2>"$work/err" </dev/null; status=$?
+    lines=$(grep -c . "$work/err")
+    [ "$status" != 0 ] || fail "$* succeeded"
+    [ "$lines" = 1 ] || fail "$*: $lines lines: $(cat "$work/err")"
+    grep -qiE "$want" "$work/err" || fail "$*: $(cat "$work/err")"
+    ok "$* -> $status, $(cat "$work/err")"
+}
+
+refuses 'localhost:1' run localhost:1/no/such:image true
+refuses 'not in the cache|no image' run --pull never no-such-image:1 true
+mkdir -p "$work/oci/blobs/sha256"
+python3 - "$work/oci" <<'P'
+import hashlib, io, json, os, sys, tarfile, gzip
+root = sys.argv[1]
+def blob(data, kind, lie=False):
+    digest = hashlib.sha256(data).hexdigest()
+    open(f"{root}/blobs/sha256/{digest}", "wb").write(data[:-1] + bytes([data[-1] ^ 1]) if lie else data)
+    return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}
+tar = io.BytesIO()
+with tarfile.open(fileobj=tar, mode="w") as t:
+    info = tarfile.TarInfo("etc/x"); info.size = 5; t.addfile(info, io.BytesIO(b"hello"))
+layer = tar.getvalue()
+diff = "sha256:" + hashlib.sha256(layer).hexdigest()
+manifests = []
+for name, arch, lie in [("corrupt", "amd64", True), ("foreign", "riscv64", False)]:
+    config = json.dumps({"architecture": arch, "os": "linux", "rootfs": {"type": "layers", "diff_ids": [diff]}, "config": {"Cmd": ["/x"]}}).encode()
+    manifest = json.dumps({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": blob(config, "application/vnd.oci.image.config.v1+json"),
+        "layers": [blob(gzip.compress(layer, mtime=1 + lie), "application/vnd.oci.image.layer.v1.tar+gzip", lie)]}).encode()
+    entry = blob(manifest, "application/vnd.oci.image.manifest.v1+json")
+    entry["annotations"] = {"org.opencontainers.image.ref.name": name}
+    entry["platform"] = {"architecture": arch, "os": "linux"}
+    manifests.append(entry)
+json.dump({"schemaVersion": 2, "manifests": manifests}, open(f"{root}/index.json", "w"))
+json.dump({"imageLayoutVersion": "1.0.0"}, open(f"{root}/oci-layout", "w"))
+P
+refuses 'digest' image import "oci:$work/oci:corrupt"
+refuses 'riscv64' image import "oci:$work/oci:foreign"
+refuses 'larger than|free' run --volume data:900T "$image" true
+refuses 'kernel' run --kernel /etc/passwd "$image" true
+refuses 'memory' run --memory 1 "$image" true
+refuses 'no size' run --memory lots "$image" true
+refuses 'no such file|not there|No such' run --volume "file:/no/such/disk" "$image" true
+refuses 'tty' run -t "$image" true
+refuses 'no sandbox' logs nobody
+refuses 'signal' kill --signal NOPE nobody
+"$slipway" run -d --name taken "$image" -- sleep 100 >/dev/null || fail "run"
+refuses 'taken' run --name taken "$image" true
+"$slipway" rm -f taken >/dev/null
+stop_daemon
+SLIPWAY_QEMU=/no/such/qemu refuses 'qemu' run "$image" true
+if id nobody >/dev/null 2>&1; then
+    cp "$slipway" "$work/slipway"; chmod 755 "$work" "$work/slipway"
+    su -s /bin/sh nobody -c "SLIPWAY_RUN_DIR=$work/nr SLIPWAY_DATA_DIR=$work/nd '$work/slipway' run x true" 2>"$work/err"
+    status=$?
+    [ "$status" != 0 ] && [ "$(grep -c . "$work/err")" = 1 ] && grep -q 'root' "$work/err" \
+        || fail "without root: $status $(cat "$work/err")"
+    ok "without root -> $status, $(cat "$work/err")"
+fi
+full=$work/full; mkdir "$full"
+if mount -t tmpfs -o size=8m none "$full" 2>/dev/null; then
+    SLIPWAY_RUN_DIR=$work/run2 SLIPWAY_DATA_DIR=$full refuses 'space' image import "dir:/usr/share"
+    umount "$full"
+else
+    say "SKIPPED: e2e/$test_name no space left: needs the right to mount a tmpfs"
+fi
+[ -z "$("$slipway" ps -q)" ] || fail "left: $("$slipway" ps)"
+[ -z "$(leftovers)" ] || fail "left: $(leftovers)"
+ok "nothing is left"

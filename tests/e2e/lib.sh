@@ -1,0 +1,85 @@
+# Shared by the end-to-end tests: a node of their own, real QEMU, a real Debian image.
+#
+# Each test is a bash script that sources this file, calls `need_node`, and says `ok WORDS` for
+# every fact that it has seen hold. The first fact that does not hold ends it with status 1.
+# What a machine lacks is said as "SKIPPED: test: needs what", and the test ends with status 0.
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+top=$(cd "$here/../.." && pwd)
+test_name=$(basename "$0" .sh)
+slipway=${SLIPWAY:-$top/target/release/slipway}
+export SLIPWAY_RUN_DIR=${SLIPWAY_RUN_DIR:-/run/slipway-e2e}
+export SLIPWAY_DATA_DIR=${SLIPWAY_DATA_DIR:-/var/lib/slipway-e2e}
+# Debian with the tools that the tests use in the guest; made once by `test_image`.
+image=slipway-e2e:bookworm
+work=$(mktemp -d "${TMPDIR:-/tmp}/slipway-e2e.XXXXXX")
+
+say() { printf '%s: %s\n' "$test_name" "$*"; }
+ok() { say "ok: $*"; }
+fail() { say "FAILED: $*"; exit 1; }
+skip() { printf 'SKIPPED: e2e/%s: needs %s\n' "$test_name" "$*"; exit 0; }
+
+# Whatever happened, no sandbox and no daemon of this node outlives a test.
+leave() {
+    local status=$?
+    "$slipway" rm --force --all >/dev/null 2>&1
+    stop_daemon
+    rm -rf "$work"
+    exit "$status"
+}
+trap leave EXIT
+
+stop_daemon() {
+    local pid
+    pid=$(lock_holder) && kill "$pid" 2>/dev/null && wait_until 10 daemon_gone
+}
+
+# Process that holds the daemon's lock, from the kernel's own list.
+lock_holder() {
+    local inode
+    inode=$(stat -c %i "$SLIPWAY_DATA_DIR/daemon.lock" 2>/dev/null) || return 1
+    awk -v inode="$inode" '$2 == "FLOCK" { split($6, at, ":"); if (at[3] == inode) { print $5; found = 1; exit } } END { exit !found }' /proc/locks
+}
+daemon_gone() { ! lock_holder >/dev/null; }
+
+# wait_until SECONDS COMMAND…: true as soon as the command is.
+wait_until() {
+    local deadline=$((SECONDS + $1)); shift
+    until "$@" 2>/dev/null; do
+        [ "$SECONDS" -lt "$deadline" ] || return 1
+        sleep 0.1
+    done
+}
+
+state_of() { "$slipway" ps --json | python3 -c 'import json,sys
+print(next((s["state"] for s in json.load(sys.stdin) if s["name"] == sys.argv[1]), "gone"))' "$1"; }
+vmm_of() { "$slipway" ps --json | python3 -c 'import json,sys
+print(next((s["vmm_pid"] or 0 for s in json.load(sys.stdin) if s["name"] == sys.argv[1]), 0))' "$1"; }
+# Whether a process runs; one that is dead and waits for its parent does not.
+runs() { [ "$1" != 0 ] && grep -q '^State:[[:space:]]*[RSDTtI]' "/proc/$1/status" 2>/dev/null; }
+is_state() { [ "$(state_of "$1")" = "$2" ]; }
+
+# Everything on the host that belongs to sandboxes of this node, one thing a line.
+leftovers() {
+    # What is dead and waits for init to take note of it holds nothing any more.
+    ps -o stat=,pid=,args= -U "$(seq -s, 1879048192 1879048255)" | grep -v '^Z'
+    find "$SLIPWAY_RUN_DIR/s" -mindepth 1 -maxdepth 1 2>/dev/null
+    find "$SLIPWAY_DATA_DIR/sandboxes" -mindepth 1 -maxdepth 1 2>/dev/null
+    find /sys/fs/cgroup -maxdepth 3 -path '*/slipway/*' -type d 2>/dev/null
+    grep -F "$SLIPWAY_RUN_DIR" /proc/mounts
+    find /tmp -maxdepth 1 -name '.slipway*' 2>/dev/null
+    return 0
+}
+
+need_root() { [ "$(id -u)" = 0 ] || skip "root"; }
+
+# A node that can run sandboxes, with the test image in its cache.
+need_node() {
+    need_root
+    [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
+    local report
+    report=$("$slipway" doctor) || skip "a node that can run sandboxes: $(printf '%s' "$report" | grep MISSING | tr -s ' ' | tr '\n' ';')"
+    "$here/image" "$slipway" "$image" || fail "the test image could not be made"
+    "$slipway" rm --force --all >/dev/null 2>&1 || true
+}
