@@ -35,7 +35,7 @@ set_up() {
             ;;
         demo) want_packages "making an image where no registry answers" mmdebstrap ;;
         test)
-            want_packages "the tests" cpio mmdebstrap procps python3 xz-utils
+            want_packages "the tests" busybox-static cpio erofs-utils mmdebstrap procps python3 xz-utils
             want_registry
             ;;
         fuzz) want_packages "fuzzing" g++ ;;

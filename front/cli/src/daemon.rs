@@ -64,7 +64,10 @@ pub async fn serve(config: Config, ends_when_idle: bool) -> Result<i32> {
     let connections = watch::Sender::new(0_usize);
     let (stop, stopped) = watch::channel(false);
     let plane = Plane::new(slipway_plane::Settings { reactors: config.reactors })?;
-    let router = tonic::transport::Server::builder().add_service(PlaneServer::new(plane.service()));
+    let router = tonic::transport::Server::builder()
+        .initial_stream_window_size(slipway_plane_api::STREAM_WINDOW)
+        .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
+        .add_service(PlaneServer::new(plane.service()));
     let node = open_node(&config, &plane).await?;
     let router =
         router.add_service(SandboxesServer::new(Service::new(Arc::clone(&node), ends_when_idle)));

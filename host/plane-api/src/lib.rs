@@ -15,6 +15,13 @@ pub mod v1 {
     tonic::include_proto!("slipway.plane.v1");
 }
 
+/// HTTP/2 receive windows of the daemon, in bytes. Input that its process does not read fills the
+/// window of its own stream only, and leaves the connection to the calls beside it (RFC 9113,
+/// section 5.2).
+pub const STREAM_WINDOW: u32 = 256 << 10;
+/// See [`STREAM_WINDOW`].
+pub const CONNECTION_WINDOW: u32 = 64 * STREAM_WINDOW;
+
 /// A client of the plane.
 pub type PlaneClient = v1::plane_client::PlaneClient<Channel>;
 

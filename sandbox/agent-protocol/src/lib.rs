@@ -13,6 +13,13 @@ pub const PORT_NAME: &str = "slipway.agent";
 /// command line is to end with, 127 (not found) or 126 (found, cannot be executed), in decimal.
 pub const EXIT_STATUS_METADATA: &str = "slipway-exit-status";
 
+/// HTTP/2 receive windows of the agent, in bytes. A process that does not read its input fills the
+/// window of its own stream only: the connection's is as large as 64 of them, so that the calls
+/// which would end such a process always get through (RFC 9113, section 5.2).
+pub const STREAM_WINDOW: u32 = 256 << 10;
+/// See [`STREAM_WINDOW`].
+pub const CONNECTION_WINDOW: u32 = 64 * STREAM_WINDOW;
+
 /// Messages, client and server of the agent service.
 #[allow(missing_docs, clippy::unwrap_used)] // generated; the comments are in the .proto file
 pub mod v1 {

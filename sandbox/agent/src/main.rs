@@ -58,7 +58,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use slipway_agent_protocol::PORT_NAME;
+use slipway_agent_protocol::{CONNECTION_WINDOW, PORT_NAME, STREAM_WINDOW};
 use slipway_agent_protocol::v1::agent_server::AgentServer;
 use tonic::transport::Server;
 
@@ -126,7 +126,7 @@ fn run_as_init(first_instruction: u64) -> Result<()> {
             log!("loopback: {error}");
         }
         let service = service(places, stages, Box::new(machine::power_off));
-        Server::builder().serve_with_incoming(service, port.connections()).await?;
+        server().serve_with_incoming(service, port.connections()).await?;
         bail!("the port failed")
     })
 }
@@ -151,8 +151,15 @@ fn serve_socket(first_instruction: u64, args: Vec<String>) -> Result<()> {
         let listener = tokio::net::UnixListener::bind(socket)?;
         let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
         let service = service(places, stages, Box::new(|| std::process::exit(0)));
-        Server::builder().serve_with_incoming(service, incoming).await.context("serving")
+        server().serve_with_incoming(service, incoming).await.context("serving")
     })
+}
+
+/// A server on whose connections one stalled stream holds up no other call.
+fn server() -> Server {
+    Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
 }
 
 fn service(

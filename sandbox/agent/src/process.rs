@@ -69,17 +69,28 @@ impl Process {
         let starting = reaper.starting();
         let (channel, mut pipes) = launch(agent, spec)?;
         let channel = register(channel, Interest::READABLE)?;
-        let pid = match receive(&channel).await? {
-            Some(Report::Pid(pid)) => pid,
-            Some(Report::Failed { exit_status, message }) => {
-                return Err(Failure { exit_status, message });
+        // Both stages report on one channel, so the inner one may be ready before the outer one
+        // has said which process it made.
+        let mut early = None;
+        let pid = loop {
+            match receive(&channel).await? {
+                Some(Report::Pid(pid)) => break pid,
+                Some(ready @ Report::Ready(_)) => early = Some(ready),
+                Some(Report::Failed { exit_status, message }) => {
+                    return Err(Failure { exit_status, message });
+                }
+                None => {
+                    return Err(anyhow::anyhow!("the process's first stage ended early").into());
+                }
             }
-            _ => return Err(anyhow::anyhow!("the process's first stage ended early").into()),
         };
         let pid = Pid::from_raw(pid).ok_or_else(|| anyhow::anyhow!("no process id"))?;
         let exit = reaper.watch(pid);
         drop(starting);
-        let ready = tokio::time::timeout(SETUP_DEADLINE, receive(&channel)).await;
+        let ready = match early {
+            Some(ready) => Ok(Ok(Some(ready))),
+            None => tokio::time::timeout(SETUP_DEADLINE, receive(&channel)).await,
+        };
         let terminal = match ready {
             Ok(Ok(Some(Report::Ready(terminal)))) => terminal,
             Ok(Ok(Some(Report::Failed { exit_status, message }))) => {

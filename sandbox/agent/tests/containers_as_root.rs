@@ -185,6 +185,21 @@ async fn standard_input_goes_in_and_ends() {
     assert_eq!(run.stdout, "closed\n", "without stdin it is /dev/null");
 }
 
+/// Far more than every window between host and process, sent before the process runs.
+#[tokio::test]
+async fn input_that_nobody_reads_holds_up_no_other_call() {
+    let mut sandbox = sandbox!("input_that_nobody_reads_holds_up_no_other_call");
+    let spec = ProcessSpec { stdin: true, ..script("sleep 1000") };
+    sandbox.create(container("a", spec)).await;
+    let input = vec![vec![b'x'; 1 << 20]; 32];
+    let _stream = sandbox.attach(&main("a"), input).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    sandbox.start_container("a").await;
+    let run = sandbox.exec("a", script("echo beside")).await.unwrap();
+    assert_eq!(run.stdout, "beside\n");
+    sandbox.remove("a").await;
+}
+
 #[tokio::test]
 async fn a_terminal_has_a_size_and_echoes() {
     let mut sandbox = sandbox!("a_terminal_has_a_size_and_echoes");

@@ -20,7 +20,7 @@ const GO: &[u8] = b"go";
 /// What a `container-init` tells the agent.
 #[derive(Debug)]
 pub enum Report {
-    /// From the outer stage: the inner stage's process id.
+    /// From the outer stage: the inner stage's process id. May come after what that stage reports.
     Pid(i32),
     /// All set up; the program runs at the agent's word. Carries the terminal's master side.
     Ready(Option<OwnedFd>),
