@@ -1,12 +1,14 @@
 //! Interrupts as eventfds that a client passed.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use rustix::fs::OFlags;
 use slipway_pci::InterruptSink;
+
+use crate::bell;
 
 /// One interrupt of a type.
 #[derive(Default)]
@@ -58,8 +60,7 @@ impl Line {
 
     fn deliver(&self) {
         if let Some(file) = &*self.route.load() {
-            // Fails when the counter is full: the interrupt waits there already.
-            let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());
+            bell::ring(file.as_fd());
         }
     }
 }
@@ -89,11 +90,8 @@ impl InterruptSink for EventSink {
     }
 }
 
-/// Takes a descriptor as an interrupt's route: only eventfds, made nonblocking. Anything else
-/// could make a write to it block, or do something else entirely.
-///
-/// The flag belongs to the description that the client shares. A client that takes it away again
-/// *and* fills the counter makes the next signal wait until it reads: see the crate's head.
+/// Takes a descriptor as an interrupt's route: only eventfds. They are made nonblocking for the
+/// rare host where [`bell::ring`] has to write to them.
 pub(crate) fn adopt(file: OwnedFd) -> Option<Arc<OwnedFd>> {
     use std::os::fd::AsRawFd;
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());

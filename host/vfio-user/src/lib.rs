@@ -52,22 +52,18 @@
 //! accesses to message-only regions fault: read-only ones are firmware (QEMU's ROMs), small ones the
 //! mappable pages of other devices, and neither is meant for DMA.
 //!
-//! # Known limit
-//! An eventfd is written without blocking because it is made nonblocking when it arrives. That flag
-//! belongs to the description that the client shares: one that clears it *and* fills the counter to
-//! its maximum makes the next signal wait until it reads the eventfd. Linux has no write that
-//! refuses to block on an eventfd whatever its flag.
-//!
 //! Not here: migration, dirty-page bitmaps, twin sockets, I/O descriptors of regions
 //! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), INTx and MSI (a function has
 //! MSI-X), the VGA and ROM regions, message-only memory from more than one thread at a time,
 //! connections that outlive a restart of the server.
 //!
 //! Dependencies: `rustix` for sockets, descriptors, memfds; `libc` for `SO_PEERCRED`, whose process
-//! may be 0; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
+//! may be 0, and for io_submit; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
 //! `arc-swap` so that signalling an interrupt and reading figures take no lock; `thiserror`.
-#![allow(unsafe_code)] // a page mapped from a file that the client may store to; SO_PEERCRED
+// A page mapped from a file that the client may store to; requests that raise eventfds; SO_PEERCRED.
+#![allow(unsafe_code)]
 
+mod bell;
 mod channel;
 mod config;
 mod control;

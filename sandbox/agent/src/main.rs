@@ -58,8 +58,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use slipway_agent_protocol::{CONNECTION_WINDOW, PORT_NAME, STREAM_WINDOW};
 use slipway_agent_protocol::v1::agent_server::AgentServer;
+use slipway_agent_protocol::{CONNECTION_WINDOW, PORT_NAME, STREAM_WINDOW};
 use tonic::transport::Server;
 
 use crate::agent::Agent;
