@@ -196,7 +196,10 @@ impl Endpoint {
     fn drain(&mut self, context: &mut Context<'_>) -> bool {
         let now = context.now();
         let State::Draining { deadline, retry_at } = &mut self.state else { return false };
-        if now < *retry_at || !(self.device.function.quiesce() || now >= *deadline) {
+        if now < *retry_at {
+            return false;
+        }
+        if !self.device.function.quiesce() && now < *deadline {
             return false;
         }
         if self.device.renew().is_err() {
@@ -230,6 +233,12 @@ impl Endpoint {
                 let _ = context.rewatch(CLIENT, wanted);
             }
         }
+    }
+
+    /// The last step. A function that still holds requests may wait for its medium when it is
+    /// dropped, which must not hold up the reactor.
+    fn end(&mut self) -> Step {
+        if self.device.function.quiesce() { Step::Done } else { Step::Leave }
     }
 
     /// What the endpoint wants next.
@@ -323,7 +332,7 @@ impl Task for Endpoint {
         if self.shared.is_closing() {
             self.disconnect("the endpoint was closed", context);
             if matches!(self.state, State::Listening) {
-                return Step::Done;
+                return self.end();
             }
         }
         // The client first: a successor is refused only when the old one is really still there.
@@ -334,7 +343,7 @@ impl Task for Endpoint {
         self.poll_device(ready, now);
         if self.drain(context) {
             if self.shared.is_closing() {
-                return Step::Done;
+                return self.end();
             }
             if self.private {
                 return Step::Leave;
@@ -352,6 +361,12 @@ impl Task for Endpoint {
     }
 
     fn leave(mut self: Box<Self>) {
+        if self.shared.is_closing() && !self.moving {
+            // Without a thread to wait on, the reactor's has to do.
+            let last = std::thread::Builder::new().name("closing".into());
+            let _ = last.spawn(move || drop(self));
+            return;
+        }
         if !self.moving {
             self.private = false;
             // With its home gone the endpoint is dropped, as it would be at home.

@@ -45,6 +45,8 @@ pub const IDENTIFIERS: (u16, u16) = (0x1234, 0x5c2a);
 pub struct Knobs {
     /// While set, the function does not get quiet.
     pub restless: AtomicBool,
+    /// While set, dropping the function waits, as for a medium that does not answer.
+    pub clinging: AtomicBool,
     /// While set, a poll panics, as no proper function does.
     pub broken: AtomicBool,
     /// Counts resets.
@@ -165,6 +167,14 @@ impl Scratch {
         let Some(place) = place else { return Access::Refused };
         into.copy_from_slice(place);
         Access::Done
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        while self.knobs.clinging.load(Ordering::SeqCst) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 }
 

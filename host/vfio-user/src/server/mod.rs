@@ -44,6 +44,8 @@ enum Answer {
 /// What a request waits for.
 enum Waiting {
     Unmap(dma::Unmap),
+    /// A reset: requests in flight, which may still write to the client's memory.
+    Reset,
     Access(access::Access),
     /// A thread of its own, before message-only memory is mapped.
     Thread(dma::RemoteMap),
@@ -80,7 +82,7 @@ pub(crate) struct Session {
     mapped_bytes: u64,
     /// What the current turn has cost.
     cost: usize,
-    /// An unmap ran into its deadline and the function has not been quiet since.
+    /// An unmap or a reset ran into its deadline and the function has not been quiet since.
     stuck: bool,
 }
 
@@ -111,7 +113,8 @@ impl Session {
 
     /// Whether the function is being quiesced: a poll would end that.
     pub(crate) fn is_quiescing(&self) -> bool {
-        matches!(&self.pending, Some(Pending { waiting: Waiting::Unmap(_), .. }))
+        let waiting = self.pending.as_ref().map(|pending| &pending.waiting);
+        matches!(waiting, Some(Waiting::Unmap(_) | Waiting::Reset))
     }
 
     /// Processes what is here, up to a bound.
@@ -205,7 +208,7 @@ impl Session {
             Command::RegionRead => self.region_read(device, payload),
             Command::RegionWrite => self.region_write(device, payload, now),
             Command::RegionWriteMulti => self.region_write_multi(device, payload, now),
-            Command::DeviceReset => Self::device_reset(device, payload, now),
+            Command::DeviceReset => self.device_reset(device, payload),
             // The server sends these.
             Command::DmaRead | Command::DmaWrite => Err(Errno::INVAL),
             Command::DirtyPages
@@ -223,20 +226,31 @@ impl Session {
         Ok(Answer::Reply(reply))
     }
 
-    /// Section *VFIO_USER_DEVICE_RESET*: a function-level reset; memory and routes stay.
-    fn device_reset(device: &mut Device, payload: &[u8], now: Instant) -> Result<Answer, Errno> {
+    /// Section *VFIO_USER_DEVICE_RESET*: a function-level reset; memory and routes stay. It is
+    /// answered when no request of before can reach the client's memory any more.
+    fn device_reset(&mut self, device: &mut Device, payload: &[u8]) -> Result<Answer, Errno> {
         if !payload.is_empty() {
             return Err(Errno::INVAL);
         }
         device.function.reset();
-        device.poll(now);
-        Ok(Answer::Reply(Vec::new()))
+        self.resume_reset(device, self.stuck)
+    }
+
+    fn resume_reset(&mut self, device: &mut Device, expired: bool) -> Result<Answer, Errno> {
+        let quiet = device.function.quiesce();
+        if !quiet && !expired {
+            return Ok(Answer::Later(Waiting::Reset));
+        }
+        self.stuck = !quiet;
+        device.kick();
+        if quiet { Ok(Answer::Reply(Vec::new())) } else { Err(Errno::BUSY) }
     }
 
     fn resume(&mut self, device: &mut Device, pending: Pending, now: Instant) -> Result<(), End> {
         let Pending { header, deadline, waiting } = pending;
         let outcome = match waiting {
             Waiting::Unmap(unmap) => self.resume_unmap(device, unmap, now >= deadline),
+            Waiting::Reset => self.resume_reset(device, now >= deadline),
             Waiting::Access(access) => self.resume_access(device, access, now, now >= deadline),
             waiting @ Waiting::Thread(_) => Ok(Answer::Later(waiting)),
         };

@@ -1,6 +1,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use slipway_vfio_user::testing::{DOORBELLS, FAULT, Scratch};
 use slipway_vfio_user::{Endpoint, EndpointParts};
@@ -57,6 +58,26 @@ fn closing_takes_everything_away() {
     let served = serve();
     served.control.close();
     assert!(served.control.wait_closed(PATIENCE), "without a client too");
+}
+
+#[test]
+fn closing_over_a_medium_that_does_not_answer_holds_nobody_up() {
+    let served = serve_with(|config| config.reply_deadline = Duration::from_millis(30));
+    let neighbour = serve_on(served.reactor.clone(), |_| {});
+    let mut beside = neighbour.client();
+    let used = served.client();
+    served.knobs.restless.store(true, Ordering::SeqCst);
+    served.knobs.clinging.store(true, Ordering::SeqCst);
+    served.control.close();
+    drop(used);
+    // Long enough for the deadline to pass and the endpoint to be let go.
+    for _ in 0..50 {
+        assert!(beside.call(Command::DeviceReset, &[]).ok().is_empty());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!served.control.wait_closed(Duration::ZERO));
+    served.knobs.clinging.store(false, Ordering::SeqCst);
+    assert!(served.control.wait_closed(PATIENCE));
 }
 
 #[test]
