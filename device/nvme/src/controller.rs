@@ -22,6 +22,7 @@ use crate::events::Events;
 use crate::health::Health;
 use crate::inflight::Inflight;
 use crate::lifecycle::{Phase, Shutdown};
+use crate::mailbox::Inbox;
 use crate::namespace::Namespaces;
 use crate::prp::Walker;
 use crate::queue::{InvalidDoorbell, Queues};
@@ -78,6 +79,7 @@ pub struct Controller {
     /// When the keep alive timer was started last.
     pub(crate) keep_alive_since: Duration,
     pub(crate) inflight: Inflight,
+    pub(crate) inbox: Inbox,
     /// The submission queue that is looked at first next time.
     pub(crate) turn: u16,
     // Buffers that are kept from poll to poll, so that nothing is allocated in the steady state.
@@ -128,6 +130,7 @@ impl Controller {
             clock: parts.clock,
             limits: parts.limits,
             inflight: Inflight::default(),
+            inbox: Inbox::default(),
             turn: 0,
             walker: Walker::default(),
             entries: Vec::new(),
@@ -263,6 +266,9 @@ impl Function for Controller {
     }
 
     fn poll(&mut self) -> Progress {
+        if self.inbox.has_post() {
+            self.run_jobs();
+        }
         let mut busy = self.advance();
         if self.is_running() {
             busy |= self.fetch_all();

@@ -14,6 +14,9 @@
 //! 4. the disks take the requests and give completions; completion queue entries are written;
 //! 5. each completion queue that got entries interrupts once.
 //!
+//! Other threads never touch a controller: they post jobs ([`Mailbox`]), which its next poll runs
+//! first.
+//!
 //! Decisions where the specification leaves room:
 //! - A command is fetched only when its completion queue has a slot for it, so a full queue makes
 //!   commands wait where they are, in the guest's memory. Nothing is lost and nothing is kept here.
@@ -51,6 +54,7 @@ mod health;
 mod inflight;
 mod io;
 mod lifecycle;
+mod mailbox;
 mod namespace;
 mod parts;
 mod prp;
@@ -62,6 +66,7 @@ mod state;
 mod tests;
 
 pub use controller::Controller;
+pub use mailbox::Mailbox;
 pub use namespace::Namespace;
 pub use parts::{Identity, Limits, Parts, PartsError};
 

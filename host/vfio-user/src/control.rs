@@ -14,6 +14,8 @@ use crate::stats::Live;
 pub(crate) struct Shared {
     pub(crate) live: Arc<Live>,
     closing: AtomicBool,
+    /// The function shall be polled once, whatever else there is to do.
+    poked: AtomicBool,
     /// The thread that a client was to be moved to could not be had.
     pub(crate) move_failed: AtomicBool,
     bell: OwnedFd,
@@ -26,6 +28,7 @@ impl Shared {
         Ok(Self {
             live: Arc::default(),
             closing: AtomicBool::new(false),
+            poked: AtomicBool::new(false),
             move_failed: AtomicBool::new(false),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             gone: Mutex::new(false),
@@ -39,6 +42,16 @@ impl Shared {
 
     pub(crate) fn silence(&self) {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+    }
+
+    /// Rings. Can only fail when it rings already.
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Whether the endpoint was poked since it was asked last.
+    pub(crate) fn take_poke(&self) -> bool {
+        self.poked.swap(false, Ordering::AcqRel)
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -72,8 +85,15 @@ impl Control {
     /// dropped, the socket's name removed. Returns at once.
     pub fn close(&self) {
         self.0.closing.store(true, Ordering::Release);
-        // Can only fail when it rings already.
-        let _ = rustix::io::write(&self.0.bell, &1u64.to_ne_bytes());
+        self.0.ring();
+    }
+
+    /// Has the endpoint poll its function soon, also when it sleeps: another thread left something
+    /// for the function. Returns at once. While a client is being cleared away the poll waits until
+    /// that is done.
+    pub fn poke(&self) {
+        self.0.poked.store(true, Ordering::Release);
+        self.0.ring();
     }
 
     /// Whether the endpoint is gone, for whatever reason, with everything it owned.

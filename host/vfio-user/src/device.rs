@@ -138,7 +138,8 @@ impl Device {
         self.map.clear();
         self.function.reset();
         self.unroute();
-        self.busy = false;
+        // Polled once: it may have been poked meanwhile, and the reset has a step to take.
+        self.busy = true;
         self.deadline = None;
         match &self.mapped {
             Some(mapped) => mapped.page.renew(mapped.offset),

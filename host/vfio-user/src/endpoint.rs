@@ -328,6 +328,9 @@ impl Task for Endpoint {
         let now = context.now();
         if ready.control {
             self.shared.silence();
+            if self.shared.take_poke() {
+                self.device.kick();
+            }
         }
         if self.shared.is_closing() {
             self.disconnect("the endpoint was closed", context);

@@ -6,6 +6,7 @@ mod hostile;
 mod init;
 mod io;
 mod lifecycle;
+mod mailbox;
 mod parts;
 mod queues;
 mod rig;

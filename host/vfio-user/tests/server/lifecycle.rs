@@ -144,3 +144,20 @@ fn the_owner_of_the_socket_can_be_set_by_root() {
     let found = std::fs::metadata(&served.path).unwrap();
     assert_eq!((found.uid(), found.gid()), (1234, 4321));
 }
+
+#[test]
+fn a_poke_polls_a_function_that_sleeps() {
+    let served = serve();
+    let polls = || served.knobs.polls.load(Ordering::SeqCst);
+    let poked = || {
+        let before = polls();
+        served.control.poke();
+        eventually("a poll", || polls() > before);
+    };
+    poked();
+    let raw = served.client();
+    poked();
+    drop(raw);
+    eventually("a reset", || served.knobs.resets.load(Ordering::SeqCst) == 1);
+    poked();
+}
