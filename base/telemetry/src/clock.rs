@@ -9,6 +9,17 @@ use std::time::{Duration, Instant};
 pub trait Clock: Send + Sync {
     /// Time since the clock's start.
     fn now(&self) -> Duration;
+
+    /// The same in whole nanoseconds: what stamps on a data path take.
+    fn nanos(&self) -> u64 {
+        u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`: the one axis that all processes of a machine share.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000) + now.tv_nsec.unsigned_abs()
 }
 
 /// The machine's monotonic clock.

@@ -2,17 +2,21 @@
 //!
 //! - [`Clock`]: the time a device or a decorator sees; [`ManualClock`] is turned by hand, so that
 //!   device tests run in virtual time.
+//! - [`stamp_clock`]: the cheapest precise clock, for stamps on a data path; [`monotonic_ns`]: the
+//!   axis that all processes share.
 //! - [`Timeline`]: the stages of one start, on a shared time axis.
 //! - [`Histogram`]: counts of values by size, for percentiles.
 //!
-//! Not here yet: trace rings.
-//!
-//! Dependencies: `serde`, since timelines and histograms are printed and kept as JSON.
+//! Dependencies: `serde`, since timelines and histograms are printed and kept as JSON; `rustix`
+//! for the kernel's clock.
+#![allow(unsafe_code)] // reading the processor's time stamp counter
 
 mod clock;
 mod histogram;
 mod timeline;
+mod tsc;
 
-pub use clock::{Clock, ManualClock, MonotonicClock};
+pub use clock::{Clock, ManualClock, MonotonicClock, monotonic_ns};
 pub use histogram::Histogram;
 pub use timeline::{Stage, Timeline};
+pub use tsc::stamp_clock;

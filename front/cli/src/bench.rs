@@ -5,9 +5,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use futures_util::future::try_join_all;
 use slipway_bench::{Environment, StartupReport};
-use slipway_runtime::time::monotonic_ns;
 use slipway_runtime::{Config, SandboxClient, v1};
-use slipway_telemetry::Timeline;
+use slipway_telemetry::{Timeline, monotonic_ns};
 
 use crate::args::{NodeArgs, Pull, StartupArgs};
 use crate::client::connect;

@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, Result, bail};
 use futures_util::future::join_all;
 use indicatif::ProgressBar;
-use slipway_runtime::time::monotonic_ns;
 use slipway_runtime::v1::{self, run_in};
 use slipway_runtime::{Config, SandboxClient};
-use slipway_telemetry::Timeline;
+use slipway_telemetry::{Timeline, monotonic_ns};
 
 use crate::args::{ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
 use crate::client::{connect, refused};

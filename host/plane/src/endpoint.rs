@@ -9,7 +9,7 @@ use slipway_nvme::{Controller, Identity, Limits, Namespace, Parts, doorbell_coun
 use slipway_pci::Interrupt;
 use slipway_plane_api::v1;
 use slipway_reactor::Handle;
-use slipway_telemetry::MonotonicClock;
+use slipway_telemetry::{MonotonicClock, monotonic_ns};
 use slipway_vfio_user::{
     Config, Control, DoorbellMode, Endpoint, EndpointParts, RegionKind, Stats,
 };
@@ -204,12 +204,6 @@ fn uuid(id: &str, nsid: u32) -> [u8; 16] {
     bytes[6] = 0x80 | (bytes[6] & 0x0f);
     bytes[8] = 0x80 | (bytes[8] & 0x3f);
     bytes
-}
-
-/// CLOCK_MONOTONIC.
-fn monotonic_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! Not here yet: a pool of virtual functions, a ledger that outlives the process, reconnecting
 //! clients after a restart.
 //!
-//! Dependencies: `tokio` and `tonic` for the service, `rustix` for the clock, `sha2` for stable UUIDs, `thiserror`
+//! Dependencies: `tokio` and `tonic` for the service, `sha2` for stable UUIDs, `thiserror`
 //! for [`Error`], `tracing` for the daemon's log.
 
 mod disk;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use slipway_ram::DmaMap;
+use slipway_telemetry::monotonic_ns;
 
 /// The client that is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,12 +127,6 @@ impl Default for Live {
 /// Adds to a counter that one thread writes: no locked instruction is needed.
 pub(crate) fn add(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
-}
-
-/// Nanoseconds of `CLOCK_MONOTONIC`.
-pub(crate) fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
 
 impl Live {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use slipway_agent_protocol::v1::agent_client::AgentClient;
 use slipway_agent_protocol::{EXIT_STATUS_METADATA, PROTOCOL, v1};
+use slipway_telemetry::monotonic_ns;
 use tonic::transport::Channel;
 
-use crate::time::monotonic_ns;
 use crate::{Error, Result};
 
 /// How long the agent may take for a call that needs no process of the container's.

@@ -11,13 +11,14 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_hypervisor::{Accel, AccelChoice, Credentials, Hypervisor, Vm, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
+use slipway_telemetry::monotonic_ns;
 
 use crate::agent::{Agent, Hello, process};
 use crate::cgroup::{Cgroup, Limits};
 use crate::node::Node;
 use crate::record::{Record, State};
 use crate::sandbox::{Sandbox, lock};
-use crate::time::{monotonic_ns, realtime_ns};
+use crate::time::realtime_ns;
 use crate::{Error, Result, log, name, stdio, volume};
 
 /// Host memory that a VMM needs beside its guest's: QEMU's own, the translator's cache under
