@@ -1,7 +1,9 @@
 //! A pinned piece of guest memory.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, fence};
 
+use crate::mapping::{LOAD, STORE};
 use crate::{Access, Fault, Mapping};
 
 /// A contiguous piece of guest memory in this process, pinned: the mapping stays as long as the
@@ -92,6 +94,48 @@ impl Span {
         assert!(offset.checked_add(from.len()).is_some_and(|end| end <= self.len), "out of span");
         self.allow(Access::Write, offset)?;
         self.outcome(self.mapping.write(self.offset + offset, from), offset)
+    }
+
+    /// Loads the little-endian 32-bit word at `offset` in one access, with acquire ordering.
+    ///
+    /// # Errors
+    /// As for [`Span::read`]. A word that is unaligned or guarded is copied instead.
+    ///
+    /// # Panics
+    /// When the word leaves the span.
+    #[inline]
+    pub fn load_u32(&self, offset: usize) -> Result<u32, Fault> {
+        self.allow(Access::Read, offset)?;
+        if let Some(word) = self.word(offset) {
+            return Ok(u32::from_le(word.load(LOAD)));
+        }
+        let mut bytes = [0; 4];
+        self.read(offset, &mut bytes)?;
+        fence(LOAD);
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Stores the little-endian 32-bit word at `offset` in one access, with release ordering.
+    ///
+    /// # Errors
+    /// As for [`Span::write`]. A word that is unaligned or guarded is copied instead.
+    ///
+    /// # Panics
+    /// When the word leaves the span.
+    #[inline]
+    pub fn store_u32(&self, offset: usize, value: u32) -> Result<(), Fault> {
+        self.allow(Access::Write, offset)?;
+        if let Some(word) = self.word(offset) {
+            word.store(value.to_le(), STORE);
+            return Ok(());
+        }
+        fence(STORE);
+        self.write(offset, &value.to_le_bytes())
+    }
+
+    fn word(&self, offset: usize) -> Option<&AtomicU32> {
+        assert!(offset.checked_add(4).is_some_and(|end| end <= self.len), "word out of span");
+        self.mapping.word(self.offset + offset)
     }
 
     /// Address and length for a system call's I/O vector. The kernel answers a vanished page with

@@ -169,6 +169,24 @@ fn words_are_loaded_from_anywhere() {
 }
 
 #[test]
+fn words_of_spans_are_those_of_the_memory() {
+    let file = memfd(4096, SealFlags::empty());
+    for (region, guarded) in [(Region::heap(4096), false), (mapped(&file, 0, 4096), true)] {
+        assert_eq!(region.is_guarded(), guarded);
+        let map = map([(0x1000, region)]);
+        let memory = map.memory();
+        let mut spans = Vec::new();
+        memory.pin(0x1004, 64, Access::Write, &mut spans).unwrap();
+        spans[0].store_u32(4, 0x0403_0201).unwrap();
+        assert_eq!(memory.load_u32(0x1008), Ok(0x0403_0201));
+        memory.write(0x100d, &[9, 8, 7, 6]).unwrap();
+        assert_eq!(spans[0].load_u32(9), Ok(0x0607_0809));
+        let past = std::panic::AssertUnwindSafe(|| spans[0].load_u32(61));
+        assert!(std::panic::catch_unwind(past).is_err());
+    }
+}
+
+#[test]
 fn spans_are_joined_where_they_follow() {
     let fd = memfd(0x4000, SealFlags::SHRINK);
     let map = map([(0x1000, mapped(&fd, 0, 0x2000)), (0x3000, mapped(&fd, 0x2000, 0x2000))]);

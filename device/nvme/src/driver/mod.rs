@@ -2,11 +2,13 @@
 //!
 //! [`Driver`] is generic over [`RegisterAccess`], so that it runs on a controller by direct calls
 //! ([`Direct`]) as well as over a socket. Queues and data lie in an [`Arena`] of memory that
-//! driver and controller both reach. It polls; it takes no interrupts.
+//! driver and controller both reach. It polls; it takes no interrupts. A [`PinnedPair`] is one queue
+//! pair of it on a thread of its own, as fast as the memory.
 
 mod arena;
 mod direct;
 mod pair;
+mod pinned;
 
 use std::collections::BTreeMap;
 
@@ -24,6 +26,7 @@ use zerocopy::FromBytes;
 pub use arena::Arena;
 pub use direct::Direct;
 pub use pair::QueuePair;
+pub use pinned::{Ended, PinnedPair};
 
 /// Why the driver could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -210,6 +213,16 @@ impl<R: RegisterAccess> Driver<R> {
     /// Queue pair `id`.
     pub fn pair(&mut self, id: u16) -> Option<&mut QueuePair> {
         self.pairs.get_mut(&id)
+    }
+
+    /// Takes I/O queue pair `id`, of which nothing was used yet, for a thread of its own.
+    /// [`Driver::delete_pair`] still deletes it.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn pin_pair(&mut self, id: u16) -> Result<PinnedPair, DriverError> {
+        let pair = self.pairs.remove(&id).ok_or(DriverError::Queue(id))?;
+        pair.pin(self.arena.memory())
     }
 
     /// Puts `command` into queue `queue` under an ID of the driver's choice, which it returns, and

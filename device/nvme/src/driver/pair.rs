@@ -7,7 +7,7 @@ use slipway_nvme_spec::registers::{head_doorbell, tail_doorbell};
 use slipway_ram::Memory;
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::{Arena, DriverError, RegisterAccess};
+use super::{Arena, DriverError, PinnedPair, RegisterAccess};
 
 /// A submission queue with a completion queue of the same number and size.
 pub struct QueuePair {
@@ -41,6 +41,12 @@ impl QueuePair {
             phase: true,
             free: (0..entries - 1).rev().collect(),
         })
+    }
+
+    /// The same pair, unused yet, with its memory pinned.
+    pub(super) fn pin(self, memory: &Memory) -> Result<PinnedPair, DriverError> {
+        let places = (self.submission, self.completion);
+        PinnedPair::new(self.id, self.entries, places, memory)
     }
 
     /// Commands in flight.

@@ -10,7 +10,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_pci::{Function, Progress};
 
 use super::rig::{Held, Rig, Setup, ram};
-use crate::driver::{admin, io};
+use crate::driver::{DriverError, RegisterAccess, admin, io};
 
 fn doorbell(index: usize) -> u64 {
     offset::DOORBELLS + 4 * index as u64
@@ -304,4 +304,38 @@ fn doorbells_may_lie_in_memory_that_nobody_traps() {
         rig.poll(2);
     }
     assert_eq!(rig.status(1, read(page, 0)), Status::SUCCESS);
+}
+
+#[test]
+fn a_pinned_pair_goes_round_its_queues() {
+    let mut rig = Setup::new().admin();
+    rig.driver.create_pair(3, 4, None).unwrap();
+    let mut pair = rig.driver.pin_pair(3).unwrap();
+    assert!(matches!(rig.driver.pin_pair(3), Err(DriverError::Queue(3))));
+    assert_eq!((pair.id(), pair.room()), (3, 3));
+    let buffer = rig.driver.arena.allocate(4096).unwrap();
+    for round in 0..10_u16 {
+        for id in 0..3 {
+            let lba = if id == 2 { u64::MAX } else { 0 };
+            let mut command = io(NvmOpcode::Read, 1, lba, 8);
+            command.id.set(round * 3 + id);
+            command.prp1.set(buffer);
+            pair.push(&command).unwrap();
+        }
+        let ring = |(doorbell, value), rig: &mut Rig| {
+            rig.driver.registers.ring(doorbell, value).unwrap();
+        };
+        ring(pair.tail(), &mut rig);
+        let mut ended = Vec::new();
+        while ended.len() < 3 {
+            rig.driver.registers.idle().unwrap();
+            ended.extend(pair.pop().unwrap());
+        }
+        ring(pair.head(), &mut rig);
+        assert_eq!(pair.pop().unwrap(), None);
+        ended.sort_by_key(|ended| ended.id);
+        let seen: Vec<_> = ended.iter().map(|e| (e.id, e.status.is_success())).collect();
+        assert_eq!(seen, [(round * 3, true), (round * 3 + 1, true), (round * 3 + 2, false)]);
+    }
+    rig.driver.delete_pair(3).unwrap();
 }

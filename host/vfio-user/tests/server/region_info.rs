@@ -77,4 +77,27 @@ fn mapped_doorbells_come_as_a_sparse_area_with_a_descriptor() {
     assert_eq!(pread(&guest, 0x1000, 11), b"by doorbell");
 }
 
+#[test]
+fn a_client_rings_through_a_window_where_it_may_map_one() {
+    let trapped = serve();
+    let mut client = Client::connect(&trapped.path, PATIENCE).unwrap();
+    assert!(client.window(0, 0x1000).unwrap().is_none());
+
+    let served = serve_with(|config| config.doorbells = DoorbellMode::Mapped);
+    let mut client = Client::connect(&served.path, PATIENCE).unwrap();
+    assert!(client.window(0, 0).unwrap().is_none(), "registers beside the area");
+    assert!(client.window(0, 0x2000).unwrap().is_none(), "behind the area");
+    let window = client.window(0, 0x1000).unwrap().unwrap();
+    let (guest, interrupt) = (memory(0x2000), event());
+    client.map(0, 0x2000, guest.as_fd(), 0, true).unwrap();
+    client.route_irqs(spec::irq::MSIX, 0, 1, &[interrupt.as_fd()]).unwrap();
+    window.store_u32(0x1000, 5);
+    eventually("the interrupt", || count(&interrupt) > 0);
+    assert_eq!(window.load_u32(0x1000), 5);
+    for bad in [0xffc, 0x1001, 0x2000, 0x1ffe, u64::MAX - 3] {
+        let outside = std::panic::AssertUnwindSafe(|| window.load_u32(bad));
+        assert!(std::panic::catch_unwind(outside).is_err(), "{bad:#x}");
+    }
+}
+
 use std::os::fd::AsFd;

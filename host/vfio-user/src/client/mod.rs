@@ -3,7 +3,11 @@
 //! It blocks, with a timeout on every wait, and is used from one thread. While it waits for a reply
 //! it serves the server's accesses to message-only memory ([`Client::map_remote`]).
 //!
+//! Registers that the server lets be mapped are reached without a message through a [`Window`].
+//!
 //! Not here: message-only memory outside of a wait (call [`Client::serve`] for that), migration.
+
+mod window;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,6 +20,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_vfio_user_spec as spec;
 use spec::{Command, Header, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub use window::Window;
 
 use crate::version::{Capabilities, encode, parse};
 use crate::wire::{End, MAX_DATA_XFER_SIZE, Message, Wire};
@@ -163,6 +169,30 @@ impl Client {
             areas,
             file: reply.files.pop(),
         })
+    }
+
+    /// Maps the part of region `index` that holds byte `offset`. None: the server lets nobody map
+    /// that part; it is reached by messages.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Malformed`] when what the server describes cannot be mapped.
+    pub fn window(&mut self, index: u32, offset: u64) -> Result<Option<Window>, ClientError> {
+        const MOST: u64 = 1 << 30;
+        let region = self.region(index)?;
+        let Some(file) = region.file.filter(|_| region.flags.contains(spec::RegionFlags::MMAP))
+        else {
+            return Ok(None);
+        };
+        let whole = [(0, region.size)];
+        let areas = if region.areas.is_empty() { &whole[..] } else { &region.areas };
+        let holds = |area: &&(u64, u64)| {
+            area.0 <= offset && area.0.checked_add(area.1).is_some_and(|end| offset < end)
+        };
+        let Some(&(start, len)) = areas.iter().find(holds) else { return Ok(None) };
+        let file_offset = region.file_offset.checked_add(start).filter(|_| len <= MOST);
+        let file_offset = file_offset.ok_or(ClientError::Malformed("area of a region"))?;
+        let window = Window::map(file, file_offset, start, len as usize);
+        window.map(Some).map_err(|_| ClientError::Malformed("an area that cannot be mapped"))
     }
 
     /// Describes an interrupt type.

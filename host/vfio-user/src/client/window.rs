@@ -1,0 +1,78 @@
+//! Registers of a device that are reached without a message.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// A part of a region, mapped: a store here reaches the device, and nobody is asked.
+///
+/// The file is the server's. One that shrinks it takes the page away from under this process, which
+/// then dies of SIGBUS at its next access: a client that maps a window trusts its server that far.
+#[derive(Debug)]
+pub struct Window {
+    base: *mut u8,
+    len: usize,
+    /// Where it begins in its region.
+    offset: u64,
+}
+
+// SAFETY: the memory is accessed through atomics only.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    /// Maps `len` bytes at `file_offset` of `file`, which are those at `offset` of a region.
+    pub(super) fn map(
+        file: impl AsFd,
+        file_offset: u64,
+        offset: u64,
+        len: usize,
+    ) -> rustix::io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let any = std::ptr::null_mut();
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base =
+            unsafe { rustix::mm::mmap(any, len, protection, MapFlags::SHARED, file, file_offset)? };
+        Ok(Self { base: base.cast(), len, offset })
+    }
+
+    /// Stores to the 32-bit register at byte `at` of the region, with release ordering: the device
+    /// that sees the value sees what was written to memory before.
+    ///
+    /// # Panics
+    /// When the register is not aligned or not in the window: the caller's mistake.
+    #[inline]
+    pub fn store_u32(&self, at: u64, value: u32) {
+        self.word(at).store(value.to_le(), Ordering::Release);
+    }
+
+    /// Loads the 32-bit register at byte `at` of the region.
+    ///
+    /// # Panics
+    /// As [`Window::store_u32`].
+    #[inline]
+    pub fn load_u32(&self, at: u64) -> u32 {
+        u32::from_le(self.word(at).load(Ordering::Acquire))
+    }
+
+    fn word(&self, at: u64) -> &AtomicU32 {
+        let within = at.checked_sub(self.offset).and_then(|within| usize::try_from(within).ok());
+        let fits = |at: &usize| {
+            at.is_multiple_of(4) && at.checked_add(4).is_some_and(|end| end <= self.len)
+        };
+        let within = within.filter(fits);
+        assert!(within.is_some(), "register {at:#x} is not in the window");
+        // SAFETY: in bounds and aligned (the mapping begins at a page), valid until drop; atomics
+        // tolerate what others store there.
+        unsafe { &*self.base.add(within.unwrap_or(0)).cast::<AtomicU32>() }
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length; borrows of its words have ended.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+    }
+}
