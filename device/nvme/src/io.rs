@@ -29,10 +29,11 @@ impl From<Status> for Outcome {
     }
 }
 
-/// Checks that every command has in common (section 4.2).
-pub(crate) fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
-    // Fused commands (FUSES is 0) and SGLs (SGLS is 0) are not supported.
-    if entry.fuse() != 0 || entry.data_pointer_type() != 0 {
+/// Checks that every I/O command has in common (section 4.2): no fused commands (FUSES is 0), PRPs
+/// or an SGL. The two types of SGL differ in the metadata pointer, which means nothing here: no
+/// format has metadata.
+fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
+    if entry.fuse() != 0 || entry.data_pointer_type() == 3 {
         return Err(Status::INVALID_FIELD.dnr());
     }
     Ok(())
@@ -78,8 +79,7 @@ impl Controller {
         if bytes > self.limits.transfer as usize {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        let pointers = (entry.prp1.get(), entry.prp2.get());
-        self.walker.walk(&self.memory, self.registers.page_size(), pointers, bytes)?;
+        self.walker.find(&self.memory, self.registers.page_size(), entry, bytes)?;
         let mut spans = self.spare_spans.pop().unwrap_or_default();
         let bounce = match self.lend(kind, bytes, &mut spans) {
             Ok(bounce) => bounce,
@@ -186,9 +186,7 @@ impl Controller {
         let geometry = namespace.geometry;
         let mut ranges = [DatasetRange::new_zeroed(); MAX_DATASET_RANGES];
         let ranges = &mut ranges[..(entry.dword(10) & 0xff) as usize + 1];
-        let pointers = (entry.prp1.get(), entry.prp2.get());
-        let page = self.registers.page_size();
-        self.walker.walk(&self.memory, page, pointers, size_of_val(ranges))?;
+        self.walker.find(&self.memory, self.registers.page_size(), entry, size_of_val(ranges))?;
         self.walker.read(&self.memory, ranges.as_mut_bytes())?;
         let inside =
             |range: &DatasetRange| geometry.holds(range.lba.get(), u64::from(range.blocks.get()));

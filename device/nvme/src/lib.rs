@@ -1,7 +1,7 @@
 //! An NVMe controller: a PCI function that connects namespaces (disks) to a guest.
 //!
 //! It follows *NVM Express Base Specification, Revision 1.4*; section numbers in this crate are of
-//! that document. It serves Linux's and SPDK's drivers: PRPs, MSI-X, up to 64 I/O queue pairs of
+//! that document. It serves Linux's and SPDK's drivers: PRPs and SGLs, MSI-X, up to 64 I/O queue pairs of
 //! up to 1,024 entries, several namespaces, any number of commands in flight up to
 //! [`Limits::in_flight`].
 //!
@@ -10,7 +10,7 @@
 //! 1. `lifecycle`: enable, reset and shutdown make progress;
 //! 2. `queue`: doorbell cells are looked at, submission queue entries are copied in, once;
 //! 3. `admin` or `io` decide on the copy; a command ends at once or becomes disk requests, whose
-//!    data places `prp` found and pinned; `inflight` remembers it;
+//!    data places `prp` or `sgl` found and pinned; `inflight` remembers it;
 //! 4. the disks take the requests and give completions; completion queue entries are written;
 //! 5. each completion queue that got entries interrupts once.
 //!
@@ -33,8 +33,12 @@
 //!   knows what memory it lends.
 //! - Features are not saveable; they return to their defaults on every controller reset.
 //!
-//! Not implemented, and refused with the status that the specification asks for: SGLs, fused
-//! commands, metadata and protection information, Compare, Write Uncorrectable, Verify,
+//! - An SGL may have up to 4,096 descriptors, which bounds the work of one that points at itself;
+//!   longer ones are refused with Invalid Number of SGL Descriptors (0Eh). Its data is aligned to
+//!   dwords; bit buckets are not supported.
+//!
+//! Not implemented, and refused with the status that the specification asks for: SGLs of admin
+//! commands (section 4.4 forbids them), fused commands, metadata and protection information, Compare, Write Uncorrectable, Verify,
 //! reservations, namespace management, firmware update, Format, Sanitize, self-test, directives,
 //! NVMe-MI, controller memory buffer, Doorbell Buffer Config, weighted round robin, pin interrupts.
 //!
@@ -61,6 +65,7 @@ mod prp;
 mod queue;
 mod registers;
 mod serve;
+mod sgl;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,9 @@
-//! From PRPs to places in guest memory (section 4.3).
+//! From a command's data pointer to places in guest memory: PRPs (section 4.3) here, SGLs in
+//! [`sgl`](crate::sgl).
 
+use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::prp::{self, is_data_aligned, is_list_aligned, is_page_aligned};
+use slipway_nvme_spec::sgl::SglDescriptor;
 use slipway_nvme_spec::status::Status;
 use slipway_ram::Memory;
 use zerocopy::IntoBytes;
@@ -20,9 +23,29 @@ pub(crate) struct Walker {
     pub runs: Vec<Run>,
     /// A private copy of a PRP list page: each entry is read once.
     entries: Vec<U64>,
+    /// A private copy of an SGL segment, likewise.
+    pub descriptors: Vec<SglDescriptor>,
 }
 
 impl Walker {
+    /// Fills `runs` with the places of `len` bytes (at least 1) that `entry`'s data pointer names,
+    /// by PRPs with memory pages of `page` bytes or by an SGL (PSDT, section 4.2).
+    ///
+    /// # Errors
+    /// As [`Walker::walk`] and [`Walker::walk_sgl`].
+    pub fn find(
+        &mut self,
+        memory: &Memory,
+        page: u64,
+        entry: &SubmissionEntry,
+        len: usize,
+    ) -> Result<(), Status> {
+        if entry.data_pointer_type() == 0 {
+            return self.walk(memory, page, (entry.prp1.get(), entry.prp2.get()), len);
+        }
+        self.walk_sgl(memory, entry.sgl(), len)
+    }
+
     /// Fills `runs` with the places of `len` bytes (at least 1) that `prp1` and `prp2` name, with
     /// memory pages of `page` bytes.
     ///
@@ -94,7 +117,7 @@ impl Walker {
             .map_err(|_| Status::DATA_TRANSFER_ERROR)
     }
 
-    fn push(&mut self, address: u64, len: u64) {
+    pub fn push(&mut self, address: u64, len: u64) {
         let len = len as usize;
         match self.runs.last_mut() {
             Some(last) if last.address.wrapping_add(last.len as u64) == address => last.len += len,

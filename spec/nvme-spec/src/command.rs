@@ -3,6 +3,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::sgl::{self, SglDescriptor};
 use crate::status::Status;
 
 /// Bytes of a submission queue entry (section 4.2).
@@ -87,6 +88,24 @@ impl SubmissionEntry {
     /// PSDT: 0 for PRPs, else SGLs.
     pub fn data_pointer_type(&self) -> u8 {
         self.flags >> 6
+    }
+
+    /// SGL1, which lies where the PRPs lie (section 4.2).
+    pub fn sgl(&self) -> SglDescriptor {
+        let mut bytes = [0; sgl::DESCRIPTOR];
+        let (first, second) = bytes.split_at_mut(8);
+        first.copy_from_slice(self.prp1.as_bytes());
+        second.copy_from_slice(self.prp2.as_bytes());
+        zerocopy::transmute!(bytes)
+    }
+
+    /// The same with an SGL instead of PRPs (PSDT 01b).
+    #[must_use]
+    pub fn with_sgl(mut self, descriptor: SglDescriptor) -> Self {
+        let [first, second]: [U64; 2] = zerocopy::transmute!(descriptor);
+        (self.prp1, self.prp2) = (first, second);
+        self.flags = self.flags & 0x3f | 1 << 6;
+        self
     }
 }
 

@@ -163,6 +163,10 @@ impl IdentifyController {
     pub const FEATURE_SELECT: u16 = 1 << 4;
     /// ONCS bit 6: Timestamp.
     pub const TIMESTAMP: u16 = 1 << 6;
+    /// SGLS 1:0: SGLs in I/O commands, of data blocks that are aligned to dwords.
+    pub const SGL_DWORD_ALIGNED: u32 = 2;
+    /// SGLS bit 18: a list may be longer than the data.
+    pub const SGL_LONGER: u32 = 1 << 18;
     /// VWC: present, and Flush takes the namespace "all".
     pub const WRITE_CACHE_FLUSH_ALL: u8 = 1 | 3 << 1;
 }

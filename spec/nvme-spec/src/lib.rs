@@ -1,8 +1,9 @@
-//! NVM Express wire formats: registers, queue entries, Identify structures, logs, features, PRPs.
+//! NVM Express wire formats: registers, queue entries, Identify structures, logs, features, PRPs,
+//! SGLs.
 //!
 //! Everything follows *NVM Express Base Specification, Revision 1.4* (10 June 2019), called "the
 //! specification" below; items name their section. Only what a PCI controller with the NVM
-//! command set needs is here: no SGLs, no fabrics, no metadata or protection information, no
+//! command set needs is here: no fabrics, no metadata or protection information, no
 //! zoned or key-value command sets.
 //!
 //! How the pieces meet:
@@ -12,7 +13,7 @@
 //! - [`opcode`], [`status`], [`feature`], [`log`], [`event`]: numbers, as open enums: a peer may
 //!   send any value, so every value has a representation;
 //! - [`identify`], [`log`]: data structures that a controller returns, exact bytes;
-//! - [`prp`]: the arithmetic of PRP entries.
+//! - [`prp`]: the arithmetic of PRP entries; [`sgl`]: SGL descriptors.
 //!
 //! All structures are byte arrays with little-endian fields: they may be read from and written to
 //! any memory, at any alignment, on any machine.
@@ -51,6 +52,7 @@ pub mod log;
 pub mod opcode;
 pub mod prp;
 pub mod registers;
+pub mod sgl;
 pub mod status;
 
 /// The namespace identifier that means all namespaces (section 6.1.2).

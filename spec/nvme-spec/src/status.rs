@@ -84,14 +84,28 @@ status_codes! {
     ABORT_REQUESTED = 0x007,
     /// Command Aborted due to SQ Deletion.
     ABORTED_QUEUE_DELETED = 0x008,
+    /// Command Aborted due to Failed Fused Command.
+    FUSED_FAILED = 0x009,
+    /// Command Aborted due to Missing Fused Command.
+    FUSED_MISSING = 0x00a,
     /// Invalid Namespace or Format.
     INVALID_NAMESPACE = 0x00b,
     /// Command Sequence Error.
     COMMAND_SEQUENCE_ERROR = 0x00c,
+    /// Invalid SGL Segment Descriptor.
+    SGL_SEGMENT_INVALID = 0x00d,
+    /// Invalid Number of SGL Descriptors.
+    SGL_COUNT_INVALID = 0x00e,
+    /// Data SGL Length Invalid.
+    SGL_LENGTH_INVALID = 0x00f,
+    /// SGL Descriptor Type Invalid.
+    SGL_TYPE_INVALID = 0x011,
     /// PRP Offset Invalid.
     PRP_OFFSET_INVALID = 0x013,
     /// Keep Alive Timeout Expired.
     KEEP_ALIVE_EXPIRED = 0x019,
+    /// SGL Data Block Granularity Invalid.
+    SGL_GRANULARITY_INVALID = 0x01e,
     /// Namespace is Write Protected.
     WRITE_PROTECTED = 0x020,
     /// LBA Out of Range.
@@ -122,8 +136,12 @@ status_codes! {
     FEATURE_NOT_NAMESPACE_SPECIFIC = 0x10f,
     /// Attempted Write to Read Only Range.
     WRITE_TO_READ_ONLY_RANGE = 0x182,
+    /// Command Size Limit Exceeded (Copy).
+    COPY_SIZE_EXCEEDED = 0x183,
     /// Write Fault.
     WRITE_FAULT = 0x280,
     /// Unrecovered Read Error.
     UNRECOVERED_READ_ERROR = 0x281,
+    /// Compare Failure.
+    COMPARE_FAILURE = 0x285,
 }

@@ -81,6 +81,7 @@ impl Controller {
         page.nvm_commands.set(
             Page::DATASET_MANAGEMENT | Page::WRITE_ZEROES | Page::FEATURE_SELECT | Page::TIMESTAMP,
         );
+        page.sgl.set(Page::SGL_DWORD_ALIGNED | Page::SGL_LONGER);
         page.write_cache = Page::WRITE_CACHE_FLUSH_ALL;
         page.nqn[..self.identity.nqn.len()].copy_from_slice(self.identity.nqn.as_bytes());
         // Power state 0, all zeros ("not reported"), is all there is.

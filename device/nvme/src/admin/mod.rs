@@ -11,7 +11,7 @@ use slipway_nvme_spec::status::Status;
 
 use crate::controller::Controller;
 use crate::events::EVENT_LIMIT;
-use crate::io::{Outcome, check_flags};
+use crate::io::Outcome;
 
 /// Commands that Abort may handle at once, less one (ACL): it ends at once, so the number says
 /// little.
@@ -29,8 +29,10 @@ impl From<Result<u32, Status>> for Outcome {
 impl Controller {
     /// Carries out an admin command.
     pub(crate) fn execute_admin(&mut self, entry: &SubmissionEntry) -> Outcome {
-        if let Err(status) = check_flags(entry) {
-            return status.into();
+        // Over PCI Express the data of admin commands is described by PRPs (section 4.4), and no
+        // admin command is fused.
+        if entry.fuse() != 0 || entry.data_pointer_type() != 0 {
+            return Status::INVALID_FIELD.dnr().into();
         }
         match AdminOpcode(entry.opcode) {
             AdminOpcode::DeleteSubmissionQueue => self.delete_submission_queue(entry),

@@ -43,7 +43,7 @@ fn identify_controller_says_what_there_is() {
     assert_eq!(page.namespaces.get(), 1);
     assert_eq!(page.version.get(), 0x0001_0400);
     assert_eq!(page.controller_type, 1);
-    assert_eq!(page.sgl.get(), 0);
+    assert_eq!(page.sgl.get(), 2 | 1 << 18);
     assert_eq!(page.write_cache, 7);
     assert!(page.nqn.starts_with(b"nqn."));
     let again = rig.driver.identify_controller().unwrap();

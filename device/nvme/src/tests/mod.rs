@@ -11,4 +11,5 @@ mod parts;
 mod queues;
 mod rig;
 mod saved;
+mod sgl;
 mod steady;
