@@ -54,6 +54,7 @@ refuses 'no sandbox' logs nobody
 refuses 'signal' kill --signal NOPE nobody
 "$slipway" run -d --name taken "$image" -- sleep 100 >/dev/null || fail "run"
 refuses 'taken' run --name taken "$image" true
+SLIPWAY_DATA_DIR=$work/elsewhere refuses 'has its data in' ps
 "$slipway" rm -f taken >/dev/null
 stop_daemon
 SLIPWAY_QEMU=/no/such/qemu refuses 'qemu' run "$image" true

@@ -20,6 +20,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// How long a daemon that accepts connections may take to answer; it serves hundreds of starts
 /// with one thread.
 const ANSWER: Duration = Duration::from_secs(30);
+/// A daemon's log of more bytes is moved to `daemon.log.1` when the next daemon starts.
+const LARGEST_LOG: u64 = 8 << 20;
 /// Largest message either way, bytes.
 const LARGEST: usize = 16 << 20;
 
@@ -96,12 +98,32 @@ async fn try_connect(config: &Config) -> Result<Option<Channel>> {
     // A daemon that is on its way out still accepts for a moment; asking it something tells.
     let mut client = sandboxes(channel.clone());
     match tokio::time::timeout(ANSWER, client.status(v1::Empty {})).await {
-        Ok(answer) => Ok(answer.is_ok().then_some(channel)),
+        Ok(Ok(status)) => is_the_one(config, status.get_ref()).map(|()| Some(channel)),
+        Ok(Err(_)) => Ok(None),
         Err(_) => {
             let (socket, limit) = (socket.display(), ANSWER.as_secs());
             bail!("the daemon at {socket} does not answer within {limit} s; is it stopped?")
         }
     }
+}
+
+/// Fails when the daemon at this socket keeps its things elsewhere: what this command makes would
+/// not be where it was asked for.
+fn is_the_one(config: &Config, status: &v1::StatusReply) -> Result<()> {
+    let (theirs, ours) = (Path::new(&status.data_dir), config.data_dir.as_path());
+    let same = theirs == ours
+        || theirs.canonicalize().ok().is_some_and(|path| ours.canonicalize().ok() == Some(path));
+    if same {
+        return Ok(());
+    }
+    bail!(
+        "the daemon at {} (process {}) has its data in {}, not in {}; give each data directory a \
+         run directory of its own (--run-dir)",
+        config.socket().display(),
+        status.pid,
+        theirs.display(),
+        ours.display()
+    )
 }
 
 /// Fails with a hint when this user is not root.
@@ -125,6 +147,7 @@ impl Starting {
         let log = config.daemon_log();
         std::fs::create_dir_all(&config.data_dir)
             .with_context(|| format!("cannot create {}", config.data_dir.display()))?;
+        rotate(&log);
         let file = OpenOptions::new().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("cannot write {}", log.display()))?;
         let from = file.metadata()?.len();
@@ -169,6 +192,14 @@ impl Starting {
     /// Reaped when it ends before this command does; otherwise init does it.
     fn reap_later(mut self) {
         std::thread::spawn(move || self.child.wait());
+    }
+}
+
+/// Moves a log that has grown beyond [`LARGEST_LOG`] aside. A daemon that still writes to it goes on
+/// there. If it cannot be moved it is appended to.
+fn rotate(log: &Path) {
+    if log.metadata().is_ok_and(|log| log.len() > LARGEST_LOG) {
+        let _ = std::fs::rename(log, log.with_extension("log.1"));
     }
 }
 

@@ -305,6 +305,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
             pid: std::process::id(),
             ends_when_idle: self.ends_when_idle,
             sandboxes: u32::try_from(self.node.live()).unwrap_or(u32::MAX),
+            data_dir: self.node.config.data_dir.display().to_string(),
         }))
     }
 }
