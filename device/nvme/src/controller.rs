@@ -27,6 +27,7 @@ use crate::namespace::Namespaces;
 use crate::prp::Walker;
 use crate::queue::{InvalidDoorbell, Queues};
 use crate::registers::Registers;
+use crate::trace::Tracer;
 use crate::{BAR_SIZE, Identity, Limits, Parts, PartsError, doorbell_count};
 
 /// The page of BAR0 with doorbells and nothing else.
@@ -80,6 +81,8 @@ pub struct Controller {
     pub(crate) keep_alive_since: Duration,
     pub(crate) inflight: Inflight,
     pub(crate) inbox: Inbox,
+    /// Only while somebody asks where the time goes.
+    pub(crate) tracer: Option<Box<Tracer>>,
     /// The submission queue that is looked at first next time.
     pub(crate) turn: u16,
     // Buffers that are kept from poll to poll, so that nothing is allocated in the steady state.
@@ -131,6 +134,7 @@ impl Controller {
             limits: parts.limits,
             inflight: Inflight::default(),
             inbox: Inbox::default(),
+            tracer: None,
             turn: 0,
             walker: Walker::default(),
             entries: Vec::new(),
@@ -183,7 +187,12 @@ impl Controller {
         if index.is_multiple_of(2) {
             let queue = self.queues.submission(queue)?;
             self.doorbells.store(index, value);
-            Some(queue.observe())
+            let before = queue.tail;
+            let observed = queue.observe();
+            if let Some(tracer) = &mut self.tracer {
+                tracer.observed(queue, before);
+            }
+            Some(observed)
         } else {
             let queue = self.queues.completion(queue)?;
             self.doorbells.store(index, value);

@@ -46,6 +46,8 @@ pub(crate) struct Inflight {
     free: Vec<u32>,
     requests: u32,
     bytes: u64,
+    /// The slot that was filled last; for traces.
+    pub latest: Option<u32>,
 }
 
 impl Inflight {
@@ -70,7 +72,7 @@ impl Inflight {
         debug_assert!(command.parts > 0);
         self.requests += command.parts;
         self.bytes += command.bytes;
-        match self.free.pop() {
+        let slot = match self.free.pop() {
             Some(slot) => {
                 self.slots[slot as usize] = Some(command);
                 slot
@@ -79,7 +81,9 @@ impl Inflight {
                 self.slots.push(Some(command));
                 self.slots.len() as u32 - 1
             }
-        }
+        };
+        self.latest = Some(slot);
+        slot
     }
 
     /// The tag of part `part` of the command in `slot`.

@@ -15,7 +15,7 @@
 //! 5. each completion queue that got entries interrupts once.
 //!
 //! Other threads never touch a controller: they post jobs ([`Mailbox`]), which its next poll runs
-//! first.
+//! first. One such job has the controller tell where the time of commands goes ([`Tracer`]).
 //!
 //! Decisions where the specification leaves room:
 //! - A command is fetched only when its completion queue has a slot for it, so a full queue makes
@@ -69,11 +69,13 @@ mod sgl;
 mod state;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 pub use controller::Controller;
 pub use mailbox::Mailbox;
 pub use namespace::Namespace;
 pub use parts::{Identity, Limits, Parts, PartsError};
+pub use trace::{Latencies, Layer, OpcodeClass, Tracer};
 
 /// Size of BAR0, bytes: registers, doorbells, MSI-X table, MSI-X pending bits; 4 KiB each.
 pub const BAR_SIZE: u64 = 0x4000;

@@ -85,6 +85,9 @@ impl Controller {
     pub(crate) fn begin_reset(&mut self) {
         self.inflight.orphan_all();
         self.queues.clear();
+        if let Some(tracer) = &mut self.tracer {
+            tracer.forget();
+        }
         self.events = Events::default();
         self.features = self.default_features();
         for namespace in self.namespaces.iter_mut() {

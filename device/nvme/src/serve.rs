@@ -63,7 +63,11 @@ impl Controller {
     fn fetch(&mut self, id: u16) -> bool {
         let room = self.room(id);
         let Some((submission, completion)) = self.queues.pair(id) else { return false };
+        let before = submission.tail;
         let observed = submission.observe();
+        if let Some(tracer) = &mut self.tracer {
+            tracer.observed(submission, before);
+        }
         let most = if submission.deleting.is_some() { 0 } else { BURST };
         let most = most.min(room).min(completion.free());
         let mut entries = std::mem::take(&mut self.entries);
@@ -81,6 +85,9 @@ impl Controller {
         if fetched.is_err() {
             self.fail();
             entries.clear();
+        }
+        if let Some(tracer) = &mut self.tracer {
+            tracer.fetched();
         }
         for entry in &entries {
             self.start(id, entry);
@@ -107,11 +114,14 @@ impl Controller {
         if !self.is_running() {
             return;
         }
+        let mut head = 0;
         if let Some(submission) = self.queues.submission(queue) {
+            head = submission.head;
             submission.advance();
         }
         let outcome = match queue {
             0 => self.execute_admin(entry),
+            _ if self.tracer.is_some() => self.execute_traced(queue, entry, head),
             _ => self.execute_io(queue, entry),
         };
         if let Outcome::Done(status, result) = outcome {
@@ -120,11 +130,24 @@ impl Controller {
         }
     }
 
+    #[cold]
+    fn execute_traced(&mut self, queue: u16, entry: &SubmissionEntry, head: u32) -> Outcome {
+        self.inflight.latest = None;
+        let outcome = self.execute_io(queue, entry);
+        if let Some(tracer) = &mut self.tracer {
+            tracer.started(queue, head, entry.opcode, self.inflight.latest);
+        }
+        outcome
+    }
+
     /// Lets every disk work and ends what has ended. True when something has.
     pub(crate) fn drive_disks(&mut self) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         for namespace in self.namespaces.iter_mut() {
-            namespace.drive(&mut completions);
+            match &mut self.tracer {
+                None => namespace.drive(&mut completions),
+                Some(tracer) => tracer.drive(namespace, &mut completions),
+            }
         }
         let busy = !completions.is_empty();
         for completion in completions.drain(..) {
@@ -139,6 +162,9 @@ impl Controller {
         let Some(kind) = self.inflight.kind(completion.tag) else { return };
         let status = disk_status(completion.result, kind);
         if let Some(command) = self.inflight.end_part(completion.tag, status) {
+            if let Some(tracer) = &mut self.tracer {
+                tracer.completed(completion.tag, command.queue.is_some());
+            }
             self.finish(command);
         }
     }
@@ -198,6 +224,9 @@ impl Controller {
     /// for it (section 5.6).
     pub(crate) fn finish_deletion(&mut self, queue: u16) {
         let Some(removed) = self.queues.remove_submission(queue) else { return };
+        if let Some(tracer) = &mut self.tracer {
+            tracer.closed(queue);
+        }
         if let Some(id) = removed.deleting {
             self.complete(0, id, Status::SUCCESS, 0, Subject { nsid: 0, lba: 0 });
         }
@@ -228,6 +257,9 @@ impl Controller {
             {
                 interrupt.signal();
             }
+        }
+        if let Some(tracer) = &mut self.tracer {
+            tracer.signalled();
         }
     }
 

@@ -13,3 +13,4 @@ mod rig;
 mod saved;
 mod sgl;
 mod steady;
+mod trace;

@@ -3,13 +3,16 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::Arc;
 
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_pci::{Function, Progress};
+use slipway_telemetry::MonotonicClock;
 
 use super::rig::Setup;
 use crate::driver::io;
+use crate::{Controller, Latencies, Tracer};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -36,7 +39,21 @@ static COUNTING: Counting = Counting;
 
 #[test]
 fn commands_allocate_nothing() {
+    in_the_steady_state(|_| {});
+}
+
+#[test]
+fn traced_commands_allocate_nothing() {
+    in_the_steady_state(|controller| {
+        let clock = Arc::new(MonotonicClock::new());
+        let tracer = Tracer::new(clock, 1, &controller.limits, Latencies::new(1));
+        controller.trace(Some(Box::new(tracer)));
+    });
+}
+
+fn in_the_steady_state(prepare: fn(&mut Controller)) {
     let mut rig = Setup::new().rig();
+    prepare(rig.controller());
     let data = rig.buffer(128 << 10);
     let commands = [
         rig.with_data(io(NvmOpcode::Read, 1, 0, 8), data, 4096),
