@@ -14,28 +14,32 @@
 //!   touches unmapped addresses; [`DmaMap::remove`] hands back a [`Removed`] that tells when the
 //!   last span is gone.
 //!
-//! A client that shrinks its file behind a mapping would raise SIGBUS here. So a mapping is
-//! *guarded* unless the file's owner cannot take a page away: every copy goes through the kernel
-//! (`process_vm_readv(2)`), which reports a fault instead of raising a signal. Not guarded is a
+//! A client that shrinks its file behind a mapping raises SIGBUS here. No copy lets it through: the
+//! few instructions that touch guest memory are known to a handler of that signal, which makes
+//! them end with [`Fault::Gone`] instead (`copy/x86_64.rs` has the argument). This takes no system
+//! call and costs nothing where nothing is missing. The handler is process-wide, installed with the
+//! first mapping, and hands every other SIGBUS on to the handler before it. On other machines than
+//! x86-64 a mapping that may lose pages is copied through the kernel (`process_vm_readv(2)`).
+//!
+//! A mapping is *guarded* unless the file's owner cannot take a page away. Not guarded is a
 //! memfd of ordinary pages that is sealed with `F_SEAL_SHRINK` and holds the whole range, on a host
 //! without strict overcommit (`vm.overcommit_memory` = 2 may refuse a page at its first touch).
 //! Guarded is all else: unsealed memfds; files of a tmpfs, which may be full; hugetlbfs, where a
 //! punched hole gives a reserved page back; files on disks. Other files are refused.
 //!
-//! What is left: the host's own failures (a broken swap device, broken memory) raise SIGBUS as
-//! they do for every process. Pages that a device touches first are charged to the plane's memory
-//! cgroup, as many as the guest has memory; a cgroup that is full kills, it does not fault. Turning
-//! strict overcommit on under running guests is not noticed. Where a seccomp filter forbids
-//! `process_vm_readv`, every guarded access is [`Fault::Gone`].
+//! What is left: broken memory of the host raises SIGBUS as it does for every process. Pages that a
+//! device touches first are charged to the plane's memory cgroup, as many as the guest has memory;
+//! a cgroup that is full kills, it does not fault.
 //!
 //! Not here: an IOMMU model, dirty-page tracking, lazily zeroed memory (the gate for it is
 //! `Memory`, when it comes).
 //!
-//! Dependencies: `rustix` for mmap and seals, `libc` for `process_vm_readv`, `arc-swap` so that
+//! Dependencies: `rustix` for mmap and seals, `libc` for `sigaction` and `process_vm_readv`, `arc-swap` so that
 //! a lookup takes no lock while another thread changes the map, `thiserror` for [`Fault`].
-#![allow(unsafe_code)] // mmap and raw copies of memory shared with other processes
+#![allow(unsafe_code)] // mmap, a signal handler, and raw copies of memory shared with other processes
 
 mod backing;
+mod copy;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod map;

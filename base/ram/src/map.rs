@@ -7,7 +7,6 @@ use std::sync::atomic::{Ordering, fence};
 
 use arc_swap::ArcSwap;
 
-use crate::mapping::{LOAD, STORE};
 use crate::{Access, Fault, Mapping, Permissions, Remote, Span};
 
 /// Most regions that one client may map: QEMU needs a few dozen; the cap bounds what a hostile
@@ -74,7 +73,7 @@ impl Region {
         matches!(self.backing, Backing::Remote(_))
     }
 
-    /// Whether copies to it go through the kernel (see [`Mapping::is_guarded`]).
+    /// Whether its owner may take it away (see [`Mapping::is_guarded`]).
     pub fn is_guarded(&self) -> bool {
         matches!(&self.backing, Backing::Mapped(mapping) if mapping.is_guarded())
     }
@@ -230,36 +229,54 @@ impl Memory {
         })
     }
 
-    /// Loads the little-endian 32-bit word at `iova` in one access, with acquire ordering.
+    /// Loads the little-endian 32-bit word at `iova`, with acquire ordering, in one access.
     ///
     /// # Errors
-    /// [`Fault`]. A word that is unaligned, guarded or message-only is copied instead.
+    /// [`Fault`]. A word that crosses regions or is message-only is copied instead.
     pub fn load_u32(&self, iova: u64) -> Result<u32, Fault> {
         let table = self.table.load();
         let piece = find(&table, iova, 4)?.allowing(Access::Read)?;
-        if let Some(word) = piece.word() {
-            return Ok(u32::from_le(word.load(LOAD)));
+        if let Some(mapping) = piece.whole(4) {
+            return mapping.load_u32(piece.offset).ok_or(Fault::Gone { iova });
         }
         let mut bytes = [0; 4];
         self.read(iova, &mut bytes)?;
-        fence(LOAD);
+        fence(Ordering::Acquire);
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Stores the little-endian 32-bit word at `iova` in one access, with release ordering: whoever
-    /// sees it sees all that was written before.
+    /// Stores the little-endian 32-bit word at `iova`, with release ordering, in one access:
+    /// whoever sees it sees all that was written before.
     ///
     /// # Errors
-    /// [`Fault`]. A word that is unaligned, guarded or message-only is copied instead.
+    /// [`Fault`]. A word that crosses regions or is message-only is copied instead.
     pub fn store_u32(&self, iova: u64, value: u32) -> Result<(), Fault> {
         let table = self.table.load();
         let piece = find(&table, iova, 4)?.allowing(Access::Write)?;
-        if let Some(word) = piece.word() {
-            word.store(value.to_le(), STORE);
-            return Ok(());
+        if let Some(mapping) = piece.whole(4) {
+            let there = mapping.store_u32(piece.offset, value);
+            return if there { Ok(()) } else { Err(Fault::Gone { iova }) };
         }
-        fence(STORE);
+        fence(Ordering::Release);
         self.write(iova, &value.to_le_bytes())
+    }
+
+    /// Stores 16 bytes at `iova` so that whoever sees the last four sees all of them: an entry of a
+    /// ring with its valid bit in the last word.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub fn publish(&self, iova: u64, bytes: &[u8; 16]) -> Result<(), Fault> {
+        let table = self.table.load();
+        let piece = find(&table, iova, 16)?.allowing(Access::Write)?;
+        if let Some(mapping) = piece.whole(16) {
+            let there = mapping.publish(piece.offset, bytes);
+            return if there { Ok(()) } else { Err(Fault::Gone { iova }) };
+        }
+        let (body, last) = bytes.split_at(12);
+        self.write(iova, body)?;
+        let last = last.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte));
+        self.store_u32(iova.wrapping_add(12), last)
     }
 
     /// Pins `len` bytes at `iova` and appends them to `spans`, joined with the last one where they
@@ -373,9 +390,10 @@ impl Piece<'_> {
         }
     }
 
-    fn word(&self) -> Option<&std::sync::atomic::AtomicU32> {
+    /// The mapping, when all of the `len` bytes lie in it.
+    fn whole(&self, len: usize) -> Option<&Mapping> {
         match &self.region.backing {
-            Backing::Mapped(mapping) if self.len == 4 => mapping.word(self.offset),
+            Backing::Mapped(mapping) if self.len == len => Some(mapping),
             _ => None,
         }
     }

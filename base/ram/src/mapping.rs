@@ -2,12 +2,11 @@
 
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::backing::{self, Backing};
-use crate::{Fault, Permissions};
+use crate::{Fault, Permissions, copy};
 
 /// Memory that is reached by messages only: a client that passed no descriptor for it.
 ///
@@ -65,6 +64,7 @@ impl Mapping {
         permissions: Permissions,
     ) -> std::io::Result<Self> {
         let Backing { granule, can_lose_pages } = backing::inspect(file)?;
+        copy::prepare()?;
         // Remainders of a granule, which is a `usize`.
         let head = (offset % granule as u64) as usize;
         let whole = len.checked_add(head).and_then(|end| end.checked_next_multiple_of(granule));
@@ -110,7 +110,7 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Whether copies go through the kernel because the owner may take the memory away.
+    /// Whether the owner may take the memory away, so that a copy can find it gone.
     pub fn is_guarded(&self) -> bool {
         self.guarded
     }
@@ -133,34 +133,37 @@ impl Mapping {
     /// Copies from `offset` into `into`. False: the memory is gone.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         let from = self.address(offset, into.len());
-        if self.guarded {
-            return guarded_copy(from, into.as_mut_ptr(), into.len(), Direction::FromGuest);
-        }
-        // SAFETY: `from` is valid for the length, readable (the callers checked the permission)
-        // and not going away; `into` is ours and cannot overlap it.
-        unsafe { copy(from, into.as_mut_ptr(), into.len()) };
-        true
+        // SAFETY: within the mapping, which stays as long as `self`, and readable (the callers
+        // checked the permission); `file` prepared for its pages to go.
+        unsafe { copy::read(from, into, self.guarded) }
     }
 
     /// Copies `from` to `offset`. False: the memory is gone.
     pub(crate) fn write(&self, offset: usize, from: &[u8]) -> bool {
         let to = self.address(offset, from.len());
-        if self.guarded {
-            return guarded_copy(to, from.as_ptr().cast_mut(), from.len(), Direction::ToGuest);
-        }
-        // SAFETY: as for `read`, with the roles exchanged.
-        unsafe { copy(from.as_ptr(), to, from.len()) };
-        true
+        // SAFETY: as for `read`, writable.
+        unsafe { copy::write(to, from, self.guarded) }
     }
 
-    /// The aligned 32-bit word at `offset`, when it can be accessed without the guard.
-    pub(crate) fn word(&self, offset: usize) -> Option<&AtomicU32> {
-        let at = self.address(offset, 4);
-        if self.guarded || !at.cast::<AtomicU32>().is_aligned() {
-            return None;
-        }
-        // SAFETY: in bounds, aligned, not going away; atomics tolerate concurrent change.
-        Some(unsafe { &*at.cast::<AtomicU32>() })
+    /// Loads the little-endian word at `offset`, acquiring. None: the memory is gone.
+    pub(crate) fn load_u32(&self, offset: usize) -> Option<u32> {
+        let from = self.address(offset, 4);
+        // SAFETY: as for `read`.
+        unsafe { copy::load_u32(from, self.guarded) }.map(u32::from_le)
+    }
+
+    /// Stores the little-endian word at `offset`, releasing. False: the memory is gone.
+    pub(crate) fn store_u32(&self, offset: usize, word: u32) -> bool {
+        let to = self.address(offset, 4);
+        // SAFETY: as for `write`.
+        unsafe { copy::store_u32(to, word.to_le(), self.guarded) }
+    }
+
+    /// Stores 16 bytes, the last four with or after all others. False: the memory is gone.
+    pub(crate) fn publish(&self, offset: usize, bytes: &[u8; 16]) -> bool {
+        let to = self.address(offset, 16);
+        // SAFETY: as for `write`.
+        unsafe { copy::publish(to, bytes, self.guarded) }
     }
 }
 
@@ -176,59 +179,3 @@ impl Drop for Mapping {
         }
     }
 }
-
-/// Copies between guest memory and memory of ours.
-///
-/// The guest may change its side meanwhile. For Rust that is another process's doing, outside the
-/// program, as long as the compiler assumes nothing about those bytes. It would if it saw the copy:
-/// from a plain `copy_nonoverlapping` into a local it may read the guest's memory a second time
-/// where the program reads the local, and a checked length could differ from the used one. So the
-/// copy is the C library's memcpy behind a pointer whose value the compiler cannot know; what comes
-/// back is any mix of old and new bytes, and stays as it is. Word-wise volatile loads would do the
-/// same at a fraction of the speed.
-///
-/// # Safety
-/// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
-    let memcpy: Memcpy = libc::memcpy;
-    // SAFETY: reads a local variable.
-    let memcpy = unsafe { std::ptr::read_volatile(&memcpy) };
-    // SAFETY: by this function's own contract.
-    unsafe { memcpy(to.cast(), from.cast(), len) };
-}
-
-#[derive(Clone, Copy)]
-enum Direction {
-    FromGuest,
-    ToGuest,
-}
-
-/// Copies through the kernel, which answers a vanished page with a short count, not a signal.
-fn guarded_copy(guest: *mut u8, own: *mut u8, len: usize, direction: Direction) -> bool {
-    let mut done = 0;
-    while done < len {
-        // SAFETY: `done < len`, both ranges were checked for `len` bytes by the callers.
-        let (guest, own) = unsafe { (guest.add(done), own.add(done)) };
-        let local = libc::iovec { iov_base: own.cast(), iov_len: len - done };
-        let remote = libc::iovec { iov_base: guest.cast(), iov_len: len - done };
-        // SAFETY: `own` is valid for the length; the kernel checks `guest` itself.
-        let copied = unsafe {
-            let pid = libc::getpid();
-            match direction {
-                Direction::FromGuest => libc::process_vm_readv(pid, &local, 1, &remote, 1, 0),
-                Direction::ToGuest => libc::process_vm_writev(pid, &local, 1, &remote, 1, 0),
-            }
-        };
-        match usize::try_from(copied) {
-            Ok(0) | Err(_) => return false,
-            Ok(count) => done += count,
-        }
-    }
-    true
-}
-
-/// A 32-bit load of a device from guest memory pairs with the guest's release store.
-pub(crate) const LOAD: Ordering = Ordering::Acquire;
-/// A 32-bit store of a device to guest memory makes all its writes before it visible.
-pub(crate) const STORE: Ordering = Ordering::Release;

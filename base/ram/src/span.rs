@@ -1,9 +1,7 @@
 //! A pinned piece of guest memory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, fence};
 
-use crate::mapping::{LOAD, STORE};
 use crate::{Access, Fault, Mapping};
 
 /// A contiguous piece of guest memory in this process, pinned: the mapping stays as long as the
@@ -99,43 +97,43 @@ impl Span {
     /// Loads the little-endian 32-bit word at `offset` in one access, with acquire ordering.
     ///
     /// # Errors
-    /// As for [`Span::read`]. A word that is unaligned or guarded is copied instead.
+    /// As for [`Span::read`].
     ///
     /// # Panics
     /// When the word leaves the span.
     #[inline]
     pub fn load_u32(&self, offset: usize) -> Result<u32, Fault> {
+        assert!(offset.checked_add(4).is_some_and(|end| end <= self.len), "word out of span");
         self.allow(Access::Read, offset)?;
-        if let Some(word) = self.word(offset) {
-            return Ok(u32::from_le(word.load(LOAD)));
-        }
-        let mut bytes = [0; 4];
-        self.read(offset, &mut bytes)?;
-        fence(LOAD);
-        Ok(u32::from_le_bytes(bytes))
+        let word = self.mapping.load_u32(self.offset + offset);
+        word.ok_or(Fault::Gone { iova: self.at(offset) })
     }
 
     /// Stores the little-endian 32-bit word at `offset` in one access, with release ordering.
     ///
     /// # Errors
-    /// As for [`Span::write`]. A word that is unaligned or guarded is copied instead.
+    /// As for [`Span::write`].
     ///
     /// # Panics
     /// When the word leaves the span.
     #[inline]
     pub fn store_u32(&self, offset: usize, value: u32) -> Result<(), Fault> {
+        assert!(offset.checked_add(4).is_some_and(|end| end <= self.len), "word out of span");
         self.allow(Access::Write, offset)?;
-        if let Some(word) = self.word(offset) {
-            word.store(value.to_le(), STORE);
-            return Ok(());
-        }
-        fence(STORE);
-        self.write(offset, &value.to_le_bytes())
+        self.outcome(self.mapping.store_u32(self.offset + offset, value), offset)
     }
 
-    fn word(&self, offset: usize) -> Option<&AtomicU32> {
-        assert!(offset.checked_add(4).is_some_and(|end| end <= self.len), "word out of span");
-        self.mapping.word(self.offset + offset)
+    /// Stores 16 bytes at `offset` as [`Memory::publish`](crate::Memory::publish) does.
+    ///
+    /// # Errors
+    /// As for [`Span::write`].
+    ///
+    /// # Panics
+    /// When the range leaves the span.
+    pub fn publish(&self, offset: usize, bytes: &[u8; 16]) -> Result<(), Fault> {
+        assert!(offset.checked_add(16).is_some_and(|end| end <= self.len), "out of span");
+        self.allow(Access::Write, offset)?;
+        self.outcome(self.mapping.publish(self.offset + offset, bytes), offset)
     }
 
     /// Address and length for a system call's I/O vector. The kernel answers a vanished page with

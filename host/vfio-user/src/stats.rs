@@ -23,7 +23,7 @@ pub struct ClientInfo {
 pub enum RegionKind {
     /// Mapped, by plain copies.
     Mapped,
-    /// Mapped, by copies through the kernel since its file may shrink.
+    /// Mapped, and its owner may take pages away, since its file may shrink.
     Guarded,
     /// By messages.
     Remote,

@@ -1,0 +1,25 @@
+//! Copies between guest memory and memory of ours.
+//!
+//! The guest may change its side meanwhile. For Rust that is another process's doing, outside the
+//! program, as long as the compiler assumes nothing about those bytes. It would if it saw the copy:
+//! from a plain `copy_nonoverlapping` into a local it may read the guest's memory a second time
+//! where the program reads the local, and a checked length could differ from the used one. So the
+//! copies are machine code that the compiler does not look into; what comes back is any mix of old
+//! and new bytes, and stays as it is.
+//!
+//! The guest's owner may also take its side away. `guarded` tells that this can happen; a copy then
+//! ends early with `false` and no signal reaches the process. How, depends on the machine: see
+//! `x86_64.rs` (no system call) and `portable.rs`.
+
+#[cfg(not(target_arch = "x86_64"))]
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use portable::{load_u32, prepare, publish, read, store_u32, write};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::{load_u32, prepare, publish, read, store_u32, write};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! Copies for machines without routines of their own: guarded ones go through the kernel
+//! (`process_vm_readv(2)`), which answers a vanished page with a short count, not a signal.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// Nothing to prepare.
+///
+/// # Errors
+/// None.
+pub(crate) fn prepare() -> std::io::Result<()> {
+    Ok(())
+}
+
+/// Copies `into.len()` bytes from guest memory. False: some of it is gone.
+///
+/// # Safety
+/// `guest` lies in a mapping that holds as many bytes, readable, and stays mapped for the call; its
+/// pages may go if `guarded`.
+pub(crate) unsafe fn read(guest: *const u8, into: &mut [u8], guarded: bool) -> bool {
+    if guarded {
+        return through_kernel(guest.cast_mut(), into.as_mut_ptr(), into.len(), false);
+    }
+    // SAFETY: by this function's contract; `into` is ours and cannot overlap it.
+    unsafe { copy(guest, into.as_mut_ptr(), into.len()) };
+    true
+}
+
+/// Copies `from` to guest memory. False: some of it is gone.
+///
+/// # Safety
+/// As for [`read`], writable.
+pub(crate) unsafe fn write(guest: *mut u8, from: &[u8], guarded: bool) -> bool {
+    if guarded {
+        return through_kernel(guest, from.as_ptr().cast_mut(), from.len(), true);
+    }
+    // SAFETY: as for `read`, with the roles exchanged.
+    unsafe { copy(from.as_ptr(), guest, from.len()) };
+    true
+}
+
+/// Loads a word with acquire ordering; in one access where it is not guarded.
+///
+/// # Safety
+/// As for [`read`], for four bytes.
+pub(crate) unsafe fn load_u32(guest: *const u8, guarded: bool) -> Option<u32> {
+    let word = guest.cast::<AtomicU32>();
+    if !guarded && word.is_aligned() {
+        // SAFETY: in bounds, aligned, not going away; atomics tolerate concurrent change.
+        return Some(unsafe { &*word }.load(Ordering::Acquire));
+    }
+    let mut bytes = [0; 4];
+    // SAFETY: by this function's contract.
+    let there = unsafe { read(guest, &mut bytes, guarded) };
+    fence(Ordering::Acquire);
+    there.then_some(u32::from_ne_bytes(bytes))
+}
+
+/// Stores a word with release ordering; in one access where it is not guarded.
+///
+/// # Safety
+/// As for [`write`], for four bytes.
+pub(crate) unsafe fn store_u32(guest: *mut u8, word: u32, guarded: bool) -> bool {
+    let place = guest.cast::<AtomicU32>();
+    if !guarded && place.is_aligned() {
+        // SAFETY: as for `load_u32`.
+        unsafe { &*place }.store(word, Ordering::Release);
+        return true;
+    }
+    fence(Ordering::Release);
+    // SAFETY: by this function's contract.
+    unsafe { write(guest, &word.to_ne_bytes(), guarded) }
+}
+
+/// Stores 16 bytes so that whoever sees one of the last four sees all of the rest.
+///
+/// # Safety
+/// As for [`write`], for 16 bytes.
+pub(crate) unsafe fn publish(guest: *mut u8, bytes: &[u8; 16], guarded: bool) -> bool {
+    let last = u32::from_ne_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+    // SAFETY: by this function's contract, for parts of the 16 bytes.
+    unsafe {
+        write(guest, &bytes[..12], guarded) && store_u32(guest.wrapping_add(12), last, guarded)
+    }
+}
+
+/// The C library's memcpy behind a pointer whose value the compiler cannot know: see the parent
+/// module for why.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
+    let memcpy: Memcpy = libc::memcpy;
+    // SAFETY: reads a local variable.
+    let memcpy = unsafe { std::ptr::read_volatile(&memcpy) };
+    // SAFETY: by this function's own contract.
+    unsafe { memcpy(to.cast(), from.cast(), len) };
+}
+
+fn through_kernel(guest: *mut u8, own: *mut u8, len: usize, to_guest: bool) -> bool {
+    let mut done = 0;
+    while done < len {
+        // SAFETY: `done < len`, both ranges were checked for `len` bytes by the callers.
+        let (guest, own) = unsafe { (guest.add(done), own.add(done)) };
+        let local = libc::iovec { iov_base: own.cast(), iov_len: len - done };
+        let remote = libc::iovec { iov_base: guest.cast(), iov_len: len - done };
+        // SAFETY: `own` is valid for the length; the kernel checks `guest` itself.
+        let copied = unsafe {
+            let pid = libc::getpid();
+            match to_guest {
+                false => libc::process_vm_readv(pid, &local, 1, &remote, 1, 0),
+                true => libc::process_vm_writev(pid, &local, 1, &remote, 1, 0),
+            }
+        };
+        match usize::try_from(copied) {
+            Ok(0) | Err(_) => return false,
+            Ok(count) => done += count,
+        }
+    }
+    true
+}
