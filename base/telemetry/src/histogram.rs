@@ -81,6 +81,28 @@ impl Histogram {
         }
     }
 
+    /// From what [`counts`](Self::counts), [`sum`](Self::sum), [`least`](Self::least) and
+    /// [`greatest`](Self::greatest) gave of another, perhaps a hostile one: counts saturate, and
+    /// least and greatest change places when they are the wrong way round.
+    pub fn of_counts(
+        counts: impl IntoIterator<Item = (u64, u64)>,
+        sum: u64,
+        least: u64,
+        greatest: u64,
+    ) -> Self {
+        let mut histogram = Self::new();
+        for (value, times) in counts {
+            let times = times.min(u64::MAX - histogram.count);
+            histogram.buckets[bucket(value)] += times;
+            histogram.count += times;
+        }
+        if histogram.count > 0 {
+            histogram.sum = sum.into();
+            (histogram.least, histogram.greatest) = (least.min(greatest), least.max(greatest));
+        }
+        histogram
+    }
+
     /// Adds all that `other` counted.
     pub fn merge(&mut self, other: &Self) {
         for (own, others) in self.buckets.iter_mut().zip(&other.buckets) {

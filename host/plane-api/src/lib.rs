@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint as Address, Uri};
 
+pub mod histogram;
+
 /// Messages, client and server of the plane's service.
 #[allow(missing_docs)] // generated; the comments are in the .proto file
 pub mod v1 {

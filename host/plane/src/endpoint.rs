@@ -14,7 +14,7 @@ use slipway_vfio_user::{
     Config, Control, DoorbellMode, Endpoint, EndpointParts, RegionKind, Stats,
 };
 
-use crate::disk;
+use crate::{disk, snoop};
 
 /// Longest path of a Unix socket, without the terminating zero (unix(7)).
 const SOCKET_PATH: usize = 107;
@@ -33,6 +33,9 @@ pub enum Error {
     /// No endpoint has this id.
     #[error("there is no endpoint \"{0}\"")]
     Unknown(String),
+    /// Somebody has this endpoint traced.
+    #[error("somebody snoops on endpoint \"{0}\" already; one at a time can")]
+    Snooped(String),
     /// A disk could not be opened.
     #[error(transparent)]
     Disk(#[from] slipway_block::OpenError),
@@ -60,6 +63,7 @@ pub struct Served {
     ready_ns: u64,
     namespaces: Vec<v1::NamespaceStatus>,
     control: Control,
+    snoop: snoop::Target,
 }
 
 impl Served {
@@ -73,6 +77,7 @@ impl Served {
         let unserved = |source| Error::Socket { path: socket.clone(), source };
         let mut parts = EndpointParts::new(&config);
         let (namespaces, status, wakes) = namespaces(&request.id, &wanted.namespaces)?;
+        let limits = Limits { queue_pairs: QUEUE_PAIRS, ..Limits::default() };
         let controller = Controller::new(Parts {
             memory: parts.memory(),
             interrupts: interrupts(&parts),
@@ -80,8 +85,9 @@ impl Served {
             namespaces,
             clock: Arc::new(MonotonicClock::new()),
             identity: Identity::new(&serial(&request.id, &wanted.serial)),
-            limits: Limits { queue_pairs: QUEUE_PAIRS, ..Limits::default() },
+            limits,
         })?;
+        let mailbox = controller.mailbox();
         let endpoint = Endpoint::new(config, parts, Box::new(controller), wakes, reactor);
         let endpoint = endpoint.map_err(unserved)?;
         let control = endpoint.control();
@@ -89,7 +95,13 @@ impl Served {
         reactor.add(Box::new(endpoint)).map_err(stopped)?;
         let ready_ns = monotonic_ns();
         let id = request.id.clone();
-        Ok(Self { id, socket, created_ns, ready_ns, namespaces: status, control })
+        let snoop = snoop::Target::new(mailbox, limits, control.clone());
+        Ok(Self { id, socket, created_ns, ready_ns, namespaces: status, control, snoop })
+    }
+
+    /// The way to its controller for whoever wants it traced.
+    pub fn snoop(&self) -> snoop::Target {
+        self.snoop.clone()
     }
 
     /// The handle that closes it.

@@ -4,6 +4,7 @@
 //! - [`Plane`] owns the reactors and knows every endpoint by its id;
 //! - `disk` opens what a namespace is connected to, `endpoint` puts disks, controller and socket
 //!   together and hands the result to a reactor, which owns it from then on;
+//! - `snoop` has an endpoint's controller tell where the time of its commands goes;
 //! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
 //!   device: it talks to reactors by message and reads counters.
 //!
@@ -17,6 +18,7 @@ mod disk;
 mod endpoint;
 mod plane;
 mod service;
+mod snoop;
 
 pub use endpoint::Error;
 pub use plane::{Plane, Settings};

@@ -1,15 +1,16 @@
 //! The plane: reactors and the endpoints on them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_reactor::Reactor;
+use slipway_telemetry::{Clock, stamp_clock};
 
 use crate::endpoint::Served;
-use crate::{Error, Service};
+use crate::{Error, Service, snoop};
 
 /// How long an endpoint may take to end its I/O and go. A disk that hangs longer is reported, and
 /// its endpoint goes when the disk lets go.
@@ -29,6 +30,8 @@ pub struct Plane {
 }
 
 struct Shared {
+    /// For stamps of traced commands; made when it is first needed.
+    stamps: OnceLock<Arc<dyn Clock>>,
     endpoints: Mutex<BTreeMap<String, Slot>>,
     reactors: Vec<Reactor>,
 }
@@ -51,7 +54,8 @@ impl Plane {
             Reactor::spawn(slipway_reactor::Settings { name, on_panic, ..Default::default() })
         });
         let reactors = reactors.collect::<Result<_, _>>()?;
-        Ok(Self { shared: Arc::new(Shared { endpoints: Mutex::default(), reactors }) })
+        let (stamps, endpoints) = (OnceLock::new(), Mutex::default());
+        Ok(Self { shared: Arc::new(Shared { stamps, endpoints, reactors }) })
     }
 
     /// The gRPC service in front of it.
@@ -135,6 +139,22 @@ impl Plane {
             Some(Slot::Served(served)) => Ok(served.describe()),
             _ => Err(Error::Unknown(id.to_owned())),
         }
+    }
+
+    /// Has an endpoint traced: reports come each interval until they are dropped.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`]; [`Error::Snooped`]; [`Error::Invalid`] for an interval that makes none.
+    pub(crate) async fn snoop(&self, request: &v1::SnoopRequest) -> Result<snoop::Reports, Error> {
+        let target = match self.lock().get(&request.id) {
+            Some(Slot::Served(served)) => served.snoop(),
+            _ => return Err(Error::Unknown(request.id.clone())),
+        };
+        let shared = Arc::clone(&self.shared);
+        let clock =
+            tokio::task::spawn_blocking(move || Arc::clone(shared.stamps.get_or_init(stamp_clock)));
+        let clock = clock.await.map_err(|error| Error::Resources(error.to_string()))?;
+        snoop::start(target, clock, request).await
     }
 
     /// All endpoints, by id.

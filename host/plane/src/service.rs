@@ -1,5 +1,6 @@
 //! The plane's gRPC service.
 
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use slipway_plane_api::v1;
@@ -24,7 +25,9 @@ impl From<Error> for Status {
             Error::Invalid(_) | Error::Controller(_) => Self::invalid_argument(message),
             Error::Exists(_) => Self::already_exists(message),
             Error::Unknown(_) => Self::not_found(message),
-            Error::Disk(_) | Error::Socket { .. } => Self::failed_precondition(message),
+            Error::Disk(_) | Error::Socket { .. } | Error::Snooped(_) => {
+                Self::failed_precondition(message)
+            }
             Error::Resources(_) => Self::resource_exhausted(message),
         }
     }
@@ -41,6 +44,19 @@ async fn blocking<T: Send + 'static>(
 
 #[tonic::async_trait]
 impl v1::plane_server::Plane for Service {
+    type SnoopStream = ReceiverStream<Result<v1::SnoopReport, Status>>;
+
+    async fn snoop(
+        &self,
+        request: Request<v1::SnoopRequest>,
+    ) -> Result<Response<Self::SnoopStream>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        // In a task of its own: a client that hangs up meanwhile leaves nothing half started.
+        let started = tokio::spawn(async move { plane.snoop(&request).await }).await;
+        let reports = started.map_err(|error| Status::internal(error.to_string()))??;
+        Ok(Response::new(ReceiverStream::new(reports)))
+    }
+
     async fn create_endpoint(
         &self,
         request: Request<v1::CreateEndpointRequest>,

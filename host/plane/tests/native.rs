@@ -4,12 +4,13 @@
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io, succeeded};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::{Error, Plane, Settings};
-use slipway_plane_api::v1;
+use slipway_plane_api::{PlaneClient, v1};
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user::client::Client;
 
@@ -182,4 +183,112 @@ fn two_writers_of_one_file_are_refused() {
     assert!(message.contains("in use"), "{message}");
     rig.plane.remove("one").unwrap();
     rig.plane.create(&second).unwrap();
+}
+
+/// Reads and writes until told to stop; gives how many commands it ran.
+fn work(mut driver: Driver<Socket>, stop: &AtomicBool) -> u64 {
+    driver.create_pair(1, 8, None).unwrap();
+    let buffer = driver.arena.allocate(4096).unwrap();
+    let mut commands = 0;
+    while !stop.load(Ordering::Relaxed) {
+        for opcode in [NvmOpcode::Write, NvmOpcode::Read] {
+            driver.transfer(1, io(opcode, 1, 0, 8), (buffer, 4096)).unwrap();
+            commands += 1;
+        }
+    }
+    commands
+}
+
+async fn snoop(
+    plane: &mut PlaneClient,
+) -> Result<tonic::Streaming<v1::SnoopReport>, tonic::Status> {
+    let request = v1::SnoopRequest { id: "one".into(), interval_ms: 20, every: 1 };
+    plane.snoop(request).await.map(tonic::Response::into_inner)
+}
+
+/// Checks one report and gives how many commands it counts.
+fn check(report: &v1::SnoopReport) -> u64 {
+    assert!(report.from_ns < report.to_ns);
+    let mut commands = 0;
+    for row in &report.rows {
+        assert_eq!(row.queue, 1);
+        assert!([v1::OpcodeClass::Read, v1::OpcodeClass::Write].contains(&row.class()));
+        let layers: Vec<_> = row.layers.iter().map(|one| one.latency.as_ref().unwrap()).collect();
+        assert_eq!(row.layers[4].layer(), v1::layer_latency::Layer::Whole);
+        let parts: u64 = layers[..4].iter().map(|layer| layer.sum_ns).sum();
+        assert_eq!(parts, layers[4].sum_ns, "the layers are the whole");
+        assert!(parts > 0);
+        let counts = layers.iter().map(|layer| layer.counts.iter().sum::<u64>());
+        let counts: Vec<u64> = counts.collect();
+        assert!(counts.iter().all(|count| *count == counts[4]), "{counts:?}");
+        commands += counts[4];
+    }
+    commands
+}
+
+#[test]
+fn where_the_time_goes_is_told_while_somebody_listens() {
+    let rig = Rig::new();
+    rig.plane.create(&rig.request("one", vec![ram(1 << 20)])).unwrap();
+    let driver = rig.drive();
+    let stop = AtomicBool::new(false);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (counted, commands) = std::thread::scope(|threads| {
+        let worker = threads.spawn(|| work(driver, &stop));
+        let counted = runtime.block_on(async {
+            let mut client = PlaneClient::new(rig.plane.connect().await.unwrap());
+            let mut reports = snoop(&mut client).await.unwrap();
+            let mut counted = 0;
+            while counted < 100 {
+                counted += check(&reports.message().await.unwrap().unwrap());
+            }
+            let second = snoop(&mut client).await.err().map(|status| status.code());
+            assert_eq!(second, Some(tonic::Code::FailedPrecondition));
+            drop(reports);
+            // The session ends when the service finds its listener gone; then another may come.
+            let mut again = loop {
+                match snoop(&mut client).await {
+                    Ok(reports) => break reports,
+                    Err(status) => assert_eq!(status.code(), tonic::Code::FailedPrecondition),
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            };
+            check(&again.message().await.unwrap().unwrap());
+            counted
+        });
+        stop.store(true, Ordering::Relaxed);
+        (counted, worker.join().unwrap())
+    });
+    assert!(counted <= commands, "{counted} of {commands}");
+    let unknown = v1::SnoopRequest { id: "two".into(), ..Default::default() };
+    let silly = v1::SnoopRequest { id: "one".into(), interval_ms: 1, every: 0 };
+    runtime.block_on(async {
+        let mut client = PlaneClient::new(rig.plane.connect().await.unwrap());
+        for (request, code) in
+            [(unknown, tonic::Code::NotFound), (silly, tonic::Code::InvalidArgument)]
+        {
+            assert_eq!(client.snoop(request).await.err().map(|status| status.code()), Some(code));
+        }
+    });
+    rig.plane.remove("one").unwrap();
+}
+
+#[test]
+fn an_endpoint_that_goes_ends_its_reports() {
+    let rig = Rig::new();
+    rig.plane.create(&rig.request("one", vec![ram(1 << 20)])).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = PlaneClient::new(rig.plane.connect().await.unwrap());
+        let mut reports = snoop(&mut client).await.unwrap();
+        assert_eq!(check(&reports.message().await.unwrap().unwrap()), 0, "nobody is connected");
+        client.remove_endpoint(v1::RemoveEndpointRequest { id: "one".into() }).await.unwrap();
+        let end = loop {
+            match reports.message().await {
+                Ok(report) => assert!(report.is_some()),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(end.code(), tonic::Code::Unavailable);
+    });
 }

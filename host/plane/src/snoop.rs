@@ -1,0 +1,196 @@
+//! Latencies of an endpoint's commands, told again and again to whoever asks.
+//!
+//! A session gives the controller a tracer, takes its histograms each interval (by jobs of the
+//! controller's mailbox, so that the reactor swaps a pointer and goes on), and takes the tracer
+//! away when the client is gone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use slipway_nvme::{Controller, Latencies, Layer, Limits, Mailbox, OpcodeClass, Tracer};
+use slipway_plane_api::{histogram, v1};
+use slipway_telemetry::{Clock, monotonic_ns};
+use slipway_vfio_user::Control;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+use tonic::Status;
+
+use crate::Error;
+
+/// The interval unless told otherwise, ms.
+const INTERVAL: u32 = 1_000;
+/// Intervals that make sense, ms.
+const INTERVALS: std::ops::RangeInclusive<u32> = 10..=3_600_000;
+/// How long a controller may take to run a job: while its client's memory is taken away it runs
+/// none.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Reports under way to a client that reads slowly; then it misses none, they get longer.
+const QUEUE: usize = 4;
+
+/// The way to a controller that can be traced, by one client at a time.
+#[derive(Clone)]
+pub struct Target {
+    mailbox: Mailbox,
+    control: Control,
+    limits: Limits,
+    taken: Arc<AtomicBool>,
+}
+
+impl Target {
+    /// The controller with this mailbox and these limits, behind this endpoint.
+    pub fn new(mailbox: Mailbox, limits: Limits, control: Control) -> Self {
+        Self { mailbox, control, limits, taken: Arc::default() }
+    }
+
+    /// Has the controller do `job`. None: it is gone, or does not get to it.
+    async fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Controller) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, answer) = oneshot::channel();
+        self.mailbox.post(move |controller| {
+            // Nobody waits any more when the patience was over: what it would have got goes.
+            let _ = sender.send(job(controller));
+        });
+        self.control.poke();
+        tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
+    }
+}
+
+/// The one session of a target; its end lets the next one in.
+struct Session {
+    target: Target,
+    from_ns: u64,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Also when a job of `start` ran only after nobody waited for it any more.
+        self.target.mailbox.post(|controller| drop(controller.trace(None)));
+        self.target.control.poke();
+        self.target.taken.store(false, Ordering::Release);
+    }
+}
+
+pub type Reports = mpsc::Receiver<Result<v1::SnoopReport, Status>>;
+
+/// Starts tracing `target` with stamps of `clock`; reports come until they are dropped.
+pub async fn start(
+    target: Target,
+    clock: Arc<dyn Clock>,
+    request: &v1::SnoopRequest,
+) -> Result<Reports, Error> {
+    let interval = if request.interval_ms == 0 { INTERVAL } else { request.interval_ms };
+    if !INTERVALS.contains(&interval) {
+        return Err(Error::Invalid(format!(
+            "an interval of {interval} ms is not within {} to {} ms",
+            INTERVALS.start(),
+            INTERVALS.end()
+        )));
+    }
+    if target.taken.swap(true, Ordering::AcqRel) {
+        return Err(Error::Snooped(request.id.clone()));
+    }
+    let mut session = Session { target, from_ns: 0 };
+    let gone = || Error::Unknown(request.id.clone());
+    let queues = session.target.ask(|controller| controller.io_queues()).await.ok_or_else(gone)?;
+    let limits = &session.target.limits;
+    let tracer = Box::new(Tracer::new(clock, request.every, limits, Latencies::new(queues)));
+    let started = session.target.ask(|controller| {
+        // None was there: only sessions trace, and this is the one.
+        drop(controller.trace(Some(tracer)));
+        monotonic_ns()
+    });
+    session.from_ns = started.await.ok_or_else(gone)?;
+    let (sender, reports) = mpsc::channel(QUEUE);
+    tokio::spawn(session.run(Duration::from_millis(interval.into()), sender));
+    Ok(reports)
+}
+
+impl Session {
+    async fn run(
+        mut self,
+        interval: Duration,
+        sender: mpsc::Sender<Result<v1::SnoopReport, Status>>,
+    ) {
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first is at once.
+        ticks.tick().await;
+        loop {
+            tokio::select! {
+                () = sender.closed() => break,
+                _ = ticks.tick() => {}
+            }
+            let Some(report) = self.report().await else {
+                let gone = Status::unavailable("the endpoint was removed");
+                let _ = sender.send(Err(gone)).await;
+                break;
+            };
+            if sender.send(Ok(report)).await.is_err() {
+                break;
+            }
+        }
+        // The tracer is let go here, not on the reactor.
+        drop(self.target.ask(|controller| controller.trace(None)).await);
+    }
+
+    /// What was counted since the last report.
+    async fn report(&mut self) -> Option<v1::SnoopReport> {
+        let queues = self.target.ask(|controller| controller.io_queues()).await?;
+        let fresh = Latencies::new(queues);
+        let taken =
+            self.target.ask(|controller| (controller.take_latencies(fresh), monotonic_ns()));
+        let (latencies, to_ns) = taken.await?;
+        let latencies = latencies?;
+        let from_ns = std::mem::replace(&mut self.from_ns, to_ns);
+        Some(v1::SnoopReport { from_ns, to_ns, rows: rows(&latencies), missed: latencies.missed() })
+    }
+}
+
+fn rows(latencies: &Latencies) -> Vec<v1::LatencyRow> {
+    let keys =
+        (1..=latencies.queues()).flat_map(|queue| OpcodeClass::ALL.map(|class| (queue, class)));
+    keys.filter_map(|(queue, class)| row(latencies, queue, class)).collect()
+}
+
+/// None: no command of this kind was completed.
+fn row(latencies: &Latencies, queue: u16, class: OpcodeClass) -> Option<v1::LatencyRow> {
+    let whole = latencies.get(queue, class, Layer::Whole)?;
+    if whole.count() == 0 {
+        return None;
+    }
+    let layers = Layer::ALL.iter().filter_map(|layer| {
+        let latency = latencies.get(queue, class, *layer)?;
+        Some(v1::LayerLatency {
+            layer: layer_name(*layer).into(),
+            latency: Some(histogram::to_wire(latency)),
+        })
+    });
+    Some(v1::LatencyRow {
+        queue: queue.into(),
+        class: class_name(class).into(),
+        layers: layers.collect(),
+    })
+}
+
+fn layer_name(layer: Layer) -> v1::layer_latency::Layer {
+    use v1::layer_latency::Layer as Name;
+    match layer {
+        Layer::Fetch => Name::DoorbellToFetch,
+        Layer::Submit => Name::FetchToBackend,
+        Layer::Backend => Name::Backend,
+        Layer::Complete => Name::CompletionToInterrupt,
+        Layer::Whole => Name::Whole,
+    }
+}
+
+fn class_name(class: OpcodeClass) -> v1::OpcodeClass {
+    match class {
+        OpcodeClass::Read => v1::OpcodeClass::Read,
+        OpcodeClass::Write => v1::OpcodeClass::Write,
+        OpcodeClass::Flush => v1::OpcodeClass::Flush,
+        OpcodeClass::Other => v1::OpcodeClass::Other,
+    }
+}
