@@ -38,7 +38,10 @@ impl Health {
         self.media_errors += u64::from(media);
         let sectors = if command.status.is_success() { command.bytes / 512 } else { 0 };
         match command.kind {
-            Kind::Read => {
+            // Verify and Compare count as the host's reads of data, Verify not as a command
+            // (section 5.14.1.2). Copy ends as `Other`.
+            Kind::Scan => self.sectors_read += sectors,
+            Kind::Read | Kind::Compare => {
                 self.reads += 1;
                 self.sectors_read += sectors;
             }

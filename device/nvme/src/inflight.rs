@@ -4,14 +4,26 @@ use slipway_nvme_spec::status::Status;
 use slipway_ram::Span;
 
 use crate::prp::Run;
+use crate::steps::Work;
 
 /// What a command does, as far as its end is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
     Write,
+    /// Reads into a buffer of the controller's, for the sake of the host's data.
+    Compare,
+    /// Reads into a buffer of the controller's: Verify, and the reading half of Copy.
+    Scan,
     /// Flush, Write Zeroes, Dataset Management: changes or nothing, and no data moves.
     Other,
+}
+
+impl Kind {
+    /// Whether the disk is read.
+    pub fn reads(self) -> bool {
+        matches!(self, Self::Read | Self::Compare | Self::Scan)
+    }
 }
 
 /// Message-only memory is not lent to a disk: the data passes through this buffer.
@@ -37,6 +49,8 @@ pub(crate) struct Command {
     /// Disk requests that have not ended.
     pub parts: u32,
     pub bounce: Option<Box<Bounce>>,
+    /// What follows; None for nearly all: what their requests ended with is their end.
+    pub work: Option<Box<Work>>,
 }
 
 /// A slab of commands. Places are used again, so that nothing is allocated in the steady state.

@@ -29,11 +29,11 @@ impl From<Status> for Outcome {
     }
 }
 
-/// Checks that every I/O command has in common (section 4.2): no fused commands (FUSES is 0), PRPs
-/// or an SGL. The two types of SGL differ in the metadata pointer, which means nothing here: no
-/// format has metadata.
+/// Checks that every I/O command has in common (section 4.2): PRPs or an SGL. The two types of SGL
+/// differ in the metadata pointer, which means nothing here: no format has metadata. What is fused
+/// does not get here.
 fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
-    if entry.fuse() != 0 || entry.data_pointer_type() == 3 {
+    if entry.data_pointer_type() == 3 {
         return Err(Status::INVALID_FIELD.dnr());
     }
     Ok(())
@@ -49,7 +49,7 @@ pub(crate) fn disk_status(result: Result<(), DiskError>, kind: Kind) -> Status {
         Err(DiskError::NoSpace) => Status::CAPACITY_EXCEEDED.dnr(),
         Err(DiskError::Memory(_)) => Status::DATA_TRANSFER_ERROR,
         Err(DiskError::Unsupported) => Status::INVALID_OPCODE.dnr(),
-        Err(DiskError::Io(_)) if kind == Kind::Read => Status::UNRECOVERED_READ_ERROR,
+        Err(DiskError::Io(_)) if kind.reads() => Status::UNRECOVERED_READ_ERROR,
         Err(DiskError::Io(_)) => Status::WRITE_FAULT,
     }
 }
@@ -63,6 +63,9 @@ impl Controller {
             NvmOpcode::Flush => self.flush(queue, entry),
             NvmOpcode::WriteZeroes => self.write_zeroes(queue, entry),
             NvmOpcode::DatasetManagement => self.dataset_management(queue, entry),
+            NvmOpcode::Compare => self.compare(queue, entry),
+            NvmOpcode::Verify => self.verify(queue, entry),
+            NvmOpcode::Copy => self.copy(queue, entry),
             _ => Err(Status::INVALID_OPCODE.dnr()),
         });
         match started {
@@ -73,6 +76,20 @@ impl Controller {
 
     /// Read (section 6.9) and Write (section 6.15). Limited Retry and hints are ignored.
     fn transfer(&mut self, queue: u16, entry: &SubmissionEntry, kind: Kind) -> Result<(), Status> {
+        let (command, mut request) = self.prepare(queue, entry, kind)?;
+        request.tag = Inflight::tag(self.inflight.insert(command), 0);
+        self.request(entry.nsid.get(), request);
+        Ok(())
+    }
+
+    /// Checks a Read or Write and pins its memory; the request has no tag yet.
+    #[inline]
+    pub(crate) fn prepare(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        kind: Kind,
+    ) -> Result<(Command, Request), Status> {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, kind == Kind::Write)?;
         let bytes = blocks as usize * block_size as usize;
@@ -91,10 +108,7 @@ impl Controller {
         let operation = if kind == Kind::Read { Operation::Read } else { Operation::Write };
         let durable = kind == Kind::Write && self.is_durable(entry);
         let command = Command { bytes: bytes as u64, bounce, ..command(queue, entry, kind) };
-        let tag = Inflight::tag(self.inflight.insert(command), 0);
-        let request = Request { tag, operation, lba, blocks, spans, durable };
-        self.request(entry.nsid.get(), request);
-        Ok(())
+        Ok((command, Request { tag: 0, operation, lba, blocks, spans, durable }))
     }
 
     /// Pins the places that the walker found, or makes a bounce buffer when some of them are
@@ -211,7 +225,13 @@ impl Controller {
     }
 
     /// Checks namespace and blocks; gives the block size in bytes.
-    fn check_blocks(&self, nsid: u32, lba: u64, blocks: u32, write: bool) -> Result<u32, Status> {
+    pub(crate) fn check_blocks(
+        &self,
+        nsid: u32,
+        lba: u64,
+        blocks: u32,
+        write: bool,
+    ) -> Result<u32, Status> {
         let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         if !namespace.geometry.holds(lba, u64::from(blocks)) {
             return Err(Status::LBA_OUT_OF_RANGE.dnr());
@@ -223,12 +243,12 @@ impl Controller {
     }
 
     /// Force Unit Access, or no volatile write cache (section 5.21.1.6).
-    fn is_durable(&self, entry: &SubmissionEntry) -> bool {
+    pub(crate) fn is_durable(&self, entry: &SubmissionEntry) -> bool {
         entry.force_unit_access() || !self.features.write_cache()
     }
 
     /// Leaves `request` with its namespace, which has been checked to be there.
-    fn request(&mut self, nsid: u32, request: Request) {
+    pub(crate) fn request(&mut self, nsid: u32, request: Request) {
         if let Some(namespace) = self.namespaces.get_mut(nsid) {
             namespace.requests.push(request);
         }
@@ -236,7 +256,7 @@ impl Controller {
 }
 
 /// A command of one part and without data.
-fn command(queue: u16, entry: &SubmissionEntry, kind: Kind) -> Command {
+pub(crate) fn command(queue: u16, entry: &SubmissionEntry, kind: Kind) -> Command {
     Command {
         queue: Some(queue),
         id: entry.id.get(),
@@ -247,6 +267,7 @@ fn command(queue: u16, entry: &SubmissionEntry, kind: Kind) -> Command {
         status: Status::SUCCESS,
         parts: 1,
         bounce: None,
+        work: None,
     }
 }
 

@@ -11,6 +11,7 @@
 //! 2. `queue`: doorbell cells are looked at, submission queue entries are copied in, once;
 //! 3. `admin` or `io` decide on the copy; a command ends at once or becomes disk requests, whose
 //!    data places `prp` or `sgl` found and pinned; `inflight` remembers it;
+//!    what follows a request of a command with several is in `steps`;
 //! 4. the disks take the requests and give completions; completion queue entries are written;
 //! 5. each completion queue that got entries interrupts once.
 //!
@@ -37,10 +38,20 @@
 //!   longer ones are refused with Invalid Number of SGL Descriptors (0Eh). Its data is aligned to
 //!   dwords; bit buckets are not supported.
 //!
+//! - Compare, Verify and Copy pass the data through a buffer of the controller's, in steps of at
+//!   most 1 MiB. Copy is that of TP 4065 with source ranges of format 0; ranges that overlap the
+//!   destination are copied piece by piece from their start.
+//! - A fused Compare and Write has the disk for itself, as far as this controller goes: its other
+//!   commands to that namespace end before the compare or start after the write. Whoever else
+//!   writes to the same disk, another controller for example, is not held back. Its halves must
+//!   come with one doorbell (section 4.11); a half without the other is refused.
+//! - A write is atomic in units of one block (AWUN, AWUPF and ACWU are 0), whatever disks do better.
+//!
 //! Not implemented, and refused with the status that the specification asks for: SGLs of admin
-//! commands (section 4.4 forbids them), fused commands, metadata and protection information, Compare, Write Uncorrectable, Verify,
-//! reservations, namespace management, firmware update, Format, Sanitize, self-test, directives,
-//! NVMe-MI, controller memory buffer, Doorbell Buffer Config, weighted round robin, pin interrupts.
+//! commands (section 4.4 forbids them), metadata and protection information, Write Uncorrectable,
+//! reservations, namespace management, firmware update, Format (a namespace has the block size that
+//! it was made with), Sanitize, self-test, directives, NVMe-MI, controller memory buffer, Doorbell
+//! Buffer Config, weighted round robin, pin interrupts.
 //!
 //! Features: `driver` is a small real driver, for tests and benches; `fuzz` the fuzz target's body.
 //!
@@ -67,6 +78,7 @@ mod registers;
 mod serve;
 mod sgl;
 mod state;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod trace;

@@ -184,6 +184,7 @@ impl Controller {
             status: Status::SUCCESS,
             parts,
             bounce: None,
+            work: None,
         });
         self.flush_parts(NSID_ALL, slot);
     }

@@ -1,5 +1,7 @@
 //! Namespaces: a disk each, with names.
 
+use std::collections::VecDeque;
+
 use slipway_block::{Completion, Disk, Geometry, Request};
 
 /// A namespace as a host configures it.
@@ -35,8 +37,58 @@ pub(crate) struct Attached {
     pub disk: Box<dyn Disk>,
     /// Requests for the next `submit`.
     pub requests: Vec<Request>,
+    /// Requests that the disk carries out with no other beside them.
+    pub alone: Alone,
     /// Requests that the disk has.
     in_flight: usize,
+}
+
+/// Fused pairs (section 6.2): each has the disk for itself, from its compare to the end of its
+/// write. Other requests wait meanwhile; between two pairs they have a turn.
+#[derive(Default)]
+pub(crate) struct Alone {
+    waiting: VecDeque<Request>,
+    chosen: Vec<Request>,
+    running: bool,
+    others: bool,
+}
+
+impl Alone {
+    /// The first request of a pair. It starts when the disk has nothing else.
+    pub fn start(&mut self, request: Request) {
+        self.waiting.push_back(request);
+    }
+
+    /// The second request of the pair that runs.
+    pub fn then(&mut self, request: Request) {
+        debug_assert!(self.running);
+        self.chosen.push(request);
+    }
+
+    /// The pair that ran has ended.
+    pub fn end(&mut self) {
+        (self.running, self.others) = (false, true);
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.running && self.waiting.is_empty()
+    }
+
+    /// What the disk gets next, when it has `in_flight` requests.
+    fn choose<'a>(
+        &'a mut self,
+        others: &'a mut Vec<Request>,
+        in_flight: usize,
+    ) -> &'a mut Vec<Request> {
+        if !self.running && std::mem::take(&mut self.others) {
+            return others;
+        }
+        if !self.running && in_flight == 0 {
+            self.chosen.extend(self.waiting.pop_front());
+            self.running = true;
+        }
+        &mut self.chosen
+    }
 }
 
 impl Attached {
@@ -50,6 +102,7 @@ impl Attached {
             error_recovery: 0,
             disk: namespace.disk,
             requests: Vec::new(),
+            alone: Alone::default(),
             in_flight: 0,
         }
     }
@@ -57,12 +110,16 @@ impl Attached {
     /// Hands waiting requests to the disk and appends what has ended.
     pub fn drive(&mut self, completions: &mut Vec<Completion>) {
         let before = completions.len();
-        self.in_flight += self.requests.len();
-        if !self.requests.is_empty() {
-            self.disk.submit(&mut self.requests, completions);
+        let requests = match self.alone.is_idle() {
+            true => &mut self.requests,
+            false => self.alone.choose(&mut self.requests, self.in_flight),
+        };
+        self.in_flight += requests.len();
+        if !requests.is_empty() {
+            self.disk.submit(requests, completions);
             // The contract drains the vector; a disk that leaves a request behind would make us
             // submit it twice.
-            self.requests.clear();
+            requests.clear();
         }
         if self.in_flight > completions.len() - before {
             self.disk.poll(completions);

@@ -6,7 +6,7 @@
 //! take entries which are not the host's to give is refused.
 
 use slipway_nvme_spec::command::{
-    COMPLETION_ENTRY, CompletionEntry, SUBMISSION_ENTRY, SubmissionEntry,
+    COMPLETION_ENTRY, CompletionEntry, FUSE_FIRST, SUBMISSION_ENTRY, SubmissionEntry,
 };
 use slipway_pci::Doorbells;
 use slipway_ram::{Fault, Memory};
@@ -124,6 +124,33 @@ impl SubmissionQueue {
         let from = self.base.wrapping_add(u64::from(self.head) * SUBMISSION_ENTRY as u64);
         memory.read(from, entries.as_mut_slice().as_mut_bytes())?;
         self.in_flight += count;
+        Ok(())
+    }
+
+    /// Makes the fetched entries end with no half of a fused pair (section 4.11): its other half
+    /// is fetched as well, or for want of `room` neither is. A half that has no other stays.
+    pub fn keep_pairs(
+        &mut self,
+        memory: &Memory,
+        room: u32,
+        entries: &mut Vec<SubmissionEntry>,
+    ) -> Result<(), Fault> {
+        let count = entries.len() as u32;
+        let half = entries.last().is_some_and(|last| last.fuse() == FUSE_FIRST);
+        if !half || self.id == 0 || count >= self.waiting() {
+            return Ok(());
+        }
+        if room > count {
+            let mut second = SubmissionEntry::default();
+            let at = (self.head + count) % self.size;
+            let from = self.base.wrapping_add(u64::from(at) * SUBMISSION_ENTRY as u64);
+            memory.read(from, second.as_mut_bytes())?;
+            entries.push(second);
+            self.in_flight += 1;
+        } else {
+            entries.pop();
+            self.in_flight -= 1;
+        }
         Ok(())
     }
 

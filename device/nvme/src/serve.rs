@@ -1,7 +1,9 @@
 //! The work of a poll: fetch, execute, drive the disks, complete, interrupt.
 
+use std::slice::Iter;
+
 use slipway_block::Completion;
-use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
+use slipway_nvme_spec::command::{CompletionEntry, FUSE_FIRST, FUSE_SECOND, SubmissionEntry};
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::log::ErrorEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
@@ -76,7 +78,16 @@ impl Controller {
                 entries.clear();
                 Ok(())
             }
-            most => submission.fetch(&self.memory, most, &mut entries),
+            most => {
+                let room = room.min(completion.free());
+                // Whether there is ever room for the two commands of a fused pair.
+                let pairs = completion.size > 2 && self.limits.in_flight > 1;
+                let fetched = submission.fetch(&self.memory, most, &mut entries);
+                fetched.and_then(|()| match pairs {
+                    true => submission.keep_pairs(&self.memory, room, &mut entries),
+                    false => Ok(()),
+                })
+            }
         };
         completion.reserved += if fetched.is_ok() { entries.len() as u32 } else { 0 };
         if observed.is_err() {
@@ -89,8 +100,12 @@ impl Controller {
         if let Some(tracer) = &mut self.tracer {
             tracer.fetched();
         }
-        for entry in &entries {
-            self.start(id, entry);
+        let mut rest = entries.iter();
+        while let Some(entry) = rest.next() {
+            match entry.fuse() {
+                0 => self.start(id, entry),
+                _ => self.start_fused(id, entry, &mut rest),
+            }
         }
         let busy = !entries.is_empty() || observed.is_err();
         self.entries = entries;
@@ -109,7 +124,53 @@ impl Controller {
         requests.min(u32::try_from(transfers).unwrap_or(u32::MAX))
     }
 
+    /// Starts a fused pair: its second command follows the first directly (section 4.11).
+    fn start_fused(
+        &mut self,
+        queue: u16,
+        first: &SubmissionEntry,
+        rest: &mut Iter<'_, SubmissionEntry>,
+    ) {
+        let second = rest.as_slice().first().filter(|second| second.fuse() == FUSE_SECOND);
+        match (first.fuse(), second) {
+            // No admin command is fused: it ends with Invalid Field.
+            _ if queue == 0 => self.start(queue, first),
+            (FUSE_FIRST, Some(second)) => {
+                rest.next();
+                self.start_pair(queue, first, second);
+            }
+            (FUSE_FIRST | FUSE_SECOND, _) => {
+                self.start_with(queue, first, |_| Status::FUSED_MISSING.dnr().into());
+            }
+            _ => self.start_with(queue, first, |_| Status::INVALID_FIELD.dnr().into()),
+        }
+    }
+
+    fn start_pair(&mut self, queue: u16, first: &SubmissionEntry, second: &SubmissionEntry) {
+        let [mut status, mut other] = [None; 2];
+        self.start_with(queue, first, |controller| {
+            [status, other] = controller.compare_and_write(queue, first, second);
+            // Pairs wait for their turn and are not traced.
+            controller.inflight.latest = None;
+            status.map_or(Outcome::Pending, Outcome::from)
+        });
+        self.start_with(queue, second, |_| other.map_or(Outcome::Pending, Outcome::from));
+    }
+
     fn start(&mut self, queue: u16, entry: &SubmissionEntry) {
+        self.start_with(queue, entry, |controller| match queue {
+            0 => controller.execute_admin(entry),
+            _ => controller.execute_io(queue, entry),
+        });
+    }
+
+    #[inline]
+    fn start_with(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        execute: impl FnOnce(&mut Self) -> Outcome,
+    ) {
         // A fatal error, or a command before this one in the batch, may have ended it all.
         if !self.is_running() {
             return;
@@ -119,10 +180,9 @@ impl Controller {
             head = submission.head;
             submission.advance();
         }
-        let outcome = match queue {
-            0 => self.execute_admin(entry),
-            _ if self.tracer.is_some() => self.execute_traced(queue, entry, head),
-            _ => self.execute_io(queue, entry),
+        let outcome = match queue > 0 && self.tracer.is_some() {
+            true => self.execute_traced(queue, entry, head, execute),
+            false => execute(self),
         };
         if let Outcome::Done(status, result) = outcome {
             let subject = Subject { nsid: entry.nsid.get(), lba: lba_of(queue, entry) };
@@ -131,9 +191,15 @@ impl Controller {
     }
 
     #[cold]
-    fn execute_traced(&mut self, queue: u16, entry: &SubmissionEntry, head: u32) -> Outcome {
+    fn execute_traced(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        head: u32,
+        execute: impl FnOnce(&mut Self) -> Outcome,
+    ) -> Outcome {
         self.inflight.latest = None;
-        let outcome = self.execute_io(queue, entry);
+        let outcome = execute(self);
         if let Some(tracer) = &mut self.tracer {
             tracer.started(queue, head, entry.opcode, self.inflight.latest);
         }
@@ -170,13 +236,21 @@ impl Controller {
     }
 
     fn finish(&mut self, mut command: Command) {
+        if let Some(work) = command.work.take() {
+            return self.after_step(command, *work);
+        }
+        self.end(command, 0);
+    }
+
+    /// Ends a command whose work is done, with dword 0 of its completion.
+    pub(crate) fn end(&mut self, mut command: Command, result: u32) {
         let Some(queue) = command.queue else { return };
         if command.status.is_success() && command.kind == Kind::Read {
             command.status = self.copy_back(&command);
         }
         self.health.count(&command);
         let subject = Subject { nsid: command.nsid, lba: command.lba };
-        self.complete(queue, command.id, command.status, 0, subject);
+        self.complete(queue, command.id, command.status, result, subject);
     }
 
     /// A read of message-only memory: the data goes there now.
@@ -299,7 +373,14 @@ impl Controller {
 /// The first LBA of a command that has one.
 fn lba_of(queue: u16, entry: &SubmissionEntry) -> u64 {
     match NvmOpcode(entry.opcode) {
-        NvmOpcode::Read | NvmOpcode::Write | NvmOpcode::WriteZeroes if queue != 0 => {
+        NvmOpcode::Read
+        | NvmOpcode::Write
+        | NvmOpcode::WriteZeroes
+        | NvmOpcode::Compare
+        | NvmOpcode::Verify
+        | NvmOpcode::Copy
+            if queue != 0 =>
+        {
             entry.starting_lba()
         }
         _ => 0,

@@ -16,7 +16,8 @@
 //! in-flight slot; histograms are those of a [`Latencies`], which whoever asks swaps for an empty
 //! one: nothing is copied, locked or allocated on the controller's thread.
 //!
-//! Commands of I/O queues that reach a disk are traced, whatever their status. Admin commands are
+//! Commands of I/O queues that reach a disk are traced, whatever their status; of commands of several
+//! steps (Verify, Copy) the first step, of fused pairs nothing. Admin commands are
 //! not, nor is what ends before it reaches a disk.
 
 use std::sync::Arc;

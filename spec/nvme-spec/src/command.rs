@@ -170,3 +170,35 @@ pub struct DatasetRange {
 
 /// Most ranges of a Dataset Management command (section 6.7, NR).
 pub const MAX_DATASET_RANGES: usize = 256;
+
+/// FUSE of the first command of a fused operation (section 4.2).
+pub const FUSE_FIRST: u8 = 1;
+/// FUSE of the second.
+pub const FUSE_SECOND: u8 = 2;
+
+/// A source range of Copy, format 0 (NVM Command Set Specification 1.0, section 3.2.2).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CopyRange {
+    reserved0: [u8; 8],
+    /// First logical block.
+    pub lba: U64,
+    /// Logical blocks less one.
+    pub blocks_less_one: U16,
+    reserved18: [u8; 14],
+}
+
+const _: () = assert!(size_of::<CopyRange>() == 32);
+
+impl CopyRange {
+    /// A range of `blocks` blocks, 1 to 65,536.
+    pub fn new(lba: u64, blocks: u32) -> Self {
+        let blocks_less_one = (blocks.wrapping_sub(1) as u16).into();
+        Self { lba: lba.into(), blocks_less_one, ..Self::default() }
+    }
+
+    /// Logical blocks, 1 to 65,536.
+    pub fn block_count(&self) -> u32 {
+        u32::from(self.blocks_less_one.get()) + 1
+    }
+}

@@ -125,7 +125,8 @@ pub struct IdentifyController {
     pub write_protection: u8,
     /// ACWU.
     pub atomic_compare_write: U16,
-    reserved534: [u8; 2],
+    /// OCFS: source range formats of Copy, a bit each (TP 4065).
+    pub copy_formats: U16,
     /// SGLS.
     pub sgl: U32,
     /// MNAN.
@@ -143,6 +144,7 @@ pub struct IdentifyController {
 const _: () = assert!(size_of::<IdentifyController>() == IDENTIFY_SIZE);
 const _: () = assert!(core::mem::offset_of!(IdentifyController, admin_commands) == 256);
 const _: () = assert!(core::mem::offset_of!(IdentifyController, submission_entry) == 512);
+const _: () = assert!(core::mem::offset_of!(IdentifyController, copy_formats) == 534);
 const _: () = assert!(core::mem::offset_of!(IdentifyController, nqn) == 768);
 const _: () = assert!(core::mem::offset_of!(IdentifyController, power) == 2048);
 
@@ -155,6 +157,8 @@ impl IdentifyController {
     pub const LOG_EFFECTS: u8 = 1 << 1;
     /// LPA bit 2: log pages take offsets and 32-bit lengths.
     pub const LOG_EXTENDED: u8 = 1 << 2;
+    /// ONCS bit 0: Compare.
+    pub const COMPARE: u16 = 1;
     /// ONCS bit 2: Dataset Management.
     pub const DATASET_MANAGEMENT: u16 = 1 << 2;
     /// ONCS bit 3: Write Zeroes.
@@ -163,6 +167,12 @@ impl IdentifyController {
     pub const FEATURE_SELECT: u16 = 1 << 4;
     /// ONCS bit 6: Timestamp.
     pub const TIMESTAMP: u16 = 1 << 6;
+    /// ONCS bit 7: Verify.
+    pub const VERIFY: u16 = 1 << 7;
+    /// ONCS bit 8: Copy.
+    pub const COPY: u16 = 1 << 8;
+    /// FUSES bit 0: Compare and Write.
+    pub const COMPARE_AND_WRITE: u16 = 1;
     /// SGLS 1:0: SGLs in I/O commands, of data blocks that are aligned to dwords.
     pub const SGL_DWORD_ALIGNED: u32 = 2;
     /// SGLS bit 18: a list may be longer than the data.
@@ -200,7 +210,13 @@ pub struct IdentifyNamespace {
     reserved34: [u8; 30],
     /// NPWG, NPWA, NPDG, NPDA, NOWS: blocks less one.
     pub granularity: [U16; 5],
-    reserved74: [u8; 18],
+    /// MSSRL: most blocks of a source range of Copy (TP 4065).
+    pub copy_range_blocks: U16,
+    /// MCL: most blocks of a Copy.
+    pub copy_blocks: U32,
+    /// MSRC: source ranges of a Copy, less one.
+    pub copy_ranges: u8,
+    reserved81: [u8; 11],
     /// ANAGRPID.
     pub ana_group: U32,
     reserved96: [u8; 3],
@@ -220,6 +236,7 @@ pub struct IdentifyNamespace {
 }
 
 const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY_SIZE);
+const _: () = assert!(core::mem::offset_of!(IdentifyNamespace, copy_ranges) == 80);
 const _: () = assert!(core::mem::offset_of!(IdentifyNamespace, nguid) == 104);
 const _: () = assert!(core::mem::offset_of!(IdentifyNamespace, lba_formats) == 128);
 

@@ -47,5 +47,9 @@ open_enum! {
         WriteZeroes = 0x08,
         /// Dataset Management (section 6.7).
         DatasetManagement = 0x09,
+        /// Verify (section 6.16).
+        Verify = 0x0c,
+        /// Copy (TP 4065; NVM Command Set Specification 1.0, section 3.2.2).
+        Copy = 0x19,
     }
 }

@@ -13,6 +13,7 @@ use crate::controller::{Controller, PCI_VENDOR};
 use crate::events::EVENT_LIMIT;
 use crate::health::ERROR_ENTRIES;
 use crate::namespace::Attached;
+use crate::steps::{COPY_BLOCKS, COPY_RANGE_BLOCKS, COPY_RANGES};
 
 /// KAS: the keep alive timer counts seconds.
 pub(crate) const KEEP_ALIVE_GRANULARITY: u16 = 10;
@@ -79,8 +80,16 @@ impl Controller {
         page.completion_entry = 4 | 4 << 4;
         page.namespaces.set(self.namespaces.highest());
         page.nvm_commands.set(
-            Page::DATASET_MANAGEMENT | Page::WRITE_ZEROES | Page::FEATURE_SELECT | Page::TIMESTAMP,
+            Page::COMPARE
+                | Page::DATASET_MANAGEMENT
+                | Page::WRITE_ZEROES
+                | Page::FEATURE_SELECT
+                | Page::TIMESTAMP
+                | Page::VERIFY
+                | Page::COPY,
         );
+        page.fused.set(Page::COMPARE_AND_WRITE);
+        page.copy_formats.set(1);
         page.sgl.set(Page::SGL_DWORD_ALIGNED | Page::SGL_LONGER);
         page.write_cache = Page::WRITE_CACHE_FLUSH_ALL;
         page.nqn[..self.identity.nqn.len()].copy_from_slice(self.identity.nqn.as_bytes());
@@ -135,6 +144,9 @@ fn fill_namespace(page: &mut IdentifyNamespace, namespace: &Attached) {
     page.capacity.set(geometry.blocks);
     page.used.set(geometry.blocks);
     page.deallocated = IdentifyNamespace::READS_ZEROES;
+    page.copy_range_blocks.set(COPY_RANGE_BLOCKS);
+    page.copy_blocks.set(COPY_BLOCKS);
+    page.copy_ranges = COPY_RANGES;
     page.nguid = namespace.nguid;
     page.eui64 = namespace.eui64;
     page.lba_formats[0]

@@ -109,6 +109,9 @@ fn effects() -> Box<Effects> {
         (NvmOpcode::Write, Effects::CONTENT),
         (NvmOpcode::WriteZeroes, Effects::CONTENT),
         (NvmOpcode::DatasetManagement, Effects::CONTENT),
+        (NvmOpcode::Compare, 0),
+        (NvmOpcode::Verify, 0),
+        (NvmOpcode::Copy, Effects::CONTENT),
     ];
     for (opcode, effect) in io {
         log.io[usize::from(opcode.0)].set(Effects::SUPPORTED | effect);

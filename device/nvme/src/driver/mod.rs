@@ -237,6 +237,23 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(id)
     }
 
+    /// Puts `commands` into queue `queue`, one after the other, and rings once for all of them, as
+    /// the halves of a fused pair need it. Gives their IDs.
+    ///
+    /// # Errors
+    /// [`DriverError::Queue`] when the queue is full.
+    pub fn submit_all(
+        &mut self,
+        queue: u16,
+        commands: &[SubmissionEntry],
+    ) -> Result<Vec<u16>, DriverError> {
+        let pair = self.pairs.get_mut(&queue).ok_or(DriverError::Queue(queue))?;
+        let push = |command: &SubmissionEntry| pair.push(self.arena.memory(), *command);
+        let ids = commands.iter().map(push).collect::<Result<_, _>>()?;
+        pair.ring_tail(&mut self.registers)?;
+        Ok(ids)
+    }
+
     /// Appends all completions that wait in queue `queue` to `into`, and rings when there are any.
     ///
     /// # Errors

@@ -45,6 +45,8 @@ fn identify_controller_says_what_there_is() {
     assert_eq!(page.controller_type, 1);
     assert_eq!(page.sgl.get(), 2 | 1 << 18);
     assert_eq!(page.write_cache, 7);
+    assert_eq!((page.nvm_commands.get(), page.fused.get()), (0x1dd, 1));
+    assert_eq!((page.copy_formats.get(), page.atomic_compare_write.get()), (1, 0));
     assert!(page.nqn.starts_with(b"nqn."));
     let again = rig.driver.identify_controller().unwrap();
     assert_eq!(zerocopy::IntoBytes::as_bytes(&*page), zerocopy::IntoBytes::as_bytes(&*again));
@@ -130,7 +132,9 @@ fn logs_have_offsets() {
     let effects = log(&mut rig, 5, 4096, 0, false);
     assert_eq!(effects[6 * 4], 1, "Identify is supported");
     assert_eq!(effects[1024 + 4], 3, "Write changes content");
-    assert_eq!(effects[1024 + 5 * 4], 0, "Compare is not supported");
+    assert_eq!(effects[1024 + 5 * 4], 1, "Compare is supported");
+    assert_eq!(effects[1024 + 4 * 4], 0, "Write Uncorrectable is not");
+    assert_eq!(effects[1024 + 0x19 * 4], 3, "Copy changes content");
     assert_eq!(log(&mut rig, 5, 8, 1024, false), effects[1024..1032]);
     let slot = log(&mut rig, 3, 512, 0, false);
     assert_eq!(slot[0], 1);

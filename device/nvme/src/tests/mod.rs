@@ -13,4 +13,5 @@ mod rig;
 mod saved;
 mod sgl;
 mod steady;
+mod steps;
 mod trace;

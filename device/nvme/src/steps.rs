@@ -1,0 +1,360 @@
+//! Commands of several steps: Compare, Verify, Copy, and Compare and Write as a fused pair.
+//!
+//! Their data passes through a buffer of the controller's, at most [`STEP`] bytes at a time: a step
+//! is one request to the disk, and what follows it is decided when that has ended. So a command of
+//! 65,536 blocks takes many polls, and other commands go on between them.
+
+use slipway_block::{Operation, Request};
+use slipway_nvme_spec::command::{CopyRange, SubmissionEntry};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_nvme_spec::status::Status;
+use slipway_ram::{Memory, Span};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::controller::Controller;
+use crate::inflight::{Command, Inflight, Kind};
+use crate::io::command;
+use crate::prp::Run;
+
+/// Most bytes of a step.
+const STEP: u32 = 1 << 20;
+/// MSRC: most source ranges of a Copy, less one.
+pub(crate) const COPY_RANGES: u8 = 127;
+/// MSSRL: most blocks of a source range.
+pub(crate) const COPY_RANGE_BLOCKS: u16 = u16::MAX;
+/// MCL: most blocks of a Copy.
+pub(crate) const COPY_BLOCKS: u32 = 1 << 17;
+
+/// What follows when the request of a command has ended.
+pub(crate) enum Work {
+    /// The blocks are in the buffer; the host's data lies at the runs. A write may be fused to it.
+    Compare { buffer: Span, runs: Vec<Run>, write: Option<Box<FusedWrite>> },
+    /// Reads the blocks and drops them.
+    Verify { buffer: Span, next: u64, left: u32, bytes: u64 },
+    /// The second half of a fused pair is under way.
+    FusedWrite,
+    /// Reads pieces of the source ranges and writes them one after the other.
+    Copy(CopyWork),
+}
+
+/// The second command of a fused pair, ready to run.
+pub(crate) struct FusedWrite {
+    command: Command,
+    request: Request,
+}
+
+/// How far a Copy is.
+pub(crate) struct CopyWork {
+    buffer: Span,
+    /// Source ranges: first block, blocks.
+    ranges: Vec<(u64, u32)>,
+    /// The range that is being copied, and how many blocks of it are.
+    range: usize,
+    done: u32,
+    /// Where the next piece goes.
+    to: u64,
+    /// Whether the piece in the buffer is being written; else it is being read.
+    writing: bool,
+    durable: bool,
+}
+
+impl Controller {
+    /// Compare (section 6.6).
+    pub(crate) fn compare(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+        let (command, request) = self.compare_parts(queue, entry)?;
+        self.begin(command, request);
+        Ok(())
+    }
+
+    fn compare_parts(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+    ) -> Result<(Command, Request), Status> {
+        let (lba, blocks) = (entry.starting_lba(), entry.block_count());
+        let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, false)?;
+        let bytes = blocks as usize * block_size as usize;
+        if bytes > self.limits.transfer as usize {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        self.walker.find(&self.memory, self.registers.page_size(), entry, bytes)?;
+        let buffer = Span::heap(bytes);
+        let request = read(lba, blocks, &buffer, block_size);
+        let runs = self.walker.runs.clone();
+        let work = Some(Box::new(Work::Compare { buffer, runs, write: None }));
+        let compare = command(queue, entry, Kind::Compare);
+        Ok((Command { bytes: bytes as u64, work, ..compare }, request))
+    }
+
+    /// Verify (section 6.16). No data moves, so MDTS does not limit it.
+    pub(crate) fn verify(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+        let (lba, blocks) = (entry.starting_lba(), entry.block_count());
+        let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, false)?;
+        let step = blocks.min(self.step_blocks(block_size));
+        let buffer = Span::heap((step * block_size) as usize);
+        let request = read(lba, step, &buffer, block_size);
+        let work = Work::Verify {
+            buffer,
+            next: lba + u64::from(step),
+            left: blocks - step,
+            bytes: u64::from(blocks) * u64::from(block_size),
+        };
+        let bytes = u64::from(step * block_size);
+        let verify = command(queue, entry, Kind::Scan);
+        self.begin(Command { bytes, work: Some(Box::new(work)), ..verify }, request);
+        Ok(())
+    }
+
+    /// Copy (NVM Command Set Specification 1.0, section 3.2.2; brought into 1.4 by TP 4065), with
+    /// source ranges of format 0. Ranges are copied in their order, each in pieces from its start.
+    pub(crate) fn copy(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
+        let (to, cdw12) = (entry.starting_lba(), entry.dword(12));
+        let nsid = entry.nsid.get();
+        let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let geometry = namespace.geometry;
+        if geometry.read_only {
+            return Err(Status::WRITE_PROTECTED.dnr());
+        }
+        let (count, format) = ((cdw12 & 0xff) as usize + 1, cdw12 >> 8 & 0xf);
+        if format != 0 {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        if count > usize::from(COPY_RANGES) + 1 {
+            return Err(Status::COPY_SIZE_EXCEEDED.dnr());
+        }
+        let ranges = self.copy_ranges(entry, count)?;
+        let blocks: u32 = ranges.iter().map(|(_, blocks)| blocks).sum();
+        let inside = |(lba, blocks): &(u64, u32)| geometry.holds(*lba, u64::from(*blocks));
+        if blocks > COPY_BLOCKS {
+            return Err(Status::COPY_SIZE_EXCEEDED.dnr());
+        }
+        if !ranges.iter().all(inside) || !geometry.holds(to, blocks.into()) {
+            return Err(Status::LBA_OUT_OF_RANGE.dnr());
+        }
+        let block_size = geometry.block_size;
+        let longest = ranges.iter().map(|(_, blocks)| *blocks).max().unwrap_or(1);
+        let bytes = longest.min(self.step_blocks(block_size)) * block_size;
+        let buffer = Span::heap(bytes as usize);
+        let durable = self.is_durable(entry);
+        let work = CopyWork { buffer, ranges, range: 0, done: 0, to, writing: false, durable };
+        // There is a range, and no range is empty.
+        let request = work.request(block_size).ok_or(Status::INTERNAL_ERROR)?;
+        let copy = command(queue, entry, work.kind());
+        let copy = Command { bytes: bytes.into(), work: Some(Box::new(Work::Copy(work))), ..copy };
+        self.begin(copy, request);
+        Ok(())
+    }
+
+    /// The source ranges of a Copy: read once.
+    fn copy_ranges(
+        &mut self,
+        entry: &SubmissionEntry,
+        count: usize,
+    ) -> Result<Vec<(u64, u32)>, Status> {
+        let mut ranges = vec![CopyRange::new_zeroed(); count];
+        let bytes = ranges.as_mut_slice().as_mut_bytes();
+        self.walker.find(&self.memory, self.registers.page_size(), entry, bytes.len())?;
+        self.walker.read(&self.memory, bytes)?;
+        let ranges = ranges.iter().map(|range| (range.lba.get(), range.block_count()));
+        let ranges: Vec<(u64, u32)> = ranges.collect();
+        if ranges.iter().any(|(_, blocks)| *blocks > COPY_RANGE_BLOCKS.into()) {
+            return Err(Status::COPY_SIZE_EXCEEDED.dnr());
+        }
+        Ok(ranges)
+    }
+
+    /// Compare and Write as a fused operation (section 6.2): the write is done if the blocks hold
+    /// what the host says, and no other command of this controller comes between. Gives the status
+    /// of each command that has ended.
+    pub(crate) fn compare_and_write(
+        &mut self,
+        queue: u16,
+        first: &SubmissionEntry,
+        second: &SubmissionEntry,
+    ) -> [Option<Status>; 2] {
+        let failed = Some(Status::FUSED_FAILED.dnr());
+        let same = NvmOpcode(first.opcode) == NvmOpcode::Compare
+            && NvmOpcode(second.opcode) == NvmOpcode::Write
+            && first.nsid == second.nsid
+            && first.starting_lba() == second.starting_lba()
+            && first.block_count() == second.block_count();
+        if !same || first.data_pointer_type() == 3 || second.data_pointer_type() == 3 {
+            return [Some(Status::INVALID_FIELD.dnr()), failed];
+        }
+        let (mut compare, request) = match self.compare_parts(queue, first) {
+            Ok(parts) => parts,
+            Err(status) => return [Some(status), failed],
+        };
+        let (command, write) = match self.prepare(queue, second, Kind::Write) {
+            Ok(parts) => parts,
+            Err(status) => return [failed, Some(status)],
+        };
+        if let Some(Work::Compare { write: place, .. }) = compare.work.as_deref_mut() {
+            *place = Some(Box::new(FusedWrite { command, request: write }));
+        }
+        let nsid = compare.nsid;
+        let tag = Inflight::tag(self.inflight.insert(compare), 0);
+        if let Some(namespace) = self.namespaces.get_mut(nsid) {
+            namespace.alone.start(Request { tag, ..request });
+        }
+        [None, None]
+    }
+
+    /// Blocks of a step.
+    fn step_blocks(&self, block_size: u32) -> u32 {
+        STEP.min(self.limits.transfer) / block_size
+    }
+
+    /// Keeps `command` and leaves its first request, or its next, with its namespace.
+    fn begin(&mut self, command: Command, request: Request) {
+        let nsid = command.nsid;
+        let slot = self.inflight.insert(Command { parts: 1, ..command });
+        self.request(nsid, Request { tag: Inflight::tag(slot, 0), ..request });
+    }
+
+    /// A step has ended, with the command's status: takes the next one, or ends the command. One
+    /// whose end is nobody's concern any more goes no further.
+    pub(crate) fn after_step(&mut self, mut command: Command, work: Work) {
+        let goes_on = command.status.is_success() && command.queue.is_some();
+        match work {
+            Work::Compare { buffer, runs, write } => {
+                if goes_on {
+                    command.status = compare(&self.memory, &runs, &buffer);
+                }
+                let ended = (command.status, command.queue);
+                self.end(command, 0);
+                if let Some(write) = write {
+                    self.after_compare(ended, *write);
+                }
+            }
+            Work::FusedWrite => {
+                self.end_pair(command.nsid);
+                self.end(command, 0);
+            }
+            Work::Verify { buffer, next, left, bytes } if goes_on && left > 0 => {
+                let step = left.min(self.step_blocks(self.block_size(command.nsid)));
+                let request = read(next, step, &buffer, self.block_size(command.nsid));
+                let (next, left) = (next + u64::from(step), left - step);
+                command.work = Some(Box::new(Work::Verify { buffer, next, left, bytes }));
+                self.begin(command, request);
+            }
+            Work::Verify { bytes, .. } => self.end(Command { bytes, ..command }, 0),
+            Work::Copy(work) => self.after_copy(command, work, goes_on),
+        }
+    }
+
+    fn after_copy(&mut self, mut command: Command, mut work: CopyWork, goes_on: bool) {
+        let block_size = self.block_size(command.nsid);
+        if !goes_on {
+            // Dword 0 is the first range that was not copied whole.
+            return self.end(command, work.range as u32);
+        }
+        work.advance(block_size);
+        command.kind = work.kind();
+        match work.request(block_size) {
+            Some(request) => {
+                command.work = Some(Box::new(Work::Copy(work)));
+                self.begin(command, request);
+            }
+            // Its data neither came from the host nor goes to it.
+            None => self.end(Command { kind: Kind::Other, ..command }, 0),
+        }
+    }
+
+    /// The first half of a fused pair ended like this: the second runs, or ends as well.
+    fn after_compare(&mut self, (status, queue): (Status, Option<u16>), write: FusedWrite) {
+        let FusedWrite { mut command, request } = write;
+        command.queue = queue;
+        let nsid = command.nsid;
+        if !status.is_success() || queue.is_none() {
+            self.end_pair(nsid);
+            self.recycle(request.spans);
+            return self.end(Command { status: Status::FUSED_FAILED.dnr(), ..command }, 0);
+        }
+        command.work = Some(Box::new(Work::FusedWrite));
+        let tag = Inflight::tag(self.inflight.insert(command), 0);
+        if let Some(namespace) = self.namespaces.get_mut(nsid) {
+            namespace.alone.then(Request { tag, ..request });
+        }
+    }
+
+    fn end_pair(&mut self, nsid: u32) {
+        if let Some(namespace) = self.namespaces.get_mut(nsid) {
+            namespace.alone.end();
+        }
+    }
+
+    /// The block size of a namespace that was checked to be there when its command started.
+    fn block_size(&self, nsid: u32) -> u32 {
+        self.namespaces.get(nsid).map_or(512, |namespace| namespace.geometry.block_size)
+    }
+}
+
+impl CopyWork {
+    /// Blocks of the piece that the buffer is for now.
+    fn piece(&self, block_size: u32) -> u32 {
+        let left = self.ranges.get(self.range).map_or(0, |(_, blocks)| blocks - self.done);
+        left.min(self.buffer.len() as u32 / block_size)
+    }
+
+    /// The step that [`CopyWork::request`] gave has succeeded.
+    fn advance(&mut self, block_size: u32) {
+        if self.writing {
+            let piece = self.piece(block_size);
+            self.done += piece;
+            self.to += u64::from(piece);
+            if self.ranges.get(self.range).is_some_and(|(_, blocks)| self.done == *blocks) {
+                (self.range, self.done) = (self.range + 1, 0);
+            }
+        }
+        self.writing = !self.writing;
+    }
+
+    /// Whether the step reads or changes something.
+    fn kind(&self) -> Kind {
+        if self.writing { Kind::Other } else { Kind::Scan }
+    }
+
+    /// The next step; None after the last.
+    fn request(&self, block_size: u32) -> Option<Request> {
+        let (lba, _) = self.ranges.get(self.range)?;
+        let piece = self.piece(block_size);
+        let mut request = read(lba + u64::from(self.done), piece, &self.buffer, block_size);
+        if self.writing {
+            request.operation = Operation::Write;
+            (request.lba, request.durable) = (self.to, self.durable);
+        }
+        Some(request)
+    }
+}
+
+/// A read of `blocks` blocks into the start of `buffer`; its tag comes later.
+fn read(lba: u64, blocks: u32, buffer: &Span, block_size: u32) -> Request {
+    let spans = vec![buffer.slice(0, (blocks * block_size) as usize)];
+    Request { tag: 0, operation: Operation::Read, lba, blocks, spans, durable: false }
+}
+
+/// Whether the host's data at `runs` is that of `buffer`. Each byte is read once.
+fn compare(memory: &Memory, runs: &[Run], buffer: &Span) -> Status {
+    let (mut ours, mut theirs) = ([0; 4096], [0; 4096]);
+    let mut at = 0;
+    for run in runs {
+        let mut done = 0;
+        while done < run.len {
+            let len = (run.len - done).min(ours.len());
+            let (ours, theirs) = (&mut ours[..len], &mut theirs[..len]);
+            let address = run.address.wrapping_add(done as u64);
+            if memory.read(address, theirs).is_err() {
+                return Status::DATA_TRANSFER_ERROR;
+            }
+            if buffer.read(at, ours).is_err() {
+                return Status::INTERNAL_ERROR;
+            }
+            if ours != theirs {
+                return Status::COMPARE_FAILURE.dnr();
+            }
+            (done, at) = (done + len, at + len);
+        }
+    }
+    Status::SUCCESS
+}
