@@ -91,6 +91,9 @@ pub enum DiskError {
     /// The medium failed: an errno from the host, or 0 for a short read.
     #[error("input/output error {0}")]
     Io(i32),
+    /// [`Disk::cancel`] gave it up.
+    #[error("given up")]
+    Cancelled,
     /// The disk cannot do this operation.
     #[error("operation not supported by this disk")]
     Unsupported,
@@ -117,6 +120,15 @@ pub trait Disk: Send {
     /// Appends what has ended since the last call. Cheap when nothing has.
     fn poll(&mut self, completions: &mut Vec<Completion>);
 
+    /// Gives up the request `tag`, if it is there and that can still be done. Then this is true,
+    /// and the request ends with [`DiskError::Cancelled`], here or in a later poll; a write may
+    /// have been done in part. False: the request ends as if nobody had asked. Other completions
+    /// may be appended too. A rare operation, which may take a system call.
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        let _ = (tag, completions);
+        false
+    }
+
     /// Becomes readable when a completion waits and nobody polls; None when everything completes
     /// in `submit`. The host registers it with the thread that sleeps; `poll` clears it.
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -137,6 +149,10 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
         (**self).poll(completions);
     }
 
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        (**self).cancel(tag, completions)
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         (**self).wake_descriptor()
     }
@@ -153,6 +169,10 @@ impl<D: Disk + ?Sized> Disk for &mut D {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         (**self).poll(completions);
+    }
+
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        (**self).cancel(tag, completions)
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -124,6 +124,14 @@ impl Inflight {
         place.take()
     }
 
+    /// The command `id` of submission queue `queue`, with its slot.
+    pub fn find(&mut self, queue: u16, id: u16) -> Option<(u32, &mut Command)> {
+        let named = |one: &Command| one.queue == Some(queue) && one.id == id;
+        let commands = self.slots.iter_mut().zip(0..);
+        let mut commands = commands.filter_map(|(slot, at)| Some((at, slot.as_mut()?)));
+        commands.find(|(_, command)| named(command))
+    }
+
     /// Whose kind the command of `tag` is.
     pub fn kind(&self, tag: u64) -> Option<Kind> {
         Some(self.slots.get(tag as u32 as usize)?.as_ref()?.kind)

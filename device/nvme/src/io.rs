@@ -48,6 +48,7 @@ pub(crate) fn disk_status(result: Result<(), DiskError>, kind: Kind) -> Status {
         Err(DiskError::ReadOnly) => Status::WRITE_PROTECTED.dnr(),
         Err(DiskError::NoSpace) => Status::CAPACITY_EXCEEDED.dnr(),
         Err(DiskError::Memory(_)) => Status::DATA_TRANSFER_ERROR,
+        Err(DiskError::Cancelled) => Status::ABORT_REQUESTED,
         Err(DiskError::Unsupported) => Status::INVALID_OPCODE.dnr(),
         Err(DiskError::Io(_)) if kind.reads() => Status::UNRECOVERED_READ_ERROR,
         Err(DiskError::Io(_)) => Status::WRITE_FAULT,

@@ -47,6 +47,12 @@
 //!   come with one doorbell (section 4.11); a half without the other is refused.
 //! - A write is atomic in units of one block (AWUN, AWUPF and ACWU are 0), whatever disks do better.
 //!
+//! - Abort gives up what waits for a disk, what the disk has not begun with ([`Disk::cancel`]), and
+//!   Verify, Copy and Compare between their steps. Everything else ends by itself, as does a command
+//!   that several requests of a disk work on.
+//!
+//! [`Disk::cancel`]: slipway_block::Disk::cancel
+//!
 //! Not implemented, and refused with the status that the specification asks for: SGLs of admin
 //! commands (section 4.4 forbids them), metadata and protection information, Write Uncorrectable,
 //! reservations, namespace management, firmware update, Format (a namespace has the block size that

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use slipway_block::{Completion, Disk, Geometry, Request};
+use slipway_block::{Completion, Disk, DiskError, Geometry, Request};
 
 /// A namespace as a host configures it.
 pub struct Namespace {
@@ -105,6 +105,20 @@ impl Attached {
             alone: Alone::default(),
             in_flight: 0,
         }
+    }
+
+    /// Gives up request `tag`, if that can still be done: it ends with [`DiskError::Cancelled`].
+    /// Appends that, or whatever else has ended.
+    pub fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        if let Some(at) = self.requests.iter().position(|request| request.tag == tag) {
+            let Request { tag, spans, .. } = self.requests.remove(at);
+            completions.push(Completion { tag, result: Err(DiskError::Cancelled), spans });
+            return true;
+        }
+        let before = completions.len();
+        let cancelled = self.disk.cancel(tag, completions);
+        self.in_flight = self.in_flight.saturating_sub(completions.len() - before);
+        cancelled
     }
 
     /// Hands waiting requests to the disk and appends what has ended.

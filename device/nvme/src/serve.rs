@@ -223,7 +223,7 @@ impl Controller {
         busy
     }
 
-    fn end_request(&mut self, completion: Completion) {
+    pub(crate) fn end_request(&mut self, completion: Completion) {
         self.recycle(completion.spans);
         let Some(kind) = self.inflight.kind(completion.tag) else { return };
         let status = disk_status(completion.result, kind);

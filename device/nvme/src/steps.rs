@@ -37,6 +37,14 @@ pub(crate) enum Work {
     Copy(CopyWork),
 }
 
+impl Work {
+    /// Whether the command can end after the step that is under way, which then has no effect or
+    /// not the whole one.
+    pub fn stops(&self) -> bool {
+        !matches!(self, Self::FusedWrite)
+    }
+}
+
 /// The second command of a fused pair, ready to run.
 pub(crate) struct FusedWrite {
     command: Command,

@@ -108,6 +108,13 @@ impl<D: Disk> Disk for DelayDisk<D> {
         self.hand_on(completions);
     }
 
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        let cancelled = self.inner.cancel(tag, &mut self.ended);
+        self.collect();
+        self.hand_on(completions);
+        cancelled
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.wake.as_fd())
     }

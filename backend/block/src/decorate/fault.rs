@@ -90,6 +90,10 @@ impl<D: Disk> Disk for FaultDisk<D> {
         self.inner.poll(completions);
     }
 
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        self.inner.cancel(tag, completions)
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wake_descriptor()
     }

@@ -137,6 +137,13 @@ impl<D: Disk> Disk for TraceDisk<D> {
         self.count(&completions[before..]);
     }
 
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        let before = completions.len();
+        let cancelled = self.inner.cancel(tag, completions);
+        self.count(&completions[before..]);
+        cancelled
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wake_descriptor()
     }

@@ -100,6 +100,11 @@ impl Job {
         job
     }
 
+    /// The request's tag.
+    pub fn tag(&self) -> u64 {
+        self.request.tag
+    }
+
     pub fn step(&self) -> &Step {
         &self.step
     }
@@ -278,6 +283,7 @@ impl Job {
                 let iova = self.request.spans.first().map_or(0, Span::iova);
                 DiskError::Memory(Fault::Gone { iova })
             }
+            libc::ECANCELED => DiskError::Cancelled,
             errno => DiskError::Io(errno),
         }
     }

@@ -178,11 +178,28 @@ impl FileDisk {
         result: Result<(), DiskError>,
         completions: &mut Vec<Completion>,
     ) {
-        if let (Err(error), Step::Sync) = (result, job.step()) {
+        if let (Err(error), Step::Sync) = (result, job.step())
+            && error != DiskError::Cancelled
+        {
             self.lost.get_or_insert(error);
         }
         self.free.push(index);
         completions.push(complete(job.into_request(&mut self.target), result));
+    }
+
+    /// Whether the kernel had not begun with the request in slot `index`, and does not any more.
+    fn kernel_cancels(&mut self, index: usize, completions: &mut Vec<Completion>) -> bool {
+        let Some(tag) = self.slots[index].job.as_ref().map(Job::tag) else { return false };
+        self.tell();
+        let now = Some(types::Timespec::new());
+        let request = types::CancelBuilder::user_data(index as u64);
+        // Whatever it says, the completion tells how the request ended. Kernels before 6.0 refuse.
+        let _ = self.ring.submitter().register_sync_cancel(now, request);
+        let before = completions.len();
+        self.reap(completions, false);
+        self.tell();
+        let cancelled = Err(DiskError::Cancelled);
+        completions[before..].iter().any(|one| one.tag == tag && one.result == cancelled)
     }
 
     fn running(&self) -> usize {
@@ -207,6 +224,17 @@ impl Disk for FileDisk {
             self.start_waiting(completions);
         }
         self.tell();
+    }
+
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        if let Some(at) = self.waiting.iter().position(|request| request.tag == tag) {
+            let given_up = |request| complete(request, Err(DiskError::Cancelled));
+            completions.extend(self.waiting.remove(at).map(given_up));
+            return true;
+        }
+        let is_it = |slot: &Slot| slot.job.as_ref().is_some_and(|job| job.tag() == tag);
+        let index = self.slots.iter().position(is_it);
+        index.is_some_and(|index| self.kernel_cancels(index, completions))
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -467,3 +467,47 @@ fn needs_root_a_block_device_equals_its_model() {
         against_model(&mut disk, vec![0; SIZE], 4, seed);
     }
 }
+
+#[test]
+fn what_waits_for_a_place_in_the_kernel_can_be_given_up() {
+    let (_directory, path) = fresh(SIZE as u64);
+    let mut disk = open(&path, false);
+    let zeroes =
+        |tag: u64| Request { tag, ..request(Operation::WriteZeroes, tag % 256 * 8, 8, Vec::new()) };
+    let mut completions = Vec::new();
+    disk.submit(&mut (0..1000).map(zeroes).collect(), &mut completions);
+    // The last has certainly not reached the kernel; the first is there or has ended.
+    assert!(disk.cancel(999, &mut completions));
+    assert!(!disk.cancel(999, &mut completions), "it is given up already");
+    assert!(!disk.cancel(5000, &mut completions), "there is none");
+    let mut cancelled = vec![999];
+    for tag in (0..999).step_by(7) {
+        if disk.cancel(tag, &mut completions) {
+            cancelled.push(tag);
+        }
+    }
+    let flush = Request { tag: 1000, ..request(Operation::Flush, 0, 0, Vec::new()) };
+    disk.submit(&mut vec![flush], &mut completions);
+    disk.cancel(1000, &mut completions);
+    while completions.len() < 1001 {
+        disk.poll(&mut completions);
+    }
+    completions.sort_by_key(|one| one.tag);
+    for (tag, completion) in (0..).zip(&completions) {
+        assert_eq!(completion.tag, tag, "each ends once");
+        let expected = match cancelled.contains(&tag) {
+            true => Err(DiskError::Cancelled),
+            false => Ok(()),
+        };
+        assert!(completion.result == expected || tag == 1000, "{completion:?}");
+    }
+    // A flush that was given up vouches for nothing and spoils nothing.
+    disk.submit(
+        &mut vec![Request { tag: 1, ..request(Operation::Flush, 0, 0, Vec::new()) }],
+        &mut completions,
+    );
+    while completions.len() < 1002 {
+        disk.poll(&mut completions);
+    }
+    assert_eq!(completions[1001].result, Ok(()));
+}

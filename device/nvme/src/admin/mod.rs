@@ -11,9 +11,10 @@ use slipway_nvme_spec::status::Status;
 
 use crate::controller::Controller;
 use crate::events::EVENT_LIMIT;
+use crate::inflight::Inflight;
 use crate::io::Outcome;
 
-/// Commands that Abort may handle at once, less one (ACL): it ends at once, so the number says
+/// Commands that Abort may handle at once, less one (ACL): Abort ends at once, so the number says
 /// little.
 pub(crate) const ABORT_LIMIT: u8 = 3;
 
@@ -70,20 +71,47 @@ impl Controller {
         Outcome::Pending
     }
 
-    /// Abort (section 5.1). Only Asynchronous Event Requests can be taken back; what a disk has
-    /// ends by itself. Bit 0 of the result: not aborted.
+    /// Abort (section 5.1): takes back Asynchronous Event Requests, and commands of I/O queues whose
+    /// disk has not begun with them or stops between two steps. Others end by themselves. Bit 0 of
+    /// the result: not aborted.
     fn abort(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
-        const NOT_ABORTED: u32 = 1;
         let (queue, id) = (entry.dword(10) as u16, (entry.dword(10) >> 16) as u16);
-        let slot = self.queues.completion(0).is_some_and(|queue| queue.free() > 0);
         if self.queues.submission(queue).is_none() {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        if queue != 0 || !slot || !self.events.abort(id) {
-            return Ok(NOT_ABORTED);
+        let aborted = match queue {
+            0 => self.abort_event_request(id),
+            _ => self.abort_io(queue, id),
+        };
+        Ok(u32::from(!aborted))
+    }
+
+    fn abort_event_request(&mut self, id: u16) -> bool {
+        let slot = self.queues.completion(0).is_some_and(|queue| queue.free() > 0);
+        let aborted = slot && self.events.abort(id);
+        if aborted {
+            self.post(0, id, Status::ABORT_REQUESTED, 0);
         }
-        self.post(0, id, Status::ABORT_REQUESTED, 0);
-        Ok(0)
+        aborted
+    }
+
+    /// The command ends before the Abort where the disk gives its request back at once. What
+    /// several requests work on, as Dataset Management of many ranges, is left to end.
+    fn abort_io(&mut self, queue: u16, id: u16) -> bool {
+        let Some((slot, command)) = self.inflight.find(queue, id) else { return false };
+        let (nsid, single) = (command.nsid, command.parts == 1);
+        let mut stops = false;
+        if command.work.as_ref().is_some_and(|work| work.stops()) {
+            // Its next step is not taken, and this is how it ends.
+            command.status = Status::ABORT_REQUESTED;
+            stops = true;
+        }
+        let mut ended = Vec::new();
+        if single && let Some(namespace) = self.namespaces.get_mut(nsid) {
+            stops |= namespace.cancel(Inflight::tag(slot, 0), &mut ended);
+        }
+        ended.into_iter().for_each(|completion| self.end_request(completion));
+        stops
     }
 
     /// Writes `data` to where the command's PRPs say.

@@ -1,5 +1,6 @@
 //! Through the driver, on heap memory, in virtual time.
 
+mod abort;
 mod admin;
 mod bad_commands;
 mod hostile;

@@ -1,7 +1,7 @@
 //! A controller with a driver on it.
 
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -182,6 +182,8 @@ pub struct Gate {
     pub flushes: AtomicUsize,
     /// Durable requests that were let go.
     pub durable: AtomicUsize,
+    /// It gives up no request.
+    pub keeps: AtomicBool,
     /// What every request ends with.
     pub error: Mutex<Option<DiskError>>,
 }
@@ -239,6 +241,14 @@ impl Disk for Held {
         }
         self.inner.poll(completions);
         self.gate.waiting.store(self.waiting.len(), Relaxed);
+    }
+
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        let at = self.waiting.iter().position(|request| request.tag == tag);
+        let Some(at) = at.filter(|_| !self.gate.keeps.load(Relaxed)) else { return false };
+        let Request { tag, spans, .. } = self.waiting.remove(at);
+        completions.push(Completion { tag, result: Err(DiskError::Cancelled), spans });
+        true
     }
 }
 
