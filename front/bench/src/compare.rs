@@ -9,7 +9,7 @@ use crate::statistics::time_in;
 use crate::table::{BOLD, PLAIN, grid};
 
 /// Fewer rounds than this say nothing about how rounds differ.
-const LEAST_ROUNDS: usize = 3;
+pub(crate) const LEAST_ROUNDS: usize = 3;
 
 /// What the noise was taken from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,7 +136,7 @@ fn compare_values(name: &str, before: &[f64], after: &[f64]) -> StageComparison 
 
 /// Half the width of Welch's 99 % confidence interval of the difference of two means; None with
 /// fewer than two values on a side.
-fn welch_half_width(a: &[f64], b: &[f64]) -> Option<f64> {
+pub(crate) fn welch_half_width(a: &[f64], b: &[f64]) -> Option<f64> {
     if a.len() < 2 || b.len() < 2 {
         return None;
     }
@@ -177,7 +177,7 @@ fn student_t(freedom: f64) -> f64 {
     fitting.unwrap_or(&TABLE[0]).1
 }
 
-fn mean(values: &[f64]) -> f64 {
+pub(crate) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 

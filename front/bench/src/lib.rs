@@ -1,8 +1,9 @@
-//! Start-up measurements as people read them: statistics for each stage, a table, a picture in the
-//! terminal, a picture as SVG, and the comparison of two runs.
+//! The papers' experiments: measurements as people read them.
 //!
-//! Everything here is a pure function of [`slipway_telemetry::Timeline`]s; whoever calls starts the
-//! sandboxes, prints the strings and writes the files. The pieces:
+//! [`block`] measures disks, and has the load that needs no VM. The rest is about start-up:
+//! statistics for each stage, a table, a picture in the terminal, a picture as SVG, and the
+//! comparison of two runs. It is a pure function of [`slipway_telemetry::Timeline`]s; whoever calls
+//! starts the sandboxes, prints the strings and writes the files. The pieces:
 //! - [`aligned`]: puts timelines of a clock onto the axis of one run;
 //! - [`statistics`]: mean, p50, p99 and share of each stage, as FastIOV's Table 1 has them;
 //!   [`table`] shows them;
@@ -14,12 +15,14 @@
 //! of a table may add up to more than 100 %, and both pictures show what runs side by side instead
 //! of hiding it; see [`bars`] and [`svg`].
 //!
-//! Not here: measuring, terminals (the caller says how wide, and whether in colour), files.
+//! Not here: starting anything (targets, VMs), terminals (the caller says how wide, and whether in colour), files.
 //!
 //! Dependencies: `plotters` writes SVG (its SVG back end only: no fonts, no bitmaps), `serde` and
-//! `serde_json` for reports, `anyhow` for errors that are shown and never matched on.
+//! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
+//! processors and shared memory, `zerocopy` for queue entries.
 
 mod bars;
+pub mod block;
 mod compare;
 mod duration;
 mod palette;

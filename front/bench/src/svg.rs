@@ -18,7 +18,7 @@ const NUMBER_MARGIN: i32 = 70;
 const RIGHT: i32 = 40;
 /// Between the bars and the bottom edge: labels of ticks and the axis' title.
 const BOTTOM: i32 = 60;
-const FONT: f64 = 14.0;
+pub(crate) const FONT: f64 = 14.0;
 /// A generous guess of a letter's width in [`FONT`], since nothing here knows fonts.
 const LETTER: i32 = 8;
 /// More bars than this are numbered instead of named.
@@ -26,10 +26,10 @@ const MOST_NAMED: usize = 50;
 /// Names are cut off here.
 const MOST_LETTERS: usize = 24;
 
-const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
-const LINES: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
+pub(crate) const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
+pub(crate) const LINES: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// A picture of `timelines`: one bar for each sandbox, in the order in which they were ready (the
 /// first at the top), on a time axis from the start of the run, a colour for each stage. Where
@@ -227,7 +227,13 @@ fn draw_names(area: &Area<'_>, plan: &Plan, sorted: &[&Timeline]) -> Result<()> 
     Ok(())
 }
 
-fn write(area: &Area<'_>, text: &str, at: (i32, i32), size: f64, side: HPos) -> Result<()> {
+pub(crate) fn write(
+    area: &Area<'_>,
+    text: &str,
+    at: (i32, i32),
+    size: f64,
+    side: HPos,
+) -> Result<()> {
     area.draw_text(text, &text_style(size).pos(Pos::new(side, VPos::Top)), at)?;
     Ok(())
 }
@@ -242,19 +248,19 @@ fn fill(look: &Look) -> ShapeStyle {
 }
 
 /// `text` without the characters that XML cannot hold at all, escaped or not.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() || c as u32 & 0xFFFE == 0xFFFE { ' ' } else { c })
         .collect()
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::samples;
 
     /// Checks tags, attributes and entities strictly enough for what a writer can get wrong.
-    fn well_formed(text: &str) -> Result<()> {
+    pub(crate) fn well_formed(text: &str) -> Result<()> {
         let mut open: Vec<&str> = Vec::new();
         let mut rest = text;
         let mut roots = 0;

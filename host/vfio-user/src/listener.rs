@@ -139,13 +139,13 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
 
 /// `SO_PEERCRED`. Not through rustix, whose type has no room for process 0 (a peer of another PID
 /// namespace).
-fn peer(socket: &OwnedFd) -> std::io::Result<Peer> {
+pub(crate) fn peer(socket: impl AsFd) -> std::io::Result<Peer> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to a structure of that size.
     let outcome = unsafe {
         libc::getsockopt(
-            socket.as_raw_fd(),
+            socket.as_fd().as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_PEERCRED,
             std::ptr::from_mut(&mut found).cast(),

@@ -210,13 +210,25 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(())
     }
 
+    /// Deletes an I/O queue pair that was pinned, with nothing in flight, and releases its memory.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn delete_pinned(&mut self, pair: PinnedPair) -> Result<(), DriverError> {
+        self.delete_pair(pair.id())?;
+        for (at, len) in pair.places() {
+            self.arena.release(at, len);
+        }
+        Ok(())
+    }
+
     /// Queue pair `id`.
     pub fn pair(&mut self, id: u16) -> Option<&mut QueuePair> {
         self.pairs.get_mut(&id)
     }
 
     /// Takes I/O queue pair `id`, of which nothing was used yet, for a thread of its own.
-    /// [`Driver::delete_pair`] still deletes it.
+    /// [`Driver::delete_pinned`] deletes it.
     ///
     /// # Errors
     /// [`DriverError`].

@@ -68,6 +68,11 @@ impl PinnedPair {
         self.entries - 1
     }
 
+    /// Address and bytes of both queues.
+    pub(super) fn places(&self) -> [(u64, usize); 2] {
+        [&self.submission, &self.completion].map(|queue| (queue.iova(), queue.len()))
+    }
+
     /// Writes `command` into the queue.
     ///
     /// # Errors

@@ -337,5 +337,6 @@ fn a_pinned_pair_goes_round_its_queues() {
         let seen: Vec<_> = ended.iter().map(|e| (e.id, e.status.is_success())).collect();
         assert_eq!(seen, [(round * 3, true), (round * 3 + 1, true), (round * 3 + 2, false)]);
     }
-    rig.driver.delete_pair(3).unwrap();
+    rig.driver.delete_pinned(pair).unwrap();
+    rig.driver.create_pair(3, 4, None).unwrap();
 }

@@ -132,6 +132,13 @@ impl Client {
         Ok(client)
     }
 
+    /// The server's process (`SO_PEERCRED`: whoever began to listen). None where it cannot be told:
+    /// in another PID namespace.
+    pub fn server_pid(&self) -> Option<u32> {
+        let peer = crate::listener::peer(self.wire.file()).ok()?;
+        Some(peer.pid).filter(|pid| *pid > 0)
+    }
+
     /// Whether the server takes several writes in a message.
     pub fn can_write_multiple(&self) -> bool {
         self.server.write_multiple == Some(true)

@@ -1,0 +1,253 @@
+//! Two reports of disks side by side.
+
+use super::{BlockReport, Run, Workload};
+use crate::compare::{LEAST_ROUNDS, Verdict, mean, welch_half_width};
+use crate::duration::human;
+use crate::table::{BOLD, PLAIN, grid};
+
+use super::table::thousands;
+
+/// The subject whose speed is the machine's and nobody's merit.
+const FLOOR: &str = "bare";
+
+/// One figure of one subject with one load, in both reports.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FigureComparison {
+    /// The load.
+    pub workload: Workload,
+    /// The subject.
+    pub subject: String,
+    /// `IOPS` or `p99`.
+    pub figure: &'static str,
+    /// Mean over the rounds of the first report.
+    pub before: f64,
+    /// Mean over the rounds of the second.
+    pub after: f64,
+    /// By how much the second is more than the first, after the machine's own drift was taken out
+    /// where both have a floor; 0.1 is 10 %.
+    pub change: f64,
+    /// How large a change chance alone explains: half the 99 % confidence interval (Welch).
+    pub noise: Option<f64>,
+    /// What follows.
+    pub verdict: Verdict,
+}
+
+/// Two reports side by side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockComparison {
+    /// Figure by figure.
+    pub figures: Vec<FigureComparison>,
+    /// Why the reports may not be comparable, as sentences.
+    pub warnings: Vec<String>,
+}
+
+/// Compares `before` with `after`, for each subject and load that both have.
+///
+/// Machines drift by more between two runs than programs differ. So where both reports measured
+/// the bare queue pair too, each turn counts as a multiple of the floor's turn in the same round,
+/// and what both share falls out. A change is real when it is larger than the noise.
+pub fn compare_blocks(before: &BlockReport, after: &BlockReport) -> BlockComparison {
+    let mut figures = Vec::new();
+    for workload in &after.plan.workloads {
+        for subject in &after.subjects {
+            for figure in [Figure::Iops, Figure::P99] {
+                figures.extend(compared(before, after, workload, &subject.name, figure));
+            }
+        }
+    }
+    BlockComparison { figures, warnings: warnings(before, after) }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Figure {
+    Iops,
+    P99,
+}
+
+impl Figure {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Iops => "IOPS",
+            Self::P99 => "p99",
+        }
+    }
+
+    fn of(self, run: &Run) -> f64 {
+        match self {
+            Self::Iops => run.measured.iops(),
+            Self::P99 => run.measured.latency.percentile(99.0) as f64,
+        }
+    }
+}
+
+fn compared(
+    before: &BlockReport,
+    after: &BlockReport,
+    workload: &Workload,
+    subject: &str,
+    figure: Figure,
+) -> Option<FigureComparison> {
+    let plain = [before, after].map(|report| values(report, workload, subject, figure, false));
+    if plain.iter().any(Vec::is_empty) {
+        return None;
+    }
+    let floored = subject != FLOOR
+        && [before, after].iter().all(|report| report.turns(workload, FLOOR).next().is_some());
+    let [a, b] = [before, after].map(|report| values(report, workload, subject, figure, floored));
+    let scale = mean(&a);
+    let change = if scale > 0.0 { mean(&b) / scale - 1.0 } else { 0.0 };
+    let enough = a.len().min(b.len()) >= LEAST_ROUNDS && scale > 0.0;
+    let noise = welch_half_width(&a, &b).filter(|_| enough).map(|noise| noise / scale);
+    let better = (change > 0.0) == (figure == Figure::Iops);
+    let verdict = match noise {
+        None => Verdict::Unknown,
+        Some(noise) if change.abs() <= noise => Verdict::WithinNoise,
+        Some(_) if better => Verdict::Faster,
+        Some(_) => Verdict::Slower,
+    };
+    let [before, after] = plain.map(|values| mean(&values));
+    let (workload, subject) = (*workload, subject.to_owned());
+    Some(FigureComparison {
+        workload,
+        subject,
+        figure: figure.name(),
+        before,
+        after,
+        change,
+        noise,
+        verdict,
+    })
+}
+
+/// One value for each turn; with `floored` as a multiple of the floor's in the same round.
+fn values(
+    report: &BlockReport,
+    workload: &Workload,
+    subject: &str,
+    figure: Figure,
+    floored: bool,
+) -> Vec<f64> {
+    let turns = report.turns(workload, subject);
+    let value = |run: &Run| {
+        let own = figure.of(run);
+        if !floored {
+            return Some(own);
+        }
+        let floor = report.turns(workload, FLOOR).find(|floor| floor.round == run.round)?;
+        Some(own / figure.of(floor).max(f64::MIN_POSITIVE))
+    };
+    turns.filter_map(value).collect()
+}
+
+fn warnings(before: &BlockReport, after: &BlockReport) -> Vec<String> {
+    let (a, b) = (&before.environment, &after.environment);
+    let differ = |what: &str, before: &str, after: &str| {
+        (before != after).then(|| format!("{what} differs: {before:?} against {after:?}"))
+    };
+    let found = [
+        differ("the machine", &a.machine, &b.machine),
+        differ("the host's kernel", &a.kernel, &b.kernel),
+        differ("the accelerator", &a.accelerator, &b.accelerator),
+        differ("the disk", &before.disk, &after.disk),
+        (before.plan.time != after.plan.time).then(|| "turns were not equally long".to_owned()),
+        (before.plan.rounds.min(after.plan.rounds) < LEAST_ROUNDS as u32)
+            .then(|| format!("fewer than {LEAST_ROUNDS} rounds: nobody knows the noise")),
+    ];
+    found.into_iter().flatten().collect()
+}
+
+impl BlockComparison {
+    /// As aligned text, the warnings below. Real differences are bold when `colour`.
+    pub fn table(&self, colour: bool) -> String {
+        let headings =
+            ["workload", "subject", "figure", "before", "after", "change", "noise", "verdict"];
+        let rows: Vec<[String; 8]> = self.figures.iter().map(FigureComparison::cells).collect();
+        let mut text = grid(&headings, &rows, |row, line| {
+            let real = row.is_some_and(|row| self.figures[row].is_real());
+            if colour && real { format!("{BOLD}{line}{PLAIN}") } else { line }
+        });
+        let real = self.figures.iter().filter(|figure| figure.is_real()).count();
+        text.push_str(&match real {
+            0 => "no difference exceeds the noise\n".to_owned(),
+            count => format!("{count} of {} differences exceed the noise\n", self.figures.len()),
+        });
+        for warning in &self.warnings {
+            text.push_str(&format!("note: {warning}\n"));
+        }
+        text
+    }
+}
+
+impl FigureComparison {
+    /// Whether the difference is more than noise.
+    pub fn is_real(&self) -> bool {
+        matches!(self.verdict, Verdict::Faster | Verdict::Slower)
+    }
+
+    fn cells(&self) -> [String; 8] {
+        let value = |value: f64| match self.figure {
+            "IOPS" => thousands(value),
+            _ => human(value.round() as u64),
+        };
+        let verdict = match self.verdict {
+            Verdict::Faster => "better",
+            Verdict::Slower => "worse",
+            Verdict::WithinNoise => "within noise",
+            _ => "unknown",
+        };
+        [
+            self.workload.to_string(),
+            self.subject.clone(),
+            self.figure.to_owned(),
+            value(self.before),
+            value(self.after),
+            format!("{:+.1} %", self.change * 100.0),
+            self.noise.map_or_else(|| "?".to_owned(), |noise| format!("{:.1} %", noise * 100.0)),
+            verdict.to_owned(),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::report::tests::report;
+
+    fn verdicts(before: &BlockReport, after: &BlockReport, subject: &str) -> Vec<Verdict> {
+        let compared = compare_blocks(before, after).figures;
+        compared.iter().filter(|f| f.subject == subject).map(|f| f.verdict).collect()
+    }
+
+    #[test]
+    fn a_report_does_not_differ_from_itself() {
+        let one = report(&[("bare", &[100, 102, 101]), ("mapped", &[200, 210, 205])]);
+        let compared = compare_blocks(&one, &one);
+        assert_eq!(compared.figures.len(), 4);
+        assert!(compared.figures.iter().all(|f| f.verdict == Verdict::WithinNoise));
+        assert!(compared.table(false).contains("no difference exceeds the noise"));
+    }
+
+    #[test]
+    fn more_than_the_noise_is_said() {
+        let before = report(&[("mapped", &[200, 202, 201])]);
+        let after = report(&[("mapped", &[150, 152, 151])]);
+        assert_eq!(verdicts(&before, &after, "mapped"), [Verdict::Faster; 2]);
+        assert_eq!(verdicts(&after, &before, "mapped"), [Verdict::Slower; 2]);
+        assert!(compare_blocks(&before, &after).table(false).contains("better"));
+    }
+
+    #[test]
+    fn what_the_machine_did_to_all_is_nobodys_merit() {
+        let before = report(&[("bare", &[100, 102, 104]), ("mapped", &[200, 210, 208])]);
+        let after = report(&[("bare", &[150, 153, 156]), ("mapped", &[300, 315, 312])]);
+        assert_eq!(verdicts(&before, &after, "mapped"), [Verdict::WithinNoise; 2]);
+        assert_eq!(verdicts(&before, &after, "bare"), [Verdict::Slower; 2]);
+    }
+
+    #[test]
+    fn too_few_rounds_say_nothing() {
+        let (before, after) = (report(&[("mapped", &[200, 201])]), report(&[("mapped", &[100])]));
+        assert_eq!(verdicts(&before, &after, "mapped"), [Verdict::Unknown; 2]);
+        assert_eq!(verdicts(&before, &report(&[("other", &[1])]), "mapped"), []);
+    }
+}

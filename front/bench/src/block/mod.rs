@@ -1,0 +1,25 @@
+//! Measurements of disks: the same loads on several subjects, in turn.
+//!
+//! - [`Workload`]: pattern, block size, depth and threads, under one short name;
+//! - [`Subject`]: what is measured. [`native`] has those that need no VM: a driver of ours on a
+//!   vfio-user socket, and the bare queue pair that no target can beat;
+//! - [`measure`]: runs a [`Plan`]. In a round every subject has one turn, so that what drifts over
+//!   minutes (a neighbour on the machine, a clock frequency) meets all of them alike: ABAB, and
+//!   never AABB;
+//! - [`BlockReport`]: everything measured, as JSON; its table shows medians over rounds;
+//!   [`BlockComparison`] sets two of them side by side; [`plot`] draws one.
+
+mod compare;
+mod measure;
+pub mod native;
+mod plot;
+mod report;
+mod table;
+mod workload;
+
+pub use compare::{BlockComparison, compare_blocks};
+pub use measure::{Measured, Plan, Subject, Turn, measure};
+pub use plot::plot;
+pub use report::{BlockReport, Described, Figures, Run};
+pub use table::block_table;
+pub use workload::{Pattern, Workload};

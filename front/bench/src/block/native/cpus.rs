@@ -1,0 +1,85 @@
+//! Which processors do what, and what they spent.
+
+use anyhow::{Context, Result, bail};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The processors of target and clients: apart, as long as there are two.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus {
+    /// For the target's threads.
+    pub target: Vec<usize>,
+    /// For the load's threads, in turn.
+    pub client: Vec<usize>,
+}
+
+impl Cpus {
+    /// The first `target` processors that this process may use for the target, the others for
+    /// clients.
+    ///
+    /// # Errors
+    /// The kernel does not say which there are.
+    pub fn split(target: usize) -> Result<Self> {
+        let allowed = sched_getaffinity(None).context("the processors of this process")?;
+        let mut cpus: Vec<usize> =
+            (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+        if cpus.len() < 2 {
+            return Ok(Self { target: cpus.clone(), client: cpus });
+        }
+        let client = cpus.split_off(target.clamp(1, cpus.len() - 1));
+        Ok(Self { target: cpus, client })
+    }
+}
+
+/// Binds the calling thread to `cpus`.
+pub(super) fn pin(cpus: &[usize]) -> Result<()> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        if *cpu >= CpuSet::MAX_CPU {
+            bail!("there is no processor {cpu}");
+        }
+        set.set(*cpu);
+    }
+    sched_setaffinity(None, &set).with_context(|| format!("cannot run on processors {cpus:?}"))
+}
+
+/// CPU time of all threads of process `pid` so far, ns; None where the kernel does not count it or
+/// the process is gone. Threads that have ended count no more.
+pub(super) fn cpu_ns(pid: u32) -> Option<u64> {
+    let mut sum = 0_u64;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
+        // One that ended just now has no file any more.
+        let Ok(text) = std::fs::read_to_string(thread.ok()?.path().join("schedstat")) else {
+            continue;
+        };
+        sum += text.split(' ').next()?.parse::<u64>().ok()?;
+    }
+    Some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_a_processor() {
+        for target in [0, 1, 2, 1000] {
+            let cpus = Cpus::split(target).unwrap();
+            assert!(!cpus.target.is_empty() && !cpus.client.is_empty());
+        }
+        assert!(pin(&[usize::MAX]).is_err());
+    }
+
+    #[test]
+    fn time_that_is_spent_is_counted() {
+        let Some(before) = cpu_ns(std::process::id()) else {
+            println!("SKIPPED: time_that_is_spent_is_counted: needs /proc/PID/task/*/schedstat");
+            return;
+        };
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < std::time::Duration::from_millis(30) {
+            std::hint::spin_loop();
+        }
+        assert!(cpu_ns(std::process::id()).is_some_and(|after| after > before));
+        assert_eq!(cpu_ns(u32::MAX), None);
+    }
+}

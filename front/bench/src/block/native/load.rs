@@ -1,0 +1,278 @@
+//! The load itself: threads that keep commands in flight.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use slipway_nvme::driver::PinnedPair;
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_telemetry::{Clock, Histogram, stamp_clock};
+
+use super::bell::Bell;
+use super::cpus::{self, Cpus};
+use crate::block::{Measured, Pattern, Workload};
+
+/// A target that completes nothing for so long is given up.
+const PATIENCE_NS: u64 = 10_000_000_000;
+/// Polls without a completion between two looks at the clock.
+const POLLS: u32 = 1 << 14;
+
+/// Where on the disk commands go.
+#[derive(Clone)]
+struct Places {
+    pattern: Pattern,
+    /// Logical blocks of each command.
+    blocks: u64,
+    /// Commands that fit the disk.
+    slots: u64,
+    state: u64,
+    next: u64,
+}
+
+impl Places {
+    fn new(pattern: Pattern, blocks: u64, disk: u64, thread: u64) -> Result<Self> {
+        let slots = disk / blocks;
+        if slots == 0 {
+            bail!("the disk is smaller than one command's block");
+        }
+        // Sequential threads begin in different places, as fio's with offset_increment.
+        let next = slots / Workload::MOST_THREADS as u64 * thread;
+        Ok(Self { pattern, blocks, slots, state: 0x9e37_79b9_7f4a_7c15 ^ (thread + 1), next })
+    }
+
+    /// A number that nobody can foresee cheaply (xorshift64*, Vigna 2016): the upper half is good.
+    #[inline]
+    fn random(&mut self) -> u64 {
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+    }
+
+    /// Turns `command` into the next one.
+    #[inline]
+    fn aim(&mut self, command: &mut SubmissionEntry) {
+        let slot = if self.pattern.is_random() {
+            // Scales 32 random bits to the slots without a division.
+            (self.random() * self.slots) >> 32
+        } else {
+            let slot = self.next;
+            self.next = if slot + 1 == self.slots { 0 } else { slot + 1 };
+            slot
+        };
+        let lba = slot * self.blocks;
+        command.cdw10[0].set(lba as u32);
+        command.cdw10[1].set((lba >> 32) as u32);
+        let read = match self.pattern {
+            Pattern::RandRead | Pattern::Read => true,
+            Pattern::RandWrite | Pattern::Write => false,
+            Pattern::RandRw => self.random() & 1 == 0,
+        };
+        command.opcode = if read { NvmOpcode::Read.0 } else { NvmOpcode::Write.0 };
+    }
+}
+
+/// One thread's queue with commands whose buffers are set, as many as shall be in flight.
+pub(super) struct Lane {
+    pub pair: PinnedPair,
+    pub bell: Bell,
+    pub commands: Vec<SubmissionEntry>,
+}
+
+/// Who takes the load, as far as it must be known.
+pub(super) struct Taker<'a> {
+    pub cpus: &'a Cpus,
+    /// Logical blocks of the disk.
+    pub blocks: u64,
+    /// Bytes of one.
+    pub block_size: u32,
+    /// The target's process.
+    pub pid: Option<u32>,
+}
+
+/// Runs the load on `lanes`, which are handed back with nothing in flight.
+pub(super) fn run(
+    lanes: Vec<Lane>,
+    taker: &Taker<'_>,
+    workload: &Workload,
+    warm_up: Duration,
+    time: Duration,
+) -> Result<(Vec<Lane>, Measured)> {
+    let per_command = u64::from(workload.block_size / taker.block_size).max(1);
+    let clock = stamp_clock();
+    let (start, stop) = (Barrier::new(lanes.len() + 1), AtomicBool::new(false));
+    let (warm_up_ns, time_ns) = (warm_up.as_nanos() as u64, time.as_nanos() as u64);
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (number, lane) in lanes.into_iter().enumerate() {
+            let places = Places::new(workload.pattern, per_command, taker.blocks, number as u64)?;
+            let cpu = taker.cpus.client[number % taker.cpus.client.len()];
+            let (clock, start, stop) = (clock.clone(), &start, &stop);
+            let thread = std::thread::Builder::new().name(format!("load-{number}"));
+            threads.push(thread.spawn_scoped(scope, move || {
+                let pinned = cpus::pin(&[cpu]);
+                start.wait();
+                let ended =
+                    pinned.and_then(|()| drive(lane, places, &*clock, stop, (warm_up_ns, time_ns)));
+                if ended.is_err() {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                ended
+            })?);
+        }
+        start.wait();
+        let cpu = || taker.pid.and_then(cpus::cpu_ns);
+        std::thread::sleep(warm_up);
+        let before = (cpu(), clock.nanos());
+        std::thread::sleep(time);
+        let after = (cpu(), clock.nanos());
+        let mut measured = Measured::default();
+        let mut lanes = Vec::new();
+        for thread in threads {
+            let ended = thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
+            let (lane, latency, elapsed_ns) = ended?;
+            measured.latency.merge(&latency);
+            measured.elapsed_ns = measured.elapsed_ns.max(elapsed_ns);
+            lanes.push(lane);
+        }
+        measured.bytes = measured.latency.count() * u64::from(workload.block_size);
+        // The sleeper wakes a little late: what the target spent is scaled to the time measured.
+        let slept = after.1.saturating_sub(before.1).max(1) as f64;
+        let elapsed = measured.elapsed_ns as f64;
+        measured.target_cpu_ns = before
+            .0
+            .zip(after.0)
+            .map(|(before, after)| (after.saturating_sub(before) as f64 * elapsed / slept) as u64);
+        Ok((lanes, measured))
+    })
+}
+
+/// Keeps the lane's commands in flight, and counts those that end after the warm-up; gives how long
+/// that was, which is longer than asked for only where no command ended in time.
+fn drive(
+    mut lane: Lane,
+    mut places: Places,
+    clock: &dyn Clock,
+    stop: &AtomicBool,
+    (warm_up_ns, time_ns): (u64, u64),
+) -> Result<(Lane, Histogram, u64)> {
+    let mut latency = Histogram::new();
+    let depth = lane.commands.len();
+    // When each was written; 0 while it is not in flight.
+    let mut since = vec![0_u64; depth];
+    // Slots of commands that ended, and when they were written.
+    let mut ended: Vec<(usize, u64)> = Vec::with_capacity(depth);
+    let mut now = clock.nanos();
+    let from = now + warm_up_ns;
+    let mut until = from + time_ns;
+    for (slot, command) in lane.commands.iter_mut().enumerate() {
+        places.aim(command);
+        lane.pair.push(command)?;
+        since[slot] = now.max(1);
+    }
+    lane.bell.ring(lane.pair.tail())?;
+    let mut in_flight = depth;
+    let (mut polls, mut last) = (0_u32, now);
+    while in_flight > 0 {
+        take(&mut lane.pair, &mut since, &mut ended)?;
+        if ended.is_empty() {
+            polls += 1;
+            std::hint::spin_loop();
+            if polls.is_multiple_of(POLLS) {
+                give_up(clock.nanos() - last, stop)?;
+            }
+            continue;
+        }
+        now = clock.nanos();
+        (polls, last) = (0, now);
+        if now >= until && latency.count() == 0 {
+            // A machine that had no time for us: the first command makes the measurement longer.
+            until = now + 1;
+        }
+        let more = now < until && !stop.load(Ordering::Relaxed);
+        let counted = now >= from && now < until;
+        for &(slot, written) in &ended {
+            if counted {
+                latency.record(now.saturating_sub(written));
+            }
+            if more {
+                places.aim(&mut lane.commands[slot]);
+                lane.pair.push(&lane.commands[slot])?;
+                since[slot] = now.max(1);
+            }
+        }
+        if more {
+            lane.bell.ring(lane.pair.tail())?;
+        } else {
+            in_flight -= ended.len();
+        }
+        lane.bell.ring(lane.pair.head())?;
+        ended.clear();
+    }
+    Ok((lane, latency, until - from))
+}
+
+/// Takes what completed.
+#[inline]
+fn take(pair: &mut PinnedPair, since: &mut [u64], ended: &mut Vec<(usize, u64)>) -> Result<()> {
+    while let Some(done) = pair.pop()? {
+        let slot = usize::from(done.id);
+        if !done.status.is_success() {
+            bail!("a command failed: {:?}", done.status);
+        }
+        match since.get_mut(slot).map(std::mem::take) {
+            None | Some(0) => bail!("the target completed command {slot}, which is not in flight"),
+            Some(written) => ended.push((slot, written)),
+        }
+        if ended.len() == since.len() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn give_up(silent_ns: u64, stop: &AtomicBool) -> Result<()> {
+    if silent_ns > PATIENCE_NS {
+        bail!("the target completed nothing for {} s", PATIENCE_NS / 1_000_000_000);
+    }
+    if stop.load(Ordering::Relaxed) {
+        // Another thread's error tells why; what is in flight here ends with the connection.
+        None.context("another thread of the load failed")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lbas(pattern: Pattern, blocks: u64, disk: u64, count: usize) -> Vec<(u8, u64)> {
+        let mut places = Places::new(pattern, blocks, disk, 0).unwrap();
+        let mut command = SubmissionEntry::default();
+        let mut next = || {
+            places.aim(&mut command);
+            (command.opcode, command.starting_lba())
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn sequential_places_go_round() {
+        let seen = lbas(Pattern::Read, 8, 24 + 7, 4);
+        let read = NvmOpcode::Read.0;
+        assert_eq!(seen, [(read, 0), (read, 8), (read, 16), (read, 0)]);
+        assert!(Places::new(Pattern::Read, 8, 7, 0).is_err());
+    }
+
+    #[test]
+    fn random_places_are_everywhere_and_within() {
+        let seen = lbas(Pattern::RandRw, 8, 800, 10_000);
+        let places: std::collections::HashSet<u64> = seen.iter().map(|(_, lba)| *lba).collect();
+        assert_eq!(places.len(), 100);
+        assert!(places.iter().all(|lba| lba % 8 == 0 && *lba < 800));
+        let reads = seen.iter().filter(|(opcode, _)| *opcode == NvmOpcode::Read.0).count();
+        assert!((4_000..6_000).contains(&reads), "{reads}");
+    }
+}

@@ -1,0 +1,173 @@
+//! A report of disks as a picture.
+
+use anyhow::{Result, anyhow};
+use plotters::prelude::*;
+use plotters::style::text_anchor::HPos;
+
+use super::table::thousands;
+use super::{BlockReport, Figures, Workload};
+use crate::duration::human;
+use crate::svg::{Area, FONT, INK, LINES, printable, write};
+
+/// Width of the picture in pixels.
+const WIDTH: i32 = 1200;
+/// From one subject's row to the next.
+const ROW: i32 = 22;
+/// Above a workload's rows: its name.
+const HEAD: i32 = 30;
+/// Above everything: title and headings.
+const TOP: i32 = 70;
+/// Names end here.
+const NAMES: i32 = 190;
+/// The bars of IOPS: first pixel, most pixels.
+const BARS: (i32, i32) = (200, 320);
+/// The axis of latencies: first pixel, pixels.
+const AXIS: (i32, i32) = (660, 480);
+const FILLS: [RGBColor; 6] = [
+    RGBColor(0xBB, 0xBB, 0xBB),
+    RGBColor(0x33, 0x22, 0x88),
+    RGBColor(0x44, 0xAA, 0x99),
+    RGBColor(0xCC, 0x66, 0x77),
+    RGBColor(0x99, 0x99, 0x33),
+    RGBColor(0x88, 0x22, 0x55),
+];
+
+/// A picture of `report`: for each workload a row for each subject, with a bar for its IOPS (as long
+/// as the best of that workload allows) and, on a logarithmic axis that all share, a line from its
+/// median latency by way of p99 to p99.9. Well-formed SVG without scripts or outside references.
+///
+/// # Errors
+/// When nothing was measured.
+pub fn plot(report: &BlockReport, title: &str) -> Result<String> {
+    let groups = groups(report);
+    let rows: usize = groups.iter().map(|group| group.rows.len()).sum();
+    anyhow::ensure!(rows > 0, "nothing was measured, so there is nothing to draw");
+    let height = TOP + HEAD * groups.len() as i32 + ROW * rows as i32 + 50;
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32));
+        let area = area.into_drawing_area();
+        draw(&area, &groups, height, title).map_err(|error| anyhow!("drawing: {error}"))?;
+    }
+    Ok(text)
+}
+
+struct Group {
+    workload: Workload,
+    /// Index of the subject, its name, its figures.
+    rows: Vec<(usize, String, Figures)>,
+}
+
+fn groups(report: &BlockReport) -> Vec<Group> {
+    let group = |workload: &Workload| {
+        let subjects = report.subjects.iter().enumerate();
+        let rows = subjects.filter_map(|(index, subject)| {
+            Some((index, subject.name.clone(), report.figures(workload, &subject.name)?))
+        });
+        Group { workload: *workload, rows: rows.collect() }
+    };
+    let groups = report.plan.workloads.iter().map(group);
+    groups.filter(|group| !group.rows.is_empty()).collect()
+}
+
+/// The logarithmic axis of latencies.
+struct Axis {
+    least: f64,
+    octaves: f64,
+}
+
+impl Axis {
+    fn new(groups: &[Group]) -> Self {
+        let all = groups.iter().flat_map(|group| &group.rows);
+        let ns = || all.clone().flat_map(|row| row.2.percentiles_ns).map(|ns| ns.max(1.0));
+        let (least, most) = (ns().fold(f64::MAX, f64::min), ns().fold(1.0, f64::max));
+        // Whole decades, so that the ends have labels.
+        let least = 10_f64.powf(least.log10().floor());
+        let most = 10_f64.powf(most.log10().floor() + 1.0);
+        Self { least, octaves: (most / least).log10() }
+    }
+
+    fn x(&self, ns: f64) -> i32 {
+        let part = (ns.max(self.least) / self.least).log10() / self.octaves;
+        AXIS.0 + (part * f64::from(AXIS.1)).round() as i32
+    }
+
+    fn decades(&self) -> impl Iterator<Item = f64> {
+        (0..=self.octaves.round() as i32).map(|decade| self.least * 10_f64.powi(decade))
+    }
+}
+
+fn draw(area: &Area<'_>, groups: &[Group], height: i32, title: &str) -> Result<()> {
+    area.fill(&WHITE)?;
+    write(area, &printable(title), (WIDTH / 2, 10), FONT * 1.3, HPos::Center)?;
+    write(area, "commands a second", (BARS.0, 44), FONT, HPos::Left)?;
+    write(area, "latency: p50, p99, p99.9", (AXIS.0, 44), FONT, HPos::Left)?;
+    let axis = Axis::new(groups);
+    for ns in axis.decades() {
+        let x = axis.x(ns);
+        area.draw(&PathElement::new([(x, TOP), (x, height - 40)], LINES))?;
+        write(area, &human(ns as u64), (x, height - 34), FONT, HPos::Center)?;
+    }
+    let mut y = TOP;
+    for group in groups {
+        write(area, &group.workload.to_string(), (12, y + 8), FONT, HPos::Left)?;
+        y += HEAD;
+        let best = group.rows.iter().map(|row| row.2.iops).fold(1.0, f64::max);
+        for (index, name, figures) in &group.rows {
+            let fill = FILLS[index % FILLS.len()];
+            write(area, &printable(name), (NAMES, y + 3), FONT, HPos::Right)?;
+            draw_bar(area, y, figures.iops / best, figures.iops, fill)?;
+            draw_latency(area, y + ROW / 2, &axis, figures, fill)?;
+            y += ROW;
+        }
+    }
+    area.present()?;
+    Ok(())
+}
+
+fn draw_bar(area: &Area<'_>, y: i32, part: f64, iops: f64, fill: RGBColor) -> Result<()> {
+    let end = BARS.0 + (part * f64::from(BARS.1)).round() as i32;
+    area.draw(&Rectangle::new(
+        [(BARS.0, y + 3), (end.max(BARS.0 + 1), y + ROW - 3)],
+        fill.filled(),
+    ))?;
+    write(area, &thousands(iops), (end + 6, y + 3), FONT, HPos::Left)
+}
+
+fn draw_latency(
+    area: &Area<'_>,
+    y: i32,
+    axis: &Axis,
+    figures: &Figures,
+    fill: RGBColor,
+) -> Result<()> {
+    let [p50, p99, p999] = figures.percentiles_ns.map(|ns| axis.x(ns));
+    area.draw(&PathElement::new([(p50, y), (p999, y)], fill.stroke_width(2)))?;
+    area.draw(&PathElement::new([(p99, y - 6), (p99, y + 6)], fill.stroke_width(2)))?;
+    area.draw(&PathElement::new([(p999, y - 3), (p999, y + 3)], INK))?;
+    area.draw(&Circle::new((p50, y), 5, fill.filled()))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::report::tests::report;
+    use crate::svg::tests::well_formed;
+
+    #[test]
+    fn every_subject_is_drawn() {
+        let report = report(&[("bare", &[600, 601]), ("<mapped>", &[900_000_000_000])]);
+        let text = plot(&report, "a & b").unwrap();
+        well_formed(&text).unwrap();
+        for name in ["bare", "&lt;mapped&gt;", "a &amp; b", "randread-4k-d1-t1"] {
+            assert!(text.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn nothing_to_draw_is_an_error() {
+        assert!(plot(&report(&[]), "x").is_err());
+        well_formed(&plot(&report(&[("zero", &[0])]), "x").unwrap()).unwrap();
+    }
+}

@@ -1,0 +1,238 @@
+//! A measurement of disks with what is needed to judge and to repeat it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Measured, Plan, Subject, Workload};
+use crate::report::Environment;
+
+/// One turn of one subject.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Whose turn.
+    pub subject: String,
+    /// With which load.
+    pub workload: Workload,
+    /// From 0.
+    pub round: u32,
+    /// What it gave.
+    pub measured: Measured,
+}
+
+/// A subject as a report names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Described {
+    /// Its name in tables.
+    pub name: String,
+    /// What it is.
+    pub about: String,
+}
+
+/// Everything measured by one command. Kept as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BlockReport {
+    /// Version of this format: [`BlockReport::FORMAT`].
+    pub format: u32,
+    /// Where and with what.
+    pub environment: Environment,
+    /// The command that measured, as it was typed.
+    pub command: String,
+    /// The disk behind the subjects, in a few words.
+    pub disk: String,
+    /// What was done.
+    pub plan: Plan,
+    /// Who was measured, in the order of their turns.
+    pub subjects: Vec<Described>,
+    /// Turn by turn.
+    pub runs: Vec<Run>,
+}
+
+/// Medians over the rounds of one subject with one load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figures {
+    /// Commands a second.
+    pub iops: f64,
+    /// Bytes a second.
+    pub bytes_per_second: f64,
+    /// Mean latency, ns.
+    pub mean_ns: f64,
+    /// Latencies that 50, 99 and 99.9 % of the commands do not exceed, ns.
+    pub percentiles_ns: [f64; 3],
+    /// CPU time of the target for one command, ns.
+    pub target_cpu_ns: Option<f64>,
+}
+
+impl Measured {
+    /// Commands a second.
+    pub fn iops(&self) -> f64 {
+        self.latency.count() as f64 * 1e9 / self.elapsed_ns.max(1) as f64
+    }
+
+    /// What a single turn says.
+    pub fn figures(&self) -> Figures {
+        let count = self.latency.count().max(1) as f64;
+        Figures {
+            iops: self.iops(),
+            bytes_per_second: self.bytes as f64 * 1e9 / self.elapsed_ns.max(1) as f64,
+            mean_ns: self.latency.mean(),
+            percentiles_ns: [50.0, 99.0, 99.9].map(|p| self.latency.percentile(p) as f64),
+            target_cpu_ns: self.target_cpu_ns.map(|spent| spent as f64 / count),
+        }
+    }
+}
+
+impl BlockReport {
+    /// Version of the JSON that [`to_json`](Self::to_json) writes.
+    pub const FORMAT: u32 = 1;
+
+    /// A report of `runs`.
+    pub fn new(
+        environment: Environment,
+        command: impl Into<String>,
+        disk: impl Into<String>,
+        plan: Plan,
+        subjects: &[Box<dyn Subject>],
+        runs: Vec<Run>,
+    ) -> Self {
+        let described = subjects
+            .iter()
+            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        Self {
+            format: Self::FORMAT,
+            environment,
+            command: command.into(),
+            disk: disk.into(),
+            plan,
+            subjects: described.collect(),
+            runs,
+        }
+    }
+
+    /// The turns of `subject` with `workload`, in the order of their rounds.
+    pub fn turns<'a>(
+        &'a self,
+        workload: &'a Workload,
+        subject: &'a str,
+    ) -> impl Iterator<Item = &'a Run> {
+        self.runs.iter().filter(move |run| run.subject == subject && run.workload == *workload)
+    }
+
+    /// Medians over the rounds; None where there was no turn.
+    pub fn figures(&self, workload: &Workload, subject: &str) -> Option<Figures> {
+        let turns: Vec<Figures> =
+            self.turns(workload, subject).map(|run| run.measured.figures()).collect();
+        if turns.is_empty() {
+            return None;
+        }
+        let over = |value: &dyn Fn(&Figures) -> f64| median(turns.iter().map(value).collect());
+        let cpu: Vec<f64> = turns.iter().filter_map(|turn| turn.target_cpu_ns).collect();
+        Some(Figures {
+            iops: over(&|turn| turn.iops),
+            bytes_per_second: over(&|turn| turn.bytes_per_second),
+            mean_ns: over(&|turn| turn.mean_ns),
+            percentiles_ns: [0, 1, 2].map(|at| over(&|turn| turn.percentiles_ns[at])),
+            target_cpu_ns: (!cpu.is_empty()).then(|| median(cpu)),
+        })
+    }
+
+    /// As JSON, on one line for each run, ended by a newline.
+    ///
+    /// # Errors
+    /// None in practice; serialisation reports its own.
+    pub fn to_json(&self) -> anyhow::Result<String> {
+        Ok(serde_json::to_string(self)? + "\n")
+    }
+
+    /// From JSON.
+    ///
+    /// # Errors
+    /// When it is no such report, or of another format version.
+    pub fn from_json(text: &str) -> anyhow::Result<Self> {
+        let report: Self = serde_json::from_str(text)
+            .map_err(|error| anyhow::anyhow!("not a report of disks: {error}"))?;
+        anyhow::ensure!(
+            report.format == Self::FORMAT,
+            "a report of format {}; this slipway reads format {}",
+            report.format,
+            Self::FORMAT
+        );
+        Ok(report)
+    }
+}
+
+/// The middle of `values`, or the mean of the two in the middle; 0 of nothing.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        odd if odd % 2 == 1 => values[middle],
+        _ => f64::midpoint(values[middle - 1], values[middle]),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::time::Duration;
+
+    use slipway_telemetry::Histogram;
+
+    use super::*;
+
+    /// A report in which each subject has these mean latencies, round by round.
+    pub(crate) fn report(subjects: &[(&str, &[u64])]) -> BlockReport {
+        let workload: Workload = "randread-4k-d1-t1".parse().unwrap();
+        let mut runs = Vec::new();
+        for (name, rounds) in subjects {
+            for (round, &ns) in (0..).zip(*rounds) {
+                let mut latency = Histogram::new();
+                latency.record_many(ns, 1_000);
+                latency.record_many(ns * 10, 2);
+                let elapsed_ns = latency.sum() as u64;
+                let target_cpu_ns = Some(elapsed_ns / 2);
+                let measured = Measured { latency, bytes: 4_104_192, elapsed_ns, target_cpu_ns };
+                runs.push(Run { subject: (*name).to_owned(), workload, round, measured });
+            }
+        }
+        let described = subjects
+            .iter()
+            .map(|(name, _)| Described { name: (*name).to_owned(), about: "<&>".into() });
+        let plan = Plan {
+            workloads: vec![workload],
+            rounds: 3,
+            warm_up: Duration::ZERO,
+            time: Duration::from_millis(1),
+        };
+        BlockReport {
+            format: BlockReport::FORMAT,
+            environment: Environment::default(),
+            command: "bench block".into(),
+            disk: "ram:64M".into(),
+            plan,
+            subjects: described.collect(),
+            runs,
+        }
+    }
+
+    #[test]
+    fn survives_json() {
+        let report = report(&[("bare", &[100, 101, 102]), ("mapped", &[200, 210, 220])]);
+        assert_eq!(BlockReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        assert!(BlockReport::from_json("{}").is_err());
+        let other = BlockReport { format: 9, ..report };
+        let error = BlockReport::from_json(&other.to_json().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("format 9"), "{error}");
+    }
+
+    #[test]
+    fn figures_are_medians_over_rounds() {
+        let report = report(&[("mapped", &[900, 100, 110])]);
+        let workload = report.plan.workloads[0];
+        let figures = report.figures(&workload, "mapped").unwrap();
+        assert_eq!(figures.percentiles_ns[0], 110.0);
+        assert!((figures.mean_ns - 111.98).abs() < 0.1, "{figures:?}");
+        assert!((figures.iops * figures.mean_ns / 1e9 - 1.0).abs() < 1e-6, "one in flight");
+        assert!(figures.target_cpu_ns.is_some_and(|ns| (ns - figures.mean_ns / 2.0).abs() < 1.0));
+        assert_eq!(report.figures(&workload, "nobody"), None);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+}
