@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use slipway_block::Completion;
@@ -18,6 +19,7 @@ use slipway_ram::{Memory, Span};
 use slipway_telemetry::Clock;
 
 use crate::admin::features::Features;
+use crate::cell::{BadDoorbell, ShadowPages};
 use crate::events::Events;
 use crate::health::Health;
 use crate::inflight::Inflight;
@@ -25,7 +27,7 @@ use crate::lifecycle::{Phase, Shutdown};
 use crate::mailbox::Inbox;
 use crate::namespace::Namespaces;
 use crate::prp::Walker;
-use crate::queue::{InvalidDoorbell, Queues};
+use crate::queue::Queues;
 use crate::registers::Registers;
 use crate::trace::Tracer;
 use crate::{BAR_SIZE, Identity, Limits, Parts, PartsError, doorbell_count};
@@ -72,6 +74,10 @@ pub struct Controller {
     pub(crate) phase: Phase,
     pub(crate) shutdown: Shutdown,
     pub(crate) queues: Queues,
+    /// Where the host writes doorbells instead of to registers.
+    pub(crate) shadow: Option<ShadowPages>,
+    /// The host was asked for register writes, and nothing has happened since.
+    resting: bool,
     pub(crate) features: Features,
     pub(crate) events: Events,
     pub(crate) health: Health,
@@ -125,6 +131,8 @@ impl Controller {
             phase: Phase::Disabled,
             shutdown: Shutdown::None,
             queues: Queues::default(),
+            shadow: None,
+            resting: false,
             features: Features::new(parts.limits.queue_pairs, vectors, powered_since),
             events: Events::default(),
             health: Health::default(),
@@ -175,20 +183,20 @@ impl Controller {
         // A value that cannot be is noticed at once, even if a good one follows before the poll.
         match self.store_doorbell(index, u32::from_le_bytes(value)) {
             None if self.may_post() => self.invalid_doorbell(Event::INVALID_DOORBELL_REGISTER),
-            Some(Err(InvalidDoorbell)) => self.invalid_doorbell(Event::INVALID_DOORBELL_VALUE),
+            Some(Err(bad)) => self.bad_doorbell(bad),
             None | Some(Ok(())) => {}
         }
         Access::Done
     }
 
     /// Stores a doorbell value and lets its queue look at it. None: there is no such queue.
-    fn store_doorbell(&mut self, index: usize, value: u32) -> Option<Result<(), InvalidDoorbell>> {
+    fn store_doorbell(&mut self, index: usize, value: u32) -> Option<Result<(), BadDoorbell>> {
         let queue = u16::try_from(index / 2).ok()?;
         if index.is_multiple_of(2) {
             let queue = self.queues.submission(queue)?;
             self.doorbells.store(index, value);
             let before = queue.tail;
-            let observed = queue.observe();
+            let observed = queue.observe(&self.memory);
             if let Some(tracer) = &mut self.tracer {
                 tracer.observed(queue, before);
             }
@@ -196,7 +204,7 @@ impl Controller {
         } else {
             let queue = self.queues.completion(queue)?;
             self.doorbells.store(index, value);
-            Some(queue.observe())
+            Some(queue.observe(&self.memory))
         }
     }
 
@@ -288,7 +296,25 @@ impl Function for Controller {
             self.check_keep_alive();
         }
         self.signal();
-        if busy { Progress::Busy } else { Progress::Idle(self.keep_alive_deadline()) }
+        self.resting &= !busy;
+        match self.keep_alive_deadline() {
+            _ if busy => Progress::Busy,
+            deadline if self.shadow.is_none() || self.resting => Progress::Idle(deadline),
+            deadline => Progress::Watching(deadline),
+        }
+    }
+
+    fn rest(&mut self) -> Progress {
+        self.resting = true;
+        if self.is_running() && self.shadow.is_some() {
+            let admin_waits = self.events.is_ready();
+            if self.queues.publish(&self.memory, admin_waits).is_err() {
+                self.fail();
+            }
+            // Between the event indexes and the last look; see the head of `cell`.
+            fence(Ordering::SeqCst);
+        }
+        self.poll()
     }
 
     fn reset(&mut self) {

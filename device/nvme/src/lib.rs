@@ -21,7 +21,11 @@
 //! Decisions where the specification leaves room:
 //! - A command is fetched only when its completion queue has a slot for it, so a full queue makes
 //!   commands wait where they are, in the guest's memory. Nothing is lost and nothing is kept here.
-//! - Queue memory that cannot be read or written is fatal: CSTS.CFS, until the host resets (9.5).
+//! - Queue memory, or a shadow doorbell page, that cannot be read or written is fatal: CSTS.CFS,
+//!   until the host resets (9.5).
+//! - Shadow doorbells (Doorbell Buffer Config) are offered where doorbells are trapped, since there
+//!   each register write is an exit of the guest and a message. A mapped page needs none: a store
+//!   to it costs what a store to the shadow page does. `cell` has the protocol.
 //! - A wrong doorbell value changes nothing and raises an asynchronous event (5.2.1).
 //! - After CC.EN falls, CSTS.RDY stays until the disks gave all guest memory back; completions of
 //!   that time go nowhere.
@@ -56,8 +60,8 @@
 //! Not implemented, and refused with the status that the specification asks for: SGLs of admin
 //! commands (section 4.4 forbids them), metadata and protection information, Write Uncorrectable,
 //! reservations, namespace management, firmware update, Format (a namespace has the block size that
-//! it was made with), Sanitize, self-test, directives, NVMe-MI, controller memory buffer, Doorbell
-//! Buffer Config, weighted round robin, pin interrupts.
+//! it was made with), Sanitize, self-test, directives, NVMe-MI, controller memory buffer,
+//! weighted round robin, pin interrupts.
 //!
 //! Features: `driver` is a small real driver, for tests and benches; `fuzz` the fuzz target's body.
 //!
@@ -65,6 +69,7 @@
 //! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`].
 
 mod admin;
+mod cell;
 mod controller;
 #[cfg(any(test, feature = "driver"))]
 pub mod driver;

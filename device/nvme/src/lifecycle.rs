@@ -7,10 +7,11 @@ use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::registers::{Configuration, ControllerStatus};
 use slipway_nvme_spec::status::Status;
 
+use crate::cell::Cell;
 use crate::controller::Controller;
 use crate::events::Events;
 use crate::inflight::{Command, Kind};
-use crate::queue::{Cell, CompletionQueue, SubmissionQueue};
+use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::registers::PAGE_MAX;
 
 /// Where a controller is between resets.
@@ -88,6 +89,7 @@ impl Controller {
         if let Some(tracer) = &mut self.tracer {
             tracer.forget();
         }
+        self.shadow = None;
         self.events = Events::default();
         self.features = self.default_features();
         for namespace in self.namespaces.iter_mut() {

@@ -8,52 +8,10 @@
 use slipway_nvme_spec::command::{
     COMPLETION_ENTRY, CompletionEntry, FUSE_FIRST, SUBMISSION_ENTRY, SubmissionEntry,
 };
-use slipway_pci::Doorbells;
 use slipway_ram::{Fault, Memory};
 use zerocopy::IntoBytes;
 
-/// Where a queue's doorbell lies. The queue does not know whether it is a trapped register, a
-/// shared page or, some day, a shadow buffer.
-#[derive(Clone)]
-pub(crate) struct Cell {
-    doorbells: Doorbells,
-    index: usize,
-    /// What was there when it was looked at last: a wrong value is reported once.
-    seen: u32,
-}
-
-/// A doorbell value that the queue cannot accept.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct InvalidDoorbell;
-
-impl Cell {
-    /// The cell of a new queue starts at zero.
-    pub fn new(doorbells: &Doorbells, index: usize) -> Self {
-        doorbells.store(index, 0);
-        Self { doorbells: doorbells.clone(), index, seen: 0 }
-    }
-
-    /// A cell that a predecessor had read as `seen`.
-    pub fn resumed(doorbells: &Doorbells, index: usize, seen: u32) -> Self {
-        Self { doorbells: doorbells.clone(), index, seen }
-    }
-
-    pub fn seen(&self) -> u32 {
-        self.seen
-    }
-
-    fn changed(&mut self) -> Option<u32> {
-        let value = self.doorbells.load(self.index);
-        let changed = value != self.seen;
-        self.seen = value;
-        changed.then_some(value)
-    }
-}
-
-/// Steps from index `from` to index `to` in a ring of `size`.
-fn distance(from: u32, to: u32, size: u32) -> u32 {
-    if to >= from { to - from } else { size - from + to }
-}
+use crate::cell::{BadDoorbell, Cell, ShadowPages, distance};
 
 /// A submission queue (section 4.1.1).
 pub(crate) struct SubmissionQueue {
@@ -97,17 +55,19 @@ impl SubmissionQueue {
     /// Looks at the tail doorbell.
     ///
     /// # Errors
-    /// The value is beyond the queue, or passes the head: more entries than were free.
-    pub fn observe(&mut self) -> Result<(), InvalidDoorbell> {
-        let Some(tail) = self.doorbell.changed() else { return Ok(()) };
+    /// The value is beyond the queue, or passes the head: more entries than were free. Or the
+    /// shadow page is gone.
+    pub fn observe(&mut self, memory: &Memory) -> Result<(), BadDoorbell> {
+        let Some(tail) = self.doorbell.changed(memory)? else { return Ok(()) };
         if tail >= self.size {
-            return Err(InvalidDoorbell);
+            return Err(BadDoorbell::Value);
         }
         let added = distance(self.tail, tail, self.size);
         if self.waiting() + added >= self.size {
-            return Err(InvalidDoorbell);
+            return Err(BadDoorbell::Value);
         }
         self.tail = tail;
+        self.doorbell.keep_behind(memory, self.tail, self.size)?;
         Ok(())
     }
 
@@ -216,13 +176,15 @@ impl CompletionQueue {
     /// Looks at the head doorbell.
     ///
     /// # Errors
-    /// The value is beyond the queue, or passes the tail: entries that were never written.
-    pub fn observe(&mut self) -> Result<(), InvalidDoorbell> {
-        let Some(head) = self.doorbell.changed() else { return Ok(()) };
+    /// The value is beyond the queue, or passes the tail: entries that were never written. Or the
+    /// shadow page is gone.
+    pub fn observe(&mut self, memory: &Memory) -> Result<(), BadDoorbell> {
+        let Some(head) = self.doorbell.changed(memory)? else { return Ok(()) };
         if head >= self.size || distance(self.head, head, self.size) > self.posted() {
-            return Err(InvalidDoorbell);
+            return Err(BadDoorbell::Value);
         }
         self.head = head;
+        self.doorbell.keep_behind(memory, self.head, self.size)?;
         Ok(())
     }
 
@@ -322,6 +284,37 @@ impl Queues {
     pub fn clear(&mut self) {
         self.submission.clear();
         self.completion.clear();
+    }
+
+    /// Has every queue look at shadow doorbells from now on.
+    pub fn follow(&mut self, memory: &Memory, pages: ShadowPages) -> Result<(), Fault> {
+        for queue in self.submission.iter_mut().flatten() {
+            queue.doorbell.follow(memory, pages)?;
+            queue.doorbell.keep_behind(memory, queue.tail, queue.size)?;
+        }
+        for queue in self.completion.iter_mut().flatten() {
+            queue.doorbell.follow(memory, pages)?;
+            queue.doorbell.keep_behind(memory, queue.head, queue.size)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for a register write at the next change of every doorbell that would make work: new
+    /// entries of any queue, and room in a completion queue while commands wait. Of other heads
+    /// nobody wants to hear.
+    pub fn publish(&mut self, memory: &Memory, admin_waits: bool) -> Result<(), Fault> {
+        for at in 0..self.submission.len() {
+            let Some(queue) = &mut self.submission[at] else { continue };
+            queue.doorbell.publish(memory, queue.tail)?;
+            let waits = queue.waiting() > 0 || at == 0 && admin_waits;
+            let completion = self.completion.get_mut(usize::from(queue.completion));
+            if let Some(completion) = completion.and_then(Option::as_mut)
+                && waits
+            {
+                completion.doorbell.publish(memory, completion.head)?;
+            }
+        }
+        Ok(())
     }
 }
 

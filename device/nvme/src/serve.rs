@@ -10,6 +10,7 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::status::Status;
 use slipway_ram::Span;
 
+use crate::cell::BadDoorbell;
 use crate::controller::Controller;
 use crate::inflight::{Command, Kind};
 use crate::io::{Outcome, disk_status};
@@ -50,12 +51,13 @@ impl Controller {
     }
 
     fn observe_completion_doorbells(&mut self) -> bool {
-        let mut wrong = false;
+        let mut bad = None;
         for queue in self.queues.completions_mut() {
-            wrong |= queue.observe().is_err();
+            bad = queue.observe(&self.memory).err().or(bad);
         }
-        if wrong {
-            self.invalid_doorbell(Event::INVALID_DOORBELL_VALUE);
+        let wrong = bad.is_some();
+        if let Some(bad) = bad {
+            self.bad_doorbell(bad);
         }
         wrong
     }
@@ -66,7 +68,7 @@ impl Controller {
         let room = self.room(id);
         let Some((submission, completion)) = self.queues.pair(id) else { return false };
         let before = submission.tail;
-        let observed = submission.observe();
+        let observed = submission.observe(&self.memory);
         if let Some(tracer) = &mut self.tracer {
             tracer.observed(submission, before);
         }
@@ -90,8 +92,9 @@ impl Controller {
             }
         };
         completion.reserved += if fetched.is_ok() { entries.len() as u32 } else { 0 };
-        if observed.is_err() {
-            self.invalid_doorbell(Event::INVALID_DOORBELL_VALUE);
+        let wrong = observed.is_err();
+        if let Err(bad) = observed {
+            self.bad_doorbell(bad);
         }
         if fetched.is_err() {
             self.fail();
@@ -107,7 +110,7 @@ impl Controller {
                 _ => self.start_fused(id, entry, &mut rest),
             }
         }
-        let busy = !entries.is_empty() || observed.is_err();
+        let busy = !entries.is_empty() || wrong;
         self.entries = entries;
         busy
     }
@@ -334,6 +337,14 @@ impl Controller {
         }
         if let Some(tracer) = &mut self.tracer {
             tracer.signalled();
+        }
+    }
+
+    /// What a doorbell that cannot be gone on with leads to.
+    pub(crate) fn bad_doorbell(&mut self, bad: BadDoorbell) {
+        match bad {
+            BadDoorbell::Value => self.invalid_doorbell(Event::INVALID_DOORBELL_VALUE),
+            BadDoorbell::Memory => self.fail(),
         }
     }
 

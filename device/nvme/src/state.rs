@@ -7,6 +7,9 @@
 //! No command is in flight in a saved state: the function is quiesced, so every fetched command
 //! has its completion in guest memory. Commands not fetched lie in guest memory anyway.
 //!
+//! Shadow doorbells: the pages and what was seen in them is kept; event indexes are not, as a
+//! successor is awake at first, looks, and publishes its own before it rests.
+//!
 //! Doorbells: cells that are all zero count as fresh and get the values seen last; any other cells
 //! count as kept from before, with doorbells that were rung meanwhile. The keep alive timer starts
 //! anew, as a restart is not the host's fault; the timestamp stands still between the two.
@@ -24,16 +27,17 @@ use slipway_pci::StateError;
 use slipway_pci::state::{ConfigState, MsixState};
 
 use crate::admin::features::Features;
+use crate::cell::{Cell, ShadowPages};
 use crate::controller::Controller;
 use crate::events::{EVENT_LIMIT, Events};
 use crate::health::{ERROR_ENTRIES, Health};
 use crate::lifecycle::{Phase, Shutdown};
-use crate::queue::{Cell, CompletionQueue, Queues, SubmissionQueue};
+use crate::queue::{CompletionQueue, Queues, SubmissionQueue};
 
 /// Says what a state is of.
 const KIND: &str = "slipway-nvme";
 /// Version of the format. Another one is refused.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longest state that is looked at, bytes: a full one has about a tenth of this.
 const MAX_LEN: usize = 1 << 20;
 
@@ -55,6 +59,8 @@ struct State {
     registers: RegisterState,
     phase: Phase,
     shutdown: Shutdown,
+    /// Where the host writes doorbells instead of to registers.
+    shadow: Option<ShadowState>,
     submission_queues: Vec<SubmissionState>,
     completion_queues: Vec<CompletionState>,
     features: Features,
@@ -103,6 +109,23 @@ struct RegisterState {
     admin_completion: u64,
 }
 
+/// The pages of Doorbell Buffer Config.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShadowState {
+    doorbells: u64,
+    events: u64,
+}
+
+/// What a queue saw last.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DoorbellState {
+    register: u32,
+    /// The entry of the shadow page, and whether the host uses it.
+    shadow: Option<(u32, bool)>,
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SubmissionState {
@@ -112,7 +135,7 @@ struct SubmissionState {
     size: u32,
     head: u32,
     tail: u32,
-    doorbell: u32,
+    doorbell: DoorbellState,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -125,7 +148,7 @@ struct CompletionState {
     tail: u32,
     phase: bool,
     vector: Option<u16>,
-    doorbell: u32,
+    doorbell: DoorbellState,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -186,6 +209,7 @@ pub(crate) fn save(controller: &Controller) -> Vec<u8> {
         registers: save_registers(controller),
         phase: controller.phase,
         shutdown: controller.shutdown,
+        shadow: controller.shadow.map(save_shadow),
         submission_queues: controller.queues.submissions().map(save_submission).collect(),
         completion_queues: controller.queues.completions().map(save_completion).collect(),
         features: controller.features.stopped(controller.clock.now()),
@@ -234,6 +258,14 @@ fn save_registers(controller: &Controller) -> RegisterState {
     }
 }
 
+fn save_shadow(pages: ShadowPages) -> ShadowState {
+    ShadowState { doorbells: pages.doorbells, events: pages.events }
+}
+
+fn save_doorbell(cell: &Cell) -> DoorbellState {
+    DoorbellState { register: cell.seen(), shadow: cell.shadow_seen() }
+}
+
 fn save_submission(queue: &SubmissionQueue) -> SubmissionState {
     SubmissionState {
         id: queue.id,
@@ -242,7 +274,7 @@ fn save_submission(queue: &SubmissionQueue) -> SubmissionState {
         size: queue.size,
         head: queue.head,
         tail: queue.tail,
-        doorbell: queue.doorbell.seen(),
+        doorbell: save_doorbell(&queue.doorbell),
     }
 }
 
@@ -255,7 +287,7 @@ fn save_completion(queue: &CompletionQueue) -> CompletionState {
         tail: queue.tail,
         phase: queue.phase,
         vector: queue.vector,
-        doorbell: queue.doorbell.seen(),
+        doorbell: save_doorbell(&queue.doorbell),
     }
 }
 
@@ -294,7 +326,8 @@ pub(crate) fn restore(controller: &mut Controller, bytes: &[u8]) -> Result<(), S
     }
     check_phase(&state)?;
     require(controller.features.fits(&state.features), "features")?;
-    let queues = restore_queues(controller, &state)?;
+    let shadow = restore_shadow(controller, &state)?;
+    let queues = restore_queues(controller, &state, shadow)?;
     let events = restore_events(&state)?;
     let health = restore_health(&state.health)?;
     let recovery = &state.error_recovery;
@@ -312,6 +345,7 @@ pub(crate) fn restore(controller: &mut Controller, bytes: &[u8]) -> Result<(), S
     controller.keep_alive_since = now;
     controller.features = state.features.started(now);
     controller.queues = queues;
+    controller.shadow = shadow;
     controller.events = events;
     controller.health = health;
     controller.phase = state.phase;
@@ -361,9 +395,46 @@ fn check_phase(state: &State) -> Result<(), StateError> {
     require(reserved == 0 && aqa == 0 && low == 0, "reserved register bits")
 }
 
-fn restore_queues(controller: &Controller, state: &State) -> Result<Queues, StateError> {
+/// Bytes of a memory page.
+fn page_size(state: &State) -> u64 {
+    4096 << Configuration(state.registers.configuration).page_shift().min(4)
+}
+
+/// What the command that named the pages checked, but for their being mapped: that shows at the
+/// first poll.
+fn restore_shadow(
+    controller: &Controller,
+    state: &State,
+) -> Result<Option<ShadowPages>, StateError> {
+    let Some(ShadowState { doorbells, events }) = state.shadow else { return Ok(None) };
+    let aligned = (doorbells | events) & (page_size(state) - 1) == 0;
+    let offered = !controller.doorbells.is_shared() && state.phase == Phase::Enabled;
+    require(aligned && doorbells != events && offered, "shadow doorbells")?;
+    Ok(Some(ShadowPages { doorbells, events }))
+}
+
+fn restore_doorbell(
+    controller: &Controller,
+    index: usize,
+    saved: &DoorbellState,
+    shadow: Option<ShadowPages>,
+) -> Result<Cell, StateError> {
+    let mut cell = Cell::resumed(&controller.doorbells, index, saved.register);
+    match (shadow, saved.shadow) {
+        (Some(pages), Some((seen, used))) => cell.resume_shadow(pages, seen, used),
+        (None, None) => {}
+        _ => return Err(inconsistent("a queue's shadow doorbell")),
+    }
+    Ok(cell)
+}
+
+fn restore_queues(
+    controller: &Controller,
+    state: &State,
+    shadow: Option<ShadowPages>,
+) -> Result<Queues, StateError> {
     let limits = &controller.limits;
-    let page = 4096u64 << Configuration(state.registers.configuration).page_shift().min(4);
+    let page = page_size(state);
     let ring = |id: u16, base: u64, size: u32, head: u32, tail: u32| {
         let most = if id == 0 { 4096 } else { limits.queue_entries.into() };
         let inside = head < size && tail < size && (2..=most).contains(&size);
@@ -374,7 +445,8 @@ fn restore_queues(controller: &Controller, state: &State) -> Result<Queues, Stat
         ring(saved.id, saved.base, saved.size, saved.head, saved.tail)?;
         let vector = saved.vector.is_none_or(|vector| vector < state.shape.vectors);
         require(vector && queues.completion(saved.id).is_none(), "a completion queue")?;
-        let cell = Cell::resumed(&controller.doorbells, head_doorbell(saved.id), saved.doorbell);
+        let index = head_doorbell(saved.id);
+        let cell = restore_doorbell(controller, index, &saved.doorbell, shadow)?;
         let mut queue = CompletionQueue::new(saved.id, saved.base, saved.size, saved.vector, cell);
         (queue.head, queue.tail, queue.phase) = (saved.head, saved.tail, saved.phase);
         queues.add_completion(queue);
@@ -385,7 +457,8 @@ fn restore_queues(controller: &Controller, state: &State) -> Result<Queues, Stat
         let there = queues.completion(saved.completion).is_some();
         let fresh = queues.submission(saved.id).is_none();
         require(kinds && there && fresh, "a submission queue")?;
-        let cell = Cell::resumed(&controller.doorbells, tail_doorbell(saved.id), saved.doorbell);
+        let index = tail_doorbell(saved.id);
+        let cell = restore_doorbell(controller, index, &saved.doorbell, shadow)?;
         let (base, size) = (saved.base, saved.size);
         let mut queue = SubmissionQueue::new(saved.id, saved.completion, base, size, cell);
         (queue.head, queue.tail) = (saved.head, saved.tail);

@@ -26,23 +26,31 @@ unsafe impl CellPage for Box<[AtomicU32]> {
 
 /// The doorbell cells of one function, in the order of its doorbell registers.
 #[derive(Clone)]
-pub struct Doorbells(Arc<dyn CellPage>);
+pub struct Doorbells {
+    page: Arc<dyn CellPage>,
+    shared: bool,
+}
 
 impl Doorbells {
     /// Cells on the heap, for hosts that trap every write. `count` registers.
     pub fn trapped(count: usize) -> Self {
         let cells: Box<[AtomicU32]> = (0..count).map(|_| AtomicU32::new(0)).collect();
-        Self(Arc::new(cells))
+        Self { page: Arc::new(cells), shared: false }
     }
 
     /// Cells in memory that a client may store to.
     pub fn shared(page: Arc<dyn CellPage>) -> Self {
-        Self(page)
+        Self { page, shared: true }
+    }
+
+    /// Whether a client may store to the cells itself, so that no write of a doorbell is trapped.
+    pub fn is_shared(&self) -> bool {
+        self.shared
     }
 
     /// Number of cells.
     pub fn len(&self) -> usize {
-        self.0.cells().len()
+        self.page.cells().len()
     }
 
     /// Whether there is no cell.
@@ -53,19 +61,19 @@ impl Doorbells {
     /// What was last stored in cell `index`; 0 past the end. Pairs with the release store of the
     /// one who rings: what it wrote before is visible.
     pub fn load(&self, index: usize) -> u32 {
-        self.0.cells().get(index).map_or(0, |cell| u32::from_le(cell.load(Ordering::Acquire)))
+        self.page.cells().get(index).map_or(0, |cell| u32::from_le(cell.load(Ordering::Acquire)))
     }
 
     /// Stores a trapped write; past the end it is dropped.
     pub fn store(&self, index: usize, value: u32) {
-        if let Some(cell) = self.0.cells().get(index) {
+        if let Some(cell) = self.page.cells().get(index) {
             cell.store(value.to_le(), Ordering::Release);
         }
     }
 
     /// Zeroes every cell, as a reset does.
     pub fn clear(&self) {
-        for cell in self.0.cells() {
+        for cell in self.page.cells() {
             cell.store(0, Ordering::Release);
         }
     }

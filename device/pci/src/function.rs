@@ -46,6 +46,10 @@ pub enum Progress {
     /// Nothing to do until a register is written, a backend's descriptor wakes, or, when there is
     /// one, this time (of the function's clock) has come.
     Idle(Option<Duration>),
+    /// As `Idle`, except that work may also come unannounced, through memory that the function
+    /// shares with its guest: the host goes on polling while it likes to, and calls
+    /// [`Function::rest`] before it stops.
+    Watching(Option<Duration>),
 }
 
 /// Why a saved state was refused. The function is then as after a reset.
@@ -64,7 +68,7 @@ pub enum StateError {
 /// Duties of the host: offsets and lengths lie within the BAR or the 4096-byte configuration
 /// space; lengths are 1 to 8 for registers of BARs unless the region is memory-like; `poll` is
 /// called after every write, when a backend's descriptor wakes, and while it returns
-/// [`Progress::Busy`].
+/// [`Progress::Busy`]; after [`Progress::Watching`] polling ends with `rest` and not without.
 ///
 /// Duties of the function: no call blocks; no input of a guest makes it panic; guest memory is
 /// reached through its `Memory` only; after `quiesce` returned true and until the next register
@@ -88,6 +92,12 @@ pub trait Function: Send {
     /// Does what there is to do: doorbells, commands, completions; a bounded amount, so that many
     /// functions share a thread fairly.
     fn poll(&mut self) -> Progress;
+
+    /// Told before the host stops polling after [`Progress::Watching`]: from now on work must be
+    /// announced by a register write. Asks the guest for that, then looks once more, as `poll` does.
+    /// `Busy` or `Watching`: the host must not stop yet. `Idle`: it may, and a `poll` that finds
+    /// nothing does not change that.
+    fn rest(&mut self) -> Progress;
 
     /// Function-level reset: as after construction, configuration space included. Requests in
     /// flight end without a trace in guest memory that the guest could see as a completion.

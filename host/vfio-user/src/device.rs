@@ -34,6 +34,8 @@ pub(crate) struct Device {
     pub(crate) request: Line,
     clock: Arc<dyn Clock>,
     busy: bool,
+    /// The function may get work unannounced, until it is told to rest.
+    watching: bool,
     /// Polls that were not idle.
     progress: u64,
     deadline: Option<Instant>,
@@ -62,6 +64,7 @@ impl Device {
             request: Line::default(),
             clock: parts.clock,
             busy: false,
+            watching: false,
             progress: 0,
             deadline: None,
             last_progress: Instant::now(),
@@ -75,7 +78,23 @@ impl Device {
 
     /// Polls the function once. Whether it made progress.
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
-        match self.function.poll() {
+        let found = self.function.poll();
+        self.note(found, now)
+    }
+
+    /// Tells the function that it will not be polled, if it has to be told. Whether polling goes
+    /// on all the same.
+    pub(crate) fn rest(&mut self, now: Instant) -> bool {
+        if !self.watching {
+            return false;
+        }
+        let found = self.function.rest();
+        self.note(found, now) || self.watching
+    }
+
+    fn note(&mut self, found: Progress, now: Instant) -> bool {
+        self.watching = matches!(found, Progress::Watching(_));
+        match found {
             Progress::Busy => {
                 self.busy = true;
                 self.progress = self.progress.wrapping_add(1);
@@ -83,7 +102,7 @@ impl Device {
                 self.last_progress = now;
                 self.sweep_wait = FIRST_SWEEP;
             }
-            Progress::Idle(deadline) => {
+            Progress::Idle(deadline) | Progress::Watching(deadline) => {
                 self.busy = false;
                 let wait = deadline.map(|at| at.saturating_sub(self.clock.now()));
                 self.deadline = wait.and_then(|wait| now.checked_add(wait));
@@ -117,10 +136,15 @@ impl Device {
         self.deadline
     }
 
-    /// Whether mapped doorbells shall be looked at again at once: work was found less than `budget`
-    /// ago.
+    /// Whether work may come that only a poll finds.
+    pub(crate) fn is_unannounced(&self) -> bool {
+        self.mapped.is_some() || self.watching
+    }
+
+    /// Whether the function shall be polled again at once, as work may have come that nothing
+    /// announces: some was found less than `budget` ago.
     pub(crate) fn is_hot(&self, now: Instant, budget: Duration) -> bool {
-        self.mapped.is_some() && now.duration_since(self.last_progress) < budget
+        self.is_unannounced() && now.duration_since(self.last_progress) < budget
     }
 
     /// When mapped doorbells are to be looked at next. The waits double up to `period` while
@@ -140,6 +164,7 @@ impl Device {
         self.unroute();
         // Polled once: it may have been poked meanwhile, and the reset has a step to take.
         self.busy = true;
+        self.watching = false;
         self.deadline = None;
         match &self.mapped {
             Some(mapped) => mapped.page.renew(mapped.offset),

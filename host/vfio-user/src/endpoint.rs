@@ -182,7 +182,7 @@ impl Endpoint {
         let wanted = match &self.state {
             State::Connected { session, .. } if session.is_quiescing() => false,
             State::Connected { .. } => {
-                ready.wake || self.device.mapped.is_some() || self.device.is_due(now)
+                ready.wake || self.device.is_unannounced() || self.device.is_due(now)
             }
             State::Listening => ready.wake || self.device.is_due(now),
             State::Draining { .. } => false,
@@ -258,6 +258,9 @@ impl Endpoint {
         let connected = matches!(self.state, State::Connected { .. });
         let hot = connected && self.device.is_hot(now, context.poll_budget());
         if !quiescing && (self.more && !pending || self.device.is_busy() || hot) {
+            return Step::Busy;
+        }
+        if connected && !quiescing && self.device.rest(now) {
             return Step::Busy;
         }
         let sweep = connected.then(|| self.device.next_sweep(now, self.config.sweep_period));

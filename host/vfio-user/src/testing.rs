@@ -252,6 +252,10 @@ impl Function for Scratch {
         Progress::Busy
     }
 
+    fn rest(&mut self) -> Progress {
+        self.poll()
+    }
+
     fn reset(&mut self) {
         self.knobs.resets.fetch_add(1, Ordering::SeqCst);
         self.power_on();

@@ -153,6 +153,8 @@ impl IdentifyController {
     pub const EVENT_NAMESPACE: u32 = 1 << 8;
     /// CTRATT bit 0: 128-bit host identifier.
     pub const WIDE_HOST_ID: u32 = 1;
+    /// [`IdentifyController::admin_commands`]: Doorbell Buffer Config (section 5.7).
+    pub const DOORBELL_BUFFER: u16 = 1 << 8;
     /// LPA bit 1: the Commands Supported and Effects log is there.
     pub const LOG_EFFECTS: u8 = 1 << 1;
     /// LPA bit 2: log pages take offsets and 32-bit lengths.

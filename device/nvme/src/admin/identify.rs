@@ -67,6 +67,9 @@ impl Controller {
         page.attributes.set(Page::WIDE_HOST_ID);
         page.events.set(Page::EVENT_NAMESPACE);
         page.controller_type = 1;
+        if !self.doorbells.is_shared() {
+            page.admin_commands.set(Page::DOORBELL_BUFFER);
+        }
         page.abort_limit = ABORT_LIMIT;
         page.event_limit = EVENT_LIMIT as u8 - 1;
         // One firmware slot, read-only.

@@ -67,7 +67,10 @@ impl Controller {
             }
             // Namespaces do not change while a controller lives.
             LogId::ChangedNamespaces => page.resize(CHANGED_NAMESPACES_SIZE, 0),
-            LogId::Effects => page.extend_from_slice(effects().as_bytes()),
+            LogId::Effects => {
+                let shadow = !self.doorbells.is_shared();
+                page.extend_from_slice(effects(shadow).as_bytes());
+            }
             _ => return Err(Status::INVALID_LOG_PAGE.dnr()),
         }
         Ok(())
@@ -84,8 +87,8 @@ fn event_type(id: LogId) -> Option<EventType> {
     }
 }
 
-/// Section 5.14.1.5.
-fn effects() -> Box<Effects> {
+/// Section 5.14.1.5; `shadow`: Doorbell Buffer Config is offered.
+fn effects(shadow: bool) -> Box<Effects> {
     let mut log = Box::new(Effects::new_zeroed());
     let admin = [
         AdminOpcode::DeleteSubmissionQueue,
@@ -100,7 +103,8 @@ fn effects() -> Box<Effects> {
         AdminOpcode::AsynchronousEventRequest,
         AdminOpcode::KeepAlive,
     ];
-    for opcode in admin {
+    let shadow = shadow.then_some(AdminOpcode::DoorbellBufferConfig);
+    for opcode in admin.into_iter().chain(shadow) {
         log.admin[usize::from(opcode.0)].set(Effects::SUPPORTED);
     }
     let io = [

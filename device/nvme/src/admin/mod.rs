@@ -47,6 +47,7 @@ impl Controller {
             AdminOpcode::GetFeatures => self.get_features(entry).into(),
             AdminOpcode::AsynchronousEventRequest => self.event_request(entry),
             AdminOpcode::KeepAlive => self.keep_alive().into(),
+            AdminOpcode::DoorbellBufferConfig => self.configure_doorbell_buffer(entry).into(),
             _ => Status::INVALID_OPCODE.dnr().into(),
         }
     }

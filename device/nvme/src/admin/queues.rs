@@ -1,13 +1,16 @@
-//! Creation and deletion of I/O queues (sections 5.3 to 5.6).
+//! Creation and deletion of I/O queues (sections 5.3 to 5.6), and where their doorbells are
+//! (section 5.7).
 
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::prp::is_page_aligned;
 use slipway_nvme_spec::registers::{head_doorbell, tail_doorbell};
 use slipway_nvme_spec::status::Status;
+use slipway_ram::{Access, Fault};
 
+use crate::cell::{Cell, ShadowPages};
 use crate::controller::Controller;
 use crate::io::Outcome;
-use crate::queue::{Cell, CompletionQueue, SubmissionQueue};
+use crate::queue::{CompletionQueue, SubmissionQueue};
 
 /// PC: the queue is physically contiguous (dword 11 of both creations).
 const CONTIGUOUS: u32 = 1;
@@ -31,7 +34,7 @@ impl Controller {
             return Err(Status::INVALID_INTERRUPT_VECTOR.dnr());
         }
         let vector = (flags & INTERRUPTS != 0).then_some(vector);
-        let doorbell = Cell::new(&self.doorbells, head_doorbell(id));
+        let doorbell = self.new_cell(head_doorbell(id), size)?;
         let queue = CompletionQueue::new(id, entry.prp1.get(), size, vector, doorbell);
         self.queues.add_completion(queue);
         Ok(0)
@@ -54,7 +57,7 @@ impl Controller {
         }
         let shift = self.registers.configuration.submission_entry_shift();
         let size = self.check_ring(entry, shift == 6)?;
-        let doorbell = Cell::new(&self.doorbells, tail_doorbell(id));
+        let doorbell = self.new_cell(tail_doorbell(id), size)?;
         let queue = SubmissionQueue::new(id, completion, entry.prp1.get(), size, doorbell);
         self.queues.add_submission(queue);
         Ok(0)
@@ -90,6 +93,50 @@ impl Controller {
                 Ok(0)
             }
         }
+    }
+
+    /// Doorbell Buffer Config (section 5.7), where doorbells are trapped.
+    pub(super) fn configure_doorbell_buffer(
+        &mut self,
+        entry: &SubmissionEntry,
+    ) -> Result<u32, Status> {
+        if self.doorbells.is_shared() {
+            return Err(Status::INVALID_OPCODE.dnr());
+        }
+        let pages = ShadowPages { doorbells: entry.prp1.get(), events: entry.prp2.get() };
+        let invalid = Status::INVALID_FIELD.dnr();
+        self.check_buffer(pages.doorbells, Access::Read).map_err(|_| invalid)?;
+        self.check_buffer(pages.events, Access::Write).map_err(|_| invalid)?;
+        if pages.doorbells == pages.events {
+            return Err(invalid);
+        }
+        self.shadow = Some(pages);
+        if self.queues.follow(&self.memory, pages).is_err() {
+            // It was there a moment ago.
+            self.fail();
+        }
+        Ok(0)
+    }
+
+    /// A buffer is one whole memory page that can be reached directly: a look at message-only memory
+    /// would be a message for each poll, which is worse than what it shall replace.
+    fn check_buffer(&self, at: u64, access: Access) -> Result<(), Fault> {
+        let page = self.registers.page_size();
+        if !is_page_aligned(at, page) {
+            return Err(Fault::Denied { iova: at });
+        }
+        self.memory.pin(at, page as usize, access, &mut Vec::new())
+    }
+
+    /// The doorbell of a queue that begins, with `size` entries.
+    fn new_cell(&self, index: usize, size: u32) -> Result<Cell, Status> {
+        let mut cell = Cell::new(&self.doorbells, index);
+        if let Some(pages) = self.shadow {
+            let followed = cell.follow(&self.memory, pages);
+            let behind = followed.and_then(|()| cell.keep_behind(&self.memory, 0, size));
+            behind.map_err(|_| Status::INTERNAL_ERROR)?;
+        }
+        Ok(cell)
     }
 
     /// Whether an I/O queue may have this number: the Number of Queues feature says how many.

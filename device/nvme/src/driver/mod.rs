@@ -9,6 +9,7 @@ mod arena;
 mod direct;
 mod pair;
 mod pinned;
+mod shadow;
 
 use std::collections::BTreeMap;
 
@@ -27,6 +28,7 @@ pub use arena::Arena;
 pub use direct::Direct;
 pub use pair::QueuePair;
 pub use pinned::{Ended, PinnedPair};
+pub use shadow::{Shadowed, doorbell_buffer_config, passes};
 
 /// Why the driver could not go on.
 #[derive(Debug, thiserror::Error)]

@@ -143,7 +143,6 @@ fn of_the_admin_queue() {
         0,
         [
             ("format", opcode(AdminOpcode::FormatNvm), Status::INVALID_OPCODE.dnr()),
-            ("dbbuf", opcode(AdminOpcode::DoorbellBufferConfig), Status::INVALID_OPCODE.dnr()),
             ("MI send", SubmissionEntry::new(0x1d, 0), Status::INVALID_OPCODE.dnr()),
             ("SGL", flags(identify(1, 0), 0x40), invalid_field),
             ("fused", flags(identify(1, 0), 1), invalid_field),

@@ -13,6 +13,7 @@ mod queues;
 mod rig;
 mod saved;
 mod sgl;
+mod shadow;
 mod steady;
 mod steps;
 mod trace;

@@ -53,13 +53,18 @@ impl Setup {
     }
 
     pub fn controller(self) -> Controller {
+        let doorbells = Doorbells::trapped(doorbell_count(self.limits.queue_pairs));
+        self.with_doorbells(doorbells)
+    }
+
+    pub fn with_doorbells(self, doorbells: Doorbells) -> Controller {
         let namespaces = self.disks.into_iter().zip(1..);
         Controller::new(Parts {
             memory: self.memory,
             interrupts: (0..self.vectors)
                 .map(|vector| Interrupt::new(self.sink.clone(), vector))
                 .collect(),
-            doorbells: Doorbells::trapped(doorbell_count(self.limits.queue_pairs)),
+            doorbells,
             namespaces: namespaces
                 .map(|(disk, nsid)| Namespace::new(nsid, disk, [nsid as u8; 16]))
                 .collect(),

@@ -171,7 +171,7 @@ fn contradictions_are_refused() {
     let state: Value = serde_json::from_slice(&saved(&mut rig)).unwrap();
     let edits: &[(&str, Value)] = &[
         ("/kind", "e1000".into()),
-        ("/version", 2.into()),
+        ("/version", 1.into()),
         ("/shape/serial", "OTHER".into()),
         ("/shape/vectors", 64.into()),
         ("/shape/namespaces/0/blocks", 1.into()),
@@ -183,6 +183,8 @@ fn contradictions_are_refused() {
         ("/registers/status", 0xff.into()),
         ("/registers/configuration", 0x0046_0000.into()),
         ("/registers/admin_submission", 5.into()),
+        ("/shadow", serde_json::json!({"doorbells": 0x5000, "events": 0x6000})),
+        ("/submission_queues/0/doorbell/shadow", serde_json::json!([3, true])),
         ("/submission_queues/0/id", 1.into()),
         ("/submission_queues/1/id", 2000.into()),
         ("/submission_queues/1/completion", 3.into()),

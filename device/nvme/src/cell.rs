@@ -1,0 +1,174 @@
+//! Where a queue's doorbell lies: a trapped register, a shared page, or the shadow page that the
+//! host named with Doorbell Buffer Config (section 5.7). The queue does not know which.
+//!
+//! # Shadow doorbells (section 7.13)
+//! The host stores a new value to the shadow page, then reads the queue's event index and writes
+//! the doorbell register only if the value passed it. So the event index says which change the
+//! controller wants to hear of, and the controller has two moods:
+//! - *awake* it looks at the shadow page in every poll. Event indexes stay [behind](Cell::keep_behind)
+//!   the value seen last, where the host does not pass them for at least half a queue: no register
+//!   write, hence no exit of a guest;
+//! - before it *rests* it [publishes](Cell::publish) the value seen last as the event index of every
+//!   queue that it waits for, and looks once more.
+//!
+//! # No doorbell is lost
+//! Host: store shadow S, full barrier, load event index. Controller: store event index E, full
+//! barrier (`fence(SeqCst)` in [`crate::Controller`]'s `rest`), load shadow. Of two such stores with
+//! a full barrier before the loads, at least one is seen by the other side's load. Either the last
+//! look finds S, and the controller does not rest; or the host finds E. The controller had seen the
+//! value E when it published it, so the host's change that the look missed began at E or before and
+//! ended past it: the host writes the register, and that wakes whoever sleeps. A change after that
+//! one finds the controller awake. `tests/sleep.rs` has loom go through every interleaving.
+//!
+//! # Hosts that leave the admin queue out
+//! The specification has every queue shadowed; Linux shadows I/O queues only and goes on writing the
+//! admin queue's registers. A queue is taken as shadowed as soon as its entry of the shadow page
+//! changes; from then on the register only wakes, since a write of it may arrive after newer values
+//! of the shadow page. Until then the register counts. No write is misread: a host that shadows a
+//! queue stores to the shadow page before the register, so whoever handles the register write sees
+//! the change.
+
+use slipway_pci::Doorbells;
+use slipway_ram::{Fault, Memory};
+
+/// The doorbell of one queue.
+#[derive(Clone)]
+pub(crate) struct Cell {
+    doorbells: Doorbells,
+    index: usize,
+    /// What the register held when it was looked at last: a wrong value is reported once.
+    seen: u32,
+    shadow: Option<Shadow>,
+}
+
+/// A doorbell that the queue cannot go on with.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum BadDoorbell {
+    /// A value that cannot be.
+    Value,
+    /// The shadow page cannot be reached: as bad as queue memory that cannot be.
+    Memory,
+}
+
+impl From<Fault> for BadDoorbell {
+    fn from(_: Fault) -> Self {
+        Self::Memory
+    }
+}
+
+/// The two pages of Doorbell Buffer Config: addresses in guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShadowPages {
+    /// The host writes doorbells here.
+    pub doorbells: u64,
+    /// The controller writes event indexes here.
+    pub events: u64,
+}
+
+/// One queue's entries of the two pages.
+#[derive(Clone, Debug)]
+struct Shadow {
+    doorbell: u64,
+    event: u64,
+    /// What the entry held when it was looked at last.
+    seen: u32,
+    /// The host has changed the entry: the register only wakes.
+    used: bool,
+    /// The event index that was written last; None: not known.
+    written: Option<u32>,
+}
+
+impl Cell {
+    /// The cell of a new queue starts at zero.
+    pub fn new(doorbells: &Doorbells, index: usize) -> Self {
+        doorbells.store(index, 0);
+        Self::resumed(doorbells, index, 0)
+    }
+
+    /// A cell that a predecessor had read as `seen`.
+    pub fn resumed(doorbells: &Doorbells, index: usize, seen: u32) -> Self {
+        Self { doorbells: doorbells.clone(), index, seen, shadow: None }
+    }
+
+    /// What the register held last.
+    pub fn seen(&self) -> u32 {
+        self.seen
+    }
+
+    /// What the shadow entry held last, and whether it is in use.
+    pub fn shadow_seen(&self) -> Option<(u32, bool)> {
+        self.shadow.as_ref().map(|shadow| (shadow.seen, shadow.used))
+    }
+
+    /// Looks at `pages` from now on. What is there counts as seen: the host stores after the
+    /// command, or the creation of the queue, has completed.
+    pub fn follow(&mut self, memory: &Memory, pages: ShadowPages) -> Result<(), Fault> {
+        let seen = memory.load_u32(self.place(pages.doorbells))?;
+        self.resume_shadow(pages, seen, false);
+        Ok(())
+    }
+
+    /// Goes on with `pages` where a predecessor was.
+    pub fn resume_shadow(&mut self, pages: ShadowPages, seen: u32, used: bool) {
+        let (doorbell, event) = (self.place(pages.doorbells), self.place(pages.events));
+        self.shadow = Some(Shadow { doorbell, event, seen, used, written: None });
+    }
+
+    /// The address of this doorbell's entry in the page at `base` (section 5.7: laid out as the
+    /// registers are).
+    fn place(&self, base: u64) -> u64 {
+        base.wrapping_add(4 * self.index as u64)
+    }
+
+    /// The value, when it is another one than at the last look.
+    pub fn changed(&mut self, memory: &Memory) -> Result<Option<u32>, Fault> {
+        if let Some(shadow) = &mut self.shadow {
+            let value = memory.load_u32(shadow.doorbell)?;
+            if value != shadow.seen {
+                (shadow.seen, shadow.used) = (value, true);
+                return Ok(Some(value));
+            }
+            if shadow.used {
+                return Ok(None);
+            }
+        }
+        let value = self.doorbells.load(self.index);
+        let changed = value != self.seen;
+        self.seen = value;
+        Ok(changed.then_some(value))
+    }
+
+    /// Asks for a register write at the next change from `value`, the queue's index.
+    pub fn publish(&mut self, memory: &Memory, value: u32) -> Result<(), Fault> {
+        match &mut self.shadow {
+            Some(shadow) => shadow.write(memory, value),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks for no register write soon: keeps the event index out of the half of the queue, of
+    /// `size` entries, that follows the index `value`.
+    pub fn keep_behind(&mut self, memory: &Memory, value: u32, size: u32) -> Result<(), Fault> {
+        let Some(shadow) = &mut self.shadow else { return Ok(()) };
+        let far = |written: u32| distance(value, written, size) > size / 2;
+        if shadow.written.is_some_and(far) {
+            return Ok(());
+        }
+        shadow.write(memory, if value == 0 { size - 1 } else { value - 1 })
+    }
+}
+
+impl Shadow {
+    fn write(&mut self, memory: &Memory, value: u32) -> Result<(), Fault> {
+        if self.written != Some(value) {
+            memory.store_u32(self.event, value)?;
+            self.written = Some(value);
+        }
+        Ok(())
+    }
+}
+
+/// Steps from index `from` to index `to` in a ring of `size`.
+pub(crate) fn distance(from: u32, to: u32, size: u32) -> u32 {
+    if to >= from { to - from } else { size - from + to }
+}
