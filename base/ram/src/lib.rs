@@ -12,7 +12,8 @@
 //!   ([`Region::remote`]), or on the heap of a unit test ([`Region::heap`]);
 //! - a mapping lives as long as a region or a span refers to it, so that a request in flight never
 //!   touches unmapped addresses; [`DmaMap::remove`] hands back a [`Removed`] that tells when the
-//!   last span is gone.
+//!   last span is gone;
+//! - [`Lasting`] is no guest's memory but our own, for what the next process needs to go on.
 //!
 //! A client that shrinks its file behind a mapping raises SIGBUS here. No copy lets it through: the
 //! few instructions that touch guest memory are known to a handler of that signal, which makes
@@ -42,6 +43,7 @@ mod backing;
 mod copy;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod lasting;
 mod map;
 mod mapping;
 mod span;
@@ -49,6 +51,7 @@ mod span;
 #[cfg(test)]
 mod tests;
 
+pub use lasting::{Lasting, Snapshots};
 pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed};
 pub use mapping::{Mapping, Remote};
 pub use span::Span;

@@ -1,0 +1,242 @@
+//! Memory that outlives this process: what a successor reads to go on.
+//!
+//! A [`Lasting`] is a memfd, mapped shared, as words. Whoever keeps its descriptor (a keeper
+//! process) gives it to the next process, which maps the same bytes. A process that is killed stops
+//! between two instructions, so what it leaves is a prefix of its stores in program order: stores
+//! with release ordering are enough for "first this, then that", and no flush is needed. (Power
+//! loss is another matter: everything here is memory.)
+//!
+//! [`Snapshots`] are values of any length that change whole or not at all: two places, and a word
+//! that says which of them counts.
+//!
+//! The bytes are this program's own, of this or of an earlier version: a successor checks what it
+//! reads and refuses what it does not understand, but nobody hostile writes here.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Words in memory that outlives the process, or on the heap for tests. Cheap to clone.
+#[derive(Clone)]
+pub struct Lasting {
+    memory: Arc<Memory>,
+    start: usize,
+    len: usize,
+}
+
+struct Memory {
+    base: *mut u8,
+    words: usize,
+    /// None: on the heap.
+    file: Option<OwnedFd>,
+}
+
+// SAFETY: the words are reached as atomics only.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        match &self.file {
+            // SAFETY: mapped in `map` with this length; borrows of the words have ended.
+            Some(_) => drop(unsafe { rustix::mm::munmap(self.base.cast(), self.words * 8) }),
+            None => {
+                let words = std::ptr::slice_from_raw_parts_mut(self.base.cast(), self.words);
+                // SAFETY: leaked from a box of this type and length in `heap`.
+                drop(unsafe { Box::<[AtomicU64]>::from_raw(words) });
+            }
+        }
+    }
+}
+
+impl Lasting {
+    /// `bytes` zero bytes, rounded up to whole pages, in a memfd. Pages cost nothing until they are
+    /// written.
+    ///
+    /// # Errors
+    /// No descriptors or no address space left.
+    pub fn new(name: &str, bytes: usize) -> std::io::Result<Self> {
+        let bytes = bytes.next_multiple_of(rustix::param::page_size());
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(name, flags)?;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        // A mapping of it cannot lose its pages then.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::map(file, bytes)
+    }
+
+    /// What a predecessor left in `file`.
+    ///
+    /// # Errors
+    /// `InvalidData` when the file is no such memory; what mmap(2) says.
+    pub fn of(file: OwnedFd) -> std::io::Result<Self> {
+        let bytes = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        let sealed =
+            rustix::fs::fcntl_get_seals(&file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
+        if bytes == 0 || !bytes.is_multiple_of(8) || !sealed {
+            let text = "a file that is no memory of a predecessor";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
+        }
+        Self::map(file, bytes)
+    }
+
+    fn map(file: OwnedFd, bytes: usize) -> std::io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, &file, 0)?
+        };
+        let words = bytes / 8;
+        let memory = Memory { base: base.cast(), words, file: Some(file) };
+        Ok(Self { memory: Arc::new(memory), start: 0, len: words })
+    }
+
+    /// The same on the heap: for tests, whose "next process" is the next object.
+    pub fn heap(bytes: usize) -> Self {
+        let words: Box<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
+        let (len, base) = (words.len(), Box::into_raw(words).cast());
+        Self { memory: Arc::new(Memory { base, words: len, file: None }), start: 0, len }
+    }
+
+    /// The descriptor to keep; None on the heap.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len * 8
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first `bytes` bytes, a multiple of 8, and the rest; None when there are fewer.
+    pub fn split(&self, bytes: usize) -> Option<(Self, Self)> {
+        let words = bytes / 8;
+        let rest = self.len.checked_sub(words)?;
+        let part = |start, len| Self { memory: self.memory.clone(), start, len };
+        Some((part(self.start, words), part(self.start + words, rest)))
+    }
+
+    /// The words.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: aligned to 8 bytes at least and mapped, or allocated, for as long as `memory`
+        // lives; the file is sealed against shrinking; `split` keeps parts within the whole. All
+        // access by this process is atomic.
+        unsafe {
+            let base = self.memory.base.cast::<AtomicU64>().add(self.start);
+            std::slice::from_raw_parts(base, self.len)
+        }
+    }
+
+    /// Where the bytes are, for system calls that write to them: valid as long as this value, at
+    /// one address.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.words().as_ptr().cast_mut().cast()
+    }
+
+    fn store_bytes(&self, from: &[u8]) {
+        for (word, bytes) in self.words().iter().zip(from.chunks(8)) {
+            let mut value = [0; 8];
+            value[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(value), Ordering::Relaxed);
+        }
+    }
+
+    fn load_bytes(&self, len: usize) -> Vec<u8> {
+        let words = self.words().iter().take(len.div_ceil(8));
+        let mut bytes: Vec<u8> =
+            words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+        bytes.truncate(len);
+        bytes
+    }
+}
+
+/// A value of up to a certain length that changes whole or not at all.
+///
+/// The first word counts the changes; the value of change `n` is in place `n % 2`, whose own length
+/// is in words 1 and 2. A change writes the place that does not count, then the word.
+pub struct Snapshots {
+    head: Lasting,
+    places: [Lasting; 2],
+}
+
+impl Snapshots {
+    const HEAD: usize = 64;
+
+    /// In all of `memory`. Values may be a little shorter than half of it.
+    pub fn new(memory: &Lasting) -> Option<Self> {
+        let (head, rest) = memory.split(Self::HEAD)?;
+        let (first, second) = rest.split(rest.len() / 16 * 8)?;
+        Some(Self { head, places: [first, second] })
+    }
+
+    /// Replaces the value. False, and nothing changed, when it is too long.
+    #[must_use]
+    pub fn store(&self, value: &[u8]) -> bool {
+        let words = self.head.words();
+        let next = words[0].load(Ordering::Relaxed).wrapping_add(1);
+        let at = (next % 2) as usize;
+        if value.len() > self.places[at].len() {
+            return false;
+        }
+        self.places[at].store_bytes(value);
+        words[1 + at].store(value.len() as u64, Ordering::Relaxed);
+        // Release: whoever sees the count sees the value.
+        words[0].store(next, Ordering::Release);
+        true
+    }
+
+    /// The value; None when there never was one.
+    pub fn load(&self) -> Option<Vec<u8>> {
+        let words = self.head.words();
+        let count = words[0].load(Ordering::Acquire);
+        let at = (count % 2) as usize;
+        let len = usize::try_from(words[1 + at].load(Ordering::Relaxed)).ok()?;
+        let place = &self.places[at];
+        (count != 0 && len <= place.len()).then(|| place.load_bytes(len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_sees_the_last_whole_value() {
+        let here = Lasting::new("test", 4096).unwrap();
+        let snapshots = Snapshots::new(&here).unwrap();
+        assert_eq!(snapshots.load(), None);
+        for value in [&b"one"[..], b"a longer one", b""] {
+            assert!(snapshots.store(value));
+            let file = here.file().unwrap().try_clone_to_owned().unwrap();
+            let there = Lasting::of(file).unwrap();
+            assert_eq!(Snapshots::new(&there).unwrap().load().unwrap(), value);
+        }
+        assert!(!snapshots.store(&[1; 4096]));
+        assert_eq!(snapshots.load().unwrap(), b"");
+        // Half of a change: the place that does not count.
+        snapshots.places[0].store_bytes(b"garbage");
+        assert_eq!(snapshots.load().unwrap(), b"");
+    }
+
+    #[test]
+    fn parts_are_apart_and_files_of_others_are_refused() {
+        let whole = Lasting::heap(64);
+        let (first, second) = whole.split(16).unwrap();
+        assert_eq!((first.len(), second.len()), (16, 48));
+        second.words()[0].store(7, Ordering::Relaxed);
+        assert_eq!(whole.words()[2].load(Ordering::Relaxed), 7);
+        assert!(whole.split(72).is_none());
+        let plain = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&plain, 4096).unwrap();
+        assert!(Lasting::of(plain).is_err());
+    }
+}

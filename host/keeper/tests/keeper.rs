@@ -1,0 +1,104 @@
+//! A keeper on a thread, with clients that come and go.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_keeper::{Keeper, Shelf};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn connect(path: &Path) -> Keeper {
+    for _ in 0..6000 {
+        if let Ok(keeper) = Keeper::connect(path) {
+            return keeper;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("no keeper at {}", path.display());
+}
+
+fn file(text: &str) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+fn text(file: OwnedFd) -> String {
+    let (mut file, mut text) = (File::from(file), String::new());
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    text
+}
+
+fn texts(keeper: &Keeper) -> Vec<(u32, String)> {
+    let taken = keeper.take(PATIENCE).unwrap();
+    taken.into_iter().map(|(slot, file)| (slot, text(file))).collect()
+}
+
+#[test]
+fn what_was_put_is_there_for_the_next_one_until_it_is_cleared() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keeper.sock");
+    let serving = {
+        let path = path.clone();
+        std::thread::spawn(move || slipway_keeper::serve(&path))
+    };
+    let first = connect(&path);
+    assert!(texts(&first).is_empty());
+    // More than fit one packet.
+    for slot in 0..300 {
+        first.put(slot * 3, file(&slot.to_string())).unwrap();
+    }
+    first.put(3, file("replaced")).unwrap();
+    first.clear(6).unwrap();
+    first.clear(7).unwrap();
+    drop(first);
+    let second = Arc::new(connect(&path));
+    let expected: Vec<_> = (0..300u32)
+        .filter(|slot| *slot != 2)
+        .map(|slot| (slot * 3, if slot == 1 { "replaced".into() } else { slot.to_string() }))
+        .collect();
+    assert_eq!(texts(&second), expected);
+    assert_eq!(texts(&second), expected);
+    assert!(slipway_keeper::serve(&path).is_err(), "somebody listens there");
+    let shelf = Shelf::new(second.clone(), 3..10);
+    assert!(shelf.put(7, file("beyond")).is_err());
+    shelf.put(1, file("four")).unwrap();
+    shelf.clear_all().unwrap();
+    let all = Shelf::new(second, 0..1000);
+    all.clear_all().unwrap();
+    drop((shelf, all));
+    // Nothing is held and nobody connected: it ends.
+    serving.join().unwrap().unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_client_that_talks_nonsense_is_dropped_and_loses_nothing() {
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keeper.sock");
+    let serving = {
+        let path = path.clone();
+        std::thread::spawn(move || slipway_keeper::serve(&path))
+    };
+    let first = connect(&path);
+    first.put(9, file("nine")).unwrap();
+    drop(first);
+    let address = SocketAddrUnix::new(&path).unwrap();
+    for nonsense in [&b"x"[..], &[0xff; 8], &[0; 64]] {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        rustix::net::send(&socket, nonsense, SendFlags::empty()).unwrap();
+    }
+    let last = connect(&path);
+    assert_eq!(texts(&last), [(9, "nine".to_owned())]);
+    last.clear(9).unwrap();
+    drop(last);
+    serving.join().unwrap().unwrap();
+}
