@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use slipway_ram::Span;
 
-/// The shape of a disk. Constant while a device uses it.
+/// The shape of a disk. Constant but for [`Disk::refresh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes in a logical block: a power of two, 512 to 4096.
@@ -110,8 +110,14 @@ pub enum DiskError {
 /// itself; keeps the spans until nothing reads or writes them any more; a completed durable write
 /// or flush survives the host's crash as far as the medium can.
 pub trait Disk: Send {
-    /// The shape; constant.
+    /// The shape; constant until [`Disk::refresh`].
     fn geometry(&self) -> Geometry;
+
+    /// Takes over the size that what is behind the disk has now, and gives the shape; block size
+    /// and protection stay. The caller has no request in flight.
+    fn refresh(&mut self) -> Geometry {
+        self.geometry()
+    }
 
     /// Takes all of `requests` (the vector is drained) and starts them. Whatever ends at once is
     /// appended to `completions`.
@@ -141,6 +147,10 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
         (**self).geometry()
     }
 
+    fn refresh(&mut self) -> Geometry {
+        (**self).refresh()
+    }
+
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         (**self).submit(requests, completions);
     }
@@ -161,6 +171,10 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
 impl<D: Disk + ?Sized> Disk for &mut D {
     fn geometry(&self) -> Geometry {
         (**self).geometry()
+    }
+
+    fn refresh(&mut self) -> Geometry {
+        (**self).refresh()
     }
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {

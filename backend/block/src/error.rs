@@ -22,6 +22,9 @@ pub enum OpenError {
     /// Another disk has the file open, and one of the two writes.
     #[error("{} is in use as a disk already; two writers would corrupt it", .0.display())]
     InUse(PathBuf),
+    /// A block device has the size that it has.
+    #[error("{} is a device: its size is not this host's to change", .0.display())]
+    Fixed(PathBuf),
     /// Not even one block, or no whole number of blocks where that is needed.
     #[error("{bytes} bytes are no whole, positive number of blocks of {block_size} bytes")]
     Size {

@@ -7,11 +7,12 @@
 //! - [`NullDisk`] does nothing, to measure everything else;
 //! - [`RamDisk`] is volatile memory;
 //! - [`FileDisk`] is a file or a block device, by io_uring;
+//! - [`SharedDisk`] is what several disks have in common, each of them on a thread of its own;
 //! - [`OverlayDisk`] is copy-on-write over any of them, volatile;
 //! - [`FaultDisk`], [`DelayDisk`] and [`TraceDisk`] wrap a disk: faults by rule, later
 //!   completions, counters.
 //!
-//! Not here: rate limits, snapshots, image formats other than raw, and a fallback for hosts that
+//! Not here: rate limits (a device has them), snapshots, image formats other than raw, and a fallback for hosts that
 //! forbid io_uring.
 //!
 //! Dependencies: `io-uring` for [`FileDisk`], `rustix` and `libc` for mappings, files and the
@@ -32,6 +33,7 @@ mod model;
 mod null;
 mod overlay;
 mod ram;
+mod shared;
 
 pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDisk};
 pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request};
@@ -40,6 +42,7 @@ pub use file::{FileDisk, FileOptions, create_sparse};
 pub use null::NullDisk;
 pub use overlay::OverlayDisk;
 pub use ram::RamDisk;
+pub use shared::SharedDisk;
 
 #[cfg(test)]
 mod tests;

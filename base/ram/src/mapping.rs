@@ -145,6 +145,26 @@ impl Mapping {
         unsafe { copy::write(to, from, self.guarded) }
     }
 
+    /// Copies `len` bytes from `offset` to `into`. False: the memory is gone.
+    ///
+    /// # Safety
+    /// `into` is valid for writes of `len` bytes, and does not overlap the mapping.
+    pub(crate) unsafe fn read_raw(&self, offset: usize, into: *mut u8, len: usize) -> bool {
+        let from = self.address(offset, len);
+        // SAFETY: as for `read`; `into` by this function's own contract.
+        unsafe { copy::read_raw(from, into, len, self.guarded) }
+    }
+
+    /// Copies `len` bytes from `from` to `offset`. False: the memory is gone.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes, and does not overlap the mapping.
+    pub(crate) unsafe fn write_raw(&self, offset: usize, from: *const u8, len: usize) -> bool {
+        let to = self.address(offset, len);
+        // SAFETY: as for `write`; `from` by this function's own contract.
+        unsafe { copy::write_raw(to, from, len, self.guarded) }
+    }
+
     /// Loads the little-endian word at `offset`, acquiring. None: the memory is gone.
     pub(crate) fn load_u32(&self, offset: usize) -> Option<u32> {
         let from = self.address(offset, 4);

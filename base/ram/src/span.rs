@@ -136,6 +136,47 @@ impl Span {
         self.outcome(self.mapping.publish(self.offset + offset, bytes), offset)
     }
 
+    /// As [`Span::read`], to memory that is no slice of Rust's: what others change meanwhile.
+    ///
+    /// # Errors
+    /// As for [`Span::read`].
+    ///
+    /// # Panics
+    /// When the range leaves the span.
+    ///
+    /// # Safety
+    /// `into` is valid for writes of `len` bytes, and does not overlap the span.
+    pub unsafe fn read_raw(&self, offset: usize, into: *mut u8, len: usize) -> Result<(), Fault> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "out of span");
+        self.allow(Access::Read, offset)?;
+        // SAFETY: by this function's own contract.
+        let there = unsafe { self.mapping.read_raw(self.offset + offset, into, len) };
+        self.outcome(there, offset)
+    }
+
+    /// As [`Span::write`], from memory that is no slice of Rust's: what others change meanwhile.
+    ///
+    /// # Errors
+    /// As for [`Span::write`].
+    ///
+    /// # Panics
+    /// When the range leaves the span.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes, and does not overlap the span.
+    pub unsafe fn write_raw(
+        &self,
+        offset: usize,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), Fault> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "out of span");
+        self.allow(Access::Write, offset)?;
+        // SAFETY: by this function's own contract.
+        let there = unsafe { self.mapping.write_raw(self.offset + offset, from, len) };
+        self.outcome(there, offset)
+    }
+
     /// Address and length for a system call's I/O vector. The kernel answers a vanished page with
     /// `EFAULT`; the caller must not dereference the address itself and must keep the span until
     /// the call has ended.

@@ -94,6 +94,10 @@ impl<D: Disk> Disk for DelayDisk<D> {
         self.inner.geometry()
     }
 
+    fn refresh(&mut self) -> Geometry {
+        self.inner.refresh()
+    }
+
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         let due = self.clock.now() + self.delay;
         self.due.extend(requests.iter().map(|request| (request.tag, due)));

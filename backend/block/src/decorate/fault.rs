@@ -76,6 +76,10 @@ impl<D: Disk> Disk for FaultDisk<D> {
         self.inner.geometry()
     }
 
+    fn refresh(&mut self) -> Geometry {
+        self.inner.refresh()
+    }
+
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         for request in requests.drain(..) {
             match self.rules.iter_mut().find_map(|rule| rule.strikes(&request)) {

@@ -117,6 +117,10 @@ impl<D: Disk> Disk for TraceDisk<D> {
         self.inner.geometry()
     }
 
+    fn refresh(&mut self) -> Geometry {
+        self.inner.refresh()
+    }
+
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         let submitted = self.clock.now();
         let block = u64::from(self.geometry().block_size);

@@ -30,9 +30,22 @@ pub(super) struct Target {
     pub zeros: Option<Aligned>,
 }
 
+impl Target {
+    pub fn new(fd: OwnedFd, direct: Option<Alignment>) -> Self {
+        Self {
+            fd,
+            direct,
+            lacks_zero_range: false,
+            lacks_punch_hole: false,
+            bounces: Vec::new(),
+            zeros: None,
+        }
+    }
+}
+
 /// Alignment that O_DIRECT asks for, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Alignment {
+pub(crate) struct Alignment {
     /// Of addresses.
     pub memory: usize,
     /// Of file offsets and of every piece's length.

@@ -10,17 +10,21 @@
 //! The descriptor to wait on is the ring's own: it is readable exactly while a completion waits,
 //! so there is no eventfd to clear on the hot path and no wake-up to lose.
 
+mod common;
 mod job;
 mod open;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use io_uring::{IoUring, types};
 
 use crate::check::{admit, complete};
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 use job::{Job, Next, Step, Target};
+
+pub(crate) use common::{Common, cut, measure, set_size};
 
 pub use open::{FileOptions, create_sparse};
 
@@ -47,8 +51,7 @@ pub struct FileDisk {
     waiting: VecDeque<Request>,
     /// Kernel's answers of one poll: slot and result.
     answers: Vec<(usize, i32)>,
-    /// The first flush that failed.
-    lost: Option<DiskError>,
+    common: Arc<Common>,
 }
 
 /// A place for one request that the kernel works on.
@@ -64,17 +67,22 @@ impl FileDisk {
     /// # Errors
     /// [`OpenError`].
     pub fn open(path: &std::path::Path, options: &FileOptions) -> Result<Self, OpenError> {
-        let opened = open::open(path, options)?;
+        Self::over(Arc::new(Common::open(path, options)?), options.read_only)
+    }
+
+    /// One more disk on an open file; `read_only` protects this one alone.
+    pub(crate) fn over(common: Arc<Common>, read_only: bool) -> Result<Self, OpenError> {
         let ring = IoUring::new(RING_ENTRIES).map_err(OpenError::Ring)?;
+        let geometry = common.geometry();
         Ok(Self {
             ring,
-            target: opened.target,
-            geometry: opened.geometry,
+            target: Target::new(common.fd.try_clone().map_err(OpenError::Wake)?, common.direct),
+            geometry: Geometry { read_only: read_only || geometry.read_only, ..geometry },
             slots: Vec::new(),
             free: Vec::new(),
             waiting: VecDeque::new(),
             answers: Vec::new(),
-            lost: None,
+            common,
         })
     }
 
@@ -89,8 +97,8 @@ impl FileDisk {
             Ok(extent) => extent,
             Err(error) => return Some(Err(error)),
         };
-        match (request.operation, self.lost) {
-            (Operation::Flush, Some(error)) => Some(Err(error)),
+        match (request.operation, self.common.lost.get()) {
+            (Operation::Flush, Some(error)) => Some(Err(*error)),
             (Operation::Flush, None) if self.geometry.read_only => Some(Ok(())),
             (Operation::Flush, None) => None,
             _ => (extent.len == 0).then_some(Ok(())),
@@ -181,7 +189,7 @@ impl FileDisk {
         if let (Err(error), Step::Sync) = (result, job.step())
             && error != DiskError::Cancelled
         {
-            self.lost.get_or_insert(error);
+            self.common.lose(error);
         }
         self.free.push(index);
         completions.push(complete(job.into_request(&mut self.target), result));
@@ -209,6 +217,11 @@ impl FileDisk {
 
 impl Disk for FileDisk {
     fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn refresh(&mut self) -> Geometry {
+        self.geometry.blocks = self.common.geometry().blocks;
         self.geometry
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::job::{Alignment, Target};
+use super::job::Alignment;
 use crate::check::is_block_size;
 use crate::{Geometry, OpenError};
 
@@ -31,12 +31,14 @@ impl Default for FileOptions {
 }
 
 pub(super) struct Opened {
-    pub target: Target,
+    pub fd: OwnedFd,
+    /// What O_DIRECT asks of requests; None when the page cache is used.
+    pub direct: Option<Alignment>,
     pub geometry: Geometry,
 }
 
 /// Names a failed system call.
-fn failed(path: &Path, action: &'static str) -> impl FnOnce(Errno) -> OpenError {
+pub(super) fn failed(path: &Path, action: &'static str) -> impl FnOnce(Errno) -> OpenError {
     move |errno| OpenError::File { path: path.to_owned(), action, source: errno.into() }
 }
 
@@ -56,17 +58,9 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, OpenErr
     rustix::fs::fcntl_setfl(&fd, flags).map_err(failed(path, "set up"))?;
     let wanted = if options.direct { direct_alignment(&fd, options.block_size) } else { None };
     let direct = wanted.filter(|_| rustix::fs::fcntl_setfl(&fd, flags | OFlags::DIRECT).is_ok());
-    let target = Target {
-        fd,
-        direct,
-        lacks_zero_range: false,
-        lacks_punch_hole: false,
-        bounces: Vec::new(),
-        zeros: None,
-    };
     let geometry =
         Geometry { block_size: options.block_size, blocks, read_only: options.read_only };
-    Ok(Opened { target, geometry })
+    Ok(Opened { fd, direct, geometry })
 }
 
 /// Opens, looks at what it is, and locks it.
@@ -99,13 +93,13 @@ fn open_descriptor(path: &Path, options: &FileOptions) -> Result<OwnedFd, OpenEr
     }
 }
 
-fn file_type(fd: &OwnedFd, path: &Path) -> Result<FileType, OpenError> {
+pub(super) fn file_type(fd: &OwnedFd, path: &Path) -> Result<FileType, OpenError> {
     let stat = rustix::fs::fstat(fd).map_err(failed(path, "look at"))?;
     Ok(FileType::from_raw_mode(stat.st_mode))
 }
 
 /// Size in bytes. A block device tells its size as the end to seek to.
-fn size(fd: &OwnedFd, path: &Path) -> Result<u64, OpenError> {
+pub(super) fn size(fd: &OwnedFd, path: &Path) -> Result<u64, OpenError> {
     rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0)).map_err(failed(path, "find the size of"))
 }
 
@@ -151,7 +145,7 @@ pub fn create_sparse(path: &Path, bytes: u64) -> Result<(), OpenError> {
 
 /// Bytes that the file system of `directory` holds when it is empty; without limit where it does
 /// not know.
-fn capacity(directory: &Path) -> Result<u64, Errno> {
+pub(super) fn capacity(directory: &Path) -> Result<u64, Errno> {
     let stat = rustix::fs::statvfs(directory)?;
     match stat.f_blocks.saturating_mul(stat.f_frsize) {
         0 => Ok(u64::MAX),

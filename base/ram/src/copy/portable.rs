@@ -26,6 +26,32 @@ pub(crate) unsafe fn read(guest: *const u8, into: &mut [u8], guarded: bool) -> b
     true
 }
 
+/// As [`read`], to memory of this process that is no slice of Rust's, as others change it.
+///
+/// # Safety
+/// As for [`read`]; `into` is writable for `len` bytes and does not overlap the guest's.
+pub(crate) unsafe fn read_raw(guest: *const u8, into: *mut u8, len: usize, guarded: bool) -> bool {
+    if guarded {
+        return through_kernel(guest.cast_mut(), into, len, false);
+    }
+    // SAFETY: by this function's contract.
+    unsafe { copy(guest, into, len) };
+    true
+}
+
+/// As [`write`], from memory of this process that is no slice of Rust's, as others change it.
+///
+/// # Safety
+/// As for [`write`]; `from` is readable for `len` bytes and does not overlap the guest's.
+pub(crate) unsafe fn write_raw(guest: *mut u8, from: *const u8, len: usize, guarded: bool) -> bool {
+    if guarded {
+        return through_kernel(guest, from.cast_mut(), len, true);
+    }
+    // SAFETY: by this function's contract.
+    unsafe { copy(from, guest, len) };
+    true
+}
+
 /// Copies `from` to guest memory. False: some of it is gone.
 ///
 /// # Safety

@@ -179,6 +179,24 @@ pub(crate) unsafe fn read(guest: *const u8, into: &mut [u8], _guarded: bool) -> 
     unsafe { slipway_ram_copy(into.as_mut_ptr(), guest, into.len()) == 0 }
 }
 
+/// As [`read`], to memory of this process that is no slice of Rust's, as others change it.
+///
+/// # Safety
+/// As for [`read`]; `into` is writable for `len` bytes and does not overlap the guest's.
+pub(crate) unsafe fn read_raw(guest: *const u8, into: *mut u8, len: usize, _: bool) -> bool {
+    // SAFETY: as for `read`.
+    unsafe { slipway_ram_copy(into, guest, len) == 0 }
+}
+
+/// As [`write`], from memory of this process that is no slice of Rust's, as others change it.
+///
+/// # Safety
+/// As for [`write`]; `from` is readable for `len` bytes and does not overlap the guest's.
+pub(crate) unsafe fn write_raw(guest: *mut u8, from: *const u8, len: usize, _: bool) -> bool {
+    // SAFETY: as for `write`.
+    unsafe { slipway_ram_copy(guest, from, len) == 0 }
+}
+
 /// Copies `from` to guest memory. False: some of it is gone.
 ///
 /// # Safety

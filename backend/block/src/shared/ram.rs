@@ -1,0 +1,213 @@
+//! A shared disk in memory: a file without a name, mapped once for all.
+//!
+//! The file grows and never shrinks, so a mapping of it is good for ever: what a disk gives up is
+//! punched out of the file and reads as zeros. A larger disk has a new mapping; devices that have
+//! not taken it over keep the old one.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::Medium;
+use crate::check::{Extent, admit, complete};
+use crate::ram::whole_blocks;
+use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
+
+pub(super) struct RamMedium {
+    file: Arc<OwnedFd>,
+    block_size: u32,
+    /// The disk's size; the file has that at least.
+    blocks: AtomicU64,
+    /// All of the file. Taken for changes of the size only.
+    mapping: Mutex<Arc<Mapping>>,
+}
+
+impl RamMedium {
+    pub fn new(bytes: u64, block_size: u32) -> Result<Self, OpenError> {
+        let blocks = whole_blocks(bytes, block_size)?;
+        let made = make(bytes).map_err(|source| OpenError::Memory { bytes, source })?;
+        let (file, mapping) = made;
+        let (blocks, mapping) = (AtomicU64::new(blocks), Mutex::new(Arc::new(mapping)));
+        Ok(Self { file: Arc::new(file), block_size, blocks, mapping })
+    }
+
+    fn mapping(&self) -> MutexGuard<'_, Arc<Mapping>> {
+        // Changed in single assignments: a panic leaves it whole.
+        self.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn grow(&self, bytes: u64) -> io::Result<()> {
+        let mut mapping = self.mapping();
+        if bytes > mapping.len as u64 {
+            rustix::fs::ftruncate(&self.file, bytes)?;
+            *mapping = Arc::new(Mapping::new(&self.file, bytes)?);
+        }
+        Ok(())
+    }
+}
+
+fn make(bytes: u64) -> io::Result<(OwnedFd, Mapping)> {
+    // With strict overcommit the kernel may refuse a page at its first touch, by a signal.
+    let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?;
+    if overcommit.trim() == "2" {
+        let text = "a shared RAM disk needs vm.overcommit_memory to be 0 or 1";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
+    let file = rustix::fs::memfd_create("slipway-disk", MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    let mapping = Mapping::new(&file, bytes)?;
+    Ok((file, mapping))
+}
+
+impl Medium for RamMedium {
+    fn geometry(&self) -> Geometry {
+        let blocks = self.blocks.load(Ordering::Acquire);
+        Geometry { block_size: self.block_size, blocks, read_only: false }
+    }
+
+    fn open(self: Arc<Self>, read_only: bool) -> Result<Box<dyn Disk>, OpenError> {
+        let geometry = Geometry { read_only, ..self.geometry() };
+        let mapping = Arc::clone(&self.mapping());
+        let file = Arc::clone(&self.file);
+        Ok(Box::new(SharedRam { medium: self, file, mapping, geometry }))
+    }
+
+    fn resize(&self, bytes: Option<u64>) -> Result<(), OpenError> {
+        let Some(bytes) = bytes else { return Ok(()) };
+        let blocks = whole_blocks(bytes, self.block_size)?;
+        self.grow(bytes).map_err(|source| OpenError::Memory { bytes, source })?;
+        // After the mapping: who sees the size finds the memory.
+        self.blocks.store(blocks, Ordering::Release);
+        Ok(())
+    }
+
+    fn trim(&self) -> Result<(), OpenError> {
+        let (end, len) = (self.geometry().bytes(), self.mapping().len as u64);
+        if end == len {
+            return Ok(());
+        }
+        let cut = punch(&self.file, Extent { start: end, len: len - end });
+        cut.map_err(|source| OpenError::Memory { bytes: end, source })
+    }
+}
+
+/// Makes a range of the file zeros and gives its pages back.
+fn punch(file: &OwnedFd, extent: Extent) -> io::Result<()> {
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(rustix::fs::fallocate(file, mode, extent.start, extent.len)?)
+}
+
+/// One device's disk.
+struct SharedRam {
+    medium: Arc<RamMedium>,
+    file: Arc<OwnedFd>,
+    /// Holds the geometry at least.
+    mapping: Arc<Mapping>,
+    geometry: Geometry,
+}
+
+impl SharedRam {
+    fn carry_out(&self, request: &Request, extent: Extent) -> Result<(), DiskError> {
+        match request.operation {
+            Operation::Read | Operation::Write => self.copy(request, extent),
+            Operation::WriteZeroes | Operation::Discard if extent.len > 0 => {
+                let failed = |error: io::Error| DiskError::Io(error.raw_os_error().unwrap_or(0));
+                punch(&self.file, extent).map_err(failed)
+            }
+            Operation::WriteZeroes | Operation::Discard | Operation::Flush => Ok(()),
+        }
+    }
+
+    fn copy(&self, request: &Request, extent: Extent) -> Result<(), DiskError> {
+        // The memory is as large as the disk, so what fits the disk fits `usize`.
+        let mut at = extent.start as usize;
+        for span in &request.spans {
+            let place = self.mapping.place(at, span.len());
+            if request.operation == Operation::Read {
+                // SAFETY: `place` is valid for the span's length as long as the mapping, which
+                // `self` keeps; it is memory of a shared file, which others change at will and to
+                // which nobody has a reference; it does not overlap the span, which is a client's
+                // memory or heap.
+                unsafe { span.write_raw(0, place, span.len())? }
+            } else {
+                // SAFETY: as above.
+                unsafe { span.read_raw(0, place, span.len())? }
+            }
+            at += span.len();
+        }
+        Ok(())
+    }
+}
+
+impl Disk for SharedRam {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn refresh(&mut self) -> Geometry {
+        // The size first: a mapping taken after it holds it, see `RamMedium::resize`.
+        let now = self.medium.geometry();
+        self.mapping = Arc::clone(&self.medium.mapping());
+        self.geometry = Geometry { read_only: self.geometry.read_only, ..now };
+        self.geometry
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
+        for request in requests.drain(..) {
+            let result =
+                admit(&self.geometry, &request).and_then(|extent| self.carry_out(&request, extent));
+            completions.push(complete(request, result));
+        }
+    }
+
+    fn poll(&mut self, _: &mut Vec<Completion>) {}
+}
+
+/// The file in this process's address space. Nobody may form a reference to its bytes.
+struct Mapping {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the bytes are accessed by raw copies only, which tolerate concurrent change.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// The first `bytes` bytes of `file`, which has that many.
+    fn new(file: &OwnedFd, bytes: u64) -> io::Result<Self> {
+        let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let any = std::ptr::null_mut();
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe { rustix::mm::mmap(any, len, prot, flags, file, 0)? }.cast();
+        for advice in [Advice::LinuxDontDump, Advice::LinuxHugepage] {
+            // SAFETY: the mapping just made; these advices change no byte. A kernel that does not
+            // know one loses an economy, nothing else.
+            let _ = unsafe { rustix::mm::madvise(base, len, advice) };
+        }
+        Ok(Self { base: base.cast(), len })
+    }
+
+    /// Where byte `at` is.
+    ///
+    /// # Panics
+    /// When `at..at + len` leaves the mapping: the request was admitted for a disk of its size.
+    fn place(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "beyond the mapping");
+        self.base.wrapping_add(at)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length; the last user is gone.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+    }
+}

@@ -1,0 +1,163 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::{FileOptions, OpenError, SharedDisk};
+
+const BYTES: u64 = 1 << 20;
+
+/// A file of zeros, and a shared disk on it. None: this host has no io_uring.
+fn on_file(test: &str) -> Option<(tempfile::TempDir, std::path::PathBuf, SharedDisk)> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    crate::create_sparse(&path, BYTES).unwrap();
+    let shared = SharedDisk::file(&path, &FileOptions::default()).unwrap();
+    match shared.open(false) {
+        Ok(_) => Some((folder, path, shared)),
+        Err(OpenError::Ring(error)) => {
+            eprintln!("SKIPPED: {test}: needs io_uring ({error})");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// What holds for every kind that keeps bytes.
+fn shares_bytes_and_size(shared: &SharedDisk) {
+    let (mut one, mut two) = (shared.open(false).unwrap(), shared.open(true).unwrap());
+    refuses_the_impossible(&mut one);
+    write(&mut one, 5, &[7; 1024]).unwrap();
+    assert_eq!(read(&mut two, 5, 2).unwrap(), [7; 1024]);
+    assert_eq!(write(&mut two, 5, &[1; 512]), Err(DiskError::ReadOnly));
+    super::one(&mut one, request(Operation::Discard, 6, 1, Vec::new())).unwrap();
+    assert_eq!(read(&mut two, 5, 2).unwrap(), [[7; 512], [0; 512]].concat());
+
+    let blocks = BYTES / 512;
+    let last = |disk: &mut dyn Disk, lba: u64| read(disk, lba, 1);
+    shared.resize(Some(2 * BYTES)).unwrap();
+    assert_eq!(last(&mut one, blocks), Err(DiskError::OutOfRange), "not before it refreshed");
+    assert_eq!(one.refresh().blocks, 2 * blocks);
+    write(&mut one, 2 * blocks - 1, &[9; 512]).unwrap();
+    assert_eq!(two.geometry().blocks, blocks);
+    assert!(two.refresh().read_only);
+    assert_eq!(last(&mut two, 2 * blocks - 1).unwrap(), [9; 512]);
+    assert_eq!(last(&mut two, 5).unwrap(), [7; 512]);
+
+    // Smaller: nothing is cut before `trim`.
+    shared.resize(Some(512)).unwrap();
+    assert_eq!(last(&mut two, 2 * blocks - 1).unwrap(), [9; 512]);
+    for disk in [&mut one, &mut two] {
+        assert_eq!(disk.refresh().blocks, 1);
+        assert_eq!(last(disk, 5), Err(DiskError::OutOfRange));
+    }
+    shared.trim().unwrap();
+    shared.trim().unwrap();
+    shared.resize(Some(2 * BYTES)).unwrap();
+    one.refresh();
+    assert_eq!(read(&mut one, 5, 2).unwrap(), [0; 1024]);
+    assert_eq!(last(&mut one, 2 * blocks - 1).unwrap(), [0; 512]);
+
+    for bytes in [0, 511, 513, u64::MAX, u64::MAX - 511] {
+        assert!(shared.resize(Some(bytes)).is_err(), "{bytes}");
+        assert_eq!(shared.geometry().blocks, 2 * blocks);
+    }
+}
+
+#[test]
+fn ram_is_shared() {
+    shares_bytes_and_size(&SharedDisk::ram(BYTES, 512).unwrap());
+}
+
+#[test]
+fn a_file_is_shared() {
+    let Some((_folder, path, shared)) = on_file("a_file_is_shared") else { return };
+    shares_bytes_and_size(&shared);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 * BYTES);
+}
+
+#[test]
+fn null_changes_its_size() {
+    let shared = SharedDisk::null(BYTES, 4096).unwrap();
+    let (mut one, mut two) = (shared.open(false).unwrap(), shared.open(true).unwrap());
+    refuses_the_impossible(&mut one);
+    shared.resize(Some(2 * BYTES)).unwrap();
+    assert_eq!((one.refresh().blocks, two.geometry().blocks), (512, 256));
+    assert_eq!(write(&mut two, 0, &[1; 4096]), Err(DiskError::ReadOnly));
+    assert!(shared.resize(Some(100)).is_err());
+    assert!(SharedDisk::null(0, 512).is_err() && SharedDisk::null(512, 100).is_err());
+}
+
+#[test]
+fn each_equals_its_model() {
+    let shared = SharedDisk::ram(BYTES, 512).unwrap();
+    against_model(&mut shared.open(false).unwrap(), vec![0; BYTES as usize], 1, 11);
+    let Some((_folder, _path, shared)) = on_file("each_equals_its_model") else { return };
+    against_model(&mut shared.open(false).unwrap(), vec![0; BYTES as usize], 512, 12);
+}
+
+#[test]
+fn what_somebody_appended_is_theirs() {
+    let Some((_folder, path, shared)) = on_file("what_somebody_appended_is_theirs") else { return };
+    let mut disk = shared.open(false).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(2 * BYTES + 100).unwrap();
+    shared.trim().unwrap();
+    shared.resize(None).unwrap();
+    assert_eq!(disk.refresh().bytes(), 2 * BYTES);
+    shared.trim().unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 * BYTES + 100);
+    file.set_len(100).unwrap();
+    assert!(matches!(shared.resize(None), Err(OpenError::Size { bytes: 100, .. })));
+    assert!(matches!(shared.resize(Some(1 << 60)), Err(OpenError::TooLarge { .. })));
+}
+
+#[test]
+fn a_shared_file_is_locked_while_anybody_has_it() {
+    let Some((_folder, path, shared)) = on_file("a_shared_file_is_locked") else { return };
+    let again = || SharedDisk::file(&path, &FileOptions::default());
+    let disk = shared.open(false).unwrap();
+    drop(shared);
+    assert!(matches!(again(), Err(OpenError::InUse(_))));
+    drop(disk);
+    assert!(again().is_ok());
+}
+
+#[test]
+fn a_lost_flush_is_lost_for_all() {
+    let Some((_folder, path, _)) = on_file("a_lost_flush_is_lost_for_all") else { return };
+    let options = FileOptions { read_only: true, ..FileOptions::default() };
+    drop(SharedDisk::file(&path, &options).unwrap().open(false).unwrap());
+    let common = Arc::new(crate::file::Common::open(&path, &FileOptions::default()).unwrap());
+    let mut two = crate::FileDisk::over(common.clone(), false).unwrap();
+    let flush = || request(Operation::Flush, 0, 0, Vec::new());
+    assert_eq!(super::one(&mut two, flush()), Ok(()));
+    common.lose(DiskError::Io(5));
+    assert_eq!(super::one(&mut two, flush()), Err(DiskError::Io(5)));
+}
+
+/// Threads on one disk, each in blocks of its own, while the size changes.
+#[test]
+fn many_threads_disturb_nobody() {
+    let shared = SharedDisk::ram(BYTES, 512).unwrap();
+    let rounds = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..4u64 {
+            let (shared, rounds) = (&shared, &rounds);
+            scope.spawn(move || {
+                let mut disk = shared.open(false).unwrap();
+                for round in 0..200u64 {
+                    let data = [(number * 50 + round) as u8; 4096];
+                    write(&mut disk, number * 8, &data).unwrap();
+                    disk.refresh();
+                    assert_eq!(read(&mut disk, number * 8, 8).unwrap(), data);
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for size in 1..100 {
+            shared.resize(Some(BYTES + size % 7 * 4096)).unwrap();
+            shared.trim().unwrap();
+        }
+    });
+    assert_eq!(rounds.into_inner(), 800);
+}
