@@ -1,6 +1,6 @@
 //! Asynchronous events (section 5.2).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use slipway_nvme_spec::event::{Event, EventType};
 
@@ -16,6 +16,8 @@ pub(crate) struct Events {
     pub waiting: VecDeque<Event>,
     /// Types that are masked until their log is read; a bit each.
     pub masked: u8,
+    /// The Changed Namespace List (section 5.14.1.4).
+    pub changed: BTreeSet<u32>,
 }
 
 impl Events {
@@ -31,6 +33,21 @@ impl Events {
     pub fn raise(&mut self, event: Event) {
         if !self.waiting.contains(&event) {
             self.waiting.push_back(event);
+        }
+    }
+
+    /// A namespace came, went or has another size; `notify`: the host wants to be told.
+    pub fn namespace_changed(&mut self, nsid: u32, notify: bool) {
+        self.changed.insert(nsid);
+        if notify {
+            self.raise(Event::NAMESPACE_CHANGED);
+        }
+    }
+
+    /// The host was given this part of the Changed Namespace List and does not retain it.
+    pub fn told(&mut self, part: &[u8]) {
+        for nsid in part.chunks_exact(4) {
+            self.changed.remove(&u32::from_le_bytes([nsid[0], nsid[1], nsid[2], nsid[3]]));
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_block::{Disk, RamDisk};
+use slipway_block::RamDisk;
 use slipway_nvme_spec::registers::{AdminQueueAttributes, Configuration, offset};
 use slipway_pci::{Doorbells, FifoSink, Function, Interrupt};
 use slipway_ram::Memory;
@@ -63,15 +63,21 @@ pub fn fuzz(data: &[u8]) {
     guest.drain();
 }
 
+fn namespace() -> Namespace {
+    match RamDisk::new(1 << 16, 512) {
+        Ok(disk) => Namespace::new(1, Box::new(disk), [7; 16]),
+        Err(error) => panic!("64 KiB of address space: {error}"),
+    }
+}
+
 fn make(memory: &Memory, clock: &ManualClock) -> Controller {
     let sink = FifoSink::new();
-    let disk = RamDisk::new(1 << 16, 512).ok().map(|disk| Box::new(disk) as Box<dyn Disk>);
     let limits = Limits { queue_pairs: 4, queue_entries: 16, transfer: 1 << 16, in_flight: 64 };
     let parts = Parts {
         memory: memory.clone(),
         interrupts: (0..4).map(|vector| Interrupt::new(sink.clone(), vector)).collect(),
         doorbells: Doorbells::trapped(doorbell_count(limits.queue_pairs)),
-        namespaces: disk.into_iter().map(|disk| Namespace::new(1, disk, [7; 16])).collect(),
+        namespaces: vec![namespace()],
         clock: Arc::new(clock.clone()),
         identity: Identity::new("FUZZ"),
         limits,
@@ -125,6 +131,7 @@ impl Guest {
             7 => self.clock.advance(Duration::from_millis(input.word().into())),
             8 => self.config(input),
             9 => self.move_house(input.byte()),
+            10 => self.change(input.byte()),
             _ => {
                 self.controller.poll();
             }
@@ -175,6 +182,19 @@ impl Guest {
             let _ = fresh.restore(&state);
         }
         self.controller = fresh;
+    }
+
+    /// What the host may do at any moment: a namespace comes or goes, or looks at its size. It is
+    /// as before when the guest goes on, as the next controller must have the same ones.
+    fn change(&mut self, how: u8) {
+        self.controller.refresh(u32::from(how & 3), Box::new(drop));
+        self.controller.detach(1, Box::new(drop));
+        if how & 4 == 0 {
+            self.controller.poll();
+        }
+        while !self.controller.quiesce() {}
+        let attached = self.controller.attach(namespace());
+        assert!(attached.is_ok(), "{attached:?}");
     }
 
     fn drain(&mut self) {

@@ -250,7 +250,7 @@ impl Controller {
 
     /// Leaves `request` with its namespace, which has been checked to be there.
     pub(crate) fn request(&mut self, nsid: u32, request: Request) {
-        if let Some(namespace) = self.namespaces.get_mut(nsid) {
+        if let Some(namespace) = self.namespaces.working(nsid) {
             namespace.requests.push(request);
         }
     }

@@ -18,7 +18,15 @@
 //! Other threads never touch a controller: they post jobs ([`Mailbox`]), which its next poll runs
 //! first. One such job has the controller tell where the time of commands goes ([`Tracer`]).
 //!
+//! Namespaces come, go and grow while it runs ([`Controller::attach`], [`Controller::detach`],
+//! [`Controller::refresh`]); a disk may be one of several on the same medium, for several
+//! controllers. Other threads post such calls to the [`Mailbox`].
+//!
 //! Decisions where the specification leaves room:
+//! - NN is 1,024 whichever namespaces there are, so that it is constant. A namespace that is not
+//!   there, or no longer, is Invalid Namespace or Format (0Bh) to a command; what its disk had begun
+//!   ends as the disk ends it.
+//! - The Changed Namespace List forgets what was read of it without Retain Asynchronous Event.
 //! - A command is fetched only when its completion queue has a slot for it, so a full queue makes
 //!   commands wait where they are, in the guest's memory. Nothing is lost and nothing is kept here.
 //! - Queue memory, or a shadow doorbell page, that cannot be read or written is fatal: CSTS.CFS,
@@ -69,6 +77,7 @@
 //! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`].
 
 mod admin;
+mod attachment;
 mod cell;
 mod controller;
 #[cfg(any(test, feature = "driver"))]
@@ -94,6 +103,7 @@ mod steps;
 mod tests;
 mod trace;
 
+pub use attachment::{ChangeError, Done};
 pub use controller::Controller;
 pub use mailbox::Mailbox;
 pub use namespace::Namespace;

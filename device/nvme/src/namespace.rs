@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use slipway_block::{Completion, Disk, DiskError, Geometry, Request};
 
+use crate::attachment::{ChangeError, Done};
+
 /// A namespace as a host configures it.
 pub struct Namespace {
     /// NSID, 1 to 1,024.
@@ -16,13 +18,26 @@ pub struct Namespace {
     pub eui64: [u8; 8],
     /// UUID; zeros for none (section 5.15.2.4).
     pub uuid: [u8; 16],
+    /// Other controllers may have the same disk, under the same names (NMIC bit 0).
+    pub shared: bool,
 }
 
 impl Namespace {
-    /// A namespace with `uuid` as its UUID and NGUID. Linux names a disk by these.
+    /// A namespace with `uuid` as its UUID and NGUID, of this controller alone. Linux names a disk
+    /// by these.
     pub fn new(nsid: u32, disk: Box<dyn Disk>, uuid: [u8; 16]) -> Self {
-        Self { nsid, disk, nguid: uuid, eui64: [0; 8], uuid }
+        Self { nsid, disk, nguid: uuid, eui64: [0; 8], uuid, shared: false }
     }
+
+    /// Whether the disk has a shape that can be presented.
+    pub(crate) fn has_shape(&self) -> bool {
+        is_shape(&self.disk.geometry())
+    }
+}
+
+fn is_shape(geometry: &Geometry) -> bool {
+    let block = geometry.block_size;
+    block.is_power_of_two() && (512..=4096).contains(&block) && geometry.blocks > 0
 }
 
 /// A namespace in use.
@@ -32,6 +47,7 @@ pub(crate) struct Attached {
     pub nguid: [u8; 16],
     pub eui64: [u8; 8],
     pub uuid: [u8; 16],
+    pub shared: bool,
     /// The Error Recovery feature, TLER in 100 ms (section 5.21.1.5).
     pub error_recovery: u16,
     pub disk: Box<dyn Disk>,
@@ -41,6 +57,8 @@ pub(crate) struct Attached {
     pub alone: Alone,
     /// Requests that the disk has.
     in_flight: usize,
+    /// Who wants the disk's new size to be taken over, when nothing is in flight.
+    refreshing: Vec<Done>,
 }
 
 /// Fused pairs (section 6.2): each has the disk for itself, from its compare to the end of its
@@ -99,11 +117,13 @@ impl Attached {
             nguid: namespace.nguid,
             eui64: namespace.eui64,
             uuid: namespace.uuid,
+            shared: namespace.shared,
             error_recovery: 0,
             disk: namespace.disk,
             requests: Vec::new(),
             alone: Alone::default(),
             in_flight: 0,
+            refreshing: Vec::new(),
         }
     }
 
@@ -121,10 +141,13 @@ impl Attached {
         cancelled
     }
 
-    /// Hands waiting requests to the disk and appends what has ended.
+    /// Hands waiting requests to the disk and appends what has ended. While a new size is to be
+    /// taken over they wait: no request that was admitted for the old size ends after that.
     pub fn drive(&mut self, completions: &mut Vec<Completion>) {
         let before = completions.len();
         let requests = match self.alone.is_idle() {
+            // What waits for a new size is not submitted, and no pair is chosen.
+            _ if self.is_held() => &mut Vec::new(),
             true => &mut self.requests,
             false => self.alone.choose(&mut self.requests, self.in_flight),
         };
@@ -140,48 +163,149 @@ impl Attached {
         }
         self.in_flight = self.in_flight.saturating_sub(completions.len() - before);
     }
+
+    /// Whether requests wait until those before them have ended.
+    fn is_held(&self) -> bool {
+        !self.refreshing.is_empty() && self.in_flight > 0
+    }
+
+    /// Whether no request is with the disk or on its way there.
+    fn is_done(&self) -> bool {
+        self.in_flight == 0 && self.requests.is_empty() && self.alone.is_idle()
+    }
+
+    /// Takes the new size over when it is time. Whether it is another one.
+    fn resize(&mut self) -> bool {
+        if self.refreshing.is_empty() || self.in_flight > 0 {
+            return false;
+        }
+        let geometry = self.disk.refresh();
+        let outcome = match is_shape(&geometry) && geometry.block_size == self.geometry.block_size {
+            true => Ok(()),
+            false => Err(ChangeError::Geometry(self.nsid)),
+        };
+        let changed = outcome.is_ok() && geometry != self.geometry;
+        if changed {
+            self.geometry = geometry;
+        }
+        self.refreshing.drain(..).for_each(|done| done(outcome.clone()));
+        changed
+    }
+}
+
+/// A namespace that was taken away and whose disk has requests in flight.
+struct Leaving {
+    namespace: Attached,
+    done: Done,
 }
 
 /// All namespaces, ascending by NSID.
-pub(crate) struct Namespaces(Vec<Attached>);
+pub(crate) struct Namespaces {
+    all: Vec<Attached>,
+    /// No new command reaches these; those that it has take all of their steps.
+    leaving: Vec<Leaving>,
+    /// A namespace leaves, or waits to take over a new size.
+    changing: bool,
+}
 
 impl Namespaces {
     pub fn new(namespaces: Vec<Namespace>) -> Self {
         let mut all: Vec<Attached> = namespaces.into_iter().map(Attached::new).collect();
         all.sort_by_key(|namespace| namespace.nsid);
-        Self(all)
+        Self { all, leaving: Vec::new(), changing: false }
+    }
+
+    /// Adds a namespace whose NSID is free.
+    pub fn attach(&mut self, namespace: Namespace) {
+        let at = self.all.partition_point(|one| one.nsid < namespace.nsid);
+        self.all.insert(at, Attached::new(namespace));
+    }
+
+    /// The namespace that a command in flight is about, also when it leaves.
+    pub fn working(&mut self, nsid: u32) -> Option<&mut Attached> {
+        match self.position(nsid) {
+            Some(at) => self.all.get_mut(at),
+            None => {
+                let leaving = self.leaving.iter_mut().map(|one| &mut one.namespace);
+                leaving.into_iter().find(|one| one.nsid == nsid)
+            }
+        }
+    }
+
+    /// Takes a namespace out; whoever waits for its new size is told that it is gone.
+    pub fn detach(&mut self, nsid: u32) -> Option<Attached> {
+        let mut namespace = self.all.remove(self.position(nsid)?);
+        namespace.refreshing.drain(..).for_each(|done| done(Err(ChangeError::Unknown(nsid))));
+        Some(namespace)
+    }
+
+    /// Drops a namespace that was taken out when its disk has nothing in flight, and tells `done`.
+    pub fn leave(&mut self, namespace: Attached, done: Done) {
+        self.leaving.push(Leaving { namespace, done });
+        self.changing = true;
+    }
+
+    /// Has a namespace take over its disk's size as soon as no request is in flight; until then new
+    /// ones wait.
+    pub fn refresh(&mut self, nsid: u32, done: Done) {
+        match self.get_mut(nsid) {
+            Some(namespace) => {
+                namespace.refreshing.push(done);
+                self.changing = true;
+            }
+            None => done(Err(ChangeError::Unknown(nsid))),
+        }
+    }
+
+    /// All whose disks have to work, those that leave included.
+    pub fn driven(&mut self) -> impl Iterator<Item = &mut Attached> {
+        self.all.iter_mut().chain(self.leaving.iter_mut().map(|one| &mut one.namespace))
+    }
+
+    /// Whether there is anything for [`Namespaces::settle`].
+    pub fn is_changing(&self) -> bool {
+        self.changing
+    }
+
+    /// Completes changes whose requests have ended. Gives those that have another size.
+    pub fn settle(&mut self) -> Vec<u32> {
+        let resized = self.all.iter_mut().filter_map(|one| one.resize().then_some(one.nsid));
+        let resized = resized.collect();
+        let quiet = self.leaving.extract_if(.., |one| one.namespace.is_done());
+        for Leaving { namespace, done } in quiet {
+            // The disk first: who is told may open what it had open.
+            drop(namespace);
+            done(Ok(()));
+        }
+        let waits = |one: &Attached| !one.refreshing.is_empty();
+        self.changing = !self.leaving.is_empty() || self.all.iter().any(waits);
+        resized
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Attached> {
-        self.0.iter()
+        self.all.iter()
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Attached> {
-        self.0.iter_mut()
+        self.all.iter_mut()
     }
 
     pub fn get(&self, nsid: u32) -> Option<&Attached> {
         let at = self.position(nsid)?;
-        self.0.get(at)
+        self.all.get(at)
     }
 
     pub fn get_mut(&mut self, nsid: u32) -> Option<&mut Attached> {
         let at = self.position(nsid)?;
-        self.0.get_mut(at)
-    }
-
-    /// NN: the highest NSID that there can be (section 5.15.2.2); at least 1, as drivers take 0
-    /// for a broken controller.
-    pub fn highest(&self) -> u32 {
-        self.0.last().map_or(1, |namespace| namespace.nsid)
+        self.all.get_mut(at)
     }
 
     fn position(&self, nsid: u32) -> Option<usize> {
         // Nearly always the namespaces are 1, 2, 3, …
         let guess = nsid.wrapping_sub(1) as usize;
-        if self.0.get(guess).is_some_and(|namespace| namespace.nsid == nsid) {
+        if self.all.get(guess).is_some_and(|namespace| namespace.nsid == nsid) {
             return Some(guess);
         }
-        self.0.binary_search_by_key(&nsid, |namespace| namespace.nsid).ok()
+        self.all.binary_search_by_key(&nsid, |namespace| namespace.nsid).ok()
     }
 }

@@ -96,7 +96,8 @@ pub enum PartsError {
     Geometry(u32),
 }
 
-/// The highest namespace ID: one Identify list, and one Changed Namespace List, hold them all.
+/// The highest namespace ID, whichever are there (NN, section 5.15.2.2), as namespaces come and go:
+/// one Identify list, and one Changed Namespace List, hold them all.
 pub(crate) const MAX_NSID: u32 = 1024;
 
 impl Parts {
@@ -116,9 +117,7 @@ impl Parts {
             if !(1..=MAX_NSID).contains(&nsid) || !seen.insert(nsid) {
                 return Err(PartsError::NamespaceId(nsid));
             }
-            let shape = namespace.disk.geometry();
-            let block = shape.block_size;
-            if !block.is_power_of_two() || !(512..=4096).contains(&block) || shape.blocks == 0 {
+            if !namespace.has_shape() {
                 return Err(PartsError::Geometry(nsid));
             }
         }

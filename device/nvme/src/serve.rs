@@ -212,7 +212,7 @@ impl Controller {
     /// Lets every disk work and ends what has ended. True when something has.
     pub(crate) fn drive_disks(&mut self) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
-        for namespace in self.namespaces.iter_mut() {
+        for namespace in self.namespaces.driven() {
             match &mut self.tracer {
                 None => namespace.drive(&mut completions),
                 Some(tracer) => tracer.drive(namespace, &mut completions),
@@ -223,6 +223,10 @@ impl Controller {
             self.end_request(completion);
         }
         self.completions = completions;
+        // After their ends: a command's next step may have come of one.
+        if self.namespaces.is_changing() {
+            self.settle_namespaces();
+        }
         busy
     }
 

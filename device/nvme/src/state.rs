@@ -14,6 +14,7 @@
 //! count as kept from before, with doorbells that were rung meanwhile. The keep alive timer starts
 //! anew, as a restart is not the host's fault; the timestamp stands still between the two.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,7 @@ use crate::controller::Controller;
 use crate::events::{EVENT_LIMIT, Events};
 use crate::health::{ERROR_ENTRIES, Health};
 use crate::lifecycle::{Phase, Shutdown};
+use crate::parts::MAX_NSID;
 use crate::queue::{CompletionQueue, Queues, SubmissionQueue};
 
 /// Says what a state is of.
@@ -67,6 +69,7 @@ struct State {
     /// Error Recovery of each namespace, in their order.
     error_recovery: Vec<u16>,
     event_requests: Vec<u16>,
+    changed_namespaces: BTreeSet<u32>,
     events_waiting: Vec<EventState>,
     events_masked: u8,
     health: HealthState,
@@ -96,6 +99,7 @@ struct NamespaceShape {
     nguid: [u8; 16],
     eui64: [u8; 8],
     uuid: [u8; 16],
+    shared: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -215,6 +219,7 @@ pub(crate) fn save(controller: &Controller) -> Vec<u8> {
         features: controller.features.stopped(controller.clock.now()),
         error_recovery: controller.namespaces.iter().map(|one| one.error_recovery).collect(),
         event_requests: controller.events.requests.iter().copied().collect(),
+        changed_namespaces: controller.events.changed.clone(),
         events_waiting: controller.events.waiting.iter().map(save_event).collect(),
         events_masked: controller.events.masked,
         health: save_health(controller),
@@ -232,6 +237,7 @@ fn shape(controller: &Controller) -> Shape {
         nguid: one.nguid,
         eui64: one.eui64,
         uuid: one.uuid,
+        shared: one.shared,
     });
     // The firmware revision may differ: that is what an upgrade is.
     Shape {
@@ -482,6 +488,9 @@ fn restore_events(state: &State) -> Result<Events, StateError> {
     require(enabled || state.event_requests.is_empty(), "event requests")?;
     events.requests.extend(&state.event_requests);
     events.masked = state.events_masked;
+    let changed = &state.changed_namespaces;
+    require(changed.iter().all(|nsid| (1..=MAX_NSID).contains(nsid)), "changed namespaces")?;
+    events.changed.clone_from(changed);
     Ok(events)
 }
 

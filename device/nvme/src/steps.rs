@@ -240,8 +240,9 @@ impl Controller {
                 self.end(command, 0);
             }
             Work::Verify { buffer, next, left, bytes } if goes_on && left > 0 => {
-                let step = left.min(self.step_blocks(self.block_size(command.nsid)));
-                let request = read(next, step, &buffer, self.block_size(command.nsid));
+                let block_size = self.block_size(command.nsid);
+                let step = left.min(self.step_blocks(block_size));
+                let request = read(next, step, &buffer, block_size);
                 let (next, left) = (next + u64::from(step), left - step);
                 command.work = Some(Box::new(Work::Verify { buffer, next, left, bytes }));
                 self.begin(command, request);
@@ -281,20 +282,20 @@ impl Controller {
         }
         command.work = Some(Box::new(Work::FusedWrite));
         let tag = Inflight::tag(self.inflight.insert(command), 0);
-        if let Some(namespace) = self.namespaces.get_mut(nsid) {
+        if let Some(namespace) = self.namespaces.working(nsid) {
             namespace.alone.then(Request { tag, ..request });
         }
     }
 
     fn end_pair(&mut self, nsid: u32) {
-        if let Some(namespace) = self.namespaces.get_mut(nsid) {
+        if let Some(namespace) = self.namespaces.working(nsid) {
             namespace.alone.end();
         }
     }
 
     /// The block size of a namespace that was checked to be there when its command started.
-    fn block_size(&self, nsid: u32) -> u32 {
-        self.namespaces.get(nsid).map_or(512, |namespace| namespace.geometry.block_size)
+    fn block_size(&mut self, nsid: u32) -> u32 {
+        self.namespaces.working(nsid).map_or(512, |namespace| namespace.geometry.block_size)
     }
 }
 

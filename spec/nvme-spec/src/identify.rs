@@ -250,6 +250,8 @@ impl IdentifyNamespace {
     pub const OPTIMAL_IO: u8 = 1 << 4;
     /// DLFEAT: deallocated blocks read as zeros, and Write Zeroes may deallocate.
     pub const READS_ZEROES: u8 = 1 | 1 << 3;
+    /// NMIC bit 0: two or more controllers may have it at once.
+    pub const SHARED: u8 = 1;
     /// NSATTR bit 0.
     pub const WRITE_PROTECTED: u8 = 1;
 

@@ -7,6 +7,7 @@ use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::feature::{FeatureId, Select, capability};
+use slipway_nvme_spec::identify::IdentifyController;
 use slipway_nvme_spec::log::Health;
 use slipway_nvme_spec::status::Status;
 
@@ -68,6 +69,11 @@ impl Features {
     /// WCE: there is a volatile write cache in use (section 5.21.1.6).
     pub fn write_cache(&self) -> bool {
         self.write_cache
+    }
+
+    /// Whether the host wants events of changed namespaces (section 5.21.1.11).
+    pub fn namespace_notices(&self) -> bool {
+        self.events & IdentifyController::EVENT_NAMESPACE != 0
     }
 
     /// I/O queue pairs that the host was granted.

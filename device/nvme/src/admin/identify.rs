@@ -13,6 +13,7 @@ use crate::controller::{Controller, PCI_VENDOR};
 use crate::events::EVENT_LIMIT;
 use crate::health::ERROR_ENTRIES;
 use crate::namespace::Attached;
+use crate::parts::MAX_NSID;
 use crate::steps::{COPY_BLOCKS, COPY_RANGE_BLOCKS, COPY_RANGES};
 
 /// KAS: the keep alive timer counts seconds.
@@ -81,7 +82,7 @@ impl Controller {
         page.keep_alive.set(KEEP_ALIVE_GRANULARITY);
         page.submission_entry = 6 | 6 << 4;
         page.completion_entry = 4 | 4 << 4;
-        page.namespaces.set(self.namespaces.highest());
+        page.namespaces.set(MAX_NSID);
         page.nvm_commands.set(
             Page::COMPARE
                 | Page::DATASET_MANAGEMENT
@@ -102,7 +103,7 @@ impl Controller {
 
     /// Section 5.15.2.1; zeros for a namespace that could be and is not.
     fn identify_namespace(&self, nsid: u32) -> Result<Box<IdentifyNamespace>, Status> {
-        if nsid == 0 || nsid > self.namespaces.highest() {
+        if nsid == 0 || nsid > MAX_NSID {
             return Err(Status::INVALID_NAMESPACE.dnr());
         }
         let mut page = Box::new(IdentifyNamespace::new_zeroed());
@@ -154,6 +155,9 @@ fn fill_namespace(page: &mut IdentifyNamespace, namespace: &Attached) {
     page.eui64 = namespace.eui64;
     page.lba_formats[0]
         .set(IdentifyNamespace::lba_format(geometry.block_size.trailing_zeros() as u8));
+    if namespace.shared {
+        page.sharing = IdentifyNamespace::SHARED;
+    }
     if geometry.read_only {
         page.attributes = IdentifyNamespace::WRITE_PROTECTED;
     }

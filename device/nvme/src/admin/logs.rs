@@ -33,7 +33,11 @@ impl Controller {
             }
             // What lies past the end of a log page is undefined; zeros tell nothing.
             page.resize(page.len().max(offset + len), 0);
-            self.reply(entry, &page[offset..offset + len])
+            self.reply(entry, &page[offset..offset + len])?;
+            if id == LogId::ChangedNamespaces && !retain {
+                self.events.told(&page[offset..offset + len]);
+            }
+            Ok(())
         });
         self.page = page;
         sent?;
@@ -65,8 +69,10 @@ impl Controller {
                 pad(&mut log.revisions[0], &self.identity.firmware);
                 page.extend_from_slice(log.as_bytes());
             }
-            // Namespaces do not change while a controller lives.
-            LogId::ChangedNamespaces => page.resize(CHANGED_NAMESPACES_SIZE, 0),
+            LogId::ChangedNamespaces => {
+                page.extend(self.events.changed.iter().flat_map(|nsid| nsid.to_le_bytes()));
+                page.resize(CHANGED_NAMESPACES_SIZE, 0);
+            }
             LogId::Effects => {
                 let shadow = !self.doorbells.is_shared();
                 page.extend_from_slice(effects(shadow).as_bytes());

@@ -149,7 +149,7 @@ fn of_the_admin_queue() {
             ("CNS 4", identify(4, 1), invalid_field),
             ("CNS ff", identify(0xff, 1), invalid_field),
             ("identify namespace 0", identify(0, 0), namespace),
-            ("identify namespace 2", identify(0, 2), namespace),
+            ("identify namespace 1025", identify(0, 1025), namespace),
             ("identify all namespaces", identify(0, NSID_ALL), namespace),
             ("list after fffffffe", identify(2, 0xffff_fffe), namespace),
             ("descriptors of 2", identify(3, 2), namespace),

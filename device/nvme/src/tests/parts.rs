@@ -75,11 +75,11 @@ fn namespace_numbers_may_have_gaps() {
     let parts = Parts { memory: memory.clone(), namespaces: namespaces(&[900, 2, 5]), ..parts() };
     let direct = Direct::new(Controller::new(parts).unwrap());
     let mut driver = Driver::new(direct, Arena::new(memory, 0, MEMORY as u64), 8).unwrap();
-    assert_eq!(driver.identify_controller().unwrap().namespaces.get(), 900);
+    assert_eq!(driver.identify_controller().unwrap().namespaces.get(), 1024);
     let list = driver.identify(Cns::ActiveNamespaces, 0).unwrap();
     assert_eq!(list[..16], [2, 0, 0, 0, 5, 0, 0, 0, 0x84, 3, 0, 0, 0, 0, 0, 0]);
     assert_eq!(driver.identify_namespace(3).unwrap().size.get(), 0, "could be, and is not");
     assert_eq!(driver.identify_namespace(900).unwrap().size.get(), 128);
-    assert!(matches!(driver.identify_namespace(901), Err(DriverError::Command(_))));
+    assert!(matches!(driver.identify_namespace(1025), Err(DriverError::Command(_))));
     assert!(driver.identify(Cns::NamespaceDescriptors, 3).is_err());
 }

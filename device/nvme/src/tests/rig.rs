@@ -223,6 +223,10 @@ impl Disk for Held {
         self.inner.geometry()
     }
 
+    fn refresh(&mut self) -> Geometry {
+        self.inner.refresh()
+    }
+
     fn submit(&mut self, requests: &mut Vec<Request>, _: &mut Vec<Completion>) {
         self.waiting.append(requests);
         self.gate.waiting.store(self.waiting.len(), Relaxed);

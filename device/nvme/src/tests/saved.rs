@@ -203,6 +203,7 @@ fn contradictions_are_refused() {
         ("/features/uncoalesced", Value::Array(Vec::new())),
         ("/error_recovery", Value::Array(Vec::new())),
         ("/event_requests", vec![1; 5].into()),
+        ("/changed_namespaces", vec![1025].into()),
         ("/events_waiting", serde_json::json!([{"kind": 7, "information": 0, "log": 0}])),
         ("/health/errors", u64::MAX.into()),
         ("/health/errors", 2.into()),
