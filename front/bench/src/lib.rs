@@ -8,6 +8,7 @@
 //! - [`statistics`]: mean, p50, p99 and share of each stage, as FastIOV's Table 1 has them;
 //!   [`table`] shows them;
 //! - [`bars`] and [`svg`]: one bar for each sandbox on a shared time axis, as FastIOV's Figure 5;
+//! - [`latency_svg`]: the same kind of bars for the layers of a latency;
 //! - [`StartupReport`]: one measurement with all that is needed to judge it, kept as JSON;
 //!   [`compare`] tells which stages of two reports differ by more than the noise.
 //!
@@ -38,7 +39,7 @@ pub use duration::human;
 pub use report::{Environment, StartupReport};
 pub use slices::aligned;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};
-pub use svg::svg;
+pub use svg::{latency_svg, svg};
 pub use table::table;
 
 #[cfg(test)]

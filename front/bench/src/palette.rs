@@ -49,7 +49,7 @@ const KNOWN: [(&str, char, Colour); 11] = [
 ];
 
 /// Colours of stages that have no fixed one, in turn.
-const SPARE: [Colour; 4] = [ROSE, TEAL, SAND, INDIGO];
+const SPARE: [Colour; 8] = [ROSE, TEAL, SAND, INDIGO, CYAN, GREEN, GREY, PURPLE];
 
 /// The looks of all stages of `timelines`: known ones in the order of a start, then the others in
 /// the order in which they are met.

@@ -40,12 +40,45 @@ pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// # Errors
 /// When there is no stage to draw.
 pub fn svg(timelines: &[Timeline], title: &str) -> Result<String> {
+    picture(timelines, title, &STARTS)
+}
+
+/// A picture of mean latencies as the vfio-user thesis's Figure 5.10 has them: one bar for each of
+/// `stacks`, the quickest at the top, a colour for each layer. The stages of a stack are its
+/// layers, one after the other from 0.
+///
+/// # Errors
+/// When there is no layer to draw.
+pub fn latency_svg(stacks: &[Timeline], title: &str) -> Result<String> {
+    picture(stacks, title, &LATENCIES)
+}
+
+/// What is written beside the bars.
+struct Words {
+    /// Under the axis, before its unit.
+    axis: &'static str,
+    /// Left of the bars, when they have names, and when they have numbers.
+    bars: [&'static str; 2],
+    /// There is nothing to draw.
+    nothing: &'static str,
+}
+
+const STARTS: Words = Words {
+    axis: "time since the start of the run",
+    bars: ["sandbox", "sandboxes, in the order they were ready"],
+    nothing: "no start-up was recorded, so there is nothing to draw",
+};
+const LATENCIES: Words = Words {
+    axis: "mean latency",
+    bars: ["commands", "commands, the quickest first"],
+    nothing: "no command was completed, so there is nothing to draw",
+};
+
+fn picture(timelines: &[Timeline], title: &str, words: &'static Words) -> Result<String> {
     let sorted = slices::by_end(timelines);
-    let Some(slowest) = sorted.last() else {
-        return Err(anyhow!("no start-up was recorded, so there is nothing to draw"));
-    };
+    let Some(slowest) = sorted.last() else { return Err(anyhow!(words.nothing)) };
     let looks = palette::looks(timelines);
-    let plan = Plan::new(&sorted, &looks, slices::end_ns(slowest));
+    let plan = Plan::new(&sorted, &looks, slices::end_ns(slowest), words);
     let mut text = String::new();
     {
         let size = (WIDTH as u32, plan.height() as u32);
@@ -77,6 +110,7 @@ fn draw(
 
 /// Where things are, in pixels.
 struct Plan {
+    words: &'static Words,
     rows: usize,
     /// From one bar's top to the next one's.
     row_height: i32,
@@ -89,7 +123,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(sorted: &[&Timeline], looks: &[Look], span_ns: u64) -> Self {
+    fn new(sorted: &[&Timeline], looks: &[Look], span_ns: u64, words: &'static Words) -> Self {
         let rows = sorted.len();
         let row_height = match rows {
             0..=12 => 28,
@@ -108,7 +142,8 @@ impl Plan {
         let legend = place_legend(looks, left);
         let top = legend.last().map_or(0, |place| place.1) + 30;
         let span_ns = span_ns.max(1);
-        Self { rows, row_height, left, top, span_ns, ticks: Ticks::new(span_ns, 12), legend }
+        let ticks = Ticks::new(span_ns, 12);
+        Self { words, rows, row_height, left, top, span_ns, ticks, legend }
     }
 
     fn height(&self) -> i32 {
@@ -165,7 +200,7 @@ fn draw_axis(area: &Area<'_>, plan: &Plan) -> Result<()> {
     }
     let corners = [(plan.left, plan.bottom()), (WIDTH - RIGHT, plan.bottom())];
     area.draw(&PathElement::new(corners, INK))?;
-    let label = format!("time since the start of the run ({})", plan.ticks.unit);
+    let label = format!("{} ({})", plan.words.axis, plan.ticks.unit);
     let middle = (plan.left + WIDTH - RIGHT) / 2;
     write(area, &label, (middle, plan.bottom() + 32), FONT, HPos::Center)
 }
@@ -222,7 +257,7 @@ fn draw_names(area: &Area<'_>, plan: &Plan, sorted: &[&Timeline]) -> Result<()> 
     }
     let style =
         text_style(FONT).transform(FontTransform::Rotate270).pos(Pos::new(HPos::Center, VPos::Top));
-    let label = if named { "sandbox" } else { "sandboxes, in the order they were ready" };
+    let label = plan.words.bars[usize::from(!named)];
     area.draw_text(label, &style, (6, (plan.top + plan.bottom()) / 2))?;
     Ok(())
 }
@@ -325,6 +360,22 @@ pub(crate) mod tests {
         let text = svg(&[timeline], "a < b & c > d \u{0}").unwrap();
         well_formed(&text).unwrap();
         assert!(!text.contains("<script>"));
+    }
+
+    #[test]
+    fn latencies_are_stacked_with_a_colour_for_each_layer() {
+        let mut stack = Timeline::new("read");
+        let layers = ["application", "guest driver", "to fetch", "to backend", "backend", "back"];
+        for (layer, at) in layers.iter().zip(0..) {
+            stack.record(*layer, at * 1000, (at + 1) * 1000);
+        }
+        let picture = latency_svg(&[stack], "Reads").unwrap();
+        well_formed(&picture).unwrap();
+        let fills: std::collections::BTreeSet<_> =
+            picture.match_indices("fill=\"#").map(|(at, _)| &picture[at + 6..at + 13]).collect();
+        // The layers', white and ink.
+        assert!(fills.len() >= layers.len() + 2, "{fills:?}");
+        assert!(picture.contains("mean latency") && latency_svg(&[], "x").is_err());
     }
 
     #[test]

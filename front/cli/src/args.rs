@@ -2,11 +2,12 @@
 #![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 
 use crate::endpoint::DiskArg;
-use crate::size::parse_size;
+use crate::size::{parse_duration, parse_size};
 use crate::volume::VolumeArg;
 
 /// Secure containers, each in a microVM of its own, each on its own NVMe function.
@@ -68,6 +69,12 @@ pub enum Command {
     /// Serve NVMe functions to other programs, over vfio-user
     #[command(subcommand)]
     Endpoint(EndpointCommand),
+    /// Show where the time of an NVMe function's commands goes, layer by layer
+    ///
+    /// Tracing costs nothing before and after. Layers: from the doorbell to the command being
+    /// fetched, from there to the disk, the disk, from its completion to the interrupt. One command
+    /// at a time can snoop on a function.
+    Snoop(SnoopArgs),
     /// Say what this host can do, what is missing and the command that mends it
     Doctor(DoctorArgs),
     /// Measure
@@ -354,6 +361,39 @@ pub struct EndpointArgs {
     /// Doorbells in a page that clients map, for user-space drivers; without it they are messages
     #[arg(long)]
     pub mapped_doorbells: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SnoopArgs {
+    /// Endpoint by its id, or sandbox by its name, id, or the beginning of its id
+    #[arg(value_name = "ENDPOINT|SANDBOX")]
+    pub target: String,
+    /// Between two tables, as 500ms or 2s
+    #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    pub interval: Duration,
+    /// End after this time [default: when interrupted]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+    /// Only by queue, or only by opcode
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub by: Option<By>,
+    /// Follow the commands of one doorbell in N
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub every: u32,
+    /// As JSON: a line for each interval, and one for all of them together
+    #[arg(long)]
+    pub json: bool,
+    /// Write the picture: mean latencies as stacked bars
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub svg: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum By {
+    /// Opcodes together
+    Queue,
+    /// Queues together
+    Opcode,
 }
 
 #[derive(Debug, Args)]

@@ -24,6 +24,7 @@ mod report;
 mod run;
 mod session;
 mod size;
+mod snoop;
 mod table;
 mod volume;
 
@@ -100,6 +101,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Endpoint(command) => {
             return endpoint::command(&cli.node, &config, command).await;
         }
+        Command::Snoop(args) => return snoop::snoop(&cli.node, &config, args).await,
         Command::Doctor(args) => return doctor::doctor(&config, args).await,
         Command::Bench(BenchCommand::Startup(args)) => {
             return bench::startup(&cli.node, &config, args).await;

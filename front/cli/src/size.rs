@@ -1,4 +1,6 @@
-//! Sizes as people write them.
+//! Sizes and times as people write them.
+
+use std::time::Duration;
 
 /// Bytes from "512", "64K", "512M", "2G" or "1T" (powers of 1024; "MiB" and "mb" mean the same).
 pub fn parse_size(text: &str) -> Result<u64, String> {
@@ -17,6 +19,22 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(format!("\"{text}\" has no unit that is known: K, M, G or T")),
     };
     number.checked_mul(1 << shift).ok_or_else(|| format!("\"{text}\" is too large"))
+}
+
+/// Reads a time as people write it: "250ms", "2s", "5m"; a number alone is of seconds.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: f64 =
+        number.parse().map_err(|_| format!("\"{text}\" is no time, as 250ms or 2s"))?;
+    let unit = match unit {
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("\"{text}\" has no unit that is known: ms, s, m or h")),
+    };
+    Duration::try_from_secs_f64(number * unit).map_err(|_| format!("\"{text}\" is too long"))
 }
 
 /// Bytes as people read them: "1.5 GiB".
@@ -48,6 +66,16 @@ mod tests {
     fn what_is_no_size() {
         for bad in ["", "M", "1X", "-1", "1.5G", "99999999999999999999", "18446744073709551615G"] {
             assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "s", "1x", "-1s", "1e9s", "9999999999999999999999h"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }
 
