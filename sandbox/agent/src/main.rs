@@ -52,6 +52,7 @@ mod signal;
 mod stages;
 mod stats;
 mod stdio;
+mod trace;
 mod uevent;
 
 use std::path::{Path, PathBuf};

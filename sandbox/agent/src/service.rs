@@ -6,6 +6,8 @@ use std::time::Duration;
 use slipway_agent_protocol::PROTOCOL;
 use slipway_agent_protocol::v1::agent_server::Agent as AgentService;
 use slipway_agent_protocol::v1::*;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::agent::{Agent, status};
@@ -14,6 +16,8 @@ use crate::stdio::Attachment;
 
 /// Time for the reply to a shutdown to leave before the sandbox does.
 const FAREWELL: Duration = Duration::from_millis(100);
+/// Traces under way to a host that reads slowly.
+const TRACES: usize = 4;
 
 /// The service of one agent.
 #[derive(Clone)]
@@ -163,6 +167,20 @@ impl AgentService for Service {
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {
         Ok(Response::new(self.0.stats()))
+    }
+
+    type TraceStream = ReceiverStream<Result<TraceReply, Status>>;
+
+    async fn trace(
+        &self,
+        request: Request<TraceRequest>,
+    ) -> Result<Response<Self::TraceStream>, Status> {
+        let interval = Duration::from_millis(request.into_inner().interval_ms.max(10).into());
+        let (sender, replies) = mpsc::channel(TRACES);
+        crate::trace::start(&self.0.places.sysfs, interval, sender).map_err(|error| {
+            Status::failed_precondition(format!("tracing the guest: {error:#}"))
+        })?;
+        Ok(Response::new(ReceiverStream::new(replies)))
     }
 
     async fn shutdown(

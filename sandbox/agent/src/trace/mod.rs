@@ -1,0 +1,90 @@
+//! The guest's part of a latency: from the block layer and the NVMe driver, by the kernel's own
+//! tracepoints. Nothing is traced unless somebody listens.
+//!
+//! `tracefs` turns tracepoints on and reads their rings, `ring` takes the rings' pages apart,
+//! `pairs` makes durations of them.
+
+mod pairs;
+mod ring;
+mod tracefs;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use rustix::time::{ClockId, clock_gettime};
+use slipway_agent_protocol::v1::{TraceLatency, TraceReply};
+use slipway_telemetry::Histogram;
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use pairs::{Class, Pairs};
+use tracefs::Tracing;
+
+/// How often the rings are emptied.
+const READ: Duration = Duration::from_millis(100);
+
+/// CLOCK_MONOTONIC, the clock of the traces, in ns.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// Traces from now on; what was seen in each `interval` goes to `sender`, until it is closed.
+///
+/// # Errors
+/// A kernel that cannot; somebody who traces already.
+pub fn start(
+    sysfs: &Path,
+    interval: Duration,
+    sender: mpsc::Sender<Result<TraceReply, Status>>,
+) -> Result<()> {
+    let tracing = Tracing::start(sysfs)?;
+    tokio::spawn(run(tracing, interval, sender));
+    Ok(())
+}
+
+async fn run(
+    mut tracing: Tracing,
+    interval: Duration,
+    sender: mpsc::Sender<Result<TraceReply, Status>>,
+) {
+    let mut pairs = Pairs::default();
+    let (mut from_ns, mut losses) = (now(), 0);
+    loop {
+        tokio::select! {
+            () = sender.closed() => return,
+            () = tokio::time::sleep(READ.min(interval)) => {}
+        }
+        tracing.read(&mut pairs);
+        let to_ns = now();
+        if Duration::from_nanos(to_ns.saturating_sub(from_ns)) < interval {
+            continue;
+        }
+        let (driver, block) = pairs.take();
+        let lost = tracing.losses - std::mem::replace(&mut losses, tracing.losses);
+        let latencies = Class::ALL.into_iter().zip(driver.iter().zip(&block));
+        let latencies =
+            latencies.filter_map(|(class, (driver, block))| latency(class, driver, block));
+        let reply = TraceReply { from_ns, to_ns, latencies: latencies.collect(), losses: lost };
+        from_ns = to_ns;
+        if sender.send(Ok(reply)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// None: nothing happened.
+fn latency(class: Class, driver: &Histogram, block: &Histogram) -> Option<TraceLatency> {
+    if driver.count() == 0 && block.count() == 0 {
+        return None;
+    }
+    let opcode = match class {
+        Class::Read => "read",
+        Class::Write => "write",
+        Class::Flush => "flush",
+        Class::Other => "other",
+    };
+    let text = |histogram| serde_json::to_string(histogram).unwrap_or_default();
+    Some(TraceLatency { opcode: opcode.into(), driver: text(driver), block: text(block) })
+}
