@@ -90,6 +90,17 @@ impl Cell {
         Self { doorbells: doorbells.clone(), index, seen, shadow: None }
     }
 
+    /// Makes `value` the one seen last; another one that is there counts as new. For a queue that is
+    /// not shadowed.
+    pub fn resume(&mut self, value: u32) {
+        self.seen = value;
+    }
+
+    /// What the register holds now.
+    pub fn current(&self) -> u32 {
+        self.doorbells.load(self.index)
+    }
+
     /// What the register held last.
     pub fn seen(&self) -> u32 {
         self.seen

@@ -23,6 +23,7 @@ use crate::cell::{BadDoorbell, ShadowPages};
 use crate::events::Events;
 use crate::health::Health;
 use crate::inflight::Inflight;
+use crate::journal::{Journal, Ticket};
 use crate::lifecycle::{Phase, Shutdown};
 use crate::mailbox::Inbox;
 use crate::namespace::Namespaces;
@@ -86,6 +87,11 @@ pub struct Controller {
     /// When the keep alive timer was started last.
     pub(crate) keep_alive_since: Duration,
     pub(crate) inflight: Inflight,
+    pub(crate) journal: Option<Journal>,
+    /// The slot of the command at hand.
+    pub(crate) ticket: Ticket,
+    /// Something that belongs into a snapshot has changed since the last one.
+    pub(crate) changed: bool,
     pub(crate) inbox: Inbox,
     /// Only while somebody asks where the time goes.
     pub(crate) tracer: Option<Box<Tracer>>,
@@ -118,6 +124,10 @@ impl Controller {
         };
         let layout = MsixLayout::new(0, vectors as u16, MSIX_TABLE, MSIX_PENDING);
         let powered_since = parts.clock.now();
+        let journal = match &parts.journal {
+            Some(memory) => Some(Journal::new(memory, &parts.limits).ok_or(PartsError::Journal)?),
+            None => None,
+        };
         Ok(Self {
             pci: ConfigSpace::new(&PCI_IDENTITY, &description, Some(&layout)),
             msix: Msix::new(layout),
@@ -141,6 +151,9 @@ impl Controller {
             clock: parts.clock,
             limits: parts.limits,
             inflight: Inflight::default(),
+            journal,
+            ticket: Ticket::NONE,
+            changed: false,
             inbox: Inbox::default(),
             tracer: None,
             turn: 0,
@@ -246,6 +259,7 @@ impl Function for Controller {
             ConfigEffect::None => {}
             ConfigEffect::FunctionLevelReset => self.reset(),
         }
+        self.checkpoint(None);
     }
 
     fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
@@ -270,12 +284,14 @@ impl Function for Controller {
                 let old = self.registers.configuration;
                 let access = self.registers.write(offset, from);
                 self.configured(old);
+                self.checkpoint(None);
                 access
             }
             (0, offset::DOORBELLS..MSIX_TABLE) => self.ring(offset - offset::DOORBELLS, from),
             (0, MSIX_TABLE..BAR_SIZE) => {
                 // Between table and pending bits is nothing: writes are dropped.
                 let _ = self.msix.write(bar, offset, from);
+                self.checkpoint(None);
                 Access::Done
             }
             _ => Access::Refused,
@@ -285,8 +301,10 @@ impl Function for Controller {
     fn poll(&mut self) -> Progress {
         if self.inbox.has_post() {
             self.run_jobs();
+            self.changed = true;
         }
         let mut busy = self.advance();
+        self.settle();
         if self.is_running() {
             busy |= self.fetch_all();
         }
@@ -295,6 +313,7 @@ impl Function for Controller {
             busy |= self.deliver_events();
             self.check_keep_alive();
         }
+        self.settle();
         self.signal();
         self.resting &= !busy;
         match self.keep_alive_deadline() {
@@ -327,6 +346,7 @@ impl Function for Controller {
         self.doorbells.clear();
         self.pci.reset();
         self.msix.reset();
+        self.checkpoint(None);
     }
 
     fn quiesce(&mut self) -> bool {

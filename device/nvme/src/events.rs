@@ -77,6 +77,11 @@ impl Events {
         at.and_then(|at| self.requests.remove(at)).is_some()
     }
 
+    /// Events of this type wait until their log is read.
+    pub fn mask(&mut self, kind: EventType) {
+        self.masked |= bit(kind);
+    }
+
     fn next(&self) -> Option<usize> {
         self.waiting.iter().position(|event| self.masked & bit(event.kind) == 0)
     }

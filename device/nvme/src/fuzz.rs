@@ -81,6 +81,7 @@ fn make(memory: &Memory, clock: &ManualClock) -> Controller {
         clock: Arc::new(clock.clone()),
         identity: Identity::new("FUZZ"),
         limits,
+        journal: None,
     };
     match Controller::new(parts) {
         Ok(controller) => controller,

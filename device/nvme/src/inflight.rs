@@ -3,6 +3,7 @@
 use slipway_nvme_spec::status::Status;
 use slipway_ram::Span;
 
+use crate::journal::Ticket;
 use crate::prp::Run;
 use crate::steps::Work;
 
@@ -51,6 +52,8 @@ pub(crate) struct Command {
     pub bounce: Option<Box<Bounce>>,
     /// What follows; None for nearly all: what their requests ended with is their end.
     pub work: Option<Box<Work>>,
+    /// Its slot in the journal.
+    pub ticket: Ticket,
 }
 
 /// A slab of commands. Places are used again, so that nothing is allocated in the steady state.

@@ -108,8 +108,25 @@ impl Controller {
         };
         let operation = if kind == Kind::Read { Operation::Read } else { Operation::Write };
         let durable = kind == Kind::Write && self.is_durable(entry);
-        let command = Command { bytes: bytes as u64, bounce, ..command(queue, entry, kind) };
+        let command = Command { bytes: bytes as u64, bounce, ..self.command(queue, entry, kind) };
         Ok((command, Request { tag: 0, operation, lba, blocks, spans, durable }))
+    }
+
+    /// The command at hand, of queue `queue`, before anything of it is done.
+    pub(crate) fn command(&self, queue: u16, entry: &SubmissionEntry, kind: Kind) -> Command {
+        Command {
+            queue: Some(queue),
+            id: entry.id.get(),
+            kind,
+            nsid: entry.nsid.get(),
+            lba: entry.starting_lba(),
+            bytes: 0,
+            status: Status::SUCCESS,
+            parts: 1,
+            bounce: None,
+            work: None,
+            ticket: self.ticket,
+        }
     }
 
     /// Pins the places that the walker found, or makes a bounce buffer when some of them are
@@ -147,7 +164,7 @@ impl Controller {
             };
         }
         self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
-        let slot = self.inflight.insert(command(queue, entry, Kind::Other));
+        let slot = self.inflight.insert(self.command(queue, entry, Kind::Other));
         self.flush_parts(nsid, slot);
         Ok(())
     }
@@ -158,7 +175,8 @@ impl Controller {
         if parts == 0 {
             return Status::SUCCESS.into();
         }
-        let slot = self.inflight.insert(Command { parts, ..command(queue, entry, Kind::Other) });
+        let slot =
+            self.inflight.insert(Command { parts, ..self.command(queue, entry, Kind::Other) });
         self.flush_parts(NSID_ALL, slot);
         Outcome::Pending
     }
@@ -180,7 +198,8 @@ impl Controller {
         let operation =
             if entry.deallocate() { Operation::Discard } else { Operation::WriteZeroes };
         let bytes = u64::from(blocks) * u64::from(block_size);
-        let slot = self.inflight.insert(Command { bytes, ..command(queue, entry, Kind::Other) });
+        let slot =
+            self.inflight.insert(Command { bytes, ..self.command(queue, entry, Kind::Other) });
         let durable = self.is_durable(entry);
         let request = plain(Inflight::tag(slot, 0), operation, lba, blocks, durable);
         self.request(entry.nsid.get(), request);
@@ -215,7 +234,7 @@ impl Controller {
         let blocks: u64 = ranges.iter().map(|range| u64::from(range.blocks.get())).sum();
         let bytes = blocks * u64::from(geometry.block_size);
         let parts = ranges.len() as u32;
-        let started = Command { parts, bytes, ..command(queue, entry, Kind::Other) };
+        let started = Command { parts, bytes, ..self.command(queue, entry, Kind::Other) };
         let slot = self.inflight.insert(started);
         for (part, range) in ranges.iter().enumerate() {
             let tag = Inflight::tag(slot, part as u32);
@@ -253,22 +272,6 @@ impl Controller {
         if let Some(namespace) = self.namespaces.working(nsid) {
             namespace.requests.push(request);
         }
-    }
-}
-
-/// A command of one part and without data.
-pub(crate) fn command(queue: u16, entry: &SubmissionEntry, kind: Kind) -> Command {
-    Command {
-        queue: Some(queue),
-        id: entry.id.get(),
-        kind,
-        nsid: entry.nsid.get(),
-        lba: entry.starting_lba(),
-        bytes: 0,
-        status: Status::SUCCESS,
-        parts: 1,
-        bounce: None,
-        work: None,
     }
 }
 

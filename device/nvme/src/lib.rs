@@ -15,6 +15,9 @@
 //! 4. the disks take the requests and give completions; completion queue entries are written;
 //! 5. each completion queue that got entries interrupts once.
 //!
+//! `journal` and `recover`: with memory that outlives the process a successor goes on where the
+//! controller was killed, at whatever instruction.
+//!
 //! Other threads never touch a controller: they post jobs ([`Mailbox`]), which its next poll runs
 //! first. One such job has the controller tell where the time of commands goes ([`Tracer`]).
 //!
@@ -88,12 +91,14 @@ pub mod fuzz;
 mod health;
 mod inflight;
 mod io;
+mod journal;
 mod lifecycle;
 mod mailbox;
 mod namespace;
 mod parts;
 mod prp;
 mod queue;
+mod recover;
 mod registers;
 mod serve;
 mod sgl;
@@ -105,6 +110,7 @@ mod trace;
 
 pub use attachment::{ChangeError, Done};
 pub use controller::Controller;
+pub use journal::journal_len;
 pub use mailbox::Mailbox;
 pub use namespace::Namespace;
 pub use parts::{Identity, Limits, Parts, PartsError};

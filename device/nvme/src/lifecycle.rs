@@ -11,6 +11,7 @@ use crate::cell::Cell;
 use crate::controller::Controller;
 use crate::events::Events;
 use crate::inflight::{Command, Kind};
+use crate::journal::Ticket;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::registers::PAGE_MAX;
 
@@ -51,6 +52,7 @@ impl Controller {
 
     /// A fatal error: nothing goes on until the host resets (section 9.5).
     pub(crate) fn fail(&mut self) {
+        self.changed = true;
         self.registers.status.0 |= ControllerStatus::FATAL;
     }
 
@@ -78,7 +80,9 @@ impl Controller {
             self.enable();
         }
         self.advance_shutdown();
-        before != (self.phase, self.shutdown)
+        let changed = before != (self.phase, self.shutdown);
+        self.changed |= changed;
+        changed
     }
 
     /// Controller reset (section 7.3.2): queues and settings go at once; CSTS.RDY falls when the
@@ -135,6 +139,10 @@ impl Controller {
     }
 
     fn make_admin_queues(&mut self) {
+        let epoch = self.journal.as_mut().map_or(0, |journal| {
+            journal.open_completion(0);
+            journal.open_submission(0)
+        });
         let registers = &self.registers;
         self.queues.add_completion(CompletionQueue::new(
             0,
@@ -143,13 +151,15 @@ impl Controller {
             Some(0),
             Cell::new(&self.doorbells, 1),
         ));
-        self.queues.add_submission(SubmissionQueue::new(
+        let mut submission = SubmissionQueue::new(
             0,
             0,
             registers.admin_submission,
             registers.admin_queues.submission_entries(),
             Cell::new(&self.doorbells, 0),
-        ));
+        );
+        submission.epoch = epoch;
+        self.queues.add_submission(submission);
     }
 
     fn advance_shutdown(&mut self) {
@@ -187,6 +197,7 @@ impl Controller {
             parts,
             bounce: None,
             work: None,
+            ticket: Ticket::NONE,
         });
         self.flush_parts(NSID_ALL, slot);
     }

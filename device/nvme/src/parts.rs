@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use slipway_pci::{Doorbells, Interrupt};
-use slipway_ram::Memory;
+use slipway_ram::{Lasting, Memory};
 use slipway_telemetry::Clock;
 
 use crate::controller::MAX_VECTORS;
@@ -27,6 +27,10 @@ pub struct Parts {
     pub identity: Identity,
     /// How much it takes on.
     pub limits: Limits,
+    /// Memory that outlives the process, [`journal_len`](crate::journal_len) bytes, for a controller
+    /// that a successor shall [`recover`](crate::Controller::recover). The doorbell cells must lie in
+    /// such memory too.
+    pub journal: Option<Lasting>,
 }
 
 /// Who a controller says it is (section 5.15.2.2).
@@ -88,6 +92,9 @@ pub enum PartsError {
     /// Too few doorbell cells.
     #[error("{0} doorbell cells are needed")]
     Doorbells(usize),
+    /// The journal's memory is too short or of another version.
+    #[error("the journal is too short or of another version")]
+    Journal,
     /// A namespace ID twice, 0, or above 1,024.
     #[error("namespace ID {0} is taken or not within 1 to 1024")]
     NamespaceId(u32),

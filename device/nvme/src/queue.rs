@@ -12,6 +12,7 @@ use slipway_ram::{Fault, Memory};
 use zerocopy::IntoBytes;
 
 use crate::cell::{BadDoorbell, Cell, ShadowPages, distance};
+use crate::journal::Ticket;
 
 /// A submission queue (section 4.1.1).
 pub(crate) struct SubmissionQueue {
@@ -27,8 +28,13 @@ pub(crate) struct SubmissionQueue {
     pub tail: u32,
     /// Commands fetched and not completed, Asynchronous Event Requests left out.
     pub in_flight: u32,
-    /// Command ID of the Delete I/O Submission Queue that waits for `in_flight` to fall to 0.
-    pub deleting: Option<u16>,
+    /// The Delete I/O Submission Queue that waits for `in_flight` to fall to 0: its command ID and
+    /// its slot in the journal.
+    pub deleting: Option<(u16, Ticket)>,
+    /// Entries taken off since it was made.
+    pub taken: u64,
+    /// Its epoch in the journal.
+    pub epoch: u32,
     pub doorbell: Cell,
 }
 
@@ -43,6 +49,8 @@ impl SubmissionQueue {
             tail: 0,
             in_flight: 0,
             deleting: None,
+            taken: 0,
+            epoch: 0,
             doorbell,
         }
     }
@@ -116,10 +124,21 @@ impl SubmissionQueue {
 
     /// Takes one fetched entry off the ring: the host learns of it by the next completion.
     pub fn advance(&mut self) {
+        self.taken += 1;
         self.head += 1;
         if self.head == self.size {
             self.head = 0;
         }
+    }
+}
+
+impl SubmissionQueue {
+    /// Goes on after `taken` entries, in a queue of this epoch. What was rung since counts as new.
+    pub fn resume(&mut self, taken: u64, epoch: u32) {
+        (self.taken, self.epoch) = (taken, epoch);
+        self.head = (taken % u64::from(self.size)) as u32;
+        self.tail = self.head;
+        self.doorbell.resume(self.head);
     }
 }
 
@@ -133,6 +152,8 @@ pub(crate) struct CompletionQueue {
     pub head: u32,
     /// The next entry to write.
     pub tail: u32,
+    /// Entries written since it was made.
+    pub written: u64,
     /// P of the next entry; inverts with every pass (section 4.6).
     pub phase: bool,
     /// Slots promised to commands in flight.
@@ -154,6 +175,7 @@ impl CompletionQueue {
             size,
             head: 0,
             tail: 0,
+            written: 0,
             phase: true,
             reserved: 0,
             vector,
@@ -171,6 +193,18 @@ impl CompletionQueue {
     /// Slots that are neither filled nor promised.
     pub fn free(&self) -> u32 {
         (self.size - 1).saturating_sub(self.posted() + self.reserved)
+    }
+
+    /// Goes on after `written` entries. What the host took lies in the doorbell's cell; a value that
+    /// cannot be counts as everything.
+    pub fn resume(&mut self, written: u64) {
+        let size = u64::from(self.size);
+        self.written = written;
+        self.tail = (written % size) as u32;
+        self.phase = (written / size).is_multiple_of(2);
+        let head = self.doorbell.current();
+        self.head = if head < self.size { head } else { self.tail };
+        self.doorbell.resume(head);
     }
 
     /// Looks at the head doorbell.
@@ -199,6 +233,7 @@ impl CompletionQueue {
         memory.write(at, &entry.as_bytes()[..CompletionEntry::PHASE_DWORD])?;
         let last = at.wrapping_add(CompletionEntry::PHASE_DWORD as u64);
         memory.store_u32(last, entry.phase_dword())?;
+        self.written += 1;
         self.tail += 1;
         if self.tail == self.size {
             self.tail = 0;
@@ -232,6 +267,10 @@ impl Queues {
 
     pub fn submissions(&self) -> impl Iterator<Item = &SubmissionQueue> {
         self.submission.iter().flatten()
+    }
+
+    pub fn submissions_mut(&mut self) -> impl Iterator<Item = &mut SubmissionQueue> {
+        self.submission.iter_mut().flatten()
     }
 
     pub fn completions(&self) -> impl Iterator<Item = &CompletionQueue> {

@@ -14,6 +14,7 @@ use crate::cell::BadDoorbell;
 use crate::controller::Controller;
 use crate::inflight::{Command, Kind};
 use crate::io::{Outcome, disk_status};
+use crate::journal::Done;
 use crate::prp::write_runs;
 
 /// Most commands that one queue may start per poll, so that queues, and functions that share a
@@ -138,6 +139,10 @@ impl Controller {
         match (first.fuse(), second) {
             // No admin command is fused: it ends with Invalid Field.
             _ if queue == 0 => self.start(queue, first),
+            // Carried out again after a restart, the comparison would find the pair's own write.
+            _ if self.journal.is_some() => {
+                self.start_with(queue, first, |_| Status::INVALID_FIELD.dnr().into());
+            }
             (FUSE_FIRST, Some(second)) => {
                 rest.next();
                 self.start_pair(queue, first, second);
@@ -183,6 +188,26 @@ impl Controller {
             head = submission.head;
             submission.advance();
         }
+        self.note_fetch(queue, entry);
+        self.carry_out(queue, entry, head, execute);
+    }
+
+    /// Carries out again a command that a predecessor had fetched, which is the one at hand.
+    pub(crate) fn execute(&mut self, queue: u16, entry: &SubmissionEntry) {
+        self.carry_out(queue, entry, 0, |controller| match queue {
+            0 => controller.execute_admin(entry),
+            _ => controller.execute_io(queue, entry),
+        });
+    }
+
+    #[inline]
+    fn carry_out(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        head: u32,
+        execute: impl FnOnce(&mut Self) -> Outcome,
+    ) {
         let outcome = match queue > 0 && self.tracer.is_some() {
             true => self.execute_traced(queue, entry, head, execute),
             false => execute(self),
@@ -251,7 +276,8 @@ impl Controller {
 
     /// Ends a command whose work is done, with dword 0 of its completion.
     pub(crate) fn end(&mut self, mut command: Command, result: u32) {
-        let Some(queue) = command.queue else { return };
+        self.ticket = command.ticket;
+        let Some(queue) = command.queue else { return self.conclude() };
         if command.status.is_success() && command.kind == Kind::Read {
             command.status = self.copy_back(&command);
         }
@@ -269,20 +295,25 @@ impl Controller {
         written.err().unwrap_or(Status::SUCCESS)
     }
 
-    /// Ends a command that has a slot of the completion queue reserved.
+    /// Ends the command at hand, which has a slot of the completion queue reserved.
     fn complete(&mut self, queue: u16, id: u16, status: Status, result: u32, subject: Subject) {
         let status = self.log_error(queue, id, status, subject);
+        if queue == 0 {
+            self.checkpoint(Some(Done::Ended(status, result)));
+        }
         let Some((submission, completion)) = self.queues.pair(queue) else { return };
         submission.in_flight -= 1;
         completion.reserved -= 1;
         let drained = submission.in_flight == 0 && submission.deleting.is_some();
         self.post(queue, id, status, result);
+        self.conclude();
         if drained {
             self.finish_deletion(queue);
         }
     }
 
-    /// Writes a completion queue entry for queue `queue`, in which there is a free slot.
+    /// Writes a completion queue entry for the command at hand, of queue `queue`, in which there is a
+    /// free slot.
     pub(crate) fn post(&mut self, queue: u16, id: u16, status: Status, result: u32) {
         if !self.may_post() {
             return;
@@ -296,7 +327,14 @@ impl Controller {
             ..CompletionEntry::default()
         };
         entry.set_status(status, false);
-        if completion.post(&self.memory, entry).is_err() {
+        if let Some(journal) = &self.journal {
+            journal.completing(self.ticket, completion.written, status, result);
+        }
+        let posted = completion.post(&self.memory, entry);
+        if let Some(journal) = &self.journal {
+            journal.set_posted(completion.id, completion.written);
+        }
+        if posted.is_err() {
             self.fail();
         }
     }
@@ -308,7 +346,8 @@ impl Controller {
         if let Some(tracer) = &mut self.tracer {
             tracer.closed(queue);
         }
-        if let Some(id) = removed.deleting {
+        if let Some((id, ticket)) = removed.deleting {
+            self.ticket = ticket;
             self.complete(0, id, Status::SUCCESS, 0, Subject { nsid: 0, lba: 0 });
         }
     }
@@ -319,7 +358,7 @@ impl Controller {
         let mut busy = false;
         while self.events.is_ready() && self.admin_slot_free() {
             let Some((id, event)) = self.events.take() else { break };
-            self.post(0, id, Status::SUCCESS, event.dword());
+            self.end_event_request(id, Status::SUCCESS, event.dword());
             busy = true;
         }
         busy

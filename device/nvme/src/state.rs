@@ -204,6 +204,11 @@ fn require(fine: bool, what: &str) -> Result<(), StateError> {
 /// When commands are in flight: the host did not quiesce, a programmer's error.
 pub(crate) fn save(controller: &Controller) -> Vec<u8> {
     assert!(controller.inflight.is_empty(), "a controller is quiesced before it is saved");
+    running(controller)
+}
+
+/// The state of `controller` as it is; commands in flight are the journal's business.
+pub(crate) fn running(controller: &Controller) -> Vec<u8> {
     let state = State {
         kind: KIND.into(),
         version: VERSION,
@@ -326,6 +331,15 @@ fn save_health(controller: &Controller) -> HealthState {
 
 /// Takes over `bytes`; after an error the caller resets the controller.
 pub(crate) fn restore(controller: &mut Controller, bytes: &[u8]) -> Result<(), StateError> {
+    take_over(controller, bytes, false)
+}
+
+/// As [`restore`]; with `cells_kept` the doorbell cells are the predecessor's own.
+pub(crate) fn take_over(
+    controller: &mut Controller,
+    bytes: &[u8],
+    cells_kept: bool,
+) -> Result<(), StateError> {
     let state = parse(bytes)?;
     if state.shape != shape(controller) {
         return Err(inconsistent("the controller has another shape"));
@@ -345,7 +359,9 @@ pub(crate) fn restore(controller: &mut Controller, bytes: &[u8]) -> Result<(), S
         namespace.error_recovery = *value;
     }
     restore_registers(controller, &state.registers);
-    restore_doorbells(controller, &queues);
+    if !cells_kept {
+        restore_doorbells(controller, &queues);
+    }
     let now = controller.clock.now();
     controller.powered_since = now;
     controller.keep_alive_since = now;

@@ -13,7 +13,6 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::controller::Controller;
 use crate::inflight::{Command, Inflight, Kind};
-use crate::io::command;
 use crate::prp::Run;
 
 /// Most bytes of a step.
@@ -90,7 +89,7 @@ impl Controller {
         let request = read(lba, blocks, &buffer, block_size);
         let runs = self.walker.runs.clone();
         let work = Some(Box::new(Work::Compare { buffer, runs, write: None }));
-        let compare = command(queue, entry, Kind::Compare);
+        let compare = self.command(queue, entry, Kind::Compare);
         Ok((Command { bytes: bytes as u64, work, ..compare }, request))
     }
 
@@ -108,7 +107,7 @@ impl Controller {
             bytes: u64::from(blocks) * u64::from(block_size),
         };
         let bytes = u64::from(step * block_size);
-        let verify = command(queue, entry, Kind::Scan);
+        let verify = self.command(queue, entry, Kind::Scan);
         self.begin(Command { bytes, work: Some(Box::new(work)), ..verify }, request);
         Ok(())
     }
@@ -147,7 +146,7 @@ impl Controller {
         let work = CopyWork { buffer, ranges, range: 0, done: 0, to, writing: false, durable };
         // There is a range, and no range is empty.
         let request = work.request(block_size).ok_or(Status::INTERNAL_ERROR)?;
-        let copy = command(queue, entry, work.kind());
+        let copy = self.command(queue, entry, work.kind());
         let copy = Command { bytes: bytes.into(), work: Some(Box::new(Work::Copy(work))), ..copy };
         self.begin(copy, request);
         Ok(())

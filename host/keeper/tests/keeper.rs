@@ -1,5 +1,7 @@
 //! A keeper on a thread, with clients that come and go.
 
+#![allow(clippy::unwrap_used)] // a test
+
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;

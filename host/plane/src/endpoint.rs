@@ -86,6 +86,7 @@ impl Served {
             clock: Arc::new(MonotonicClock::new()),
             identity: Identity::new(&serial(&request.id, &wanted.serial)),
             limits,
+            journal: None,
         })?;
         let mailbox = controller.mailbox();
         let endpoint = Endpoint::new(config, parts, Box::new(controller), wakes, reactor);

@@ -92,7 +92,8 @@ impl Controller {
                 | Page::VERIFY
                 | Page::COPY,
         );
-        page.fused.set(Page::COMPARE_AND_WRITE);
+        // See `Controller::start_fused`.
+        page.fused.set(if self.journal.is_some() { 0 } else { Page::COMPARE_AND_WRITE });
         page.copy_formats.set(1);
         page.sgl.set(Page::SGL_DWORD_ALIGNED | Page::SGL_LONGER);
         page.write_cache = Page::WRITE_CACHE_FLUSH_ALL;

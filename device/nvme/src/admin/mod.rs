@@ -13,6 +13,7 @@ use crate::controller::Controller;
 use crate::events::EVENT_LIMIT;
 use crate::inflight::Inflight;
 use crate::io::Outcome;
+use crate::journal::Done;
 
 /// Commands that Abort may handle at once, less one (ACL): Abort ends at once, so the number says
 /// little.
@@ -69,6 +70,8 @@ impl Controller {
             submission.in_flight -= 1;
             completion.reserved -= 1;
         }
+        self.checkpoint(Some(Done::Kept));
+        self.conclude();
         Outcome::Pending
     }
 
@@ -80,10 +83,12 @@ impl Controller {
         if self.queues.submission(queue).is_none() {
             return Err(Status::INVALID_FIELD.dnr());
         }
+        let at_hand = self.ticket;
         let aborted = match queue {
             0 => self.abort_event_request(id),
             _ => self.abort_io(queue, id),
         };
+        self.ticket = at_hand;
         Ok(u32::from(!aborted))
     }
 
@@ -91,7 +96,7 @@ impl Controller {
         let slot = self.queues.completion(0).is_some_and(|queue| queue.free() > 0);
         let aborted = slot && self.events.abort(id);
         if aborted {
-            self.post(0, id, Status::ABORT_REQUESTED, 0);
+            self.end_event_request(id, Status::ABORT_REQUESTED, 0);
         }
         aborted
     }

@@ -36,6 +36,9 @@ impl Controller {
         let vector = (flags & INTERRUPTS != 0).then_some(vector);
         let doorbell = self.new_cell(head_doorbell(id), size)?;
         let queue = CompletionQueue::new(id, entry.prp1.get(), size, vector, doorbell);
+        if let Some(journal) = &mut self.journal {
+            journal.open_completion(id);
+        }
         self.queues.add_completion(queue);
         Ok(0)
     }
@@ -58,7 +61,8 @@ impl Controller {
         let shift = self.registers.configuration.submission_entry_shift();
         let size = self.check_ring(entry, shift == 6)?;
         let doorbell = self.new_cell(tail_doorbell(id), size)?;
-        let queue = SubmissionQueue::new(id, completion, entry.prp1.get(), size, doorbell);
+        let mut queue = SubmissionQueue::new(id, completion, entry.prp1.get(), size, doorbell);
+        queue.epoch = self.journal.as_mut().map_or(0, |journal| journal.open_submission(id));
         self.queues.add_submission(queue);
         Ok(0)
     }
@@ -71,7 +75,7 @@ impl Controller {
         let Some(queue) = queue.filter(|queue| queue.deleting.is_none()) else {
             return Status::INVALID_QUEUE_ID.dnr().into();
         };
-        queue.deleting = Some(entry.id.get());
+        queue.deleting = Some((entry.id.get(), self.ticket));
         if queue.in_flight == 0 {
             self.finish_deletion(id);
         }

@@ -7,6 +7,7 @@ mod bad_commands;
 mod hostile;
 mod init;
 mod io;
+mod killed;
 mod lifecycle;
 mod mailbox;
 mod parts;

@@ -21,6 +21,7 @@ fn parts() -> Parts {
         clock: Arc::new(ManualClock::new()),
         identity: Identity::new("1"),
         limits: Limits::default(),
+        journal: None,
     }
 }
 

@@ -10,7 +10,7 @@ use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
 use slipway_nvme_spec::registers::{ControllerStatus, offset};
 use slipway_nvme_spec::status::Status;
 use slipway_pci::{Doorbells, FifoSink, Function, Interrupt};
-use slipway_ram::Memory;
+use slipway_ram::{Lasting, Memory};
 use slipway_telemetry::ManualClock;
 
 use crate::driver::{Arena, Direct, Driver, RegisterAccess};
@@ -27,6 +27,7 @@ pub struct Setup {
     pub clock: ManualClock,
     pub sink: Arc<FifoSink>,
     pub vectors: u16,
+    pub journal: Option<Lasting>,
 }
 
 impl Setup {
@@ -44,6 +45,7 @@ impl Setup {
             clock: ManualClock::new(),
             sink: FifoSink::new(),
             vectors: 65,
+            journal: None,
         }
     }
 
@@ -71,6 +73,7 @@ impl Setup {
             clock: Arc::new(self.clock),
             identity: Identity::new("TEST0001"),
             limits: self.limits,
+            journal: self.journal,
         })
         .unwrap()
     }

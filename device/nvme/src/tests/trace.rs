@@ -89,6 +89,7 @@ impl Traced {
             clock: Arc::new(clock.clone()),
             identity: Identity::new("TRACED"),
             limits,
+            journal: None,
         });
         let arena = Arena::new(map.memory(), 0, MEMORY as u64);
         let mut driver = Driver::new(Direct::new(controller.unwrap()), arena, 8).unwrap();

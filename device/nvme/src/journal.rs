@@ -1,0 +1,438 @@
+//! What outlives the process: enough to go on after a kill at any instruction.
+//!
+//! A controller with a journal ([`Parts::journal`](crate::Parts::journal)) keeps in memory that
+//! outlives it ([`Lasting`]), besides the doorbell cells, which its host keeps there too:
+//! - a *snapshot* of everything that admin commands and registers change (the saved state), written
+//!   whenever one of them has changed it and before the guest can see that;
+//! - for each queue how many entries were taken off it and how many were written to it;
+//! - for each command in flight a *slot* with a copy of its entry, since the guest may use the
+//!   entry's place again before the command ends.
+//!
+//! Nothing is written in two places at once: every store is release-ordered, the reader sees a
+//! prefix of them, and each prefix has one meaning. For a command:
+//! 1. its slot is filled: entry, number, and last the word that makes it `FETCHED`;
+//! 2. its queue's count of taken entries rises. A slot without the count is the count's last step,
+//!    which the successor takes: it is counted, and the entry is not fetched again;
+//! 3. the command is carried out. A successor carries out again whatever is `FETCHED`: reads, writes
+//!    and flushes may be done twice as long as the guest was not told of their end;
+//! 4. its slot becomes `COMPLETING`, with status and the place of its completion queue entry. From
+//!    here on it is never carried out again: the guest may know of its end, and use its buffer;
+//! 5. the completion queue entry is written. A successor that finds `COMPLETING` and not step 6
+//!    writes it again: the same bytes, to a place that the guest either has not looked at yet, or
+//!    will not look at before the queue has gone round;
+//! 6. the queue's count of written entries rises; 7. the slot is free.
+//!
+//! An admin command changes the snapshot as well: between 3 and 4 a snapshot is written that has the
+//! change *and* the command's number and status, so it is carried out exactly once. An asynchronous
+//! event is posted with a slot of its own, since its request's is long gone.
+//!
+//! Every queue has an epoch, new whenever one is made: slots of another epoch are of a queue that is
+//! no more. The queues' own memory is the guest's and is believed no more than before.
+//!
+//! Cost: without a journal a branch per step; with one about forty stores to lines of our own per
+//! command, no system call, no lock.
+
+use std::sync::atomic::Ordering;
+
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::status::Status;
+use slipway_ram::{Lasting, Snapshots};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::Limits;
+
+/// First word of a journal, with the layout's version in its lowest byte.
+const MAGIC: u64 = 0x534c_4950_4e56_4d01;
+/// Words before the queues.
+const HEAD_WORDS: usize = 8;
+/// Words of a queue's record: a cache line.
+const QUEUE_WORDS: usize = 8;
+/// Words of a slot: the entry's cache line and another one.
+const SLOT_WORDS: usize = 16;
+/// Bytes for the two snapshots.
+const SNAPSHOT_BYTES: usize = 2 << 20;
+/// Admin commands that may be in flight beside what [`Limits::in_flight`] bounds.
+const ADMIN_SLOTS: usize = 4096 + 64;
+
+/// Words of the head.
+const HEAD_MAGIC: usize = 0;
+const HEAD_EPOCH: usize = 1;
+/// Slots that were ever used: a successor looks at no others.
+const HEAD_USED: usize = 2;
+/// Words of a queue's record.
+const TAKEN_EPOCH: usize = 0;
+const TAKEN: usize = 1;
+const POSTED_EPOCH: usize = 2;
+const POSTED: usize = 3;
+/// Words of a slot after the entry's eight.
+const NUMBER: usize = 8;
+const PLACE: usize = 9;
+const RESULT: usize = 10;
+const STATE: usize = 11;
+
+/// Values of the lowest byte of a slot's state; above it: queue (16 bits), epoch (32 bits).
+const FREE: u64 = 0;
+const FETCHED: u64 = 1;
+const COMPLETING: u64 = 2;
+const EVENT: u64 = 3;
+
+/// A command's slot, if there is a journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(u32);
+
+impl Ticket {
+    /// Of no command.
+    pub const NONE: Self = Self(u32::MAX);
+}
+
+/// How a command ended, as a snapshot remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// With this status and result.
+    Ended(Status, u32),
+    /// It is part of the snapshot (an outstanding Asynchronous Event Request).
+    Kept,
+}
+
+/// A slot that is in use.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub ticket: Ticket,
+    /// Its submission queue, and that queue's epoch.
+    pub queue: u16,
+    pub epoch: u32,
+    /// Its number in the queue, from 0.
+    pub number: u64,
+    pub entry: SubmissionEntry,
+    pub stage: Stage,
+}
+
+/// How far a command has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Fetched,
+    /// Its completion is entry `place` of its completion queue, counted from 0.
+    Completing {
+        place: u64,
+        status: Status,
+        result: u32,
+    },
+    /// As `Completing`, for an outstanding Asynchronous Event Request: `result` says which event.
+    Event {
+        place: u64,
+        status: Status,
+        result: u32,
+    },
+}
+
+/// See the module's head.
+pub(crate) struct Journal {
+    head: Lasting,
+    queues: Lasting,
+    slots: Lasting,
+    snapshots: Snapshots,
+    free: Vec<u32>,
+    used: u32,
+    capacity: u32,
+    epoch: u32,
+}
+
+/// Bytes of memory that the journal of a controller with these limits takes. Most of it is never
+/// touched.
+pub fn journal_len(limits: &Limits) -> usize {
+    let queues = (usize::from(limits.queue_pairs) + 1) * QUEUE_WORDS;
+    8 * (HEAD_WORDS + queues + slots(limits) * SLOT_WORDS) + SNAPSHOT_BYTES
+}
+
+fn slots(limits: &Limits) -> usize {
+    limits.in_flight as usize + ADMIN_SLOTS
+}
+
+impl Journal {
+    /// In `memory`, which is fresh or a predecessor's. None: too short, or of another layout.
+    pub fn new(memory: &Lasting, limits: &Limits) -> Option<Self> {
+        let capacity = slots(limits);
+        let (head, rest) = memory.split(8 * HEAD_WORDS)?;
+        let (queues, rest) = rest.split(8 * (usize::from(limits.queue_pairs) + 1) * QUEUE_WORDS)?;
+        let (slots, rest) = rest.split(8 * capacity * SLOT_WORDS)?;
+        let (snapshots, _) = rest.split(SNAPSHOT_BYTES)?;
+        let word = |at: usize| head.words()[at].load(Ordering::Acquire);
+        if word(HEAD_MAGIC) != 0 && word(HEAD_MAGIC) != MAGIC {
+            return None;
+        }
+        let used = u32::try_from(word(HEAD_USED)).ok().filter(|used| *used <= capacity as u32)?;
+        let epoch = word(HEAD_EPOCH) as u32;
+        let snapshots = Snapshots::new(&snapshots)?;
+        let free = Vec::with_capacity(capacity);
+        let capacity = capacity as u32;
+        store(&head, HEAD_MAGIC, MAGIC);
+        Some(Self { head, queues, slots, snapshots, free, used, capacity, epoch })
+    }
+
+    /// An epoch that no queue had before.
+    fn next_epoch(&mut self) -> u32 {
+        self.epoch = self.epoch.wrapping_add(1);
+        store(&self.head, HEAD_EPOCH, self.epoch.into());
+        self.epoch
+    }
+
+    /// A submission queue `queue` is made; gives its epoch.
+    pub fn open_submission(&mut self, queue: u16) -> u32 {
+        let epoch = self.next_epoch();
+        self.store_queue(queue, TAKEN, 0);
+        self.store_queue(queue, TAKEN_EPOCH, epoch.into());
+        epoch
+    }
+
+    /// A completion queue `queue` is made.
+    pub fn open_completion(&mut self, queue: u16) {
+        let epoch = self.next_epoch();
+        self.store_queue(queue, POSTED, 0);
+        self.store_queue(queue, POSTED_EPOCH, epoch.into());
+    }
+
+    /// Entries taken off submission queue `queue`, and its epoch.
+    pub fn taken(&self, queue: u16) -> (u64, u32) {
+        (self.load_queue(queue, TAKEN), self.load_queue(queue, TAKEN_EPOCH) as u32)
+    }
+
+    /// Entries written to completion queue `queue`.
+    pub fn posted(&self, queue: u16) -> u64 {
+        self.load_queue(queue, POSTED)
+    }
+
+    /// Entry `number` of `queue` was fetched (steps 1 and 2).
+    pub fn begin(
+        &mut self,
+        queue: u16,
+        epoch: u32,
+        number: u64,
+        entry: &SubmissionEntry,
+    ) -> Ticket {
+        let ticket = self.fill(number, entry);
+        self.set_state(ticket, FETCHED, queue, epoch);
+        self.set_taken(queue, number + 1);
+        ticket
+    }
+
+    pub fn set_taken(&self, queue: u16, count: u64) {
+        self.store_queue(queue, TAKEN, count);
+    }
+
+    /// The command's end will be entry `place` of its completion queue (step 4).
+    pub fn completing(&self, ticket: Ticket, place: u64, status: Status, result: u32) {
+        let Some(state) = self.state(ticket) else { return };
+        self.store_end(ticket, place, status, result);
+        let state = if state & 0xff == EVENT { state } else { state & !0xff | COMPLETING };
+        self.store_slot(ticket, STATE, state);
+    }
+
+    fn store_end(&self, ticket: Ticket, place: u64, status: Status, result: u32) {
+        self.store_slot(ticket, PLACE, place);
+        self.store_slot(ticket, RESULT, u64::from(status.0) << 32 | u64::from(result));
+    }
+
+    /// A slot for the end of the outstanding Asynchronous Event Request `id`, as entry `place` of the
+    /// admin completion queue. It begins at step 4.
+    pub fn begin_event(
+        &mut self,
+        epoch: u32,
+        id: u16,
+        place: u64,
+        (status, result): (Status, u32),
+    ) -> Ticket {
+        let ticket = self.fill(0, &SubmissionEntry { id: id.into(), ..SubmissionEntry::default() });
+        self.store_end(ticket, place, status, result);
+        self.set_state(ticket, EVENT, 0, epoch);
+        ticket
+    }
+
+    /// Completion queue `queue` has `count` entries now (step 6).
+    pub fn set_posted(&self, queue: u16, count: u64) {
+        self.store_queue(queue, POSTED, count);
+    }
+
+    /// The slot is free (step 7).
+    pub fn end(&mut self, ticket: Ticket) {
+        if ticket != Ticket::NONE {
+            self.store_slot(ticket, STATE, FREE);
+            self.free.push(ticket.0);
+        }
+    }
+
+    /// Writes a snapshot; `done` is the command that it has the effect of. False: it is too long,
+    /// and a successor would go on from an older one.
+    #[must_use]
+    pub fn snapshot(&self, done: Option<(Ticket, Done)>, state: &[u8]) -> bool {
+        let mut words = [0u64; 3];
+        if let Some((ticket, done)) = done
+            && let Some(found) = self.found(ticket)
+        {
+            words[0] = 1 | u64::from(found.epoch) << 32;
+            words[1] = found.number;
+            words[2] = match done {
+                Done::Ended(status, result) => u64::from(status.0) << 32 | u64::from(result),
+                Done::Kept => u64::MAX,
+            };
+        }
+        let mut bytes = Vec::with_capacity(24 + state.len());
+        words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+        bytes.extend_from_slice(state);
+        point();
+        let stored = self.snapshots.store(&bytes);
+        point();
+        stored
+    }
+
+    /// The last snapshot: the admin command (epoch and number) that it has the effect of, and the
+    /// state.
+    #[allow(clippy::type_complexity)]
+    pub fn last_snapshot(&self) -> Option<(Option<((u32, u64), Done)>, Vec<u8>)> {
+        let bytes = self.snapshots.load()?;
+        let (words, state) = bytes.split_at_checked(24)?;
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&words[8 * at..8 * at + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let done = match word(2) {
+            u64::MAX => Done::Kept,
+            value => Done::Ended(Status((value >> 32) as u16), value as u32),
+        };
+        let command = ((word(0) >> 32) as u32, word(1));
+        Some(((word(0) & 1 == 1).then_some((command, done)), state.to_vec()))
+    }
+
+    /// Every slot in use. Those that are not are free from here on.
+    pub fn recover(&mut self) -> Vec<Found> {
+        let mut all = Vec::new();
+        self.free.clear();
+        for slot in (0..self.used).rev() {
+            match self.found(Ticket(slot)) {
+                Some(found) => all.push(found),
+                None => self.free.push(slot),
+            }
+        }
+        all
+    }
+
+    fn found(&self, ticket: Ticket) -> Option<Found> {
+        let state = self.state(ticket)?;
+        let place = self.load_slot(ticket, PLACE);
+        let result = self.load_slot(ticket, RESULT);
+        let (status, result) = (Status((result >> 32) as u16), result as u32);
+        let stage = match state & 0xff {
+            FETCHED => Stage::Fetched,
+            COMPLETING => Stage::Completing { place, status, result },
+            EVENT => Stage::Event { place, status, result },
+            _ => return None,
+        };
+        let mut bytes = [0u8; 64];
+        for (at, chunk) in bytes.chunks_exact_mut(8).enumerate() {
+            chunk.copy_from_slice(&self.load_slot(ticket, at).to_ne_bytes());
+        }
+        let entry = SubmissionEntry::read_from_bytes(&bytes).ok()?;
+        let (queue, epoch) = ((state >> 8) as u16, (state >> 32) as u32);
+        Some(Found { ticket, queue, epoch, number: self.load_slot(ticket, NUMBER), entry, stage })
+    }
+
+    /// Takes a slot and fills in what does not make it count yet.
+    fn fill(&mut self, number: u64, entry: &SubmissionEntry) -> Ticket {
+        let Some(ticket) = self.allocate() else { return Ticket::NONE };
+        let bytes = entry.as_bytes();
+        for (at, chunk) in bytes.chunks_exact(8).enumerate() {
+            let mut word = [0; 8];
+            word.copy_from_slice(chunk);
+            self.store_slot(ticket, at, u64::from_ne_bytes(word));
+        }
+        self.store_slot(ticket, NUMBER, number);
+        ticket
+    }
+
+    fn allocate(&mut self) -> Option<Ticket> {
+        if let Some(slot) = self.free.pop() {
+            return Some(Ticket(slot));
+        }
+        let slot = self.used;
+        if slot >= self.capacity {
+            debug_assert!(false, "there are as many slots as commands");
+            return None;
+        }
+        self.used += 1;
+        store(&self.head, HEAD_USED, self.used.into());
+        Some(Ticket(slot))
+    }
+
+    fn set_state(&self, ticket: Ticket, stage: u64, queue: u16, epoch: u32) {
+        let state = stage | u64::from(queue) << 8 | u64::from(epoch) << 32;
+        self.store_slot(ticket, STATE, state);
+    }
+
+    fn state(&self, ticket: Ticket) -> Option<u64> {
+        (ticket != Ticket::NONE).then(|| self.load_slot(ticket, STATE))
+    }
+
+    fn store_slot(&self, ticket: Ticket, word: usize, value: u64) {
+        if ticket != Ticket::NONE {
+            store(&self.slots, ticket.0 as usize * SLOT_WORDS + word, value);
+        }
+    }
+
+    fn load_slot(&self, ticket: Ticket, word: usize) -> u64 {
+        load(&self.slots, ticket.0 as usize * SLOT_WORDS + word)
+    }
+
+    fn store_queue(&self, queue: u16, word: usize, value: u64) {
+        store(&self.queues, usize::from(queue) * QUEUE_WORDS + word, value);
+    }
+
+    fn load_queue(&self, queue: u16, word: usize) -> u64 {
+        load(&self.queues, usize::from(queue) * QUEUE_WORDS + word)
+    }
+}
+
+/// Every store to a journal is this one; in tests the process may end on either side of it.
+fn store(memory: &Lasting, word: usize, value: u64) {
+    point();
+    if let Some(word) = memory.words().get(word) {
+        word.store(value, Ordering::Release);
+    }
+    point();
+}
+
+fn load(memory: &Lasting, word: usize) -> u64 {
+    memory.words().get(word).map_or(0, |word| word.load(Ordering::Acquire))
+}
+
+#[cfg(not(test))]
+#[inline(always)]
+fn point() {}
+
+#[cfg(test)]
+pub(crate) use testing::point;
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::cell::Cell;
+
+    thread_local!(static LEFT: Cell<Option<u64>> = const { Cell::new(None) });
+
+    /// What a test's "kill" unwinds with.
+    pub struct Killed;
+
+    /// Kills after `points` more points; None: never.
+    pub fn kill_after(points: Option<u64>) {
+        LEFT.set(points);
+    }
+
+    pub fn point() {
+        match LEFT.get() {
+            None => {}
+            Some(0) => {
+                LEFT.set(None);
+                std::panic::resume_unwind(Box::new(Killed));
+            }
+            Some(left) => LEFT.set(Some(left - 1)),
+        }
+    }
+}

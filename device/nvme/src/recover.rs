@@ -1,0 +1,230 @@
+//! The controller's use of its journal, and how a successor goes on from it.
+
+use slipway_nvme_spec::event::Event;
+use slipway_nvme_spec::status::Status;
+use slipway_pci::StateError;
+
+use crate::controller::Controller;
+use crate::journal::{Done, Found, Stage, Ticket};
+use crate::lifecycle::Shutdown;
+use crate::state;
+
+impl Controller {
+    /// Goes on where a predecessor with the same journal, doorbell cells and configuration was
+    /// killed; false when there was none. To be called on a fresh controller, when nothing of the
+    /// predecessor can reach the disks or the guest's memory any more, and the guest's memory is
+    /// mapped. Commands in flight are carried out again by the next polls.
+    ///
+    /// # Errors
+    /// [`StateError`]: the journal is of another version or another configuration. The controller
+    /// is then as after a reset.
+    pub fn recover(&mut self) -> Result<bool, StateError> {
+        let Some(journal) = &mut self.journal else { return Ok(false) };
+        let Some((done, state)) = journal.last_snapshot() else { return Ok(false) };
+        let found = journal.recover();
+        if let Err(error) = state::take_over(self, &state, true) {
+            slipway_pci::Function::reset(self);
+            return Err(error);
+        }
+        if self.shutdown == Shutdown::Flushing {
+            // Whether the flush has ended is not known.
+            self.shutdown = Shutdown::Draining;
+        }
+        let found = self.known(found);
+        self.resume_queues(&found);
+        self.finish_posting(&found, done);
+        self.restart(&found, done);
+        for queue in self.queues.completions_mut() {
+            // The guest may have been told or not; once more does no harm.
+            queue.signal = true;
+        }
+        self.checkpoint(None);
+        self.signal();
+        Ok(true)
+    }
+
+    /// Slots of queues that are there; the others are freed.
+    fn known(&mut self, mut found: Vec<Found>) -> Vec<Found> {
+        let may_post = self.may_post();
+        found.retain(|one| {
+            let there = may_post && self.queues.submission(one.queue).is_some();
+            let Some(journal) = &mut self.journal else { return false };
+            let same = there && journal.taken(one.queue).1 == one.epoch;
+            if !same {
+                journal.end(one.ticket);
+            }
+            same
+        });
+        // In the order in which they were fetched.
+        found.sort_by_key(|one| (one.queue, one.number));
+        found
+    }
+
+    /// Sets every queue's indexes by what the journal counted.
+    fn resume_queues(&mut self, found: &[Found]) {
+        let Some(journal) = &self.journal else { return };
+        for queue in self.queues.completions_mut() {
+            queue.resume(journal.posted(queue.id));
+        }
+        for queue in self.queues.submissions_mut() {
+            let (mut taken, epoch) = journal.taken(queue.id);
+            let own = found.iter().filter(|one| one.queue == queue.id);
+            let fetched = own.filter(|one| !matches!(one.stage, Stage::Event { .. }));
+            // A slot that was filled and not counted yet.
+            if let Some(last) = fetched.map(|one| one.number + 1).max()
+                && last > taken
+            {
+                journal.set_taken(queue.id, last);
+                taken = last;
+            }
+            queue.resume(taken, epoch);
+        }
+    }
+
+    /// Takes steps 5 to 7 for what was at step 4 or later, in the order of the entries' places.
+    fn finish_posting(&mut self, found: &[Found], done: Option<((u32, u64), Done)>) {
+        let ended = |one: &Found| match (one.stage, done) {
+            (Stage::Completing { place, status, result }, _) => Some((Some(place), status, result)),
+            (Stage::Event { place, status, result }, _) => Some((Some(place), status, result)),
+            (Stage::Fetched, Some((command, Done::Ended(status, result))))
+                if is_done(one, command) =>
+            {
+                Some((None, status, result))
+            }
+            (Stage::Fetched, _) => None,
+        };
+        let mut all: Vec<_> = found.iter().filter_map(|one| Some((one, ended(one)?))).collect();
+        // What has no place yet comes after what has.
+        all.sort_by_key(|(_, (place, ..))| place.unwrap_or(u64::MAX));
+        for (one, (place, status, result)) in all {
+            let queue = one.queue;
+            let posted = self.queues.pair(queue).map_or(0, |(_, completion)| completion.written);
+            let event = matches!(one.stage, Stage::Event { .. });
+            if event {
+                self.events.was_ended(one.entry.id.get(), status, result);
+            }
+            self.ticket = one.ticket;
+            if place.is_none_or(|place| place >= posted) {
+                self.make_room(queue);
+                self.post(queue, one.entry.id.get(), status, result);
+            }
+            if event {
+                self.checkpoint(None);
+            }
+            self.conclude();
+        }
+    }
+
+    /// Carries out again what was fetched and has not ended.
+    fn restart(&mut self, found: &[Found], done: Option<((u32, u64), Done)>) {
+        let fetched = found.iter().filter(|one| one.stage == Stage::Fetched);
+        // Admin commands last: one that deletes a queue waits for the queue's commands.
+        let (admin, io): (Vec<_>, Vec<_>) = fetched.partition(|one| one.queue == 0);
+        for one in io.into_iter().chain(admin) {
+            match done {
+                Some((command, Done::Ended(..))) if is_done(one, command) => {}
+                Some((command, Done::Kept)) if is_done(one, command) => {
+                    self.ticket = one.ticket;
+                    self.conclude();
+                }
+                _ if self.may_post() => {
+                    self.make_room(one.queue);
+                    if let Some((submission, completion)) = self.queues.pair(one.queue) {
+                        submission.in_flight += 1;
+                        completion.reserved += 1;
+                    }
+                    self.ticket = one.ticket;
+                    self.execute(one.queue, &one.entry);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A guest that changes its doorbells behind our back may have left no room where there was
+    /// some: then its own unread entries are overwritten, and nothing else.
+    fn make_room(&mut self, queue: u16) {
+        if let Some((_, completion)) = self.queues.pair(queue)
+            && completion.free() == 0
+        {
+            completion.head = completion.tail;
+        }
+    }
+
+    /// The command at hand was fetched.
+    pub(crate) fn note_fetch(
+        &mut self,
+        queue: u16,
+        entry: &slipway_nvme_spec::command::SubmissionEntry,
+    ) {
+        self.ticket = match (&mut self.journal, self.queues.submission(queue)) {
+            // It counts itself already.
+            (Some(journal), Some(submission)) => {
+                journal.begin(queue, submission.epoch, submission.taken - 1, entry)
+            }
+            _ => Ticket::NONE,
+        };
+    }
+
+    /// The command at hand needs its slot no more.
+    pub(crate) fn conclude(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.end(std::mem::replace(&mut self.ticket, Ticket::NONE));
+        }
+    }
+
+    /// Ends the outstanding Asynchronous Event Request `id`, for which there is a free slot of the
+    /// completion queue. The command at hand stays at hand.
+    pub(crate) fn end_event_request(&mut self, id: u16, status: Status, result: u32) {
+        let at_hand = self.ticket;
+        if let (Some(journal), Some((submission, completion))) =
+            (&mut self.journal, self.queues.pair(0))
+        {
+            let (epoch, place) = (submission.epoch, completion.written);
+            self.ticket = journal.begin_event(epoch, id, place, (status, result));
+        }
+        self.post(0, id, status, result);
+        if self.journal.is_some() {
+            // Without the request, before its slot goes.
+            self.checkpoint(None);
+            self.conclude();
+        }
+        self.ticket = at_hand;
+    }
+
+    /// Writes a snapshot, if there is a journal; `done` says how the command at hand ended.
+    pub(crate) fn checkpoint(&mut self, done: Option<Done>) {
+        self.changed = false;
+        let Some(journal) = &self.journal else { return };
+        let done = done.map(|done| (self.ticket, done));
+        if !journal.snapshot(done, &state::running(self)) {
+            // Nothing of before would be true after a restart: better no successor than a wrong one.
+            debug_assert!(false, "a snapshot has room for every state");
+            self.journal = None;
+        }
+    }
+
+    /// Writes a snapshot when something changed that the guest may see from now on.
+    pub(crate) fn settle(&mut self) {
+        if self.changed {
+            self.checkpoint(None);
+        }
+    }
+}
+
+fn is_done(one: &Found, (epoch, number): (u32, u64)) -> bool {
+    one.queue == 0 && (one.epoch, one.number) == (epoch, number)
+}
+
+impl crate::events::Events {
+    /// Request `id` ended before a restart, by a report of the event that `dword` says if it was a
+    /// success.
+    fn was_ended(&mut self, id: u16, status: Status, dword: u32) {
+        self.abort(id);
+        if status.is_success() {
+            // It may have been raised after the last snapshot, and then it is not waiting here.
+            self.waiting.retain(|event| event.dword() != dword);
+            self.mask(Event::from_dword(dword).kind);
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! A controller that is killed on either side of every store to its journal, and its successors.
+//!
+//! The guest is the crate's driver, which knows of nothing: a register write that a kill cut off is
+//! done again, as its host does with a message that it has not taken off the socket. Guest memory,
+//! doorbell cells, the disk's content and the journal outlive the controller. What the disk had
+//! under way ends before the successor starts, as its host sees to.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use slipway_block::{Completion, Disk, Geometry, Request};
+use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
+use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
+use slipway_nvme_spec::registers::tail_doorbell;
+use slipway_nvme_spec::status::Status;
+use slipway_pci::{Doorbells, Function};
+use slipway_ram::{Lasting, Memory};
+
+use super::rig::{Random, Setup, Shared, ram};
+use crate::driver::{Arena, Driver, DriverError, RegisterAccess, admin, io};
+use crate::journal::testing::{Killed, kill_after};
+use crate::{Controller, Limits, doorbell_count, journal_len};
+
+const MEMORY: usize = 4 << 20;
+const PAGE: usize = 4096;
+const LIMITS: Limits =
+    Limits { queue_pairs: 4, queue_entries: 64, transfer: 1 << 16, in_flight: 32 };
+
+/// What outlives a controller.
+#[derive(Clone)]
+struct Lives {
+    memory: Memory,
+    disk: Shared,
+    journal: Lasting,
+    doorbells: Doorbells,
+    /// Whether the disk takes its time.
+    slow: bool,
+}
+
+impl Lives {
+    fn new(slow: bool) -> Self {
+        Self {
+            memory: Memory::heap(MEMORY),
+            disk: Shared::new(ram(1 << 20, 512)),
+            journal: Lasting::heap(journal_len(&LIMITS)),
+            doorbells: Doorbells::trapped(doorbell_count(LIMITS.queue_pairs)),
+            slow,
+        }
+    }
+
+    fn controller(&self) -> Controller {
+        let disk: Box<dyn Disk> = match self.slow {
+            true => Box::new(Slow { inner: self.disk.clone(), waiting: Vec::new() }),
+            false => Box::new(self.disk.clone()),
+        };
+        let setup = Setup {
+            journal: Some(self.journal.clone()),
+            limits: LIMITS,
+            vectors: 5,
+            ..Setup::on(self.memory.clone(), disk)
+        };
+        setup.with_doorbells(self.doorbells.clone())
+    }
+}
+
+/// Ends one request per poll, the newest first; when it is dropped, as the kernel would, all.
+struct Slow {
+    inner: Shared,
+    waiting: Vec<Request>,
+}
+
+impl Disk for Slow {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, _: &mut Vec<Completion>) {
+        self.waiting.append(requests);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        if let Some(request) = self.waiting.pop() {
+            self.inner.submit(&mut vec![request], completions);
+        }
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        self.inner.submit(&mut self.waiting, &mut Vec::new());
+    }
+}
+
+/// Registers of a controller that is killed now and then.
+struct Killable {
+    lives: Lives,
+    controller: Option<Controller>,
+    kills: u32,
+    /// Points until the next kill; None: no more kills.
+    next: Box<dyn FnMut() -> Option<u64>>,
+}
+
+impl Killable {
+    /// Killed at the points that `next` says, each counted from the last kill.
+    fn new(lives: Lives, mut next: impl FnMut() -> Option<u64> + 'static) -> Self {
+        kill_after(next());
+        Self { lives, controller: None, kills: 0, next: Box::new(next) }
+    }
+
+    fn call<T>(&mut self, mut call: impl FnMut(&mut Controller) -> T) -> T {
+        loop {
+            let whole = catch_unwind(AssertUnwindSafe(|| {
+                let controller = self.controller.get_or_insert_with(|| {
+                    let mut controller = self.lives.controller();
+                    controller.recover().unwrap();
+                    controller
+                });
+                call(controller)
+            }));
+            match whole {
+                Ok(value) => return value,
+                Err(reason) if reason.is::<Killed>() => {
+                    self.kills += 1;
+                    self.controller = None;
+                    kill_after((self.next)());
+                }
+                Err(reason) => resume_unwind(reason),
+            }
+        }
+    }
+}
+
+impl RegisterAccess for Killable {
+    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
+        let mut bytes = [0; 4];
+        self.call(|controller| controller.read(0, offset, &mut bytes));
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+        self.call(|controller| {
+            controller.write(0, offset, &value.to_le_bytes());
+            controller.poll();
+        });
+        Ok(())
+    }
+
+    fn idle(&mut self) -> Result<(), DriverError> {
+        self.call(|controller| controller.poll());
+        Ok(())
+    }
+}
+
+type Guest = Driver<Killable>;
+
+/// Submits `commands` to queues 1 and 2 in turn and waits until each has ended, once, well.
+fn run_all(guest: &mut Guest, commands: &[SubmissionEntry]) {
+    let mut open = Vec::new();
+    for (at, command) in commands.iter().enumerate() {
+        let queue = 1 + at as u16 % 2;
+        open.push((queue, guest.submit(queue, *command).unwrap()));
+    }
+    let mut polls = 0;
+    while !open.is_empty() {
+        for queue in [1, 2] {
+            let mut ended = Vec::new();
+            guest.reap(queue, &mut ended).unwrap();
+            for entry in ended {
+                let one = (queue, entry.id.get());
+                let at = open.iter().position(|other| *other == one);
+                open.swap_remove(at.unwrap_or_else(|| panic!("{one:?} ended twice")));
+                assert_eq!(entry.status(), Status::SUCCESS);
+            }
+        }
+        polls += 1;
+        assert!(polls < 1000, "{open:?} never ended");
+        guest.registers.idle().unwrap();
+    }
+}
+
+fn pages(guest: &mut Guest, count: usize) -> Vec<u64> {
+    (0..count).map(|_| guest.arena.allocate(PAGE).unwrap()).collect()
+}
+
+fn with_page(command: SubmissionEntry, page: u64) -> SubmissionEntry {
+    SubmissionEntry { prp1: page.into(), ..command }
+}
+
+/// Writes, reads back, and uses the buffers for something else as soon as their command has ended.
+fn data(guest: &mut Guest, round: u8) {
+    let buffers = pages(guest, 6);
+    let memory = guest.arena.memory().clone();
+    let stamp = |at: usize| [round.wrapping_mul(16) + at as u8; PAGE];
+    let lba = |at: usize| 8 * at as u64;
+    for (at, page) in buffers.iter().enumerate() {
+        memory.write(*page, &stamp(at)).unwrap();
+    }
+    let all = |opcode| {
+        let command = |(at, page): (usize, &u64)| with_page(io(opcode, 1, lba(at), 8), *page);
+        buffers.iter().enumerate().map(command).collect::<Vec<_>>()
+    };
+    run_all(guest, &all(NvmOpcode::Write));
+    for page in &buffers {
+        memory.write(*page, &[0xee; PAGE]).unwrap();
+    }
+    run_all(guest, &all(NvmOpcode::Read));
+    let mut found = [0; PAGE];
+    for (at, page) in buffers.iter().enumerate() {
+        memory.read(*page, &mut found).unwrap();
+        assert_eq!(found, stamp(at), "round {round}, block {}", lba(at));
+        memory.write(*page, &[0xdd; PAGE]).unwrap();
+    }
+    run_all(guest, &[io(NvmOpcode::Flush, 1, 0, 1)]);
+    for page in buffers {
+        memory.read(page, &mut found).unwrap();
+        assert_eq!(found, [0xdd; PAGE], "written after the guest was told of the end");
+        guest.arena.release(page, PAGE);
+    }
+}
+
+fn statuses(entries: &[CompletionEntry], id: u16) -> Vec<Status> {
+    let own = entries.iter().filter(|entry| entry.id.get() == id);
+    own.map(|entry| Status(entry.status().0 & !(1 << 13))).collect()
+}
+
+/// A guest's life. Gives the number of kills that it did not notice.
+fn life(lives: Lives, rounds: u8, next: impl FnMut() -> Option<u64> + 'static) -> u32 {
+    let arena = Arena::new(lives.memory.clone(), 0, MEMORY as u64);
+    let mut guest = Driver::new(Killable::new(lives, next), arena, 8).unwrap();
+    let request = admin(AdminOpcode::AsynchronousEventRequest);
+    let first = guest.submit(0, request).unwrap();
+    let second = guest.submit(0, request).unwrap();
+    for round in 0..rounds {
+        guest.create_pair(1, 4, Some(1)).unwrap();
+        guest.create_pair(2, 5, None).unwrap();
+        data(&mut guest, round);
+        guest.delete_pair(2).unwrap();
+        guest.delete_pair(1).unwrap();
+    }
+    guest.identify_controller().unwrap();
+    // A wrong doorbell: one event, by the first request.
+    guest.create_pair(1, 4, Some(1)).unwrap();
+    guest.registers.ring(tail_doorbell(1), 77).unwrap();
+    let abort = admin(AdminOpcode::Abort).with_dword(10, u32::from(second) << 16);
+    assert_eq!(guest.run(0, abort).unwrap().status(), Status::SUCCESS);
+    guest.identify_controller().unwrap();
+    assert_eq!(statuses(&guest.unclaimed, first), [Status::SUCCESS], "the event");
+    assert_eq!(statuses(&guest.unclaimed, second), [Status::ABORT_REQUESTED], "the abort");
+    assert_eq!(guest.unclaimed.len(), 2);
+    // After a reset nothing of before comes back.
+    guest.enable(8).unwrap();
+    guest.create_pair(1, 4, None).unwrap();
+    guest.create_pair(2, 5, None).unwrap();
+    data(&mut guest, rounds);
+    guest.shutdown().unwrap();
+    kill_after(None);
+    guest.registers.kills
+}
+
+#[test]
+fn one_kill_at_every_point() {
+    for slow in [false, true] {
+        let mut at = 0;
+        loop {
+            let mut plan = Some(at).into_iter();
+            if life(Lives::new(slow), 1, move || plan.next()) == 0 {
+                break;
+            }
+            at += 1;
+        }
+        // Every command takes more than ten.
+        assert!(at > 500, "only {at} points");
+    }
+}
+
+#[test]
+fn many_kills_anywhere_recovery_included() {
+    for seed in 0..30 {
+        let mut random = Random(seed);
+        // Rarely enough that a recovery and the longest step fit between two.
+        let next = move || Some(random.below(if seed % 2 == 0 { 600 } else { 2000 }));
+        life(Lives::new(seed % 3 == 0), 6, next);
+    }
+}
+
+#[test]
+fn a_fresh_journal_has_no_predecessor_and_a_foreign_one_is_refused() {
+    let lives = Lives::new(false);
+    assert_eq!(lives.controller().recover(), Ok(false));
+    let mut killable = Killable::new(lives.clone(), || None);
+    killable.write32(0x14, 0).unwrap();
+    let other = Setup {
+        journal: Some(lives.journal.clone()),
+        limits: Limits { queue_entries: 32, ..LIMITS },
+        ..Setup::on(lives.memory.clone(), ram(1 << 20, 512))
+    };
+    assert!(other.controller().recover().is_err());
+    lives.journal.words()[0].store(1, std::sync::atomic::Ordering::Relaxed);
+    let parts = catch_unwind(AssertUnwindSafe(|| drop(lives.controller())));
+    assert!(parts.is_err());
+}
