@@ -18,7 +18,7 @@ use crate::journal::Done;
 use crate::prp::write_runs;
 
 /// Most commands that one queue may start per poll, so that queues, and functions that share a
-/// thread, get fair turns.
+/// thread, get fair turns; the Arbitration Burst of the host may be less (section 4.13).
 const BURST: u32 = 64;
 /// Most bytes that commands of I/O queues in flight may read or change. Memory disks copy within a
 /// poll, so this bounds how long other functions of the thread wait; and it bounds bounce buffers.
@@ -73,7 +73,8 @@ impl Controller {
         if let Some(tracer) = &mut self.tracer {
             tracer.observed(submission, before);
         }
-        let most = if submission.deleting.is_some() { 0 } else { BURST };
+        let burst = self.features.burst().map_or(BURST, |burst| burst.min(BURST));
+        let most = if submission.deleting.is_some() { 0 } else { burst };
         let most = most.min(room).min(completion.free());
         let mut entries = std::mem::take(&mut self.entries);
         let fetched = match most.min(submission.waiting()) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueHint};
 
 use crate::endpoint::DiskArg;
-use crate::size::{parse_duration, parse_size};
+use crate::size::{parse_block_size, parse_duration, parse_size};
 use crate::volume::VolumeArg;
 
 /// Secure containers, each in a microVM of its own, each on its own NVMe function.
@@ -129,8 +129,9 @@ pub struct RunArgs {
     pub read_only: bool,
     /// Block device in the container: NAME:SIZE makes a scratch volume that goes with the
     /// sandbox, file:PATH[:ro] takes a file or block device of the host. It appears as
-    /// /dev/slipway/NAME (for files: the file's name); a last ":/DIR" mounts its file system there
-    #[arg(long, value_name = "NAME:SIZE|file:PATH[:ro]")]
+    /// /dev/slipway/NAME (for files: the file's name). ":4k" gives it logical blocks of 4096 bytes
+    /// instead of 512; a last ":/DIR" mounts its file system there
+    #[arg(long, value_name = "NAME:SIZE[:4k]|file:PATH[:ro][:4k]")]
     pub volume: Vec<VolumeArg>,
     /// Label, key=value
     #[arg(short, long, value_name = "KEY=VALUE")]
@@ -355,6 +356,9 @@ pub struct EndpointArgs {
     /// overlay:PATH (volatile copy-on-write)
     #[arg(long, value_name = "DISK", required = true)]
     pub disk: Vec<DiskArg>,
+    /// Bytes of a logical block of these disks, 512 or 4096 [default: 512]
+    #[arg(long, value_name = "BYTES", value_parser = parse_block_size)]
+    pub block_size: Option<u32>,
     /// Only this user may connect, as UID or UID:GID [default: root]
     #[arg(long, value_name = "UID[:GID]")]
     pub owner: Option<String>,

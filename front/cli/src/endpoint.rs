@@ -93,7 +93,10 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
         nvme: Some(v1::NvmeController {
             serial: String::new(),
             namespaces: namespaces
-                .map(|(nsid, disk)| v1::Namespace { nsid, disk: Some(disk.0.clone()) })
+                .map(|(nsid, disk)| {
+                    let block_size = args.block_size.unwrap_or(0);
+                    v1::Namespace { nsid, disk: Some(v1::Disk { block_size, ..disk.0.clone() }) }
+                })
                 .collect(),
             doorbells: doorbells.into(),
         }),

@@ -49,6 +49,15 @@ pub fn show(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
+/// The bytes of a logical block: 512 or 4096, also as "4k".
+pub fn parse_block_size(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" | "4k" | "4K" => Ok(4096),
+        _ => Err(format!("\"{text}\": a logical block has 512 or 4096 bytes")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

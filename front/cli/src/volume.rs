@@ -1,4 +1,4 @@
-//! `--volume`: `NAME:SIZE[:/DIR]` or `file:PATH[:ro][:/DIR]`.
+//! `--volume`: `NAME:SIZE[:4k][:/DIR]` or `file:PATH[:ro][:4k][:/DIR]`.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -27,12 +27,15 @@ fn scratch(text: &str) -> Result<VolumeSpec, String> {
     let (name, rest) = text
         .split_once(':')
         .ok_or_else(|| format!("\"{text}\": expected NAME:SIZE or file:PATH[:ro]"))?;
-    let (size, mount_point) = match rest.split_once(':') {
-        Some((size, mount)) => (size, mounted(mount)?),
-        None => (rest, String::new()),
+    let (size, rest) = rest.split_once(':').map_or((rest, None), |(size, rest)| (size, Some(rest)));
+    let (block_size, mount) = match rest {
+        Some("4k") => (4096, None),
+        Some(rest) => rest.strip_prefix("4k:").map_or((0, Some(rest)), |rest| (4096, Some(rest))),
+        None => (0, None),
     };
-    let source = Source::SizeBytes(parse_size(size)?);
-    Ok(VolumeSpec { name: name.into(), source: Some(source), read_only: false, mount_point })
+    let mount_point = mount.map_or(Ok(String::new()), mounted)?;
+    let source = Some(Source::SizeBytes(parse_size(size)?));
+    Ok(VolumeSpec { name: name.into(), source, read_only: false, mount_point, block_size })
 }
 
 fn file(rest: &str) -> Result<VolumeSpec, String> {
@@ -40,15 +43,13 @@ fn file(rest: &str) -> Result<VolumeSpec, String> {
         Some((path, mount)) if !path.is_empty() => (path, format!("/{mount}")),
         _ => (rest, String::new()),
     };
-    let (path, read_only) = match rest.strip_suffix(":ro") {
-        Some(path) => (path, true),
-        None => (rest, false),
-    };
+    let (rest, block_size) = rest.strip_suffix(":4k").map_or((rest, 0), |rest| (rest, 4096));
+    let (path, read_only) = rest.strip_suffix(":ro").map_or((rest, false), |path| (path, true));
     // The daemon's working directory is another one.
     let full = std::path::absolute(path).map_err(|error| format!("file:{path}: {error}"))?;
     let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let source = Source::Path(full.to_string_lossy().into_owned());
-    Ok(VolumeSpec { name: name.to_owned(), source: Some(source), read_only, mount_point })
+    let (name, source) = (name.to_owned(), Source::Path(full.to_string_lossy().into_owned()));
+    Ok(VolumeSpec { name, source: Some(source), read_only, mount_point, block_size })
 }
 
 fn mounted(mount: &str) -> Result<String, String> {
@@ -88,5 +89,22 @@ mod tests {
         assert_eq!(parse("file:/a/b:/srv").mount_point, "/srv");
         assert_eq!(parse("file:/a/b:ro:/srv").mount_point, "/srv");
         assert!(parse("file:/a/b:ro:/srv").read_only);
+    }
+
+    #[test]
+    fn blocks_of_4_kib() {
+        for (text, block_size, mount) in [
+            ("data:1G", 0, ""),
+            ("data:1G:4k", 4096, ""),
+            ("data:1G:4k:/srv", 4096, "/srv"),
+            ("file:/a/b", 0, ""),
+            ("file:/a/b:4k", 4096, ""),
+            ("file:/a/b:ro:4k:/srv", 4096, "/srv"),
+        ] {
+            let volume = parse(text);
+            assert_eq!((volume.block_size, volume.mount_point.as_str()), (block_size, mount));
+        }
+        assert!(parse("file:/a/b:ro:4k").read_only);
+        assert!("data:1G:4k:srv".parse::<VolumeArg>().is_err());
     }
 }

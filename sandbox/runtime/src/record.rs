@@ -62,6 +62,9 @@ pub struct Volume {
     pub read_only: bool,
     /// Where its file system is mounted; empty: nowhere.
     pub mount_point: String,
+    /// Bytes of a logical block, 512 or 4096; 0 stands for 512.
+    #[serde(default)]
+    pub block_size: u32,
 }
 
 /// The container's process as asked for, after the image's configuration was applied.

@@ -222,13 +222,13 @@ async fn rootfs(node: &Node, record: &Record) -> Result<Vec<plane_v1::Namespace>
     let text = |path: &Path| path.to_string_lossy().into_owned();
     let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true };
     let layer = plane_v1::OverlayDisk { base_path: text(&template), limit_bytes: 0 };
-    let mut disks = vec![Kind::File(image), Kind::Overlay(layer)];
+    let mut disks = vec![(0, Kind::File(image)), (0, Kind::Overlay(layer))];
     disks.extend(record.volumes.iter().map(|volume| {
-        Kind::File(plane_v1::FileDisk { path: text(&volume.path), read_only: volume.read_only })
+        let (path, read_only) = (text(&volume.path), volume.read_only);
+        (volume.block_size, Kind::File(plane_v1::FileDisk { path, read_only }))
     }));
-    let namespaces = (IMAGE_NSID..).zip(disks).map(|(nsid, kind)| plane_v1::Namespace {
-        nsid,
-        disk: Some(plane_v1::Disk { block_size: 0, kind: Some(kind) }),
+    let namespaces = (IMAGE_NSID..).zip(disks).map(|(nsid, (block_size, kind))| {
+        plane_v1::Namespace { nsid, disk: Some(plane_v1::Disk { block_size, kind: Some(kind) }) }
     });
     Ok(namespaces.collect())
 }

@@ -36,9 +36,20 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
             scratch_bytes,
             read_only: spec.read_only,
             mount_point: spec.mount_point.clone(),
+            block_size: check_block_size(spec)?,
         });
     }
     Ok(volumes)
+}
+
+fn check_block_size(spec: &VolumeSpec) -> Result<u32> {
+    match spec.block_size {
+        0 | 512 | 4096 => Ok(spec.block_size),
+        other => {
+            let why = "a logical block has 512 or 4096 bytes";
+            Err(Error::Invalid(format!("volume {}: {other} bytes: {why}", spec.name)))
+        }
+    }
 }
 
 fn existing(path: &str) -> Result<PathBuf> {

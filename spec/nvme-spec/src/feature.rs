@@ -27,6 +27,8 @@ open_enum! {
         Timestamp = 0x0e,
         /// Keep Alive Timer (section 5.21.1.15).
         KeepAliveTimer = 0x0f,
+        /// Host Behavior Support (section 5.21.1.18).
+        HostBehaviorSupport = 0x16,
         /// Host Identifier (section 5.21.1, FID 81h).
         HostIdentifier = 0x81,
     }

@@ -42,6 +42,9 @@ pub(crate) struct Features {
     /// When that was, on the controller's clock.
     timestamp_at: Duration,
     host_id: [u8; 16],
+    /// ACRE of Host Behavior Support: kept; no status here asks for a delay.
+    #[serde(default)]
+    advanced_retry: bool,
 }
 
 impl Features {
@@ -63,7 +66,14 @@ impl Features {
             timestamp_set: false,
             timestamp_at: now,
             host_id: [0; 16],
+            advanced_retry: false,
         }
+    }
+
+    /// Arbitration Burst: most commands that a queue may start in its turn; None is no limit.
+    pub fn burst(&self) -> Option<u32> {
+        let log2 = self.arbitration & 7;
+        (log2 < 7).then(|| 1 << log2)
     }
 
     /// WCE: there is a volatile write cache in use (section 5.21.1.6).
@@ -127,6 +137,8 @@ impl Features {
     }
 }
 
+/// Bytes of the Host Behavior Support data structure (section 5.21.1.18).
+const HOST_BEHAVIOR: usize = 512;
 /// A timestamp has 48 bits.
 const TIMESTAMP_MASK: u64 = (1 << 48) - 1;
 
@@ -144,6 +156,7 @@ fn capabilities(id: FeatureId) -> Option<u32> {
         | FeatureId::AsynchronousEventConfiguration
         | FeatureId::Timestamp
         | FeatureId::KeepAliveTimer
+        | FeatureId::HostBehaviorSupport
         | FeatureId::HostIdentifier => Some(capability::CHANGEABLE),
         FeatureId::ErrorRecovery => Some(capability::CHANGEABLE | capability::NAMESPACE_SPECIFIC),
         _ => None,
@@ -200,6 +213,12 @@ impl Controller {
                 self.reply(entry, &from.timestamp_bytes(self.clock.now()))?;
                 0
             }
+            FeatureId::HostBehaviorSupport => {
+                let mut behavior = [0; HOST_BEHAVIOR];
+                behavior[0] = from.advanced_retry.into();
+                self.reply(entry, &behavior)?;
+                0
+            }
             FeatureId::HostIdentifier => {
                 let wide = cdw11 & 1;
                 self.reply(entry, &from.host_id[..if wide == 1 { 16 } else { 8 }])?;
@@ -227,6 +246,10 @@ impl Controller {
         if cdw10 >> 31 == 1 {
             return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
         }
+        let controllers = id != FeatureId::ErrorRecovery;
+        if controllers && !matches!(entry.nsid.get(), 0 | NSID_ALL) {
+            return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.dnr());
+        }
         match id {
             FeatureId::Arbitration => self.features.arbitration = cdw11,
             FeatureId::PowerManagement if cdw11 & 0x1f != 0 => {
@@ -245,6 +268,7 @@ impl Controller {
             FeatureId::AsynchronousEventConfiguration => self.features.events = cdw11,
             FeatureId::KeepAliveTimer => self.set_keep_alive(cdw11),
             FeatureId::Timestamp => self.set_timestamp(entry)?,
+            FeatureId::HostBehaviorSupport => self.set_host_behavior(entry)?,
             FeatureId::HostIdentifier => self.set_host_id(entry)?,
             _ => {}
         }
@@ -304,7 +328,24 @@ impl Controller {
         Ok(())
     }
 
+    /// Host Behavior Support (section 5.21.1.18): of its bytes one has a meaning.
+    fn set_host_behavior(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        let mut behavior = [0; HOST_BEHAVIOR];
+        self.payload(entry, &mut behavior)?;
+        self.features.advanced_retry = match behavior[0] {
+            0 => false,
+            1 => true,
+            _ => return Err(Status::INVALID_FIELD.dnr()),
+        };
+        Ok(())
+    }
+
+    /// Namespace 0 stands for a namespace of which nothing was set: SPDK's compliance program asks
+    /// for the value without naming a namespace.
     fn error_recovery(&self, nsid: u32, current: bool) -> Result<u32, Status> {
+        if nsid == 0 {
+            return Ok(0);
+        }
         let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         Ok(if current { namespace.error_recovery.into() } else { 0 })
     }

@@ -21,7 +21,8 @@ fn get(rig: &mut Rig, id: FeatureId, select: u32, cdw11: u32) -> u32 {
 
 fn set(rig: &mut Rig, id: FeatureId, cdw11: u32) -> u32 {
     let command = admin(AdminOpcode::SetFeatures).with_dword(10, id.0.into()).with_dword(11, cdw11);
-    rig.driver.admin(SubmissionEntry { nsid: 1.into(), ..command }).unwrap()
+    let nsid = u32::from(id == FeatureId::ErrorRecovery);
+    rig.driver.admin(SubmissionEntry { nsid: nsid.into(), ..command }).unwrap()
 }
 
 fn log(rig: &mut Rig, id: u32, len: usize, offset: u32, retain: bool) -> Vec<u8> {
@@ -104,7 +105,7 @@ fn features_can_be_set_and_read() {
 }
 
 #[test]
-fn host_identifier_and_timestamp_have_data() {
+fn features_with_data_can_be_set_and_read() {
     let mut rig = Setup::new().admin();
     let page = rig.buffer(4096);
     let feature = |opcode, id: FeatureId, cdw11| {
@@ -117,6 +118,16 @@ fn host_identifier_and_timestamp_have_data() {
     rig.fill(page, &[0; 32]);
     rig.driver.admin(feature(AdminOpcode::GetFeatures, FeatureId::HostIdentifier, 1)).unwrap();
     assert_eq!(rig.bytes(page, 32), [&id[..], &[0; 16]].concat());
+    let mut behavior = [0; 512];
+    behavior[0] = 1;
+    rig.fill(page, &behavior);
+    rig.driver.admin(feature(AdminOpcode::SetFeatures, FeatureId::HostBehaviorSupport, 0)).unwrap();
+    rig.fill(page, &[0xff; 512]);
+    rig.driver.admin(feature(AdminOpcode::GetFeatures, FeatureId::HostBehaviorSupport, 0)).unwrap();
+    assert_eq!(rig.bytes(page, 512), behavior);
+    rig.fill(page, &[2]);
+    let refused = feature(AdminOpcode::SetFeatures, FeatureId::HostBehaviorSupport, 0);
+    assert_eq!(rig.status(0, refused), Status::INVALID_FIELD.dnr());
     rig.fill(page, &1_000_000u64.to_le_bytes());
     rig.driver.admin(feature(AdminOpcode::SetFeatures, FeatureId::Timestamp, 0)).unwrap();
     rig.advance(Duration::from_millis(2500));

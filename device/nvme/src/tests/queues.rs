@@ -340,3 +340,23 @@ fn a_pinned_pair_goes_round_its_queues() {
     rig.driver.delete_pinned(pair).unwrap();
     rig.driver.create_pair(3, 4, None).unwrap();
 }
+
+#[test]
+fn a_queue_starts_no_more_than_the_arbitration_burst() {
+    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let mut rig = Setup::new().disk(disk).rig();
+    for (log2, burst) in [(0, 1), (2, 4), (5, 32), (7, 60)] {
+        let set = admin(AdminOpcode::SetFeatures).with_dword(10, 1).with_dword(11, log2);
+        rig.driver.admin(set).unwrap();
+        rig.driver.submit_all(1, &[SubmissionEntry::new(0, 1); 60]).unwrap();
+        rig.poll(1);
+        assert_eq!(gate.waiting(), burst, "a burst of 2^{log2}");
+        gate.open();
+        rig.poll(200);
+        assert_eq!(rig.reap(1).len(), 60);
+        gate.close();
+        // A batch ends where the ring does, so the next one begins at its start again.
+        rig.driver.delete_pair(1).unwrap();
+        rig.driver.create_pair(1, 64, Some(1)).unwrap();
+    }
+}

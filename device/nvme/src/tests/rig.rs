@@ -201,6 +201,10 @@ impl Gate {
         self.allowed.store(usize::MAX / 2, Relaxed);
     }
 
+    pub fn close(&self) {
+        self.allowed.store(0, Relaxed);
+    }
+
     pub fn allow(&self, requests: usize) {
         self.allowed.fetch_add(requests, Relaxed);
     }
