@@ -57,9 +57,10 @@
 //!   most 1 MiB. Copy is that of TP 4065 with source ranges of format 0; ranges that overlap the
 //!   destination are copied piece by piece from their start.
 //! - A fused Compare and Write has the disk for itself, as far as this controller goes: its other
-//!   commands to that namespace end before the compare or start after the write. Whoever else
-//!   writes to the same disk, another controller for example, is not held back. Its halves must
-//!   come with one doorbell (section 4.11); a half without the other is refused.
+//!   commands to that namespace end before the compare or start after the write. Other controllers
+//!   of the same disk are not held back, so for a shared namespace it is refused (Invalid Field),
+//!   and not advertised (FUSES) by a controller that has one. Its halves must come with one
+//!   doorbell (section 4.11); a half without the other is refused.
 //! - A write is atomic in units of one block (AWUN, AWUPF and ACWU are 0), whatever disks do better.
 //!
 //! - Abort gives up what waits for a disk, what the disk has not begun with ([`Disk::cancel`]), and

@@ -185,7 +185,8 @@ impl Controller {
             && first.nsid == second.nsid
             && first.starting_lba() == second.starting_lba()
             && first.block_count() == second.block_count();
-        if !same || first.data_pointer_type() == 3 || second.data_pointer_type() == 3 {
+        let shared = self.namespaces.get(first.nsid.get()).is_some_and(|one| one.shared);
+        if !same || shared || first.data_pointer_type() == 3 || second.data_pointer_type() == 3 {
             return [Some(Status::INVALID_FIELD.dnr()), failed];
         }
         let (mut compare, request) = match self.compare_parts(queue, first) {

@@ -28,6 +28,8 @@ pub struct Setup {
     pub sink: Arc<FifoSink>,
     pub vectors: u16,
     pub journal: Option<Lasting>,
+    /// The namespaces are shared with other controllers.
+    pub shared: bool,
 }
 
 impl Setup {
@@ -46,6 +48,7 @@ impl Setup {
             sink: FifoSink::new(),
             vectors: 65,
             journal: None,
+            shared: false,
         }
     }
 
@@ -68,7 +71,10 @@ impl Setup {
                 .collect(),
             doorbells,
             namespaces: namespaces
-                .map(|(disk, nsid)| Namespace::new(nsid, disk, [nsid as u8; 16]))
+                .map(|(disk, nsid)| {
+                    let shared = self.shared;
+                    Namespace { shared, ..Namespace::new(nsid, disk, [nsid as u8; 16]) }
+                })
                 .collect(),
             clock: Arc::new(self.clock),
             identity: Identity::new("TEST0001"),

@@ -312,6 +312,19 @@ fn a_pair_has_the_disk_for_itself() {
 }
 
 #[test]
+fn a_shared_namespace_takes_no_pairs() {
+    let mut setup = Setup::new();
+    setup.shared = true;
+    let mut rig = setup.rig();
+    assert_eq!(rig.driver.identify_controller().unwrap().fused.get(), 0);
+    let page = rig.buffer(4096);
+    let exchange = pair(&mut rig, 0, page, page, 512);
+    assert_eq!(at_once(&mut rig, &exchange), [Status::INVALID_FIELD.dnr(), FAILED]);
+    let compare = with(&mut rig, COMPARE, 0, page, 512);
+    assert_eq!(rig.status(1, compare), SUCCESS);
+}
+
+#[test]
 fn a_reset_in_a_pair_lets_go_of_the_disk() {
     let (mut rig, gate) = held();
     let page = rig.buffer(4096);
