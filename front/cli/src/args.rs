@@ -72,8 +72,9 @@ pub enum Command {
     /// Show where the time of an NVMe function's commands goes, layer by layer
     ///
     /// Tracing costs nothing before and after. Layers: from the doorbell to the command being
-    /// fetched, from there to the disk, the disk, from its completion to the interrupt. One command
-    /// at a time can snoop on a function.
+    /// fetched, from there to the disk, the disk, from its completion to the interrupt. Of a sandbox
+    /// also the guest's block layer and driver, by the tracepoints of its kernel. One command at a
+    /// time can snoop on a function.
     Snoop(SnoopArgs),
     /// Say what this host can do, what is missing and the command that mends it
     Doctor(DoctorArgs),
@@ -370,8 +371,11 @@ pub struct EndpointArgs {
 #[derive(Debug, Args)]
 pub struct SnoopArgs {
     /// Endpoint by its id, or sandbox by its name, id, or the beginning of its id
-    #[arg(value_name = "ENDPOINT|SANDBOX")]
-    pub target: String,
+    #[arg(value_name = "ENDPOINT|SANDBOX", required_unless_present = "measure_overhead")]
+    pub target: Option<String>,
+    /// Measure instead what snooping costs: a load on a RAM disk, with and without, in turn
+    #[arg(long, conflicts_with_all = ["target", "duration", "svg", "by"])]
+    pub measure_overhead: bool,
     /// Between two tables, as 500ms or 2s
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub interval: Duration,
@@ -384,12 +388,22 @@ pub struct SnoopArgs {
     /// Follow the commands of one doorbell in N
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub every: u32,
+    /// Leave a sandbox's guest alone: without its layers
+    #[arg(long)]
+    pub no_guest: bool,
     /// As JSON: a line for each interval, and one for all of them together
     #[arg(long)]
     pub json: bool,
     /// Write the picture: mean latencies as stacked bars
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub svg: Option<PathBuf>,
+}
+
+impl SnoopArgs {
+    /// What is snooped on; nothing when the overhead is measured.
+    pub fn target(&self) -> &str {
+        self.target.as_deref().unwrap_or_default()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

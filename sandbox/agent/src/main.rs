@@ -10,7 +10,8 @@
 //! id. [`container`] builds one: its devices ([`nvme`], [`uevent`]), its [`cgroup`] with the
 //! [`device_policy`], its processes. A [`process`] begins as this program again in the role of
 //! [`init`], which sets itself up inside the container's namespaces and executes. [`stdio`] carries
-//! its streams, the [`reaper`] its end.
+//! its streams, the [`reaper`] its end. [`trace`] tells how long the NVMe driver and the block layer
+//! took over commands, while a host asks.
 //!
 //! # What keeps a container in
 //!
@@ -33,7 +34,7 @@
 //! a process-to-be is told. `rustix` gives system calls safe types. `libc` has what it lacks:
 //! clone into namespaces, execve, signals by number, bpf, two ioctls; these, the adoption of
 //! inherited descriptors and the runtime's registration of descriptors are the `unsafe` blocks.
-//! `anyhow` because every error here ends as text for the host.
+//! `serde_json` writes histograms. `anyhow` because every error here ends as text for the host.
 #![allow(unsafe_code)]
 
 mod agent;

@@ -10,6 +10,7 @@
 //! - `start` leads one through its stages (control group, disks, NVMe function, VMM, guest,
 //!   container) and releases all of it at the end, in one function that also clears up after a
 //!   daemon that was killed;
+//! - `snoop` hands on what the guest tells of its commands' latencies;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
 //!
@@ -32,6 +33,7 @@ pub mod process;
 pub mod record;
 pub mod sandbox;
 mod service;
+mod snoop;
 mod start;
 pub mod stdio;
 pub mod time;

@@ -18,7 +18,7 @@ use crate::sandbox::Sandbox;
 use crate::start::CONTAINER;
 use crate::stdio::{self, Input};
 use crate::v1::{self, run_in, run_out};
-use crate::{Error, name, start};
+use crate::{Error, name, snoop, start};
 
 /// Messages under way to a client.
 const QUEUE: usize = 16;
@@ -162,6 +162,17 @@ impl v1::sandboxes_server::Sandboxes for Service {
     type AttachStream = Output<v1::RunOut>;
     type ExecStream = Output<v1::RunOut>;
     type LogsStream = Output<v1::LogRecord>;
+    type SnoopGuestStream = Output<v1::GuestReport>;
+
+    async fn snoop_guest(
+        &self,
+        request: Request<v1::SnoopGuestRequest>,
+    ) -> Reply<Self::SnoopGuestStream> {
+        let request = request.into_inner();
+        let agent = self.node.find(&request.name)?.agent()?;
+        let reports = snoop::start(&agent, request.interval_ms).await?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(reports))))
+    }
 
     async fn run(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::RunStream> {
         let mut messages = request.into_inner();

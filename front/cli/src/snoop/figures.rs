@@ -68,6 +68,11 @@ impl Figures {
         merged
     }
 
+    /// Commands that were counted.
+    pub fn commands(&self) -> u64 {
+        self.rows.values().map(|layers| layers[LAYERS.len() - 1].count()).sum()
+    }
+
     /// Seconds that it took.
     pub fn seconds(&self) -> f64 {
         self.span.map_or(0.0, |(from, to)| to.saturating_sub(from) as f64 / 1e9)

@@ -1,6 +1,8 @@
 //! `slipway snoop`: where the time of an NVMe function's commands goes, layer by layer.
 
 mod figures;
+mod guest;
+mod overhead;
 mod show;
 
 use std::io::IsTerminal;
@@ -9,79 +11,60 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use slipway_plane_api::{PlaneClient, v1};
-use slipway_runtime::Config;
 use slipway_runtime::v1 as sandbox_v1;
+use slipway_runtime::{Config, SandboxClient};
+use slipway_telemetry::monotonic_ns;
+use tonic::Streaming;
 
 use crate::args::{NodeArgs, SnoopArgs};
 use crate::client::{connect, connect_plane, refused};
 use figures::Figures;
+use guest::Guest;
+use show::Shown;
 
 /// Runs `slipway snoop`.
 pub async fn snoop(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result<i32> {
-    let mut plane = connect_plane(node, config).await?;
-    let target = resolve(node, config, &mut plane, &args.target).await?;
-    let interval_ms = u32::try_from(args.interval.as_millis()).unwrap_or(u32::MAX);
-    let request = v1::SnoopRequest { id: target, interval_ms, every: args.every };
-    let reply = plane.snoop(request).await.map_err(|status| refused(&status))?;
-    let mut reports = reply.into_inner();
-    let view = View::new(args);
-    let mut all = Figures::default();
-    let end = tokio::time::sleep(args.duration.unwrap_or(Duration::MAX));
-    tokio::pin!(end);
-    let mut gone = None;
-    loop {
-        let report = tokio::select! {
-            biased;
-            () = &mut end => break,
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted?;
-                break;
-            }
-            report = reports.message() => report,
-        };
-        match report {
-            Ok(Some(report)) => {
-                let mut figures = Figures::default();
-                figures.add(&report);
-                all.add(&report);
-                view.interval(&figures)?;
-            }
-            Ok(None) => break,
-            Err(status) => {
-                gone = Some(refused(&status));
-                break;
-            }
-        }
-    }
-    drop(reports);
-    view.total(&all)?;
-    if let Some(path) = &args.svg {
-        write_picture(path, &all, args)?;
-    }
-    gone.map_or(Ok(0), Err)
-}
-
-/// The endpoint that is meant: one with this id, or a sandbox's.
-async fn resolve(
-    node: &NodeArgs,
-    config: &Config,
-    plane: &mut PlaneClient,
-    name: &str,
-) -> Result<String> {
-    let request = v1::GetEndpointRequest { id: name.to_owned() };
-    match plane.get_endpoint(request).await {
-        Ok(endpoint) => return Ok(endpoint.into_inner().id),
-        Err(status) if status.code() != tonic::Code::NotFound => return Err(refused(&status)),
-        Err(_) => {}
+    if args.measure_overhead {
+        return overhead::measure(node, config, args).await;
     }
     let mut sandboxes = connect(node, config).await?;
+    let mut plane = connect_plane(node, config).await?;
+    let target = resolve(&mut sandboxes, &mut plane, args.target()).await?;
+    let interval_ms = u32::try_from(args.interval.as_millis()).unwrap_or(u32::MAX);
+    let request = v1::SnoopRequest { id: target.endpoint, interval_ms, every: args.every };
+    let reply = plane.snoop(request).await.map_err(|status| refused(&status))?;
+    let mut session = Session::new(args, reply.into_inner());
+    if target.is_sandbox && !args.no_guest {
+        let request = sandbox_v1::SnoopGuestRequest { name: args.target().to_owned(), interval_ms };
+        match sandboxes.snoop_guest(request).await {
+            Ok(reply) => session.guest = Some(GuestStream::new(reply.into_inner())),
+            Err(status) => eprintln!("slipway: no layers of the guest: {}", refused(&status)),
+        }
+    }
+    session.run().await
+}
+
+/// What is snooped on.
+struct Target {
+    endpoint: String,
+    is_sandbox: bool,
+}
+
+/// A sandbox's function is served under the sandbox's id; other endpoints have ids of their own.
+async fn resolve(
+    sandboxes: &mut SandboxClient,
+    plane: &mut PlaneClient,
+    name: &str,
+) -> Result<Target> {
     let named = sandbox_v1::Name { name: name.to_owned() };
-    match sandboxes.inspect(named).await {
-        Ok(reply) => match reply.into_inner().sandbox {
-            // A sandbox's function is served under the sandbox's id.
-            Some(sandbox) => Ok(sandbox.id),
-            None => bail!("the daemon says nothing of sandbox \"{name}\""),
-        },
+    if let Ok(reply) = sandboxes.inspect(named).await
+        && let Some(sandbox) = reply.into_inner().sandbox
+    {
+        return Ok(Target { endpoint: sandbox.id, is_sandbox: true });
+    }
+    let request = v1::GetEndpointRequest { id: name.to_owned() };
+    match plane.get_endpoint(request).await {
+        Ok(endpoint) => Ok(Target { endpoint: endpoint.into_inner().id, is_sandbox: false }),
         Err(status) if status.code() == tonic::Code::NotFound => {
             bail!("there is no endpoint and no sandbox \"{name}\"")
         }
@@ -89,45 +72,117 @@ async fn resolve(
     }
 }
 
-/// How figures reach standard output.
-struct View<'a> {
+/// The guest's reports.
+struct GuestStream {
+    reports: Streaming<sandbox_v1::GuestReport>,
+    /// When the last one came.
+    last_ns: Option<u64>,
+    interval: Guest,
+    all: Guest,
+}
+
+impl GuestStream {
+    fn new(reports: Streaming<sandbox_v1::GuestReport>) -> Self {
+        Self { reports, last_ns: None, interval: Guest::default(), all: Guest::default() }
+    }
+
+    fn add(&mut self, report: &sandbox_v1::GuestReport) {
+        let now = monotonic_ns();
+        let host_ns = self.last_ns.replace(now).map(|last| now.saturating_sub(last));
+        self.interval.add(report, host_ns);
+        self.all.add(report, host_ns);
+    }
+}
+
+/// Waits for a guest's next report; for ever where no guest is traced.
+async fn next(
+    guest: &mut Option<GuestStream>,
+) -> std::result::Result<Option<sandbox_v1::GuestReport>, tonic::Status> {
+    match guest {
+        Some(guest) => guest.reports.message().await,
+        None => std::future::pending().await,
+    }
+}
+
+struct Session<'a> {
     args: &'a SnoopArgs,
+    reports: Streaming<v1::SnoopReport>,
+    all: Figures,
+    guest: Option<GuestStream>,
     /// The table stands still and is drawn anew.
     refreshes: bool,
 }
 
-impl<'a> View<'a> {
-    fn new(args: &'a SnoopArgs) -> Self {
-        Self { args, refreshes: std::io::stdout().is_terminal() }
+impl<'a> Session<'a> {
+    fn new(args: &'a SnoopArgs, reports: Streaming<v1::SnoopReport>) -> Self {
+        let refreshes = std::io::stdout().is_terminal();
+        Self { args, reports, all: Figures::default(), guest: None, refreshes }
     }
 
-    fn interval(&self, figures: &Figures) -> Result<()> {
+    async fn run(mut self) -> Result<i32> {
+        let gone = self.follow().await?;
+        let guest = self.guest.as_ref().map(|guest| &guest.all);
+        let shown = Shown { figures: &self.all, guest, args: self.args };
         if self.args.json {
-            crate::say!("{}", serde_json::to_string(&show::json(figures, self.args.by, false))?);
+            crate::say!("{}", serde_json::to_string(&shown.json(true))?);
+        } else {
+            crate::out::print(format_args!("In all:\n{}", shown.text()));
+        }
+        if let Some(path) = &self.args.svg {
+            write_picture(path, &shown)?;
+        }
+        gone.map_or(Ok(0), Err)
+    }
+
+    /// Shows each interval, until the time is over or somebody interrupts. Gives why the endpoint's
+    /// reports ended before that.
+    async fn follow(&mut self) -> Result<Option<anyhow::Error>> {
+        let end = tokio::time::sleep(self.args.duration.unwrap_or(Duration::MAX));
+        tokio::pin!(end);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut end => return Ok(None),
+                interrupted = tokio::signal::ctrl_c() => {
+                    interrupted?;
+                    return Ok(None);
+                }
+                report = next(&mut self.guest) => match (report, &mut self.guest) {
+                    (Ok(Some(report)), Some(guest)) => guest.add(&report),
+                    // The sandbox is going; the endpoint's stream says so too.
+                    _ => self.guest = None,
+                },
+                report = self.reports.message() => match report {
+                    Ok(Some(report)) => self.show(&report)?,
+                    Ok(None) => return Ok(None),
+                    Err(status) => return Ok(Some(refused(&status))),
+                },
+            }
+        }
+    }
+
+    fn show(&mut self, report: &v1::SnoopReport) -> Result<()> {
+        let mut figures = Figures::default();
+        figures.add(report);
+        self.all.add(report);
+        let guest = self.guest.as_mut().map(|guest| std::mem::take(&mut guest.interval));
+        let shown = Shown { figures: &figures, guest: guest.as_ref(), args: self.args };
+        if self.args.json {
+            crate::say!("{}", serde_json::to_string(&shown.json(false))?);
             return Ok(());
         }
         if self.refreshes {
             // Home and clear.
             crate::out::print(format_args!("\x1b[H\x1b[2J"));
         }
-        crate::out::print(format_args!("{}\n", show::text(figures, self.args)));
-        Ok(())
-    }
-
-    /// The end: all intervals together.
-    fn total(&self, figures: &Figures) -> Result<()> {
-        if self.args.json {
-            crate::say!("{}", serde_json::to_string(&show::json(figures, self.args.by, true))?);
-            return Ok(());
-        }
-        crate::out::print(format_args!("In all:\n{}", show::text(figures, self.args)));
+        crate::out::print(format_args!("{}\n", shown.text()));
         Ok(())
     }
 }
 
-fn write_picture(path: &Path, figures: &Figures, args: &SnoopArgs) -> Result<()> {
-    let title = format!("Mean latency of {} by layer", args.target);
-    let picture = slipway_bench::latency_svg(&show::stacks(figures, args.by), &title)?;
+fn write_picture(path: &Path, shown: &Shown<'_>) -> Result<()> {
+    let title = format!("Mean latency of {} by layer", shown.args.target());
+    let picture = slipway_bench::latency_svg(&shown.stacks(), &title)?;
     std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
     eprintln!("Picture written to {}", path.display());
     Ok(())

@@ -5,107 +5,297 @@ use slipway_bench::human;
 use slipway_telemetry::{Histogram, Timeline};
 
 use super::figures::{Figures, Key, LAYERS, Latencies};
+use super::guest::Guest;
 use crate::args::{By, SnoopArgs};
 use crate::table::table;
 
 const HEADER: [&str; 9] =
     ["QUEUE", "OPCODE", "LAYER", "MEAN", "P50", "P99", "P99.9", "MOST", "SHARE"];
 
-/// The table of `figures` with a line about what it covers.
-pub fn text(figures: &Figures, args: &SnoopArgs) -> String {
-    let rows = figures.by(args.by);
-    let commands: u64 = rows.values().map(|layers| whole(layers).count()).sum();
-    let seconds = figures.seconds();
-    let mut text = format!("{}: {commands} commands in {seconds:.1} s", args.target);
-    if args.every > 1 {
-        text += &format!(", of one doorbell in {}", args.every);
-    }
-    if figures.missed > 0 {
-        text += &format!("; {} of new queues not counted", figures.missed);
-    }
-    text.push('\n');
-    if commands > 0 {
-        let lines: Vec<_> = rows.iter().flat_map(|(key, layers)| lines(key, layers)).collect();
-        text += &table(HEADER, &lines);
-    }
-    text
+/// What is shown: the host's figures, and the guest's where it was traced.
+pub struct Shown<'a> {
+    pub figures: &'a Figures,
+    pub guest: Option<&'a Guest>,
+    pub args: &'a SnoopArgs,
 }
 
-fn whole(layers: &Latencies) -> &Histogram {
-    &layers[LAYERS.len() - 1]
+/// A layer of a group of commands.
+struct Row {
+    layer: &'static str,
+    mean: f64,
+    /// None: a difference of two means.
+    latency: Option<Histogram>,
+    /// Whether it is one of those that add up to the last.
+    is_part: bool,
+    /// By how much the mean may be wrong since it spans two clocks.
+    clock_error: Option<f64>,
 }
 
-fn lines(key: &Key, layers: &Latencies) -> Vec<[String; 9]> {
-    let total = whole(layers).mean();
+impl Row {
+    fn measured(layer: &'static str, latency: &Histogram, is_part: bool) -> Self {
+        let mean = latency.mean();
+        Self { layer, mean, latency: Some(latency.clone()), is_part, clock_error: None }
+    }
+
+    fn difference(layer: &'static str, mean: f64, clock_error: Option<f64>) -> Self {
+        Self { layer, mean, latency: None, is_part: true, clock_error }
+    }
+}
+
+impl Shown<'_> {
+    /// A guest knows no queues of the controller: without a word its figures go by opcode.
+    fn by(&self) -> Option<By> {
+        self.args.by.or(self.guest.map(|_| By::Opcode))
+    }
+
+    /// The rows of a group: in the order of a command's way, then the sums.
+    fn rows(&self, key: &Key, latencies: &Latencies) -> Vec<Row> {
+        let [layers @ .., whole] = latencies;
+        let layers =
+            LAYERS.iter().zip(layers).map(|((_, name), one)| Row::measured(name, one, true));
+        let mut rows: Vec<Row> = layers.collect();
+        rows.push(Row::measured(LAYERS[LAYERS.len() - 1].1, whole, false));
+        let guest = self.guest.filter(|_| key.queue.is_none());
+        let Some((guest, above)) =
+            guest.and_then(|guest| Some((guest, guest.layers(key.class, whole.mean())?)))
+        else {
+            return rows;
+        };
+        rows.insert(0, Row::difference("guest driver", above.driver, Some(above.clock_error)));
+        let seen = guest.latency(key.class);
+        match above.block {
+            Some(block) => {
+                rows.insert(0, Row::difference("guest block layer", block, None));
+                rows.push(Row::measured("application", &seen.block, false));
+            }
+            None => rows.push(Row::measured("application", &seen.driver, false)),
+        }
+        rows
+    }
+
+    /// The table with a line about what it covers.
+    pub fn text(&self) -> String {
+        let groups = self.figures.by(self.by());
+        let mut text = self.headline();
+        let lines =
+            groups.iter().flat_map(|(key, latencies)| lines(key, &self.rows(key, latencies)));
+        let lines: Vec<_> = lines.collect();
+        if !lines.is_empty() {
+            text += &table(HEADER, &lines);
+        }
+        let errors = groups.iter().flat_map(|(key, latencies)| self.rows(key, latencies));
+        let error = errors
+            .filter_map(|row| row.clock_error)
+            .fold(None, |most: Option<f64>, one| Some(most.map_or(one, |most| most.max(one))));
+        if let Some(error) = error {
+            text += &format!(
+                "guest driver spans two clocks: it may be wrong by {}\n",
+                human(error.round() as u64)
+            );
+        }
+        text
+    }
+
+    fn headline(&self) -> String {
+        let Figures { missed, .. } = self.figures;
+        let commands = self.figures.commands();
+        let seconds = self.figures.seconds();
+        let mut text = format!("{}: {commands} commands in {seconds:.1} s", self.args.target());
+        if self.args.every > 1 {
+            text += &format!(", of one doorbell in {}", self.args.every);
+        }
+        if *missed > 0 {
+            text += &format!("; {missed} of new queues not counted");
+        }
+        if let Some(guest) = self.guest.filter(|guest| guest.losses > 0) {
+            text += &format!("; the guest's kernel lost events {} times", guest.losses);
+        }
+        text + "\n"
+    }
+
+    /// As JSON; `total` when all intervals are in it.
+    pub fn json(&self, total: bool) -> Value {
+        let (from, to) = self.figures.span.unwrap_or_default();
+        let groups = self.figures.by(self.by());
+        let rows = groups.iter().map(|(key, latencies)| {
+            let layers: Vec<Value> = self.rows(key, latencies).iter().map(json_layer).collect();
+            json!({ "queue": key.queue, "opcode": key.opcode(), "layers": layers })
+        });
+        json!({
+            "total": total,
+            "from_ns": from,
+            "to_ns": to,
+            "missed": self.figures.missed,
+            "guest_losses": self.guest.map(|guest| guest.losses),
+            "rows": rows.collect::<Vec<_>>(),
+        })
+    }
+
+    /// A bar for each group: its layers' means, one after the other.
+    pub fn stacks(&self) -> Vec<Timeline> {
+        let groups = self.figures.by(self.by());
+        let bars = groups.iter().map(|(key, latencies)| stack(key, &self.rows(key, latencies)));
+        bars.collect()
+    }
+}
+
+fn lines(key: &Key, rows: &[Row]) -> Vec<[String; 9]> {
+    let total = rows.last().map_or(0.0, |row| row.mean);
     let mut lines = Vec::new();
-    for ((_, name), layer) in LAYERS.iter().zip(layers) {
+    for row in rows {
         // A group's name stands at its first line only.
         let first = lines.is_empty();
         let group = |text: String| if first { text } else { String::new() };
-        let share = if total > 0.0 { layer.mean() / total * 100.0 } else { 0.0 };
+        let share = if total > 0.0 { row.mean / total * 100.0 } else { 0.0 };
+        let of = |figure: fn(&Histogram) -> u64| {
+            row.latency.as_ref().map_or_else(|| "-".to_owned(), |latency| human(figure(latency)))
+        };
         lines.push([
             group(key.queue()),
             group(key.opcode().to_owned()),
-            (*name).to_owned(),
-            human(layer.mean().round() as u64),
-            human(layer.percentile(50.0)),
-            human(layer.percentile(99.0)),
-            human(layer.percentile(99.9)),
-            human(layer.greatest()),
+            row.layer.to_owned(),
+            signed(row.mean),
+            of(|latency| latency.percentile(50.0)),
+            of(|latency| latency.percentile(99.0)),
+            of(|latency| latency.percentile(99.9)),
+            of(Histogram::greatest),
             format!("{share:.1} %"),
         ]);
     }
     lines
 }
 
-/// `figures` as JSON; `total` when they are of all intervals.
-pub fn json(figures: &Figures, by: Option<By>, total: bool) -> Value {
-    let (from, to) = figures.span.unwrap_or_default();
-    let rows = figures.by(by);
-    let rows: Vec<Value> = rows.iter().map(|(key, layers)| json_row(key, layers)).collect();
-    json!({
-        "total": total,
-        "from_ns": from,
-        "to_ns": to,
-        "missed": figures.missed,
-        "rows": rows,
-    })
+/// A difference of means that were measured over not quite the same commands may be below zero.
+fn signed(nanos: f64) -> String {
+    let sign = if nanos <= -0.5 { "-" } else { "" };
+    format!("{sign}{}", human(nanos.abs().round() as u64))
 }
 
-fn json_row(key: &Key, layers: &Latencies) -> Value {
-    let all = LAYERS.iter().zip(layers);
-    let layers: Vec<Value> = all.map(|((_, name), layer)| json_layer(name, layer)).collect();
-    json!({ "queue": key.queue, "opcode": key.opcode(), "layers": layers })
+fn json_layer(row: &Row) -> Value {
+    let mut value = json!({ "layer": row.layer, "mean_ns": row.mean, "part": row.is_part });
+    if let Some(error) = row.clock_error {
+        value["clock_error_ns"] = json!(error);
+    }
+    if let Some(latency) = &row.latency {
+        value["count"] = json!(latency.count());
+        value["least_ns"] = json!(latency.least());
+        for (name, percent) in
+            [("p50_ns", 50.0), ("p90_ns", 90.0), ("p99_ns", 99.0), ("p999_ns", 99.9)]
+        {
+            value[name] = json!(latency.percentile(percent));
+        }
+        value["greatest_ns"] = json!(latency.greatest());
+        value["histogram"] = json!(latency.counts().collect::<Vec<_>>());
+    }
+    value
 }
 
-fn json_layer(name: &str, layer: &Histogram) -> Value {
-    json!({
-        "layer": name,
-        "count": layer.count(),
-        "mean_ns": layer.mean(),
-        "least_ns": layer.least(),
-        "p50_ns": layer.percentile(50.0),
-        "p90_ns": layer.percentile(90.0),
-        "p99_ns": layer.percentile(99.0),
-        "p999_ns": layer.percentile(99.9),
-        "greatest_ns": layer.greatest(),
-        "histogram": layer.counts().collect::<Vec<_>>(),
-    })
-}
-
-/// A bar for each row: its layers' means, one after the other.
-pub fn stacks(figures: &Figures, by: Option<By>) -> Vec<Timeline> {
-    let rows = figures.by(by);
-    rows.iter().map(|(key, layers)| stack(key, layers)).collect()
-}
-
-fn stack(key: &Key, layers: &Latencies) -> Timeline {
+fn stack(key: &Key, rows: &[Row]) -> Timeline {
     let mut bar = Timeline::new(key.name());
     let mut at = 0.0;
-    for ((_, name), layer) in LAYERS.iter().zip(layers).take(LAYERS.len() - 1) {
-        let end = at + layer.mean();
-        bar.record(*name, at.round() as u64, end.round() as u64);
+    for row in rows.iter().filter(|row| row.is_part && row.mean > 0.0) {
+        let end = at + row.mean;
+        bar.record(row.layer, at.round() as u64, end.round() as u64);
         at = end;
     }
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use slipway_plane_api::{histogram, v1};
+    use slipway_runtime::v1 as sandbox_v1;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn args(words: &[&str]) -> SnoopArgs {
+        let words = ["slipway", "snoop", "x"].iter().chain(words);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Snoop(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Two queues of reads whose layers take 100, 200, 300 and 400 ns.
+    fn figures() -> Figures {
+        let latency = |value| {
+            let mut latency = Histogram::new();
+            latency.record_many(value, 10);
+            Some(histogram::to_wire(&latency))
+        };
+        let layers = LAYERS.iter().zip([100, 200, 300, 400, 1000]).map(|((layer, _), value)| {
+            v1::LayerLatency { layer: (*layer).into(), latency: latency(value) }
+        });
+        let layers: Vec<_> = layers.collect();
+        let row = |queue| v1::LatencyRow {
+            queue,
+            class: v1::OpcodeClass::Read.into(),
+            layers: layers.clone(),
+        };
+        let mut figures = Figures::default();
+        let rows = vec![row(1), row(2)];
+        figures.add(&v1::SnoopReport { from_ns: 0, to_ns: 2_000_000_000, rows, missed: 0 });
+        figures
+    }
+
+    fn guest() -> Guest {
+        let latency = |value| {
+            let mut latency = Histogram::new();
+            latency.record_many(value, 20);
+            serde_json::to_string(&latency).unwrap()
+        };
+        let mut guest = Guest::default();
+        let read = sandbox_v1::GuestLatency {
+            opcode: "read".into(),
+            driver: latency(3_000),
+            block: latency(5_000),
+        };
+        let latencies = vec![read];
+        let report = sandbox_v1::GuestReport { latencies, to_ns: 1_000, ..Default::default() };
+        guest.add(&report, Some(1_000));
+        guest
+    }
+
+    #[test]
+    fn a_table_has_a_group_for_each_queue_and_opcode() {
+        let (figures, args) = (figures(), args(&[]));
+        let text = Shown { figures: &figures, guest: None, args: &args }.text();
+        assert!(text.starts_with("x: 20 commands in 2.0 s\n"), "{text}");
+        assert_eq!(text.lines().count(), 2 + 2 * LAYERS.len(), "{text}");
+        assert!(text.contains("backend") && text.contains("30.0 %"), "{text}");
+    }
+
+    #[test]
+    fn parts_add_up_to_the_whole_with_and_without_a_guest() {
+        let (figures, guest) = (figures(), guest());
+        for (guest, words, groups, whole) in [
+            (None, &["--by", "queue"][..], 2, 1_000.0),
+            (None, &["--by", "opcode"], 1, 1_000.0),
+            (Some(&guest), &[], 1, 5_000.0),
+        ] {
+            let args = args(words);
+            let shown = Shown { figures: &figures, guest, args: &args };
+            let json = shown.json(true);
+            let rows = json["rows"].as_array().unwrap();
+            assert_eq!(rows.len(), groups);
+            for row in rows {
+                let layers = row["layers"].as_array().unwrap();
+                let mean = |layer: &Value| layer["mean_ns"].as_f64().unwrap();
+                let parts = layers.iter().filter(|layer| layer["part"] == true).map(mean);
+                assert_eq!(parts.sum::<f64>(), whole);
+                assert_eq!(layers.last().map(mean), Some(whole));
+            }
+            assert!(shown.stacks().iter().all(|bar| bar.total_ns() == whole as u64));
+        }
+    }
+
+    #[test]
+    fn the_clock_error_is_said() {
+        let (figures, guest, args) = (figures(), guest(), args(&[]));
+        let text = Shown { figures: &figures, guest: Some(&guest), args: &args }.text();
+        assert!(text.contains("guest driver spans two clocks: it may be wrong by 1 ns"), "{text}");
+        assert!(text.contains("guest block layer") && text.contains("application"), "{text}");
+    }
 }

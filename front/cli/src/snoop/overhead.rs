@@ -1,0 +1,226 @@
+//! What being snooped on costs: our own driver at depth 1 on a RAM disk of the daemon's, over the
+//! socket, with and without, in turn.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use slipway_bench::block::native::{Cpus, Session};
+use slipway_bench::block::{Measured, Subject, Workload};
+use slipway_bench::human;
+use slipway_plane_api::v1::disk::Kind;
+use slipway_plane_api::v1::nvme_controller::DoorbellMode;
+use slipway_plane_api::{PlaneClient, v1};
+use slipway_runtime::Config;
+
+use super::figures::{Figures, Key, LAYERS};
+use crate::args::{By, NodeArgs, SnoopArgs};
+use crate::client::{connect_plane, refused};
+use crate::table::table;
+
+/// Turns with, and as many without.
+const ROUNDS: usize = 9;
+const WARM_UP: Duration = Duration::from_millis(50);
+const TURN: Duration = Duration::from_millis(250);
+const DISK: u64 = 64 << 20;
+const LOADS: [&str; 2] = ["randread-4k-d1", "randwrite-4k-d1"];
+
+/// Measures and prints it.
+pub async fn measure(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result<i32> {
+    let mut plane = connect_plane(node, config).await?;
+    let id = format!("snoop-overhead-{}", std::process::id());
+    let socket = config.run_dir.join(format!("{id}.sock"));
+    let created = plane.create_endpoint(request(&id, &socket)).await;
+    created.map_err(|status| refused(&status))?;
+    let measured = rounds(&mut plane, &id, socket, args.every).await;
+    let removed = plane.remove_endpoint(v1::RemoveEndpointRequest { id }).await;
+    let loads = measured?;
+    removed.map_err(|status| refused(&status))?;
+    if args.json {
+        let loads: Vec<_> = loads.iter().map(Load::json).collect();
+        crate::say!("{}", serde_json::to_string(&loads)?);
+    } else {
+        let rows: Vec<_> = loads.iter().flat_map(Load::rows).collect();
+        let header = ["LOAD", "SNOOP", "MEAN", "P50", "P99", "LAYERS"];
+        crate::out::print(format_args!("{}", table(header, &rows)));
+        for load in &loads {
+            crate::say!("{}: overhead {}", load.name, load.overhead());
+        }
+    }
+    Ok(0)
+}
+
+fn request(id: &str, socket: &std::path::Path) -> v1::CreateEndpointRequest {
+    let disk = v1::Disk { kind: Some(Kind::Ram(v1::RamDisk { size_bytes: DISK })), block_size: 0 };
+    v1::CreateEndpointRequest {
+        id: id.to_owned(),
+        socket_path: socket.to_string_lossy().into_owned(),
+        nvme: Some(v1::NvmeController {
+            namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk) }],
+            doorbells: DoorbellMode::Mapped.into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// The turns of one load.
+struct Load {
+    name: &'static str,
+    without: Vec<Measured>,
+    with: Vec<Measured>,
+    /// What the controller said during the turns with.
+    figures: Figures,
+}
+
+async fn rounds(
+    plane: &mut PlaneClient,
+    id: &str,
+    socket: PathBuf,
+    every: u32,
+) -> Result<Vec<Load>> {
+    let workloads = LOADS.map(|name| name.parse::<Workload>().map_err(anyhow::Error::msg));
+    let workloads: Vec<Workload> = workloads.into_iter().collect::<Result<_>>()?;
+    let all = workloads.clone();
+    let mut session = blocking(move || {
+        let mut session = Session::connect("overhead", &socket, Cpus::split(1)?, &all)?;
+        session.fill()?;
+        Ok(session)
+    })
+    .await?;
+    let mut loads = Vec::new();
+    for (name, workload) in LOADS.into_iter().zip(workloads) {
+        let figures = Figures::default();
+        let mut load = Load { name, without: Vec::new(), with: Vec::new(), figures };
+        for _ in 0..ROUNDS {
+            let measured;
+            (session, measured) = turn(session, workload).await?;
+            load.without.push(measured);
+            let request = v1::SnoopRequest { id: id.to_owned(), interval_ms: 100, every };
+            let mut reports = start(plane, request).await?;
+            let running = turn(session, workload);
+            tokio::pin!(running);
+            let measured = loop {
+                tokio::select! {
+                    done = &mut running => break done?,
+                    report = reports.message() => {
+                        let report = report.map_err(|status| refused(&status))?;
+                        load.figures.add(&report.context("the daemon stopped reporting")?);
+                    }
+                }
+            };
+            session = measured.0;
+            load.with.push(measured.1);
+        }
+        loads.push(load);
+    }
+    Ok(loads)
+}
+
+/// Starts snooping, as soon as the end of the last turn's has come through.
+async fn start(
+    plane: &mut PlaneClient,
+    request: v1::SnoopRequest,
+) -> Result<tonic::Streaming<v1::SnoopReport>> {
+    let mut patience = 500;
+    loop {
+        match plane.snoop(request.clone()).await {
+            Ok(reply) => return Ok(reply.into_inner()),
+            Err(status) if status.code() == tonic::Code::FailedPrecondition && patience > 0 => {
+                patience -= 1;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            Err(status) => return Err(refused(&status)),
+        }
+    }
+}
+
+async fn turn(mut session: Session, workload: Workload) -> Result<(Session, Measured)> {
+    blocking(move || {
+        let measured = session.run(&workload, WARM_UP, TURN)?;
+        Ok((session, measured))
+    })
+    .await
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.context("the load")?
+}
+
+/// The median over turns of what `of` says of each, ns.
+fn median(turns: &[Measured], of: fn(&Measured) -> f64) -> f64 {
+    let mut values: Vec<f64> = turns.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn mean(turn: &Measured) -> f64 {
+    turn.latency.mean()
+}
+
+fn p50(turn: &Measured) -> f64 {
+    turn.latency.percentile(50.0) as f64
+}
+
+fn p99(turn: &Measured) -> f64 {
+    turn.latency.percentile(99.0) as f64
+}
+
+impl Load {
+    fn rows(&self) -> [[String; 6]; 2] {
+        let cells = |snoop: &str, turns: &[Measured], layers: String| {
+            let show = |of| human(median(turns, of).round() as u64);
+            [self.name.into(), snoop.into(), show(mean), show(p50), show(p99), layers]
+        };
+        let layers = self.layers().map(|(name, nanos)| format!("{name} {}", human(nanos as u64)));
+        let layers = layers.collect::<Vec<_>>().join(", ");
+        [cells("off", &self.without, String::new()), cells("on", &self.with, layers)]
+    }
+
+    /// Means of the controller's layers, and of the driver's, which is the rest of what the client
+    /// saw.
+    fn layers(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let groups = self.figures.by(Some(By::Queue));
+        let key = Key { queue: Some(1), class: None };
+        let means = groups.get(&key).map(|layers| layers.each_ref().map(|one| one.mean()));
+        let means = means.unwrap_or_default();
+        let whole = means[LAYERS.len() - 1];
+        let driver = ("driver and way", median(&self.with, mean) - whole);
+        let parts = LAYERS.into_iter().zip(means).take(LAYERS.len() - 1);
+        std::iter::once(driver).chain(parts.map(|((_, name), mean)| (name, mean)))
+    }
+
+    /// In percent of what it takes without: of the mean, and of the median command.
+    fn overheads(&self) -> [f64; 2] {
+        [mean, p50].map(|of: fn(&Measured) -> f64| {
+            let (without, with) = (median(&self.without, of), median(&self.with, of));
+            if without > 0.0 { (with / without - 1.0) * 100.0 } else { 0.0 }
+        })
+    }
+
+    fn overhead(&self) -> String {
+        let [mean, p50] = self.overheads();
+        format!("{mean:+.1} % of the mean, {p50:+.1} % of p50 ({ROUNDS} turns of each)")
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let turns = |turns: &[Measured]| {
+            serde_json::json!({
+                "mean_ns": median(turns, mean),
+                "p50_ns": median(turns, p50),
+                "p99_ns": median(turns, p99),
+                "means_ns": turns.iter().map(mean).collect::<Vec<_>>(),
+            })
+        };
+        let [mean, p50] = self.overheads();
+        serde_json::json!({
+            "load": self.name,
+            "off": turns(&self.without),
+            "on": turns(&self.with),
+            "layers_ns": self.layers().collect::<Vec<_>>(),
+            "overhead_percent": { "mean": mean, "p50": p50 },
+        })
+    }
+}

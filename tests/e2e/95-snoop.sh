@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Where the time goes: a live sandbox's latencies by layer, as a table, JSON and a picture, while
+# fio runs in the guest; and nothing left of the tracing afterwards.
+. "$(dirname "$0")/lib.sh"
+need_node
+
+"$slipway" run -d --name snooped --privileged --volume data:64M "$image" -- sleep 600 >/dev/null \
+    || fail "the sandbox did not start"
+
+# load SECONDS RW: fio's own mean latency, in ns, of direct I/O at depth 1.
+load() {
+    "$slipway" exec snooped fio --name=load --filename=/dev/slipway/data --rw="$2" --bs=4k --direct=1 \
+        --ioengine=psync --time_based --runtime="$1" --output-format=json
+}
+# tracing: what is switched on in the guest, outside of anybody's sight.
+tracing() {
+    "$slipway" exec --privileged snooped sh -c 'mkdir -p /tracing && mount -t tracefs none /tracing &&
+        ls /tracing/instances; umount /tracing'
+}
+
+load 14 randrw >"$work/fio.json" 2>"$work/fio.err" &
+fio=$!
+sleep 3
+"$slipway" snoop snooped --interval 2s --duration 9s --json --svg "$work/stack.svg" \
+    >"$work/snoop.json" 2>"$work/snoop.err" || fail "snoop: $(cat "$work/snoop.err")"
+grep -q "no layers of the guest" "$work/snoop.err" && fail "$(cat "$work/snoop.err")"
+"$slipway" snoop snooped --interval 500ms --duration 1200ms >"$work/table" || fail "snoop as a table"
+wait "$fio" || fail "fio: $(cat "$work/fio.err")"
+
+facts=$(python3 - "$work" <<'PYTHON'
+import json, sys
+work = sys.argv[1]
+lines = [json.loads(line) for line in open(f"{work}/snoop.json")]
+fio = json.load(open(f"{work}/fio.json"))["jobs"][0]
+assert len(lines) >= 4 and [line["total"] for line in lines] == [False] * (len(lines) - 1) + [True]
+total = lines[-1]
+rows = {row["opcode"]: {layer["layer"]: layer for layer in row["layers"]} for row in total["rows"]}
+for opcode in ("read", "write"):
+    layers = rows[opcode]
+    parts = sum(layer["mean_ns"] for layer in layers.values() if layer["part"])
+    whole = layers["application"]["mean_ns"]
+    assert abs(parts - whole) <= 0.05 * whole, (opcode, parts, whole)
+    for name in ("guest block layer", "guest driver", "doorbell to fetch", "fetch to backend",
+                 "backend", "completion to interrupt"):
+        assert layers[name]["mean_ns"] > 0, (opcode, name)
+    host, guest = layers["controller"]["count"], layers["application"]["count"]
+    assert host > 100 and abs(host - guest) <= 0.35 * host, (opcode, host, guest)
+    error = layers["guest driver"]["clock_error_ns"]
+    assert 0 < error < whole, error
+    seen = fio[opcode]["lat_ns"]["mean"]
+    # fio also counts its system call and being woken up.
+    assert 0.3 * seen < whole < 1.1 * seen, (opcode, whole, seen)
+    print(f"{opcode}: {host} commands, layers {parts / 1e3:.1f} of {whole / 1e3:.1f} us, "
+          f"fio {seen / 1e3:.1f} us, clock error {error / 1e3:.2f} us", end="; ")
+PYTHON
+) || fail "figures: $facts $(tail -1 "$work/snoop.json" | cut -c -600)"
+ok "layers add up: ${facts%; }"
+grep -q 'guest driver' "$work/table" && grep -q '^In all:' "$work/table" || fail "no table: $(cat "$work/table")"
+ok "a table"
+python3 -c 'import sys, xml.dom.minidom as x; t = open(sys.argv[1]).read(); x.parseString(t); assert "guest driver" in t and "read" in t' \
+    "$work/stack.svg" || fail "the picture"
+ok "a picture"
+[ -z "$(tracing)" ] || fail "tracing goes on in the guest: $(tracing)"
+ok "nothing is traced afterwards"
+
+"$slipway" snoop snooped --interval 200ms >"$work/live" 2>&1 &
+first=$!
+wait_until 10 grep -q 'commands in' "$work/live" || fail "the first snoop: $(cat "$work/live")"
+"$slipway" snoop snooped --duration 1s >"$work/second" 2>&1 && fail "two snooped at once"
+grep -q 'somebody snoops' "$work/second" || fail "the second was told: $(cat "$work/second")"
+kill -9 "$first"
+wait_until 15 "$slipway" snoop snooped --interval 100ms --duration 300ms || fail "a killed one holds the place"
+ok "one at a time, and a killed one leaves nothing behind"
