@@ -22,6 +22,47 @@ out=$("$slipway" run --rm --privileged --volume data:16M "$image" -- sh -ec '
     && [ "$(tail -1 <<<"$out")" = 4096 ] || fail "nvme-cli: $out $(cat "$work/err")"
 ok "nvme-cli: namespaces, logs, features, descriptors, a bad opcode, a reset"
 
+out=$("$slipway" run --rm --privileged --volume data:64M --volume four:64M:4k "$image" -- sh -ec '
+    c=/dev/nvme0 d=/dev/nvme0n3 four=/dev/nvme0n4
+    head -c 4096 /dev/urandom > /tmp/a; cp /tmp/a /tmp/b
+    head -c 1 /tmp/a | tr "\000-\377" "\001-\377\000" | dd of=/tmp/b conv=notrunc status=none
+    same() { nvme compare $1 -s $2 -c $3 -z 4096 -d /tmp/a >/dev/null; }
+    nvme write $d -s 8 -c 7 -z 4096 -d /tmp/a
+    same $d 8 7
+    nvme compare $d -s 8 -c 7 -z 4096 -d /tmp/b 2>&1 | grep -q "Compare Failure"
+    nvme verify $d -s 0 -c 65535
+    nvme verify $d -s 131071 -c 1 2>&1 | grep -q "LBA Out of Range"
+    nvme copy $d --sdlba=100 --slbs=8,12 --blocks=3,3
+    same $d 100 7
+    nvme copy $d --sdlba=131071 --slbs=8 --blocks=3 2>&1 | grep -q "LBA Out of Range"
+    nvme write-zeroes $d -s 100 -c 7
+    nvme read $d -s 100 -c 7 -z 4096 2>/dev/null | cmp -n 4096 - /dev/zero
+    nvme dsm $d --ad --slbs=8 --blocks=8
+    nvme read $d -s 8 -c 7 -z 4096 2>/dev/null | cmp -n 4096 - /dev/zero
+    for id in 1 2 4 5 6 7 8 9 0xa 0xb 0xe 0xf 0x16 0x81; do nvme get-feature $c -n 3 -f $id; done
+    for set in "1 3" "4 0x15e" "8 0x105" "0xa 1"; do
+        nvme set-feature $c -f ${set% *} -v ${set#* }
+        test $(($(nvme get-feature $c -f ${set% *} | sed "s/.*value://"))) = $((${set#* }))
+    done
+    nvme set-feature $c -n 3 -f 1 -v 3 2>&1 | grep -qi "not namespace specific"
+    nvme format --force $d 2>&1 | grep -q "Invalid Command Opcode"
+    nvme admin-passthru $c --opcode=8 --cdw10=0x70001 2>&1 | grep -q "result: 0x00000001"
+    nvme io-passthru $d --opcode=2 --namespace-id=3 --cdw10=8 --cdw12=7 --data-len=4096 --read >/dev/null
+    test "$(blockdev --getss $d) $(blockdev --getss $four)" = "512 4096"
+    nvme write $four -s 1 -c 0 -z 4096 -d /tmp/a; same $four 1 0
+    mkfs.ext4 -q $four; e2fsck -fn $four >/dev/null 2>&1
+    echo done' 2>"$work/err") && [ "$(tail -1 <<<"$out")" = done ] || fail "NVMe commands: $(tail -3 <<<"$out") $(tail -3 "$work/err")"
+ok "compare, verify, copy, write-zeroes, dsm, every feature, abort; a volume with blocks of 4 KiB"
+
+# Linux takes SGLs for large segments; here for all.
+"$slipway" run --rm --privileged --memory 512M --volume data:128M "$image" -- sh -ec '
+    echo 512 > /sys/module/nvme/parameters/sgl_threshold
+    test "$(cat /sys/module/nvme/parameters/sgl_threshold)" = 512
+    fio --name=sgl --filename=/dev/slipway/data --rw=randwrite --bsrange=4k-256k --blockalign=4k --iodepth=16 \
+        --size=128M --direct=1 --ioengine=libaio --verify=crc32c --do_verify=1 --verify_fatal=1 --minimal' \
+    >"$work/fio" 2>&1 || fail "fio over SGLs: $(tail -5 "$work/fio")"
+ok "fio verify=crc32c with SGLs"
+
 "$slipway" run --rm --memory 512M --volume data:256M "$image" -- \
     fio --name=verify --filename=/dev/slipway/data --rw=randwrite --bsrange=512-128k --bs_unaligned=0 \
     --blockalign=4k --iodepth=32 --numjobs=4 --size=64M --offset_increment=64M --direct=1 \
