@@ -172,9 +172,14 @@ impl Device {
         }
     }
 
+    /// Every interrupt: MSI-X vectors, error, device request.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &Line> {
+        self.sink.lines().iter().chain([&self.error, &self.request])
+    }
+
     /// Takes every interrupt route away.
     pub(crate) fn unroute(&self) {
-        self.sink.lines().iter().chain([&self.error, &self.request]).for_each(Line::clear);
+        self.lines().for_each(Line::clear);
     }
 }
 

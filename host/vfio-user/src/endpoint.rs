@@ -11,8 +11,9 @@ use slipway_reactor::{Context, Handle, Interest, Reactor, Settings, Step, Task};
 use crate::channel::Channel;
 use crate::control::{Gone, Shared};
 use crate::device::Device;
+use crate::kept;
 use crate::listener::{Listener, Peer};
-use crate::server::{Session, Turn};
+use crate::server::{Keeping, Session, Turn};
 use crate::stats::{ClientInfo, add};
 use crate::wire::Wire;
 use crate::{Config, Control, EndpointParts};
@@ -43,6 +44,8 @@ pub struct Endpoint {
     wakes: Vec<OwnedFd>,
     listener: Listener,
     home: Handle,
+    /// What a successor needs, while there is no session that has it.
+    kept: Option<Box<Keeping>>,
     /// On a reactor of its own.
     private: bool,
     /// On the way to one.
@@ -79,10 +82,12 @@ impl Endpoint {
         wakes: Vec<OwnedFd>,
         home: &Handle,
     ) -> std::io::Result<Self> {
+        let mut parts = parts;
+        let kept = parts.kept.take();
         let device = Device::new(parts, function)?;
-        let listener = Listener::bind(&config)?;
+        let (listener, kept) = listen(&config, kept)?;
         let shared = Arc::new(Shared::new()?);
-        Ok(Self {
+        let mut endpoint = Self {
             config: Arc::new(config),
             state: State::Listening,
             device,
@@ -94,9 +99,38 @@ impl Endpoint {
             more: false,
             listening: true,
             accept_at: None,
+            kept: None,
             shared: shared.clone(),
             _gone: Gone(shared),
-        })
+        };
+        if let Some((parts, keeping)) = kept {
+            endpoint.resume(parts, keeping)?;
+        }
+        Ok(endpoint)
+    }
+
+    /// Goes on with the client that a predecessor had, if there is one.
+    fn resume(&mut self, mut parts: Box<kept::Parts>, keeping: Keeping) -> std::io::Result<()> {
+        let socket = parts.found.remove(&kept::CLIENT);
+        let (Some(socket), Some(peer)) = (socket, keeping.client()) else {
+            self.kept = Some(Box::new(keeping));
+            return Ok(());
+        };
+        let wire = Wire::new(socket, self.config.max_queued_bytes);
+        let channel = Channel::new(wire, self.config.remote_deadline);
+        let live = self.shared.live.clone();
+        live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: false });
+        let around = (&mut self.device, &mut *parts);
+        let session = Session::resume_kept(channel, self.config.clone(), live, keeping, around);
+        let session = session.map_err(|end| std::io::Error::other(end.to_string()))?;
+        self.device.kick();
+        self.more = true;
+        self.state = State::Connected {
+            session: Box::new(session),
+            since: Instant::now(),
+            interest: Interest::Read,
+        };
+        Ok(())
     }
 
     /// What other threads keep of it.
@@ -124,6 +158,9 @@ impl Endpoint {
         peer: Peer,
         context: &mut Context<'_>,
     ) -> std::io::Result<()> {
+        if let Some(kept) = &mut self.kept {
+            kept.connect(&socket, peer)?;
+        }
         context.watch(socket.as_fd(), Interest::Read, CLIENT)?;
         let wire = Wire::new(socket, self.config.max_queued_bytes);
         let channel = Channel::new(wire, self.config.remote_deadline);
@@ -132,6 +169,7 @@ impl Endpoint {
         let mut session = Session::new(channel, self.config.clone(), live);
         // Between two clients an endpoint goes home, so this is a formality.
         let _ = session.settle_on_thread(&mut self.device, self.private);
+        session.kept = self.kept.take();
         let since = context.now();
         self.state =
             State::Connected { session: Box::new(session), since, interest: Interest::Read };
@@ -140,8 +178,12 @@ impl Endpoint {
     }
 
     fn disconnect(&mut self, why: &str, context: &mut Context<'_>) {
-        let State::Connected { session, .. } = &self.state else { return };
+        let State::Connected { session, .. } = &mut self.state else { return };
         session.channel.hang_up();
+        if let Some(mut kept) = session.kept.take() {
+            kept.disconnect();
+            self.kept = Some(kept);
+        }
         context.unwatch(CLIENT);
         self.device.unroute();
         self.shared.live.disconnected(why);
@@ -222,7 +264,7 @@ impl Endpoint {
             let _ = context.rewatch(LISTENER, wanted);
         }
         if let State::Connected { session, interest, .. } = &mut self.state {
-            let wanted = match (session.is_pending(), session.channel.with(|w| w.has_output())) {
+            let wanted = match (session.is_pending(), session.has_output()) {
                 (false, false) => Interest::Read,
                 (false, true) => Interest::Both,
                 (true, false) => Interest::None,
@@ -270,6 +312,25 @@ impl Endpoint {
     }
 }
 
+type KeptParts = (Box<kept::Parts>, Keeping);
+
+/// Listens, on a predecessor's socket if there is one.
+fn listen(
+    config: &Config,
+    kept: Option<KeptParts>,
+) -> std::io::Result<(Listener, Option<KeptParts>)> {
+    let Some((mut parts, keeping)) = kept else { return Ok((Listener::bind(config)?, None)) };
+    let listener = match parts.found.remove(&kept::LISTENER) {
+        Some(socket) => Listener::resume(socket, config)?,
+        None => {
+            let listener = Listener::bind(config)?;
+            parts.shelf.put(kept::LISTENER, listener.file())?;
+            listener
+        }
+    };
+    Ok((listener, Some((parts, keeping))))
+}
+
 /// Which of the endpoint's descriptors are ready.
 #[derive(Clone, Copy, Default)]
 struct Ready {
@@ -309,6 +370,10 @@ impl Task for Endpoint {
             context.watch(wake.as_fd(), Interest::Read, token)?;
         }
         if !std::mem::take(&mut self.moving) {
+            // A predecessor's client.
+            if let State::Connected { session, .. } = &self.state {
+                session.channel.with(|wire| context.watch(wire.file(), Interest::Read, CLIENT))?;
+            }
             return Ok(());
         }
         self.private = !self.shared.move_failed.swap(false, Ordering::AcqRel);

@@ -39,6 +39,15 @@ impl Line {
         }
     }
 
+    /// Where it is routed to.
+    pub(crate) fn routed(&self) -> Option<Arc<OwnedFd>> {
+        self.route.load_full()
+    }
+
+    pub(crate) fn is_masked(&self) -> bool {
+        self.masked.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn mask(&self) {
         self.masked.store(true, Ordering::SeqCst);
     }

@@ -44,6 +44,11 @@
 //! another kind could make an access wait for whoever is behind it. Descriptors for interrupts must
 //! be eventfds.
 //!
+//! # Restart
+//! An endpoint with a keeper ([`EndpointParts::kept`]) leaves its descriptors and its state where the
+//! next process finds them and goes on: its client sees a pause, and no error, whenever the process
+//! is killed. How, and within which limits, is in the head of `kept`.
+//!
 //! # Message-only memory
 //! A writable region without a descriptor that is larger than [`Config::remote_threshold`] moves the
 //! client, with its endpoint, to a thread of its own before the map is acknowledged; there an access
@@ -54,8 +59,7 @@
 //!
 //! Not here: migration, dirty-page bitmaps, twin sockets, I/O descriptors of regions
 //! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), INTx and MSI (a function has
-//! MSI-X), the VGA and ROM regions, message-only memory from more than one thread at a time,
-//! connections that outlive a restart of the server.
+//! MSI-X), the VGA and ROM regions, message-only memory from more than one thread at a time.
 //!
 //! Dependencies: `rustix` for sockets, descriptors, memfds; `libc` for `SO_PEERCRED`, whose process
 //! may be 0, and for io_submit; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
@@ -70,7 +74,9 @@ mod control;
 mod device;
 mod doorbells;
 mod endpoint;
+mod fault;
 mod interrupts;
+mod kept;
 mod listener;
 mod parts;
 mod server;
@@ -83,6 +89,7 @@ pub use control::Control;
 pub use endpoint::Endpoint;
 #[cfg(feature = "fuzz")]
 pub use fuzz::fuzz;
+pub use kept::{HOST_SLOTS, KEPT_LEN, KEPT_SLOTS, Kept};
 pub use parts::EndpointParts;
 pub use stats::{ClientInfo, RegionKind, RegionStats, Stats};
 

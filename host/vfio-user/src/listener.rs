@@ -45,6 +45,17 @@ impl Listener {
         }
     }
 
+    /// Goes on listening on a predecessor's socket.
+    pub(crate) fn resume(socket: OwnedFd, config: &Config) -> std::io::Result<Self> {
+        let path = config.location.socket();
+        let identity = identity(&path)?;
+        let directory = match &config.location {
+            Location::Socket(_) => None,
+            Location::Directory(path) => Some(path.clone()),
+        };
+        Ok(Self { socket, path, identity, directory })
+    }
+
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

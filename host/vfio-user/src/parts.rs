@@ -1,5 +1,6 @@
 //! What a host makes before the function.
 
+use std::io::{Error, ErrorKind};
 use std::sync::Arc;
 
 use slipway_pci::{Doorbells, InterruptSink};
@@ -8,7 +9,9 @@ use slipway_telemetry::{Clock, MonotonicClock};
 
 use crate::doorbells::SharedPage;
 use crate::interrupts::EventSink;
-use crate::{Config, DoorbellMode};
+use crate::kept;
+use crate::server::Keeping;
+use crate::{Config, DoorbellMode, Kept};
 
 /// The parts that a function is built from and an endpoint then serves.
 pub struct EndpointParts {
@@ -16,6 +19,7 @@ pub struct EndpointParts {
     pub(crate) sink: Arc<EventSink>,
     pub(crate) page: Option<Arc<SharedPage>>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) kept: Option<(Box<kept::Parts>, Keeping)>,
     mode: DoorbellMode,
 }
 
@@ -27,8 +31,38 @@ impl EndpointParts {
             sink: Arc::default(),
             page: None,
             clock: Arc::new(MonotonicClock::new()),
+            kept: None,
             mode: config.doorbells,
         }
+    }
+
+    /// Parts for an endpoint that outlives the process. What a predecessor's client had mapped is
+    /// mapped on return.
+    ///
+    /// # Errors
+    /// Doorbells that a client maps; a predecessor of another version, or that left memory which
+    /// cannot be mapped.
+    pub fn kept(config: &Config, kept: Kept) -> std::io::Result<Self> {
+        if config.doorbells == DoorbellMode::Mapped {
+            let text = "an endpoint that outlives its process has trapped doorbells";
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+        let mut own = Self::new(config);
+        let mut parts = Box::new(kept.take_apart()?);
+        let keeping = Keeping::new(&mut parts)?;
+        if parts.found.contains_key(&kept::CLIENT) {
+            keeping.map_regions(&mut own.map, &parts)?;
+        }
+        own.kept = Some((parts, keeping));
+        Ok(own)
+    }
+
+    /// Whether a predecessor's client is still there.
+    pub fn has_client(&self) -> bool {
+        let kept = self.kept.as_ref();
+        kept.is_some_and(|(parts, keeping)| {
+            parts.found.contains_key(&kept::CLIENT) && keeping.client().is_some()
+        })
     }
 
     /// The client's memory, empty until a client maps some.
@@ -47,6 +81,9 @@ impl EndpointParts {
     /// # Errors
     /// No memory or descriptors left, for mapped doorbells.
     pub fn doorbells(&mut self, count: usize) -> std::io::Result<Doorbells> {
+        if let Some((parts, _)) = &self.kept {
+            return kept::cells(&parts.cells, count);
+        }
         match self.mode {
             DoorbellMode::Trapped => Ok(Doorbells::trapped(count)),
             DoorbellMode::Mapped => {

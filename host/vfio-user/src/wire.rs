@@ -14,7 +14,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
-use slipway_vfio_user_spec::{HEADER_LEN, Header};
+use slipway_vfio_user_spec::{Command, HEADER_LEN, Header};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Most descriptors that are taken with one message. QEMU refuses servers that say more than 16.
@@ -25,6 +25,8 @@ pub(crate) const MAX_DATA_XFER_SIZE: usize = 1 << 20;
 pub(crate) const MAX_MESSAGE: usize = MAX_DATA_XFER_SIZE + 4096;
 /// The payload's buffer grows with what arrives, by at most this much ahead of it.
 const READ_AHEAD: usize = 64 << 10;
+/// As much is looked at before a message's length is known: more than nearly all have.
+const PEEK_AHEAD: usize = 1 << 10;
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +48,15 @@ pub(crate) struct Message {
     pub(crate) files: Vec<OwnedFd>,
     /// More descriptors came than are taken; they were closed.
     pub(crate) excess: bool,
+}
+
+/// What is at the socket's front.
+pub(crate) enum Peeked {
+    Nothing,
+    /// The beginning of a message.
+    Partial,
+    /// A message, and its length.
+    Whole(Message, usize),
 }
 
 /// A message on its way out.
@@ -116,6 +127,41 @@ impl Wire {
         }))
     }
 
+    /// Looks at the next message and leaves it where it is. Descriptors are duplicates; only those of
+    /// a request that may have some are looked at.
+    pub(crate) fn peek(&mut self) -> Result<Peeked, End> {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        self.payload.resize(self.payload.len().max(PEEK_AHEAD), 0);
+        let count = match rustix::net::recv(&self.socket, &mut self.payload[..], flags) {
+            Ok((0, _)) | Err(Errno::CONNRESET) => return Err(End::Closed),
+            Ok((count, _)) => count,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Peeked::Nothing),
+            Err(error) => return Err(error.into()),
+        };
+        if count < HEADER_LEN {
+            return Ok(Peeked::Partial);
+        }
+        self.header.copy_from_slice(&self.payload[..HEADER_LEN]);
+        let size = HEADER_LEN + self.payload_len()?;
+        let header = Header::read_from_bytes(&self.header).unwrap_or_default();
+        let command = Command::from_code(header.command.get());
+        let brings_files =
+            matches!(command, Some(Command::DmaMap | Command::DmaUnmap | Command::DeviceSetIrqs));
+        let (mut files, mut excess) = (Vec::new(), false);
+        if brings_files || count < size {
+            // Exactly the message: descriptors come with a byte of the stream.
+            self.payload.resize(size, 0);
+            let into = &mut self.payload[..size];
+            let peek = RecvFlags::PEEK;
+            let count = read(self.socket.as_fd(), into, &mut files, &mut excess, (true, peek))?;
+            if count.is_none_or(|count| count < size) {
+                return Ok(Peeked::Partial);
+            }
+        }
+        let payload = self.payload[HEADER_LEN..size].to_vec();
+        Ok(Peeked::Whole(Message { header, payload, files, excess }, size))
+    }
+
     /// Bytes after the header. A size that cannot be leaves the stream without a next message.
     fn payload_len(&self) -> Result<usize, End> {
         let header = Header::read_from_bytes(&self.header).unwrap_or_default();
@@ -129,7 +175,8 @@ impl Wire {
     fn read_header(&mut self) -> Result<Option<usize>, End> {
         let into = &mut self.header[self.got..];
         let whole = self.got == 0;
-        read(self.socket.as_fd(), into, &mut self.files, &mut self.excess, whole)
+        let how = (whole, RecvFlags::empty());
+        read(self.socket.as_fd(), into, &mut self.files, &mut self.excess, how)
     }
 
     /// False: nothing more is here.
@@ -137,7 +184,8 @@ impl Wire {
         let start = self.payload.len();
         self.payload.resize(want.min(start + READ_AHEAD), 0);
         let into = &mut self.payload[start..];
-        let outcome = read(self.socket.as_fd(), into, &mut self.files, &mut self.excess, false);
+        let how = (false, RecvFlags::empty());
+        let outcome = read(self.socket.as_fd(), into, &mut self.files, &mut self.excess, how);
         let count = outcome.as_ref().ok().copied().flatten();
         self.payload.truncate(start + count.unwrap_or(0));
         Ok(outcome?.is_some())
@@ -246,11 +294,11 @@ fn read(
     into: &mut [u8],
     files: &mut Vec<OwnedFd>,
     excess: &mut bool,
-    boundary: bool,
+    (boundary, flags): (bool, RecvFlags),
 ) -> Result<Option<usize>, End> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = loop {
         match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
             Err(Errno::INTR) => {}

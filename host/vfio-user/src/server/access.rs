@@ -108,7 +108,8 @@ impl Session {
                 return Err(Errno::INVAL);
             }
         }
-        self.multi(device, entries, 0, now, false)
+        let next = self.kept.as_ref().map_or(0, |kept| kept.begin_multi());
+        self.multi(device, entries, next, now, false)
     }
 
     /// Does the writes from `next` on.
@@ -136,6 +137,9 @@ impl Session {
                 }
             }
             next += 1;
+            if let Some(kept) = &self.kept {
+                kept.multi_done(next);
+            }
         }
         let done = WriteMulti { count: U64::new(entries.len() as u64) };
         Ok(Answer::Reply(done.as_bytes().to_vec()))

@@ -46,6 +46,10 @@ impl Session {
         let Some(file) = files.pop() else {
             let map = RemoteMap { iova, len, permissions };
             let moves = permissions.write && len > self.config.remote_threshold && !self.private;
+            if moves && self.kept.is_some() {
+                // On a thread of its own it would not be found again.
+                return Err(Errno::NOTSUP);
+            }
             if moves {
                 return Ok(Answer::Later(Waiting::Thread(map)));
             }
@@ -60,7 +64,11 @@ impl Session {
         check_file(&file, offset + len)?;
         let region = Region::mapped(file.as_fd(), offset, len, permissions)
             .map_err(|error| errno(&error))?;
+        let slot = self.kept.as_mut().map(|kept| kept.put_region(&file)).transpose()?;
         self.add(device, iova, region)?;
+        if let Some(kept) = &mut self.kept {
+            kept.region_added((iova, len, offset), permissions, slot);
+        }
         self.mapped_bytes = total;
         let spent = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         crate::stats::add(&self.live.dma_map_ns, spent);
@@ -70,7 +78,11 @@ impl Session {
     /// Adds message-only memory. Where accesses may not wait (see [`crate::channel`]) they fault.
     pub(super) fn add_remote(&mut self, device: &mut Device, map: RemoteMap) -> Result<(), Errno> {
         let remote = std::sync::Arc::new(RemoteMemory(self.channel.clone()));
-        self.add(device, map.iova, Region::remote(remote, map.len, map.permissions))
+        self.add(device, map.iova, Region::remote(remote, map.len, map.permissions))?;
+        if let Some(kept) = &mut self.kept {
+            kept.region_added((map.iova, map.len, 0), map.permissions, None);
+        }
+        Ok(())
     }
 
     fn add(&mut self, device: &mut Device, iova: u64, region: Region) -> Result<(), Errno> {
@@ -155,6 +167,9 @@ impl Session {
             0 => device.map.clear(),
             _ => vec![device.map.remove(iova, len).map_err(|_| Errno::NOENT)?],
         };
+        if let Some(kept) = &mut self.kept {
+            kept.regions_removed(&device.map);
+        }
         self.mapped_bytes = self.mapped_bytes.saturating_sub(gone);
         self.cost += self.live.mapped(&device.map) / REGIONS_PER_COST;
         Ok(removed)

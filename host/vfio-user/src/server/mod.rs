@@ -8,6 +8,7 @@ mod access;
 mod dma;
 mod info;
 mod irqs;
+mod kept;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ use crate::device::Device;
 use crate::stats::{Live, add};
 use crate::version::{self, Negotiated};
 use crate::wire::{End, Message};
+
+pub(crate) use kept::Keeping;
 
 /// What one turn may cost, so that clients share a thread fairly: a message costs one, and one more
 /// for every [`BYTES_PER_COST`] of registers that it accesses or [`REGIONS_PER_COST`] DMA maps that a
@@ -82,6 +85,8 @@ pub(crate) struct Session {
     mapped_bytes: u64,
     /// What the current turn has cost.
     cost: usize,
+    /// What a successor needs.
+    pub(crate) kept: Option<Box<Keeping>>,
     /// An unmap or a reset ran into its deadline and the function has not been quiet since.
     stuck: bool,
 }
@@ -97,6 +102,7 @@ impl Session {
             private: false,
             mapped_bytes: 0,
             cost: 0,
+            kept: None,
             stuck: false,
         }
     }
@@ -108,7 +114,13 @@ impl Session {
 
     /// Whether a request waits; nothing is read before it is answered.
     pub(crate) fn is_pending(&self) -> bool {
-        self.pending.is_some()
+        self.pending.is_some() || self.kept.as_ref().is_some_and(|kept| kept.waits())
+    }
+
+    /// Whether something waits to be sent.
+    pub(crate) fn has_output(&self) -> bool {
+        let blocked = self.kept.as_ref().is_some_and(|kept| kept.is_blocked());
+        blocked || self.channel.with(|wire| wire.has_output())
     }
 
     /// Whether the function is being quiesced: a poll would end that.
@@ -119,6 +131,9 @@ impl Session {
 
     /// Processes what is here, up to a bound.
     pub(crate) fn turn(&mut self, device: &mut Device, now: Instant) -> Result<Turn, End> {
+        if self.kept.is_some() {
+            return self.turn_kept(device, now);
+        }
         self.channel.with(|wire| wire.flush())?;
         self.cost = 0;
         while self.cost < COST_PER_TURN {
@@ -200,6 +215,9 @@ impl Session {
             Command::DeviceSetIrqs => {
                 let routes = !message.files.is_empty() && irqs::is_msix(payload);
                 let answer = irqs::set(device, payload, message.files)?;
+                if let Some(kept) = &mut self.kept {
+                    kept.lines_changed(device)?;
+                }
                 if routes {
                     self.live.stamp_first(&self.live.first_route_at);
                 }
@@ -222,6 +240,9 @@ impl Session {
         let (negotiated, reply) = version::negotiate(payload)?;
         self.channel.set_max_xfer(negotiated.max_xfer);
         self.negotiated = Some(negotiated);
+        if let Some(kept) = &mut self.kept {
+            kept.negotiated(negotiated);
+        }
         self.live.stamp(&self.live.negotiated_at);
         Ok(Answer::Reply(reply))
     }
@@ -278,6 +299,9 @@ impl Session {
                 (header.error_reply(errno.raw_os_error()), Vec::new(), None)
             }
         };
+        if let Some(kept) = &mut self.kept {
+            return kept.answer(&self.channel, &reply, &payload, header.no_reply());
+        }
         if header.no_reply() {
             return Ok(());
         }

@@ -1,0 +1,338 @@
+//! A session that outlives its process; see [`crate::kept`] for the order of things.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use slipway_keeper::Shelf;
+use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_vfio_user_spec::Header;
+use zerocopy::IntoBytes;
+
+use super::{COST_PER_TURN, Session, Turn};
+use crate::Config;
+use crate::channel::{Channel, RemoteMemory};
+use crate::device::Device;
+use crate::fault;
+use crate::interrupts::{Line, adopt};
+use crate::kept::{
+    Applied, CLIENT, LINES, NegotiatedState, Parts, Progress, REGIONS, RegionState, SessionState,
+    States, Steps,
+};
+use crate::listener::Peer;
+use crate::stats::Live;
+use crate::version::Negotiated;
+use crate::wire::{End, Message, Peeked};
+
+/// What an endpoint keeps for its successor, whoever its client is.
+pub(crate) struct Keeping {
+    shelf: Shelf,
+    steps: Steps,
+    states: States,
+    state: SessionState,
+    /// The state has changed since it was stored.
+    changed: bool,
+    /// Slots to clear once it is stored.
+    stale: Vec<u32>,
+    /// The route of each interrupt that is on the shelf, to tell whether it is another one.
+    routes: Vec<usize>,
+    /// Bytes of the current message.
+    size: usize,
+    /// Since when a message is here in part.
+    partial: Option<Instant>,
+    /// The socket does not take all of a reply.
+    blocked: bool,
+}
+
+/// What comes next.
+enum Next {
+    Message(Message),
+    Nothing,
+    Wait,
+}
+
+impl Keeping {
+    /// Goes on from what a predecessor left, if it left something.
+    pub fn new(parts: &mut Parts) -> std::io::Result<Self> {
+        let Parts { shelf, steps, states, .. } = parts;
+        let state = states.load()?.unwrap_or_default();
+        Ok(Self {
+            shelf: shelf.clone(),
+            steps: Steps::new(steps.clone()),
+            states: states.clone(),
+            state,
+            changed: false,
+            stale: Vec::new(),
+            routes: Vec::new(),
+            size: 0,
+            partial: None,
+            blocked: false,
+        })
+    }
+
+    /// The other end of the connection that a predecessor had.
+    pub fn client(&self) -> Option<Peer> {
+        self.state.client.map(|(pid, uid)| Peer { pid, uid })
+    }
+
+    /// A client has connected.
+    pub fn connect(&mut self, socket: &OwnedFd, peer: Peer) -> std::io::Result<()> {
+        self.shelf.put(CLIENT, socket)?;
+        self.steps.clear();
+        self.state = SessionState { client: Some((peer.pid, peer.uid)), ..SessionState::default() };
+        self.store().map_err(|_| std::io::Error::other("a session's state is too long"))
+    }
+
+    /// It has gone. The keeper may be gone as well, and then there is nothing to clear.
+    pub fn disconnect(&mut self) {
+        let regions = self.state.regions.iter().filter_map(|region| region.slot);
+        let lines = (LINES.start..).zip(&self.state.lines).filter(|(_, line)| line.0);
+        let slots: Vec<u32> = regions.chain(lines.map(|(slot, _)| slot)).chain([CLIENT]).collect();
+        self.stale.extend(slots);
+        self.state = SessionState::default();
+        self.routes.clear();
+        (self.partial, self.blocked) = (None, false);
+        let _ = self.store();
+        self.steps.clear();
+    }
+
+    /// Maps what a predecessor's client had mapped. Message-only regions follow when there is
+    /// a session.
+    pub fn map_regions(&self, map: &mut DmaMap, parts: &Parts) -> std::io::Result<()> {
+        for region in &self.state.regions {
+            let RegionState { iova, len, offset, read, write, slot } = *region;
+            let Some(slot) = slot else { continue };
+            let lost = || std::io::Error::other("memory of the client was not kept");
+            let file = parts.found.get(&slot).ok_or_else(lost)?;
+            let permissions = Permissions { read, write };
+            let mapped = Region::mapped(file.as_fd(), offset, len, permissions)?;
+            map.add(iova, mapped).map_err(|error| std::io::Error::other(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is to be read now.
+    pub fn waits(&self) -> bool {
+        self.blocked || self.partial.is_some()
+    }
+
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    fn store(&mut self) -> Result<(), End> {
+        self.changed = false;
+        if !self.states.store(&self.state) {
+            return Err(End::Broken("the session has too much state to be kept"));
+        }
+        for slot in self.stale.drain(..) {
+            // Without a keeper nothing holds it any more.
+            let _ = self.shelf.clear(slot);
+        }
+        Ok(())
+    }
+
+    /// A message that a predecessor applied, and whose end it did not come to record.
+    fn catch_up(&mut self) -> Result<(), End> {
+        match &self.state.applied {
+            Some(applied) if applied.number == self.steps.number() && !self.steps.is_replying() => {
+                self.steps.record(applied.size, &[&applied.reply])
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn next(&mut self, channel: &Channel, config: &Config, now: Instant) -> Result<Next, End> {
+        channel.with(|wire| {
+            self.blocked = self.steps.go_on(wire.file())? == Progress::Blocked;
+            if self.blocked {
+                return Ok(Next::Wait);
+            }
+            match wire.peek()? {
+                Peeked::Nothing => Ok(Next::Nothing),
+                Peeked::Partial => {
+                    let since = *self.partial.get_or_insert(now);
+                    if now.duration_since(since) >= config.reply_deadline {
+                        return Err(End::Broken("a message that does not come to its end"));
+                    }
+                    Ok(Next::Wait)
+                }
+                Peeked::Whole(message, size) => {
+                    fault::point("peeked");
+                    (self.partial, self.size) = (None, size);
+                    Ok(Next::Message(message))
+                }
+            }
+        })
+    }
+
+    /// Ends the current message: with a reply, or, when `quiet`, without.
+    pub fn answer(
+        &mut self,
+        channel: &Channel,
+        reply: &Header,
+        payload: &[u8],
+        quiet: bool,
+    ) -> Result<(), End> {
+        fault::point("applied");
+        let parts = [reply.as_bytes(), payload];
+        let parts = if quiet { &[][..] } else { &parts[..] };
+        if self.changed {
+            let (number, size) = (self.steps.number(), self.size);
+            self.state.applied = Some(Applied { number, size, reply: parts.concat() });
+            self.store()?;
+            fault::point("stored");
+        } else if quiet {
+            return channel.with(|wire| self.steps.end_quietly(wire.file(), self.size));
+        }
+        self.steps.record(self.size, parts)?;
+        self.blocked = channel.with(|wire| self.steps.go_on(wire.file()))? == Progress::Blocked;
+        Ok(())
+    }
+
+    pub fn negotiated(&mut self, agreed: Negotiated) {
+        let Negotiated { max_xfer, write_multiple } = agreed;
+        self.state.negotiated = Some(NegotiatedState { max_xfer, write_multiple });
+        self.changed = true;
+    }
+
+    /// Leaves a region's file with the keeper; gives its slot.
+    pub fn put_region(&mut self, file: &OwnedFd) -> Result<u32, Errno> {
+        let taken = |slot: &u32| {
+            self.state.regions.iter().any(|region| region.slot == Some(*slot))
+                || self.stale.contains(slot)
+        };
+        let slot = REGIONS.clone().find(|slot| !taken(slot)).ok_or(Errno::NOSPC)?;
+        self.shelf.put(slot, file).map_err(|_| Errno::IO)?;
+        Ok(slot)
+    }
+
+    pub fn region_added(
+        &mut self,
+        (iova, len, offset): (u64, u64, u64),
+        permissions: Permissions,
+        slot: Option<u32>,
+    ) {
+        let Permissions { read, write } = permissions;
+        self.state.regions.push(RegionState { iova, len, offset, read, write, slot });
+        self.changed = true;
+    }
+
+    /// Regions were taken out of `map`.
+    pub fn regions_removed(&mut self, map: &DmaMap) {
+        let left: Vec<u64> = map.regions().iter().map(|(iova, _)| *iova).collect();
+        let stale = &mut self.stale;
+        self.state.regions.retain(|region| {
+            let stays = left.contains(&region.iova);
+            stale.extend(region.slot.filter(|_| !stays));
+            stays
+        });
+        self.changed = true;
+    }
+
+    /// Routes or masks of interrupts have changed.
+    pub fn lines_changed(&mut self, device: &Device) -> Result<(), Errno> {
+        let lines: Vec<&Line> = device.lines().collect();
+        self.routes.resize(lines.len(), 0);
+        self.state.lines.clear();
+        for ((slot, line), known) in LINES.zip(&lines).zip(&mut self.routes) {
+            let route = line.routed();
+            let identity = route.as_ref().map_or(0, |file| Arc::as_ptr(file) as usize);
+            if let Some(file) = route.as_ref().filter(|_| identity != *known) {
+                self.shelf.put(slot, file.as_ref()).map_err(|_| Errno::IO)?;
+            }
+            *known = identity;
+            self.state.lines.push((identity != 0, line.is_masked()));
+        }
+        self.changed = true;
+        Ok(())
+    }
+
+    /// Where a multiple write goes on.
+    pub fn begin_multi(&self) -> usize {
+        self.steps.begin_multi(self.size)
+    }
+
+    pub fn multi_done(&self, writes: usize) {
+        self.steps.set_done(writes);
+    }
+
+    /// Gives the interrupts their routes again.
+    fn resume_lines(&mut self, device: &Device, parts: &mut Parts) {
+        let lines: Vec<&Line> = device.lines().collect();
+        self.routes.resize(lines.len(), 0);
+        for (at, (line, (routed, masked))) in lines.iter().zip(&self.state.lines).enumerate() {
+            if *masked {
+                line.mask();
+            }
+            let file = parts.found.remove(&(LINES.start + at as u32)).filter(|_| *routed);
+            if let Some(file) = file.and_then(adopt) {
+                self.routes[at] = Arc::as_ptr(&file) as usize;
+                line.route(Some(file));
+                // One may have got lost with the predecessor, and one more does no harm.
+                line.signal();
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Goes on with a predecessor's client.
+    pub(crate) fn resume_kept(
+        channel: Channel,
+        config: Arc<Config>,
+        live: Arc<Live>,
+        mut keeping: Keeping,
+        (device, parts): (&mut Device, &mut Parts),
+    ) -> Result<Self, End> {
+        keeping.resume_lines(device, parts);
+        keeping.catch_up()?;
+        let mut session = Self::new(channel, config, live);
+        if let Some(NegotiatedState { max_xfer, write_multiple }) = keeping.state.negotiated {
+            session.channel.set_max_xfer(max_xfer);
+            session.negotiated = Some(Negotiated { max_xfer, write_multiple });
+            session.live.stamp(&session.live.negotiated_at);
+        }
+        session.add_kept_remotes(device, &keeping)?;
+        let regions = device.map.regions();
+        let mapped = regions.iter().filter(|(_, region)| !region.is_remote());
+        session.mapped_bytes = mapped.map(|(_, region)| region.len()).sum();
+        session.live.mapped(&device.map);
+        session.kept = Some(Box::new(keeping));
+        Ok(session)
+    }
+
+    /// Message-only regions, which need the channel.
+    fn add_kept_remotes(&mut self, device: &mut Device, keeping: &Keeping) -> Result<(), End> {
+        for region in keeping.state.regions.iter().filter(|region| region.slot.is_none()) {
+            let permissions = Permissions { read: region.read, write: region.write };
+            let remote = Arc::new(RemoteMemory(self.channel.clone()));
+            let region = (region.iova, Region::remote(remote, region.len, permissions));
+            let added = device.map.add(region.0, region.1);
+            added.map_err(|_| End::Broken("regions of a predecessor that overlap"))?;
+        }
+        Ok(())
+    }
+
+    /// [`Session::turn`] of a session that is kept.
+    pub(super) fn turn_kept(&mut self, device: &mut Device, now: Instant) -> Result<Turn, End> {
+        self.cost = 0;
+        while self.cost < COST_PER_TURN {
+            self.cost += 1;
+            if let Some(pending) = self.pending.take() {
+                self.resume(device, pending, now)?;
+            }
+            if self.pending.is_some() {
+                return Ok(Turn::Pending);
+            }
+            let Some(kept) = &mut self.kept else { return Ok(Turn::Drained) };
+            match kept.next(&self.channel, &self.config, now)? {
+                Next::Message(message) => self.take(device, message, now)?,
+                Next::Nothing => return Ok(Turn::Drained),
+                Next::Wait => return Ok(Turn::Pending),
+            }
+        }
+        Ok(Turn::More)
+    }
+}
