@@ -41,7 +41,7 @@ pub use error::OpenError;
 pub use file::{FileDisk, FileOptions, create_sparse};
 pub use null::NullDisk;
 pub use overlay::OverlayDisk;
-pub use ram::RamDisk;
+pub use ram::{RamDisk, ram_file};
 pub use shared::SharedDisk;
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 pub(crate) struct Anonymous {
     base: *mut u8,
     len: usize,
+    /// In a file that others may hold, but nobody else uses.
+    shared: bool,
 }
 
 // SAFETY: plain memory owned by this value; `&self` reads it and `&mut self` changes it.
@@ -32,8 +34,23 @@ impl Anonymous {
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
         let base =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len.max(1), prot, flags)? };
-        let memory = Self { base: base.cast(), len: len.max(1) };
+        let memory = Self { base: base.cast(), len: len.max(1), shared: false };
         // What a guest stored is no business of this process's core dump.
+        memory.advise(Advice::LinuxDontDump);
+        Ok(memory)
+    }
+
+    /// All of `file`, a memfd that is sealed against shrinking, of `len` bytes. Nobody else may map it
+    /// as long as this value lives.
+    ///
+    /// # Errors
+    /// As for [`Anonymous::new`].
+    pub fn of(file: &std::os::fd::OwnedFd, len: usize) -> std::io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, file, 0)? };
+        let memory = Self { base: base.cast(), len, shared: true };
         memory.advise(Advice::LinuxDontDump);
         Ok(memory)
     }
@@ -73,9 +90,11 @@ impl Anonymous {
     /// Whether the kernel took the pages back; they read as zeros then.
     fn give_back(&mut self, pages: Range<usize>) -> bool {
         let at = self.bytes_mut()[pages.clone()].as_mut_ptr();
+        let advice = if self.shared { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
         // SAFETY: whole pages of our own mapping, borrowed uniquely: nothing refers to their
-        // bytes. Private anonymous pages read as zeros afterwards (madvise(2), MADV_DONTNEED).
-        unsafe { rustix::mm::madvise(at.cast(), pages.len(), Advice::LinuxDontNeed).is_ok() }
+        // bytes. Private anonymous pages read as zeros afterwards (madvise(2), MADV_DONTNEED), and so
+        // do those of a file in memory (MADV_REMOVE).
+        unsafe { rustix::mm::madvise(at.cast(), pages.len(), advice).is_ok() }
     }
 
     fn advise(&self, advice: Advice) {

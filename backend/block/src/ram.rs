@@ -1,5 +1,8 @@
 //! A disk in memory.
 
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_ram::Fault;
 
 use crate::check::{Extent, admit, complete, is_block_size};
@@ -27,6 +30,27 @@ impl RamDisk {
         Ok(Self { memory, geometry })
     }
 
+    /// A disk whose content lies in `file`, which [`ram_file`] made: here or in a predecessor of this
+    /// process, whose content it is then. Nobody else may use the file.
+    ///
+    /// # Errors
+    /// As for [`RamDisk::new`]; [`OpenError::Memory`] also for a file that is no such memory.
+    pub fn of(file: &OwnedFd, block_size: u32) -> Result<Self, OpenError> {
+        let found = rustix::fs::fstat(file).map_or(0, |stat| stat.st_size);
+        let bytes = u64::try_from(found).unwrap_or(0);
+        let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
+        let failed = |source| OpenError::Memory { bytes, source };
+        if !sealed {
+            return Err(failed(std::io::ErrorKind::InvalidInput.into()));
+        }
+        let geometry =
+            Geometry { block_size, blocks: whole_blocks(bytes, block_size)?, read_only: false };
+        let len =
+            usize::try_from(bytes).map_err(|_| failed(std::io::ErrorKind::OutOfMemory.into()))?;
+        let memory = Anonymous::of(file, len).map_err(failed)?;
+        Ok(Self { memory, geometry })
+    }
+
     fn carry_out(&mut self, request: &Request, extent: Extent) -> Result<(), DiskError> {
         // The memory is as large as the disk, so what fits the disk fits `usize`.
         let range = extent.start as usize..(extent.start + extent.len) as usize;
@@ -38,6 +62,19 @@ impl RamDisk {
         }
         Ok(())
     }
+}
+
+/// Memory of `bytes` bytes, all zeros, that outlives this process as long as somebody holds the
+/// descriptor; for [`RamDisk::of`].
+///
+/// # Errors
+/// No descriptors left.
+pub fn ram_file(bytes: u64) -> std::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("slipway-disk", flags)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
 }
 
 /// Number of blocks of a disk in memory.

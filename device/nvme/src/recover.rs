@@ -43,6 +43,15 @@ impl Controller {
         Ok(true)
     }
 
+    /// Forgets what a predecessor with the same journal left: its client is gone.
+    pub fn abandon(&mut self) {
+        let Some(journal) = &mut self.journal else { return };
+        for found in journal.recover() {
+            journal.end(found.ticket);
+        }
+        self.checkpoint(None);
+    }
+
     /// Slots of queues that are there; the others are freed.
     fn known(&mut self, mut found: Vec<Found>) -> Vec<Found> {
         let may_post = self.may_post();

@@ -7,6 +7,7 @@ use slipway_block::{Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk
 use slipway_plane_api::v1;
 
 use crate::Error;
+use crate::keep::Place;
 
 /// Bytes in a logical block unless told otherwise: what every guest knows.
 const BLOCK_SIZE: u32 = 512;
@@ -20,31 +21,47 @@ pub struct Opened {
     pub wake: Option<OwnedFd>,
 }
 
-/// Opens the disk of namespace `nsid`.
-pub fn open(nsid: u32, disk: Option<&v1::Disk>) -> Result<Opened, Error> {
+/// Opens the disk of namespace `nsid`; `kept` says where it is kept, and its number there.
+pub fn open(
+    nsid: u32,
+    disk: Option<&v1::Disk>,
+    kept: Option<(&mut Place, usize)>,
+) -> Result<Opened, Error> {
     let missing = || Error::Invalid(format!("namespace {nsid} has no disk"));
     let disk = disk.ok_or_else(missing)?;
     let kind = disk.kind.as_ref().ok_or_else(missing)?;
     let block_size = if disk.block_size == 0 { BLOCK_SIZE } else { disk.block_size };
-    let (kind, disk) = of_kind(kind, block_size)?;
+    let (kind, disk) = of_kind(kind, block_size, kept)?;
     let wake = disk.wake_descriptor().map(|fd| fd.try_clone_to_owned()).transpose();
     let wake = wake.map_err(|error| Error::Resources(error.to_string()))?;
     Ok(Opened { disk, kind, wake })
 }
 
-fn of_kind(kind: &v1::disk::Kind, block_size: u32) -> Result<(&'static str, Box<dyn Disk>), Error> {
+fn of_kind(
+    kind: &v1::disk::Kind,
+    block_size: u32,
+    kept: Option<(&mut Place, usize)>,
+) -> Result<(&'static str, Box<dyn Disk>), Error> {
     use v1::disk::Kind;
     Ok(match kind {
-        Kind::Ram(ram) => ("ram", Box::new(RamDisk::new(ram.size_bytes, block_size)?)),
+        Kind::Ram(ram) => {
+            let disk = match kept {
+                Some((place, at)) => RamDisk::of(&place.ram(at, ram.size_bytes)?, block_size)?,
+                None => RamDisk::new(ram.size_bytes, block_size)?,
+            };
+            ("ram", Box::new(disk))
+        }
         Kind::Null(null) => ("null", Box::new(NullDisk::new(null_shape(null, block_size)?))),
         Kind::File(file) => {
             // What is read-only is shared by many: the page cache holds it once for all.
             let direct = !file.read_only;
-            let options = FileOptions { read_only: file.read_only, block_size, direct };
+            let witness = kept.map(|(place, _)| place.witness.clone());
+            let options = FileOptions { read_only: file.read_only, block_size, direct, witness };
             ("file", Box::new(FileDisk::open(Path::new(&file.path), &options)?))
         }
         Kind::Overlay(overlay) => {
-            let options = FileOptions { read_only: true, block_size, direct: false };
+            let options =
+                FileOptions { read_only: true, block_size, direct: false, ..Default::default() };
             let base = FileDisk::open(Path::new(&overlay.base_path), &options)?;
             let limit = (overlay.limit_bytes > 0).then_some(overlay.limit_bytes);
             ("overlay", Box::new(OverlayDisk::new(base, limit)?))

@@ -14,6 +14,7 @@ use slipway_vfio_user::{
     Config, Control, DoorbellMode, Endpoint, EndpointParts, RegionKind, Stats,
 };
 
+use crate::keep::Place;
 use crate::{disk, snoop};
 
 /// Longest path of a Unix socket, without the terminating zero (unix(7)).
@@ -64,21 +65,33 @@ pub struct Served {
     namespaces: Vec<v1::NamespaceStatus>,
     control: Control,
     snoop: snoop::Target,
+    /// Where it is kept.
+    place: Option<u32>,
 }
 
 impl Served {
     /// Makes what `request` describes and hands it to `reactor`. On return its socket listens.
-    pub fn create(request: &v1::CreateEndpointRequest, reactor: &Handle) -> Result<Self, Error> {
+    ///
+    /// With a `place` that a predecessor used, it goes on where that one was.
+    pub fn create(
+        request: &v1::CreateEndpointRequest,
+        reactor: &Handle,
+        mut place: Option<Place>,
+    ) -> Result<Self, Error> {
         let created_ns = monotonic_ns();
         check_id(&request.id)?;
         let wanted = request.nvme.clone().unwrap_or_default();
         let config = config(request, &wanted)?;
         let socket = config.location.socket();
         let unserved = |source| Error::Socket { path: socket.clone(), source };
-        let mut parts = EndpointParts::new(&config);
-        let (namespaces, status, wakes) = namespaces(&request.id, &wanted.namespaces)?;
+        let (namespaces, status, wakes) =
+            namespaces(&request.id, &wanted.namespaces, place.as_mut())?;
+        let mut parts = match &mut place {
+            Some(place) => EndpointParts::kept(&config, place.kept()).map_err(unserved)?,
+            None => EndpointParts::new(&config),
+        };
         let limits = Limits { queue_pairs: QUEUE_PAIRS, ..Limits::default() };
-        let controller = Controller::new(Parts {
+        let mut controller = Controller::new(Parts {
             memory: parts.memory(),
             interrupts: interrupts(&parts),
             doorbells: parts.doorbells(doorbell_count(QUEUE_PAIRS)).map_err(unserved)?,
@@ -86,8 +99,14 @@ impl Served {
             clock: Arc::new(MonotonicClock::new()),
             identity: Identity::new(&serial(&request.id, &wanted.serial)),
             limits,
-            journal: None,
+            journal: place.as_ref().map(|place| place.journal.clone()),
         })?;
+        if parts.has_client() {
+            let recovered = controller.recover();
+            recovered.map_err(|error| Error::Resources(error.to_string()))?;
+        } else {
+            controller.abandon();
+        }
         let mailbox = controller.mailbox();
         let endpoint = Endpoint::new(config, parts, Box::new(controller), wakes, reactor);
         let endpoint = endpoint.map_err(unserved)?;
@@ -97,12 +116,18 @@ impl Served {
         let ready_ns = monotonic_ns();
         let id = request.id.clone();
         let snoop = snoop::Target::new(mailbox, limits, control.clone());
-        Ok(Self { id, socket, created_ns, ready_ns, namespaces: status, control, snoop })
+        let place = place.map(|place| place.number());
+        Ok(Self { id, socket, created_ns, ready_ns, namespaces: status, control, snoop, place })
     }
 
     /// The way to its controller for whoever wants it traced.
     pub fn snoop(&self) -> snoop::Target {
         self.snoop.clone()
+    }
+
+    /// Where it is kept.
+    pub fn place(&self) -> Option<u32> {
+        self.place
     }
 
     /// The handle that closes it.
@@ -180,10 +205,15 @@ fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Res
 
 type Namespaces = (Vec<Namespace>, Vec<v1::NamespaceStatus>, Vec<OwnedFd>);
 
-fn namespaces(id: &str, wanted: &[v1::Namespace]) -> Result<Namespaces, Error> {
+fn namespaces(
+    id: &str,
+    wanted: &[v1::Namespace],
+    mut place: Option<&mut Place>,
+) -> Result<Namespaces, Error> {
     let (mut made, mut status, mut wakes) = (Vec::new(), Vec::new(), Vec::new());
-    for namespace in wanted {
-        let opened = disk::open(namespace.nsid, namespace.disk.as_ref())?;
+    for (at, namespace) in wanted.iter().enumerate() {
+        let kept = place.as_deref_mut().map(|place| (place, at));
+        let opened = disk::open(namespace.nsid, namespace.disk.as_ref(), kept)?;
         let shape = opened.disk.geometry();
         status.push(v1::NamespaceStatus {
             nsid: namespace.nsid,

@@ -8,14 +8,17 @@
 //! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
 //!   device: it talks to reactors by message and reads counters.
 //!
-//! Not here yet: a pool of virtual functions, a ledger that outlives the process, reconnecting
-//! clients after a restart.
+//! - `keep` leaves what an endpoint consists of with a keeper process, from which the next daemon
+//!   goes on; see its head for what can be kept.
+//!
+//! Not here yet: a pool of virtual functions, a ledger that outlives the process.
 //!
 //! Dependencies: `tokio` and `tonic` for the service, `sha2` for stable UUIDs, `thiserror`
 //! for [`Error`], `tracing` for the daemon's log.
 
 mod disk;
 mod endpoint;
+mod keep;
 mod plane;
 mod service;
 mod snoop;

@@ -1,15 +1,18 @@
 //! The plane: reactors and the endpoints on them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use slipway_keeper::Keeper;
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_reactor::Reactor;
 use slipway_telemetry::{Clock, stamp_clock};
 
 use crate::endpoint::Served;
+use crate::keep::{self, Keep, Place};
 use crate::{Error, Service, snoop};
 
 /// How long an endpoint may take to end its I/O and go. A disk that hangs longer is reported, and
@@ -34,6 +37,7 @@ struct Shared {
     stamps: OnceLock<Arc<dyn Clock>>,
     endpoints: Mutex<BTreeMap<String, Slot>>,
     reactors: Vec<Reactor>,
+    keep: Option<Keep>,
 }
 
 /// An id is taken while its endpoint is made and while it goes.
@@ -48,6 +52,35 @@ impl Plane {
     /// # Errors
     /// No threads or descriptors left.
     pub fn new(settings: Settings) -> std::io::Result<Self> {
+        Self::start(settings, None)
+    }
+
+    /// As [`Plane::new`], with endpoints that outlive this process as far as they can (`keep`
+    /// says which), and those that the last process left with `keeper`. Waits until that process,
+    /// and all it had under way, is gone; `witness` is the path of a file by which that is told, the
+    /// same for both. To end without ending its endpoints, such a process just exits.
+    ///
+    /// # Errors
+    /// No threads or descriptors left; the last process does not end. An endpoint that cannot go
+    /// on is reported, and is gone.
+    pub fn with_keeper(
+        settings: Settings,
+        keeper: Keeper,
+        witness: &Path,
+    ) -> std::io::Result<Self> {
+        let (keep, found) = Keep::open(keeper, witness)?;
+        let plane = Self::start(settings, Some(keep))?;
+        for (request, place) in found {
+            let number = place.number();
+            if let Err(error) = plane.create_at(&request, Some(place)) {
+                tracing::error!(%error, id = request.id, "an endpoint is lost");
+                plane.give_back(Some(number));
+            }
+        }
+        Ok(plane)
+    }
+
+    fn start(settings: Settings, keep: Option<Keep>) -> std::io::Result<Self> {
         let reactors = (0..settings.reactors.max(1)).map(|number| {
             let name = format!("reactor-{number}");
             let on_panic = Arc::new(|what: &str| tracing::error!(what, "a device was dropped"));
@@ -55,7 +88,7 @@ impl Plane {
         });
         let reactors = reactors.collect::<Result<_, _>>()?;
         let (stamps, endpoints) = (OnceLock::new(), Mutex::default());
-        Ok(Self { shared: Arc::new(Shared { stamps, endpoints, reactors }) })
+        Ok(Self { shared: Arc::new(Shared { stamps, endpoints, reactors, keep }) })
     }
 
     /// The gRPC service in front of it.
@@ -81,6 +114,14 @@ impl Plane {
     /// # Errors
     /// [`Error`]; nothing is left then.
     pub fn create(&self, request: &v1::CreateEndpointRequest) -> Result<v1::Endpoint, Error> {
+        self.create_at(request, None)
+    }
+
+    fn create_at(
+        &self,
+        request: &v1::CreateEndpointRequest,
+        place: Option<Place>,
+    ) -> Result<v1::Endpoint, Error> {
         let id = request.id.clone();
         let index = {
             let mut endpoints = self.lock();
@@ -91,13 +132,21 @@ impl Plane {
             endpoints.len() % self.shared.reactors.len()
         };
         // Endpoints take turns on the reactors.
-        match Served::create(request, &self.shared.reactors[index].handle()) {
+        let kept = self.shared.keep.as_ref().filter(|_| keep::can_keep(request));
+        let place = match (place, kept) {
+            (None, Some(keep)) => keep.make(request).map(Some),
+            (place, _) => Ok(place),
+        };
+        let number = place.as_ref().ok().and_then(|place| Some(place.as_ref()?.number()));
+        let handle = self.shared.reactors[index].handle();
+        match place.and_then(|place| Served::create(request, &handle, place)) {
             Ok(served) => {
                 let described = served.describe();
                 self.lock().insert(id, Slot::Served(served));
                 Ok(described)
             }
             Err(error) => {
+                self.give_back(number);
                 self.lock().remove(&id);
                 Err(error)
             }
@@ -109,10 +158,10 @@ impl Plane {
     /// # Errors
     /// [`Error::Unknown`]; [`Error::Resources`] when a disk does not let go.
     pub fn remove(&self, id: &str) -> Result<(), Error> {
-        let control = {
+        let (control, place) = {
             let mut endpoints = self.lock();
             match endpoints.insert(id.to_owned(), Slot::Reserved) {
-                Some(Slot::Served(served)) => served.control(),
+                Some(Slot::Served(served)) => (served.control(), served.place()),
                 // Somebody else makes or ends it just now: theirs to finish.
                 Some(Slot::Reserved) => return Err(Error::Unknown(id.to_owned())),
                 None => {
@@ -123,11 +172,18 @@ impl Plane {
         };
         control.close();
         let closed = control.wait_closed(CLOSE);
+        self.give_back(place);
         self.lock().remove(id);
         if closed {
             return Ok(());
         }
         Err(Error::Resources(format!("endpoint {id} still waits for its disks")))
+    }
+
+    fn give_back(&self, place: Option<u32>) {
+        if let (Some(keep), Some(number)) = (&self.shared.keep, place) {
+            keep.give_back(number);
+        }
     }
 
     /// The endpoint `id` as it is now.

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::FileType;
@@ -20,6 +20,8 @@ pub(crate) struct Common {
     shape: Geometry,
     /// The size to be taken over.
     blocks: AtomicU64,
+    /// See [`FileOptions::witness`].
+    pub(super) witness: Option<Arc<OwnedFd>>,
     /// The first flush that failed, whose disk it was.
     pub(super) lost: OnceLock<DiskError>,
 }
@@ -29,7 +31,8 @@ impl Common {
         let opened = open(path, options)?;
         let blocks = AtomicU64::new(opened.geometry.blocks);
         let (fd, direct, shape) = (opened.fd, opened.direct, opened.geometry);
-        Ok(Self { fd, direct, shape, blocks, lost: OnceLock::new() })
+        let (witness, lost) = (options.witness.clone(), OnceLock::new());
+        Ok(Self { fd, direct, shape, blocks, witness, lost })
     }
 
     pub fn geometry(&self) -> Geometry {

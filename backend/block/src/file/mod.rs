@@ -73,6 +73,11 @@ impl FileDisk {
     /// One more disk on an open file; `read_only` protects this one alone.
     pub(crate) fn over(common: Arc<Common>, read_only: bool) -> Result<Self, OpenError> {
         let ring = IoUring::new(RING_ENTRIES).map_err(OpenError::Ring)?;
+        if let Some(witness) = &common.witness {
+            // A ring is taken down, its files last, when its last request has ended.
+            let files = [witness.as_raw_fd()];
+            ring.submitter().register_files(&files).map_err(OpenError::Ring)?;
+        }
         let geometry = common.geometry();
         Ok(Self {
             ring,

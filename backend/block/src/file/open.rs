@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -21,12 +22,15 @@ pub struct FileOptions {
     /// Bypasses the host's page cache (O_DIRECT) where file system and block size allow it. False
     /// for what many disks read: the page cache holds it once for all.
     pub direct: bool,
+    /// A descriptor that the kernel holds until every request of this disk has ended, even when the
+    /// process is killed: who waits for a lock on it to go knows that.
+    pub witness: Option<Arc<OwnedFd>>,
 }
 
 impl Default for FileOptions {
     /// Writable, 512-byte blocks, direct where possible.
     fn default() -> Self {
-        Self { read_only: false, block_size: 512, direct: true }
+        Self { read_only: false, block_size: 512, direct: true, witness: None }
     }
 }
 

@@ -1,0 +1,330 @@
+//! A plane whose process is killed with SIGKILL, again and again, at chosen points and at any time,
+//! and started anew, while a driver over the socket writes and verifies known data. The driver sees
+//! pauses and nothing else.
+//!
+//! The plane's process is this very program, started with a name of a directory in its
+//! environment; the keeper is a thread of the test.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use slipway_keeper::Keeper;
+use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_nvme_spec::registers::offset;
+use slipway_nvme_spec::status::Status;
+use slipway_plane::{Plane, Settings};
+use slipway_plane_api::v1;
+use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_vfio_user::client::Client;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const BASE: u64 = 1 << 32;
+const MEMORY: u64 = 8 << 20;
+const PAGE: usize = 4096;
+const DISK: u64 = 1 << 20;
+/// The environment's word for the directory of the plane's process.
+const DIRECTORY: &str = "SLIPWAY_KILLED_DIR";
+const FAULT: &str = "SLIPWAY_FAULT";
+const POINTS: [&str; 6] = ["peeked", "applied", "stored", "recorded", "replied", "consumed"];
+
+fn connect_keeper(dir: &Path) -> Keeper {
+    let begun = Instant::now();
+    loop {
+        match Keeper::connect(&dir.join("keeper")) {
+            Ok(keeper) => return keeper,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn request(dir: &Path) -> v1::CreateEndpointRequest {
+    let ram = v1::disk::Kind::Ram(v1::RamDisk { size_bytes: DISK });
+    let path = dir.join("disk").to_string_lossy().into_owned();
+    let file = v1::disk::Kind::File(v1::FileDisk { path, read_only: false });
+    let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });
+    let namespaces = (1..).zip([ram, file]);
+    let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+    v1::CreateEndpointRequest {
+        id: "kept".to_owned(),
+        socket_path: dir.join("cntrl").to_string_lossy().into_owned(),
+        owner: None,
+        nvme: Some(v1::NvmeController { namespaces: namespaces.collect(), ..Default::default() }),
+    }
+}
+
+/// Not a test of its own: the plane's process. Without its word in the environment it does nothing.
+#[test]
+fn the_planes_process() {
+    let Ok(dir) = std::env::var(DIRECTORY) else { return };
+    let dir = PathBuf::from(dir);
+    let keeper = connect_keeper(&dir);
+    let settings = Settings { reactors: 1 };
+    let plane = Plane::with_keeper(settings, keeper, &dir.join("witness")).unwrap();
+    if plane.list().is_empty() {
+        plane.create(&request(&dir)).unwrap();
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+fn start(dir: &Path, fault: Option<&str>) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "the_planes_process", "--nocapture"]);
+    command.env(DIRECTORY, dir).stdin(Stdio::null()).stdout(Stdio::null());
+    match fault {
+        Some(fault) => command.env(FAULT, fault),
+        None => command.env_remove(FAULT),
+    };
+    command.spawn().unwrap()
+}
+
+/// BAR0 over the socket.
+struct Socket {
+    client: Client,
+    /// The longest that anything took.
+    longest: Duration,
+    since: Instant,
+}
+
+impl Socket {
+    fn timed<T>(&mut self, call: impl FnOnce(&mut Client) -> T) -> T {
+        let begun = Instant::now();
+        let value = call(&mut self.client);
+        self.longest = self.longest.max(begun.elapsed());
+        value
+    }
+}
+
+impl RegisterAccess for Socket {
+    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
+        let read = self.timed(|client| client.read_u32(0, offset));
+        read.map_err(|error| DriverError::Access(error.to_string()))
+    }
+
+    fn write32(&mut self, at: u64, value: u32) -> Result<(), DriverError> {
+        self.since = Instant::now();
+        // Doorbells are posted, as QEMU does.
+        let written = self.timed(|client| match at < offset::DOORBELLS {
+            true => client.write(0, at, &value.to_le_bytes()),
+            false => client.post(0, at, &value.to_le_bytes()),
+        });
+        written.map_err(|error| DriverError::Access(error.to_string()))
+    }
+
+    fn idle(&mut self) -> Result<(), DriverError> {
+        if self.since.elapsed() > PATIENCE {
+            return Err(DriverError::Access("the controller does not answer".into()));
+        }
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
+/// The other end: memory, driver, known data.
+struct Guest {
+    driver: Driver<Socket>,
+    other: OwnedFd,
+    event: OwnedFd,
+    buffers: Vec<u64>,
+    round: u64,
+}
+
+fn memfd(len: u64) -> OwnedFd {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, len).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+    file
+}
+
+impl Guest {
+    fn new(dir: &Path) -> Self {
+        let (file, other) = (memfd(MEMORY), memfd(MEMORY));
+        let begun = Instant::now();
+        let mut client = loop {
+            match Client::connect(&dir.join("cntrl"), PATIENCE) {
+                Ok(client) => break client,
+                Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        client.map(BASE, MEMORY, file.as_fd(), 0, true).unwrap();
+        let mut map = DmaMap::new();
+        let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
+        map.add(BASE, region).unwrap();
+        let arena = Arena::new(map.memory(), BASE, MEMORY);
+        let socket = Socket { client, longest: Duration::ZERO, since: Instant::now() };
+        let mut driver = Driver::new(socket, arena, 32).unwrap();
+        for queue in [1, 2] {
+            driver.create_pair(queue, 16, Some(queue)).unwrap();
+        }
+        let buffers = (0..24).map(|_| driver.arena.allocate(PAGE).unwrap()).collect();
+        let flags = rustix::event::EventfdFlags::NONBLOCK;
+        let event = rustix::event::eventfd(0, flags).unwrap();
+        Self { driver, other, event, buffers, round: 0 }
+    }
+
+    fn stamp(&self, at: usize) -> [u8; PAGE] {
+        let seed = self.round * 31 + at as u64;
+        std::array::from_fn(|byte| (seed.wrapping_mul(0x9e37_79b9) >> (byte % 24)) as u8)
+    }
+
+    /// All commands at once, each of which must end well, and once.
+    fn run(&mut self, opcode: NvmOpcode) {
+        let mut open = Vec::new();
+        for (at, page) in self.buffers.iter().enumerate() {
+            let (nsid, lba) = (1 + at as u32 % 2, 8 * at as u64);
+            let command = SubmissionEntry { prp1: (*page).into(), ..io(opcode, nsid, lba, 8) };
+            let queue = 1 + (at as u16 / 2) % 2;
+            open.push((queue, self.driver.submit(queue, command).unwrap()));
+        }
+        while !open.is_empty() {
+            for queue in [1, 2] {
+                let mut ended = Vec::new();
+                self.driver.reap(queue, &mut ended).unwrap();
+                for entry in ended {
+                    let one = (queue, entry.id.get());
+                    let at = open.iter().position(|other| *other == one);
+                    open.swap_remove(at.unwrap_or_else(|| panic!("{one:?} ended twice")));
+                    assert_eq!(entry.status(), Status::SUCCESS);
+                }
+            }
+            self.driver.registers.idle().unwrap();
+        }
+    }
+
+    fn round(&mut self) {
+        self.round += 1;
+        let memory = self.driver.arena.memory().clone();
+        for at in 0..self.buffers.len() {
+            memory.write(self.buffers[at], &self.stamp(at)).unwrap();
+        }
+        self.run(NvmOpcode::Write);
+        for page in &self.buffers {
+            memory.write(*page, &[0xee; PAGE]).unwrap();
+        }
+        self.run(NvmOpcode::Read);
+        let mut found = [0; PAGE];
+        for at in 0..self.buffers.len() {
+            memory.read(self.buffers[at], &mut found).unwrap();
+            assert!(found == self.stamp(at), "round {}, place {at}", self.round);
+        }
+        self.admin();
+    }
+
+    /// What is not I/O: the session, registers, admin commands.
+    fn admin(&mut self) {
+        let (other, event) = (self.other.as_fd(), self.event.as_fd());
+        self.driver.registers.timed(|client| {
+            client.map(BASE + MEMORY, MEMORY, other, 0, true).unwrap();
+            client.route_irqs(2, 1, 1, &[event]).unwrap();
+            client.unmap(BASE + MEMORY, MEMORY).unwrap();
+        });
+        self.driver.identify_controller().unwrap();
+        self.driver.create_pair(3, 4, None).unwrap();
+        self.driver.delete_pair(3).unwrap();
+        assert!(self.driver.registers.read32(offset::CSTS).unwrap() & 1 == 1);
+    }
+}
+
+/// Serves until `until` says stop, always with a new process; gives how many were killed.
+fn serve(dir: &Path, until: &AtomicBool, mut next: impl FnMut(u64) -> Plan) -> u64 {
+    for kills in 0.. {
+        let plan = next(kills);
+        let mut child = start(dir, plan.fault.as_deref());
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            let late = plan.kill_after.is_some_and(|after| begun.elapsed() > after);
+            if late || until.load(Ordering::Relaxed) {
+                child.kill().unwrap();
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        };
+        assert_eq!(status.signal(), Some(9), "the plane ended by itself: {status}");
+        if until.load(Ordering::Relaxed) {
+            return kills;
+        }
+    }
+    0
+}
+
+struct Plan {
+    fault: Option<String>,
+    kill_after: Option<Duration>,
+}
+
+/// Has a guest work while `next` says how each process ends; gives kills, rounds, longest pause.
+fn life(kills: u64, mut next: impl FnMut(u64) -> Plan + Send) -> (u64, u64, Duration) {
+    let dir = tempfile::tempdir().unwrap();
+    slipway_block::create_sparse(&dir.path().join("disk"), DISK).unwrap();
+    let path = dir.path().join("keeper");
+    std::thread::spawn(move || slipway_keeper::serve(&path).unwrap());
+    let (until, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (ready, is_ready) = mpsc::channel::<()>();
+    let outcome = std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            serve(dir.path(), &until, |number| {
+                done.store(number, Ordering::Relaxed);
+                // The first one lives until the guest has come.
+                if number == 0 {
+                    return Plan { fault: None, kill_after: Some(Duration::from_millis(500)) };
+                }
+                next(number)
+            })
+        });
+        let guest = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut guest = Guest::new(dir.path());
+            drop(ready);
+            while done.load(Ordering::Relaxed) < kills {
+                guest.round();
+            }
+            (guest.round, guest.driver.registers.longest)
+        }));
+        until.store(true, Ordering::Relaxed);
+        let killed = serving.join().unwrap();
+        guest.map(|(rounds, longest)| (killed, rounds, longest))
+    });
+    drop(is_ready);
+    // What is kept goes with the test.
+    let keeper = Arc::new(connect_keeper(dir.path()));
+    slipway_keeper::Shelf::new(keeper, 0..slipway_vfio_user::KEPT_SLOTS).clear_all().unwrap();
+    outcome.unwrap_or_else(|reason| std::panic::resume_unwind(reason))
+}
+
+#[test]
+fn killed_at_every_step_of_a_message() {
+    let counts = [1, 2, 3, 7, 20];
+    let plans: Vec<String> =
+        POINTS.iter().flat_map(|point| counts.map(|count| format!("{point}:{count}"))).collect();
+    let all = plans.len() as u64;
+    let (kills, rounds, longest) = life(all + 1, move |number| Plan {
+        fault: plans.get(number as usize - 1).cloned(),
+        kill_after: None,
+    });
+    println!("{kills} kills, {rounds} rounds, longest pause {longest:?}");
+    assert!(kills > all);
+}
+
+#[test]
+fn killed_at_any_time() {
+    let (mut seed, wanted) = (7u64, 40);
+    let (kills, rounds, longest) = life(wanted, move |_| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let after = Duration::from_micros((seed >> 40) % 60_000);
+        Plan { fault: None, kill_after: Some(after) }
+    });
+    println!("{kills} kills, {rounds} rounds, longest pause {longest:?}");
+    assert!(kills >= wanted && rounds > 0);
+}
