@@ -1,14 +1,22 @@
-//! The body of the fuzz target: bytes become what a hostile guest does.
+//! The bodies of the fuzz targets: bytes become what a hostile guest does. [`fuzz`] does anything;
+//! [`admin`], [`io`] and [`pointers`] get to their subjects without having to find the way first.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_block::RamDisk;
-use slipway_nvme_spec::registers::{AdminQueueAttributes, Configuration, offset};
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
+use slipway_nvme_spec::registers::{
+    AdminQueueAttributes, Configuration, head_doorbell, offset, tail_doorbell,
+};
+use slipway_nvme_spec::sgl::{DescriptorType, SglDescriptor};
 use slipway_pci::{Doorbells, FifoSink, Function, Interrupt};
 use slipway_ram::Memory;
 use slipway_telemetry::ManualClock;
+use zerocopy::IntoBytes;
 
+use crate::prp::Walker;
 use crate::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 
 /// Bytes of guest memory: little, so that addresses hit it.
@@ -32,10 +40,140 @@ impl Input<'_> {
         self.take::<1>()[0]
     }
 
+    /// An address in a little memory, or sometimes beyond it.
+    fn address(&mut self) -> u64 {
+        let [low, high, beyond, align] = self.take();
+        let mask = if align & 1 == 0 { !0xfff } else { !0 };
+        let far = if beyond == 0xff { u64::MAX << 18 } else { 0 };
+        (u64::from(u16::from_le_bytes([low, high])) & mask) | far
+    }
+
     fn word(&mut self) -> u32 {
         u32::from_le_bytes(self.take())
     }
 }
+
+/// Admin commands on a controller that is enabled.
+///
+/// # Panics
+/// When the controller has a defect.
+pub fn admin(data: &[u8]) {
+    let mut input = Input(data);
+    let mut guest = Guest::new();
+    guest.enable();
+    while !input.0.is_empty() {
+        let opcode = ADMIN[usize::from(input.byte()) % ADMIN.len()].0;
+        let entry = guest.entry(opcode, 0, &mut input);
+        guest.submit(0, &[entry]);
+    }
+    guest.drain();
+}
+
+/// Commands of two I/O queues, with PRPs and SGLs, and some that abort them.
+///
+/// # Panics
+/// When the controller has a defect.
+pub fn io(data: &[u8]) {
+    let mut input = Input(data);
+    let mut guest = Guest::new();
+    guest.enable();
+    for id in 1..=2u8 {
+        for (opcode, page) in [(5, 2), (1, 0)] {
+            let mut entry = [0; 64];
+            entry[0] = opcode;
+            entry[25] = 0x20 * id + 0x10 * page;
+            entry[40..48].copy_from_slice(&[id, 0, 15, 0, 1, 0, id, 0]);
+            guest.submit(0, &[entry]);
+        }
+    }
+    while !input.0.is_empty() {
+        let (queue, opcode) = (input.byte(), input.byte());
+        match queue % 16 {
+            0 => {
+                let (queue, id) = (opcode % 3, input.byte());
+                let mut entry = [0; 64];
+                (entry[0], entry[40], entry[42]) = (8, queue, id);
+                guest.submit(0, &[entry]);
+            }
+            1 | 2 => guest.segment(&mut input),
+            3 => {
+                guest.controller.poll();
+            }
+            _ => {
+                let opcode = IO[usize::from(opcode) % IO.len()].0;
+                let entry = guest.entry(opcode, 1, &mut input);
+                // A pair that may fit: a write of the same blocks after it.
+                let mut second = entry;
+                (second[0], second[1]) = (NvmOpcode::Write.0, entry[1] & 0xc0 | 2);
+                let count = if entry[1] & 3 == 1 { 2 } else { 1 };
+                guest.submit(1 + queue % 2, &[entry, second][..count]);
+            }
+        }
+    }
+    guest.drain();
+}
+
+/// Data pointers: whatever they are, the walk ends, and gives exactly the bytes that were asked
+/// for or a status.
+///
+/// # Panics
+/// When the walk has a defect.
+pub fn pointers(data: &[u8]) {
+    let mut input = Input(data);
+    let memory = Memory::heap(1 << 16);
+    let mut entry = SubmissionEntry { flags: input.byte(), ..SubmissionEntry::default() };
+    entry.prp1.set(input.address());
+    entry.prp2.set(input.address());
+    if entry.data_pointer_type() > 0 {
+        let [length, kind, _, _] = input.take();
+        let length = u32::from(length) * 4;
+        entry =
+            entry.with_sgl(SglDescriptor::new(DescriptorType(kind & 15), entry.prp1.get(), length));
+    }
+    let len = usize::from(u16::from_le_bytes(input.take())) * 16 + 1;
+    let page = 4096 << (input.byte() % 5);
+    // What is left lies in memory, again and again, so that pointers find it.
+    for at in 0..if input.0.is_empty() { 0 } else { (1 << 16) / input.0.len() } {
+        let _ = memory.write((at * input.0.len()) as u64, input.0);
+    }
+    let mut walker = Walker::default();
+    match walker.find(&memory, page, &entry, len) {
+        Ok(()) => assert_eq!(walker.runs.iter().map(|run| run.len).sum::<usize>(), len),
+        Err(status) => assert!(!status.is_success()),
+    }
+    assert!(walker.runs.iter().all(|run| run.len > 0));
+}
+
+/// What the controller has, and two that it does not.
+const ADMIN: [AdminOpcode; 14] = [
+    AdminOpcode::DeleteSubmissionQueue,
+    AdminOpcode::CreateSubmissionQueue,
+    AdminOpcode::GetLogPage,
+    AdminOpcode::DeleteCompletionQueue,
+    AdminOpcode::CreateCompletionQueue,
+    AdminOpcode::Identify,
+    AdminOpcode::Abort,
+    AdminOpcode::SetFeatures,
+    AdminOpcode::GetFeatures,
+    AdminOpcode::AsynchronousEventRequest,
+    AdminOpcode::KeepAlive,
+    AdminOpcode::DoorbellBufferConfig,
+    AdminOpcode::FormatNvm,
+    AdminOpcode(0xff),
+];
+
+/// Likewise.
+const IO: [NvmOpcode; 9] = [
+    NvmOpcode::Flush,
+    NvmOpcode::Write,
+    NvmOpcode::Read,
+    NvmOpcode::Compare,
+    NvmOpcode::WriteZeroes,
+    NvmOpcode::DatasetManagement,
+    NvmOpcode::Verify,
+    NvmOpcode::Copy,
+    NvmOpcode(0x04),
+];
 
 struct Guest {
     memory: Memory,
@@ -151,6 +289,7 @@ impl Guest {
         let queue = u64::from(input.byte() % 4) * 0x2000;
         let mut entry = [0; 64];
         entry[0] = input.byte();
+        entry[1] = input.byte();
         entry[2] = input.byte();
         entry[4] = input.byte() % 4;
         entry[24..27].copy_from_slice(&input.take::<3>());
@@ -158,6 +297,57 @@ impl Guest {
         entry[40..48].copy_from_slice(&input.take::<8>());
         entry[48..52].copy_from_slice(&input.take::<4>());
         let _ = self.memory.write(queue + slot, &entry);
+    }
+
+    /// An entry with plausible fields.
+    fn entry(&mut self, opcode: u8, nsid: u8, input: &mut Input<'_>) -> [u8; 64] {
+        let mut entry = [0; 64];
+        let [flags, id, namespace, kind] = input.take();
+        (entry[0], entry[2], entry[4]) = (opcode, id, nsid);
+        if namespace > 0xf0 {
+            entry[4..8].fill(namespace << 4);
+        }
+        // FUSE and PSDT; mostly none.
+        entry[1] = if flags < 0x80 { 0 } else { flags & 0xc3 };
+        entry[24..32].copy_from_slice(&input.address().to_le_bytes());
+        entry[32..40].copy_from_slice(&input.address().to_le_bytes());
+        if entry[1] >> 6 > 0 {
+            entry[36..39].fill(0);
+            entry[39] = kind & 0x3f;
+        }
+        let [cdw10, cdw10_high, cdw11, cdw11_high, cdw12, cdw12_high] = input.take();
+        (entry[40], entry[42]) = (cdw10, cdw10_high);
+        (entry[44], entry[46], entry[48], entry[51]) = (cdw11, cdw11_high, cdw12, cdw12_high);
+        entry
+    }
+
+    /// Puts entries where queue `queue` is looked at next, rings once, polls, and takes what has
+    /// ended.
+    fn submit(&mut self, queue: u8, entries: &[[u8; 64]]) {
+        let id = u16::from(queue);
+        let Some((submission, completion)) = self.controller.queues.pair(id) else { return };
+        let (base, size, mut tail) = (submission.base, submission.size, submission.tail);
+        let (taken, head) = (completion.tail, completion.id);
+        for entry in entries {
+            let at = base.wrapping_add(u64::from(tail) * 64);
+            let _ = self.memory.write(at, entry);
+            tail = (tail + 1) % size;
+        }
+        self.write32(offset::DOORBELLS + 4 * head_doorbell(head) as u64, taken);
+        self.write32(offset::DOORBELLS + 4 * tail_doorbell(id) as u64, tail);
+        self.controller.poll();
+    }
+
+    /// Writes some SGL descriptors or PRPs.
+    fn segment(&mut self, input: &mut Input<'_>) {
+        let mut at = input.address();
+        for _ in 0..input.byte() % 5 {
+            let (address, [length, kind]) = (input.address(), input.take());
+            let descriptor =
+                SglDescriptor::new(DescriptorType(kind >> 4), address, u32::from(length) * 16);
+            let _ = self.memory.write(at, descriptor.as_bytes());
+            at = at.wrapping_add(16);
+        }
     }
 
     fn config(&mut self, input: &mut Input<'_>) {
@@ -199,7 +389,8 @@ impl Guest {
     }
 
     fn drain(&mut self) {
-        for _ in 0..64 {
+        // A Copy of 128 ranges takes two steps for each.
+        for _ in 0..512 {
             self.controller.poll();
         }
         assert_eq!(self.controller.requests_in_flight(), 0);

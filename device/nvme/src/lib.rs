@@ -75,7 +75,7 @@
 //! it was made with), Sanitize, self-test, directives, NVMe-MI, controller memory buffer,
 //! weighted round robin, pin interrupts.
 //!
-//! Features: `driver` is a small real driver, for tests and benches; `fuzz` the fuzz target's body.
+//! Features: `driver` is a small real driver, for tests and benches; `fuzz` the fuzz targets' bodies.
 //!
 //! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
 //! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`].

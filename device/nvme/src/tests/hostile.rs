@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::rig::{MEMORY, Random, Setup, ram};
 use crate::driver::{DriverError, io};
-use crate::fuzz::fuzz;
+use crate::fuzz::{self, fuzz};
 
 /// Random entries; their numbers are mostly small and their addresses mostly in memory, so that
 /// many get far.
@@ -66,6 +66,9 @@ fn random_inputs_of_the_fuzz_target() {
             *first = round as u8;
         }
         fuzz(&input);
+        fuzz::admin(&input);
+        fuzz::io(&input);
+        fuzz::pointers(&input);
     }
 }
 
