@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 
+use crate::bench::{DiskKind, Doorbells, Named};
 use crate::endpoint::DiskArg;
 use crate::size::{parse_block_size, parse_duration, parse_size};
 use crate::volume::VolumeArg;
@@ -425,6 +426,92 @@ pub struct DoctorArgs {
 pub enum BenchCommand {
     /// Start sandboxes at once, round after round, and say where the time went
     Startup(StartupArgs),
+    /// Put loads on disks, configuration by configuration in turn, and say how they compare
+    Block(BlockArgs),
+    /// Serve one endpoint until standard input ends: what `block` measures
+    #[command(hide = true)]
+    Target(TargetArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct BlockArgs {
+    /// Without VMs: a small NVMe driver of ours over vfio-user sockets (today there is nothing else)
+    #[arg(long)]
+    pub native: bool,
+    /// Only these configurations [default: all]; --list shows them
+    #[arg(long, value_name = "CONFIGURATION", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Only these loads, as randread-4k-d32-t1: pattern (randread, randwrite, randrw, read, write),
+    /// block size, depth, threads
+    #[arg(long, value_name = "LOAD", value_delimiter = ',')]
+    pub workload: Vec<slipway_bench::block::Workload>,
+    /// Disk behind each target: ram:SIZE, null:SIZE, or file:DIR:SIZE (a new file there, removed
+    /// afterwards)
+    #[arg(long, value_name = "DISK", default_value = "ram:64M")]
+    pub disk: DiskKind,
+    /// Turns of each configuration with each load
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Seconds of a turn that are measured
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    pub time: f64,
+    /// Seconds of load before that
+    #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
+    pub warm_up: f64,
+    /// Three loads, three short turns: shows that everything works, in some seconds
+    #[arg(long)]
+    pub quick: bool,
+    /// One more configuration: an NVMe controller that somebody else serves on a vfio-user socket
+    #[arg(long, value_name = "NAME=SOCKET")]
+    pub socket: Vec<Named>,
+    /// Write the disks of --socket first: their content is lost
+    #[arg(long)]
+    pub fill: bool,
+    /// One more configuration: a target from another build of slipway, doorbells mapped
+    #[arg(long, value_name = "NAME=PROGRAM")]
+    pub target: Vec<Named>,
+    /// Show an earlier report instead of measuring
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// Write the picture
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub svg: Option<PathBuf>,
+    /// Compare with an earlier report: which differences are more than the noise
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub compare: Option<PathBuf>,
+    /// Print the report as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// List configurations and loads
+    #[arg(long)]
+    pub list: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().map_err(|_| format!("\"{text}\" is no number of seconds"))?;
+    if (0.001..=3600.0).contains(&value) { Ok(value) } else { Err("0.001 to 3600 seconds".into()) }
+}
+
+#[derive(Debug, Args)]
+pub struct TargetArgs {
+    /// Path of the socket
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// As `endpoint create` has it
+    #[arg(long)]
+    pub disk: DiskArg,
+    /// How clients ring
+    #[arg(long, value_enum)]
+    pub doorbells: Doorbells,
+    /// Processors that it may use
+    #[arg(long)]
+    pub cpu: Vec<usize>,
+    /// Threads that serve
+    #[arg(long, default_value_t = 1)]
+    pub reactors: u32,
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,8 @@
 //! Dependencies: `clap` (parser, help), `clap_complete` and `clap_mangen` (completions and man
 //! pages from the same definition), `indicatif` (progress), `anyhow` (errors that are shown and
 //! never matched on), `tokio`, `tokio-stream` and `tonic` (gRPC), `futures-util` (many starts at
-//! once), `rustix` (terminals, locks), `libc` (signal numbers), `serde_json` (`--json`), `tracing`
+//! once), `rustix` (terminals, locks), `libc` (signal numbers), `tempfile` (sockets and
+//! files of benchmarks), `serde_json` (`--json`), `tracing`
 //! with its subscriber (the daemon's log).
 
 mod args;
@@ -82,6 +83,9 @@ fn dispatch(cli: &Cli) -> Result<i32> {
             clap_mangen::generate_to(Cli::command(), dir)?;
             return Ok(0);
         }
+        // Neither has to do with the node.
+        Command::Bench(BenchCommand::Block(args)) => return bench::block(args),
+        Command::Bench(BenchCommand::Target(args)) => return bench::target(args),
         _ => {}
     }
     let config = client::config(&cli.node)?;
@@ -106,6 +110,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Bench(BenchCommand::Startup(args)) => {
             return bench::startup(&cli.node, &config, args).await;
         }
+        Command::Bench(_) => return Ok(0),
         Command::Daemon(args) => return daemon::serve(config, args.ends_when_idle).await,
         Command::Completions { .. } | Command::Man { .. } => return Ok(0),
         _ => {}

@@ -1,10 +1,12 @@
 //! The ways to ring a doorbell.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, anyhow};
-use slipway_nvme_spec::registers::offset;
+use slipway_nvme::driver::passes;
+use slipway_nvme_spec::registers::{head_doorbell, offset, tail_doorbell};
+use slipway_ram::Span;
 use slipway_vfio_user::client::{Client, Window};
 
 /// How the threads of a load ring.
@@ -14,8 +16,44 @@ pub(super) enum Bell {
     Page(Arc<Window>),
     /// By a message that nobody answers, as QEMU's client does; the lock keeps messages whole.
     Message(Arc<Mutex<Client>>),
+    /// By a store to a page of ours, and by a message when the target asked for one (section 7.13).
+    Shadow(Shadow),
     /// By a store to memory of this process.
     Cells(Arc<[AtomicU32]>),
+}
+
+/// The pages of Doorbell Buffer Config.
+#[derive(Clone)]
+pub(super) struct Shadow {
+    pub doorbells: Span,
+    pub events: Span,
+    pub client: Arc<Mutex<Client>>,
+}
+
+impl Shadow {
+    /// Forgets what queue pair `id` rang, before a new one gets its number.
+    pub fn clear(&self, id: u16) -> Result<()> {
+        for cell in [tail_doorbell(id), head_doorbell(id)] {
+            self.doorbells.store_u32(4 * cell, 0)?;
+            self.events.store_u32(4 * cell, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Stores `value`; whether the target wants a message.
+    fn store(&self, doorbell: usize, value: u32) -> Result<bool> {
+        let at = 4 * doorbell;
+        let old = self.doorbells.load_u32(at)?;
+        self.doorbells.store_u32(at, value)?;
+        // Pairs with the controller's fence between its event indexes and its last look.
+        fence(Ordering::SeqCst);
+        Ok(passes(self.events.load_u32(at)?, old, value))
+    }
+}
+
+fn post(client: &Mutex<Client>, at: u64, value: u32) -> Result<()> {
+    let mut client = client.lock().map_err(|_| anyhow!("another thread panicked"))?;
+    Ok(client.post(0, at, &value.to_le_bytes())?)
 }
 
 impl Bell {
@@ -25,9 +63,11 @@ impl Bell {
         let at = offset::DOORBELLS + 4 * doorbell as u64;
         match self {
             Self::Page(window) => window.store_u32(at, value),
-            Self::Message(client) => {
-                let mut client = client.lock().map_err(|_| anyhow!("another thread panicked"))?;
-                client.post(0, at, &value.to_le_bytes())?;
+            Self::Message(client) => post(client, at, value)?,
+            Self::Shadow(shadow) => {
+                if shadow.store(doorbell, value)? {
+                    post(&shadow.client, at, value)?;
+                }
             }
             Self::Cells(cells) => cells[doorbell].store(value, Ordering::Release),
         }

@@ -30,8 +30,11 @@ impl Cpus {
     }
 }
 
-/// Binds the calling thread to `cpus`.
-pub(super) fn pin(cpus: &[usize]) -> Result<()> {
+/// Binds the calling thread, and those that it starts from now on, to `cpus`.
+///
+/// # Errors
+/// There is no such processor, or this process may not use it.
+pub fn pin(cpus: &[usize]) -> Result<()> {
     let mut set = CpuSet::new();
     for cpu in cpus {
         if *cpu >= CpuSet::MAX_CPU {

@@ -13,5 +13,5 @@ mod memory;
 mod session;
 
 pub use bare::Bare;
-pub use cpus::Cpus;
+pub use cpus::{Cpus, pin};
 pub use session::Session;

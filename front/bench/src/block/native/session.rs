@@ -6,13 +6,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme::driver::{
+    Arena, Driver, DriverError, RegisterAccess, doorbell_buffer_config, io,
+};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::registers::offset;
+use slipway_ram::{Access, Span};
 use slipway_vfio_user::client::Client;
 
-use super::bell::Bell;
+use super::bell::{Bell, Shadow};
 use super::cpus::Cpus;
 use super::load::{self, Lane, Taker};
 use super::memory::{BASE, Shared};
@@ -81,6 +84,8 @@ pub struct Session {
     name: String,
     about: String,
     driver: Driver<Registers>,
+    /// How the threads of a load ring.
+    bell: Bell,
     cpus: Cpus,
     pid: Option<u32>,
     /// Logical blocks of the namespace.
@@ -133,8 +138,10 @@ impl Session {
                 .map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
         };
         let model = String::from_utf8_lossy(&controller.model).trim().to_owned();
+        let bell = driver.registers.bell.clone();
         Ok(Self {
             name: name.into(),
+            bell,
             about: format!("our driver over {}, {model}, doorbells {doorbells}", path.display()),
             driver,
             cpus,
@@ -144,6 +151,28 @@ impl Session {
             largest: largest.min(Workload::LARGEST_BLOCK),
             _memory: memory,
         })
+    }
+
+    /// Has loads ring by shadow doorbells (Doorbell Buffer Config), as Linux' driver does where the
+    /// doorbells of a controller are trapped.
+    ///
+    /// # Errors
+    /// The controller does not have them.
+    pub fn shadow_doorbells(&mut self) -> Result<()> {
+        let arena = &mut self.driver.arena;
+        let pages = (arena.allocate(PAGE)?, arena.allocate(PAGE)?);
+        let [doorbells, events] = [pages.0, pages.1].map(|page| {
+            let mut spans = Vec::new();
+            arena.memory().pin(page, PAGE, Access::Write, &mut spans)?;
+            spans.pop().context("a page is one span")
+        });
+        let command = doorbell_buffer_config(pages.0, pages.1);
+        self.driver.admin(command).context("the controller has no shadow doorbells")?;
+        let client = self.driver.registers.client.clone();
+        let (doorbells, events): (Span, Span) = (doorbells?, events?);
+        self.bell = Bell::Shadow(Shadow { doorbells, events, client });
+        self.about.push_str(", shadowed");
+        Ok(())
     }
 
     /// Bytes of the namespace.
@@ -205,11 +234,14 @@ impl Session {
         let entries = (workload.depth + 1).next_power_of_two().max(16) as u16;
         let mut lanes = Vec::new();
         for id in 1..=workload.threads as u16 {
+            if let Bell::Shadow(shadow) = &self.bell {
+                shadow.clear(id)?;
+            }
             self.driver.create_pair(id, entries, None).with_context(|| {
                 format!("the controller takes no queue {id} of {entries} entries")
             })?;
             let pair = self.driver.pin_pair(id)?;
-            let bell = self.driver.registers.bell.clone();
+            let bell = self.bell.clone();
             let commands = (0..workload.depth).map(|slot| self.command(workload, slot as u16));
             lanes.push(Lane { pair, bell, commands: commands.collect::<Result<_>>()? });
         }

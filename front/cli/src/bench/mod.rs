@@ -1,4 +1,7 @@
-//! `slipway bench startup`.
+//! `slipway bench`: `startup` here, `block` in a module of its own, with its targets.
+
+mod block;
+mod target;
 
 use std::process::Command;
 
@@ -7,6 +10,9 @@ use futures_util::future::try_join_all;
 use slipway_bench::{Environment, StartupReport};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
+
+pub use block::block;
+pub use target::{DiskKind, Doorbells, Named, serve as target};
 
 use crate::args::{NodeArgs, Pull, StartupArgs};
 use crate::client::connect;
@@ -37,7 +43,7 @@ pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Re
         }
         rounds.push(round(&client, config, args, &digest).await?);
     }
-    let measured = StartupReport::new(environment(args), command_line(), rounds);
+    let measured = StartupReport::new(environment(accelerator(args)), command_line(), rounds);
     if let Some(path) = &args.output {
         std::fs::write(path, measured.to_json()?)
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -114,14 +120,18 @@ fn command_line() -> String {
     std::env::args().collect::<Vec<_>>().join(" ")
 }
 
-fn environment(args: &StartupArgs) -> Environment {
-    let uname = rustix::system::uname();
-    let accelerator = args.machine.accel.clone().unwrap_or_else(|| {
-        match slipway_hypervisor::accel::probe_without_boot() {
+/// How guests run, where nobody said.
+fn accelerator(args: &StartupArgs) -> String {
+    args.machine.accel.clone().unwrap_or_else(
+        || match slipway_hypervisor::accel::probe_without_boot() {
             Ok(()) => "kvm".to_owned(),
             Err(_) => "tcg".to_owned(),
-        }
-    });
+        },
+    )
+}
+
+fn environment(accelerator: String) -> Environment {
+    let uname = rustix::system::uname();
     Environment {
         machine: machine(),
         kernel: uname.release().to_string_lossy().into_owned(),

@@ -1,0 +1,238 @@
+//! Targets of `slipway bench block`: processes of their own, measured and then ended.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use slipway_bench::block::native::{Cpus, pin};
+use slipway_plane::{Plane, Settings};
+use slipway_plane_api::v1;
+use slipway_plane_api::v1::nvme_controller::DoorbellMode;
+
+use crate::args::TargetArgs;
+use crate::size::{parse_size, show};
+
+/// Printed by a target once its socket listens.
+const READY: &str = "ready";
+/// The endpoint's id, and the target's socket in its directory.
+const ID: &str = "bench";
+
+/// How a target's clients ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Doorbells {
+    Trapped,
+    Mapped,
+}
+
+/// `--disk`: the kind of disk behind every target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskKind {
+    Ram(u64),
+    Null(u64),
+    File(PathBuf, u64),
+}
+
+impl FromStr for DiskKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("\"{text}\": expected ram:SIZE, null:SIZE or file:DIR:SIZE");
+        let (kind, rest) = text.split_once(':').ok_or_else(wrong)?;
+        let bytes = |size: &str| {
+            let bytes = parse_size(size)?;
+            let fits = bytes.is_multiple_of(1 << 20) && (1 << 20..=1 << 40).contains(&bytes);
+            if fits { Ok(bytes) } else { Err(format!("\"{size}\" is not whole MiB, up to 1T")) }
+        };
+        match kind {
+            "ram" => Ok(Self::Ram(bytes(rest)?)),
+            "null" => Ok(Self::Null(bytes(rest)?)),
+            "file" => {
+                let (dir, size) = rest.rsplit_once(':').ok_or_else(wrong)?;
+                Ok(Self::File(PathBuf::from(dir), bytes(size)?))
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl std::fmt::Display for DiskKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ram(bytes) => write!(f, "RAM, {}", show(*bytes)),
+            Self::Null(bytes) => write!(f, "null, {}", show(*bytes)),
+            Self::File(dir, bytes) => write!(f, "file in {}, {}", dir.display(), show(*bytes)),
+        }
+    }
+}
+
+/// What targets are given: a place for their sockets, and files that are removed afterwards.
+pub struct BenchDisk {
+    kind: DiskKind,
+    /// Sockets lie here.
+    dir: tempfile::TempDir,
+}
+
+impl BenchDisk {
+    pub fn prepare(kind: &DiskKind) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("slipway-bench").tempdir();
+        Ok(Self { kind: kind.clone(), dir: dir.context("no place for sockets")? })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        match self.kind {
+            DiskKind::Ram(bytes) | DiskKind::Null(bytes) | DiskKind::File(_, bytes) => bytes,
+        }
+    }
+
+    /// Whether what is written can be read again.
+    pub fn holds_data(&self) -> bool {
+        !matches!(self.kind, DiskKind::Null(_))
+    }
+
+    pub fn name(&self) -> String {
+        self.kind.to_string()
+    }
+
+    /// A disk of this kind as `slipway endpoint` names it, and its file if it has one.
+    fn make(&self) -> Result<(String, Option<tempfile::TempPath>)> {
+        Ok(match &self.kind {
+            DiskKind::Ram(bytes) => (format!("ram:{bytes}"), None),
+            DiskKind::Null(bytes) => (format!("null:{bytes}"), None),
+            DiskKind::File(dir, bytes) => {
+                let dir = std::path::absolute(dir)?;
+                let file = tempfile::Builder::new().prefix("slipway-bench").tempfile_in(&dir);
+                let file = file.with_context(|| format!("no file in {}", dir.display()))?;
+                file.as_file().set_len(*bytes)?;
+                (format!("file:{}", file.path().display()), Some(file.into_temp_path()))
+            }
+        })
+    }
+}
+
+/// A target that runs. Dropping it ends it.
+pub struct Target {
+    pub socket: PathBuf,
+    child: Child,
+    /// Its end is the target's sign to end.
+    _lifeline: Option<ChildStdin>,
+    _file: Option<tempfile::TempPath>,
+}
+
+impl Target {
+    /// Starts one; `program` is another build of this one.
+    pub fn start(
+        disk: &BenchDisk,
+        doorbells: Doorbells,
+        cpus: &Cpus,
+        program: Option<&Path>,
+    ) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("t").tempdir_in(disk.dir.path())?;
+        // Removed with everything else in the disk's directory.
+        let socket = dir.keep().join("cntrl");
+        let (name, file) = disk.make()?;
+        let program = match program {
+            Some(program) => program.to_owned(),
+            None => std::env::current_exe().context("which program this is")?,
+        };
+        let mode = if doorbells == Doorbells::Mapped { "mapped" } else { "trapped" };
+        let mut command = Command::new(&program);
+        command.args(["bench", "target", "--disk", &name, "--doorbells", mode, "--socket"]);
+        command.arg(&socket);
+        for cpu in &cpus.target {
+            command.args(["--cpu", &cpu.to_string()]);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn();
+        let mut child = child.with_context(|| format!("cannot start {}", program.display()))?;
+        let lifeline = child.stdin.take();
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut line)?;
+        }
+        let target = Self { socket, child, _lifeline: lifeline, _file: file };
+        if line.trim() != READY {
+            bail!("the target {} did not come up", program.display());
+        }
+        Ok(target)
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // It holds nothing that needs an orderly end.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `slipway bench target`: serves one endpoint until standard input ends. For `bench block` alone:
+/// what is to be served for longer is the daemon's (`slipway endpoint create`).
+pub fn serve(args: &TargetArgs) -> Result<i32> {
+    if !args.cpu.is_empty() {
+        pin(&args.cpu)?;
+    }
+    let plane = Plane::new(Settings { reactors: args.reactors })?;
+    let doorbells = match args.doorbells {
+        Doorbells::Mapped => DoorbellMode::Mapped,
+        Doorbells::Trapped => DoorbellMode::Trapped,
+    };
+    plane.create(&v1::CreateEndpointRequest {
+        id: ID.to_owned(),
+        socket_path: std::path::absolute(&args.socket)?.to_string_lossy().into_owned(),
+        owner: None,
+        nvme: Some(v1::NvmeController {
+            namespaces: vec![v1::Namespace { nsid: 1, disk: Some(args.disk.disk()) }],
+            doorbells: doorbells.into(),
+            ..Default::default()
+        }),
+    })?;
+    println!("{READY}");
+    std::io::stdout().flush()?;
+    // Whoever started this one holds the other end, and lets go when it ends, however it ends.
+    std::io::copy(&mut std::io::stdin().lock().take(u64::MAX), &mut std::io::sink())?;
+    plane.remove(ID)?;
+    Ok(0)
+}
+
+/// `NAME=PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    pub name: String,
+    pub path: PathBuf,
+}
+
+impl FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+                Ok(Self { name: name.to_owned(), path: path.into() })
+            }
+            _ => Err(format!("\"{text}\": expected NAME=PATH")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks() {
+        assert_eq!("ram:64M".parse(), Ok(DiskKind::Ram(64 << 20)));
+        assert_eq!("file:/a:b:1G".parse(), Ok(DiskKind::File("/a:b".into(), 1 << 30)));
+        for bad in ["ram", "ram:", "ram:1K", "file:1M", "tape:1M", "null:0", "ram:2T"] {
+            assert!(bad.parse::<DiskKind>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names() {
+        let named: Named = "spdk=/run/x=y".parse().unwrap();
+        assert_eq!((named.name.as_str(), named.path.as_path()), ("spdk", Path::new("/run/x=y")));
+        assert!(["", "x", "=x", "x="].iter().all(|bad| bad.parse::<Named>().is_err()));
+    }
+}
