@@ -52,9 +52,10 @@ soak: ## fuzz every target for half an hour each
 	@deploy/setup/setup.sh build fuzz
 	fuzz/run --each 1800
 
-bench: build ## start-up of sandboxes, stage by stage
+bench: build ## start-up of sandboxes, stage by stage; disks under load
 	@deploy/setup/setup.sh run demo
 	@deploy/demo.sh --bench $(TARGET)/release/slipway
+	$(TARGET)/release/slipway bench block --native --quick
 
 install: build ## install to PREFIX (/usr/local), with completions and man pages
 	install -D -m 755 $(TARGET)/release/slipway $(DESTDIR)$(PREFIX)/bin/slipway

@@ -1,0 +1,78 @@
+//! The example that serves a RAM disk, driven over its socket by a driver: both ends of the library
+//! without the rest of Slipway.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+
+#[path = "../examples/ramdisk.rs"]
+mod example;
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_reactor::{Reactor, Settings};
+use slipway_vfio_user::client::Client;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MEMORY: u64 = 4 << 20;
+
+/// BAR 0 over the socket.
+struct Registers(Client, Instant);
+
+fn refused(error: slipway_vfio_user::client::ClientError) -> DriverError {
+    DriverError::Access(error.to_string())
+}
+
+impl RegisterAccess for Registers {
+    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
+        self.0.read_u32(0, offset).map_err(refused)
+    }
+
+    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+        self.0.write(0, offset, &value.to_le_bytes()).map_err(refused)
+    }
+
+    fn idle(&mut self) -> Result<(), DriverError> {
+        std::thread::yield_now();
+        match self.1.elapsed() {
+            late if late > PATIENCE => Err(DriverError::Access("no answer".into())),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn a_driver_uses_the_examples_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let control = example::serve(path.to_str().unwrap(), &reactor).unwrap();
+
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, MEMORY).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+    let mut client = Client::connect(&path, PATIENCE).unwrap();
+    client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
+    assert_eq!(client.server_pid(), Some(std::process::id()));
+    let mut map = DmaMap::new();
+    map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap()).unwrap();
+    let arena = Arena::new(map.memory(), 0, MEMORY);
+    let mut driver = Driver::new(Registers(client, Instant::now()), arena, 16).unwrap();
+    assert_eq!(driver.identify_namespace(1).unwrap().size.get(), (64 << 20) / 512);
+
+    driver.create_pair(1, 16, None).unwrap();
+    let buffer = driver.arena.allocate(8192).unwrap();
+    let pattern: Vec<u8> = (0..8192_u32).map(|at| (at * 7 >> 3) as u8).collect();
+    driver.arena.memory().write(buffer, &pattern).unwrap();
+    driver.transfer(1, io(NvmOpcode::Write, 1, 99, 16), (buffer, 8192)).unwrap();
+    driver.arena.memory().write(buffer, &[0; 8192]).unwrap();
+    driver.transfer(1, io(NvmOpcode::Read, 1, 99, 16), (buffer, 8192)).unwrap();
+    let mut read = vec![0; 8192];
+    driver.arena.memory().read(buffer, &mut read).unwrap();
+    assert!(read == pattern);
+    drop(driver);
+    control.close();
+    assert!(control.wait_closed(PATIENCE));
+    assert!(!path.exists());
+}

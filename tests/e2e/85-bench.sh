@@ -1,0 +1,70 @@
+#!/bin/bash
+# `slipway bench block` without a VM: every configuration moves data, the report survives being
+# written, a run is compared with an earlier one, and no target outlives its measurement.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+[ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
+
+bench() { TMPDIR=$work timeout 120 "$slipway" bench block "$@"; }
+
+bench --quick --native --json --svg "$work/a.svg" >"$work/a.json" 2>"$work/errors" || fail "a quick run: $(cat "$work/errors")"
+python3 - "$work/a.json" <<'CHECK' || fail "the report does not hold what was asked for"
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert [s["name"] for s in report["subjects"]] == ["bare", "mapped", "shadow", "trapped"], report["subjects"]
+assert len(report["runs"]) == 3 * 3 * 4, len(report["runs"])
+for run in report["runs"]:
+    latency = run["measured"]["latency"]
+    commands = sum(count for _, count in latency["buckets"])
+    assert commands > 0 and run["measured"]["bytes"] == 4096 * commands, run
+    assert 0 < latency["least"] <= latency["greatest"], run
+for key in ["machine", "kernel", "accelerator", "version"]:
+    assert report["environment"][key], key
+assert "bench block --quick" in report["command"]
+CHECK
+ok "four configurations, three loads, three turns each, with machine and command"
+python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$work/a.svg" || fail "the picture is not well-formed"
+ok "the picture is well-formed"
+
+bench --report "$work/a.json" --compare "$work/a.json" >"$work/same" || fail "comparing a report with itself"
+grep -q '^no difference exceeds the noise$' "$work/same" || fail "a report differs from itself: $(cat "$work/same")"
+# A target that takes a tenth of the time: the report is forged, the verdict must follow.
+python3 - "$work/a.json" "$work/b.json" <<'FORGE' || fail "forging a report"
+import json, sys
+report = json.load(open(sys.argv[1]))
+for run in report["runs"]:
+    if run["subject"] == "bare":
+        run["measured"]["elapsed_ns"] = 1_000_000_000
+        run["measured"]["latency"] = {"sum": 1000000, "least": 1000, "greatest": 1000, "buckets": [[320, 1000]]}
+json.dump(report, open(sys.argv[1], "w"))
+for run in report["runs"]:
+    if run["subject"] == "bare":
+        run["measured"]["elapsed_ns"] = 100_000_000
+json.dump(report, open(sys.argv[2], "w"))
+FORGE
+bench --report "$work/b.json" --compare "$work/a.json" | grep -E 'bare +IOPS .*\+900\.0 %.*better' >/dev/null || fail "ten times the speed is not seen"
+ok "a report equals itself, and ten times the speed is seen"
+
+bench --quick --only mapped --disk "file:$work:4M" --workload randrw-4k-d8 --rounds 1 >"$work/file" || fail "a disk in a file"
+grep -q '^mapped' "$work/file" || fail "no row for the file: $(cat "$work/file")"
+ok "a disk in a file"
+[ -z "$(find "$work" -name 'slipway-bench*')" ] || fail "left behind: $(find "$work" -name 'slipway-bench*')"
+ok "sockets and files are gone"
+
+for bad in '--only tape' '--workload randread-3k' '--disk tape:1M' '--report /dev/null' '--socket x=/nonexistent --only bare'; do
+    # shellcheck disable=SC2086 # words
+    bench --quick $bad >/dev/null 2>"$work/errors" && fail "bench block $bad succeeded"
+    [ "$(wc -l <"$work/errors")" = 1 ] && grep -q '^slipway: ' "$work/errors" || fail "bench block $bad says: $(cat "$work/errors")"
+done
+ok "what makes no sense gets one line"
+
+# The target's life hangs on its starter's: a starter that is killed leaves nobody behind.
+TMPDIR=$work "$slipway" bench block --only mapped --workload randread-4k --time 60 >/dev/null 2>&1 &
+starter=$!
+target_of() { pgrep -P "$starter" >"$work/target"; }
+wait_until 30 target_of || fail "no target was started"
+target=$(cat "$work/target")
+kill -9 "$starter"
+gone() { ! runs "$target"; }
+wait_until 30 gone || fail "target $target outlives its starter"
+ok "a target ends with its starter"
