@@ -75,13 +75,9 @@
 //! it was made with), Sanitize, self-test, directives, NVMe-MI, controller memory buffer,
 //! weighted round robin, pin interrupts.
 //!
-<<<<<<< HEAD
-//! Features: `driver` is a small real driver, for tests and benches; `fuzz` the fuzz targets' bodies.
-=======
 //! `host/vfio-user/examples/ramdisk.rs` puts one behind a socket in 40 lines.
 //!
-//! Features: `driver` is a small real driver, for tests and benches; `fuzz` the fuzz target's body.
->>>>>>> b02ac80 (wip2)
+//! Features: `driver` is a small real driver, for tests and benches; `fuzz` the fuzz targets' bodies.
 //!
 //! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
 //! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`].
