@@ -28,6 +28,7 @@ pub fn serve(path: &str, reactor: &Reactor) -> Result<Control, Box<dyn std::erro
         clock: parts.clock(),
         identity: Identity::new("RAMDISK0"),
         limits: Limits { queue_pairs: QUEUES, ..Limits::default() },
+        journal: None,
     })?;
     let wakes = Vec::new(); // a RAM disk completes at once: nothing to wait for
     let endpoint = Endpoint::new(config, parts, Box::new(controller), wakes, &reactor.handle())?;

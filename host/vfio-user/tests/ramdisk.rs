@@ -63,7 +63,7 @@ fn a_driver_uses_the_examples_disk() {
 
     driver.create_pair(1, 16, None).unwrap();
     let buffer = driver.arena.allocate(8192).unwrap();
-    let pattern: Vec<u8> = (0..8192_u32).map(|at| (at * 7 >> 3) as u8).collect();
+    let pattern: Vec<u8> = (0..8192_u32).map(|at| (at * 7 / 8) as u8).collect();
     driver.arena.memory().write(buffer, &pattern).unwrap();
     driver.transfer(1, io(NvmOpcode::Write, 1, 99, 16), (buffer, 8192)).unwrap();
     driver.arena.memory().write(buffer, &[0; 8192]).unwrap();
