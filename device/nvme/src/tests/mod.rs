@@ -11,6 +11,7 @@ mod killed;
 mod lifecycle;
 mod mailbox;
 mod parts;
+mod prp;
 mod queues;
 mod rig;
 mod saved;
