@@ -77,6 +77,9 @@ pub enum Command {
     /// also the guest's block layer and driver, by the tracepoints of its kernel. One command at a
     /// time can snoop on a function.
     Snoop(SnoopArgs),
+    /// Manage named disks, which any number of endpoints share
+    #[command(subcommand)]
+    Disk(DiskCommand),
     /// Say what this host can do, what is missing and the command that mends it
     Doctor(DoctorArgs),
     /// Measure
@@ -339,6 +342,26 @@ pub enum EndpointCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Give an endpoint, or a sandbox by its id, one more disk while it runs
+    Attach {
+        /// Id of the endpoint
+        endpoint: String,
+        /// Name of a disk, with ":ro" behind it to refuse writes; or a disk of its own, as --disk
+        /// of `endpoint create` takes it
+        #[arg(value_name = "DISK")]
+        disk: DiskArg,
+        /// Number of the namespace [default: the lowest that is free]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+        nsid: Option<u32>,
+    },
+    /// Take a disk away from an endpoint; what it is working on ends first
+    Detach {
+        /// Id of the endpoint
+        endpoint: String,
+        /// Name of a disk, or number of a namespace
+        #[arg(value_name = "DISK")]
+        disk: String,
+    },
     /// Disconnect clients and remove endpoints
     Rm {
         /// Ids
@@ -354,9 +377,10 @@ pub struct EndpointArgs {
     /// Path of the socket; SPDK's initiator wants DIR/cntrl
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub socket: PathBuf,
-    /// Disks, in the order of their namespaces: ram:SIZE, null:SIZE, file:PATH[:ro], or
-    /// overlay:PATH (volatile copy-on-write)
-    #[arg(long, value_name = "DISK", required = true)]
+    /// Disks, in the order of their namespaces: ram:SIZE, null:SIZE, file:PATH[:ro], overlay:PATH
+    /// (volatile copy-on-write), or disk:NAME[:ro] (one that `disk create` made). More can be
+    /// attached later
+    #[arg(long, value_name = "DISK")]
     pub disk: Vec<DiskArg>,
     /// Bytes of a logical block of these disks, 512 or 4096 [default: 512]
     #[arg(long, value_name = "BYTES", value_parser = parse_block_size)]
@@ -367,6 +391,45 @@ pub struct EndpointArgs {
     /// Doorbells in a page that clients map, for user-space drivers; without it they are messages
     #[arg(long)]
     pub mapped_doorbells: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Make a disk that endpoints can share: each has it under the same names, and none is in
+    /// another's way. Who writes at the same time as others needs a file system made for that
+    Create {
+        /// Name: letters, digits, '-', '_' and '.', not digits alone
+        name: String,
+        /// ram:SIZE, null:SIZE, or file:PATH[:ro] (a regular file or a block device)
+        #[arg(value_name = "DISK")]
+        disk: DiskArg,
+        /// Bytes of a logical block, 512 or 4096 [default: 512]
+        #[arg(long, value_name = "BYTES", value_parser = parse_block_size)]
+        block_size: Option<u32>,
+    },
+    /// List named disks and who has them
+    Ls {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Change a disk's size under those who have it; their guests are told
+    Resize {
+        /// Name of the disk
+        name: String,
+        /// As 512M or 2G; without it, the size that its file or device has by now
+        #[arg(value_parser = parse_size)]
+        size: Option<u64>,
+        /// Allow a smaller size: what lies behind it is lost
+        #[arg(long)]
+        shrink: bool,
+    },
+    /// Remove disks that no endpoint has; files stay
+    Rm {
+        /// Names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]

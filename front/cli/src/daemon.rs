@@ -183,8 +183,9 @@ async fn idle(node: &Node, plane: &Plane, connections: &watch::Sender<usize>) {
     let mut changes = node.changes();
     loop {
         let connected_now = *connected.borrow_and_update();
-        // Endpoints come and go over connections only, so their changes are noticed here.
-        let busy = node.live() > 0 || connected_now > 0 || !plane.list().is_empty();
+        // Endpoints and disks come and go over connections only, so their changes are noticed here.
+        let served = !plane.list().is_empty() || !plane.list_disks().is_empty();
+        let busy = node.live() > 0 || connected_now > 0 || served;
         changes.borrow_and_update();
         tokio::select! {
             () = tokio::time::sleep(IDLE), if !busy => return,

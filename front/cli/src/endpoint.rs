@@ -27,25 +27,41 @@ impl FromStr for DiskArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("\"{text}\": expected ram:SIZE, null:SIZE, file:PATH or overlay:PATH");
-        let (kind, rest) = text.split_once(':').ok_or_else(wrong)?;
+        let wrong = || {
+            format!(
+                "\"{text}\": expected ram:SIZE, null:SIZE, file:PATH, overlay:PATH or disk:NAME"
+            )
+        };
+        // A name has no colon; "NAME:ro" is one with a word behind it.
+        let (kind, rest) = match text.split_once(':') {
+            Some((name, "ro")) if !name.is_empty() => ("disk", name),
+            Some(parts) => parts,
+            None => ("disk", text),
+        };
+        let (plain, read_only) = match text.strip_suffix(":ro") {
+            Some(_) => (rest.strip_suffix(":ro").unwrap_or(rest), true),
+            None => (rest, false),
+        };
         let kind = match kind {
             "ram" => Kind::Ram(v1::RamDisk { size_bytes: parse_size(rest)? }),
             "null" => Kind::Null(v1::NullDisk { size_bytes: parse_size(rest)? }),
-            "file" => {
-                let (path, read_only) = match rest.strip_suffix(":ro") {
-                    Some(path) => (path, true),
-                    None => (rest, false),
-                };
-                Kind::File(v1::FileDisk { path: absolute(path)?, read_only })
-            }
+            "file" => Kind::File(v1::FileDisk { path: absolute(plain)?, read_only }),
             "overlay" => {
                 Kind::Overlay(v1::OverlayDisk { base_path: absolute(rest)?, limit_bytes: 0 })
+            }
+            "disk" if !plain.is_empty() => {
+                Kind::Named(v1::NamedDiskReference { name: plain.to_owned(), read_only })
             }
             _ => return Err(wrong()),
         };
         Ok(Self(v1::Disk { block_size: 0, kind: Some(kind) }))
+    }
+}
+
+impl DiskArg {
+    /// As the plane's interface has it.
+    pub fn disk(&self) -> v1::Disk {
+        self.0.clone()
     }
 }
 
@@ -74,6 +90,19 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
                 let header = ["ID", "CLIENT", "DMA", "ERRORS", "DISKS", "SOCKET"];
                 crate::out::print(format_args!("{}", table(header, &rows)));
             }
+        }
+        EndpointCommand::Attach { endpoint, disk, nsid } => {
+            let request = v1::AttachDiskRequest {
+                endpoint_id: endpoint.clone(),
+                disk: Some(disk.disk()),
+                nsid: nsid.unwrap_or(0),
+            };
+            let reply = plane.attach_disk(request).await.map_err(|status| refused(&status))?;
+            crate::say!("{}", reply.into_inner().nsid);
+        }
+        EndpointCommand::Detach { endpoint, disk } => {
+            plane.detach_disk(detach(endpoint, disk)).await.map_err(|status| refused(&status))?;
+            crate::say!("{disk}");
         }
         EndpointCommand::Rm { ids } => {
             for id in ids {
@@ -110,6 +139,17 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
     })
 }
 
+/// A number is a namespace, anything else a disk's name: names are not digits alone.
+fn detach(endpoint: &str, disk: &str) -> v1::DetachDiskRequest {
+    use v1::detach_disk_request::Namespace;
+    let name = disk.strip_prefix("disk:").unwrap_or(disk);
+    let namespace = match name.parse() {
+        Ok(nsid) => Namespace::Nsid(nsid),
+        Err(_) => Namespace::Disk(name.to_owned()),
+    };
+    v1::DetachDiskRequest { endpoint_id: endpoint.to_owned(), namespace: Some(namespace) }
+}
+
 fn owner(text: &str) -> Result<v1::Owner> {
     let (uid, gid) = text.split_once(':').unwrap_or((text, text));
     match (uid.parse(), gid.parse()) {
@@ -125,7 +165,12 @@ fn dma_bytes(endpoint: &v1::Endpoint) -> u64 {
 fn row(endpoint: &v1::Endpoint) -> [String; 6] {
     let disks = endpoint.namespaces.iter().map(|namespace| {
         let read_only = if namespace.read_only { ", read-only" } else { "" };
-        format!("{} {}{read_only}", namespace.kind, show(namespace.size_bytes))
+        let name = match namespace.disk.as_str() {
+            "" => String::new(),
+            name => format!("{name}: "),
+        };
+        let (kind, size) = (&namespace.kind, show(namespace.size_bytes));
+        format!("{name}{kind} {size}{read_only}")
     });
     let client = match endpoint.client_pid {
         0 => "none".to_owned(),
@@ -156,6 +201,7 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
             "kind": namespace.kind,
             "size_bytes": namespace.size_bytes,
             "read_only": namespace.read_only,
+            "disk": (!namespace.disk.is_empty()).then_some(&namespace.disk),
         })
     });
     let counters = endpoint.counters.unwrap_or_default();
@@ -181,9 +227,26 @@ mod tests {
         assert_eq!(kind("ram:1M"), Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 }));
         let file = v1::FileDisk { path: "/a".into(), read_only: true };
         assert_eq!(kind("file:/a:ro"), Kind::File(file));
-        for bad in ["", "ram", "ram:x", "tape:1"] {
+        let named =
+            |read_only| Kind::Named(v1::NamedDiskReference { name: "data".into(), read_only });
+        for (text, read_only) in
+            [("data", false), ("disk:data", false), ("data:ro", true), ("disk:data:ro", true)]
+        {
+            assert_eq!(kind(text), named(read_only), "{text}");
+        }
+        for bad in ["", ":", ":ro", "disk:", "disk::ro", "ram:x", "ram:1M:ro", "tape:1", "a:b:ro"] {
             assert!(bad.parse::<DiskArg>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_is_detached() {
+        use v1::detach_disk_request::Namespace;
+        let chosen = |disk: &str| detach("e", disk).namespace.unwrap();
+        assert_eq!(chosen("7"), Namespace::Nsid(7));
+        assert_eq!(chosen("7a"), Namespace::Disk("7a".into()));
+        assert_eq!(chosen("disk:data"), Namespace::Disk("data".into()));
+        assert_eq!(chosen("99999999999"), Namespace::Disk("99999999999".into()));
     }
 
     #[test]

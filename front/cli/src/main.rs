@@ -15,6 +15,7 @@ mod args;
 mod bench;
 mod client;
 mod daemon;
+mod disk;
 mod doctor;
 mod endpoint;
 mod image;
@@ -106,6 +107,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
             return endpoint::command(&cli.node, &config, command).await;
         }
         Command::Snoop(args) => return snoop::snoop(&cli.node, &config, args).await,
+        Command::Disk(command) => return disk::command(&cli.node, &config, command).await,
         Command::Doctor(args) => return doctor::doctor(&config, args).await,
         Command::Bench(BenchCommand::Startup(args)) => {
             return bench::startup(&cli.node, &config, args).await;

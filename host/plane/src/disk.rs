@@ -1,12 +1,12 @@
 //! From a description of a disk to a disk.
 
-use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use slipway_block::{Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk};
 use slipway_plane_api::v1;
 
 use crate::Error;
+use crate::disks::{Disks, Named};
 use crate::keep::Place;
 
 /// Bytes in a logical block unless told otherwise: what every guest knows.
@@ -17,24 +17,31 @@ pub struct Opened {
     pub disk: Box<dyn Disk>,
     /// One word: ram, null, file, overlay.
     pub kind: &'static str,
-    /// Becomes readable when a completion waits.
-    pub wake: Option<OwnedFd>,
+    /// The named disk that it is one of.
+    pub named: Option<Named>,
 }
 
-/// Opens the disk of namespace `nsid`; `kept` says where it is kept, and its number there.
+/// Opens the disk of a namespace; `kept` says where it is kept, and its number there.
 pub fn open(
-    nsid: u32,
-    disk: Option<&v1::Disk>,
+    namespace: &v1::Namespace,
+    disks: &Disks,
     kept: Option<(&mut Place, usize)>,
 ) -> Result<Opened, Error> {
-    let missing = || Error::Invalid(format!("namespace {nsid} has no disk"));
-    let disk = disk.ok_or_else(missing)?;
+    let missing = || Error::Invalid(format!("namespace {} has no disk", namespace.nsid));
+    let disk = namespace.disk.as_ref().ok_or_else(missing)?;
     let kind = disk.kind.as_ref().ok_or_else(missing)?;
-    let block_size = if disk.block_size == 0 { BLOCK_SIZE } else { disk.block_size };
-    let (kind, disk) = of_kind(kind, block_size, kept)?;
-    let wake = disk.wake_descriptor().map(|fd| fd.try_clone_to_owned()).transpose();
-    let wake = wake.map_err(|error| Error::Resources(error.to_string()))?;
-    Ok(Opened { disk, kind, wake })
+    if let v1::disk::Kind::Named(reference) = kind {
+        let named = disks.get(&reference.name)?;
+        let disk = named.shared.open(reference.read_only)?;
+        return Ok(Opened { disk, kind: named.kind, named: Some(named) });
+    }
+    let (kind, disk) = of_kind(kind, block_size(disk), kept)?;
+    Ok(Opened { disk, kind, named: None })
+}
+
+/// Bytes in a logical block.
+pub fn block_size(disk: &v1::Disk) -> u32 {
+    if disk.block_size == 0 { BLOCK_SIZE } else { disk.block_size }
 }
 
 fn of_kind(
@@ -66,6 +73,8 @@ fn of_kind(
             let limit = (overlay.limit_bytes > 0).then_some(overlay.limit_bytes);
             ("overlay", Box::new(OverlayDisk::new(base, limit)?))
         }
+        // A named disk is opened where they are known.
+        Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     })
 }
 

@@ -1,11 +1,11 @@
 //! Puts an endpoint together: disks, controller, socket.
 
-use std::os::fd::OwnedFd;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
-use slipway_nvme::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
+use slipway_nvme::{ChangeError, Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 use slipway_pci::Interrupt;
 use slipway_plane_api::v1;
 use slipway_reactor::Handle;
@@ -14,8 +14,12 @@ use slipway_vfio_user::{
     Config, Control, DoorbellMode, Endpoint, EndpointParts, RegionKind, Stats,
 };
 
+use crate::attach::{Door, namespace};
+use crate::disk::{self, Opened};
+use crate::disks::Disks;
 use crate::keep::Place;
-use crate::{disk, snoop};
+use crate::snoop;
+use crate::wakes::Wakes;
 
 /// Longest path of a Unix socket, without the terminating zero (unix(7)).
 const SOCKET_PATH: usize = 107;
@@ -37,6 +41,21 @@ pub enum Error {
     /// Somebody has this endpoint traced.
     #[error("somebody snoops on endpoint \"{0}\" already; one at a time can")]
     Snooped(String),
+    /// A disk has this name.
+    #[error("a disk called \"{0}\" is there already")]
+    ExistingDisk(String),
+    /// No disk has this name.
+    #[error("there is no disk \"{0}\"")]
+    UnknownDisk(String),
+    /// An endpoint has the disk.
+    #[error("disk \"{0}\" is attached to endpoint \"{1}\"")]
+    DiskInUse(String, String),
+    /// The endpoint has no such namespace.
+    #[error("endpoint \"{0}\" has no such namespace or disk")]
+    UnknownNamespace(String),
+    /// A running controller refused a change.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
     /// A disk could not be opened.
     #[error(transparent)]
     Disk(#[from] slipway_block::OpenError),
@@ -62,11 +81,12 @@ pub struct Served {
     socket: PathBuf,
     created_ns: u64,
     ready_ns: u64,
-    namespaces: Vec<v1::NamespaceStatus>,
-    control: Control,
+    namespaces: BTreeMap<u32, v1::NamespaceStatus>,
+    door: Door,
+    wakes: Wakes,
     snoop: snoop::Target,
     /// Where it is kept.
-    place: Option<u32>,
+    place: Option<Place>,
 }
 
 impl Served {
@@ -75,6 +95,7 @@ impl Served {
     /// With a `place` that a predecessor used, it goes on where that one was.
     pub fn create(
         request: &v1::CreateEndpointRequest,
+        disks: &Disks,
         reactor: &Handle,
         mut place: Option<Place>,
     ) -> Result<Self, Error> {
@@ -84,8 +105,9 @@ impl Served {
         let config = config(request, &wanted)?;
         let socket = config.location.socket();
         let unserved = |source| Error::Socket { path: socket.clone(), source };
-        let (namespaces, status, wakes) =
-            namespaces(&request.id, &wanted.namespaces, place.as_mut())?;
+        let wakes = Wakes::new()?;
+        let (namespaces, status) =
+            namespaces(&request.id, &wanted.namespaces, disks, &wakes, place.as_mut())?;
         let mut parts = match &mut place {
             Some(place) => EndpointParts::kept(&config, place.kept()).map_err(unserved)?,
             None => EndpointParts::new(&config),
@@ -108,16 +130,17 @@ impl Served {
             controller.abandon();
         }
         let mailbox = controller.mailbox();
-        let endpoint = Endpoint::new(config, parts, Box::new(controller), wakes, reactor);
+        let wake = vec![wakes.descriptor()?];
+        let endpoint = Endpoint::new(config, parts, Box::new(controller), wake, reactor);
         let endpoint = endpoint.map_err(unserved)?;
-        let control = endpoint.control();
+        let door = Door { mailbox, control: endpoint.control() };
         let stopped = |_| Error::Resources("the reactor has stopped".to_owned());
         reactor.add(Box::new(endpoint)).map_err(stopped)?;
         let ready_ns = monotonic_ns();
         let id = request.id.clone();
-        let snoop = snoop::Target::new(mailbox, limits, control.clone());
-        let place = place.map(|place| place.number());
-        Ok(Self { id, socket, created_ns, ready_ns, namespaces: status, control, snoop, place })
+        let snoop = snoop::Target::new(door.mailbox.clone(), limits, door.control.clone());
+        let namespaces = status;
+        Ok(Self { id, socket, created_ns, ready_ns, namespaces, door, wakes, snoop, place })
     }
 
     /// The way to its controller for whoever wants it traced.
@@ -127,17 +150,76 @@ impl Served {
 
     /// Where it is kept.
     pub fn place(&self) -> Option<u32> {
-        self.place
+        self.place.as_ref().map(Place::number)
+    }
+
+    /// Its disks are others than those it was made with: a successor could not go on.
+    pub fn differs(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.forget();
+        }
     }
 
     /// The handle that closes it.
     pub fn control(&self) -> Control {
-        self.control.clone()
+        self.door.control.clone()
+    }
+
+    /// The way to its controller.
+    pub fn door(&self) -> Door {
+        self.door.clone()
+    }
+
+    /// Sets a number aside for a disk, the lowest that is free for 0, and watches its descriptor.
+    pub fn reserve(
+        &mut self,
+        nsid: u32,
+        opened: Opened,
+    ) -> Result<(v1::NamespaceStatus, Namespace), Error> {
+        let free = |nsid: &u32| !self.namespaces.contains_key(nsid);
+        // What is too high is refused by the controller.
+        let chosen = if nsid == 0 { (1..).find(free) } else { Some(nsid).filter(free) };
+        let nsid = chosen.ok_or(ChangeError::NamespaceId(nsid))?;
+        self.wakes.add(&*opened.disk)?;
+        let (status, namespace) = namespace(&self.id, nsid, opened);
+        self.namespaces.insert(nsid, status.clone());
+        Ok((status, namespace))
+    }
+
+    /// Gives a number back.
+    pub fn forget(&mut self, nsid: u32) {
+        self.namespaces.remove(&nsid);
+    }
+
+    /// Takes the namespaces out that `chosen` picks; gives their numbers.
+    pub fn take(&mut self, chosen: impl Fn(&v1::NamespaceStatus) -> bool) -> Vec<u32> {
+        self.namespaces.extract_if(.., |_, one| chosen(one)).map(|(nsid, _)| nsid).collect()
+    }
+
+    /// Notes the size of a named disk; gives the namespaces that are this disk.
+    pub fn resized(&mut self, name: &str, size_bytes: u64) -> Vec<u32> {
+        let same = self.namespaces.values_mut().filter(|one| one.disk == name);
+        let noted = same.map(|one| {
+            one.size_bytes = size_bytes;
+            one.nsid
+        });
+        noted.collect()
+    }
+
+    /// Where it has a named disk.
+    pub fn uses(&self, name: &str) -> Vec<v1::DiskUser> {
+        let same = self.namespaces.values().filter(|one| one.disk == name);
+        let users = same.map(|one| v1::DiskUser {
+            endpoint_id: self.id.clone(),
+            nsid: one.nsid,
+            read_only: one.read_only,
+        });
+        users.collect()
     }
 
     /// Its state as the interface has it.
     pub fn describe(&self) -> v1::Endpoint {
-        let stats = self.control.stats();
+        let stats = self.door.control.stats();
         v1::Endpoint {
             id: self.id.clone(),
             socket_path: self.socket.to_string_lossy().into_owned(),
@@ -149,7 +231,7 @@ impl Served {
                 errors: stats.errors.iter().map(|(_, count)| count).sum(),
                 clients: stats.connections,
             }),
-            namespaces: self.namespaces.clone(),
+            namespaces: self.namespaces.values().cloned().collect(),
         }
     }
 
@@ -176,7 +258,7 @@ fn regions(stats: &Stats) -> Vec<v1::DmaRegion> {
     regions.collect()
 }
 
-fn check_id(id: &str) -> Result<(), Error> {
+pub fn check_id(id: &str) -> Result<(), Error> {
     let fits = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if fits && (1..=64).contains(&id.len()) {
         return Ok(());
@@ -203,28 +285,25 @@ fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Res
     Ok(config)
 }
 
-type Namespaces = (Vec<Namespace>, Vec<v1::NamespaceStatus>, Vec<OwnedFd>);
+type Namespaces = (Vec<Namespace>, BTreeMap<u32, v1::NamespaceStatus>);
 
 fn namespaces(
     id: &str,
     wanted: &[v1::Namespace],
+    disks: &Disks,
+    wakes: &Wakes,
     mut place: Option<&mut Place>,
 ) -> Result<Namespaces, Error> {
-    let (mut made, mut status, mut wakes) = (Vec::new(), Vec::new(), Vec::new());
-    for (at, namespace) in wanted.iter().enumerate() {
+    let (mut made, mut status) = (Vec::new(), BTreeMap::new());
+    for (at, one) in wanted.iter().enumerate() {
         let kept = place.as_deref_mut().map(|place| (place, at));
-        let opened = disk::open(namespace.nsid, namespace.disk.as_ref(), kept)?;
-        let shape = opened.disk.geometry();
-        status.push(v1::NamespaceStatus {
-            nsid: namespace.nsid,
-            size_bytes: shape.bytes(),
-            read_only: shape.read_only,
-            kind: opened.kind.to_owned(),
-        });
-        wakes.extend(opened.wake);
-        made.push(Namespace::new(namespace.nsid, opened.disk, uuid(id, namespace.nsid)));
+        let opened = disk::open(one, disks, kept)?;
+        wakes.add(&*opened.disk)?;
+        let (described, namespace) = namespace(id, one.nsid, opened);
+        status.insert(one.nsid, described);
+        made.push(namespace);
     }
-    Ok((made, status, wakes))
+    Ok((made, status))
 }
 
 /// One vector for each queue, the admin queue's included.
@@ -240,7 +319,7 @@ fn serial(id: &str, wanted: &str) -> String {
 
 /// The same for the same endpoint and namespace, so that a guest finds its disk again; version 8
 /// (free form) of RFC 9562, since nothing about it is random.
-fn uuid(id: &str, nsid: u32) -> [u8; 16] {
+pub fn uuid(id: &str, nsid: u32) -> [u8; 16] {
     let digest = Sha256::new().chain_update(nsid.to_be_bytes()).chain_update(id).finalize();
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&digest[..16]);

@@ -167,6 +167,12 @@ impl Place {
         self.number
     }
 
+    /// A successor shall not go on with it: what is kept is not what it is any more.
+    pub fn forget(&mut self) {
+        // A request without an id makes no endpoint.
+        let _ = self.request.store(&[]);
+    }
+
     /// The endpoint's part.
     pub fn kept(&mut self) -> Kept {
         let found = std::mem::take(&mut self.found);
@@ -190,13 +196,13 @@ impl Place {
 }
 
 /// Whether an endpoint like this can be kept: an overlay's map lies in this process, and so do
-/// doorbells that a client maps.
+/// named disks and doorbells that a client maps.
 pub fn can_keep(request: &v1::CreateEndpointRequest) -> bool {
     use v1::disk::Kind;
     let Some(nvme) = &request.nvme else { return true };
     let kinds = nvme.namespaces.iter().filter_map(|one| one.disk.as_ref()?.kind.as_ref());
     nvme.doorbells() == v1::nvme_controller::DoorbellMode::Trapped
-        && kinds.into_iter().all(|kind| !matches!(kind, Kind::Overlay(_)))
+        && kinds.into_iter().all(|kind| !matches!(kind, Kind::Overlay(_) | Kind::Named(_)))
 }
 
 /// Waits until nobody else holds the lock, not even a ring of a process that was killed.

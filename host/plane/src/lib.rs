@@ -5,6 +5,8 @@
 //! - `disk` opens what a namespace is connected to, `endpoint` puts disks, controller and socket
 //!   together and hands the result to a reactor, which owns it from then on;
 //! - `snoop` has an endpoint's controller tell where the time of its commands goes;
+//! - `disks` has the named disks, which any number of endpoints share; `attach` changes what
+//!   endpoints have while they run, by messages to their controllers;
 //! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
 //!   device: it talks to reactors by message and reads counters.
 //!
@@ -13,15 +15,18 @@
 //!
 //! Not here yet: a pool of virtual functions, a ledger that outlives the process.
 //!
-//! Dependencies: `tokio` and `tonic` for the service, `sha2` for stable UUIDs, `thiserror`
+//! Dependencies: `tokio` and `tonic` for the service, `rustix` for epoll, `sha2` for stable UUIDs, `thiserror`
 //! for [`Error`], `tracing` for the daemon's log.
 
+mod attach;
 mod disk;
+mod disks;
 mod endpoint;
 mod keep;
 mod plane;
 mod service;
 mod snoop;
+mod wakes;
 
 pub use endpoint::Error;
 pub use plane::{Plane, Settings};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use slipway_keeper::Keeper;
@@ -11,6 +11,7 @@ use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_reactor::Reactor;
 use slipway_telemetry::{Clock, stamp_clock};
 
+use crate::disks::Disks;
 use crate::endpoint::Served;
 use crate::keep::{self, Keep, Place};
 use crate::{Error, Service, snoop};
@@ -38,6 +39,10 @@ struct Shared {
     endpoints: Mutex<BTreeMap<String, Slot>>,
     reactors: Vec<Reactor>,
     keep: Option<Keep>,
+    disks: Disks,
+    /// Read by who opens a named disk until its namespace is among its endpoint's, written by who
+    /// changes a size and tells them.
+    sizes: RwLock<()>,
 }
 
 /// An id is taken while its endpoint is made and while it goes.
@@ -87,8 +92,15 @@ impl Plane {
             Reactor::spawn(slipway_reactor::Settings { name, on_panic, ..Default::default() })
         });
         let reactors = reactors.collect::<Result<_, _>>()?;
-        let (stamps, endpoints) = (OnceLock::new(), Mutex::default());
-        Ok(Self { shared: Arc::new(Shared { stamps, endpoints, reactors, keep }) })
+        let shared = Shared {
+            stamps: OnceLock::new(),
+            endpoints: Mutex::default(),
+            reactors,
+            keep,
+            disks: Disks::default(),
+            sizes: RwLock::default(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// The gRPC service in front of it.
@@ -131,6 +143,7 @@ impl Plane {
             endpoints.insert(id.clone(), Slot::Reserved);
             endpoints.len() % self.shared.reactors.len()
         };
+        let _sizes = self.sizes_stay();
         // Endpoints take turns on the reactors.
         let kept = self.shared.keep.as_ref().filter(|_| keep::can_keep(request));
         let place = match (place, kept) {
@@ -139,7 +152,8 @@ impl Plane {
         };
         let number = place.as_ref().ok().and_then(|place| Some(place.as_ref()?.number()));
         let handle = self.shared.reactors[index].handle();
-        match place.and_then(|place| Served::create(request, &handle, place)) {
+        let disks = &self.shared.disks;
+        match place.and_then(|place| Served::create(request, disks, &handle, place)) {
             Ok(served) => {
                 let described = served.describe();
                 self.lock().insert(id, Slot::Served(served));
@@ -218,6 +232,43 @@ impl Plane {
         let endpoints = self.lock();
         let served = endpoints.values().filter_map(|slot| match slot {
             Slot::Served(served) => Some(served.describe()),
+            Slot::Reserved => None,
+        });
+        served.collect()
+    }
+
+    /// The named disks.
+    pub(crate) fn disks(&self) -> &Disks {
+        &self.shared.disks
+    }
+
+    /// While this is held no named disk's size changes.
+    pub(crate) fn sizes_stay(&self) -> RwLockReadGuard<'_, ()> {
+        self.shared.sizes.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// While this is held no named disk is being attached.
+    pub(crate) fn sizes_change(&self) -> RwLockWriteGuard<'_, ()> {
+        self.shared.sizes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Looks at an endpoint, with all of them locked: `look` is short and waits for nothing.
+    pub(crate) fn with_endpoint<T>(
+        &self,
+        id: &str,
+        look: impl FnOnce(&mut Served) -> T,
+    ) -> Result<T, Error> {
+        match self.lock().get_mut(id) {
+            Some(Slot::Served(served)) => Ok(look(served)),
+            _ => Err(Error::Unknown(id.to_owned())),
+        }
+    }
+
+    /// Looks at every endpoint, likewise.
+    pub(crate) fn each_endpoint<T>(&self, mut look: impl FnMut(&str, &mut Served) -> T) -> Vec<T> {
+        let mut endpoints = self.lock();
+        let served = endpoints.iter_mut().filter_map(|(id, slot)| match slot {
+            Slot::Served(served) => Some(look(id, served)),
             Slot::Reserved => None,
         });
         served.collect()

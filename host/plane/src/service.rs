@@ -22,10 +22,14 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let message = error.to_string();
         match error {
-            Error::Invalid(_) | Error::Controller(_) => Self::invalid_argument(message),
-            Error::Exists(_) => Self::already_exists(message),
-            Error::Unknown(_) => Self::not_found(message),
-            Error::Disk(_) | Error::Socket { .. } | Error::Snooped(_) => {
+            Error::Invalid(_) | Error::Controller(_) | Error::Change(_) => {
+                Self::invalid_argument(message)
+            }
+            Error::Exists(_) | Error::ExistingDisk(_) => Self::already_exists(message),
+            Error::Unknown(_) | Error::UnknownDisk(_) | Error::UnknownNamespace(_) => {
+                Self::not_found(message)
+            }
+            Error::Disk(_) | Error::DiskInUse(..) | Error::Socket { .. } | Error::Snooped(_) => {
                 Self::failed_precondition(message)
             }
             Error::Resources(_) => Self::resource_exhausted(message),
@@ -85,5 +89,52 @@ impl v1::plane_server::Plane for Service {
         _: Request<v1::ListEndpointsRequest>,
     ) -> Result<Response<v1::ListEndpointsReply>, Status> {
         Ok(Response::new(v1::ListEndpointsReply { endpoints: self.plane.list() }))
+    }
+
+    async fn attach_disk(
+        &self,
+        request: Request<v1::AttachDiskRequest>,
+    ) -> Result<Response<v1::NamespaceStatus>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.attach(&request)).await
+    }
+
+    async fn detach_disk(
+        &self,
+        request: Request<v1::DetachDiskRequest>,
+    ) -> Result<Response<v1::DetachDiskReply>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.detach(&request).map(|()| v1::DetachDiskReply {})).await
+    }
+
+    async fn create_disk(
+        &self,
+        request: Request<v1::CreateDiskRequest>,
+    ) -> Result<Response<v1::NamedDisk>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.create_disk(&request)).await
+    }
+
+    async fn remove_disk(
+        &self,
+        request: Request<v1::RemoveDiskRequest>,
+    ) -> Result<Response<v1::RemoveDiskReply>, Status> {
+        let (plane, name) = (self.plane.clone(), request.into_inner().name);
+        blocking(move || plane.remove_disk(&name).map(|()| v1::RemoveDiskReply {})).await
+    }
+
+    async fn resize_disk(
+        &self,
+        request: Request<v1::ResizeDiskRequest>,
+    ) -> Result<Response<v1::NamedDisk>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.resize_disk(&request)).await
+    }
+
+    async fn list_disks(
+        &self,
+        _: Request<v1::ListDisksRequest>,
+    ) -> Result<Response<v1::ListDisksReply>, Status> {
+        Ok(Response::new(v1::ListDisksReply { disks: self.plane.list_disks() }))
     }
 }

@@ -1,0 +1,215 @@
+//! Disks of endpoints that run: attached, detached, resized.
+//!
+//! The controller belongs to a reactor; each change is a job in its mailbox, and the caller, on a
+//! thread that may block, waits for the answer. The map of endpoints is locked for looks only.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use slipway_nvme::{ChangeError, Controller, Done, Mailbox, Namespace};
+use slipway_plane_api::v1;
+use slipway_vfio_user::Control;
+
+use crate::disk::{self, Opened};
+use crate::plane::Plane;
+use crate::{Error, disks::Named};
+
+/// How long a disk may take to end what it has been given.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a controller on a reactor is reached.
+#[derive(Clone)]
+pub struct Door {
+    pub mailbox: Mailbox,
+    pub control: Control,
+}
+
+/// A change that a reactor was asked for.
+struct Asked(Receiver<Result<(), ChangeError>>);
+
+impl Door {
+    /// Has the controller do `job`, which calls what it is given when it is done.
+    fn ask(&self, job: impl FnOnce(&mut Controller, Done) + Send + 'static) -> Asked {
+        let (sender, receiver) = channel();
+        // Who does not wait any more misses nothing.
+        let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
+        self.mailbox.post(move |controller| job(controller, done));
+        self.control.poke();
+        Asked(receiver)
+    }
+
+    fn attach(&self, namespace: Namespace) -> Asked {
+        self.ask(move |controller, done| done(controller.attach(namespace)))
+    }
+
+    fn detach(&self, nsid: u32) -> Asked {
+        self.ask(move |controller, done| controller.detach(nsid, done))
+    }
+
+    fn refresh(&self, nsid: u32) -> Asked {
+        self.ask(move |controller, done| controller.refresh(nsid, done))
+    }
+}
+
+impl Asked {
+    fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
+        match self.0.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(outcome) => Ok(outcome?),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Error::Resources(format!("endpoint {endpoint} still waits for a disk")))
+            }
+            // The controller went first.
+            Err(RecvTimeoutError::Disconnected) => Err(Error::Unknown(endpoint.to_owned())),
+        }
+    }
+}
+
+impl Plane {
+    /// Gives an endpoint one more namespace; blocks while the disk is opened.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left then.
+    pub fn attach(&self, request: &v1::AttachDiskRequest) -> Result<v1::NamespaceStatus, Error> {
+        let id = &request.endpoint_id;
+        // No size changes between opening a disk and its being among those that are told.
+        let _sizes = self.sizes_stay();
+        let wanted = v1::Namespace { nsid: request.nsid, disk: request.disk.clone() };
+        // Before the disk: an unknown endpoint is the likelier mistake.
+        self.with_endpoint(id, |_| ())?;
+        let opened = disk::open(&wanted, self.disks(), None)?;
+        let (door, status, namespace) = self.with_endpoint(id, |served| {
+            let (status, namespace) = served.reserve(request.nsid, opened)?;
+            served.differs();
+            Ok::<_, Error>((served.door(), status, namespace))
+        })??;
+        let attached = door.attach(namespace).wait(id, Instant::now() + PATIENCE);
+        if attached.is_err() {
+            let _ = self.with_endpoint(id, |served| served.forget(status.nsid));
+        }
+        attached.map(|()| status)
+    }
+
+    /// Takes namespaces away from an endpoint; blocks until their disks are let go.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], [`Error::UnknownNamespace`]; [`Error::Resources`] when a disk does not
+    /// end its requests: it is let go when it does.
+    pub fn detach(&self, request: &v1::DetachDiskRequest) -> Result<(), Error> {
+        use v1::detach_disk_request::Namespace;
+        let id = &request.endpoint_id;
+        let (door, chosen) = self.with_endpoint(id, |served| {
+            let chosen = match &request.namespace {
+                Some(Namespace::Nsid(nsid)) => served.take(|one| one.nsid == *nsid),
+                Some(Namespace::Disk(name)) if !name.is_empty() => {
+                    served.take(|one| one.disk == *name)
+                }
+                _ => Vec::new(),
+            };
+            if !chosen.is_empty() {
+                served.differs();
+            }
+            (served.door(), chosen)
+        })?;
+        if chosen.is_empty() {
+            return Err(Error::UnknownNamespace(id.clone()));
+        }
+        let until = Instant::now() + PATIENCE;
+        let asked: Vec<_> = chosen.into_iter().map(|nsid| door.detach(nsid)).collect();
+        let outcomes: Vec<_> = asked.into_iter().map(|asked| asked.wait(id, until)).collect();
+        outcomes.into_iter().collect()
+    }
+
+    /// Makes a named disk; blocks while a file is opened.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left then.
+    pub fn create_disk(&self, request: &v1::CreateDiskRequest) -> Result<v1::NamedDisk, Error> {
+        if self.disks().get(&request.name).is_ok() {
+            return Err(Error::ExistingDisk(request.name.clone()));
+        }
+        let disk = Named::make(request)?;
+        self.disks().insert(disk.clone())?;
+        Ok(disk.describe(Vec::new()))
+    }
+
+    /// Forgets a named disk that no endpoint has.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDisk`], [`Error::DiskInUse`].
+    pub fn remove_disk(&self, name: &str) -> Result<(), Error> {
+        let _alone = self.sizes_change();
+        let users = self.users(&self.disks().get(name)?.name);
+        if let Some(user) = users.first() {
+            return Err(Error::DiskInUse(name.to_owned(), user.endpoint_id.clone()));
+        }
+        self.disks().remove(name);
+        Ok(())
+    }
+
+    /// Gives a named disk another size and waits until every user has taken it over.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDisk`], [`Error::Invalid`], [`Error::Disk`]: the size is as before.
+    /// [`Error::Resources`]: a user does not end its requests, and takes the size over when it does;
+    /// what a smaller disk gives up is then still there.
+    pub fn resize_disk(&self, request: &v1::ResizeDiskRequest) -> Result<v1::NamedDisk, Error> {
+        let _alone = self.sizes_change();
+        let disk = self.disks().get(&request.name)?;
+        let before = disk.shared.geometry().bytes();
+        let bytes = (request.size_bytes > 0).then_some(request.size_bytes);
+        if bytes.is_some_and(|bytes| bytes < before) && !request.shrink {
+            return Err(Error::Invalid(format!(
+                "disk {} has {before} bytes: making it smaller loses what lies behind, and has to be asked for",
+                disk.name
+            )));
+        }
+        disk.shared.resize(bytes)?;
+        self.tell_users(&disk)?;
+        disk.shared.trim()?;
+        Ok(disk.describe(self.users(&disk.name)))
+    }
+
+    /// Has every user of a disk take its size over.
+    fn tell_users(&self, disk: &Named) -> Result<(), Error> {
+        let until = Instant::now() + PATIENCE;
+        let doors = self.each_endpoint(|id, served| {
+            let nsids = served.resized(&disk.name, disk.shared.geometry().bytes());
+            let door = served.door();
+            nsids.into_iter().map(|nsid| (id.to_owned(), door.refresh(nsid))).collect::<Vec<_>>()
+        });
+        let outcomes = doors.into_iter().flatten().map(|(id, asked)| asked.wait(&id, until));
+        let outcomes: Vec<_> = outcomes.collect();
+        let gone = |error: &Error| {
+            matches!(error, Error::Unknown(_) | Error::Change(ChangeError::Unknown(_)))
+        };
+        // Who went meanwhile needs no size.
+        outcomes.into_iter().filter(|one| !one.as_ref().is_err_and(gone)).collect()
+    }
+
+    /// All named disks, by name.
+    pub fn list_disks(&self) -> Vec<v1::NamedDisk> {
+        let described = |disk: Named| disk.describe(self.users(&disk.name));
+        self.disks().all().into_iter().map(described).collect()
+    }
+
+    fn users(&self, name: &str) -> Vec<v1::DiskUser> {
+        let users = self.each_endpoint(|_, served| served.uses(name));
+        users.into_iter().flatten().collect()
+    }
+}
+
+/// A namespace of an endpoint: `opened` under number `nsid`, and what is told of it.
+pub fn namespace(id: &str, nsid: u32, opened: Opened) -> (v1::NamespaceStatus, Namespace) {
+    let shape = opened.disk.geometry();
+    let named = opened.named;
+    let status = v1::NamespaceStatus {
+        nsid,
+        size_bytes: shape.bytes(),
+        read_only: shape.read_only,
+        kind: opened.kind.to_owned(),
+        disk: named.as_ref().map(|named| named.name.clone()).unwrap_or_default(),
+    };
+    let uuid = named.as_ref().map_or_else(|| crate::endpoint::uuid(id, nsid), Named::uuid);
+    let namespace = Namespace::new(nsid, opened.disk, uuid);
+    (status, Namespace { shared: named.is_some(), ..namespace })
+}

@@ -1,0 +1,113 @@
+//! A plane in this process, and drivers on its sockets.
+#![allow(dead_code)] // each test program uses a part
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_plane::{Plane, Settings};
+use slipway_plane_api::v1;
+use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_vfio_user::client::Client;
+
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Where the test's memory lies in the controller's address space.
+pub const BASE: u64 = 1 << 32;
+pub const MEMORY: u64 = 8 << 20;
+
+/// BAR0 over the socket.
+pub struct Socket {
+    pub client: Client,
+    pub deadline: Instant,
+}
+
+impl RegisterAccess for Socket {
+    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
+        self.client.read_u32(0, offset).map_err(|error| DriverError::Access(error.to_string()))
+    }
+
+    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+        let written = self.client.write(0, offset, &value.to_le_bytes());
+        written.map_err(|error| DriverError::Access(error.to_string()))
+    }
+
+    fn idle(&mut self) -> Result<(), DriverError> {
+        if Instant::now() > self.deadline {
+            return Err(DriverError::Access("the controller does not answer".into()));
+        }
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
+pub struct Rig {
+    pub plane: Plane,
+    pub socket: PathBuf,
+    pub dir: tempfile::TempDir,
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let plane = Plane::new(Settings { reactors: 1 }).unwrap();
+        Self { plane, socket: dir.path().join("cntrl"), dir }
+    }
+
+    pub fn request(&self, id: &str, disks: Vec<v1::disk::Kind>) -> v1::CreateEndpointRequest {
+        let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });
+        let namespaces = (1..).zip(disks);
+        let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+        v1::CreateEndpointRequest {
+            id: id.to_owned(),
+            socket_path: self.socket.to_string_lossy().into_owned(),
+            owner: None,
+            nvme: Some(v1::NvmeController {
+                namespaces: namespaces.collect(),
+                ..Default::default()
+            }),
+        }
+    }
+
+    pub fn drive(&self) -> Driver<Socket> {
+        let (arena, registers) = self.connect();
+        Driver::new(registers, arena, 32).unwrap()
+    }
+
+    pub fn connect(&self) -> (Arena, Socket) {
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, MEMORY).unwrap();
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+        let mut client = Client::connect(&self.socket, PATIENCE).unwrap();
+        client.map(BASE, MEMORY, file.as_fd(), 0, true).unwrap();
+        let mut map = DmaMap::new();
+        let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
+        map.add(BASE, region).unwrap();
+        let arena = Arena::new(map.memory(), BASE, MEMORY);
+        (arena, Socket { client, deadline: Instant::now() + PATIENCE })
+    }
+
+    pub fn messages(&self, id: &str) -> u64 {
+        self.plane.get(id).unwrap().counters.unwrap().messages
+    }
+}
+
+pub fn ram(size_bytes: u64) -> v1::disk::Kind {
+    v1::disk::Kind::Ram(v1::RamDisk { size_bytes })
+}
+
+/// Writes a pattern to `blocks` blocks from `lba` and reads it back.
+pub fn round_trip(driver: &mut Driver<Socket>, nsid: u32, lba: u64, blocks: u32) {
+    let len = blocks as usize * 512;
+    let pattern: Vec<u8> = (0..len).map(|i| (i as u64 * 31 + lba) as u8).collect();
+    let (from, to) = (driver.arena.allocate(len).unwrap(), driver.arena.allocate(len).unwrap());
+    driver.arena.memory().write(from, &pattern).unwrap();
+    driver.transfer(1, io(NvmOpcode::Write, nsid, lba, blocks), (from, len)).unwrap();
+    driver.transfer(1, io(NvmOpcode::Read, nsid, lba, blocks), (to, len)).unwrap();
+    let mut read = vec![0; len];
+    driver.arena.memory().read(to, &mut read).unwrap();
+    assert!(read == pattern, "blocks {lba}+{blocks} of namespace {nsid}");
+    driver.arena.release(from, len);
+    driver.arena.release(to, len);
+}

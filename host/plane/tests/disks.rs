@@ -1,0 +1,283 @@
+//! Named disks: shared by endpoints, attached, detached and resized under drivers that run.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use slipway_nvme::driver::{Driver, RegisterAccess, admin, io};
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::event::Event;
+use slipway_nvme_spec::feature::FeatureId;
+use slipway_nvme_spec::identify::{Cns, IdentifyNamespace};
+use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
+use slipway_nvme_spec::status::Status;
+use slipway_plane::Error;
+use slipway_plane_api::v1::{self, disk::Kind};
+
+use common::*;
+
+fn disk(kind: Kind) -> Option<v1::Disk> {
+    Some(v1::Disk { block_size: 0, kind: Some(kind) })
+}
+
+fn named(name: &str, read_only: bool) -> Kind {
+    Kind::Named(v1::NamedDiskReference { name: name.into(), read_only })
+}
+
+fn create(rig: &Rig, name: &str, kind: Kind) -> Result<v1::NamedDisk, Error> {
+    rig.plane.create_disk(&v1::CreateDiskRequest { name: name.into(), disk: disk(kind) })
+}
+
+fn resize(rig: &Rig, name: &str, size_bytes: u64, shrink: bool) -> Result<v1::NamedDisk, Error> {
+    rig.plane.resize_disk(&v1::ResizeDiskRequest { name: name.into(), size_bytes, shrink })
+}
+
+fn attach(rig: &Rig, id: &str, nsid: u32, kind: Kind) -> Result<v1::NamespaceStatus, Error> {
+    let (endpoint_id, disk) = (id.into(), disk(kind));
+    rig.plane.attach(&v1::AttachDiskRequest { endpoint_id, disk, nsid })
+}
+
+fn detach(rig: &Rig, id: &str, nsid: u32) -> Result<(), Error> {
+    let namespace = Some(v1::detach_disk_request::Namespace::Nsid(nsid));
+    rig.plane.detach(&v1::DetachDiskRequest { endpoint_id: id.into(), namespace })
+}
+
+/// An endpoint and a driver of it, with an I/O queue.
+fn endpoint(rig: &mut Rig, id: &str, disks: Vec<Kind>) -> Driver<Socket> {
+    rig.socket = rig.dir.path().join(id);
+    rig.plane.create(&rig.request(id, disks)).unwrap();
+    let mut driver = rig.drive();
+    driver.create_pair(1, 64, None).unwrap();
+    driver
+}
+
+/// Asks for events of changed namespaces.
+fn listen(driver: &mut Driver<Socket>) {
+    let set = admin(AdminOpcode::SetFeatures)
+        .with_dword(10, FeatureId::AsynchronousEventConfiguration.0.into())
+        .with_dword(11, 1 << 8);
+    driver.admin(set).unwrap();
+    driver.submit(0, admin(AdminOpcode::AsynchronousEventRequest)).unwrap();
+}
+
+/// Waits for an event, reads what changed, and listens on.
+fn changed(driver: &mut Driver<Socket>) -> Vec<u32> {
+    let mut entries = Vec::new();
+    while entries.is_empty() {
+        entries.append(&mut driver.unclaimed);
+        driver.reap(0, &mut entries).unwrap();
+        driver.registers.idle().unwrap();
+    }
+    assert_eq!(Event::from_dword(entries[0].result.get()), Event::NAMESPACE_CHANGED);
+    let log = admin(AdminOpcode::GetLogPage).with_dword(10, 4 | 1023 << 16);
+    let list = driver.admin_read(log, 4096).unwrap();
+    driver.submit(0, admin(AdminOpcode::AsynchronousEventRequest)).unwrap();
+    let words = list.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+    words.take_while(|nsid| *nsid != 0).collect()
+}
+
+fn size(driver: &mut Driver<Socket>, nsid: u32) -> u64 {
+    driver.identify_namespace(nsid).unwrap().size.get()
+}
+
+fn write(driver: &mut Driver<Socket>, nsid: u32, lba: u64, byte: u8) -> Result<(), String> {
+    let buffer = driver.arena.allocate(512).unwrap();
+    driver.arena.memory().write(buffer, &[byte; 512]).unwrap();
+    let written = driver.transfer(1, io(NvmOpcode::Write, nsid, lba, 1), (buffer, 512));
+    driver.arena.release(buffer, 512);
+    written.map_err(|error| error.to_string())
+}
+
+fn read(driver: &mut Driver<Socket>, nsid: u32, lba: u64) -> u8 {
+    let buffer = driver.arena.allocate(512).unwrap();
+    driver.transfer(1, io(NvmOpcode::Read, nsid, lba, 1), (buffer, 512)).unwrap();
+    let mut bytes = [0; 512];
+    driver.arena.memory().read(buffer, &mut bytes).unwrap();
+    driver.arena.release(buffer, 512);
+    assert_eq!(bytes, [bytes[0]; 512]);
+    bytes[0]
+}
+
+/// What every kind of shared disk does; `grown` says what is seen of it on the host.
+fn shared_by_two(rig: &mut Rig, kind: Kind) {
+    create(rig, "data", kind).unwrap();
+    let mut one = endpoint(rig, "one", vec![ram(1 << 20), named("data", false)]);
+    let mut two = endpoint(rig, "two", vec![named("data", true)]);
+    listen(&mut two);
+    let (first, second) = (one.identify_namespace(2).unwrap(), two.identify_namespace(1).unwrap());
+    assert_eq!((first.nguid, first.sharing), (second.nguid, IdentifyNamespace::SHARED));
+    assert_ne!(first.nguid, [0; 16]);
+    assert_eq!((first.attributes, second.attributes), (0, IdentifyNamespace::WRITE_PROTECTED));
+    assert_eq!(one.identify_namespace(1).unwrap().sharing, 0);
+    assert_eq!(
+        one.identify(Cns::NamespaceDescriptors, 2).unwrap(),
+        two.identify(Cns::NamespaceDescriptors, 1).unwrap()
+    );
+    write(&mut one, 2, 2047, 7).unwrap();
+    assert_eq!(read(&mut two, 1, 2047), 7);
+    assert!(write(&mut two, 1, 0, 1).unwrap_err().contains("WRITE_PROTECTED"));
+
+    let grown = resize(rig, "data", 2 << 20, false).unwrap();
+    assert_eq!((grown.size_bytes, grown.users.len()), (2 << 20, 2));
+    assert_eq!(changed(&mut two), [1]);
+    assert_eq!((size(&mut one, 2), size(&mut two, 1)), (4096, 4096));
+    write(&mut one, 2, 4095, 9).unwrap();
+    assert_eq!((read(&mut two, 1, 4095), read(&mut two, 1, 2047)), (9, 7));
+    assert!(matches!(resize(rig, "data", 1 << 20, false), Err(Error::Invalid(_))));
+    resize(rig, "data", 1 << 20, true).unwrap();
+    assert_eq!(changed(&mut two), [1]);
+    assert!(write(&mut one, 2, 4095, 9).unwrap_err().contains("LBA_OUT_OF_RANGE"));
+    resize(rig, "data", 2 << 20, false).unwrap();
+    assert_eq!((read(&mut one, 2, 4095), read(&mut one, 2, 2047)), (0, 7));
+    assert!(matches!(rig.plane.remove_disk("data"), Err(Error::DiskInUse(..))));
+}
+
+#[test]
+fn two_endpoints_share_a_ram_disk() {
+    shared_by_two(&mut Rig::new(), ram(1 << 20));
+}
+
+fn file_of(rig: &Rig, bytes: usize) -> (PathBuf, Kind) {
+    let path = rig.dir.path().join("disk");
+    std::fs::write(&path, vec![0; bytes]).unwrap();
+    let file = v1::FileDisk { path: path.to_string_lossy().into_owned(), read_only: false };
+    (path, Kind::File(file))
+}
+
+fn length(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().len()
+}
+
+#[test]
+fn two_endpoints_share_a_file() {
+    let mut rig = Rig::new();
+    let (path, kind) = file_of(&rig, 1 << 20);
+    shared_by_two(&mut rig, kind.clone());
+    assert_eq!(length(&path), 2 << 20);
+    assert!(matches!(create(&rig, "again", kind.clone()), Err(Error::Disk(_))), "in use");
+    for id in ["one", "two"] {
+        rig.plane.remove(id).unwrap();
+    }
+    // Somebody else made the file larger.
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
+    assert_eq!(resize(&rig, "data", 0, false).unwrap().size_bytes, 3 << 20);
+    rig.plane.remove_disk("data").unwrap();
+    assert_eq!(length(&path), 3 << 20);
+    create(&rig, "again", kind).unwrap();
+}
+
+#[test]
+fn disks_come_and_go_under_a_driver() {
+    let mut rig = Rig::new();
+    let (_, file) = file_of(&rig, 1 << 20);
+    let mut driver = endpoint(&mut rig, "one", vec![]);
+    listen(&mut driver);
+    create(&rig, "data", file).unwrap();
+    assert_eq!(attach(&rig, "one", 0, ram(1 << 20)).unwrap().nsid, 1);
+    assert_eq!(attach(&rig, "one", 5, named("data", false)).unwrap().kind, "file");
+    let mut seen = Vec::new();
+    while seen != [1, 5] {
+        seen.extend(changed(&mut driver));
+        seen.sort_unstable();
+    }
+    round_trip(&mut driver, 1, 3, 5);
+    // Its descriptor wakes the reactor although it came later.
+    round_trip(&mut driver, 5, 7, 64);
+    for nsid in [1, 1025] {
+        assert!(matches!(attach(&rig, "one", nsid, ram(1 << 20)), Err(Error::Change(_))));
+    }
+    assert!(matches!(attach(&rig, "no", 0, ram(1 << 20)), Err(Error::Unknown(_))));
+    assert!(matches!(attach(&rig, "one", 0, named("no", true)), Err(Error::UnknownDisk(_))));
+    assert_eq!(rig.plane.get("one").unwrap().namespaces.len(), 2, "refusals leave nothing");
+
+    detach(&rig, "one", 1).unwrap();
+    assert_eq!(changed(&mut driver), [1]);
+    assert_eq!(size(&mut driver, 1), 0);
+    assert!(write(&mut driver, 1, 0, 1).unwrap_err().contains("INVALID_NAMESPACE"));
+    assert!(matches!(detach(&rig, "one", 1), Err(Error::UnknownNamespace(_))));
+    assert_eq!(attach(&rig, "one", 0, ram(2 << 20)).unwrap().nsid, 1);
+    assert_eq!((changed(&mut driver), size(&mut driver, 1)), (vec![1], 4096));
+    let namespace = Some(v1::detach_disk_request::Namespace::Disk("data".into()));
+    let request = v1::DetachDiskRequest { endpoint_id: "one".into(), namespace };
+    rig.plane.detach(&request).unwrap();
+    assert_eq!(changed(&mut driver), [5]);
+    assert!(matches!(rig.plane.detach(&request), Err(Error::UnknownNamespace(_))));
+    rig.plane.remove_disk("data").unwrap();
+    assert!(rig.plane.list_disks().is_empty());
+}
+
+/// Commands are always under way while the disk goes, comes back and changes its size. Each of them
+/// ends, and none with anything but success or the status that the change explains.
+#[test]
+fn nothing_is_lost_or_held_under_load() {
+    let mut rig = Rig::new();
+    let (_, file) = file_of(&rig, 1 << 20);
+    create(&rig, "data", file).unwrap();
+    let mut driver = endpoint(&mut rig, "one", vec![named("data", false)]);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| under_load(&mut driver, &stop));
+        for round in 0..20 {
+            detach(&rig, "one", 1).unwrap();
+            attach(&rig, "one", 1, named("data", false)).unwrap();
+            resize(&rig, "data", (1 << 20) + (round % 2) * 4096, true).unwrap();
+        }
+        stop.store(true, Ordering::Release);
+        let [succeeded, gone] = load.join().unwrap();
+        assert!(succeeded > 0, "{gone} commands found no namespace");
+    });
+    rig.plane.remove("one").unwrap();
+    rig.plane.remove_disk("data").unwrap();
+}
+
+/// Keeps 32 commands in flight until `stop`, then waits for all. How many succeeded, and how many
+/// found no namespace.
+fn under_load(driver: &mut Driver<Socket>, stop: &AtomicBool) -> [u64; 2] {
+    let buffer = driver.arena.allocate(4096).unwrap();
+    let (mut submitted, mut ended, mut counts) = (0u64, 0u64, [0; 2]);
+    let mut entries = Vec::new();
+    while !stop.load(Ordering::Acquire) || ended < submitted {
+        while submitted - ended < 32 && !stop.load(Ordering::Acquire) {
+            let opcode = if submitted % 3 == 0 { NvmOpcode::Write } else { NvmOpcode::Read };
+            let command = io(opcode, 1, submitted % 255 * 8, 8);
+            driver.submit(1, SubmissionEntry { prp1: buffer.into(), ..command }).unwrap();
+            submitted += 1;
+        }
+        driver.reap(1, &mut entries).unwrap();
+        for entry in entries.drain(..) {
+            match Status(entry.status().code()) {
+                Status::SUCCESS => counts[0] += 1,
+                Status::INVALID_NAMESPACE => counts[1] += 1,
+                other => panic!("{other:?}"),
+            }
+            ended += 1;
+        }
+        driver.registers.idle().unwrap();
+    }
+    counts
+}
+
+#[test]
+fn what_is_no_disk_is_refused() {
+    let rig = Rig::new();
+    for bad in ["", "7", "a/b", "a:ro"] {
+        assert!(matches!(create(&rig, bad, ram(1 << 20)), Err(Error::Invalid(_))), "{bad:?}");
+    }
+    let overlay = Kind::Overlay(v1::OverlayDisk { base_path: "/x".into(), limit_bytes: 0 });
+    for bad in [overlay, named("x", false)] {
+        assert!(matches!(create(&rig, "x", bad), Err(Error::Invalid(_))));
+    }
+    let none = v1::CreateDiskRequest { name: "x".into(), disk: None };
+    assert!(matches!(rig.plane.create_disk(&none), Err(Error::Invalid(_))));
+    assert!(matches!(create(&rig, "x", ram(100)), Err(Error::Disk(_))));
+    assert!(matches!(resize(&rig, "x", 1 << 20, false), Err(Error::UnknownDisk(_))));
+    assert!(matches!(rig.plane.remove_disk("x"), Err(Error::UnknownDisk(_))));
+    create(&rig, "x", ram(1 << 20)).unwrap();
+    assert!(matches!(create(&rig, "x", ram(1 << 20)), Err(Error::ExistingDisk(_))));
+    assert!(matches!(resize(&rig, "x", 1000, true), Err(Error::Disk(_))));
+    assert_eq!(rig.plane.list_disks()[0].size_bytes, 1 << 20);
+    let no_endpoint = v1::DetachDiskRequest { endpoint_id: "x".into(), namespace: None };
+    assert!(matches!(rig.plane.detach(&no_endpoint), Err(Error::Unknown(_))));
+}

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Named disks under running guests: shared by two, attached, detached, resized; Linux rescans by itself.
+. "$(dirname "$0")/lib.sh"
+need_node
+
+# in_guest NAME COMMAND…: a command in a running sandbox.
+in_guest() { local name=$1; shift; "$slipway" exec "$name" "$@"; }
+# sectors NAME NSID: what the guest's kernel thinks the namespace has, in sectors of 512 bytes.
+sectors() { in_guest "$1" cat "/sys/class/block/nvme0n$2/size" 2>/dev/null; }
+has_sectors() { [ "$(sectors "$1" "$2")" = "$3" ]; }
+id_of() { "$slipway" inspect "$1" | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])'; }
+
+truncate -s 64M "$work/shared.img"
+"$slipway" disk create shared "file:$work/shared.img" >/dev/null || fail "disk create"
+"$slipway" disk create shared ram:1M 2>/dev/null && fail "a name was given twice"
+for name in one two; do
+    "$slipway" run -d --name "$name" --privileged "$image" -- sleep 600 >/dev/null || fail "run $name"
+done
+one=$(id_of one) two=$(id_of two)
+
+nsid=$("$slipway" endpoint attach "$one" shared) || fail "attach"
+[ "$("$slipway" endpoint attach "$two" shared:ro --nsid "$nsid")" = "$nsid" ] || fail "attach read-only"
+for name in one two; do
+    wait_until 30 has_sectors "$name" "$nsid" 131072 || fail "no /dev/nvme0n$nsid in $name: $(in_guest "$name" ls /sys/class/block)"
+done
+ok "a disk appears in two running guests as /dev/nvme0n$nsid"
+
+d=/dev/nvme0n$nsid
+in_guest one sh -c "mknod -m 600 $d b \$(tr : ' ' < /sys/class/block/nvme0n$nsid/dev) 2>/dev/null; test -b $d" || fail "no node in one"
+in_guest two sh -c "mknod -m 600 $d b \$(tr : ' ' < /sys/class/block/nvme0n$nsid/dev) 2>/dev/null; test -b $d" || fail "no node in two"
+in_guest one sh -c "printf 'from one' | dd of=$d bs=4096 conv=sync oflag=direct status=none" || fail "writing in one"
+[ "$(in_guest two dd if=$d bs=4096 count=1 iflag=direct status=none | head -c 8)" = "from one" ] || fail "two does not read what one wrote"
+in_guest two dd if=/dev/zero of=$d bs=4096 count=1 oflag=direct status=none 2>/dev/null && fail "two wrote its read-only disk"
+[ "$(in_guest one cat "/sys/class/block/nvme0n$nsid/wwid")" = "$(in_guest two cat "/sys/class/block/nvme0n$nsid/wwid")" ] || fail "the disk has two names"
+ok "what one guest writes the other reads; its own writes are refused; both know the disk by one name"
+
+"$slipway" disk resize shared 32M 2>/dev/null && fail "it shrank without being asked to"
+"$slipway" disk resize shared 128M >/dev/null || fail "resize"
+for name in one two; do
+    wait_until 30 has_sectors "$name" "$nsid" 262144 || fail "$name does not see the new size: $(sectors "$name" "$nsid")"
+done
+[ "$(stat -c %s "$work/shared.img")" = 134217728 ] || fail "the file did not grow"
+ok "it grows under both guests"
+
+"$slipway" disk rm shared 2>/dev/null && fail "a disk in use was removed"
+in_guest one sh -c "dd if=/dev/zero of=$d bs=64k oflag=direct status=none 2>/dev/null & sleep 0.3" &
+sleep 0.5
+"$slipway" endpoint detach "$one" shared >/dev/null || fail "detach under load"
+wait
+gone() { in_guest "$1" sh -c "! test -e /sys/class/block/nvme0n$nsid"; }
+wait_until 30 gone one || fail "the disk does not go from one"
+has_sectors two "$nsid" 262144 || fail "it went from two as well"
+"$slipway" endpoint detach "$two" "$nsid" >/dev/null || fail "detach by number"
+wait_until 30 gone two || fail "the disk does not go from two"
+in_guest one true && in_guest two true || fail "a guest is stuck"
+ok "it vanishes from one guest under load and from the other after"
+
+[ "$("$slipway" disk ls --json | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["users"])')" = "[]" ] || fail "disk ls"
+"$slipway" disk rm shared >/dev/null || fail "disk rm"
+for bad in "create 7 ram:1M" "create x overlay:/x" "create x disk:y" "create x ram:1X" "resize nothing 1M" "rm nothing"; do
+    # shellcheck disable=SC2086
+    "$slipway" disk $bad >/dev/null 2>"$work/err" && fail "disk $bad was taken"
+    [ "$(wc -l <"$work/err")" = 1 ] || fail "disk $bad: $(cat "$work/err")"
+done
+ok "bad input gets one line"
