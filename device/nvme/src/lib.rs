@@ -48,21 +48,19 @@
 //! - Commands are processed whether or not Bus Master Enable is set: the host of the function
 //!   knows what memory it lends.
 //! - Features are not saveable; they return to their defaults on every controller reset.
-//!
 //! - An SGL may have up to 4,096 descriptors, which bounds the work of one that points at itself;
 //!   longer ones are refused with Invalid Number of SGL Descriptors (0Eh). Its data is aligned to
 //!   dwords; bit buckets are not supported.
-//!
 //! - Compare, Verify and Copy pass the data through a buffer of the controller's, in steps of at
 //!   most 1 MiB. Copy is that of TP 4065 with source ranges of format 0; ranges that overlap the
 //!   destination are copied piece by piece from their start.
 //! - A fused Compare and Write has the disk for itself, as far as this controller goes: its other
 //!   commands to that namespace end before the compare or start after the write. Other controllers
 //!   of the same disk are not held back, so for a shared namespace it is refused (Invalid Field),
-//!   and not advertised (FUSES) by a controller that has one. Its halves must come with one
-//!   doorbell (section 4.11); a half without the other is refused.
+//!   and not advertised (FUSES) by a controller that has one; nor is it by one with a journal, as
+//!   after a restart its comparison would find its own write. Its halves must come with one doorbell
+//!   (section 4.11); a half without the other is refused.
 //! - A write is atomic in units of one block (AWUN, AWUPF and ACWU are 0), whatever disks do better.
-//!
 //! - Abort gives up what waits for a disk, what the disk has not begun with ([`Disk::cancel`]), and
 //!   Verify, Copy and Compare between their steps. Everything else ends by itself, as does a command
 //!   that several requests of a disk work on.
