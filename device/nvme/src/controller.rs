@@ -25,6 +25,7 @@ use crate::health::Health;
 use crate::inflight::Inflight;
 use crate::journal::{Journal, Ticket};
 use crate::lifecycle::{Phase, Shutdown};
+use crate::limiter::{Limiter, Rates};
 use crate::mailbox::Inbox;
 use crate::namespace::Namespaces;
 use crate::prp::Walker;
@@ -87,6 +88,7 @@ pub struct Controller {
     /// When the keep alive timer was started last.
     pub(crate) keep_alive_since: Duration,
     pub(crate) inflight: Inflight,
+    pub(crate) limiter: Limiter,
     pub(crate) journal: Option<Journal>,
     /// The slot of the command at hand.
     pub(crate) ticket: Ticket,
@@ -151,6 +153,7 @@ impl Controller {
             clock: parts.clock,
             limits: parts.limits,
             inflight: Inflight::default(),
+            limiter: Limiter::default(),
             journal,
             ticket: Ticket::NONE,
             changed: false,
@@ -169,6 +172,12 @@ impl Controller {
     /// watches them while it sleeps.
     pub fn wake_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.namespaces.iter().filter_map(|namespace| namespace.disk.wake_descriptor())
+    }
+
+    /// Limits the controller's I/O commands from now on; its queues share what there is. Bursts
+    /// begin anew. Not part of the saved state: a host that restores one sets its limits again.
+    pub fn limit(&mut self, rates: Rates) {
+        self.limiter = Limiter::new(rates);
     }
 
     /// Requests that disks work on.
@@ -316,7 +325,8 @@ impl Function for Controller {
         self.settle();
         self.signal();
         self.resting &= !busy;
-        match self.keep_alive_deadline() {
+        let held = self.limiter.deadline().filter(|_| self.is_running());
+        match self.keep_alive_deadline().into_iter().chain(held).min() {
             _ if busy => Progress::Busy,
             deadline if self.shadow.is_none() || self.resting => Progress::Idle(deadline),
             deadline => Progress::Watching(deadline),

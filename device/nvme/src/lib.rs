@@ -25,6 +25,8 @@
 //! [`Controller::refresh`]); a disk may be one of several on the same medium, for several
 //! controllers. Other threads post such calls to the [`Mailbox`].
 //!
+//! A host may limit a controller's commands and bytes per second ([`Controller::limit`]).
+//!
 //! Decisions where the specification leaves room:
 //! - NN is 1,024 whichever namespaces there are, so that it is constant. A namespace that is not
 //!   there, or no longer, is Invalid Namespace or Format (0Bh) to a command; what its disk had begun
@@ -94,6 +96,7 @@ mod inflight;
 mod io;
 mod journal;
 mod lifecycle;
+mod limiter;
 mod mailbox;
 mod namespace;
 mod parts;
@@ -112,6 +115,7 @@ mod trace;
 pub use attachment::{ChangeError, Done};
 pub use controller::Controller;
 pub use journal::journal_len;
+pub use limiter::{Rate, Rates};
 pub use mailbox::Mailbox;
 pub use namespace::Namespace;
 pub use parts::{Identity, Limits, Parts, PartsError};

@@ -15,6 +15,7 @@ use crate::controller::Controller;
 use crate::inflight::{Command, Kind};
 use crate::io::{Outcome, disk_status};
 use crate::journal::Done;
+use crate::namespace::Namespaces;
 use crate::prp::write_runs;
 
 /// Most commands that one queue may start per poll, so that queues, and functions that share a
@@ -41,6 +42,10 @@ impl Controller {
             return busy;
         }
         self.turn = if self.turn + 1 < bound { self.turn + 1 } else { 0 };
+        if self.limiter.is_on() {
+            let held = self.limiter.begin(self.clock.now());
+            self.turn = held.filter(|queue| *queue < bound).unwrap_or(self.turn);
+        }
         for step in 0..bound {
             let at = self.turn + step;
             busy |= self.fetch(if at < bound { at } else { at - bound });
@@ -74,7 +79,17 @@ impl Controller {
             tracer.observed(submission, before);
         }
         let burst = self.features.burst().map_or(BURST, |burst| burst.min(BURST));
-        let most = if submission.deleting.is_some() { 0 } else { burst };
+        let limited = id != 0 && self.limiter.is_on();
+        let most = match submission.deleting {
+            Some(_) => 0,
+            // What a command costs is known when it has been fetched.
+            None if limited && self.limiter.is_open() => 1,
+            None if limited => 0,
+            None => burst,
+        };
+        if limited && most == 0 && submission.waiting() > 0 {
+            self.limiter.hold(id);
+        }
         let most = most.min(room).min(completion.free());
         let mut entries = std::mem::take(&mut self.entries);
         let fetched = match most.min(submission.waiting()) {
@@ -104,6 +119,11 @@ impl Controller {
         }
         if let Some(tracer) = &mut self.tracer {
             tracer.fetched();
+        }
+        if limited {
+            entries
+                .iter()
+                .for_each(|entry| self.limiter.start(transferred(&self.namespaces, entry)));
         }
         let mut rest = entries.iter();
         while let Some(entry) = rest.next() {
@@ -422,6 +442,18 @@ impl Controller {
         if spans.capacity() > 0 && self.spare_spans.len() < most {
             self.spare_spans.push(spans);
         }
+    }
+}
+
+/// Bytes that an I/O command reads, writes or compares. Those of a Copy are known later.
+fn transferred(namespaces: &Namespaces, entry: &SubmissionEntry) -> u64 {
+    match NvmOpcode(entry.opcode) {
+        NvmOpcode::Read | NvmOpcode::Write | NvmOpcode::Compare | NvmOpcode::Verify => {
+            let namespace = namespaces.get(entry.nsid.get());
+            let block_size = namespace.map_or(0, |namespace| namespace.geometry.block_size);
+            u64::from(entry.block_count()) * u64::from(block_size)
+        }
+        _ => 0,
     }
 }
 

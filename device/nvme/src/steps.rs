@@ -139,6 +139,8 @@ impl Controller {
             return Err(Status::LBA_OUT_OF_RANGE.dnr());
         }
         let block_size = geometry.block_size;
+        // Each block is read and written.
+        self.limiter.move_bytes(2 * u64::from(blocks) * u64::from(block_size));
         let longest = ranges.iter().map(|(_, blocks)| *blocks).max().unwrap_or(1);
         let bytes = longest.min(self.step_blocks(block_size)) * block_size;
         let buffer = Span::heap(bytes as usize);

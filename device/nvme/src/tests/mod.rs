@@ -9,6 +9,7 @@ mod init;
 mod io;
 mod killed;
 mod lifecycle;
+mod limits;
 mod mailbox;
 mod parts;
 mod prp;
