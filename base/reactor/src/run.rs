@@ -14,10 +14,12 @@ use crate::{Context, Event, Settings, Step, Task, TaskId};
 
 /// Events taken from the kernel at a time.
 const EVENTS_PER_WAIT: usize = 128;
-/// Busy rounds between two looks at the kernel: a look costs a system call, a round may cost less.
-const ROUNDS_PER_LOOK: u32 = 16;
+/// Time between two looks at the kernel while tasks are busy: a look costs a system call, a round
+/// may cost far less. It is also how much later a busy reactor sees an event.
+const LOOK_PERIOD: Duration = Duration::from_micros(20);
 
 struct Slot {
+    id: TaskId,
     task: Box<dyn Task>,
     watches: Vec<Watch>,
     events: Vec<Event>,
@@ -26,12 +28,54 @@ struct Slot {
     queued: bool,
 }
 
+/// Tasks at places of their own, so that a step needs no search and moves nothing.
+#[derive(Default)]
+struct Tasks {
+    places: Vec<Option<Slot>>,
+    free: Vec<usize>,
+    by_id: HashMap<TaskId, usize>,
+}
+
+impl Tasks {
+    fn insert(&mut self, slot: Slot) -> usize {
+        let id = slot.id;
+        let place = self.free.pop().unwrap_or(self.places.len());
+        if place == self.places.len() {
+            self.places.push(None);
+        }
+        self.places[place] = Some(slot);
+        self.by_id.insert(id, place);
+        place
+    }
+
+    fn remove(&mut self, place: usize) -> Option<Slot> {
+        let slot = self.places.get_mut(place)?.take()?;
+        self.by_id.remove(&slot.id);
+        self.free.push(place);
+        Some(slot)
+    }
+
+    fn at(&mut self, place: usize) -> Option<&mut Slot> {
+        self.places.get_mut(place)?.as_mut()
+    }
+
+    fn find(&mut self, id: TaskId) -> Option<(usize, &mut Slot)> {
+        let place = *self.by_id.get(&id)?;
+        Some((place, self.at(place)?))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+}
+
 pub(crate) struct Run {
     settings: Settings,
     mailbox: Arc<Mailbox>,
     watches: Watches,
-    tasks: HashMap<TaskId, Slot>,
-    ready: VecDeque<TaskId>,
+    tasks: Tasks,
+    /// Places of the tasks to be polled, each once.
+    ready: VecDeque<usize>,
     deadlines: BTreeSet<(Instant, TaskId)>,
     had_task: bool,
     stopping: bool,
@@ -44,7 +88,7 @@ impl Run {
             settings,
             mailbox,
             watches,
-            tasks: HashMap::new(),
+            tasks: Tasks::default(),
             ready: VecDeque::new(),
             deadlines: BTreeSet::new(),
             had_task: false,
@@ -54,7 +98,7 @@ impl Run {
 
     pub(crate) fn run(mut self) {
         let mut last_work = Instant::now();
-        let mut round = 0u32;
+        let mut last_look = last_work;
         while !self.stopping {
             let now = Instant::now();
             self.expire(now);
@@ -68,8 +112,8 @@ impl Run {
             }
             self.round(now);
             last_work = now;
-            round = round.wrapping_add(1);
-            if round.is_multiple_of(ROUNDS_PER_LOOK) {
+            if now.duration_since(last_look) >= LOOK_PERIOD {
+                last_look = now;
                 self.look(Some(Duration::ZERO));
             }
             if self.finished() {
@@ -96,7 +140,7 @@ impl Run {
     fn expire(&mut self, now: Instant) {
         while let Some((_, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) {
             self.deadlines.pop_first();
-            if let Some(slot) = self.tasks.get_mut(&id) {
+            if let Some((_, slot)) = self.tasks.find(id) {
                 slot.deadline = None;
             }
             self.enqueue(id);
@@ -128,7 +172,7 @@ impl Run {
 
     fn deliver(&mut self, id: TaskId, token: u32, flags: epoll::EventFlags) {
         use epoll::EventFlags as F;
-        let Some(slot) = self.tasks.get_mut(&id) else { return };
+        let Some((_, slot)) = self.tasks.find(id) else { return };
         let broken = F::ERR | F::HUP;
         let event = Event {
             token,
@@ -144,11 +188,11 @@ impl Run {
     }
 
     fn enqueue(&mut self, id: TaskId) {
-        if let Some(slot) = self.tasks.get_mut(&id)
+        if let Some((place, slot)) = self.tasks.find(id)
             && !slot.queued
         {
             slot.queued = true;
-            self.ready.push_back(id);
+            self.ready.push_back(place);
         }
     }
 
@@ -164,17 +208,19 @@ impl Run {
 
     fn add(&mut self, id: TaskId, task: Box<dyn Task>) {
         self.had_task = true;
-        let mut slot =
-            Slot { task, watches: Vec::new(), events: Vec::new(), deadline: None, queued: false };
+        let (watches, events) = (Vec::new(), Vec::new());
+        let mut slot = Slot { id, task, watches, events, deadline: None, queued: false };
         let now = Instant::now();
-        let started = self.call(id, now, &mut slot, |task, context| task.start(context));
-        self.tasks.insert(id, slot);
+        let started = call(&self.settings, &mut self.watches, now, &mut slot, |task, context| {
+            task.start(context)
+        });
+        let place = self.tasks.insert(slot);
         match started {
             Some(Ok(())) => return self.enqueue(id),
             Some(Err(error)) => (self.settings.on_panic)(&format!("it could not start: {error}")),
             None => {}
         }
-        self.remove(id);
+        self.remove(place, drop);
         // Ends the loop's wait when the only task of an `exit_when_empty` reactor could not start.
         self.stopping |= self.finished();
     }
@@ -182,48 +228,43 @@ impl Run {
     /// One step for every task that was ready when the round began.
     fn round(&mut self, now: Instant) {
         for _ in 0..self.ready.len() {
-            let Some(id) = self.ready.pop_front() else { return };
-            let Some(mut slot) = self.tasks.remove(&id) else { continue };
+            let Some(place) = self.ready.pop_front() else { return };
+            let Some(slot) = self.tasks.at(place) else { continue };
             slot.queued = false;
-            let step = self.call(id, now, &mut slot, |task, context| task.poll(context));
+            let step = call(&self.settings, &mut self.watches, now, slot, |task, context| {
+                task.poll(context)
+            });
             slot.events.clear();
-            self.settle(id, slot, step.unwrap_or(Step::Done));
+            self.settle(place, step.unwrap_or(Step::Done));
         }
     }
 
-    fn settle(&mut self, id: TaskId, mut slot: Slot, step: Step) {
+    fn settle(&mut self, place: usize, step: Step) {
+        let Some(slot) = self.tasks.at(place) else { return };
         let wanted = match step {
             Step::Idle(deadline) => deadline,
             _ => None,
         };
         if slot.deadline != wanted {
-            self.set_deadline(id, &mut slot, wanted);
+            let (id, old) = (slot.id, std::mem::replace(&mut slot.deadline, wanted));
+            old.map(|old| self.deadlines.remove(&(old, id)));
+            wanted.map(|new| self.deadlines.insert((new, id)));
         }
         match step {
             Step::Busy => {
                 slot.queued = true;
-                self.ready.push_back(id);
-                self.tasks.insert(id, slot);
+                self.ready.push_back(place);
             }
-            Step::Idle(_) => drop(self.tasks.insert(id, slot)),
-            Step::Done => self.forget(slot, drop),
-            Step::Leave => self.forget(slot, |task| task.leave()),
+            Step::Idle(_) => {}
+            Step::Done => self.remove(place, drop),
+            Step::Leave => self.remove(place, |task| task.leave()),
         }
     }
 
-    fn set_deadline(&mut self, id: TaskId, slot: &mut Slot, wanted: Option<Instant>) {
-        if let Some(old) = slot.deadline.take() {
-            self.deadlines.remove(&(old, id));
-        }
-        if let Some(new) = wanted {
-            self.deadlines.insert((new, id));
-        }
-        slot.deadline = wanted;
-    }
-
-    fn remove(&mut self, id: TaskId) {
-        if let Some(slot) = self.tasks.remove(&id) {
-            self.forget(slot, drop);
+    /// Forgets a task and its descriptors and hands the task to `last`.
+    fn remove(&mut self, place: usize, last: impl FnOnce(Box<dyn Task>)) {
+        if let Some(slot) = self.tasks.remove(place) {
+            self.forget(slot, last);
         }
     }
 
@@ -237,29 +278,29 @@ impl Run {
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| last(slot.task)));
         report(&*on_panic, outcome);
     }
+}
 
-    /// Calls into a task. None: it panicked.
-    fn call<T>(
-        &mut self,
-        id: TaskId,
-        now: Instant,
-        slot: &mut Slot,
-        call: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> T,
-    ) -> Option<T> {
-        let mut context = Context {
-            id,
-            now,
-            poll_budget: self.settings.poll_budget,
-            events: &slot.events,
-            own: &mut slot.watches,
-            watches: &mut self.watches,
-        };
-        // The task is dropped after a panic and never looked at again, so nothing can observe a
-        // broken invariant of its; the context's calls do not panic half-way.
-        let task = &mut *slot.task;
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| call(task, &mut context)));
-        report(&*self.settings.on_panic, outcome)
-    }
+/// Calls into a task. None: it panicked.
+fn call<T>(
+    settings: &Settings,
+    watches: &mut Watches,
+    now: Instant,
+    slot: &mut Slot,
+    call: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> T,
+) -> Option<T> {
+    let mut context = Context {
+        id: slot.id,
+        now,
+        poll_budget: settings.poll_budget,
+        events: &slot.events,
+        own: &mut slot.watches,
+        watches,
+    };
+    // The task is dropped after a panic and never looked at again, so nothing can observe a
+    // broken invariant of its; the context's calls do not panic half-way.
+    let task = &mut *slot.task;
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| call(task, &mut context)));
+    report(&*settings.on_panic, outcome)
 }
 
 fn report<T>(on_panic: &dyn Fn(&str), outcome: std::thread::Result<T>) -> Option<T> {
