@@ -23,6 +23,30 @@ pub(crate) fn page_size() -> usize {
     rustix::param::page_size()
 }
 
+/// Bytes that are fetched ahead of a copy: enough for the processor to find the rest by itself, and
+/// few enough not to fill its queue of outstanding misses for long. (Of 0, 1 and 4 KiB, 1 KiB was
+/// the fastest for random 4 KiB pieces.)
+const AHEAD: usize = 1024;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn prefetch_line(line: *const u8, write: bool) {
+    use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T1, _mm_prefetch};
+    // SAFETY: a prefetch reads nothing as far as the program can tell, and never faults.
+    unsafe {
+        if write {
+            _mm_prefetch::<_MM_HINT_ET0>(line.cast());
+        } else {
+            _mm_prefetch::<_MM_HINT_T1>(line.cast());
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn prefetch_line(_line: *const u8, _write: bool) {}
+
 impl Anonymous {
     /// `len` zero bytes, at least one.
     ///
@@ -59,6 +83,26 @@ impl Anonymous {
     pub fn small_pages(self) -> Self {
         self.advise(Advice::LinuxNoHugepage);
         self
+    }
+
+    /// Asks for huge pages: one costs 2 MiB at the first write to it, and random accesses then need
+    /// few entries of the processor's address translation. A kernel that has none gives small ones.
+    pub fn huge_pages(self) -> Self {
+        self.advise(Advice::LinuxHugepage);
+        self
+    }
+
+    /// Has the processor fetch the first bytes of `range`, up to [`AHEAD`] of them, for reading or
+    /// for writing. A hint; whatever lies outside is not fetched.
+    #[inline]
+    pub fn prefetch(&self, range: Range<usize>, write: bool) {
+        let len = range.len().min(AHEAD);
+        let Some(bytes) = self.bytes().get(range.start..range.start.saturating_add(len)) else {
+            return;
+        };
+        for line in bytes.chunks(LINE) {
+            prefetch_line(line.as_ptr(), write);
+        }
     }
 
     /// All of it. Reading what was never written allocates nothing.

@@ -9,8 +9,9 @@ use crate::check::{Extent, admit, complete, is_block_size};
 use crate::memory::Anonymous;
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 
-/// A volatile disk in this process's memory. Sparse: what was never written costs nothing, and
-/// Discard and Write Zeroes give whole pages back. Everything completes in `submit`.
+/// A volatile disk in this process's memory. Sparse: what was never written costs nothing, in steps
+/// of a huge page (2 MiB) where the kernel has them and of a page where not; Discard and Write
+/// Zeroes give whole pages back. Everything completes in `submit`.
 pub struct RamDisk {
     memory: Anonymous,
     geometry: Geometry,
@@ -25,7 +26,7 @@ impl RamDisk {
         let geometry =
             Geometry { block_size, blocks: whole_blocks(bytes, block_size)?, read_only: false };
         let memory = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::OutOfMemory.into());
-        let memory = memory.and_then(Anonymous::new);
+        let memory = memory.and_then(Anonymous::new).map(Anonymous::huge_pages);
         let memory = memory.map_err(|source| OpenError::Memory { bytes, source })?;
         Ok(Self { memory, geometry })
     }
@@ -49,6 +50,20 @@ impl RamDisk {
             usize::try_from(bytes).map_err(|_| failed(std::io::ErrorKind::OutOfMemory.into()))?;
         let memory = Anonymous::of(file, len).map_err(failed)?;
         Ok(Self { memory, geometry })
+    }
+
+    /// Overlaps the cache misses of the next request with the copy of this one.
+    fn prefetch(&self, next: &Request) {
+        let write = match next.operation {
+            Operation::Read => false,
+            Operation::Write => true,
+            _ => return,
+        };
+        let block = u64::from(self.geometry.block_size);
+        let (start, len) = (next.lba.saturating_mul(block), u64::from(next.blocks) * block);
+        // Not checked yet: what is not on the disk is not fetched.
+        let end = start.saturating_add(len).min(self.geometry.bytes());
+        self.memory.prefetch(start.min(end) as usize..end as usize, write);
     }
 
     fn carry_out(&mut self, request: &Request, extent: Extent) -> Result<(), DiskError> {
@@ -120,7 +135,11 @@ impl Disk for RamDisk {
     }
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
-        for request in requests.drain(..) {
+        let mut rest = requests.drain(..).peekable();
+        while let Some(request) = rest.next() {
+            if let Some(next) = rest.peek() {
+                self.prefetch(next);
+            }
             let result =
                 admit(&self.geometry, &request).and_then(|extent| self.carry_out(&request, extent));
             completions.push(complete(request, result));

@@ -52,7 +52,7 @@ mod span;
 mod tests;
 
 pub use lasting::{Lasting, Snapshots};
-pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed};
+pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed, View};
 pub use mapping::{Mapping, Remote};
 pub use span::Span;
 

@@ -1,9 +1,8 @@
 //! The DMA map of one client and the device's view of it.
 
-use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use arc_swap::ArcSwap;
 
@@ -97,12 +96,48 @@ pub enum MapError {
     TooMany,
 }
 
-type Table = BTreeMap<u64, Region>;
+/// Regions by address, ascending. There are few and they change rarely, so a sorted vector is found
+/// through fastest.
+#[derive(Clone, Default)]
+struct Table(Vec<(u64, Region)>);
+
+impl Table {
+    /// How many regions begin at or below `iova`.
+    fn up_to(&self, iova: u64) -> usize {
+        self.0.partition_point(|(start, _)| *start <= iova)
+    }
+
+    /// The region that begins nearest below `iova`, or there.
+    fn below(&self, iova: u64) -> Option<&(u64, Region)> {
+        self.0.get(self.up_to(iova).checked_sub(1)?)
+    }
+}
 
 /// The owner's side of a client's address space: regions come and go here.
 #[derive(Default)]
 pub struct DmaMap {
-    table: Arc<ArcSwap<Table>>,
+    shared: Arc<Shared>,
+}
+
+/// What owner and views share.
+#[derive(Default)]
+struct Shared {
+    table: ArcSwap<Table>,
+    /// Counts the changes of `table`; goes up after each.
+    version: AtomicU64,
+}
+
+impl Shared {
+    fn store(&self, table: Table) -> Arc<Table> {
+        let old = self.table.swap(Arc::new(table));
+        // Pairs with the acquire in `version`: who sees the count sees the table.
+        self.version.fetch_add(1, Ordering::Release);
+        old
+    }
+
+    fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
 }
 
 /// A removed region. Spans of requests in flight may still refer to its mapping.
@@ -133,7 +168,7 @@ impl DmaMap {
 
     /// The view for devices; any number of them, on any thread.
     pub fn memory(&self) -> Memory {
-        Memory { table: Arc::clone(&self.table) }
+        Memory { shared: Arc::clone(&self.shared) }
     }
 
     /// Adds `region` at `iova`.
@@ -144,16 +179,16 @@ impl DmaMap {
         // By its last byte, since the end of a region at the top of the address space is 2^64.
         let last = region.len.checked_sub(1).and_then(|length| iova.checked_add(length));
         let last = last.ok_or(MapError::BadRange)?;
-        let mut table = Table::clone(&self.table.load());
-        if table.len() >= MAX_REGIONS {
+        let mut table = Table::clone(&self.shared.table.load());
+        if table.0.len() >= MAX_REGIONS {
             return Err(MapError::TooMany);
         }
-        let before = table.range(..=last).next_back();
+        let before = table.below(last);
         if before.is_some_and(|(start, old)| start + (old.len - 1) >= iova) {
             return Err(MapError::Overlap);
         }
-        table.insert(iova, region);
-        self.table.store(Arc::new(table));
+        table.0.insert(table.up_to(iova), (iova, region));
+        self.shared.store(table);
         Ok(())
     }
 
@@ -162,45 +197,47 @@ impl DmaMap {
     /// # Errors
     /// [`MapError::NotMapped`].
     pub fn remove(&mut self, iova: u64, len: u64) -> Result<Removed, MapError> {
-        let mut table = Table::clone(&self.table.load());
-        match table.get(&iova) {
-            Some(region) if region.len == len => {}
-            _ => return Err(MapError::NotMapped),
+        let mut table = Table::clone(&self.shared.table.load());
+        let at = table.up_to(iova).checked_sub(1).ok_or(MapError::NotMapped)?;
+        if table.0[at].0 != iova || table.0[at].1.len != len {
+            return Err(MapError::NotMapped);
         }
-        let region = table.remove(&iova).ok_or(MapError::NotMapped)?;
-        self.table.store(Arc::new(table));
+        let (_, region) = table.0.remove(at);
+        self.shared.store(table);
         Ok(Removed(region))
     }
 
     /// Removes everything.
     pub fn clear(&mut self) -> Vec<Removed> {
-        let old = self.table.swap(Arc::default());
-        old.values().cloned().map(Removed).collect()
+        let old = self.shared.store(Table::default());
+        old.0.iter().map(|(_, region)| Removed(region.clone())).collect()
     }
 
     /// Every region: address, region.
     pub fn regions(&self) -> Vec<(u64, Region)> {
-        self.table.load().iter().map(|(iova, region)| (*iova, region.clone())).collect()
+        self.shared.table.load().0.clone()
     }
 }
 
 /// A device's view of a client's memory. Cheap to clone; takes no lock.
 #[derive(Clone)]
 pub struct Memory {
-    table: Arc<ArcSwap<Table>>,
+    shared: Arc<Shared>,
 }
 
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Memory({} regions)", self.table.load().len())
+        write!(f, "Memory({} regions)", self.shared.table.load().0.len())
     }
 }
 
 impl Memory {
     /// `len` bytes of heap at address 0, for tests.
     pub fn heap(len: usize) -> Self {
-        let table = Table::from([(0, Region::heap(len))]);
-        Self { table: Arc::new(ArcSwap::from_pointee(table)) }
+        let table = Table(vec![(0, Region::heap(len))]);
+        Self {
+            shared: Arc::new(Shared { table: ArcSwap::from_pointee(table), ..Shared::default() }),
+        }
     }
 
     /// Copies guest memory at `iova` into `into`. The range may cross regions.
@@ -234,7 +271,7 @@ impl Memory {
     /// # Errors
     /// [`Fault`]. A word that crosses regions or is message-only is copied instead.
     pub fn load_u32(&self, iova: u64) -> Result<u32, Fault> {
-        let table = self.table.load();
+        let table = self.shared.table.load();
         let piece = find(&table, iova, 4)?.allowing(Access::Read)?;
         if let Some(mapping) = piece.whole(4) {
             return mapping.load_u32(piece.offset).ok_or(Fault::Gone { iova });
@@ -251,7 +288,7 @@ impl Memory {
     /// # Errors
     /// [`Fault`]. A word that crosses regions or is message-only is copied instead.
     pub fn store_u32(&self, iova: u64, value: u32) -> Result<(), Fault> {
-        let table = self.table.load();
+        let table = self.shared.table.load();
         let piece = find(&table, iova, 4)?.allowing(Access::Write)?;
         if let Some(mapping) = piece.whole(4) {
             let there = mapping.store_u32(piece.offset, value);
@@ -267,7 +304,7 @@ impl Memory {
     /// # Errors
     /// [`Fault`].
     pub fn publish(&self, iova: u64, bytes: &[u8; 16]) -> Result<(), Fault> {
-        let table = self.table.load();
+        let table = self.shared.table.load();
         let piece = find(&table, iova, 16)?.allowing(Access::Write)?;
         if let Some(mapping) = piece.whole(16) {
             let there = mapping.publish(piece.offset, bytes);
@@ -292,13 +329,7 @@ impl Memory {
         access: Access,
         spans: &mut Vec<Span>,
     ) -> Result<(), Fault> {
-        self.walk(iova, len, access, |piece| {
-            let span = piece.span()?;
-            if !spans.last_mut().is_some_and(|last| last.join(&span)) {
-                spans.push(span);
-            }
-            Ok(())
-        })
+        self.walk(iova, len, access, |piece| append(&piece, spans))
     }
 
     /// Whether any byte of the range is message-only, up to the first that is not mapped.
@@ -324,25 +355,97 @@ impl Memory {
     /// Visits the parts of the range region by region. Stops at the first error.
     fn pieces(
         &self,
-        mut iova: u64,
-        mut left: usize,
-        mut visit: impl FnMut(Piece<'_>) -> Result<(), Fault>,
+        iova: u64,
+        left: usize,
+        visit: impl FnMut(Piece<'_>) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        let table = self.table.load();
-        while left > 0 {
-            let piece = find(&table, iova, left)?;
-            let len = piece.len;
-            visit(piece)?;
-            left -= len;
-            match iova.checked_add(len as u64) {
-                Some(next) => iova = next,
-                // That was the last byte of the address space; nothing follows it.
-                None if left == 0 => return Ok(()),
-                None => return Err(Fault::Unmapped { iova, len: left as u64 }),
-            }
+        pieces(&self.shared.table.load(), iova, left, visit)
+    }
+
+    /// Counts the changes of the map. What was pinned is what is mapped as long as it stays.
+    pub fn version(&self) -> u64 {
+        self.shared.version()
+    }
+}
+
+/// A device's view that keeps the map's table between lookups, so that one costs next to nothing.
+///
+/// It sees a change of the map at its next lookup. Until then it keeps what was removed alive, as a
+/// span does: a device lets go ([`View::release`]) when it is quiesced.
+pub struct View {
+    memory: Memory,
+    version: u64,
+    table: Option<Arc<Table>>,
+}
+
+impl View {
+    /// A view of `memory` that keeps nothing yet.
+    pub fn new(memory: Memory) -> Self {
+        Self { memory, version: 0, table: None }
+    }
+
+    /// Pins the ranges (address, bytes) that `ranges` gives and makes `spans` consist of exactly
+    /// them, in order, joined where one follows the other. Spans that are there already are used
+    /// again, so pass those of an earlier request: where they are of the same mapping, no count of
+    /// references changes.
+    ///
+    /// # Errors
+    /// As for [`Memory::pin`]; `spans` then holds nothing meaningful.
+    pub fn pin(
+        &mut self,
+        ranges: impl Iterator<Item = (u64, usize)>,
+        access: Access,
+        spans: &mut Vec<Span>,
+    ) -> Result<(), Fault> {
+        let version = self.memory.version();
+        if version != self.version {
+            self.release();
+            self.version = version;
         }
+        let table = self.table.get_or_insert_with(|| self.memory.shared.table.load_full());
+        let mut used = 0;
+        for (iova, len) in ranges {
+            pieces(table, iova, len, |piece| piece.allowing(access)?.pin(spans, &mut used))?;
+        }
+        spans.truncate(used);
         Ok(())
     }
+
+    /// Lets go of the map's table.
+    pub fn release(&mut self) {
+        self.table = None;
+    }
+}
+
+/// Visits the parts of the range region by region. Stops at the first error.
+fn pieces(
+    table: &Table,
+    mut iova: u64,
+    mut left: usize,
+    mut visit: impl FnMut(Piece<'_>) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    while left > 0 {
+        let piece = find(table, iova, left)?;
+        let len = piece.len;
+        visit(piece)?;
+        left -= len;
+        match iova.checked_add(len as u64) {
+            Some(next) => iova = next,
+            // That was the last byte of the address space; nothing follows it.
+            None if left == 0 => return Ok(()),
+            None => return Err(Fault::Unmapped { iova, len: left as u64 }),
+        }
+    }
+    Ok(())
+}
+
+/// Appends the piece, joined with the last span where it follows that.
+fn append(piece: &Piece<'_>, spans: &mut Vec<Span>) -> Result<(), Fault> {
+    let span = piece.span()?;
+    if !spans.last_mut().is_some_and(|last| last.join(&span)) {
+        spans.push(span);
+    }
+    Ok(())
 }
 
 /// A range within one region.
@@ -356,7 +459,7 @@ struct Piece<'a> {
 /// As much of `iova..iova + len` as its region holds.
 fn find(table: &Table, iova: u64, len: usize) -> Result<Piece<'_>, Fault> {
     let unmapped = Fault::Unmapped { iova, len: len as u64 };
-    let (start, region) = table.range(..=iova).next_back().ok_or(unmapped)?;
+    let (start, region) = table.below(iova).ok_or(unmapped)?;
     let offset = iova - start;
     if offset >= region.len {
         return Err(unmapped);
@@ -396,6 +499,25 @@ impl Piece<'_> {
             Backing::Mapped(mapping) if self.len == len => Some(mapping),
             _ => None,
         }
+    }
+
+    /// Joins the piece with the last of the first `used` spans, or makes it the next of them.
+    #[inline]
+    fn pin(&self, spans: &mut Vec<Span>, used: &mut usize) -> Result<(), Fault> {
+        let Backing::Mapped(mapping) = &self.region.backing else {
+            return Err(Fault::Remote { iova: self.iova });
+        };
+        let (offset, len, iova) = (self.offset, self.len, self.iova);
+        let last = used.checked_sub(1).and_then(|last| spans.get_mut(last));
+        if last.is_some_and(|last| last.extend(mapping, offset, len, iova)) {
+            return Ok(());
+        }
+        match spans.get_mut(*used) {
+            Some(span) => span.renew(mapping, offset, len, iova),
+            None => spans.push(Span::new(Arc::clone(mapping), offset, len, iova)),
+        }
+        *used += 1;
+        Ok(())
     }
 
     fn span(&self) -> Result<Span, Fault> {

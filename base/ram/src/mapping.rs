@@ -115,6 +115,11 @@ impl Mapping {
         self.guarded
     }
 
+    /// Whether it is heap.
+    pub(crate) fn is_heap(&self) -> bool {
+        matches!(self.owner, Owner::Heap { .. })
+    }
+
     /// What may be done with it.
     pub(crate) fn permissions(&self) -> Permissions {
         self.permissions

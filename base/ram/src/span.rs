@@ -41,6 +41,11 @@ impl Span {
         self.len == 0
     }
 
+    /// Whether it is memory of this process alone: a bounce buffer.
+    pub fn is_heap(&self) -> bool {
+        self.mapping.is_heap()
+    }
+
     /// The client's address of the first byte; 0 for a bounce buffer.
     pub fn iova(&self) -> u64 {
         self.iova
@@ -57,11 +62,32 @@ impl Span {
 
     /// Appends `next` when it follows this span directly in the same mapping. False: it does not.
     pub fn join(&mut self, next: &Self) -> bool {
-        let follows = Arc::ptr_eq(&self.mapping, &next.mapping)
-            && self.offset + self.len == next.offset
-            && self.iova.wrapping_add(self.len as u64) == next.iova;
+        self.extend(&next.mapping, next.offset, next.len, next.iova)
+    }
+
+    /// Makes this span name another place, without counting references when it is of the same
+    /// mapping: an atomic change of a count would wait for all copies before it.
+    pub(crate) fn renew(&mut self, mapping: &Arc<Mapping>, offset: usize, len: usize, iova: u64) {
+        debug_assert!(offset + len <= mapping.len());
+        if !Arc::ptr_eq(&self.mapping, mapping) {
+            self.mapping = Arc::clone(mapping);
+        }
+        (self.offset, self.len, self.iova) = (offset, len, iova);
+    }
+
+    /// As [`Span::join`] for a place that is no span yet.
+    pub(crate) fn extend(
+        &mut self,
+        mapping: &Arc<Mapping>,
+        offset: usize,
+        len: usize,
+        iova: u64,
+    ) -> bool {
+        let follows = Arc::ptr_eq(&self.mapping, mapping)
+            && self.offset + self.len == offset
+            && self.iova.wrapping_add(self.len as u64) == iova;
         if follows {
-            self.len += next.len;
+            self.len += len;
         }
         follows
     }

@@ -234,6 +234,36 @@ fn removed_memory_is_idle_when_the_last_span_is_gone() {
 }
 
 #[test]
+fn a_view_sees_changes_and_lets_go_when_told() {
+    let fd = memfd(8192, SealFlags::SHRINK);
+    let mut map = map([(0, mapped(&fd, 0, 4096))]);
+    let mut view = View::new(map.memory());
+    let mut spans = Vec::new();
+    let before = map.memory().version();
+    view.pin([(0, 2048), (2048, 2048)].into_iter(), Access::Read, &mut spans).unwrap();
+    assert_eq!(format!("{spans:?}"), "[Span(0x0+0x1000)]");
+    view.pin([(2048, 8), (0, 8)].into_iter(), Access::Read, &mut spans).unwrap();
+    assert_eq!(format!("{spans:?}"), "[Span(0x800+0x8), Span(0x0+0x8)]");
+    view.pin([(16, 8)].into_iter(), Access::Read, &mut spans).unwrap();
+    assert_eq!(format!("{spans:?}"), "[Span(0x10+0x8)]");
+    spans.clear();
+    assert_eq!(map.memory().version(), before, "looking changes nothing");
+    let removed = map.remove(0, 4096).unwrap();
+    assert!(!removed.is_idle(), "the view keeps it");
+    view.release();
+    assert!(removed.is_idle());
+    let gone = view.pin([(0, 1)].into_iter(), Access::Read, &mut spans);
+    assert_eq!(gone, Err(Fault::Unmapped { iova: 0, len: 1 }));
+    map.add(0, mapped(&fd, 4096, 4096)).unwrap();
+    assert!(map.memory().version() > before);
+    view.pin([(0, 4096)].into_iter(), Access::Write, &mut spans).unwrap();
+    spans[0].write(0, &[4]).unwrap();
+    let mut byte = [0];
+    rustix::io::pread(&fd, &mut byte, 4096).unwrap();
+    assert_eq!(byte, [4]);
+}
+
+#[test]
 fn a_sealed_memfd_is_unguarded_and_only_when_it_holds_the_range() {
     if crate::backing::overcommit_is_strict() {
         println!("SKIPPED: a_sealed_memfd_is_unguarded: needs vm.overcommit_memory other than 2");

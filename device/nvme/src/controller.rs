@@ -15,7 +15,7 @@ use slipway_pci::{
     Access, Bar, ConfigEffect, ConfigSpace, Description, Doorbells, Function, Interrupt, Msix,
     MsixLayout, Progress, StateError,
 };
-use slipway_ram::{Memory, Span};
+use slipway_ram::{Memory, Span, View};
 use slipway_telemetry::Clock;
 
 use crate::admin::features::Features;
@@ -66,6 +66,8 @@ pub struct Controller {
     pub(crate) pci: ConfigSpace,
     pub(crate) msix: Msix,
     pub(crate) memory: Memory,
+    /// The same, for places of data.
+    pub(crate) view: View,
     pub(crate) interrupts: Vec<Interrupt>,
     pub(crate) doorbells: Doorbells,
     pub(crate) clock: Arc<dyn Clock>,
@@ -134,6 +136,7 @@ impl Controller {
             pci: ConfigSpace::new(&PCI_IDENTITY, &description, Some(&layout)),
             msix: Msix::new(layout),
             description,
+            view: View::new(parts.memory.clone()),
             memory: parts.memory,
             interrupts: parts.interrupts,
             doorbells: parts.doorbells,
@@ -364,7 +367,13 @@ impl Function for Controller {
         // them. No other command is started.
         self.drive_disks();
         self.signal();
-        self.inflight.is_empty()
+        let quiet = self.inflight.is_empty();
+        if quiet {
+            self.queues.release_memory();
+            self.view.release();
+            self.spare_spans.clear();
+        }
+        quiet
     }
 
     fn save(&self) -> Vec<u8> {

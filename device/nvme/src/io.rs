@@ -13,7 +13,6 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::controller::Controller;
 use crate::inflight::{Bounce, Command, Inflight, Kind};
-use crate::prp::Run;
 
 /// How a command went on.
 pub(crate) enum Outcome {
@@ -138,8 +137,8 @@ impl Controller {
         spans: &mut Vec<Span>,
     ) -> Result<Option<Box<Bounce>>, Status> {
         let access = if kind == Kind::Read { Access::Write } else { Access::Read };
-        let pin = |run: &Run| self.memory.pin(run.address, run.len, access, spans);
-        match self.walker.runs.iter().try_for_each(pin) {
+        let runs = self.walker.runs.iter().map(|run| (run.address, run.len));
+        match self.view.pin(runs, access, spans) {
             Ok(()) => return Ok(None),
             Err(Fault::Remote { .. }) => spans.clear(),
             Err(_) => return Err(Status::DATA_TRANSFER_ERROR),

@@ -111,6 +111,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod window;
 
 pub use attachment::{ChangeError, Done};
 pub use controller::Controller;

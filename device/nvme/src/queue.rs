@@ -8,11 +8,12 @@
 use slipway_nvme_spec::command::{
     COMPLETION_ENTRY, CompletionEntry, FUSE_FIRST, SUBMISSION_ENTRY, SubmissionEntry,
 };
-use slipway_ram::{Fault, Memory};
+use slipway_ram::{Access, Fault, Memory};
 use zerocopy::IntoBytes;
 
 use crate::cell::{BadDoorbell, Cell, ShadowPages, distance};
 use crate::journal::Ticket;
+use crate::window::Window;
 
 /// A submission queue (section 4.1.1).
 pub(crate) struct SubmissionQueue {
@@ -36,6 +37,7 @@ pub(crate) struct SubmissionQueue {
     /// Its epoch in the journal.
     pub epoch: u32,
     pub doorbell: Cell,
+    ring: Window,
 }
 
 impl SubmissionQueue {
@@ -52,6 +54,7 @@ impl SubmissionQueue {
             taken: 0,
             epoch: 0,
             doorbell,
+            ring: Window::new(base, size as usize * SUBMISSION_ENTRY, Access::Read),
         }
     }
 
@@ -89,8 +92,8 @@ impl SubmissionQueue {
     ) -> Result<(), Fault> {
         let count = most.min(self.waiting()).min(self.size - self.head);
         entries.resize(count as usize, SubmissionEntry::default());
-        let from = self.base.wrapping_add(u64::from(self.head) * SUBMISSION_ENTRY as u64);
-        memory.read(from, entries.as_mut_slice().as_mut_bytes())?;
+        let from = self.head as usize * SUBMISSION_ENTRY;
+        self.ring.read(memory, from, entries.as_mut_slice().as_mut_bytes())?;
         self.in_flight += count;
         Ok(())
     }
@@ -111,8 +114,8 @@ impl SubmissionQueue {
         if room > count {
             let mut second = SubmissionEntry::default();
             let at = (self.head + count) % self.size;
-            let from = self.base.wrapping_add(u64::from(at) * SUBMISSION_ENTRY as u64);
-            memory.read(from, second.as_mut_bytes())?;
+            let from = at as usize * SUBMISSION_ENTRY;
+            self.ring.read(memory, from, second.as_mut_bytes())?;
             entries.push(second);
             self.in_flight += 1;
         } else {
@@ -165,6 +168,7 @@ pub(crate) struct CompletionQueue {
     /// Submission queues that complete here.
     pub users: u32,
     pub doorbell: Cell,
+    ring: Window,
 }
 
 impl CompletionQueue {
@@ -182,6 +186,7 @@ impl CompletionQueue {
             signal: false,
             users: 0,
             doorbell,
+            ring: Window::new(base, size as usize * COMPLETION_ENTRY, Access::Write),
         }
     }
 
@@ -229,10 +234,8 @@ impl CompletionQueue {
     pub fn post(&mut self, memory: &Memory, mut entry: CompletionEntry) -> Result<(), Fault> {
         debug_assert!(self.posted() < self.size - 1, "a slot was reserved");
         entry.set_status(entry.status(), self.phase);
-        let at = self.base.wrapping_add(u64::from(self.tail) * COMPLETION_ENTRY as u64);
-        memory.write(at, &entry.as_bytes()[..CompletionEntry::PHASE_DWORD])?;
-        let last = at.wrapping_add(CompletionEntry::PHASE_DWORD as u64);
-        memory.store_u32(last, entry.phase_dword())?;
+        let at = self.tail as usize * COMPLETION_ENTRY;
+        self.ring.publish(memory, at, &zerocopy::transmute!(entry))?;
         self.written += 1;
         self.tail += 1;
         if self.tail == self.size {
@@ -279,6 +282,12 @@ impl Queues {
 
     pub fn completions_mut(&mut self) -> impl Iterator<Item = &mut CompletionQueue> {
         self.completion.iter_mut().flatten()
+    }
+
+    /// Lets go of the queues' memory until they are used again.
+    pub fn release_memory(&mut self) {
+        self.submission.iter_mut().flatten().for_each(|queue| queue.ring.release());
+        self.completion.iter_mut().flatten().for_each(|queue| queue.ring.release());
     }
 
     /// A submission queue together with its completion queue.

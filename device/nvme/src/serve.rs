@@ -19,8 +19,10 @@ use crate::namespace::Namespaces;
 use crate::prp::write_runs;
 
 /// Most commands that one queue may start per poll, so that queues, and functions that share a
-/// thread, get fair turns; the Arbitration Burst of the host may be less (section 4.13).
-const BURST: u32 = 64;
+/// thread, get fair turns; and so that the host takes the completions of one burst while the next
+/// is carried out. Enough of them that a poll's own cost is small in each. The Arbitration Burst of
+/// the host may be less (section 4.13).
+const BURST: u32 = 16;
 /// Most bytes that commands of I/O queues in flight may read or change. Memory disks copy within a
 /// poll, so this bounds how long other functions of the thread wait; and it bounds bounce buffers.
 const MOST_BYTES: u64 = 96 << 20;
@@ -145,7 +147,8 @@ impl Controller {
             return requests;
         }
         let bytes = MOST_BYTES.saturating_sub(self.inflight.bytes());
-        let transfers = bytes / u64::from(self.limits.transfer);
+        // A power of two.
+        let transfers = bytes >> self.limits.transfer.trailing_zeros();
         requests.min(u32::try_from(transfers).unwrap_or(u32::MAX))
     }
 
@@ -435,9 +438,13 @@ impl Controller {
         status
     }
 
-    /// Keeps a vector of spans for the next command; the spans themselves are let go.
+    /// Keeps a vector of spans for the next command, which most likely has its data in the same
+    /// mapping: the spans stay until then, or until the controller is quiesced. Bounce buffers are
+    /// let go.
     pub(crate) fn recycle(&mut self, mut spans: Vec<Span>) {
-        spans.clear();
+        if spans.iter().any(Span::is_heap) {
+            spans.clear();
+        }
         let most = self.limits.in_flight as usize;
         if spans.capacity() > 0 && self.spare_spans.len() < most {
             self.spare_spans.push(spans);

@@ -219,6 +219,21 @@ impl Endpoint {
         true
     }
 
+    /// Whether there is nothing but a function to poll for a client that rings mapped doorbells: no
+    /// message to read or to answer, nobody who comes or goes. (Events are looked at apart; a
+    /// closing or a poke is one. So is the client's reading of output, which only a message made.)
+    fn is_only_served(&self) -> bool {
+        let State::Connected { session, .. } = &self.state else { return false };
+        self.device.mapped.is_some()
+            && !self.more
+            && !self.private
+            && self.accept_at.is_none()
+            && self.listening
+            && session.is_negotiated()
+            && !session.is_pending()
+            && !session.is_quiescing()
+    }
+
     /// Polls the function when there is a reason to.
     fn poll_device(&mut self, ready: Ready, now: Instant) {
         let wanted = match &self.state {
@@ -392,8 +407,12 @@ impl Task for Endpoint {
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Step {
-        let ready = Ready::new(context);
         let now = context.now();
+        if context.events().is_empty() && self.is_only_served() {
+            self.device.poll(now);
+            return self.next(context);
+        }
+        let ready = Ready::new(context);
         if ready.control {
             self.shared.silence();
             if self.shared.take_poke() {

@@ -65,7 +65,7 @@ fn in_the_steady_state(prepare: fn(&mut Controller)) {
     ];
     let mut round = |counted: bool| {
         let mut allocated = 0;
-        for command in commands.iter().cycle().take(60) {
+        for command in commands.iter().cycle().take(12) {
             rig.driver.submit(1, *command).unwrap();
         }
         let before = ALLOCATIONS.get();
@@ -73,9 +73,9 @@ fn in_the_steady_state(prepare: fn(&mut Controller)) {
         if counted {
             allocated = ALLOCATIONS.get() - before;
         }
-        // The interrupts' queue and the driver are not the controller.
+        // Two polls at most, as the ring may wrap. The interrupts' queue and the driver are not the controller.
         rig.sink.take();
-        assert_eq!(rig.reap(1).len(), 60);
+        assert_eq!(rig.reap(1).len(), 12);
         allocated
     };
     for _ in 0..20 {
