@@ -65,7 +65,7 @@ ok "nothing is traced afterwards"
 
 "$slipway" snoop snooped --interval 200ms >"$work/live" 2>&1 &
 first=$!
-wait_until 10 grep -q 'commands in' "$work/live" || fail "the first snoop: $(cat "$work/live")"
+wait_until 10 grep -q 'commands followed in' "$work/live" || fail "the first snoop: $(cat "$work/live")"
 "$slipway" snoop snooped --duration 1s >"$work/second" 2>&1 && fail "two snooped at once"
 grep -q 'somebody snoops' "$work/second" || fail "the second was told: $(cat "$work/second")"
 kill -9 "$first"

@@ -449,9 +449,10 @@ pub struct SnoopArgs {
     /// Only by queue, or only by opcode
     #[arg(long, value_enum, value_name = "WHAT")]
     pub by: Option<By>,
-    /// Follow the commands of one doorbell in N
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub every: u32,
+    /// Follow the commands of one doorbell in N [default: all while they are rare, else about one
+    /// in 20 us, which costs little]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub every: Option<u32>,
     /// Leave a sandbox's guest alone: without its layers
     #[arg(long)]
     pub no_guest: bool,

@@ -205,6 +205,23 @@ fn one_doorbell_in_so_many_is_followed() {
 }
 
 #[test]
+fn a_tracer_that_may_choose_follows_all_that_is_rare_and_little_of_the_rest() {
+    let mut traced = Traced::new();
+    traced.trace(0);
+    let mut run = |idle| {
+        (0..160).for_each(|_| {
+            traced.run(1, write(), idle);
+        });
+        traced.take().get(1, OpcodeClass::Write, Layer::Whole).unwrap().count()
+    };
+    assert_eq!(run(30_000), 160);
+    // A command takes 1 µs: one in 20.
+    let followed = run(300);
+    assert!((8..=14).contains(&followed), "{followed}");
+    assert!(run(30_000) > 130);
+}
+
+#[test]
 fn a_queue_that_came_later_is_missed_and_then_traced() {
     let mut traced = Traced::new();
     traced.trace(1);

@@ -25,13 +25,14 @@ use show::Shown;
 /// Runs `slipway snoop`.
 pub async fn snoop(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result<i32> {
     if args.measure_overhead {
-        return overhead::measure(node, config, args).await;
+        return overhead::measure(args).await;
     }
     let mut sandboxes = connect(node, config).await?;
     let mut plane = connect_plane(node, config).await?;
     let target = resolve(&mut sandboxes, &mut plane, args.target()).await?;
     let interval_ms = u32::try_from(args.interval.as_millis()).unwrap_or(u32::MAX);
-    let request = v1::SnoopRequest { id: target.endpoint, interval_ms, every: args.every };
+    let request =
+        v1::SnoopRequest { id: target.endpoint, interval_ms, every: args.every.unwrap_or(0) };
     let reply = plane.snoop(request).await.map_err(|status| refused(&status))?;
     let mut session = Session::new(args, reply.into_inner());
     if target.is_sandbox && !args.no_guest {

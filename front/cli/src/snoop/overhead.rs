@@ -1,23 +1,28 @@
-//! What being snooped on costs: our own driver at depth 1 on a RAM disk of the daemon's, over the
-//! socket, with and without, in turn.
+//! What being snooped on costs: our own driver at depth 1 on a RAM disk, over the socket, with and
+//! without, in turn. The plane is one of this process, on a processor of its own: the node's may be
+//! anywhere, and is left alone.
 
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use slipway_bench::block::native::{Cpus, Session};
 use slipway_bench::block::{Measured, Subject, Workload};
 use slipway_bench::human;
+use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1::disk::Kind;
 use slipway_plane_api::v1::nvme_controller::DoorbellMode;
 use slipway_plane_api::{PlaneClient, v1};
-use slipway_runtime::Config;
 
 use super::figures::{Figures, Key, LAYERS};
-use crate::args::{By, NodeArgs, SnoopArgs};
-use crate::client::{connect_plane, refused};
+use crate::args::{By, SnoopArgs};
+use crate::client::refused;
 use crate::table::table;
 
+/// The endpoint.
+const ID: &str = "overhead";
 /// Turns with, and as many without.
 const ROUNDS: usize = 9;
 const WARM_UP: Duration = Duration::from_millis(50);
@@ -26,34 +31,60 @@ const DISK: u64 = 64 << 20;
 const LOADS: [&str; 2] = ["randread-4k-d1", "randwrite-4k-d1"];
 
 /// Measures and prints it.
-pub async fn measure(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result<i32> {
-    let mut plane = connect_plane(node, config).await?;
-    let id = format!("snoop-overhead-{}", std::process::id());
-    let socket = config.run_dir.join(format!("{id}.sock"));
-    let created = plane.create_endpoint(request(&id, &socket)).await;
-    created.map_err(|status| refused(&status))?;
-    let measured = rounds(&mut plane, &id, socket, args.every).await;
-    let removed = plane.remove_endpoint(v1::RemoveEndpointRequest { id }).await;
-    let loads = measured?;
-    removed.map_err(|status| refused(&status))?;
-    if args.json {
-        let loads: Vec<_> = loads.iter().map(Load::json).collect();
-        crate::say!("{}", serde_json::to_string(&loads)?);
-    } else {
-        let rows: Vec<_> = loads.iter().flat_map(Load::rows).collect();
-        let header = ["LOAD", "SNOOP", "MEAN", "P50", "P99", "LAYERS"];
-        crate::out::print(format_args!("{}", table(header, &rows)));
-        for load in &loads {
-            crate::say!("{}: overhead {}", load.name, load.overhead());
-        }
-    }
+pub async fn measure(args: &SnoopArgs) -> Result<i32> {
+    let cpus = Cpus::split(1)?;
+    let dir = std::env::temp_dir().join(format!("slipway-overhead-{}", std::process::id()));
+    let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
+    made.with_context(|| format!("cannot create {}", dir.display()))?;
+    let measured = in_dir(&dir, cpus, args.every.unwrap_or(0)).await;
+    let _ = std::fs::remove_dir_all(&dir);
+    show(&measured?, args)?;
     Ok(0)
 }
 
-fn request(id: &str, socket: &std::path::Path) -> v1::CreateEndpointRequest {
+async fn in_dir(dir: &Path, cpus: Cpus, every: u32) -> Result<Vec<Load>> {
+    let plane = plane(&cpus)?;
+    let mut client = PlaneClient::new(plane.connect().await?);
+    let socket = dir.join("cntrl");
+    let created = client.create_endpoint(request(&socket)).await;
+    created.map_err(|status| refused(&status))?;
+    let measured = rounds(&mut client, socket, cpus, every).await;
+    let removed = client.remove_endpoint(v1::RemoveEndpointRequest { id: ID.into() }).await;
+    let loads = measured?;
+    removed.map_err(|status| refused(&status))?;
+    Ok(loads)
+}
+
+/// A plane whose reactor keeps to the target's processors: a thread inherits them.
+fn plane(cpus: &Cpus) -> Result<Plane> {
+    let before = sched_getaffinity(None)?;
+    let mut target = CpuSet::new();
+    cpus.target.iter().for_each(|cpu| target.set(*cpu));
+    sched_setaffinity(None, &target).context("keeping to a processor")?;
+    let plane = Plane::new(Settings { reactors: 1 });
+    sched_setaffinity(None, &before)?;
+    plane.context("starting a plane")
+}
+
+fn show(loads: &[Load], args: &SnoopArgs) -> Result<()> {
+    if args.json {
+        let loads: Vec<_> = loads.iter().map(Load::json).collect();
+        crate::say!("{}", serde_json::to_string(&loads)?);
+        return Ok(());
+    }
+    let rows: Vec<_> = loads.iter().flat_map(Load::rows).collect();
+    let header = ["LOAD", "SNOOP", "MEAN", "P50", "P99", "LAYERS"];
+    crate::out::print(format_args!("{}", table(header, &rows)));
+    for load in loads {
+        crate::say!("{}: overhead {}", load.name, load.overhead());
+    }
+    Ok(())
+}
+
+fn request(socket: &Path) -> v1::CreateEndpointRequest {
     let disk = v1::Disk { kind: Some(Kind::Ram(v1::RamDisk { size_bytes: DISK })), block_size: 0 };
     v1::CreateEndpointRequest {
-        id: id.to_owned(),
+        id: ID.to_owned(),
         socket_path: socket.to_string_lossy().into_owned(),
         nvme: Some(v1::NvmeController {
             namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk) }],
@@ -75,15 +106,15 @@ struct Load {
 
 async fn rounds(
     plane: &mut PlaneClient,
-    id: &str,
     socket: PathBuf,
+    cpus: Cpus,
     every: u32,
 ) -> Result<Vec<Load>> {
     let workloads = LOADS.map(|name| name.parse::<Workload>().map_err(anyhow::Error::msg));
     let workloads: Vec<Workload> = workloads.into_iter().collect::<Result<_>>()?;
     let all = workloads.clone();
     let mut session = blocking(move || {
-        let mut session = Session::connect("overhead", &socket, Cpus::split(1)?, &all)?;
+        let mut session = Session::connect("overhead", &socket, cpus, &all)?;
         session.fill()?;
         Ok(session)
     })
@@ -96,7 +127,7 @@ async fn rounds(
             let measured;
             (session, measured) = turn(session, workload).await?;
             load.without.push(measured);
-            let request = v1::SnoopRequest { id: id.to_owned(), interval_ms: 100, every };
+            let request = v1::SnoopRequest { id: ID.to_owned(), interval_ms: 100, every };
             let mut reports = start(plane, request).await?;
             let running = turn(session, workload);
             tokio::pin!(running);

@@ -100,9 +100,10 @@ impl Shown<'_> {
         let Figures { missed, .. } = self.figures;
         let commands = self.figures.commands();
         let seconds = self.figures.seconds();
-        let mut text = format!("{}: {commands} commands in {seconds:.1} s", self.args.target());
-        if self.args.every > 1 {
-            text += &format!(", of one doorbell in {}", self.args.every);
+        let mut text =
+            format!("{}: {commands} commands followed in {seconds:.1} s", self.args.target());
+        if let Some(every) = self.args.every.filter(|every| *every > 1) {
+            text += &format!(", of one doorbell in {every}");
         }
         if *missed > 0 {
             text += &format!("; {missed} of new queues not counted");
@@ -262,7 +263,7 @@ mod tests {
     fn a_table_has_a_group_for_each_queue_and_opcode() {
         let (figures, args) = (figures(), args(&[]));
         let text = Shown { figures: &figures, guest: None, args: &args }.text();
-        assert!(text.starts_with("x: 20 commands in 2.0 s\n"), "{text}");
+        assert!(text.starts_with("x: 20 commands followed in 2.0 s\n"), "{text}");
         assert_eq!(text.lines().count(), 2 + 2 * LAYERS.len(), "{text}");
         assert!(text.contains("backend") && text.contains("30.0 %"), "{text}");
     }
