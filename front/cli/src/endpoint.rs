@@ -16,13 +16,6 @@ use crate::table::table;
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskArg(v1::Disk);
 
-impl DiskArg {
-    /// As the plane's interface has it.
-    pub fn disk(&self) -> v1::Disk {
-        self.0.clone()
-    }
-}
-
 impl FromStr for DiskArg {
     type Err = String;
 
