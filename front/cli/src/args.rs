@@ -354,6 +354,24 @@ pub enum EndpointCommand {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
         nsid: Option<u32>,
     },
+    /// Limit an endpoint's I/O from now on; without options, lift its limits
+    Limit {
+        /// Id of the endpoint
+        endpoint: String,
+        /// Commands per second
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        iops: Option<u64>,
+        /// Commands that may come at once after a pause [default: a tenth of a second's]
+        #[arg(long, value_name = "N", requires = "iops",
+              value_parser = clap::value_parser!(u64).range(1..))]
+        iops_burst: Option<u64>,
+        /// Bytes per second, as 100M
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        bandwidth: Option<u64>,
+        /// Bytes that may come at once after a pause [default: a tenth of a second's]
+        #[arg(long, value_name = "SIZE", requires = "bandwidth", value_parser = parse_size)]
+        bandwidth_burst: Option<u64>,
+    },
     /// Take a disk away from an endpoint; what it is working on ends first
     Detach {
         /// Id of the endpoint

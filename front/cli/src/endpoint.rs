@@ -93,6 +93,19 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
             let reply = plane.attach_disk(request).await.map_err(|status| refused(&status))?;
             crate::say!("{}", reply.into_inner().nsid);
         }
+        EndpointCommand::Limit { endpoint, iops, iops_burst, bandwidth, bandwidth_burst } => {
+            anyhow::ensure!(*bandwidth != Some(0), "a bandwidth is at least a byte per second");
+            let limits = v1::Limits {
+                commands_per_second: iops.unwrap_or(0),
+                command_burst: iops_burst.unwrap_or(0),
+                bytes_per_second: bandwidth.unwrap_or(0),
+                byte_burst: bandwidth_burst.unwrap_or(0),
+            };
+            let (endpoint_id, limits) = (endpoint.clone(), Some(limits));
+            let request = v1::LimitEndpointRequest { endpoint_id, limits };
+            plane.limit_endpoint(request).await.map_err(|status| refused(&status))?;
+            crate::say!("{endpoint}");
+        }
         EndpointCommand::Detach { endpoint, disk } => {
             plane.detach_disk(detach(endpoint, disk)).await.map_err(|status| refused(&status))?;
             crate::say!("{disk}");

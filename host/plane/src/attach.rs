@@ -6,7 +6,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use slipway_nvme::{ChangeError, Controller, Done, Mailbox, Namespace};
+use slipway_nvme::{ChangeError, Controller, Done, Mailbox, Namespace, Rate, Rates};
 use slipway_plane_api::v1;
 use slipway_vfio_user::Control;
 
@@ -117,6 +117,26 @@ impl Plane {
         let asked: Vec<_> = chosen.into_iter().map(|nsid| door.detach(nsid)).collect();
         let outcomes: Vec<_> = asked.into_iter().map(|asked| asked.wait(id, until)).collect();
         outcomes.into_iter().collect()
+    }
+
+    /// Limits an endpoint's controller from now on.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`].
+    pub fn limit(&self, request: &v1::LimitEndpointRequest) -> Result<(), Error> {
+        let id = &request.endpoint_id;
+        let limits = request.limits.unwrap_or_default();
+        let rate = |per_second, burst| (per_second > 0).then_some(Rate { per_second, burst });
+        let rates = Rates {
+            commands: rate(limits.commands_per_second, limits.command_burst),
+            bytes: rate(limits.bytes_per_second, limits.byte_burst),
+        };
+        let door = self.with_endpoint(id, |served| served.door())?;
+        let asked = door.ask(move |controller, done| {
+            controller.limit(rates);
+            done(Ok(()));
+        });
+        asked.wait(id, Instant::now() + PATIENCE)
     }
 
     /// Makes a named disk; blocks while a file is opened.

@@ -107,6 +107,14 @@ impl v1::plane_server::Plane for Service {
         blocking(move || plane.detach(&request).map(|()| v1::DetachDiskReply {})).await
     }
 
+    async fn limit_endpoint(
+        &self,
+        request: Request<v1::LimitEndpointRequest>,
+    ) -> Result<Response<v1::LimitEndpointReply>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.limit(&request).map(|()| v1::LimitEndpointReply {})).await
+    }
+
     async fn create_disk(
         &self,
         request: Request<v1::CreateDiskRequest>,

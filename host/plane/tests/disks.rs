@@ -281,3 +281,27 @@ fn what_is_no_disk_is_refused() {
     let no_endpoint = v1::DetachDiskRequest { endpoint_id: "x".into(), namespace: None };
     assert!(matches!(rig.plane.detach(&no_endpoint), Err(Error::Unknown(_))));
 }
+
+#[test]
+fn limits_are_set_and_lifted_while_it_runs() {
+    let mut rig = Rig::new();
+    let mut driver = endpoint(&mut rig, "one", vec![ram(1 << 20)]);
+    let limit = |commands_per_second| {
+        let limits = v1::Limits { commands_per_second, command_burst: 1, ..Default::default() };
+        rig.plane
+            .limit(&v1::LimitEndpointRequest { endpoint_id: "one".into(), limits: Some(limits) })
+    };
+    limit(50).unwrap();
+    let begun = std::time::Instant::now();
+    for lba in 0..6 {
+        write(&mut driver, 1, lba, 7).unwrap();
+    }
+    // At least: a machine that is slow takes longer, none takes less.
+    assert!(begun.elapsed() >= std::time::Duration::from_millis(100), "{:?}", begun.elapsed());
+    limit(0).unwrap();
+    for lba in 0..200 {
+        write(&mut driver, 1, lba, 7).unwrap();
+    }
+    let unknown = v1::LimitEndpointRequest { endpoint_id: "no".into(), limits: None };
+    assert!(matches!(rig.plane.limit(&unknown), Err(Error::Unknown(_))));
+}
