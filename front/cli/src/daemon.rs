@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
 use crate::client::need_root;
-use crate::image;
+use crate::{image, keeper};
 
 /// How long nobody may be there before an embedded daemon ends.
 const IDLE: Duration = Duration::from_secs(5);
@@ -63,7 +63,9 @@ pub async fn serve(config: Config, ends_when_idle: bool) -> Result<i32> {
     std::fs::set_permissions(&unborn, std::fs::Permissions::from_mode(0o600))?;
     let connections = watch::Sender::new(0_usize);
     let (stop, stopped) = watch::channel(false);
-    let plane = Plane::new(slipway_plane::Settings { reactors: config.reactors })?;
+    // One that ends by itself when it is idle is not restarted by anybody.
+    let keeps = config.keeper && !ends_when_idle;
+    let plane = plane(&config, keeps)?;
     let router = tonic::transport::Server::builder()
         .initial_stream_window_size(slipway_plane_api::STREAM_WINDOW)
         .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
@@ -82,7 +84,23 @@ pub async fn serve(config: Config, ends_when_idle: bool) -> Result<i32> {
         () = async { told(stopped).await; tokio::time::sleep(FAREWELL).await } => {}
     }
     watcher.await?;
+    if keeps {
+        // Without ending the endpoints: the next daemon goes on with them.
+        std::process::exit(0);
+    }
     Ok(0)
+}
+
+/// The plane; with `keeps` it goes on with what the last one left.
+fn plane(config: &Config, keeps: bool) -> Result<Plane> {
+    let settings = slipway_plane::Settings { reactors: config.reactors };
+    if !keeps {
+        return Ok(Plane::new(settings)?);
+    }
+    let keeper = keeper::connect(config)?;
+    let witness = config.run_dir.join("io.lock");
+    let plane = Plane::with_keeper(settings, keeper, &witness);
+    plane.context("cannot go on with what the last daemon left with the keeper")
 }
 
 async fn told(mut stopped: watch::Receiver<bool>) {

@@ -19,6 +19,7 @@ mod disk;
 mod doctor;
 mod endpoint;
 mod image;
+mod keeper;
 mod manage;
 mod out;
 mod progress;
@@ -90,6 +91,9 @@ fn dispatch(cli: &Cli) -> Result<i32> {
         _ => {}
     }
     let config = client::config(&cli.node)?;
+    if matches!(cli.command, Command::Keeper) {
+        return keeper::serve(&config);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(command(cli, config));
     // A blocked helper thread must not hold the end of the command back.

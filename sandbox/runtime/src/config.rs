@@ -45,6 +45,9 @@ pub struct Config {
     pub accelerator: String,
     /// Threads that serve devices.
     pub reactors: u32,
+    /// Endpoints on RAM disks and files outlive the daemon: a keeper process holds them while it is
+    /// restarted, however it ended. Sandboxes do not.
+    pub keeper: bool,
 }
 
 impl Default for Config {
@@ -64,6 +67,7 @@ impl Default for Config {
             boot_timeout_s: 120,
             accelerator: "auto".into(),
             reactors: 1,
+            keeper: false,
         }
     }
 }

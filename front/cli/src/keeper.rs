@@ -1,0 +1,58 @@
+//! `slipway keeper`, and how the daemon finds its keeper.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use slipway_keeper::Keeper;
+use slipway_runtime::Config;
+
+/// How long a keeper may take to listen.
+const START: Duration = Duration::from_secs(10);
+
+fn socket(config: &Config) -> PathBuf {
+    config.run_dir.join("keeper.sock")
+}
+
+/// Serves until there is nothing left to keep.
+pub fn serve(config: &Config) -> Result<i32> {
+    std::fs::create_dir_all(&config.run_dir)
+        .with_context(|| format!("cannot create {}", config.run_dir.display()))?;
+    let socket = socket(config);
+    slipway_keeper::serve(&socket)
+        .with_context(|| format!("cannot keep at {}", socket.display()))?;
+    Ok(0)
+}
+
+/// The keeper that runs, or one that is started now and outlives the daemon.
+pub fn connect(config: &Config) -> Result<Keeper> {
+    let socket = socket(config);
+    if let Ok(keeper) = Keeper::connect(&socket) {
+        return Ok(keeper);
+    }
+    let mut child = Command::new(std::env::current_exe()?)
+        .arg("keeper")
+        .arg("--run-dir")
+        .arg(&config.run_dir)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        // A group of its own: what ends the daemon's group is not for it.
+        .process_group(0)
+        .spawn()
+        .context("cannot start the keeper")?;
+    let begun = Instant::now();
+    while begun.elapsed() < START {
+        if let Ok(keeper) = Keeper::connect(&socket) {
+            // Reaped when it ends; until then the thread sleeps.
+            std::thread::spawn(move || child.wait());
+            return Ok(keeper);
+        }
+        if let Some(status) = child.try_wait()? {
+            bail!("the keeper ended at once: {status}");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bail!("the keeper does not listen at {}", socket.display())
+}
