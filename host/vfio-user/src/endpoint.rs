@@ -104,13 +104,13 @@ impl Endpoint {
             _gone: Gone(shared),
         };
         if let Some((parts, keeping)) = kept {
-            endpoint.resume(parts, keeping)?;
+            endpoint.resume(*parts, keeping)?;
         }
         Ok(endpoint)
     }
 
     /// Goes on with the client that a predecessor had, if there is one.
-    fn resume(&mut self, mut parts: Box<kept::Parts>, keeping: Keeping) -> std::io::Result<()> {
+    fn resume(&mut self, mut parts: kept::Parts, keeping: Keeping) -> std::io::Result<()> {
         let socket = parts.found.remove(&kept::CLIENT);
         let (Some(socket), Some(peer)) = (socket, keeping.client()) else {
             self.kept = Some(Box::new(keeping));
@@ -120,7 +120,7 @@ impl Endpoint {
         let channel = Channel::new(wire, self.config.remote_deadline);
         let live = self.shared.live.clone();
         live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: false });
-        let around = (&mut self.device, &mut *parts);
+        let around = (&mut self.device, &mut parts);
         let session = Session::resume_kept(channel, self.config.clone(), live, keeping, around);
         let session = session.map_err(|end| std::io::Error::other(end.to_string()))?;
         self.device.kick();
