@@ -270,8 +270,11 @@ impl Keeping {
             if let Some(file) = file.and_then(adopt) {
                 self.routes[at] = Arc::as_ptr(&file) as usize;
                 line.route(Some(file));
-                // One may have got lost with the predecessor, and one more does no harm.
-                line.signal();
+                // One may have got lost with the predecessor, and one more of a vector does no harm.
+                // The other kinds mean what they say: QEMU stops a guest whose device has an error.
+                if at < device.sink.lines().len() {
+                    line.signal();
+                }
             }
         }
     }
