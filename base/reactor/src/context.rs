@@ -96,8 +96,9 @@ impl Context<'_> {
         self.now
     }
 
-    /// For how long after the last work the reactor looks for more before it sleeps. A task that
-    /// polls shared memory, which no descriptor announces, stays busy for as long.
+    /// For how long after the last work the reactor looks for more before it sleeps, at present. A
+    /// task that polls shared memory, which no descriptor announces, goes on [`crate::Step::Looking`]
+    /// for as long.
     pub fn poll_budget(&self) -> Duration {
         self.poll_budget
     }

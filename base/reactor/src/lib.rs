@@ -13,9 +13,10 @@
 //! # What a wake costs
 //! Only tasks that are ready are polled, so a thousand idle ones cost nothing per wake: readiness
 //! comes from epoll with the task's number in it, time from a sorted set of deadlines. Before the
-//! thread sleeps it looks for events without sleeping for [`Settings::poll_budget`]; the budget
-//! starts anew with every piece of work, so a loaded reactor never sleeps and an idle one sleeps
-//! for good.
+//! thread sleeps it looks for events without sleeping, for a time that follows the traffic, up to
+//! [`Settings::poll_budget`]; it starts anew with every piece of work, so a loaded reactor never
+//! sleeps and an idle one sleeps for good. A deadline at which a task finds nothing to do is no
+//! work: the thread sleeps again at once.
 //!
 //! # No wake-up is lost
 //! A message (a new task, a wake) is pushed to a mailbox under its lock; whoever finds the mailbox
@@ -24,7 +25,8 @@
 //! reactor takes nothing newer: if P came before that taking, it was taken. If it came after, P
 //! found the mailbox empty or with a message that also came after; the first of those writes the
 //! eventfd after D, and no drain follows D before the reactor sleeps, so epoll, being
-//! level-triggered, returns at once. Descriptors of tasks are level-triggered too: what a step
+//! level-triggered, returns at once. `tests/mailbox.rs` has loom go through the interleavings.
+//! Descriptors of tasks are level-triggered too: what a step
 //! leaves unread wakes the task again.
 //!
 //! # Panics
@@ -36,11 +38,21 @@
 //!
 //! Dependencies: `rustix` for epoll, eventfd and affinity; `thiserror` for [`Stopped`].
 
+mod bell;
 mod context;
 mod mailbox;
+mod polling;
 mod reactor;
 mod run;
+mod sweep;
 mod task;
+
+/// What `mailbox` needs of elsewhere: its test puts loom's locks in their place.
+mod outside {
+    pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
+
+    pub(crate) use crate::bell::Bell;
+}
 
 pub use context::{Context, Event, Interest};
 pub use mailbox::{Handle, Stopped};

@@ -1,11 +1,8 @@
 //! How other threads reach a reactor. The argument that no wake-up is lost is in the crate's head.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::event::EventfdFlags;
-
+use super::outside::{Arc, Bell, Mutex, MutexGuard};
 use crate::{Task, TaskId};
 
 /// The reactor has ended.
@@ -21,7 +18,7 @@ pub(crate) enum Message {
 
 pub(crate) struct Mailbox {
     queue: Mutex<Queue>,
-    bell: OwnedFd,
+    bell: Bell,
     next_id: AtomicU64,
 }
 
@@ -33,12 +30,12 @@ struct Queue {
 
 impl Mailbox {
     pub(crate) fn new() -> std::io::Result<Self> {
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { queue: Mutex::default(), bell, next_id: AtomicU64::new(1) })
+        let queue = Mutex::new(Queue::default());
+        Ok(Self { queue, bell: Bell::new()?, next_id: AtomicU64::new(1) })
     }
 
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
     }
 
     pub(crate) fn push(&self, message: Message) -> Result<(), Stopped> {
@@ -50,15 +47,14 @@ impl Mailbox {
         queue.messages.push(message);
         drop(queue);
         if was_empty {
-            // It can only fail when the counter is full, and then the bell rings already.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            self.bell.ring();
         }
         Ok(())
     }
 
     /// Silences the bell, then takes every message: in this order, see the crate's head.
     pub(crate) fn take(&self) -> Vec<Message> {
-        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        self.bell.silence();
         std::mem::take(&mut self.lock().messages)
     }
 

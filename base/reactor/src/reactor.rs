@@ -15,8 +15,10 @@ pub struct Settings {
     pub name: String,
     /// The CPU that the thread is pinned to, if it is.
     pub cpu: Option<usize>,
-    /// How long the thread looks for events without sleeping after the last work. Zero: it sleeps
-    /// at once. Longer is quicker (an idle CPU is slow to wake) and burns more of the CPU.
+    /// How long, at most, the thread looks for events without sleeping after the last work; an
+    /// eighth of it at least. In between it follows how long the thread slept until work came.
+    /// Zero: it sleeps at once. Longer is quicker (an idle CPU is slow to wake) and burns more of the
+    /// CPU.
     pub poll_budget: Duration,
     /// Ends when its last task has ended, instead of waiting for more.
     pub exit_when_empty: bool,
@@ -29,7 +31,7 @@ impl Default for Settings {
         Self {
             name: "reactor".into(),
             cpu: None,
-            poll_budget: Duration::from_micros(50),
+            poll_budget: Duration::from_micros(200),
             exit_when_empty: false,
             on_panic: Arc::new(|what| eprintln!("reactor: a task was dropped: {what}")),
         }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +11,8 @@ use rustix::event::{Timespec, epoll};
 
 use crate::context::{BELL, Watch, Watches};
 use crate::mailbox::{Mailbox, Message};
+use crate::polling::Polling;
+use crate::sweep::Sweeps;
 use crate::{Context, Event, Settings, Step, Task, TaskId};
 
 /// Events taken from the kernel at a time.
@@ -24,6 +27,8 @@ struct Slot {
     watches: Vec<Watch>,
     events: Vec<Event>,
     deadline: Option<Instant>,
+    /// How often it is asked whether it stirs.
+    sweep: Option<Duration>,
     /// In `ready` already.
     queued: bool,
 }
@@ -77,14 +82,24 @@ pub(crate) struct Run {
     /// Places of the tasks to be polled, each once.
     ready: VecDeque<usize>,
     deadlines: BTreeSet<(Instant, TaskId)>,
+    polling: Polling,
+    sweeps: Sweeps,
+    /// When there was work last.
+    last_work: Instant,
+    /// How long the thread slept, until work shows that the sleep is over.
+    slept: Option<Duration>,
     had_task: bool,
     stopping: bool,
 }
 
 impl Run {
     pub(crate) fn new(settings: Settings, mailbox: Arc<Mailbox>) -> std::io::Result<Self> {
-        let watches = Watches::new(mailbox.bell())?;
+        let watches = Watches::new(mailbox.bell().as_fd())?;
         Ok(Self {
+            polling: Polling::new(settings.poll_budget),
+            sweeps: Sweeps::default(),
+            last_work: Instant::now(),
+            slept: None,
             settings,
             mailbox,
             watches,
@@ -97,24 +112,22 @@ impl Run {
     }
 
     pub(crate) fn run(mut self) {
-        let mut last_work = Instant::now();
-        let mut last_look = last_work;
+        let mut last_look = self.last_work;
         while !self.stopping {
             let now = Instant::now();
             self.expire(now);
             if self.ready.is_empty() {
-                let spinning = now.duration_since(last_work) < self.settings.poll_budget;
-                if self.look(if spinning { Some(Duration::ZERO) } else { self.until_deadline(now) })
-                {
-                    last_work = Instant::now();
-                }
+                self.wait(now);
                 continue;
             }
-            self.round(now);
-            last_work = now;
+            if self.round(now) {
+                self.worked(now);
+            }
             if now.duration_since(last_look) >= LOOK_PERIOD {
                 last_look = now;
-                self.look(Some(Duration::ZERO));
+                if self.look(Some(Duration::ZERO)) {
+                    self.worked(now);
+                }
             }
             if self.finished() {
                 break;
@@ -122,6 +135,32 @@ impl Run {
         }
         // Tasks that were sent and never started are dropped with the rest.
         drop(self.mailbox.close());
+    }
+
+    /// Looks for events; sleeps when there was no work for long enough.
+    fn wait(&mut self, now: Instant) {
+        if now.duration_since(self.last_work) < self.polling.budget() {
+            if self.look(Some(Duration::ZERO)) {
+                self.worked(now);
+            }
+            return;
+        }
+        let found = self.look(self.until_deadline(now));
+        let woken = Instant::now();
+        // Several sleeps until there is work, because of deadlines, are one.
+        let slept = self.slept.unwrap_or_default() + woken.duration_since(now);
+        self.slept = Some(slept);
+        if found {
+            self.worked(woken);
+        }
+    }
+
+    /// There was work at `now`.
+    fn worked(&mut self, now: Instant) {
+        self.last_work = now;
+        if let Some(slept) = self.slept.take() {
+            self.polling.slept(slept);
+        }
     }
 
     /// Whether the last task has ended and the reactor shall end with it.
@@ -133,7 +172,8 @@ impl Run {
     }
 
     fn until_deadline(&self, now: Instant) -> Option<Duration> {
-        self.deadlines.first().map(|(at, _)| at.saturating_duration_since(now))
+        let next = self.deadlines.first().map(|(at, _)| *at).into_iter().chain(self.sweeps.next());
+        next.min().map(|at| at.saturating_duration_since(now))
     }
 
     /// Makes tasks ready whose time has come.
@@ -145,6 +185,30 @@ impl Run {
             }
             self.enqueue(id);
         }
+        if self.sweeps.next().is_some_and(|at| at <= now) {
+            self.sweep(now);
+        }
+    }
+
+    /// Makes tasks ready that stir.
+    fn sweep(&mut self, now: Instant) {
+        let Self { sweeps, tasks, ready, settings, .. } = self;
+        sweeps.run(now, |period, id| {
+            let Some((place, slot)) = tasks.find(id) else { return false };
+            if slot.sweep != Some(period) {
+                return false;
+            }
+            if !slot.queued {
+                let task = &mut slot.task;
+                // A task that panics here has a step, in which it is dropped if it does so again.
+                let stirs = std::panic::catch_unwind(AssertUnwindSafe(|| task.stirs()));
+                slot.queued = report(&*settings.on_panic, stirs).unwrap_or(true);
+                if slot.queued {
+                    ready.push_back(place);
+                }
+            }
+            true
+        });
     }
 
     /// Asks the kernel for events, for at most `timeout` (None: for ever). Whether there were any.
@@ -209,11 +273,12 @@ impl Run {
     fn add(&mut self, id: TaskId, task: Box<dyn Task>) {
         self.had_task = true;
         let (watches, events) = (Vec::new(), Vec::new());
-        let mut slot = Slot { id, task, watches, events, deadline: None, queued: false };
+        let mut slot =
+            Slot { id, task, watches, events, deadline: None, sweep: None, queued: false };
         let now = Instant::now();
-        let started = call(&self.settings, &mut self.watches, now, &mut slot, |task, context| {
-            task.start(context)
-        });
+        let how = (&self.settings, self.polling.budget());
+        let started =
+            call(how, &mut self.watches, now, &mut slot, |task, context| task.start(context));
         let place = self.tasks.insert(slot);
         match started {
             Some(Ok(())) => return self.enqueue(id),
@@ -225,37 +290,48 @@ impl Run {
         self.stopping |= self.finished();
     }
 
-    /// One step for every task that was ready when the round began.
-    fn round(&mut self, now: Instant) {
+    /// One step for every task that was ready when the round began. Whether any of them had work.
+    fn round(&mut self, now: Instant) -> bool {
+        let mut worked = false;
         for _ in 0..self.ready.len() {
-            let Some(place) = self.ready.pop_front() else { return };
+            let Some(place) = self.ready.pop_front() else { break };
             let Some(slot) = self.tasks.at(place) else { continue };
             slot.queued = false;
-            let step = call(&self.settings, &mut self.watches, now, slot, |task, context| {
-                task.poll(context)
-            });
+            let how = (&self.settings, self.polling.budget());
+            let step = call(how, &mut self.watches, now, slot, |task, context| task.poll(context));
             slot.events.clear();
-            self.settle(place, step.unwrap_or(Step::Done));
+            let step = step.unwrap_or(Step::Done);
+            worked |= matches!(step, Step::Busy | Step::Done | Step::Leave);
+            self.settle(place, step);
         }
+        worked
     }
 
     fn settle(&mut self, place: usize, step: Step) {
         let Some(slot) = self.tasks.at(place) else { return };
         let wanted = match step {
-            Step::Idle(deadline) => deadline,
+            Step::Idle(deadline) | Step::Sweep(_, deadline) => deadline,
             _ => None,
         };
+        match step {
+            Step::Sweep(period, _) if slot.sweep != Some(period) => {
+                slot.sweep = Some(period);
+                self.sweeps.add(period, slot.id, Instant::now());
+            }
+            Step::Idle(_) => slot.sweep = None,
+            _ => {}
+        }
         if slot.deadline != wanted {
             let (id, old) = (slot.id, std::mem::replace(&mut slot.deadline, wanted));
             old.map(|old| self.deadlines.remove(&(old, id)));
             wanted.map(|new| self.deadlines.insert((new, id)));
         }
         match step {
-            Step::Busy => {
+            Step::Busy | Step::Looking => {
                 slot.queued = true;
                 self.ready.push_back(place);
             }
-            Step::Idle(_) => {}
+            Step::Idle(_) | Step::Sweep(..) => {}
             Step::Done => self.remove(place, drop),
             Step::Leave => self.remove(place, |task| task.leave()),
         }
@@ -282,7 +358,7 @@ impl Run {
 
 /// Calls into a task. None: it panicked.
 fn call<T>(
-    settings: &Settings,
+    (settings, poll_budget): (&Settings, Duration),
     watches: &mut Watches,
     now: Instant,
     slot: &mut Slot,
@@ -291,7 +367,7 @@ fn call<T>(
     let mut context = Context {
         id: slot.id,
         now,
-        poll_budget: settings.poll_budget,
+        poll_budget,
         events: &slot.events,
         own: &mut slot.watches,
         watches,

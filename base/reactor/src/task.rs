@@ -1,6 +1,6 @@
 //! What a reactor runs.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::Context;
 
@@ -13,9 +13,15 @@ pub struct TaskId(pub(crate) u64);
 pub enum Step {
     /// Another step soon, after every other ready task had one.
     Busy,
+    /// The same, but nothing was found: it looks at memory that no descriptor announces. For the
+    /// time that the reactor polls before it sleeps this is no work.
+    Looking,
     /// Nothing until a watched descriptor is ready, somebody wakes the task or, when there is one,
     /// this time has come.
     Idle(Option<Instant>),
+    /// As `Idle`; besides, [`Task::stirs`] is asked every so often, for all tasks of this period
+    /// together, and the task has a step when it says so.
+    Sweep(Duration, Option<Instant>),
     /// It has ended: its descriptors are forgotten and it is dropped.
     Done,
     /// It wants to be elsewhere: its descriptors are forgotten and [`Task::leave`] gets it.
@@ -44,6 +50,12 @@ pub trait Task: Send {
 
     /// Does a bounded amount of work.
     fn poll(&mut self, context: &mut Context<'_>) -> Step;
+
+    /// Asked after [`Step::Sweep`]: whether there may be something to do that no descriptor announces.
+    /// Quick, as thousands of tasks may be asked at a time.
+    fn stirs(&mut self) -> bool {
+        true
+    }
 
     /// Takes itself away after [`Step::Leave`], typically to another reactor.
     fn leave(self: Box<Self>) {}

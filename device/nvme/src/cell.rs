@@ -18,18 +18,17 @@
 //! look finds S, and the controller does not rest; or the host finds E. The controller had seen the
 //! value E when it published it, so the host's change that the look missed began at E or before and
 //! ended past it: the host writes the register, and that wakes whoever sleeps. A change after that
-//! one finds the controller awake. `tests/sleep.rs` has loom go through every interleaving.
+//! one finds the controller awake. `tests/sleep.rs` has loom go through the interleavings.
 //!
 //! # Hosts that leave the admin queue out
 //! The specification has every queue shadowed; Linux shadows I/O queues only and goes on writing the
-//! admin queue's registers. A queue is taken as shadowed as soon as its entry of the shadow page
-//! changes; from then on the register only wakes, since a write of it may arrive after newer values
-//! of the shadow page. Until then the register counts. No write is misread: a host that shadows a
+//! admin queue's registers. The admin queue is taken as shadowed as soon as its entry of the shadow
+//! page changes, an I/O queue at once; from then on the register only wakes, since a write of it may
+//! arrive after newer values of the shadow page. Until then the register counts. No write is misread: a host that shadows a
 //! queue stores to the shadow page before the register, so whoever handles the register write sees
 //! the change.
 
-use slipway_pci::Doorbells;
-use slipway_ram::{Fault, Memory};
+use super::outside::{Doorbells, Fault, Memory};
 
 /// The doorbell of one queue.
 #[derive(Clone)]
@@ -87,18 +86,24 @@ impl Cell {
 
     /// A cell that a predecessor had read as `seen`.
     pub fn resumed(doorbells: &Doorbells, index: usize, seen: u32) -> Self {
+        doorbells.watch(index);
         Self { doorbells: doorbells.clone(), index, seen, shadow: None }
     }
 
-    /// Makes `value` the one seen last; another one that is there counts as new. For a queue that is
-    /// not shadowed.
+    /// Makes `value` the one seen last; another one that is there counts as new.
     pub fn resume(&mut self, value: u32) {
         self.seen = value;
+        if let Some(shadow) = self.shadow.as_mut().filter(|shadow| shadow.used) {
+            shadow.seen = value;
+        }
     }
 
-    /// What the register holds now.
-    pub fn current(&self) -> u32 {
-        self.doorbells.load(self.index)
+    /// What is there now; no value of a queue when the shadow page cannot be reached.
+    pub fn current(&self, memory: &Memory) -> u32 {
+        match &self.shadow {
+            Some(shadow) if shadow.used => memory.load_u32(shadow.doorbell).unwrap_or(u32::MAX),
+            _ => self.doorbells.load(self.index),
+        }
     }
 
     /// What the register held last.
@@ -115,7 +120,8 @@ impl Cell {
     /// command, or the creation of the queue, has completed.
     pub fn follow(&mut self, memory: &Memory, pages: ShadowPages) -> Result<(), Fault> {
         let seen = memory.load_u32(self.place(pages.doorbells))?;
-        self.resume_shadow(pages, seen, false);
+        // See the head: only the admin queue may be left out.
+        self.resume_shadow(pages, seen, self.index >= 2);
         Ok(())
     }
 

@@ -1,6 +1,8 @@
 //! The bodies of the fuzz targets: bytes become what a hostile guest does. [`fuzz`] does anything;
 //! [`admin`], [`io`] and [`pointers`] get to their subjects without having to find the way first.
 
+pub mod doorbells;
+
 use std::sync::Arc;
 use std::time::Duration;
 

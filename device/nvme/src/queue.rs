@@ -202,12 +202,12 @@ impl CompletionQueue {
 
     /// Goes on after `written` entries. What the host took lies in the doorbell's cell; a value that
     /// cannot be counts as everything.
-    pub fn resume(&mut self, written: u64) {
+    pub fn resume(&mut self, memory: &Memory, written: u64) {
         let size = u64::from(self.size);
         self.written = written;
         self.tail = (written % size) as u32;
         self.phase = (written / size).is_multiple_of(2);
-        let head = self.doorbell.current();
+        let head = self.doorbell.current(memory);
         self.head = if head < self.size { head } else { self.tail };
         self.doorbell.resume(head);
     }

@@ -73,7 +73,7 @@ impl Controller {
     fn resume_queues(&mut self, found: &[Found]) {
         let Some(journal) = &self.journal else { return };
         for queue in self.queues.completions_mut() {
-            queue.resume(journal.posted(queue.id));
+            queue.resume(&self.memory, journal.posted(queue.id));
         }
         for queue in self.queues.submissions_mut() {
             let (mut taken, epoch) = journal.taken(queue.id);

@@ -4,7 +4,7 @@
 //! write that the device itself stores, or a page that the client maps and stores to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Memory that holds doorbell cells: heap, or a page shared with a client.
 ///
@@ -29,23 +29,39 @@ unsafe impl CellPage for Box<[AtomicU32]> {
 pub struct Doorbells {
     page: Arc<dyn CellPage>,
     shared: bool,
+    /// One past the last cell that the device looks at; 0: not told.
+    watched: Arc<AtomicUsize>,
 }
 
 impl Doorbells {
     /// Cells on the heap, for hosts that trap every write. `count` registers.
     pub fn trapped(count: usize) -> Self {
         let cells: Box<[AtomicU32]> = (0..count).map(|_| AtomicU32::new(0)).collect();
-        Self { page: Arc::new(cells), shared: false }
+        Self { page: Arc::new(cells), shared: false, watched: Arc::default() }
     }
 
     /// Cells in memory that a client may store to.
     pub fn shared(page: Arc<dyn CellPage>) -> Self {
-        Self { page, shared: true }
+        Self { page, shared: true, watched: Arc::default() }
     }
 
     /// Whether a client may store to the cells itself, so that no write of a doorbell is trapped.
     pub fn is_shared(&self) -> bool {
         self.shared
+    }
+
+    /// Told by a device that looks at cell `index` from now on, until [`Doorbells::clear`]. One that
+    /// tells of some must tell of all.
+    pub fn watch(&self, index: usize) {
+        self.watched.fetch_max(index + 1, Ordering::Relaxed);
+    }
+
+    /// How many cells, from the first on, a host that waits for a change has to look at.
+    pub fn watched(&self) -> usize {
+        match self.watched.load(Ordering::Relaxed) {
+            0 => self.len(),
+            watched => watched.min(self.len()),
+        }
     }
 
     /// Number of cells.
@@ -73,6 +89,7 @@ impl Doorbells {
 
     /// Zeroes every cell, as a reset does.
     pub fn clear(&self) {
+        self.watched.store(0, Ordering::Relaxed);
         for cell in self.page.cells() {
             cell.store(0, Ordering::Release);
         }

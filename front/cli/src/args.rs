@@ -412,6 +412,10 @@ pub struct EndpointArgs {
     /// Doorbells in a page that clients map, for user-space drivers; without it they are messages
     #[arg(long)]
     pub mapped_doorbells: bool,
+    /// Longest time between two looks at mapped doorbells while nobody uses them: the first command
+    /// after a pause waits for up to as long, and a shorter one takes more CPU [default: 20ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "mapped_doorbells")]
+    pub sweep_period: Option<Duration>,
 }
 
 #[derive(Debug, Subcommand)]

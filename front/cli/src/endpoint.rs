@@ -1,10 +1,12 @@
 //! `slipway endpoint`: NVMe functions for programs other than sandboxes.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::disk::Kind;
+use slipway_plane_api::v1::nvme_controller::DoorbellMode;
 use slipway_runtime::Config;
 
 use crate::args::{EndpointArgs, EndpointCommand, NodeArgs};
@@ -122,7 +124,6 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
 }
 
 fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
-    use v1::nvme_controller::DoorbellMode;
     let socket = std::path::absolute(&args.socket)
         .with_context(|| format!("{} is no path", args.socket.display()))?;
     let doorbells =
@@ -141,6 +142,7 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
                 })
                 .collect(),
             doorbells: doorbells.into(),
+            sweep_period_us: args.sweep_period.map_or(Ok(0), sweep_period)?,
         }),
     })
 }
@@ -154,6 +156,13 @@ fn detach(endpoint: &str, disk: &str) -> v1::DetachDiskRequest {
         Err(_) => Namespace::Disk(name.to_owned()),
     };
     v1::DetachDiskRequest { endpoint_id: endpoint.to_owned(), namespace: Some(namespace) }
+}
+
+fn sweep_period(period: Duration) -> Result<u32> {
+    match u32::try_from(period.as_micros()) {
+        Ok(micros) if micros > 0 => Ok(micros),
+        _ => bail!("--sweep-period is from 1us to an hour"),
+    }
 }
 
 fn owner(text: &str) -> Result<v1::Owner> {
@@ -218,6 +227,11 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
         "clients": counters.clients,
         "messages": counters.messages,
         "errors": counters.errors,
+        "doorbells": match endpoint.doorbells() {
+            DoorbellMode::Trapped => "trapped",
+            DoorbellMode::Mapped => "mapped",
+        },
+        "sweep_period_us": (endpoint.sweep_period_us > 0).then_some(endpoint.sweep_period_us),
         "dma_regions": regions.collect::<Vec<_>>(),
         "namespaces": namespaces.collect::<Vec<_>>(),
     })

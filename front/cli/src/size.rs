@@ -28,11 +28,12 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let number: f64 =
         number.parse().map_err(|_| format!("\"{text}\" is no time, as 250ms or 2s"))?;
     let unit = match unit {
+        "us" => 1e-6,
         "ms" => 1e-3,
         "" | "s" => 1.0,
         "m" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("\"{text}\" has no unit that is known: ms, s, m or h")),
+        _ => return Err(format!("\"{text}\" has no unit that is known: us, ms, s, m or h")),
     };
     Duration::try_from_secs_f64(number * unit).map_err(|_| format!("\"{text}\" is too long"))
 }

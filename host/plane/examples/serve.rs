@@ -32,6 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             serial: ID.into(),
             namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk) }],
             doorbells: DoorbellMode::Mapped.into(),
+            sweep_period_us: 0,
         }),
     })?;
     println!("serving {}", served.socket_path);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use slipway_nvme::{ChangeError, Controller, Identity, Limits, Namespace, Parts, doorbell_count};
@@ -87,6 +88,9 @@ pub struct Served {
     snoop: snoop::Target,
     /// Where it is kept.
     place: Option<Place>,
+    doorbells: v1::nvme_controller::DoorbellMode,
+    /// 0: doorbells are trapped.
+    sweep_period_us: u32,
 }
 
 impl Served {
@@ -104,6 +108,10 @@ impl Served {
         let wanted = request.nvme.clone().unwrap_or_default();
         let config = config(request, &wanted)?;
         let socket = config.location.socket();
+        let sweep_period_us = match config.doorbells {
+            DoorbellMode::Trapped => 0,
+            DoorbellMode::Mapped => config.sweep_period.as_micros() as u32,
+        };
         let unserved = |source| Error::Socket { path: socket.clone(), source };
         let wakes = Wakes::new()?;
         let (namespaces, status) =
@@ -139,8 +147,19 @@ impl Served {
         let ready_ns = monotonic_ns();
         let id = request.id.clone();
         let snoop = snoop::Target::new(door.mailbox.clone(), limits, door.control.clone());
-        let namespaces = status;
-        Ok(Self { id, socket, created_ns, ready_ns, namespaces, door, wakes, snoop, place })
+        Ok(Self {
+            id,
+            socket,
+            created_ns,
+            ready_ns,
+            namespaces: status,
+            door,
+            wakes,
+            snoop,
+            place,
+            doorbells: wanted.doorbells(),
+            sweep_period_us,
+        })
     }
 
     /// The way to its controller for whoever wants it traced.
@@ -232,6 +251,8 @@ impl Served {
                 clients: stats.connections,
             }),
             namespaces: self.namespaces.values().cloned().collect(),
+            doorbells: self.doorbells.into(),
+            sweep_period_us: self.sweep_period_us,
         }
     }
 
@@ -282,6 +303,9 @@ fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Res
         v1::nvme_controller::DoorbellMode::Trapped => DoorbellMode::Trapped,
         v1::nvme_controller::DoorbellMode::Mapped => DoorbellMode::Mapped,
     };
+    if nvme.sweep_period_us > 0 {
+        config.sweep_period = Duration::from_micros(nvme.sweep_period_us.into());
+    }
     Ok(config)
 }
 

@@ -48,7 +48,9 @@ pub struct Config {
     pub allowed_uid: Option<u32>,
     /// How doorbells are rung.
     pub doorbells: DoorbellMode,
-    /// Longest time between two looks at mapped doorbells of an idle device.
+    /// Longest time between two looks at mapped doorbells of an idle device: the first command after
+    /// a pause waits for as long at most, and half of it on average. A thousand devices that are
+    /// looked at every 10 ms cost a CPU about twice what they cost at 20 ms.
     pub sweep_period: Duration,
     /// How long a request may wait for the function before it is answered with an errno. QEMU gives
     /// a device up after 5 s.
@@ -76,7 +78,7 @@ impl Config {
             owner: None,
             allowed_uid: None,
             doorbells: DoorbellMode::Trapped,
-            sweep_period: Duration::from_millis(10),
+            sweep_period: Duration::from_millis(20),
             reply_deadline: Duration::from_secs(4),
             remote_deadline: Duration::from_secs(1),
             handshake_deadline: Duration::from_secs(10),

@@ -1,9 +1,10 @@
 //! The function that an endpoint presents, and what stays with it when clients come and go.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use slipway_pci::{Bar, Function, Progress};
+use slipway_pci::{Bar, CellPage, Doorbells, Function, Progress};
 use slipway_ram::DmaMap;
 use slipway_telemetry::Clock;
 
@@ -17,6 +18,7 @@ const FIRST_SWEEP: Duration = Duration::from_micros(50);
 /// A page of doorbells that clients map.
 pub(crate) struct Mapped {
     pub(crate) page: Arc<SharedPage>,
+    doorbells: Doorbells,
     /// The BAR it is in.
     pub(crate) bar: u8,
     /// From the BAR's start, in bytes.
@@ -41,6 +43,8 @@ pub(crate) struct Device {
     deadline: Option<Instant>,
     last_progress: Instant,
     sweep_wait: Duration,
+    /// The mapped doorbells, as noted last.
+    rung: Vec<u32>,
 }
 
 impl Device {
@@ -69,6 +73,7 @@ impl Device {
             deadline: None,
             last_progress: Instant::now(),
             sweep_wait: FIRST_SWEEP,
+            rung: Vec::new(),
         })
     }
 
@@ -147,14 +152,30 @@ impl Device {
         self.is_unannounced() && now.duration_since(self.last_progress) < budget
     }
 
-    /// When mapped doorbells are to be looked at next. The waits double up to `period` while
-    /// nothing is found, so an idle device costs next to nothing and one that paused briefly is
-    /// found quickly.
+    /// When mapped doorbells are to be looked at next: the waits double up to `period` while nothing
+    /// is found, so one that paused briefly is found quickly. None: they are at `period` already.
     pub(crate) fn next_sweep(&mut self, now: Instant, period: Duration) -> Option<Instant> {
-        self.mapped.as_ref()?;
-        let wait = self.sweep_wait.min(period);
-        self.sweep_wait = self.sweep_wait.saturating_mul(2).min(period);
-        Some(now + wait)
+        let wait = self.sweep_wait;
+        self.sweep_wait = wait.saturating_mul(2).min(period);
+        if wait < period { now.checked_add(wait) } else { None }
+    }
+
+    /// Notes what the mapped doorbells are, before the last poll of a device that is then asked
+    /// [`Device::stirs`] only: what is rung before is found by the poll, and after by the sweep.
+    pub(crate) fn note_doorbells(&mut self) {
+        if let Some(mapped) = &self.mapped {
+            let cells = &mapped.page.cells()[..mapped.doorbells.watched()];
+            self.rung.clear();
+            self.rung.extend(cells.iter().map(|cell| cell.load(Ordering::Acquire)));
+        }
+    }
+
+    /// Whether a mapped doorbell is another one than noted.
+    pub(crate) fn stirs(&self) -> bool {
+        let Some(mapped) = &self.mapped else { return true };
+        let changed = |(cell, rung): (&AtomicU32, &u32)| cell.load(Ordering::Relaxed) != *rung;
+        // What the function looks at changes only while it is polled, and that was before the note.
+        mapped.page.cells().iter().zip(&self.rung).any(changed)
     }
 
     /// After a client has gone: no routes, no memory, a fresh function, fresh doorbells.
@@ -183,7 +204,10 @@ impl Device {
     }
 }
 
-fn find_doorbells(page: Arc<SharedPage>, bars: &[Bar]) -> std::io::Result<Option<Mapped>> {
+fn find_doorbells(
+    (page, doorbells): (Arc<SharedPage>, Doorbells),
+    bars: &[Bar],
+) -> std::io::Result<Option<Mapped>> {
     let ranges = bars.iter().filter_map(|bar| Some((bar, bar.doorbell_page.clone()?)));
     let Some((bar, range)) = ranges.into_iter().next() else { return Ok(None) };
     if page.len() > range.end.saturating_sub(range.start) {
@@ -191,5 +215,5 @@ fn find_doorbells(page: Arc<SharedPage>, bars: &[Bar]) -> std::io::Result<Option
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
     }
     page.renew(range.start)?;
-    Ok(Some(Mapped { page, bar: bar.index, offset: range.start }))
+    Ok(Some(Mapped { page, doorbells, bar: bar.index, offset: range.start }))
 }

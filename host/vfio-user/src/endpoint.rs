@@ -314,16 +314,29 @@ impl Endpoint {
         };
         let connected = matches!(self.state, State::Connected { .. });
         let hot = connected && self.device.is_hot(now, context.poll_budget());
-        if !quiescing && (self.more && !pending || self.device.is_busy() || hot) {
+        if !quiescing && (self.more && !pending || self.device.is_busy()) {
             return Step::Busy;
+        }
+        if !quiescing && hot {
+            return Step::Looking;
         }
         if connected && !quiescing && self.device.rest(now) {
             return Step::Busy;
         }
-        let sweep = connected.then(|| self.device.next_sweep(now, self.config.sweep_period));
+        let period = self.config.sweep_period;
+        let mapped = connected && !quiescing && self.device.mapped.is_some();
+        let sweep = if mapped { self.device.next_sweep(now, period) } else { None };
+        let sleeps = mapped && sweep.is_none();
+        if sleeps {
+            self.device.note_doorbells();
+            if self.device.poll(now) {
+                return Step::Busy;
+            }
+        }
         let recheck = pending.then(|| now + RECHECK);
-        let times = [self.device.deadline(), sweep.flatten(), recheck, handshake, self.accept_at];
-        Step::Idle(times.into_iter().flatten().min())
+        let times = [self.device.deadline(), sweep, recheck, handshake, self.accept_at];
+        let until = times.into_iter().flatten().min();
+        if sleeps { Step::Sweep(period, until) } else { Step::Idle(until) }
     }
 }
 
@@ -448,6 +461,10 @@ impl Task for Endpoint {
         }
         self.watch(context);
         self.next(context)
+    }
+
+    fn stirs(&mut self) -> bool {
+        self.device.stirs()
     }
 
     fn leave(mut self: Box<Self>) {

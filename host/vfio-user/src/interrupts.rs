@@ -1,7 +1,6 @@
 //! Interrupts as eventfds that a client passed.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
@@ -9,13 +8,13 @@ use rustix::fs::OFlags;
 use slipway_pci::InterruptSink;
 
 use crate::bell;
+use crate::mask::Mask;
 
 /// One interrupt of a type.
 #[derive(Default)]
 pub(crate) struct Line {
     route: ArcSwapOption<OwnedFd>,
-    masked: AtomicBool,
-    pending: AtomicBool,
+    mask: Mask,
 }
 
 impl Line {
@@ -25,18 +24,8 @@ impl Line {
     }
 
     /// Delivers, or keeps it pending while masked.
-    ///
-    /// Races with [`Line::unmask`]: both sides first store (pending here, masked there) and then
-    /// load the other's word, sequentially consistent, so at least one of them sees the other; the
-    /// swap lets exactly one of them deliver.
     pub(crate) fn signal(&self) {
-        if !self.masked.load(Ordering::SeqCst) {
-            return self.deliver();
-        }
-        self.pending.store(true, Ordering::SeqCst);
-        if !self.masked.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst) {
-            self.deliver();
-        }
+        self.mask.signal(|| self.deliver());
     }
 
     /// Where it is routed to.
@@ -45,26 +34,22 @@ impl Line {
     }
 
     pub(crate) fn is_masked(&self) -> bool {
-        self.masked.load(Ordering::SeqCst)
+        self.mask.is_masked()
     }
 
     pub(crate) fn mask(&self) {
-        self.masked.store(true, Ordering::SeqCst);
+        self.mask.mask();
     }
 
     /// Unmasks and delivers what came meanwhile.
     pub(crate) fn unmask(&self) {
-        self.masked.store(false, Ordering::SeqCst);
-        if self.pending.swap(false, Ordering::SeqCst) {
-            self.deliver();
-        }
+        self.mask.unmask(|| self.deliver());
     }
 
     /// As at the start: no route, not masked, nothing pending.
     pub(crate) fn clear(&self) {
         self.route.store(None);
-        self.masked.store(false, Ordering::SeqCst);
-        self.pending.store(false, Ordering::SeqCst);
+        self.mask.clear();
     }
 
     fn deliver(&self) {

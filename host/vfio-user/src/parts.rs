@@ -17,7 +17,7 @@ use crate::{Config, DoorbellMode, Kept};
 pub struct EndpointParts {
     pub(crate) map: DmaMap,
     pub(crate) sink: Arc<EventSink>,
-    pub(crate) page: Option<Arc<SharedPage>>,
+    pub(crate) page: Option<(Arc<SharedPage>, Doorbells)>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) kept: Option<(Box<kept::Parts>, Keeping)>,
     mode: DoorbellMode,
@@ -88,8 +88,9 @@ impl EndpointParts {
             DoorbellMode::Trapped => Ok(Doorbells::trapped(count)),
             DoorbellMode::Mapped => {
                 let page = Arc::new(SharedPage::new(count)?);
-                self.page = Some(page.clone());
-                Ok(Doorbells::shared(page))
+                let doorbells = Doorbells::shared(page.clone());
+                self.page = Some((page, doorbells.clone()));
+                Ok(doorbells)
             }
         }
     }

@@ -1,0 +1,65 @@
+//! Loom goes through every interleaving of messages to a reactor that falls asleep:
+//! `src/mailbox.rs`, as it is, on loom's locks. A lost wake-up is a deadlock here.
+#![allow(dead_code)] // the module is used in part
+
+#[path = "../src/mailbox.rs"]
+mod mailbox;
+
+mod outside {
+    pub use loom::sync::{Arc, Mutex, MutexGuard};
+
+    /// An eventfd: rung until it is silenced, and waited for as epoll waits, level-triggered.
+    pub struct Bell {
+        rung: Mutex<bool>,
+        told: loom::sync::Condvar,
+    }
+
+    impl Bell {
+        pub fn new() -> std::io::Result<Self> {
+            Ok(Self { rung: Mutex::new(false), told: loom::sync::Condvar::new() })
+        }
+
+        pub fn ring(&self) {
+            *self.rung.lock().unwrap() = true;
+            self.told.notify_one();
+        }
+
+        pub fn silence(&self) {
+            *self.rung.lock().unwrap() = false;
+        }
+
+        pub fn wait(&self) {
+            let mut rung = self.rung.lock().unwrap();
+            while !*rung {
+                rung = self.told.wait(rung).unwrap();
+            }
+        }
+    }
+}
+
+use mailbox::{Mailbox, Message};
+use outside::Arc;
+
+trait Task: Send {}
+
+#[derive(Clone, Copy)]
+struct TaskId(u64);
+
+#[test]
+fn no_message_is_slept_over() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let senders = [1, 2].map(|id| {
+            let mailbox = mailbox.clone();
+            loom::thread::spawn(move || mailbox.push(Message::Wake(TaskId(id))).unwrap())
+        });
+        let mut got = 0;
+        while got < 2 {
+            mailbox.bell().wait();
+            got += mailbox.take().len();
+        }
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+    });
+}

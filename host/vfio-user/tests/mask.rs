@@ -1,0 +1,62 @@
+//! Loom goes through every interleaving of an interrupt and its mask: `src/mask.rs`, as it is, on
+//! loom's atomics.
+#![allow(dead_code)] // the module is used in part
+
+#[path = "../src/mask.rs"]
+mod mask;
+
+mod outside {
+    pub use loom::sync::atomic::{AtomicBool, Ordering};
+}
+
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU32;
+use mask::Mask;
+use outside::Ordering;
+
+#[derive(Default)]
+struct Line {
+    mask: Mask,
+    delivered: AtomicU32,
+}
+
+impl Line {
+    fn deliver(&self) {
+        self.delivered.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// One thread signals `signals` times, another one unmasks, or masks and unmasks.
+fn model(signals: u32, mask_again: bool) {
+    loom::model(move || {
+        let line = Arc::new(Line::default());
+        line.mask.mask();
+        let other = line.clone();
+        let device = loom::thread::spawn(move || {
+            for _ in 0..signals {
+                other.mask.signal(|| other.deliver());
+            }
+        });
+        if mask_again {
+            line.mask.unmask(|| line.deliver());
+            line.mask.mask();
+        }
+        line.mask.unmask(|| line.deliver());
+        device.join().unwrap();
+        let delivered = line.delivered.load(Ordering::SeqCst);
+        assert!((1..=signals).contains(&delivered), "{signals} came, {delivered} delivered");
+        // Nothing is left behind for a later unmask to find.
+        line.mask.unmask(|| panic!("an interrupt was still pending"));
+    });
+}
+
+#[test]
+fn an_interrupt_is_delivered_once_whoever_is_quicker() {
+    model(1, false);
+}
+
+#[test]
+fn masked_again_and_signalled_twice_nothing_is_lost_or_left() {
+    model(1, true);
+    model(2, false);
+}
