@@ -51,7 +51,7 @@ out=$("$slipway" run --rm --privileged --volume data:64M --volume four:64M:4k "$
     test "$(blockdev --getss $d) $(blockdev --getss $four)" = "512 4096"
     nvme write $four -s 1 -c 0 -z 4096 -d /tmp/a; same $four 1 0
     mkfs.ext4 -q $four; e2fsck -fn $four >/dev/null 2>&1
-    echo done' 2>"$work/err") && [ "$(tail -1 <<<"$out")" = done ] || fail "NVMe commands: $(tail -3 <<<"$out") $(tail -3 "$work/err")"
+    echo done' 2>"$work/err") && [ "$(tail -1 <<<"$out")" = "done" ] || fail "NVMe commands: $(tail -3 <<<"$out") $(tail -3 "$work/err")"
 ok "compare, verify, copy, write-zeroes, dsm, every feature, abort; a volume with blocks of 4 KiB"
 
 # Linux takes SGLs for large segments; here for all.

@@ -1,6 +1,7 @@
 //! Loom goes through every interleaving of messages to a reactor that falls asleep:
 //! `src/mailbox.rs`, as it is, on loom's locks. A lost wake-up is a deadlock here.
 #![allow(dead_code)] // the module is used in part
+#![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 
 #[path = "../src/mailbox.rs"]
 mod mailbox;

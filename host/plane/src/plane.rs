@@ -48,7 +48,7 @@ struct Shared {
 /// An id is taken while its endpoint is made and while it goes.
 enum Slot {
     Reserved,
-    Served(Served),
+    Served(Box<Served>),
 }
 
 impl Plane {
@@ -156,7 +156,7 @@ impl Plane {
         match place.and_then(|place| Served::create(request, disks, &handle, place)) {
             Ok(served) => {
                 let described = served.describe();
-                self.lock().insert(id, Slot::Served(served));
+                self.lock().insert(id, Slot::Served(Box::new(served)));
                 Ok(described)
             }
             Err(error) => {

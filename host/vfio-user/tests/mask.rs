@@ -1,5 +1,6 @@
 //! Loom goes through every interleaving of an interrupt and its mask: `src/mask.rs`, as it is, on
 //! loom's atomics.
+#![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 #![allow(dead_code)] // the module is used in part
 
 #[path = "../src/mask.rs"]
