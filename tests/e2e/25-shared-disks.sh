@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Named disks under running guests: shared by two, attached, detached, resized; Linux rescans by itself.
-# Not yet run in a guest, so not among those that `make test` runs.
-. "$(dirname "$0")/../lib.sh"
+. "$(dirname "$0")/lib.sh"
 need_node
 
 # in_guest NAME COMMAND…: a command in a running sandbox.
