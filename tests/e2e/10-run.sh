@@ -20,7 +20,7 @@ P
 ok "agent reached after $agent_ms ms, all stages recorded"
 
 out=$("$slipway" run --rm --count 8 --timeline "$work/eight.svg" "$image" -- \
-    sh -c 'uname -r; cat /etc/os-release' 2>"$work/eight.err") || fail "eight: $(tail -3 "$work/eight.err")"
+    sh -c 'uname -r; cat /etc/os-release' 2>"$work/eight.err") || fail "eight: status $?, $(grep -E 'slipway:|exit' "$work/eight.err" | head -5)"
 [ "$(grep -c 'PRETTY_NAME' <<<"$out")" = 8 ] || fail "eight sandboxes printed: $out"
 grep -q '<svg' "$work/eight.svg" || fail "no SVG"
 grep -q 'vf-attach' "$work/eight.err" || fail "no table"

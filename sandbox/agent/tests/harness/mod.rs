@@ -25,7 +25,9 @@ fn missing() -> Option<&'static str> {
         Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
     };
     let file_systems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    let checks: [(bool, &str); 8] = [
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let root_is_mount = mounts.lines().any(|line| line.split(' ').nth(4) == Some("/"));
+    let checks: [(bool, &str); 9] = [
         (rustix::process::geteuid().is_root(), "root"),
         (Path::new(BUSYBOX).exists(), "/bin/busybox (busybox-static)"),
         (works("mkfs.erofs", "--help"), "mkfs.erofs (erofs-utils)"),
@@ -34,6 +36,7 @@ fn missing() -> Option<&'static str> {
         (file_systems.contains("\toverlay\n"), "overlayfs in the kernel"),
         (Path::new("/dev/loop-control").exists(), "loop devices"),
         (cgroup2().is_some(), "a cgroup2 mount"),
+        (root_is_mount, "a root that is a mount point, which a plain chroot has not"),
     ];
     checks.iter().find(|(there, _)| !there).map(|(_, what)| *what)
 }
