@@ -76,6 +76,8 @@ pub fn fuzz(data: &[u8]) {
         host.step(&mut input);
         host.check();
     }
+    // What has ended and was not taken yet is no reason to stay awake.
+    host.reap();
     while host.in_flight() > 0 {
         assert!(!host.driver.registers.inner.asleep, "it sleeps over commands");
         host.driver.registers.inner.poll(true);
