@@ -54,6 +54,7 @@ mod outside {
     pub(crate) use crate::bell::Bell;
 }
 
+pub use bell::Bell;
 pub use context::{Context, Event, Interest};
 pub use mailbox::{Handle, Stopped};
 pub use reactor::{Reactor, Settings};

@@ -18,6 +18,7 @@ use slipway_ram::Memory;
 use slipway_telemetry::ManualClock;
 use zerocopy::IntoBytes;
 
+use crate::admin::COMMANDS;
 use crate::prp::Walker;
 use crate::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 
@@ -63,8 +64,9 @@ pub fn admin(data: &[u8]) {
     let mut input = Input(data);
     let mut guest = Guest::new();
     guest.enable();
+    let opcodes = [COMMANDS.as_slice(), &MORE_ADMIN].concat();
     while !input.0.is_empty() {
-        let opcode = ADMIN[usize::from(input.byte()) % ADMIN.len()].0;
+        let opcode = opcodes[usize::from(input.byte()) % opcodes.len()].0;
         let entry = guest.entry(opcode, 0, &mut input);
         guest.submit(0, &[entry]);
     }
@@ -146,23 +148,9 @@ pub fn pointers(data: &[u8]) {
     assert!(walker.runs.iter().all(|run| run.len > 0));
 }
 
-/// What the controller has, and two that it does not.
-const ADMIN: [AdminOpcode; 14] = [
-    AdminOpcode::DeleteSubmissionQueue,
-    AdminOpcode::CreateSubmissionQueue,
-    AdminOpcode::GetLogPage,
-    AdminOpcode::DeleteCompletionQueue,
-    AdminOpcode::CreateCompletionQueue,
-    AdminOpcode::Identify,
-    AdminOpcode::Abort,
-    AdminOpcode::SetFeatures,
-    AdminOpcode::GetFeatures,
-    AdminOpcode::AsynchronousEventRequest,
-    AdminOpcode::KeepAlive,
-    AdminOpcode::DoorbellBufferConfig,
-    AdminOpcode::FormatNvm,
-    AdminOpcode(0xff),
-];
+/// Beside what every controller has: one that this one has too, and two that none has.
+const MORE_ADMIN: [AdminOpcode; 3] =
+    [AdminOpcode::DoorbellBufferConfig, AdminOpcode::FormatNvm, AdminOpcode(0xff)];
 
 /// Likewise.
 const IO: [NvmOpcode; 9] = [

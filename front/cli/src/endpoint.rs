@@ -138,7 +138,7 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
             namespaces: namespaces
                 .map(|(nsid, disk)| {
                     let block_size = args.block_size.unwrap_or(0);
-                    v1::Namespace { nsid, disk: Some(v1::Disk { block_size, ..disk.0.clone() }) }
+                    v1::Namespace { nsid, disk: Some(v1::Disk { block_size, ..disk.disk() }) }
                 })
                 .collect(),
             doorbells: doorbells.into(),

@@ -1,11 +1,11 @@
 //! An endpoint as other threads see it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use slipway_reactor::Bell;
 
 use crate::Stats;
 use crate::stats::Live;
@@ -18,7 +18,7 @@ pub(crate) struct Shared {
     poked: AtomicBool,
     /// The thread that a client was to be moved to could not be had.
     pub(crate) move_failed: AtomicBool,
-    bell: OwnedFd,
+    bell: Bell,
     gone: Mutex<bool>,
     told: Condvar,
 }
@@ -30,7 +30,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             poked: AtomicBool::new(false),
             move_failed: AtomicBool::new(false),
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            bell: Bell::new()?,
             gone: Mutex::new(false),
             told: Condvar::new(),
         })
@@ -41,12 +41,7 @@ impl Shared {
     }
 
     pub(crate) fn silence(&self) {
-        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
-    }
-
-    /// Rings. Can only fail when it rings already.
-    fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        self.bell.silence();
     }
 
     /// Whether the endpoint was poked since it was asked last.
@@ -85,7 +80,7 @@ impl Control {
     /// dropped, the socket's name removed. Returns at once.
     pub fn close(&self) {
         self.0.closing.store(true, Ordering::Release);
-        self.0.ring();
+        self.0.bell.ring();
     }
 
     /// Has the endpoint poll its function soon, also when it sleeps: another thread left something
@@ -93,7 +88,7 @@ impl Control {
     /// that is done.
     pub fn poke(&self) {
         self.0.poked.store(true, Ordering::Release);
-        self.0.ring();
+        self.0.bell.ring();
     }
 
     /// Whether the endpoint is gone, for whatever reason, with everything it owned.

@@ -8,6 +8,7 @@ use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::status::Status;
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::COMMANDS;
 use super::identify::pad;
 use crate::controller::Controller;
 use crate::health::ERROR_ENTRIES;
@@ -96,21 +97,8 @@ fn event_type(id: LogId) -> Option<EventType> {
 /// Section 5.14.1.5; `shadow`: Doorbell Buffer Config is offered.
 fn effects(shadow: bool) -> Box<Effects> {
     let mut log = Box::new(Effects::new_zeroed());
-    let admin = [
-        AdminOpcode::DeleteSubmissionQueue,
-        AdminOpcode::CreateSubmissionQueue,
-        AdminOpcode::GetLogPage,
-        AdminOpcode::DeleteCompletionQueue,
-        AdminOpcode::CreateCompletionQueue,
-        AdminOpcode::Identify,
-        AdminOpcode::Abort,
-        AdminOpcode::SetFeatures,
-        AdminOpcode::GetFeatures,
-        AdminOpcode::AsynchronousEventRequest,
-        AdminOpcode::KeepAlive,
-    ];
     let shadow = shadow.then_some(AdminOpcode::DoorbellBufferConfig);
-    for opcode in admin.into_iter().chain(shadow) {
+    for opcode in COMMANDS.into_iter().chain(shadow) {
         log.admin[usize::from(opcode.0)].set(Effects::SUPPORTED);
     }
     let io = [

@@ -15,6 +15,21 @@ use crate::inflight::Inflight;
 use crate::io::Outcome;
 use crate::journal::Done;
 
+/// The commands that every controller has; Doorbell Buffer Config depends on its doorbells.
+pub(crate) const COMMANDS: [AdminOpcode; 11] = [
+    AdminOpcode::DeleteSubmissionQueue,
+    AdminOpcode::CreateSubmissionQueue,
+    AdminOpcode::GetLogPage,
+    AdminOpcode::DeleteCompletionQueue,
+    AdminOpcode::CreateCompletionQueue,
+    AdminOpcode::Identify,
+    AdminOpcode::Abort,
+    AdminOpcode::SetFeatures,
+    AdminOpcode::GetFeatures,
+    AdminOpcode::AsynchronousEventRequest,
+    AdminOpcode::KeepAlive,
+];
+
 /// Commands that Abort may handle at once, less one (ACL): Abort ends at once, so the number says
 /// little.
 pub(crate) const ABORT_LIMIT: u8 = 3;
