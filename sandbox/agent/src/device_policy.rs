@@ -105,9 +105,24 @@ fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
         log_size: 0,
         log_buf: 0,
     };
-    let fd = bpf(PROG_LOAD, &mut attributes)?;
+    // The kernel's verifier gives up with EAGAIN when a signal is pending, and the end of any
+    // child sends one.
+    let fd = without_signals(|| bpf(PROG_LOAD, &mut attributes))?;
     // SAFETY: the kernel just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Calls `work` with every signal of this thread held back until it has returned.
+fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: both sets are this function's own; the previous mask is put back as it was.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let result = work();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        result
+    }
 }
 
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i32> {
@@ -223,6 +238,33 @@ mod tests {
             };
             at += 1 + if jump { step.offset as usize } else { 0 };
         }
+    }
+
+    extern "C" fn ignore(_: i32) {}
+
+    #[test]
+    fn signals_do_not_keep_a_program_from_loading() {
+        if let Err(error) = load(&assemble(STANDARD.into_iter())) {
+            eprintln!("SKIPPED: signals_do_not_keep_a_program_from_loading: no BPF here: {error}");
+            return;
+        }
+        // SAFETY: the handler does nothing, and SIGUSR1 is nobody else's in this program.
+        unsafe { libc::signal(libc::SIGUSR1, ignore as *const () as libc::sighandler_t) };
+        // SAFETY: always succeeds.
+        let this = unsafe { libc::pthread_self() };
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let at = std::sync::atomic::Ordering::Relaxed;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(at) {
+                    // SAFETY: the scope's owner outlives this thread.
+                    unsafe { libc::pthread_kill(this, libc::SIGUSR1) };
+                }
+            });
+            let failed = (0..500).find_map(|_| load(&assemble(STANDARD.into_iter())).err());
+            done.store(true, at);
+            assert!(failed.is_none(), "{failed:?}");
+        });
     }
 
     #[test]
