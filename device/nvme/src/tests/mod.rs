@@ -2,6 +2,7 @@
 
 mod abort;
 mod admin;
+mod arithmetic;
 mod attachment;
 mod bad_commands;
 mod hostile;
