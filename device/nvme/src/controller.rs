@@ -91,6 +91,8 @@ pub struct Controller {
     pub(crate) keep_alive_since: Duration,
     pub(crate) inflight: Inflight,
     pub(crate) limiter: Limiter,
+    /// When the first of the interrupts that are held back is due.
+    pub(crate) interrupt_at: Option<Duration>,
     pub(crate) journal: Option<Journal>,
     /// The slot of the command at hand.
     pub(crate) ticket: Ticket,
@@ -157,6 +159,7 @@ impl Controller {
             limits: parts.limits,
             inflight: Inflight::default(),
             limiter: Limiter::default(),
+            interrupt_at: None,
             journal,
             ticket: Ticket::NONE,
             changed: false,
@@ -329,7 +332,8 @@ impl Function for Controller {
         self.signal();
         self.resting &= !busy;
         let held = self.limiter.deadline().filter(|_| self.is_running());
-        match self.keep_alive_deadline().into_iter().chain(held).min() {
+        let times = self.keep_alive_deadline().into_iter().chain(held).chain(self.interrupt_at);
+        match times.min() {
             _ if busy => Progress::Busy,
             deadline if self.shadow.is_none() || self.resting => Progress::Idle(deadline),
             deadline => Progress::Watching(deadline),
@@ -366,7 +370,7 @@ impl Function for Controller {
         // Commands that disks have must end, and their completions go to the guest: it waits for
         // them. No other command is started.
         self.drive_disks();
-        self.signal();
+        self.signal_all();
         let quiet = self.inflight.is_empty();
         if quiet {
             self.queues.release_memory();

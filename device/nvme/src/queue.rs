@@ -5,6 +5,8 @@
 //! write, the rest is the host's. Doorbells move the index of the other side; a value that would
 //! take entries which are not the host's to give is refused.
 
+use std::time::Duration;
+
 use slipway_nvme_spec::command::{
     COMPLETION_ENTRY, CompletionEntry, FUSE_FIRST, SUBMISSION_ENTRY, SubmissionEntry,
 };
@@ -163,8 +165,12 @@ pub(crate) struct CompletionQueue {
     pub reserved: u32,
     /// The interrupt vector; None when interrupts are disabled (IEN).
     pub vector: Option<u16>,
-    /// Entries were written since the last interrupt.
-    pub signal: bool,
+    /// Entries written since the last interrupt.
+    pub fresh: u32,
+    /// One of them is of a command that failed, of which the host shall hear at once.
+    pub urgent: bool,
+    /// Since when the interrupt for them is held back.
+    pub held_since: Option<Duration>,
     /// Submission queues that complete here.
     pub users: u32,
     pub doorbell: Cell,
@@ -183,7 +189,9 @@ impl CompletionQueue {
             phase: true,
             reserved: 0,
             vector,
-            signal: false,
+            fresh: 0,
+            urgent: false,
+            held_since: None,
             users: 0,
             doorbell,
             ring: Window::new(base, size as usize * COMPLETION_ENTRY, Access::Write),
@@ -233,6 +241,7 @@ impl CompletionQueue {
     /// The caller has made sure that a slot is free.
     pub fn post(&mut self, memory: &Memory, mut entry: CompletionEntry) -> Result<(), Fault> {
         debug_assert!(self.posted() < self.size - 1, "a slot was reserved");
+        let failed = !entry.status().is_success();
         entry.set_status(entry.status(), self.phase);
         let at = self.tail as usize * COMPLETION_ENTRY;
         self.ring.publish(memory, at, &zerocopy::transmute!(entry))?;
@@ -242,7 +251,8 @@ impl CompletionQueue {
             self.tail = 0;
             self.phase = !self.phase;
         }
-        self.signal = true;
+        self.fresh += 1;
+        self.urgent |= failed;
         Ok(())
     }
 }
@@ -295,6 +305,14 @@ impl Queues {
         let submission = self.submission.get_mut(usize::from(id))?.as_mut()?;
         let completion = self.completion.get_mut(usize::from(submission.completion))?.as_mut()?;
         Some((submission, completion))
+    }
+
+    /// Whether the interrupt for what submission queue `id` completed is held back.
+    pub fn is_held(&self, id: u16) -> bool {
+        let submission = self.submission.get(usize::from(id)).and_then(Option::as_ref);
+        let completion = submission
+            .and_then(|queue| self.completion.get(usize::from(queue.completion))?.as_ref());
+        completion.is_some_and(|queue| queue.fresh > 0)
     }
 
     /// Whether any I/O queue is there.

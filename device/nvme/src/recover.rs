@@ -36,10 +36,10 @@ impl Controller {
         self.restart(&found, done);
         for queue in self.queues.completions_mut() {
             // The guest may have been told or not; once more does no harm.
-            queue.signal = true;
+            queue.fresh = queue.fresh.max(1);
         }
         self.checkpoint(None);
-        self.signal();
+        self.signal_all();
         Ok(true)
     }
 

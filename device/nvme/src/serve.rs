@@ -392,21 +392,6 @@ impl Controller {
         self.queues.completion(0).is_some_and(|queue| queue.free() > 0)
     }
 
-    /// Interrupts once for each completion queue that got entries (section 7.5).
-    pub(crate) fn signal(&mut self) {
-        for queue in self.queues.completions_mut() {
-            if std::mem::take(&mut queue.signal)
-                && let Some(vector) = queue.vector
-                && let Some(interrupt) = self.interrupts.get(usize::from(vector))
-            {
-                interrupt.signal();
-            }
-        }
-        if let Some(tracer) = &mut self.tracer {
-            tracer.signalled();
-        }
-    }
-
     /// What a doorbell that cannot be gone on with leads to.
     pub(crate) fn bad_doorbell(&mut self, bad: BadDoorbell) {
         match bad {

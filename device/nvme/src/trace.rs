@@ -306,14 +306,18 @@ impl Tracer {
     }
 
     /// Interrupts were sent.
-    pub(crate) fn signalled(&mut self) {
+    pub(crate) fn signalled(&mut self, is_held: impl Fn(u16) -> bool) {
         if self.done.is_empty() {
             return;
         }
         let now = self.now();
-        for stamps in self.done.drain(..) {
-            self.latencies.count(&stamps, now);
-        }
+        self.done.retain(|stamps| {
+            let held = is_held(stamps.queue);
+            if !held {
+                self.latencies.count(stamps, now);
+            }
+            held
+        });
     }
 
     /// Submission queue `queue` is gone.

@@ -16,6 +16,15 @@ use crate::controller::Controller;
 use crate::health::TEMPERATURE;
 use crate::io::Outcome;
 
+/// When an interrupt that is held back is due: as soon as either is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Coalescing {
+    /// Entries of a completion queue that wait for the host, 2 to 256.
+    pub entries: u32,
+    /// Since the first of them was written.
+    pub time: Duration,
+}
+
 /// Values of all features that are not a namespace's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -74,6 +83,20 @@ impl Features {
     pub fn burst(&self) -> Option<u32> {
         let log2 = self.arbitration & 7;
         (log2 < 7).then(|| 1 << log2)
+    }
+
+    /// Interrupt Coalescing (section 5.21.1.8); None when it is off, as it is while either of its
+    /// fields is 0.
+    pub fn coalescing(&self) -> Option<Coalescing> {
+        let (threshold, time) = (self.coalescing & 0xff, self.coalescing >> 8 & 0xff);
+        let time_unit = Duration::from_micros(100);
+        (threshold > 0 && time > 0)
+            .then(|| Coalescing { entries: threshold + 1, time: time_unit * time })
+    }
+
+    /// Whether interrupts of `vector` may be coalesced (section 5.21.1.9, CD).
+    pub fn coalesces(&self, vector: u16) -> bool {
+        self.uncoalesced.get(usize::from(vector)).is_some_and(|disabled| !disabled)
     }
 
     /// WCE: there is a volatile write cache in use (section 5.21.1.6).

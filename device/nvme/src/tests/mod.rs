@@ -5,6 +5,7 @@ mod admin;
 mod arithmetic;
 mod attachment;
 mod bad_commands;
+mod coalescing;
 mod hostile;
 mod init;
 mod io;
