@@ -1,0 +1,189 @@
+#!/usr/bin/env bash
+# A guest writes and verifies on two endpoints while the daemon is killed with -9 every 5 s and
+# started again. The guest sees pauses: no error, no reset, no wrong byte.
+#
+# The guest is QEMU's, started here: a sandbox would die with its daemon.
+#   SLIPWAY_RESTART_SECONDS  how long the guest works, 30 unless told otherwise
+#   SLIPWAY_RESTART_PAUSE    the longest pause that passes, in ms: 1000
+#   SLIPWAY_OTHER            another build of slipway, which takes turns with SLIPWAY: an upgrade
+#                            and a way back with each kill
+. "$(dirname "$0")/lib.sh"
+seconds=${SLIPWAY_RESTART_SECONDS:-30} longest=${SLIPWAY_RESTART_PAUSE:-1000}
+other=${SLIPWAY_OTHER:-$slipway}
+tools=${SLIPWAY_TOOLS:-/var/lib/slipway/tools} kernel=${SLIPWAY_KERNEL_DIR:-/var/lib/slipway/kernel}
+period=5
+need_node
+[ -x "$other" ] || fail "$other is not a program"
+stop_daemon
+export SLIPWAY_CONFIG=$work/config.toml
+echo 'keeper = true' >"$SLIPWAY_CONFIG"
+keeper='' daemon='' guest=''
+
+# What was started here ends here, in this order: a keeper ends when it holds nothing.
+end_all() {
+    [ -n "$guest" ] && kill "$guest" 2>/dev/null && wait "$guest" 2>/dev/null
+    [ -n "$daemon" ] && timeout 20 "$slipway" endpoint rm ram file >/dev/null 2>&1
+    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
+    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
+}
+trap 'status=$?; end_all; (exit "$status"); leave' EXIT
+
+# The test image as a disk with one partition, which a kernel finds without an initramfs. Its first
+# process gets what it shall do from another disk.
+root_disk() {
+    local digest
+    digest=$(python3 -c 'import json, sys
+print(next(d for name, d in json.load(open(sys.argv[1]))["references"].items() if sys.argv[2] in name))' \
+        "$SLIPWAY_DATA_DIR/images/index.json" "$image") || return
+    digest=${digest#sha256:}
+    disk=$SLIPWAY_DATA_DIR/cache/e2e-guest-$digest
+    [ -f "$disk" ] && return
+    PATH=$PATH:$tools/bin fsck.erofs --extract="$work/root" "$SLIPWAY_DATA_DIR/images/$digest.erofs" >/dev/null || return
+    cat >"$work/root/first" <<'FIRST'
+#!/bin/bash
+mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev; mount -t tmpfs tmpfs /tmp
+cat "/dev/$(grep -lw work /sys/block/nvme*/device/serial | cut -d/ -f4)" >/tmp/work
+exec bash /tmp/work
+FIRST
+    chmod 755 "$work/root/first"
+    mkdir -p "${disk%/*}"
+    mke2fs -q -t ext4 -m 0 -O ^has_journal -E offset=1048576 -d "$work/root" "$work/disk" 1G >/dev/null || return
+    # Signature e22e0001; one Linux partition from block 2048 on.
+    printf '\1\0\56\342\0\0\0\0\0\0\203\0\0\0\0\10\0\0\0\0\40\0' |
+        dd of="$work/disk" bs=1 seek=440 conv=notrunc status=none
+    printf '\125\252' | dd of="$work/disk" bs=1 seek=510 conv=notrunc status=none
+    rm -rf "$work/root"
+    mv "$work/disk" "$disk"
+}
+
+# What the guest does. A line "e2e: …" is for this script.
+guests_work() {
+    printf 'seconds=%q\n' "$seconds"
+    cat <<'WORK'
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+cd /tmp; stty -onlcr
+# This clock's place on the host's: the host notes when it sees each line.
+for i in 1 2 3 4 5 6; do echo "e2e: clock $(date +%s%3N)"; sleep 0.2; done
+load() {
+    local disk
+    disk=$(grep -lw "$1" /sys/block/nvme*/device/serial | cut -d/ -f4)
+    fio --name="$1" --filename="/dev/$disk" --direct=1 --ioengine=libaio --iodepth=16 \
+        --rw=randwrite --bsrange=512-64k --size=48M --time_based --runtime="$seconds" --fdatasync=64 \
+        --verify=crc32c --verify_backlog=128 --verify_fatal=1 --log_unix_epoch=1 \
+        --write_lat_log="/tmp/$1" --log_avg_msec=10 >"/tmp/$1.out" 2>&1
+    echo "$?" >"/tmp/$1.status"
+}
+for name in ram file; do load "$name" & done
+wait
+for name in ram file; do
+    [ "$(cat "/tmp/$name.status")" = 0 ] || cat "/tmp/$name.out"
+    # Times without a completion; each entry of the log stands for 10 ms.
+    sort -n "/tmp/${name}_lat.1.log" | awk -F, -v name="$name" '
+        NR > 1 && $1 - last >= 15 { printf "e2e: gap %s %.0f %.0f\n", name, last, $1 - last }
+        { last = $1 }'
+    echo "e2e: issued $name $(sed -n 's/.*issued rwts: total=\([0-9]*\),\([0-9]*\),.*/\1 reads, \2 writes/p' "/tmp/$name.out")"
+    echo "e2e: status $name $(cat "/tmp/$name.status")"
+done
+dmesg | grep -Ei 'nvme.*(timeout|reset|abort|fail|dead|error)|I/O error|critical .*error' | grep -v 'Shutdown timeout set' |
+    sed 's|^|e2e: kernel |'
+echo 'e2e: end'
+echo o >/proc/sysrq-trigger
+sleep 60
+WORK
+    # Whole blocks.
+    printf '%4096s'
+}
+
+start_daemon() {
+    "$1" daemon 2>>"$work/daemon.log" &
+    daemon=$!
+}
+
+start_guest() {
+    local sockets=() name
+    for name in ram file; do
+        sockets+=(-device "{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"$work/$name.sock\"}}")
+    done
+    TMPDIR=$work nice -n 5 "$tools/bin/qemu-system-x86_64" -M q35,memory-backend=ram -accel tcg,thread=multi -cpu max,la57=off \
+        -smp 2 -m 512M -object memory-backend-memfd,id=ram,size=512M,share=on,seal=on \
+        -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -device virtio-rng-pci \
+        -drive "file=$disk,if=none,id=root,format=raw,snapshot=on" -device nvme,drive=root,serial=root \
+        -drive "file=$work/work,if=none,id=work,format=raw" -device nvme,drive=work,serial=work \
+        "${sockets[@]}" -kernel "$kernel/vmlinuz" -append "console=ttyS0 loglevel=4 panic=-1 \
+random.trust_cpu=on mitigations=off tsc=reliable no_timer_check cryptomgr.notests root=PARTUUID=e22e0001-01 rw init=/first" \
+        </dev/null >"$work/qemu.log" 2>&1 &
+    guest=$!
+}
+
+now() { date +%s%3N; }
+says() { grep -q "^e2e: $1" "$work/console"; }
+explain() { tail -n 40 "$work/console" "$work/qemu.log" "$work/daemon.log" 2>/dev/null; }
+
+root_disk || fail "the guest's disk cannot be made"
+guests_work >"$work/work"
+truncate -s "$(($(stat -c %s "$work/work") / 512 * 512))" "$work/work"
+"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
+start_daemon "$slipway"
+serves() { "$slipway" endpoint ls >/dev/null; }
+wait_until 20 serves || fail "no daemon: $(explain)"
+truncate -s 64M "$work/disk.img"
+"$slipway" endpoint create ram --socket "$work/ram.sock" --disk ram:64M >/dev/null || fail "endpoint create"
+"$slipway" endpoint create file --socket "$work/file.sock" --disk "file:$work/disk.img" >/dev/null || fail "endpoint create"
+: >"$work/console"
+start_guest
+
+# When the host sees each line of the guest's; the quickest tells where the guest's clock is.
+tail -n +1 -f --pid=$$ "$work/console" 2>/dev/null | while read -r _ word rest; do
+    case $word in clock) echo "$(($(now) - rest))" >>"$work/offsets" ;; end) break ;; esac
+done &
+started() { says clock || ! runs "$guest"; }
+wait_until 120 started
+says clock || fail "the guest does not start: $(explain)"
+sleep 4
+
+kills=0 builds=("$slipway" "$other")
+began=$SECONDS
+while ! says end; do
+    runs "$guest" || fail "the guest has gone: $(explain)"
+    if [ $((SECONDS - began)) -lt "$((seconds - 4))" ]; then
+        kills=$((kills + 1))
+        echo "$(now)" >>"$work/kills"
+        kill -9 "$daemon"; wait "$daemon" 2>/dev/null
+        start_daemon "${builds[$((kills % 2))]}"
+    elif [ $((SECONDS - began)) -gt $((seconds + 180)) ]; then
+        fail "the guest does not end: $(explain)"
+    fi
+    sleep "$period"
+done
+wait "$guest" 2>/dev/null; guest=''
+[ "$kills" -gt 2 ] || fail "only $kills kills"
+
+says kernel && fail "the guest's kernel complains: $(grep '^e2e: kernel' "$work/console")"
+for name in ram file; do
+    says "status $name 0" || fail "$name: $(explain)"
+    say "$(sed -n "s/^e2e: issued //p" "$work/console" | grep "^$name ")"
+done
+ok "$kills kills of the daemon: no error and no wrong byte on a RAM disk and on a file"
+
+python3 - "$work" "$longest" <<'P' || fail "pauses"
+import sys
+work, longest = sys.argv[1], int(sys.argv[2])
+lines = [line.split()[1:] for line in open(f"{work}/console", errors="replace") if line.startswith("e2e: ")]
+# A line is seen late and never early.
+offset = min(int(line) for line in open(f"{work}/offsets"))
+kills = [int(line) for line in open(f"{work}/kills")]
+worst = 0
+for name in "ram", "file":
+    gaps = [(int(g[2]) + offset, int(g[3])) for g in lines if g[:2] == ["gap", name]]
+    # The longest time without a completion that begins before 2 s after a kill and ends after it.
+    near = lambda kill: [size for at, size in gaps if kill - 50 <= at + size and at <= kill + 2000]
+    pauses = [max(near(kill), default=0) for kill in kills]
+    ordered = sorted(pauses)
+    print(f"35-restart: pauses of {name}, ms:", *(pause or "<15" for pause in pauses))
+    print(f"35-restart: pauses of {name}: median {ordered[len(ordered) // 2]} ms, longest {ordered[-1]} ms")
+    # None at all would mean that the two clocks do not match.
+    assert ordered[len(ordered) // 2] > 0, gaps
+    worst = max(worst, ordered[-1])
+sys.exit(worst > longest)
+P
+ok "no pause of more than $longest ms"
