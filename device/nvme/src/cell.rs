@@ -11,6 +11,8 @@
 //! - before it *rests* it [publishes](Cell::publish) the value seen last as the event index of every
 //!   queue that it waits for, and looks once more.
 //!
+//! The head of a queue whose interrupt is on the pin is published in both: see `interrupts`.
+//!
 //! # No doorbell is lost
 //! Host: store shadow S, full barrier, load event index. Controller: store event index E, full
 //! barrier (`fence(SeqCst)` in [`crate::Controller`]'s `rest`), load shadow. Of two such stores with

@@ -13,7 +13,7 @@ use slipway_nvme_spec::registers::offset;
 use slipway_nvme_spec::status::Status;
 use slipway_pci::{
     Access, Bar, ConfigEffect, ConfigSpace, Description, Doorbells, Function, Interrupt, Msix,
-    MsixLayout, Progress, StateError,
+    MsixLayout, Pin, Progress, StateError,
 };
 use slipway_ram::{Memory, Span, View};
 use slipway_telemetry::Clock;
@@ -69,6 +69,8 @@ pub struct Controller {
     /// The same, for places of data.
     pub(crate) view: View,
     pub(crate) interrupts: Vec<Interrupt>,
+    /// Stands for vector 0 while MSI-X is off.
+    pub(crate) pin: Pin,
     pub(crate) doorbells: Doorbells,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) identity: Identity,
@@ -127,6 +129,7 @@ impl Controller {
                 doorbell_page: Some(DOORBELL_PAGE),
             }],
             vectors: vectors as u16,
+            pin: true,
         };
         let layout = MsixLayout::new(0, vectors as u16, MSIX_TABLE, MSIX_PENDING);
         let powered_since = parts.clock.now();
@@ -140,6 +143,8 @@ impl Controller {
             description,
             view: View::new(parts.memory.clone()),
             memory: parts.memory,
+            // There is one.
+            pin: parts.interrupts[0].pin(),
             interrupts: parts.interrupts,
             doorbells: parts.doorbells,
             identity: parts.identity,
@@ -266,6 +271,7 @@ impl Function for Controller {
     }
 
     fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        self.pci.set_interrupt_status(self.has_pin_interrupt());
         self.pci.read(offset, into);
     }
 
@@ -274,6 +280,7 @@ impl Function for Controller {
             ConfigEffect::None => {}
             ConfigEffect::FunctionLevelReset => self.reset(),
         }
+        self.update_pin();
         self.checkpoint(None);
     }
 
@@ -299,10 +306,15 @@ impl Function for Controller {
                 let old = self.registers.configuration;
                 let access = self.registers.write(offset, from);
                 self.configured(old);
+                self.update_pin();
                 self.checkpoint(None);
                 access
             }
-            (0, offset::DOORBELLS..MSIX_TABLE) => self.ring(offset - offset::DOORBELLS, from),
+            (0, offset::DOORBELLS..MSIX_TABLE) => {
+                let access = self.ring(offset - offset::DOORBELLS, from);
+                self.update_pin();
+                access
+            }
             (0, MSIX_TABLE..BAR_SIZE) => {
                 // Between table and pending bits is nothing: writes are dropped.
                 let _ = self.msix.write(bar, offset, from);
@@ -330,6 +342,7 @@ impl Function for Controller {
         }
         self.settle();
         self.signal();
+        self.update_pin();
         self.resting &= !busy;
         let held = self.limiter.deadline().filter(|_| self.is_running());
         let times = self.keep_alive_deadline().into_iter().chain(held).chain(self.interrupt_at);
@@ -363,6 +376,7 @@ impl Function for Controller {
         self.doorbells.clear();
         self.pci.reset();
         self.msix.reset();
+        self.update_pin();
         self.checkpoint(None);
     }
 
@@ -371,6 +385,7 @@ impl Function for Controller {
         // them. No other command is started.
         self.drive_disks();
         self.signal_all();
+        self.update_pin();
         let quiet = self.inflight.is_empty();
         if quiet {
             self.queues.release_memory();
@@ -389,6 +404,7 @@ impl Function for Controller {
         if restored.is_err() {
             self.reset();
         }
+        self.update_pin();
         restored
     }
 }

@@ -20,9 +20,24 @@
 //! or, with a timer beside the rule, wait for that timer with every command. What would be saved is
 //! an eventfd's signal per burst. Hosts that want fewer interrupts say so, by coalescing.
 
+//!
+//! # The pin
+//! While MSI-X is off, the interrupt pin is asserted as long as entries of a completion queue with
+//! vector 0 wait for the host and the vector is not masked (INTMS; section 7.5.1). A level needs no
+//! rule against repetition, and coalescing does not apply to it. What the host took is seen at once
+//! when it writes the doorbell's register, before its client asks for the level again. A host with
+//! shadow doorbells writes the register only when it is asked to, and some clients (QEMU) look at the
+//! level again only when a register is written. So it is asked to, for as long as the pin is asserted:
+//! the event index is the head that was seen last. The order of stores and looks is that of the head
+//! of `cell`.
+
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use slipway_ram::Memory;
+
 use crate::admin::features::Coalescing;
+use crate::cell::BadDoorbell;
 use crate::controller::Controller;
 use crate::queue::CompletionQueue;
 
@@ -76,7 +91,66 @@ impl Controller {
     }
 }
 
+impl Controller {
+    /// Whether there is an interrupt that the pin stands for, disabled or not.
+    pub(crate) fn has_pin_interrupt(&self) -> bool {
+        !self.pci.msix_control().enabled
+            && self.registers.interrupt_mask & PIN_VECTOR == 0
+            && self.queues.completions().any(CompletionQueue::has_pin_interrupt)
+    }
+
+    /// Asserts or deasserts the pin, if it is in use.
+    #[inline]
+    pub(crate) fn update_pin(&mut self) {
+        if self.pci.pin_enabled() || self.pin.is_asserted() {
+            self.drive_pin();
+        }
+    }
+
+    fn drive_pin(&mut self) {
+        let wanted = self.pci.pin_enabled() && self.has_pin_interrupt() && self.waits_for_host();
+        self.pin.set(wanted);
+    }
+
+    /// Whether entries that the pin stands for still wait when the host has been asked to write a
+    /// register as soon as it takes some.
+    fn waits_for_host(&mut self) -> bool {
+        let (mut waits, mut wrong) = (false, None);
+        for queue in self.queues.completions_mut().filter(|queue| queue.has_pin_interrupt()) {
+            let asked = queue.ask_for_head(&self.memory);
+            wrong = asked.err().or(wrong);
+            waits |= queue.posted() > 0;
+        }
+        if let Some(bad) = wrong {
+            self.bad_doorbell(bad);
+        }
+        waits
+    }
+}
+
+/// Bit of INTMS and INTMC.
+const PIN_VECTOR: u32 = 1;
+
 impl CompletionQueue {
+    fn has_pin_interrupt(&self) -> bool {
+        self.vector == Some(0) && self.posted() > 0
+    }
+
+    /// Asks for a register write at the next change of the head, and looks once more.
+    fn ask_for_head(&mut self, memory: &Memory) -> Result<(), BadDoorbell> {
+        // Each turn but the last finds entries taken, so there are no more turns than entries.
+        while self.posted() > 0 {
+            let head = self.head;
+            self.doorbell.publish(memory, head)?;
+            fence(Ordering::SeqCst);
+            self.observe(memory)?;
+            if self.head == head {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// The vector to interrupt, if there is one, for all entries that were written so far.
     fn take_interrupt(&mut self) -> Option<u16> {
         (self.fresh, self.urgent, self.held_since) = (0, false, None);

@@ -75,7 +75,7 @@
 //! commands (section 4.4 forbids them), metadata and protection information, Write Uncorrectable,
 //! reservations, namespace management, firmware update, Format (a namespace has the block size that
 //! it was made with), Sanitize, self-test, directives, NVMe-MI, controller memory buffer,
-//! weighted round robin, pin interrupts.
+//! weighted round robin, MSI (MSI-X and the pin are there).
 //!
 //! `host/vfio-user/examples/ramdisk.rs` puts one behind a socket in 40 lines.
 //!

@@ -40,6 +40,7 @@ impl Controller {
         }
         self.checkpoint(None);
         self.signal_all();
+        self.update_pin();
         Ok(true)
     }
 

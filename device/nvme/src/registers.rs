@@ -21,7 +21,8 @@ pub(crate) struct Registers {
     pub admin_queues: AdminQueueAttributes,
     pub admin_submission: u64,
     pub admin_completion: u64,
-    /// INTMS and INTMC: kept, without effect, as only MSI-X is there (section 3.1.3).
+    /// INTMS and INTMC: of pin interrupts, bit 0 (sections 3.1.3 and 3.1.4). MSI-X has a mask of its
+    /// own.
     pub interrupt_mask: u32,
 }
 

@@ -53,6 +53,7 @@ mod register {
     pub const SUBSYSTEM: usize = 0x2e;
     pub const CAPABILITIES: usize = 0x34;
     pub const INTERRUPT_LINE: usize = 0x3c;
+    pub const INTERRUPT_PIN: usize = 0x3d;
 }
 
 /// Command register (PCI Local Bus 3.0, 6.2.2).
@@ -67,6 +68,10 @@ mod command {
         MEMORY_SPACE | BUS_MASTER | PARITY_ERROR_RESPONSE | SERR_ENABLE | INTERRUPT_DISABLE;
 }
 
+/// Status register, Interrupt Status (PCI Local Bus 3.0, 6.2.3).
+const STATUS_INTERRUPT: u8 = 1 << 3;
+/// Interrupt Pin: INTA#, the one of a function that has one (PCI Local Bus 3.0, 6.2.4).
+const PIN_A: u8 = 1;
 /// Status register, Capabilities List (PCI Local Bus 3.0, 6.2.3).
 const STATUS_CAPABILITIES_LIST: u16 = 1 << 4;
 /// Memory BAR, Type: 64-bit (PCI Local Bus 3.0, 6.2.5.1).
@@ -87,6 +92,10 @@ pub struct ConfigSpace {
     initial: Box<[u8; CONFIG_SIZE]>,
     msix: Option<usize>,
     express: usize,
+    /// Status, Interrupt Status: the function's, not software's, so no part of the bytes.
+    interrupt_status: bool,
+    /// What [`ConfigSpace::pin_enabled`] says.
+    pin_enabled: bool,
 }
 
 impl ConfigSpace {
@@ -99,6 +108,9 @@ impl ConfigSpace {
         check(description, msix);
         let mut builder = Builder::new();
         builder.header(identity);
+        if description.pin {
+            builder.set(register::INTERRUPT_PIN, &[PIN_A]);
+        }
         for bar in &description.bars {
             builder.bar(usize::from(bar.index), bar.size, bar.wide);
         }
@@ -111,6 +123,8 @@ impl ConfigSpace {
             writable: builder.writable,
             msix,
             express,
+            interrupt_status: false,
+            pin_enabled: description.pin,
         }
     }
 
@@ -120,6 +134,12 @@ impl ConfigSpace {
         let there = from.len().min(into.len());
         into[..there].copy_from_slice(&from[..there]);
         into[there..].fill(0);
+        let status = register::STATUS.checked_sub(usize::from(offset));
+        if let Some(byte) = status.and_then(|at| into.get_mut(at))
+            && self.interrupt_status
+        {
+            *byte |= STATUS_INTERRUPT;
+        }
     }
 
     /// Writes `from` at `offset`: only writable bits change, bytes past the end are dropped.
@@ -129,6 +149,7 @@ impl ConfigSpace {
             let mask = self.writable[at];
             self.bytes[at] = self.bytes[at] & !mask | value & mask;
         }
+        self.look_at_pin();
         // The bit reads as zero always, so it is no writable bit.
         let initiate = self.express + capability::EXPRESS_DEVICE_CONTROL + 1;
         let wrote = initiate.checked_sub(start).and_then(|index| from.get(index));
@@ -143,6 +164,28 @@ impl ConfigSpace {
     /// As after construction.
     pub fn reset(&mut self) {
         self.bytes.clone_from(&self.initial);
+        self.interrupt_status = false;
+        self.look_at_pin();
+    }
+
+    fn look_at_pin(&mut self) {
+        let there = self.bytes[register::INTERRUPT_PIN] != 0;
+        let disabled = self.u16_at(register::COMMAND) & command::INTERRUPT_DISABLE != 0;
+        self.pin_enabled = there && !disabled && !self.msix_control().enabled;
+    }
+
+    /// Whether the function asserts its interrupt pin while its interrupt status is set: it has one,
+    /// software did not disable it (Command, Interrupt Disable), and MSI-X is off (PCI Local Bus 3.0,
+    /// 6.2.2 and 6.8.2.3).
+    #[inline]
+    pub fn pin_enabled(&self) -> bool {
+        self.pin_enabled
+    }
+
+    /// Sets what Status, Interrupt Status, reads as: whether an interrupt is pending that the pin
+    /// stands for, disabled or not. Not part of the saved state.
+    pub fn set_interrupt_status(&mut self, pending: bool) {
+        self.interrupt_status = pending;
     }
 
     /// Whether memory BARs answer (Command, Memory Space).
@@ -188,7 +231,8 @@ impl ConfigSpace {
     ///
     /// # Errors
     /// [`StateError`] when the state has another version, other registers than this space, or
-    /// other values in read-only bits; the space is then as after a reset.
+    /// other values in read-only bits; the space is then as after a reset. Interrupt Pin may differ
+    /// and is this space's: a predecessor may not have had the pin yet.
     pub fn restore(&mut self, state: &ConfigState) -> Result<(), StateError> {
         self.reset();
         if state.version != VERSION {
@@ -200,14 +244,18 @@ impl ConfigSpace {
         }
         for saved in &state.registers {
             let offset = usize::from(saved.offset);
-            let fixed = !dword(&self.writable[..], offset);
-            if (saved.value ^ self.u32_at(offset)) & fixed != 0 {
+            let own = self.u32_at(offset);
+            let writable = dword(&self.writable[..], offset);
+            let pin = if offset == register::INTERRUPT_LINE { 0xff << 8 } else { 0 };
+            if (saved.value ^ own) & !(writable | pin) != 0 {
                 self.reset();
                 let text = format!("read-only bits of configuration register {offset:#x} differ");
                 return Err(StateError::Inconsistent(text));
             }
-            self.bytes[offset..offset + 4].copy_from_slice(&saved.value.to_le_bytes());
+            let value = saved.value & writable | own & !writable;
+            self.bytes[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
         }
+        self.look_at_pin();
         Ok(())
     }
 
@@ -282,7 +330,7 @@ impl Builder {
         self.set(register::REVISION, &[identity.revision]);
         self.set(register::CLASS, &identity.class.to_le_bytes()[..3]);
         // Cache Line Size and Interrupt Line are scratch for software in PCI Express functions
-        // (PCIe Base 5.0, 7.5.1.1.7 and 7.5.1.1.12). Interrupt Pin is 0: no INTx.
+        // (PCIe Base 5.0, 7.5.1.1.7 and 7.5.1.1.12).
         self.allow(register::CACHE_LINE_SIZE, &[0xff]);
         self.allow(register::INTERRUPT_LINE, &[0xff]);
         self.set(register::SUBSYSTEM_VENDOR, &identity.subsystem_vendor.to_le_bytes());

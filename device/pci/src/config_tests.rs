@@ -18,6 +18,7 @@ fn space() -> ConfigSpace {
             Bar { index: 4, size: 8 << 30, wide: true, doorbell_page: None },
         ],
         vectors: 65,
+        pin: true,
     };
     ConfigSpace::new(&IDENTITY, &description, Some(&MsixLayout::new(0, 65, 0x2000, 0x3000)))
 }
@@ -53,7 +54,7 @@ fn header_tells_the_identity() {
     assert_eq!(read32(&config, 0x04), 0x0010_0000);
     assert_eq!(read32(&config, 0x08), 0x0108_0207);
     assert_eq!(read32(&config, 0x2c), 0xbbbb_aaaa);
-    assert_eq!(read32(&config, 0x3c), 0);
+    assert_eq!(read32(&config, 0x3c), 0x0100, "INTA#, no line");
 }
 
 #[test]
@@ -192,8 +193,61 @@ fn foreign_states_are_refused_and_leave_a_reset_space() {
 }
 
 #[test]
+fn the_pin_is_off_when_software_says_so_or_uses_msix() {
+    let mut config = space();
+    let msix = find(&config, 0x11) + 2;
+    assert!(config.pin_enabled());
+    write32(&mut config, 0x04, 1 << 10);
+    assert!(!config.pin_enabled(), "Interrupt Disable");
+    write32(&mut config, 0x04, 0);
+    let _ = config.write(msix, &0x8000_u16.to_le_bytes());
+    assert!(!config.pin_enabled(), "MSI-X Enable");
+    let state = config.save();
+    config.reset();
+    assert!(config.pin_enabled());
+    config.restore(&state).unwrap();
+    assert!(!config.pin_enabled());
+    let description = Description { bars: Vec::new(), vectors: 1, pin: false };
+    let without = ConfigSpace::new(&IDENTITY, &description, None);
+    assert_eq!(read32(&without, 0x3c), 0);
+    assert!(!without.pin_enabled());
+}
+
+#[test]
+fn interrupt_status_is_read_whatever_the_access_and_never_written_or_saved() {
+    let mut config = space();
+    let fresh = config.save();
+    config.set_interrupt_status(true);
+    for (offset, len, at) in [(6, 1, 0), (6, 2, 0), (4, 4, 2), (0, 8, 6), (5, 2, 1)] {
+        let mut bytes = vec![0; len];
+        config.read(offset, &mut bytes);
+        assert_eq!(bytes[at] & 1 << 3, 1 << 3, "{len} bytes at {offset}");
+    }
+    let mut other = [0; 2];
+    config.read(7, &mut other);
+    assert_eq!(other[0], 0);
+    config.read(4, &mut other);
+    assert_eq!(other, [0; 2]);
+    write32(&mut config, 0x04, 0xffff_0000);
+    assert_eq!(read32(&config, 0x04), 0x0018_0000);
+    assert_eq!(config.save(), fresh);
+    config.reset();
+    assert_eq!(read32(&config, 0x04), 0x0010_0000);
+}
+
+#[test]
+fn a_state_of_before_the_pin_is_taken_over() {
+    let mut state = space().save();
+    let line = state.registers.iter_mut().find(|register| register.offset == 0x3c).unwrap();
+    line.value = 0x0b;
+    let mut config = space();
+    config.restore(&state).unwrap();
+    assert_eq!(read32(&config, 0x3c), 0x010b);
+}
+
+#[test]
 #[should_panic(expected = "the MSI-X table lies in its BAR")]
 fn a_table_outside_its_bar_is_a_mistake() {
-    let description = Description { bars: Vec::new(), vectors: 1 };
+    let description = Description { bars: Vec::new(), vectors: 1, pin: false };
     ConfigSpace::new(&IDENTITY, &description, Some(&MsixLayout::new(0, 1, 0, 64)));
 }

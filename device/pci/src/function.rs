@@ -36,6 +36,8 @@ pub struct Description {
     pub bars: Vec<Bar>,
     /// Number of MSI-X vectors, 1 to 2048.
     pub vectors: u16,
+    /// Has an interrupt pin, INTA#.
+    pub pin: bool,
 }
 
 /// What [`Function::poll`] found.

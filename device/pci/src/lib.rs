@@ -4,7 +4,8 @@
 //! One device object, several hosts: a vfio-user socket, a VMM, a unit test on heap memory. So a
 //! device is made of parts that a host hands it and knows nothing of sockets, eventfds or threads:
 //! - guest memory: `slipway_ram::Memory`;
-//! - interrupts: one [`Interrupt`] per vector, in front of the host's [`InterruptSink`];
+//! - interrupts: one [`Interrupt`] per vector, and a [`Pin`], in front of the host's
+//!   [`InterruptSink`];
 //! - doorbells: [`Doorbells`], cells that a trapped write or a shared page changes;
 //! - its backend; and a clock, `slipway_telemetry::Clock`.
 //!
@@ -12,7 +13,7 @@
 //! a write tells when it asks for a function-level reset) and [`Msix`] (table and pending bits as
 //! memory of a BAR). Their saved states are in [`state`].
 //!
-//! Not here: I/O BARs and expansion ROMs, INTx and MSI, error reporting (AER), SR-IOV, effects of
+//! Not here: I/O BARs and expansion ROMs, MSI, error reporting (AER), SR-IOV, effects of
 //! power states (D3hot is stored and nothing else), BAR decoding.
 //!
 //! Dependencies: `serde` for saved states, `thiserror` for [`StateError`].
@@ -31,5 +32,5 @@ pub mod state;
 pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
 pub use doorbell::{CellPage, Doorbells};
 pub use function::{Access, Bar, Description, Function, Progress, StateError};
-pub use interrupt::{FifoSink, Interrupt, InterruptSink};
+pub use interrupt::{FifoSink, Interrupt, InterruptSink, Pin};
 pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};

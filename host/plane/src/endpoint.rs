@@ -10,7 +10,7 @@ use slipway_nvme::{ChangeError, Controller, Identity, Limits, Namespace, Parts, 
 use slipway_pci::Interrupt;
 use slipway_plane_api::v1;
 use slipway_reactor::Handle;
-use slipway_telemetry::{MonotonicClock, monotonic_ns};
+use slipway_telemetry::monotonic_ns;
 use slipway_vfio_user::{
     Config, Control, DoorbellMode, Endpoint, EndpointParts, RegionKind, Stats,
 };
@@ -126,7 +126,7 @@ impl Served {
             interrupts: interrupts(&parts),
             doorbells: parts.doorbells(doorbell_count(QUEUE_PAIRS)).map_err(unserved)?,
             namespaces,
-            clock: Arc::new(MonotonicClock::new()),
+            clock: parts.clock(),
             identity: Identity::new(&serial(&request.id, &wanted.serial)),
             limits,
             journal: place.as_ref().map(|place| place.journal.clone()),

@@ -1,7 +1,7 @@
 //! The function that an endpoint presents, and what stays with it when clients come and go.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use slipway_pci::{Bar, CellPage, Doorbells, Function, Progress};
@@ -10,7 +10,7 @@ use slipway_telemetry::Clock;
 
 use crate::EndpointParts;
 use crate::doorbells::SharedPage;
-use crate::interrupts::{EventSink, Line};
+use crate::interrupts::{EventSink, Line, drain};
 
 /// The shortest of the growing waits between two looks at mapped doorbells.
 const FIRST_SWEEP: Duration = Duration::from_micros(50);
@@ -34,6 +34,12 @@ pub(crate) struct Device {
     /// Error and device-request interrupts: routes are kept for the client, nothing signals them.
     pub(crate) error: Line,
     pub(crate) request: Line,
+    /// The function has a pin.
+    pub(crate) has_pin: bool,
+    /// Its route is the eventfd by which the client unmasks the pin.
+    pub(crate) unmasking: Line,
+    /// That may have another route than before.
+    unmasking_changed: AtomicBool,
     clock: Arc<dyn Clock>,
     busy: bool,
     /// The function may get work unannounced, until it is told to rest.
@@ -66,6 +72,9 @@ impl Device {
             mapped,
             error: Line::default(),
             request: Line::default(),
+            has_pin: description.pin,
+            unmasking: Line::default(),
+            unmasking_changed: AtomicBool::new(true),
             clock: parts.clock,
             busy: false,
             watching: false,
@@ -193,14 +202,33 @@ impl Device {
         }
     }
 
-    /// Every interrupt: MSI-X vectors, error, device request.
+    /// Every interrupt: MSI-X vectors, error, device request, the pin; and what unmasks the pin.
     pub(crate) fn lines(&self) -> impl Iterator<Item = &Line> {
-        self.sink.lines().iter().chain([&self.error, &self.request])
+        let others = [&self.error, &self.request, &self.sink.pin, &self.unmasking];
+        self.sink.lines().iter().chain(others)
     }
 
     /// Takes every interrupt route away.
     pub(crate) fn unroute(&self) {
         self.lines().for_each(Line::clear);
+        self.note_unmasking();
+    }
+
+    /// The eventfd by which the client unmasks the pin may be another one.
+    pub(crate) fn note_unmasking(&self) {
+        self.unmasking_changed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it may be, since this was asked last.
+    pub(crate) fn take_unmasking_changed(&mut self) -> bool {
+        std::mem::take(self.unmasking_changed.get_mut())
+    }
+
+    /// The client's eventfd for unmasking the pin is readable. False: it is one that never ends.
+    pub(crate) fn unmask_pin(&self) -> bool {
+        let drained = self.unmasking.routed().is_none_or(|file| drain(&file));
+        self.sink.pin.unmask();
+        drained
     }
 }
 

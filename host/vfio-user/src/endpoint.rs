@@ -21,7 +21,8 @@ use crate::{Config, Control, EndpointParts};
 const CONTROL: u32 = 0;
 const LISTENER: u32 = 1;
 const CLIENT: u32 = 2;
-const FIRST_WAKE: u32 = 3;
+const UNMASK: u32 = 3;
+const FIRST_WAKE: u32 = 4;
 
 /// How often a function that does not get quiet is asked again.
 const RECHECK: Duration = Duration::from_millis(1);
@@ -269,8 +270,23 @@ impl Endpoint {
         true
     }
 
+    /// The client unmasks the pin, after the poll that may have taken back what it stood for.
+    fn unmask_pin(&mut self, context: &mut Context<'_>) {
+        if !self.device.unmask_pin() {
+            // Of no use to anybody but to keep this thread busy.
+            context.unwatch(UNMASK);
+        }
+    }
+
     /// Watches what the state waits for.
     fn watch(&mut self, context: &mut Context<'_>) {
+        if self.device.take_unmasking_changed() {
+            match self.device.unmasking.routed() {
+                // Not watched, for want of a descriptor: unmasking by message works.
+                Some(file) => drop(context.watch(file.as_fd(), Interest::Read, UNMASK)),
+                None => context.unwatch(UNMASK),
+            }
+        }
         let accepts = !matches!(self.state, State::Draining { .. }) && self.accept_at.is_none();
         // Both were watched before, so changing what for does not fail.
         if accepts != self.listening {
@@ -368,6 +384,8 @@ struct Ready {
     client: bool,
     /// The client takes output again.
     output: bool,
+    /// The client unmasks the pin.
+    unmask: bool,
     wake: bool,
 }
 
@@ -382,6 +400,7 @@ impl Ready {
                     ready.client |= event.readable;
                     ready.output |= event.writable;
                 }
+                UNMASK => ready.unmask = true,
                 _ => ready.wake = true,
             }
         }
@@ -394,6 +413,7 @@ impl Task for Endpoint {
         context.watch(self.shared.bell(), Interest::Read, CONTROL)?;
         context.watch(self.listener.file(), Interest::Read, LISTENER)?;
         self.listening = true;
+        self.device.note_unmasking();
         for (token, wake) in (FIRST_WAKE..).zip(&self.wakes) {
             context.watch(wake.as_fd(), Interest::Read, token)?;
         }
@@ -444,6 +464,9 @@ impl Task for Endpoint {
             return Step::Leave;
         }
         self.poll_device(ready, now);
+        if ready.unmask {
+            self.unmask_pin(context);
+        }
         if self.drain(context) {
             if self.shared.is_closing() {
                 return self.end();

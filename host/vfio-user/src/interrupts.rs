@@ -1,31 +1,72 @@
 //! Interrupts as eventfds that a client passed.
 
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use rustix::fs::OFlags;
+use rustix::io::ReadWriteFlags;
 use slipway_pci::InterruptSink;
 
 use crate::bell;
-use crate::mask::Mask;
+use crate::mask::{Level, Mask};
 
 /// One interrupt of a type.
 #[derive(Default)]
 pub(crate) struct Line {
     route: ArcSwapOption<OwnedFd>,
-    mask: Mask,
+    gate: Gate,
+}
+
+/// What an interrupt passes on its way out.
+enum Gate {
+    Edge(Mask),
+    Level(Level),
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self::Edge(Mask::default())
+    }
 }
 
 impl Line {
-    /// Routes it to an eventfd, or nowhere.
-    pub(crate) fn route(&self, file: Option<Arc<OwnedFd>>) {
-        self.route.store(file);
+    /// A level that masks itself when it is delivered.
+    pub(crate) fn level() -> Self {
+        Self { route: ArcSwapOption::default(), gate: Gate::Level(Level::default()) }
     }
 
-    /// Delivers, or keeps it pending while masked.
+    /// Routes it to an eventfd, or nowhere. A level that is asserted is delivered at once.
+    pub(crate) fn route(&self, file: Option<Arc<OwnedFd>>) {
+        self.route.store(file);
+        if let Gate::Level(level) = &self.gate {
+            self.look(level);
+        }
+    }
+
+    /// Delivers, or keeps it pending while masked. Of a level: delivers and nothing else, as a client
+    /// wants that tries the way.
     pub(crate) fn signal(&self) {
-        self.mask.signal(|| self.deliver());
+        match &self.gate {
+            Gate::Edge(mask) => mask.signal(|| self.deliver()),
+            Gate::Level(_) => self.deliver(),
+        }
+    }
+
+    /// Asserts or deasserts a level.
+    fn set(&self, asserted: bool) {
+        if let Gate::Level(level) = &self.gate {
+            level.set(asserted);
+            self.look(level);
+        }
+    }
+
+    /// Without a route nobody is told, so it is not delivered before there is one.
+    fn look(&self, level: &Level) {
+        if self.route.load().is_some() {
+            level.look(|| self.deliver());
+        }
     }
 
     /// Where it is routed to.
@@ -34,22 +75,37 @@ impl Line {
     }
 
     pub(crate) fn is_masked(&self) -> bool {
-        self.mask.is_masked()
+        match &self.gate {
+            Gate::Edge(mask) => mask.is_masked(),
+            Gate::Level(level) => level.is_masked(),
+        }
     }
 
     pub(crate) fn mask(&self) {
-        self.mask.mask();
+        match &self.gate {
+            Gate::Edge(mask) => mask.mask(),
+            Gate::Level(level) => level.mask(),
+        }
     }
 
-    /// Unmasks and delivers what came meanwhile.
+    /// Unmasks and delivers what came meanwhile, or what is still asserted.
     pub(crate) fn unmask(&self) {
-        self.mask.unmask(|| self.deliver());
+        match &self.gate {
+            Gate::Edge(mask) => mask.unmask(|| self.deliver()),
+            Gate::Level(level) => {
+                level.unmask();
+                self.look(level);
+            }
+        }
     }
 
-    /// As at the start: no route, not masked, nothing pending.
+    /// As at the start: no route, not masked, nothing pending. A level stays as it is.
     pub(crate) fn clear(&self) {
         self.route.store(None);
-        self.mask.clear();
+        match &self.gate {
+            Gate::Edge(mask) => mask.clear(),
+            Gate::Level(level) => level.unmask(),
+        }
     }
 
     fn deliver(&self) {
@@ -59,11 +115,17 @@ impl Line {
     }
 }
 
-/// The MSI-X vectors of a function. Signalling takes no lock.
-#[derive(Default)]
+/// The MSI-X vectors of a function, and its pin. Signalling takes no lock.
 pub(crate) struct EventSink {
     /// Set when the function is known; before that nothing can be signalled.
     vectors: OnceLock<Box<[Line]>>,
+    pub(crate) pin: Line,
+}
+
+impl Default for EventSink {
+    fn default() -> Self {
+        Self { vectors: OnceLock::new(), pin: Line::level() }
+    }
 }
 
 impl EventSink {
@@ -82,6 +144,25 @@ impl InterruptSink for EventSink {
             line.signal();
         }
     }
+
+    fn set_pin(&self, asserted: bool) {
+        self.pin.set(asserted);
+    }
+}
+
+/// Takes what an eventfd of a client counted. Whether nothing is left in it now: one that a client
+/// made to give out its count bit by bit may hold what it likes.
+///
+/// The client has the same open file description and may make a read(2) wait, at any time and by
+/// taking the count first; a request not to wait comes with the call.
+pub(crate) fn drain(file: &OwnedFd) -> bool {
+    const AT_MOST: usize = 8;
+    let current = u64::MAX;
+    (0..AT_MOST).any(|_| {
+        let mut count = [0; 8];
+        let into = &mut [IoSliceMut::new(&mut count)];
+        rustix::io::preadv2(file, into, current, ReadWriteFlags::NOWAIT).is_err()
+    })
 }
 
 /// Takes a descriptor as an interrupt's route: only eventfds. They are made nonblocking for the
@@ -124,6 +205,48 @@ mod tests {
         assert_eq!(count(&file), 0);
         line.unmask();
         assert_eq!(count(&file), 1);
+    }
+
+    #[test]
+    fn a_level_is_delivered_once_and_again_after_each_unmask() {
+        let file = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let line = Line::level();
+        line.set(true);
+        line.route(adopt(file.try_clone().unwrap()));
+        assert_eq!(count(&file), 1, "it was asserted before there was a route");
+        line.set(true);
+        assert_eq!(count(&file), 0);
+        line.unmask();
+        assert_eq!(count(&file), 1);
+        line.set(false);
+        line.unmask();
+        assert_eq!(count(&file), 0);
+        line.mask();
+        assert!(line.is_masked());
+        line.set(true);
+        line.set(false);
+        line.set(true);
+        assert_eq!(count(&file), 0);
+        line.unmask();
+        assert_eq!(count(&file), 1);
+        assert!(!line.is_masked(), "that it waits for the client is no mask of the client's");
+        line.clear();
+        line.set(false);
+        line.set(true);
+        assert_eq!(count(&file), 0);
+        line.route(adopt(file.try_clone().unwrap()));
+        assert_eq!(count(&file), 1);
+        line.signal();
+        assert_eq!(count(&file), 1, "tried by the client");
+    }
+
+    #[test]
+    fn draining_never_waits() {
+        let file = eventfd(3, EventfdFlags::empty()).unwrap();
+        assert!(drain(&file));
+        assert!(drain(&file), "it is empty, and blocking");
+        let file = eventfd(100, EventfdFlags::SEMAPHORE).unwrap();
+        assert!(!drain(&file));
     }
 
     #[test]

@@ -61,8 +61,8 @@
 //! mappable pages of other devices, and neither is meant for DMA.
 //!
 //! Not here: migration, dirty-page bitmaps, twin sockets, I/O descriptors of regions
-//! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), INTx and MSI (a function has
-//! MSI-X), the VGA and ROM regions, message-only memory from more than one thread at a time.
+//! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), MSI (a function has MSI-X and may
+//! have a pin, INTx), the VGA and ROM regions, message-only memory from more than one thread at a time.
 //!
 //! Dependencies: `rustix` for sockets, descriptors, memfds; `libc` for `SO_PEERCRED`, whose process
 //! may be 0, and for io_submit; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
@@ -90,7 +90,7 @@ mod wire;
 
 /// What `mask` needs of other crates: its test puts loom's atomics in their place.
 mod outside {
-    pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 }
 
 pub use config::{Config, DoorbellMode, Location};

@@ -11,7 +11,7 @@
 //! | 0x048 | destination, 64 bits |
 //! | 0x050 | length, at most [`MAX_COPY`] |
 //! | 0x054 | a write copies; reads how the last copy ended: [`DONE`], [`FAULT`] |
-//! | 0x058 | a write signals the interrupt with this number |
+//! | 0x058 | a write signals the interrupt with this number; [`PIN_ON`] and [`PIN_OFF`] set the pin |
 //! | 0x05c | a read is deferred for as many polls as were written to it |
 //! | 0x060 | reads and writes are refused by the bus |
 //! | 0x1000 | doorbell 0: a new value copies and then signals interrupt 0 |
@@ -21,7 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use slipway_pci::{
-    Access, Bar, Description, Doorbells, Function, Interrupt, InterruptSink, Progress, StateError,
+    Access, Bar, Description, Doorbells, Function, Interrupt, InterruptSink, Pin, Progress,
+    StateError,
 };
 use slipway_ram::Memory;
 
@@ -33,6 +34,10 @@ pub const MAX_COPY: u32 = 1 << 20;
 pub const DONE: u32 = 1;
 /// A copy met a fault.
 pub const FAULT: u32 = 2;
+/// Asserts the pin.
+pub const PIN_ON: u32 = 1 << 31 | 1;
+/// Deasserts the pin.
+pub const PIN_OFF: u32 = 1 << 31;
 /// Number of interrupts.
 pub const VECTORS: u16 = 4;
 /// Number of doorbell cells.
@@ -60,6 +65,7 @@ pub struct Scratch {
     description: Description,
     memory: Memory,
     interrupts: Vec<Interrupt>,
+    pin: Pin,
     doorbells: Doorbells,
     knobs: Arc<Knobs>,
     config: Box<[u8; 4096]>,
@@ -81,9 +87,10 @@ impl Scratch {
     ) -> Self {
         let bar = Bar { index: 0, size: 0x4000, wide: true, doorbell_page: Some(0x1000..0x2000) };
         let mut scratch = Self {
-            description: Description { bars: vec![bar], vectors: VECTORS },
+            description: Description { bars: vec![bar], vectors: VECTORS, pin: true },
             memory,
             interrupts: (0..VECTORS).map(|v| Interrupt::new(sink.clone(), v)).collect(),
+            pin: Interrupt::new(sink.clone(), 0).pin(),
             doorbells,
             knobs,
             config: Box::new([0; 4096]),
@@ -108,6 +115,7 @@ impl Scratch {
         put(0x0a, &[0x80, 0x08]); // class: other system peripheral
         put(0x10, &0x4u32.to_le_bytes()); // BAR 0: 64-bit memory
         put(0x34, &[0x40]);
+        put(0x3d, &[1]); // interrupt pin: INTA#
         // MSI-X: capability, next, size - 1, table in BAR 0, pending bits in BAR 0.
         put(0x40, &[0x11, 0x00]);
         put(0x42, &(VECTORS - 1).to_le_bytes());
@@ -118,6 +126,7 @@ impl Scratch {
         self.registers[..4].copy_from_slice(&ID.to_le_bytes());
         (self.status, self.rung, self.deferral) = (0, 0, 0);
         self.doorbells.clear();
+        self.pin.set(false);
     }
 
     fn u64_at(&self, at: usize) -> u64 {
@@ -140,6 +149,7 @@ impl Scratch {
         let value = u32::from_le_bytes(word);
         match offset {
             0x54 => self.copy(),
+            0x58 if value >> 31 == 1 => self.pin.set(value & 1 == 1),
             0x58 => {
                 if let Some(interrupt) = self.interrupts.get(value as usize) {
                     interrupt.signal();

@@ -1,5 +1,5 @@
-//! Loom goes through every interleaving of an interrupt and its mask: `src/mask.rs`, as it is, on
-//! loom's atomics.
+//! Loom goes through every interleaving of an interrupt, edge or level, and its mask: `src/mask.rs`, as
+//! it is, on loom's atomics.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 #![allow(dead_code)] // the module is used in part
 
@@ -7,12 +7,12 @@
 mod mask;
 
 mod outside {
-    pub use loom::sync::atomic::{AtomicBool, Ordering};
+    pub use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 }
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU32;
-use mask::Mask;
+use mask::{Level, Mask};
 use outside::Ordering;
 
 #[derive(Default)]
@@ -60,4 +60,60 @@ fn an_interrupt_is_delivered_once_whoever_is_quicker() {
 fn masked_again_and_signalled_twice_nothing_is_lost_or_left() {
     model(1, true);
     model(2, false);
+}
+
+#[derive(Default)]
+struct Pin {
+    level: Level,
+    delivered: AtomicU32,
+}
+
+impl Pin {
+    fn look(&self) {
+        self.level.look(|| {
+            self.delivered.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+}
+
+/// The function asserts, takes back and asserts again; the client unmasks as often. Whatever the
+/// order: a level that is asserted in the end was delivered and waits for the client, or for nothing.
+fn level_model(unmasks: u32, mask_first: bool) {
+    loom::model(move || {
+        let pin = Arc::new(Pin::default());
+        if mask_first {
+            pin.level.mask();
+        }
+        let other = pin.clone();
+        let device = loom::thread::spawn(move || {
+            for asserted in [true, false, true] {
+                other.level.set(asserted);
+                if asserted {
+                    other.look();
+                }
+            }
+        });
+        for _ in 0..unmasks {
+            pin.level.unmask();
+            pin.look();
+        }
+        device.join().unwrap();
+        let delivered = pin.delivered.load(Ordering::SeqCst);
+        let most = 1 + unmasks;
+        assert!((1..=most).contains(&delivered), "{delivered} deliveries, {unmasks} unmasks");
+        // Nobody is owed one: it is delivered again after an unmask, and not before.
+        pin.look();
+        assert_eq!(pin.delivered.load(Ordering::SeqCst), delivered);
+        pin.level.unmask();
+        pin.look();
+        assert_eq!(pin.delivered.load(Ordering::SeqCst), delivered + 1);
+    });
+}
+
+#[test]
+fn a_level_is_delivered_as_often_as_it_is_unmasked_and_never_lost() {
+    level_model(0, false);
+    level_model(1, false);
+    level_model(2, false);
+    level_model(1, true);
 }

@@ -14,6 +14,7 @@ mod lifecycle;
 mod limits;
 mod mailbox;
 mod parts;
+mod pin;
 mod prp;
 mod queues;
 mod rig;

@@ -1,8 +1,10 @@
 //! Interrupts: `VFIO_USER_DEVICE_GET_IRQ_INFO` and `VFIO_USER_DEVICE_SET_IRQS`.
 //!
-//! MSI-X has as many interrupts as the function has vectors, the error and the device-request type
-//! one each (routed, never signalled); INTx and MSI have none: every driver of a function with
-//! MSI-X uses that.
+//! MSI-X has as many interrupts as the function has vectors; INTx one if it has a pin; the error and
+//! the device-request type one each (routed, never signalled); MSI has none.
+//!
+//! INTx is a level: it is delivered once and then masked until the client unmasks it, by a message or
+//! by the eventfd that it gave for that, and delivered again if it is asserted then.
 
 use std::os::fd::OwnedFd;
 
@@ -24,6 +26,7 @@ pub(super) fn info(device: &Device, payload: &[u8]) -> Result<Answer, Errno> {
     let flags = match request.index.get() {
         _ if lines.is_empty() => IrqInfoFlags::empty(),
         irq::MSIX => IrqInfoFlags::EVENTFD | IrqInfoFlags::MASKABLE,
+        irq::INTX => IrqInfoFlags::EVENTFD | IrqInfoFlags::MASKABLE | IrqInfoFlags::AUTOMASKED,
         _ => IrqInfoFlags::EVENTFD,
     };
     let reply = IrqInfo {
@@ -44,13 +47,18 @@ pub(super) fn set(device: &Device, payload: &[u8], files: Vec<OwnedFd>) -> Resul
     if (request.argsz.get() as usize) < size_of::<IrqSet>()
         || data.bits().count_ones() != 1
         || action.bits().count_ones() != 1
-        || (index != irq::MSIX && action != F::TRIGGER)
+        || (!matches!(index, irq::MSIX | irq::INTX) && action != F::TRIGGER)
     {
         return Err(Errno::INVAL);
     }
     let (start, count) = (request.start.get() as usize, request.count.get() as usize);
     if count == 0 {
-        return tear_down(all, start, flags, booleans, &files);
+        let answer = tear_down(all, start, flags, booleans, &files)?;
+        if index == irq::INTX {
+            device.unmasking.clear();
+            device.note_unmasking();
+        }
+        return Ok(answer);
     }
     let end = start.checked_add(count).ok_or(Errno::INVAL)?;
     let range = all.get(start..end).ok_or(Errno::INVAL)?;
@@ -59,7 +67,15 @@ pub(super) fn set(device: &Device, payload: &[u8], files: Vec<OwnedFd>) -> Resul
         return Err(Errno::INVAL);
     }
     if data == F::DATA_EVENTFD {
-        return route(range, action, files);
+        return match (index, action) {
+            (_, F::TRIGGER) => route(range, files),
+            (irq::INTX, F::UNMASK) => {
+                device.note_unmasking();
+                route(std::slice::from_ref(&device.unmasking), files)
+            }
+            // Nothing here masks by itself, so there is nothing to tell an eventfd.
+            _ => Err(Errno::NOTSUP),
+        };
     }
     for (position, line) in range.iter().enumerate() {
         if booleans.get(position).is_none_or(|wanted| *wanted != 0) {
@@ -77,6 +93,7 @@ pub(super) fn is_msix(payload: &[u8]) -> bool {
 /// The interrupts of a type.
 fn lines(device: &Device, index: u32) -> Result<&[Line], Errno> {
     match index {
+        irq::INTX if device.has_pin => Ok(std::slice::from_ref(&device.sink.pin)),
         irq::INTX | irq::MSI => Ok(&[]),
         irq::MSIX => Ok(device.sink.lines()),
         irq::ERR => Ok(std::slice::from_ref(&device.error)),
@@ -102,11 +119,7 @@ fn tear_down(
 }
 
 /// Routes a range, or takes its routes away when no descriptor came.
-fn route(range: &[Line], action: F, files: Vec<OwnedFd>) -> Result<Answer, Errno> {
-    if action != F::TRIGGER {
-        // Nothing here masks by itself, so there is nothing to tell an eventfd.
-        return Err(Errno::NOTSUP);
-    }
+fn route(range: &[Line], files: Vec<OwnedFd>) -> Result<Answer, Errno> {
     if files.is_empty() {
         range.iter().for_each(|line| line.route(None));
         return Ok(Answer::Reply(Vec::new()));

@@ -4,7 +4,7 @@ use crate::common::*;
 fn every_type_is_described() {
     let served = serve();
     let mut raw = served.client();
-    for (index, flags, count) in [(0, 0, 0), (1, 0, 0), (2, 3, 4), (3, 1, 1), (4, 1, 1)] {
+    for (index, flags, count) in [(0, 7, 1), (1, 0, 0), (2, 3, 4), (3, 1, 1), (4, 1, 1)] {
         let request =
             spec::IrqInfo { argsz: U32::new(16), index: U32::new(index), ..Default::default() };
         let reply: spec::IrqInfo = raw.call(Command::DeviceGetIrqInfo, request.as_bytes()).read();

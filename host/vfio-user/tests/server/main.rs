@@ -7,6 +7,7 @@ mod device_info;
 mod dma_map;
 mod dma_unmap;
 mod framing;
+mod intx;
 mod irq_info;
 mod isolation;
 mod lifecycle;
