@@ -31,6 +31,7 @@ use crate::namespace::Namespaces;
 use crate::prp::Walker;
 use crate::queue::Queues;
 use crate::registers::Registers;
+use crate::spares::Spares;
 use crate::trace::Tracer;
 use crate::{BAR_SIZE, Identity, Limits, Parts, PartsError, doorbell_count};
 
@@ -110,6 +111,7 @@ pub struct Controller {
     pub(crate) entries: Vec<SubmissionEntry>,
     pub(crate) completions: Vec<Completion>,
     pub(crate) spare_spans: Vec<Vec<Span>>,
+    pub(crate) spares: Spares,
     pub(crate) page: Vec<u8>,
 }
 
@@ -175,6 +177,7 @@ impl Controller {
             entries: Vec::new(),
             completions: Vec::new(),
             spare_spans: Vec::new(),
+            spares: Spares::default(),
             page: Vec::new(),
         })
     }
@@ -391,6 +394,7 @@ impl Function for Controller {
             self.queues.release_memory();
             self.view.release();
             self.spare_spans.clear();
+            self.spares = Spares::default();
         }
         quiet
     }

@@ -5,7 +5,7 @@ use slipway_ram::Span;
 
 use crate::journal::Ticket;
 use crate::prp::Run;
-use crate::steps::Work;
+use crate::spares::Work;
 
 /// What a command does, as far as its end is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -56,7 +56,8 @@
 //!   longer ones are refused with Invalid Number of SGL Descriptors (0Eh). Its data is aligned to
 //!   dwords; bit buckets are not supported.
 //! - Compare, Verify and Copy pass the data through a buffer of the controller's, in steps of at
-//!   most 1 MiB. Copy is that of TP 4065 with source ranges of format 0; ranges that overlap the
+//!   most 1 MiB, which is used again (`spares`): in the steady state no command allocates, but for
+//!   those whose data is in message-only memory. Copy is that of TP 4065 with source ranges of format 0; ranges that overlap the
 //!   destination are copied piece by piece from their start.
 //! - A fused Compare and Write has the disk for itself, as far as this controller goes: its other
 //!   commands to that namespace end before the compare or start after the write. Other controllers
@@ -109,6 +110,7 @@ mod recover;
 mod registers;
 mod serve;
 mod sgl;
+mod spares;
 mod state;
 mod steps;
 #[cfg(test)]

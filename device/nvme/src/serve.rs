@@ -293,7 +293,7 @@ impl Controller {
 
     fn finish(&mut self, mut command: Command) {
         if let Some(work) = command.work.take() {
-            return self.after_step(command, *work);
+            return self.after_step(command, work);
         }
         self.end(command, 0);
     }

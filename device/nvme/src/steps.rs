@@ -2,7 +2,8 @@
 //!
 //! Their data passes through a buffer of the controller's, at most [`STEP`] bytes at a time: a step
 //! is one request to the disk, and what follows it is decided when that has ended. So a command of
-//! 65,536 blocks takes many polls, and other commands go on between them.
+//! 65,536 blocks takes many polls, and other commands go on between them. Buffers are used again
+//! (`spares`): in the steady state no command allocates.
 
 use slipway_block::{Operation, Request};
 use slipway_nvme_spec::command::{CopyRange, SubmissionEntry};
@@ -14,6 +15,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::controller::Controller;
 use crate::inflight::{Command, Inflight, Kind};
 use crate::prp::Run;
+use crate::spares::{Step, Work};
 
 /// Most bytes of a step.
 const STEP: u32 = 1 << 20;
@@ -24,26 +26,6 @@ pub(crate) const COPY_RANGE_BLOCKS: u16 = u16::MAX;
 /// MCL: most blocks of a Copy.
 pub(crate) const COPY_BLOCKS: u32 = 1 << 17;
 
-/// What follows when the request of a command has ended.
-pub(crate) enum Work {
-    /// The blocks are in the buffer; the host's data lies at the runs. A write may be fused to it.
-    Compare { buffer: Span, runs: Vec<Run>, write: Option<Box<FusedWrite>> },
-    /// Reads the blocks and drops them.
-    Verify { buffer: Span, next: u64, left: u32, bytes: u64 },
-    /// The second half of a fused pair is under way.
-    FusedWrite,
-    /// Reads pieces of the source ranges and writes them one after the other.
-    Copy(CopyWork),
-}
-
-impl Work {
-    /// Whether the command can end after the step that is under way, which then has no effect or
-    /// not the whole one.
-    pub fn stops(&self) -> bool {
-        !matches!(self, Self::FusedWrite)
-    }
-}
-
 /// The second command of a fused pair, ready to run.
 pub(crate) struct FusedWrite {
     command: Command,
@@ -51,10 +33,9 @@ pub(crate) struct FusedWrite {
 }
 
 /// How far a Copy is.
-pub(crate) struct CopyWork {
-    buffer: Span,
-    /// Source ranges: first block, blocks.
-    ranges: Vec<(u64, u32)>,
+pub(crate) struct CopyStep {
+    /// Blocks that a piece has at most.
+    most: u32,
     /// The range that is being copied, and how many blocks of it are.
     range: usize,
     done: u32,
@@ -85,12 +66,11 @@ impl Controller {
             return Err(Status::INVALID_FIELD.dnr());
         }
         self.walker.find(&self.memory, self.registers.page_size(), entry, bytes)?;
-        let buffer = Span::heap(bytes);
-        let request = read(lba, blocks, &buffer, block_size);
-        let runs = self.walker.runs.clone();
-        let work = Some(Box::new(Work::Compare { buffer, runs, write: None }));
+        let mut work = self.spares.take(Step::Compare, bytes);
+        work.runs.clone_from(&self.walker.runs);
+        let request = self.read(lba, blocks, &work.buffer, block_size);
         let compare = self.command(queue, entry, Kind::Compare);
-        Ok((Command { bytes: bytes as u64, work, ..compare }, request))
+        Ok((Command { bytes: bytes as u64, work: Some(work), ..compare }, request))
     }
 
     /// Verify (section 6.16). No data moves, so MDTS does not limit it.
@@ -98,17 +78,16 @@ impl Controller {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, false)?;
         let step = blocks.min(self.step_blocks(block_size));
-        let buffer = Span::heap((step * block_size) as usize);
-        let request = read(lba, step, &buffer, block_size);
-        let work = Work::Verify {
-            buffer,
+        let next = Step::Verify {
             next: lba + u64::from(step),
             left: blocks - step,
             bytes: u64::from(blocks) * u64::from(block_size),
         };
+        let work = self.spares.take(next, (step * block_size) as usize);
+        let request = self.read(lba, step, &work.buffer, block_size);
         let bytes = u64::from(step * block_size);
         let verify = self.command(queue, entry, Kind::Scan);
-        self.begin(Command { bytes, work: Some(Box::new(work)), ..verify }, request);
+        self.begin(Command { bytes, work: Some(work), ..verify }, request);
         Ok(())
     }
 
@@ -129,7 +108,9 @@ impl Controller {
         if count > usize::from(COPY_RANGES) + 1 {
             return Err(Status::COPY_SIZE_EXCEEDED.dnr());
         }
-        let ranges = self.copy_ranges(entry, count)?;
+        let mut ranges = [(0, 0); COPY_RANGES as usize + 1];
+        let ranges = &mut ranges[..count];
+        self.copy_ranges(entry, ranges)?;
         let blocks: u32 = ranges.iter().map(|(_, blocks)| blocks).sum();
         let inside = |(lba, blocks): &(u64, u32)| geometry.holds(*lba, u64::from(*blocks));
         if blocks > COPY_BLOCKS {
@@ -142,34 +123,35 @@ impl Controller {
         // Each block is read and written.
         self.limiter.move_bytes(2 * u64::from(blocks) * u64::from(block_size));
         let longest = ranges.iter().map(|(_, blocks)| *blocks).max().unwrap_or(1);
-        let bytes = longest.min(self.step_blocks(block_size)) * block_size;
-        let buffer = Span::heap(bytes as usize);
+        let most = longest.min(self.step_blocks(block_size));
         let durable = self.is_durable(entry);
-        let work = CopyWork { buffer, ranges, range: 0, done: 0, to, writing: false, durable };
-        // There is a range, and no range is empty.
-        let request = work.request(block_size).ok_or(Status::INTERNAL_ERROR)?;
-        let copy = self.command(queue, entry, work.kind());
-        let copy = Command { bytes: bytes.into(), work: Some(Box::new(Work::Copy(work))), ..copy };
-        self.begin(copy, request);
+        let step = CopyStep { most, range: 0, done: 0, to, writing: false, durable };
+        let kind = step.kind();
+        let mut work = self.spares.take(Step::Copy(step), (most * block_size) as usize);
+        work.ranges.extend_from_slice(ranges);
+        let bytes = u64::from(most * block_size);
+        let copy = Command { bytes, ..self.command(queue, entry, kind) };
+        self.next_piece(copy, work, block_size);
         Ok(())
     }
 
-    /// The source ranges of a Copy: read once.
+    /// The source ranges of a Copy, first block and blocks: read once.
     fn copy_ranges(
         &mut self,
         entry: &SubmissionEntry,
-        count: usize,
-    ) -> Result<Vec<(u64, u32)>, Status> {
-        let mut ranges = vec![CopyRange::new_zeroed(); count];
-        let bytes = ranges.as_mut_slice().as_mut_bytes();
-        self.walker.find(&self.memory, self.registers.page_size(), entry, bytes.len())?;
-        self.walker.read(&self.memory, bytes)?;
-        let ranges = ranges.iter().map(|range| (range.lba.get(), range.block_count()));
-        let ranges: Vec<(u64, u32)> = ranges.collect();
-        if ranges.iter().any(|(_, blocks)| *blocks > COPY_RANGE_BLOCKS.into()) {
-            return Err(Status::COPY_SIZE_EXCEEDED.dnr());
+        into: &mut [(u64, u32)],
+    ) -> Result<(), Status> {
+        let mut ranges = [CopyRange::new_zeroed(); COPY_RANGES as usize + 1];
+        let ranges = &mut ranges[..into.len()];
+        self.walker.find(&self.memory, self.registers.page_size(), entry, size_of_val(ranges))?;
+        self.walker.read(&self.memory, ranges.as_mut_bytes())?;
+        for (range, into) in ranges.iter().zip(into) {
+            if range.block_count() > COPY_RANGE_BLOCKS.into() {
+                return Err(Status::COPY_SIZE_EXCEEDED.dnr());
+            }
+            *into = (range.lba.get(), range.block_count());
         }
-        Ok(ranges)
+        Ok(())
     }
 
     /// Compare and Write as a fused operation (section 6.2): the write is done if the blocks hold
@@ -197,10 +179,14 @@ impl Controller {
         };
         let (command, write) = match self.prepare(queue, second, Kind::Write) {
             Ok(parts) => parts,
-            Err(status) => return [failed, Some(status)],
+            Err(status) => {
+                self.recycle(request.spans);
+                compare.work.into_iter().for_each(|work| self.spares.put(work));
+                return [failed, Some(status)];
+            }
         };
-        if let Some(Work::Compare { write: place, .. }) = compare.work.as_deref_mut() {
-            *place = Some(Box::new(FusedWrite { command, request: write }));
+        if let Some(work) = &mut compare.work {
+            work.write = Some(FusedWrite { command, request: write });
         }
         let nsid = compare.nsid;
         let tag = Inflight::tag(self.inflight.insert(compare), 0);
@@ -224,65 +210,82 @@ impl Controller {
 
     /// A step has ended, with the command's status: takes the next one, or ends the command. One
     /// whose end is nobody's concern any more goes no further.
-    pub(crate) fn after_step(&mut self, mut command: Command, work: Work) {
+    pub(crate) fn after_step(&mut self, mut command: Command, mut work: Box<Work>) {
         let goes_on = command.status.is_success() && command.queue.is_some();
-        match work {
-            Work::Compare { buffer, runs, write } => {
+        match &mut work.step {
+            Step::Compare => {
                 if goes_on {
-                    command.status = compare(&self.memory, &runs, &buffer);
+                    command.status = compare(&self.memory, &work.runs, &work.buffer);
                 }
                 let ended = (command.status, command.queue);
                 self.end(command, 0);
-                if let Some(write) = write {
-                    self.after_compare(ended, *write);
-                }
+                self.after_compare(ended, work);
             }
-            Work::FusedWrite => {
+            Step::FusedWrite => {
                 self.end_pair(command.nsid);
+                self.spares.put(work);
                 self.end(command, 0);
             }
-            Work::Verify { buffer, next, left, bytes } if goes_on && left > 0 => {
+            Step::Verify { next, left, .. } if goes_on && *left > 0 => {
                 let block_size = self.block_size(command.nsid);
-                let step = left.min(self.step_blocks(block_size));
-                let request = read(next, step, &buffer, block_size);
-                let (next, left) = (next + u64::from(step), left - step);
-                command.work = Some(Box::new(Work::Verify { buffer, next, left, bytes }));
+                let (lba, step) = (*next, (*left).min(self.step_blocks(block_size)));
+                (*next, *left) = (*next + u64::from(step), *left - step);
+                let request = self.read(lba, step, &work.buffer, block_size);
+                command.work = Some(work);
                 self.begin(command, request);
             }
-            Work::Verify { bytes, .. } => self.end(Command { bytes, ..command }, 0),
-            Work::Copy(work) => self.after_copy(command, work, goes_on),
+            Step::Verify { bytes, .. } => {
+                command.bytes = *bytes;
+                self.spares.put(work);
+                self.end(command, 0);
+            }
+            Step::Copy(copy) => {
+                let range = copy.range as u32;
+                if goes_on {
+                    copy.advance(&work.ranges);
+                    let block_size = self.block_size(command.nsid);
+                    return self.next_piece(command, work, block_size);
+                }
+                self.spares.put(work);
+                // Dword 0 is the first range that was not copied whole.
+                self.end(command, range);
+            }
         }
     }
 
-    fn after_copy(&mut self, mut command: Command, mut work: CopyWork, goes_on: bool) {
-        let block_size = self.block_size(command.nsid);
-        if !goes_on {
-            // Dword 0 is the first range that was not copied whole.
-            return self.end(command, work.range as u32);
-        }
-        work.advance(block_size);
-        command.kind = work.kind();
-        match work.request(block_size) {
-            Some(request) => {
-                command.work = Some(Box::new(Work::Copy(work)));
-                self.begin(command, request);
-            }
+    /// Takes the next step of a Copy, or ends it.
+    fn next_piece(&mut self, mut command: Command, work: Box<Work>, block_size: u32) {
+        let Step::Copy(copy) = &work.step else { return };
+        let Some((lba, piece)) = copy.piece(&work.ranges) else {
+            self.spares.put(work);
             // Its data neither came from the host nor goes to it.
-            None => self.end(Command { kind: Kind::Other, ..command }, 0),
+            return self.end(Command { kind: Kind::Other, ..command }, 0);
+        };
+        let mut request = self.read(lba, piece, &work.buffer, block_size);
+        if copy.writing {
+            request.operation = Operation::Write;
+            (request.lba, request.durable) = (copy.to, copy.durable);
         }
+        command.kind = copy.kind();
+        command.work = Some(work);
+        self.begin(command, request);
     }
 
     /// The first half of a fused pair ended like this: the second runs, or ends as well.
-    fn after_compare(&mut self, (status, queue): (Status, Option<u16>), write: FusedWrite) {
-        let FusedWrite { mut command, request } = write;
+    fn after_compare(&mut self, (status, queue): (Status, Option<u16>), mut work: Box<Work>) {
+        let Some(FusedWrite { mut command, request }) = work.write.take() else {
+            return self.spares.put(work);
+        };
         command.queue = queue;
         let nsid = command.nsid;
         if !status.is_success() || queue.is_none() {
             self.end_pair(nsid);
+            self.spares.put(work);
             self.recycle(request.spans);
             return self.end(Command { status: Status::FUSED_FAILED.dnr(), ..command }, 0);
         }
-        command.work = Some(Box::new(Work::FusedWrite));
+        work.step = Step::FusedWrite;
+        command.work = Some(work);
         let tag = Inflight::tag(self.inflight.insert(command), 0);
         if let Some(namespace) = self.namespaces.working(nsid) {
             namespace.alone.then(Request { tag, ..request });
@@ -299,22 +302,30 @@ impl Controller {
     fn block_size(&mut self, nsid: u32) -> u32 {
         self.namespaces.working(nsid).map_or(512, |namespace| namespace.geometry.block_size)
     }
+
+    /// A read of `blocks` blocks into the start of `buffer`; its tag comes later.
+    fn read(&mut self, lba: u64, blocks: u32, buffer: &Span, block_size: u32) -> Request {
+        let mut spans = self.spare_spans.pop().unwrap_or_default();
+        spans.clear();
+        spans.push(buffer.slice(0, (blocks * block_size) as usize));
+        Request { tag: 0, operation: Operation::Read, lba, blocks, spans, durable: false }
+    }
 }
 
-impl CopyWork {
-    /// Blocks of the piece that the buffer is for now.
-    fn piece(&self, block_size: u32) -> u32 {
-        let left = self.ranges.get(self.range).map_or(0, |(_, blocks)| blocks - self.done);
-        left.min(self.buffer.len() as u32 / block_size)
+impl CopyStep {
+    /// The piece of the source that this step is about: first block, blocks; None after the last.
+    fn piece(&self, ranges: &[(u64, u32)]) -> Option<(u64, u32)> {
+        let (lba, blocks) = ranges.get(self.range)?;
+        Some((lba + u64::from(self.done), (blocks - self.done).min(self.most)))
     }
 
-    /// The step that [`CopyWork::request`] gave has succeeded.
-    fn advance(&mut self, block_size: u32) {
+    /// The step has succeeded.
+    fn advance(&mut self, ranges: &[(u64, u32)]) {
         if self.writing {
-            let piece = self.piece(block_size);
+            let (_, piece) = self.piece(ranges).unwrap_or_default();
             self.done += piece;
             self.to += u64::from(piece);
-            if self.ranges.get(self.range).is_some_and(|(_, blocks)| self.done == *blocks) {
+            if ranges.get(self.range).is_some_and(|(_, blocks)| self.done == *blocks) {
                 (self.range, self.done) = (self.range + 1, 0);
             }
         }
@@ -325,24 +336,6 @@ impl CopyWork {
     fn kind(&self) -> Kind {
         if self.writing { Kind::Other } else { Kind::Scan }
     }
-
-    /// The next step; None after the last.
-    fn request(&self, block_size: u32) -> Option<Request> {
-        let (lba, _) = self.ranges.get(self.range)?;
-        let piece = self.piece(block_size);
-        let mut request = read(lba + u64::from(self.done), piece, &self.buffer, block_size);
-        if self.writing {
-            request.operation = Operation::Write;
-            (request.lba, request.durable) = (self.to, self.durable);
-        }
-        Some(request)
-    }
-}
-
-/// A read of `blocks` blocks into the start of `buffer`; its tag comes later.
-fn read(lba: u64, blocks: u32, buffer: &Span, block_size: u32) -> Request {
-    let spans = vec![buffer.slice(0, (blocks * block_size) as usize)];
-    Request { tag: 0, operation: Operation::Read, lba, blocks, spans, durable: false }
 }
 
 /// Whether the host's data at `runs` is that of `buffer`. Each byte is read once.

@@ -1,0 +1,113 @@
+//! What commands of several steps work with, used again: in the steady state none allocates.
+
+#![allow(clippy::vec_box)] // what is boxed stays in its box when a command takes it
+
+use slipway_ram::Span;
+
+use crate::prp::Run;
+use crate::steps::{CopyStep, FusedWrite};
+
+/// The smallest buffer; the others are twice, four times, … as large.
+const SMALLEST: usize = 4096;
+/// Sizes of buffers, up to that of the largest transfer, 16 MiB.
+const SIZES: usize = 13;
+/// Most bytes that are kept for later. More is in use at once only while that many commands are.
+const MOST_BYTES: usize = 2 << 20;
+
+/// What a command of several steps works with.
+pub(crate) struct Work {
+    pub step: Step,
+    /// At least as large as asked for. Holds what commands of the same controller read before.
+    pub buffer: Span,
+    /// Where the host's data is that a Compare compares.
+    pub runs: Vec<Run>,
+    /// Source ranges of a Copy: first block, blocks.
+    pub ranges: Vec<(u64, u32)>,
+    /// The write that is fused to a Compare.
+    pub write: Option<FusedWrite>,
+}
+
+/// What follows when the request of a command has ended.
+pub(crate) enum Step {
+    /// The blocks are in the buffer, and are compared with the host's data.
+    Compare,
+    /// Reads the blocks and drops them.
+    Verify { next: u64, left: u32, bytes: u64 },
+    /// The second half of a fused pair is under way.
+    FusedWrite,
+    /// Reads pieces of the source ranges and writes them one after the other.
+    Copy(CopyStep),
+}
+
+impl Work {
+    /// Whether the command can end after the step that is under way, which then has no effect or
+    /// not the whole one.
+    pub fn stops(&self) -> bool {
+        !matches!(self.step, Step::FusedWrite)
+    }
+}
+
+/// What is kept, by the size of its buffer.
+#[derive(Default)]
+pub(crate) struct Spares {
+    kept: [Vec<Box<Work>>; SIZES],
+    bytes: usize,
+}
+
+impl Spares {
+    /// Something to work with, with a buffer of at least `bytes` bytes and nothing else in it.
+    pub fn take(&mut self, step: Step, bytes: usize) -> Box<Work> {
+        let len = bytes.max(SMALLEST).next_power_of_two();
+        let Some(mut work) = self.place(len).and_then(Vec::pop) else {
+            let buffer = Span::heap(len);
+            let (runs, ranges) = (Vec::new(), Vec::new());
+            return Box::new(Work { step, buffer, runs, ranges, write: None });
+        };
+        self.bytes -= len;
+        work.step = step;
+        work.runs.clear();
+        work.ranges.clear();
+        work
+    }
+
+    /// Keeps what a command has worked with, unless that is too much.
+    pub fn put(&mut self, work: Box<Work>) {
+        let len = work.buffer.len();
+        if self.bytes + len <= MOST_BYTES
+            && let Some(place) = self.place(len)
+        {
+            place.push(work);
+            self.bytes += len;
+        }
+    }
+
+    fn place(&mut self, len: usize) -> Option<&mut Vec<Box<Work>>> {
+        self.kept.get_mut((len / SMALLEST).trailing_zeros() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_put_is_taken_again_by_its_size_and_not_too_much_is_kept() {
+        let mut spares = Spares::default();
+        for (bytes, len) in
+            [(0, 4096), (1, 4096), (4097, 8192), (1 << 20, 1 << 20), (3 << 20, 4 << 20)]
+        {
+            let work = spares.take(Step::Compare, bytes);
+            assert_eq!(work.buffer.len(), len);
+            spares.put(work);
+        }
+        // 4 MiB are more than is kept.
+        assert_eq!(spares.bytes, 4096 + 8192 + (1 << 20));
+        let works: Vec<_> = (0..200).map(|_| spares.take(Step::Compare, 16 << 10)).collect();
+        works.into_iter().for_each(|work| spares.put(work));
+        assert!(spares.bytes <= MOST_BYTES, "{}", spares.bytes);
+        let mut work = spares.take(Step::Compare, 8192);
+        work.ranges.push((1, 1));
+        spares.put(work);
+        assert!(spares.take(Step::Compare, 5000).ranges.is_empty());
+    }
+}

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# A guest that is told to leave MSI and MSI-X alone: its NVMe driver works by the interrupt pin.
+. "$(dirname "$0")/lib.sh"
+qemu=$SLIPWAY_DATA_DIR/tools/bin/qemu-system-x86_64
+kernel=$SLIPWAY_DATA_DIR/kernel/vmlinuz
+busybox=$(command -v busybox)
+[ -x "$qemu" ] && [ -e "$kernel" ] || skip "slipway's own QEMU and guest kernel (slipway setup)"
+{ [ -n "$busybox" ] && ldd "$busybox" 2>&1 | grep -q 'not a dynamic'; } || skip "a static busybox"
+command -v cpio >/dev/null || skip "cpio"
+
+mkdir -p "$work/root/bin" "$work/root/dev" "$work/root/proc" "$work/root/sys"
+cp "$busybox" "$work/root/bin/busybox"
+cat >"$work/root/init" <<'INIT'
+#!/bin/busybox sh
+b=/bin/busybox
+$b mount -t proc p /proc; $b mount -t sysfs s /sys; $b mount -t devtmpfs d /dev
+i=0; while [ ! -b /dev/nvme0n1 ] && [ $i -lt 300 ]; do $b sleep 0.1; i=$((i+1)); done
+$b dd if=/dev/urandom of=/data bs=4k count=500 2>/dev/null
+$b dd if=/data of=/dev/nvme0n1 bs=4k oflag=direct 2>/dev/null && echo WRITTEN
+$b dd if=/dev/nvme0n1 of=/back bs=4k count=500 iflag=direct 2>/dev/null
+$b cmp /data /back && echo THE-SAME
+$b dmesg | $b grep -iE "nobody cared|nvme.*timeout|I/O error" && echo TROUBLE
+echo "NVME-IRQ $($b grep nvme /proc/interrupts)"
+echo GUEST-DONE
+$b poweroff -f
+INIT
+chmod +x "$work/root/init"
+(cd "$work/root" && find . | cpio -o -H newc 2>/dev/null | gzip) >"$work/initrd"
+
+"$slipway" endpoint create pin --disk ram:16M >/dev/null || fail "endpoint create"
+socket=$("$slipway" endpoint ls --json | python3 -c 'import json,sys
+print(next(e["socket"] for e in json.load(sys.stdin) if e["id"] == "pin"))') || fail "endpoint ls"
+timeout 240 "$qemu" -M q35,memory-backend=m0 -object memory-backend-memfd,id=m0,size=256M,share=on \
+    -m 256M -accel tcg -nodefaults -display none -serial stdio -no-reboot \
+    -kernel "$kernel" -initrd "$work/initrd" -append "console=ttyS0 quiet pci=nomsi panic=-1" \
+    -device "{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"$socket\"}}" \
+    >"$work/console" 2>&1 </dev/null
+said() { grep -q -- "$1" "$work/console"; }
+said GUEST-DONE || fail "the guest did not come to its end: $(tail -5 "$work/console")"
+said "NVME-IRQ.*IO-APIC" || fail "its driver has no pin interrupt: $(grep NVME-IRQ "$work/console")"
+said WRITTEN && said THE-SAME || fail "what it wrote is not what it read: $(tail -5 "$work/console")"
+said TROUBLE && fail "its kernel complains: $(grep -iE 'nobody|timeout|error' "$work/console")"
+ok "a guest without MSI-X writes and reads by the interrupt pin"
