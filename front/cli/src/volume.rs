@@ -35,7 +35,14 @@ fn scratch(text: &str) -> Result<VolumeSpec, String> {
     };
     let mount_point = mount.map_or(Ok(String::new()), mounted)?;
     let source = Some(Source::SizeBytes(parse_size(size)?));
-    Ok(VolumeSpec { name: name.into(), source, read_only: false, mount_point, block_size })
+    Ok(VolumeSpec {
+        name: name.into(),
+        source,
+        read_only: false,
+        mount_point,
+        block_size,
+        ..VolumeSpec::default()
+    })
 }
 
 fn file(rest: &str) -> Result<VolumeSpec, String> {
@@ -49,7 +56,14 @@ fn file(rest: &str) -> Result<VolumeSpec, String> {
     let full = std::path::absolute(path).map_err(|error| format!("file:{path}: {error}"))?;
     let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let (name, source) = (name.to_owned(), Source::Path(full.to_string_lossy().into_owned()));
-    Ok(VolumeSpec { name, source: Some(source), read_only, mount_point, block_size })
+    Ok(VolumeSpec {
+        name,
+        source: Some(source),
+        read_only,
+        mount_point,
+        block_size,
+        ..VolumeSpec::default()
+    })
 }
 
 fn mounted(mount: &str) -> Result<String, String> {

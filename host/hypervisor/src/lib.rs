@@ -41,7 +41,7 @@ mod spec;
 pub use accel::{Accel, AccelChoice, AccelReport};
 pub use error::{Error, Result};
 pub use identity::{VmRecord, reap_leftover};
-pub use spec::{Credentials, VmSpec};
+pub use spec::{Credentials, DiskModel, EmulatedDisk, VmSpec};
 
 /// A future that may cross threads; the traits stay usable as objects this way.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

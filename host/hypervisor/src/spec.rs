@@ -13,6 +13,26 @@ pub struct Credentials {
     pub gid: u32,
 }
 
+/// A disk whose device the VMM emulates itself: the peers that ours are measured against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmulatedDisk {
+    /// The device that the guest sees.
+    pub model: DiskModel,
+    /// A file or a block device; opened with the launcher's rights, past the host's page cache.
+    pub path: PathBuf,
+    /// The guest cannot write it.
+    pub read_only: bool,
+}
+
+/// A device that a VMM emulates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskModel {
+    /// An NVMe controller with one namespace, number 1.
+    Nvme,
+    /// A virtio block device, on a thread of its own in the VMM.
+    VirtioBlk,
+}
+
 /// Everything a hypervisor needs to know to start one VM.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
@@ -35,6 +55,8 @@ pub struct VmSpec {
     /// vfio-user servers, one PCI function each, in this order on the bus. Whoever runs the VM
     /// must have write permission on the socket itself; its parent directories may be closed.
     pub vfio_user_sockets: Vec<PathBuf>,
+    /// Disks of the VMM's own making, behind the functions on the bus.
+    pub disks: Vec<EmulatedDisk>,
     /// The guest's serial console is written here, at most [`VmSpec::CONSOLE_CAP`] bytes: when it
     /// is full the older half is dropped.
     pub console_log: PathBuf,
@@ -49,6 +71,19 @@ pub struct VmSpec {
 }
 
 impl VmSpec {
+    /// PCI address in the guest of function `index` of [`VmSpec::vfio_user_sockets`].
+    pub fn function_address(index: usize) -> String {
+        format!("0000:00:{:02x}.0", Self::FIRST_SLOT + index)
+    }
+
+    /// PCI address in the guest of disk `index` of [`VmSpec::disks`].
+    pub fn disk_address(&self, index: usize) -> String {
+        Self::function_address(self.vfio_user_sockets.len() + index)
+    }
+
+    /// Slot of the first function on the root bus; those below are the agent's port's and such.
+    pub(crate) const FIRST_SLOT: usize = 4;
+
     /// The least memory that Debian's kernel boots in together with an agent, in bytes.
     pub const MIN_MEMORY: u64 = 96 << 20;
     /// More virtual CPUs than this are refused.

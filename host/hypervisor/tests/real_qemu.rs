@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, Error, Hypervisor, ShutdownReason, Vm, VmEvent, VmSpec,
-    reap_leftover,
+    Accel, AccelChoice, Credentials, DiskModel, EmulatedDisk, Error, Hypervisor, ShutdownReason,
+    Vm, VmEvent, VmSpec, reap_leftover,
 };
 use tempfile::TempDir;
 
@@ -60,6 +60,7 @@ impl Machine {
             cmdline: Vec::new(),
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: Vec::new(),
+            disks: Vec::new(),
             console_log: run_dir.join("console"),
             run_dir,
             credentials: is_root().then_some(NOBODY),
@@ -108,6 +109,29 @@ async fn qemu_boots_a_kernel_and_reports_its_end() {
     assert!(!spec.agent_socket.exists());
     assert!(!vm.record().is_running().unwrap());
     vm.kill().unwrap();
+}
+
+/// QEMU takes its own disks from descriptors: it has no right to open them itself.
+#[tokio::test]
+async fn qemu_emulates_disks_that_it_may_not_open() {
+    let Some(machine) = Machine::new("qemu_emulates_disks_that_it_may_not_open") else { return };
+    let mut spec = machine.spec("disks");
+    for (name, model) in [("nvme", DiskModel::Nvme), ("virtio", DiskModel::VirtioBlk)] {
+        let path = machine.directory.path().join(name);
+        fs::write(&path, vec![0; 1 << 20]).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        spec.disks.push(EmulatedDisk { model, path, read_only: false });
+    }
+    // The disk is empty: the kernel waits for it and then finds nothing on it.
+    spec.cmdline = ["root=/dev/nvme0n1", "rootwait"].map(String::from).to_vec();
+    let vm = within(machine.launch(&spec)).await;
+    let exit = within(vm.wait()).await;
+    let console = fs::read_to_string(&spec.console_log).unwrap();
+    let found = "Unable to mount root fs on unknown-block(259,";
+    assert!(console.contains(found), "{exit}\n{console}");
+    spec.disks[0].path = machine.directory.path().join("absent");
+    let error = machine.qemu.launch(&spec).await.err().expect("no launch").to_string();
+    assert!(error.contains("cannot use the disk") && error.contains("absent"), "{error}");
 }
 
 #[tokio::test]

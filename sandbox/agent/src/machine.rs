@@ -21,6 +21,8 @@ pub const BASE: &str = "/containers";
 /// Containers' cgroups.
 pub const CGROUPS: &str = "/sys/fs/cgroup/containers";
 const MODULES: &str = "/modules";
+/// Modules that few sandboxes need.
+const EXTRA_MODULES: &str = "/modules/extra";
 const SELF: &str = "/run/agent";
 
 /// Writes a line to the kernel's console; a console that takes none stops nothing.
@@ -87,12 +89,21 @@ pub fn read_only_program() -> Result<PathBuf> {
 /// Loads `/modules/NN-name.ko` in the order of their names.
 pub fn load_modules(stages: &Stages) {
     stages.modules_begin();
-    for path in module_files(Path::new(MODULES)) {
+    load_modules_of(Path::new(MODULES));
+    stages.modules_end();
+}
+
+/// Loads the modules that are loaded only when they are needed, unless they are loaded.
+pub fn load_extra_modules() {
+    load_modules_of(Path::new(EXTRA_MODULES));
+}
+
+fn load_modules_of(directory: &Path) {
+    for path in module_files(directory) {
         if let Err(error) = load_module(&path) {
             log!("module {}: {error}", path.display());
         }
     }
-    stages.modules_end();
 }
 
 fn module_files(directory: &Path) -> Vec<PathBuf> {

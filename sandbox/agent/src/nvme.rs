@@ -1,4 +1,5 @@
-//! Namespaces of the sandbox's NVMe functions, found in sysfs.
+//! Disks of the sandbox's PCI functions, found in sysfs: namespaces of NVMe controllers, and virtio
+//! block devices.
 //!
 //! A PCI function ADDR has its controller at `bus/pci/devices/ADDR/nvme/nvmeC`, and that its
 //! namespaces as `nvmeCnN`. With native multipath a controller has paths `nvmeScCnN` instead (no
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use slipway_agent_protocol::v1::BlockDevice;
 
 use crate::init::Device;
-use crate::uevent;
+use crate::{machine, uevent};
 
 /// A controller that is going to appear does so within this time of being asked for.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -28,6 +29,9 @@ pub struct Namespace {
 
 /// Finds `wanted`, waiting for the driver if it is not there yet.
 pub async fn find(sysfs: &Path, wanted: &BlockDevice) -> Result<Device> {
+    if wanted.nsid == 0 {
+        machine::load_extra_modules();
+    }
     match uevent::wait_for(PATIENCE, || look(sysfs, wanted)).await? {
         Some(device) => Ok(device),
         None => Err(absent(sysfs, wanted)),
@@ -41,17 +45,42 @@ pub fn any(sysfs: &Path) -> bool {
 }
 
 fn look(sysfs: &Path, wanted: &BlockDevice) -> Result<Option<Device>> {
+    if wanted.nsid == 0 {
+        return virtio(sysfs, &wanted.pci_address);
+    }
     let Some(controller) = controller(sysfs, &wanted.pci_address)? else { return Ok(None) };
     let namespaces = namespaces(&controller);
     let Some(found) = namespaces.iter().find(|namespace| namespace.nsid == wanted.nsid) else {
         return Ok(None);
     };
-    let number = sysfs.join("class/block").join(&found.disk).join("dev");
-    match std::fs::read_to_string(&number) {
+    number(&sysfs.join("class/block").join(&found.disk))
+}
+
+/// The virtio block device that the function at `address` is: `virtioN/block/vdX` in its directory.
+fn virtio(sysfs: &Path, address: &str) -> Result<Option<Device>> {
+    let function = function(sysfs, address)?;
+    let devices = entries(&function).into_iter().map(|entry| entry.join("block"));
+    match devices.flat_map(|block| entries(&block)).next() {
+        Some(disk) => number(&disk),
+        None => Ok(None),
+    }
+}
+
+/// The device number of the disk whose directory this is.
+fn number(disk: &Path) -> Result<Option<Device>> {
+    match std::fs::read_to_string(disk.join("dev")) {
         Ok(text) => parse_number(&text).map(Some),
         // The disk's own directory follows a moment later.
         Err(_) => Ok(None),
     }
+}
+
+fn function(sysfs: &Path, address: &str) -> Result<PathBuf> {
+    let ordinary = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
+    if address.is_empty() || !address.bytes().all(ordinary) || address.contains("..") {
+        bail!("{address:?} is not a PCI address");
+    }
+    Ok(sysfs.join("bus/pci/devices").join(address))
 }
 
 fn parse_number(text: &str) -> Result<Device> {
@@ -67,11 +96,7 @@ fn controller(sysfs: &Path, address: &str) -> Result<Option<PathBuf>> {
         }
         return Ok(all.pop());
     }
-    let ordinary = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
-    if !address.bytes().all(ordinary) || address.contains("..") {
-        bail!("{address:?} is not a PCI address");
-    }
-    let directory = sysfs.join("bus/pci/devices").join(address).join("nvme");
+    let directory = function(sysfs, address)?.join("nvme");
     Ok(entries(&directory).into_iter().next())
 }
 
@@ -111,6 +136,7 @@ fn disk_name(entry: &str) -> Option<String> {
 
 fn absent(sysfs: &Path, wanted: &BlockDevice) -> anyhow::Error {
     let place = match wanted.pci_address.as_str() {
+        address if wanted.nsid == 0 => format!("the virtio block device {address}"),
         "" => "the NVMe controller".to_owned(),
         address => format!("the NVMe controller {address}"),
     };
@@ -180,6 +206,20 @@ mod tests {
         let root = sysfs(&[("class/nvme/nvme0/x", ""), ("class/nvme/nvme1/x", "")]);
         assert!(look(root.path(), &device("", 1)).is_err());
         assert!(!any(root.path()));
+    }
+
+    #[test]
+    fn a_virtio_block_device_is_found_by_its_function() {
+        let root = sysfs(&[
+            ("bus/pci/devices/0000:00:05.0/virtio2/block/vda/dev", "254:0\n"),
+            ("bus/pci/devices/0000:00:05.0/msi_irqs/24", ""),
+        ]);
+        let found = Some(Device { major: 254, minor: 0 });
+        assert_eq!(look(root.path(), &device("0000:00:05.0", 0)).unwrap(), found);
+        assert_eq!(look(root.path(), &device("0000:00:06.0", 0)).unwrap(), None);
+        assert!(look(root.path(), &device("", 0)).is_err());
+        let error = absent(root.path(), &device("0000:00:06.0", 0)).to_string();
+        assert!(error.contains("virtio block device 0000:00:06.0"), "{error}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! the user's. [`Kernel::bootable`] gives the form that starts fastest, an uncompressed ELF where
 //! there is a PVH entry. [`build`] makes the initramfs: the agent as `/init`, the modules that a
 //! sandbox needs and this kernel does not have built in, in the order in which they must be loaded
-//! (`/modules/NN-NAME.ko`), and the empty directories that the agent mounts on. Both results are
+//! (`/modules/NN-NAME.ko`; `/modules/extra` has those that few need), and the empty directories that the agent mounts on. Both results are
 //! kept in a cache directory, written aside and renamed into place, so that an interrupted build
 //! leaves nothing that a later one could take for whole.
 //!
@@ -31,7 +31,7 @@ mod unpack;
 
 pub use error::{Error, Result};
 pub use kernel::Kernel;
-pub use modules::{WANTED, Wanted};
+pub use modules::{EXTRA, WANTED, Wanted};
 
 use cpio::Archive;
 use elf::Elf;
@@ -41,7 +41,8 @@ use modules::Module;
 const MAX_AGENT: u64 = 64 << 20;
 
 /// Empty directories of the initramfs, for the agent to mount on.
-const DIRECTORIES: &[&str] = &["dev", "proc", "sys", "run", "containers", "modules"];
+const DIRECTORIES: &[&str] =
+    &["dev", "proc", "sys", "run", "containers", "modules", "modules/extra"];
 
 /// Makes the initramfs for `kernel` with `agent` (a static x86-64 program) as its init, or finds
 /// it in the directory `cache`, which is made if it is not there.
@@ -54,17 +55,17 @@ const DIRECTORIES: &[&str] = &["dev", "proc", "sys", "run", "containers", "modul
 /// none, or a file that cannot be read or written.
 pub fn build(kernel: &Kernel, agent: &Path, cache: &Path) -> Result<PathBuf> {
     let agent = read_agent(agent)?;
-    let modules = match &kernel.modules {
-        Some(directory) => modules::resolve(directory, WANTED)?,
-        None => Vec::new(),
+    let (modules, extra) = match &kernel.modules {
+        Some(directory) => modules::resolve(directory, WANTED, EXTRA)?,
+        None => Default::default(),
     };
-    let archive = assemble(&agent, &modules);
+    let archive = assemble(&agent, &modules, &extra);
     let release = kernel.release.as_deref().unwrap_or("unknown");
     cache::by_content(cache, &format!("initramfs-{release}"), "cpio", &archive)
 }
 
 /// Puts the archive together. Same input, same bytes: every time stamp is zero.
-fn assemble(agent: &[u8], modules: &[Module]) -> Vec<u8> {
+fn assemble(agent: &[u8], modules: &[Module], extra: &[Module]) -> Vec<u8> {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
@@ -72,8 +73,11 @@ fn assemble(agent: &[u8], modules: &[Module]) -> Vec<u8> {
     // The kernel opens it as the standard streams of init, before init can mount anything.
     archive.character_device("dev/console", 0o600, 5, 1);
     archive.file("init", 0o755, agent);
-    for (number, module) in modules.iter().enumerate() {
-        archive.file(&format!("modules/{number:02}-{}.ko", module.name), 0o644, &module.object);
+    for (directory, modules) in [("modules", modules), ("modules/extra", extra)] {
+        for (number, module) in modules.iter().enumerate() {
+            let path = format!("{directory}/{number:02}-{}.ko", module.name);
+            archive.file(&path, 0o644, &module.object);
+        }
     }
     archive.finish()
 }
@@ -108,6 +112,7 @@ mod tests {
         fs::write(directory.join("vmlinuz"), ElfFile::kernel().bytes()).unwrap();
         let erofs = ElfFile::module("depends=libcrc32c,lz4-decompress\0").bytes();
         fs::write(modules.join("erofs.ko"), erofs).unwrap();
+        fs::write(modules.join("virtio_blk.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
         fs::write(modules.join("libcrc32c.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
         let zstd = zstd::encode_all(&ElfFile::module("").bytes()[..], 3).unwrap();
         fs::write(modules.join("lz4_decompress.ko.zst"), zstd).unwrap();
@@ -158,8 +163,12 @@ mod tests {
         assert!(rest[0].starts_with("crw-------") && rest[0].contains("5,   1"), "{}", rest[0]);
         assert!(rest[1].starts_with("-rwxr-xr-x") && rest[1].ends_with("init"), "{}", rest[1]);
         let names: Vec<_> = rest[2..].iter().map(|line| line.rsplit(' ').next().unwrap()).collect();
-        let expected =
-            ["modules/00-libcrc32c.ko", "modules/01-lz4_decompress.ko", "modules/02-erofs.ko"];
+        let expected = [
+            "modules/00-libcrc32c.ko",
+            "modules/01-lz4_decompress.ko",
+            "modules/02-erofs.ko",
+            "modules/extra/00-virtio_blk.ko",
+        ];
         assert_eq!(names, expected);
     }
 

@@ -39,6 +39,9 @@ pub const WANTED: &[Wanted] = &[
     Wanted { name: "virtio_rng", required: false },
 ];
 
+/// What few sandboxes use, loaded when it is asked for: the disk of a comparison with the VMM's own.
+pub const EXTRA: &[Wanted] = &[Wanted { name: "virtio_blk", required: false }];
+
 /// A module, ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
@@ -49,24 +52,16 @@ pub(crate) struct Module {
 }
 
 /// The modules under `directory` that `wanted` asks for and that are not built in, each after those
-/// that it depends on.
-pub(crate) fn resolve(directory: &Path, wanted: &[Wanted]) -> Result<Vec<Module>> {
+/// that it depends on; and those that `extra` needs beside them.
+pub(crate) fn resolve(
+    directory: &Path,
+    wanted: &[Wanted],
+    extra: &[Wanted],
+) -> Result<(Vec<Module>, Vec<Module>)> {
     let mut resolver = Resolver::new(directory)?;
-    let mut missing = Vec::new();
-    for Wanted { name, required } in wanted {
-        if resolver.has(name) {
-            resolver.load(name, 0)?;
-        } else if *required {
-            missing.push((*name).to_owned());
-        }
-    }
-    if missing.is_empty() {
-        Ok(resolver.order)
-    } else {
-        Err(Error::MissingModules { missing, directory: directory.to_owned() })
-    }
+    let wanted = resolver.all(wanted)?;
+    Ok((wanted, resolver.all(extra)?))
 }
-
 struct Resolver {
     directory: PathBuf,
     builtin: HashSet<String>,
@@ -86,6 +81,23 @@ impl Resolver {
         let builtin = builtin.lines().filter_map(|line| module_name(Path::new(line))).collect();
         let directory = directory.to_owned();
         Ok(Self { directory, builtin, files, visited: HashSet::new(), order: Vec::new() })
+    }
+
+    /// What `wanted` needs beside all that was asked for before.
+    fn all(&mut self, wanted: &[Wanted]) -> Result<Vec<Module>> {
+        let mut missing = Vec::new();
+        for Wanted { name, required } in wanted {
+            if self.has(name) {
+                self.load(name, 0)?;
+            } else if *required {
+                missing.push((*name).to_owned());
+            }
+        }
+        if missing.is_empty() {
+            Ok(std::mem::take(&mut self.order))
+        } else {
+            Err(Error::MissingModules { missing, directory: self.directory.clone() })
+        }
     }
 
     fn has(&self, name: &str) -> bool {
@@ -231,7 +243,7 @@ mod tests {
     }
 
     fn resolved(directory: &tempfile::TempDir, name: &'static str) -> Result<Vec<String>> {
-        let modules = resolve(directory.path(), &[Wanted { name, required: true }])?;
+        let modules = resolve(directory.path(), &[Wanted { name, required: true }], &[])?.0;
         Ok(modules.into_iter().map(|module| module.name).collect())
     }
 

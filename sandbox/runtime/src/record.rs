@@ -65,6 +65,19 @@ pub struct Volume {
     /// Bytes of a logical block, 512 or 4096; 0 stands for 512.
     #[serde(default)]
     pub block_size: u32,
+    /// The VMM's own device; None: a namespace that the plane serves.
+    #[serde(default)]
+    pub emulated: Option<Emulated>,
+}
+
+/// A device of the VMM's, for comparisons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Emulated {
+    /// An NVMe controller.
+    Nvme,
+    /// A virtio block device.
+    VirtioBlk,
 }
 
 /// The container's process as asked for, after the image's configuration was applied.

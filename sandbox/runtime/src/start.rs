@@ -9,14 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_hypervisor::{Accel, AccelChoice, Credentials, Hypervisor, Vm, VmSpec};
+use slipway_hypervisor::{
+    Accel, AccelChoice, Credentials, DiskModel, EmulatedDisk, Hypervisor, Vm, VmSpec,
+};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
 use crate::agent::{Agent, Hello, process};
 use crate::cgroup::{Cgroup, Limits};
 use crate::node::Node;
-use crate::record::{Record, State};
+use crate::record::{Emulated, Record, State, Volume};
 use crate::sandbox::{Sandbox, lock};
 use crate::time::realtime_ns;
 use crate::{Error, Result, log, name, stdio, volume};
@@ -223,7 +225,8 @@ async fn rootfs(node: &Node, record: &Record) -> Result<Vec<plane_v1::Namespace>
     let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true };
     let layer = plane_v1::OverlayDisk { base_path: text(&template), limit_bytes: 0 };
     let mut disks = vec![(0, Kind::File(image)), (0, Kind::Overlay(layer))];
-    disks.extend(record.volumes.iter().map(|volume| {
+    let served = record.volumes.iter().filter(|volume| volume.emulated.is_none());
+    disks.extend(served.map(|volume| {
         let (path, read_only) = (text(&volume.path), volume.read_only);
         (volume.block_size, Kind::File(plane_v1::FileDisk { path, read_only }))
     }));
@@ -285,12 +288,21 @@ async fn vm_spec(
         cmdline: Vec::new(),
         agent_socket: run_dir.join("agent.sock"),
         vfio_user_sockets: vec![endpoint.to_path_buf()],
+        disks: record.volumes.iter().filter_map(emulated).collect(),
         console_log: node.store(&record.id).console(),
         run_dir,
         credentials: Some(Credentials { uid, gid: uid }),
         cgroup_procs: cgroup.procs_files(),
         accel: accelerator(&record.accelerator)?,
     })
+}
+
+fn emulated(volume: &Volume) -> Option<EmulatedDisk> {
+    let model = match volume.emulated? {
+        Emulated::Nvme => DiskModel::Nvme,
+        Emulated::VirtioBlk => DiskModel::VirtioBlk,
+    };
+    Some(EmulatedDisk { model, path: volume.path.clone(), read_only: volume.read_only })
 }
 
 /// The accelerator by its word.
@@ -378,14 +390,26 @@ async fn container(
 }
 
 fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
-    let device = |nsid| Some(agent_v1::BlockDevice { pci_address: String::new(), nsid });
-    let volumes =
-        record.volumes.iter().zip(FIRST_VOLUME_NSID..).map(|(volume, nsid)| agent_v1::Volume {
-            name: volume.name.clone(),
-            device: device(nsid),
-            read_only: volume.read_only,
-            mount_point: volume.mount_point.clone(),
-        });
+    // By address: the VMM's own NVMe controller may be there as well.
+    let pci_address = VmSpec::function_address(0);
+    let device = |nsid| Some(agent_v1::BlockDevice { pci_address: pci_address.clone(), nsid });
+    let mut nsids = FIRST_VOLUME_NSID..;
+    let mut addresses = (1..).map(VmSpec::function_address);
+    let volumes = record.volumes.iter().map(|volume| agent_v1::Volume {
+        name: volume.name.clone(),
+        device: match volume.emulated {
+            None => nsids.next().and_then(device),
+            Some(emulated) => {
+                let nsid = if emulated == Emulated::Nvme { 1 } else { 0 };
+                Some(agent_v1::BlockDevice {
+                    pci_address: addresses.next().unwrap_or_default(),
+                    nsid,
+                })
+            }
+        },
+        read_only: volume.read_only,
+        mount_point: volume.mount_point.clone(),
+    });
     agent_v1::CreateContainerRequest {
         id: CONTAINER.to_owned(),
         root: Some(agent_v1::RootFilesystem {

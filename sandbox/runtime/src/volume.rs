@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::record::{Store, Volume};
-use crate::v1::{VolumeSpec, volume_spec::Source};
+use crate::record::{Emulated, Store, Volume};
+use crate::v1::VolumeSpec;
+use crate::v1::volume_spec::{Device, Source};
 use crate::{Error, Result, name};
 
 /// Smallest volume: one that a file system fits in.
@@ -37,6 +38,7 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
             read_only: spec.read_only,
             mount_point: spec.mount_point.clone(),
             block_size: check_block_size(spec)?,
+            emulated: check_device(spec)?,
         });
     }
     Ok(volumes)
@@ -49,6 +51,20 @@ fn check_block_size(spec: &VolumeSpec) -> Result<u32> {
             let why = "a logical block has 512 or 4096 bytes";
             Err(Error::Invalid(format!("volume {}: {other} bytes: {why}", spec.name)))
         }
+    }
+}
+
+fn check_device(spec: &VolumeSpec) -> Result<Option<Emulated>> {
+    let invalid = |why| Error::Invalid(format!("volume {}: {why}", spec.name));
+    let emulated = match Device::try_from(spec.device) {
+        Ok(Device::Plane) => return Ok(None),
+        Ok(Device::VmmNvme) => Emulated::Nvme,
+        Ok(Device::VmmVirtioBlk) => Emulated::VirtioBlk,
+        Err(_) => return Err(invalid("no such device")),
+    };
+    match spec.block_size {
+        0 | 512 => Ok(Some(emulated)),
+        _ => Err(invalid("a disk of the VMM's own has blocks of 512 bytes")),
     }
 }
 

@@ -16,13 +16,16 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::{Accel, Error, Result, VmSpec};
+use crate::{Accel, DiskModel, Error, Result, VmSpec};
 
 /// Name of the virtio-serial port that the agent serves.
 pub(super) const AGENT_PORT: &str = "slipway.agent";
 
-/// As many functions as are sure to find a slot on the root bus: it has 32, some of them taken.
+/// As many functions and disks as have a slot on the root bus: it has 32, some of them taken.
 const MAX_FUNCTIONS: usize = 24;
+
+/// Descriptor sets of disks, by QEMU's numbers; set 1 is the KVM device.
+const FIRST_DISK_SET: usize = 2;
 
 /// q35 without what a sandbox never uses. `smm=off` is worth 0.06 s of start-up under emulation.
 const MACHINE: &str = "q35,memory-backend=ram,usb=off,sata=off,smbus=off,vmport=off,hpet=off,\
@@ -48,6 +51,8 @@ pub(super) struct Passed {
     pub(super) agent: RawFd,
     /// Path-only descriptors of the vfio-user sockets.
     pub(super) functions: Vec<RawFd>,
+    /// Files of the emulated disks, and whether each is a block device.
+    pub(super) disks: Vec<(RawFd, bool)>,
     /// The KVM device; `None` under emulation.
     pub(super) kvm: Option<RawFd>,
 }
@@ -66,9 +71,9 @@ pub(super) fn check(spec: &VmSpec) -> Result<()> {
     if !(1..=VmSpec::MAX_CPUS).contains(&spec.cpus) {
         return bad(format!("{} CPUs: 1 to {} are possible", spec.cpus, VmSpec::MAX_CPUS));
     }
-    if spec.vfio_user_sockets.len() > MAX_FUNCTIONS {
-        let count = spec.vfio_user_sockets.len();
-        return bad(format!("{count} functions: at most {MAX_FUNCTIONS} fit on the bus"));
+    let count = spec.vfio_user_sockets.len() + spec.disks.len();
+    if count > MAX_FUNCTIONS {
+        return bad(format!("{count} functions and disks: at most {MAX_FUNCTIONS} fit on the bus"));
     }
     // The name becomes part of QEMU's option lists, where commas separate.
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -87,11 +92,52 @@ pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsStrin
     base(&mut arguments, spec, accel, passed);
     boot(&mut arguments, spec);
     channels(&mut arguments, passed);
-    for function in &passed.functions {
+    for (index, function) in passed.functions.iter().enumerate() {
         let socket = json!({ "type": "unix", "path": format!("/proc/self/fd/{function}") });
-        arguments.json("-device", &json!({ "driver": "vfio-user-pci", "socket": socket }));
+        let addr = slot(index);
+        let device = json!({ "driver": "vfio-user-pci", "socket": socket, "addr": addr });
+        arguments.json("-device", &device);
+    }
+    for (index, file) in passed.disks.iter().enumerate() {
+        disk(&mut arguments, spec, index, *file);
     }
     arguments.0
+}
+
+/// The slot of the function or disk `index`, as QEMU writes it.
+fn slot(index: usize) -> String {
+    format!("{:x}", VmSpec::FIRST_SLOT + index)
+}
+
+/// One disk that QEMU emulates, set up as its own documentation has it for speed: no page cache,
+/// io_uring, and for virtio-blk a thread of its own (its NVMe controller cannot have one).
+fn disk(arguments: &mut Arguments, spec: &VmSpec, index: usize, (file, device): (RawFd, bool)) {
+    let (disk, set, node) = (&spec.disks[index], FIRST_DISK_SET + index, format!("disk{index}"));
+    arguments.pair("-add-fd", format!("fd={file},set={set}"));
+    let block = json!({
+        "driver": if device { "host_device" } else { "file" },
+        "node-name": node,
+        "filename": format!("/dev/fdset/{set}"),
+        "read-only": disk.read_only,
+        "aio": "io_uring",
+        "cache": { "direct": true },
+        // The launcher decides who may use a file.
+        "locking": "off",
+        "discard": "unmap",
+    });
+    arguments.json("-blockdev", &block);
+    let addr = slot(spec.vfio_user_sockets.len() + index);
+    let front = match disk.model {
+        DiskModel::Nvme => json!({
+            "driver": "nvme", "serial": node, "drive": node, "addr": addr,
+        }),
+        DiskModel::VirtioBlk => {
+            let thread = format!("thread{index}");
+            arguments.json("-object", &json!({ "qom-type": "iothread", "id": thread }));
+            json!({ "driver": "virtio-blk-pci", "drive": node, "iothread": thread, "addr": addr })
+        }
+    };
+    arguments.json("-device", &front);
 }
 
 fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Passed) {
@@ -183,7 +229,7 @@ pub(super) mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::AccelChoice;
+    use crate::{AccelChoice, EmulatedDisk};
 
     pub(crate) fn spec() -> VmSpec {
         VmSpec {
@@ -195,6 +241,7 @@ pub(super) mod tests {
             cmdline: vec!["slipway.debug=1".into()],
             agent_socket: "/run/x/agent".into(),
             vfio_user_sockets: vec!["/run/x/a,b".into(), "/run/x/c".into()],
+            disks: Vec::new(),
             console_log: "/run/x/console".into(),
             run_dir: PathBuf::from("/run/x"),
             credentials: None,
@@ -204,20 +251,44 @@ pub(super) mod tests {
     }
 
     fn line(accel: Accel, kvm: Option<RawFd>) -> String {
-        let passed = Passed { qmp: 5, agent: 6, functions: vec![7, 8], kvm };
-        let arguments = build(&spec(), accel, &passed);
+        lined(&spec(), &[], accel, kvm)
+    }
+
+    fn lined(spec: &VmSpec, disks: &[(RawFd, bool)], accel: Accel, kvm: Option<RawFd>) -> String {
+        let functions = vec![7, 8];
+        let passed = Passed { qmp: 5, agent: 6, functions, disks: disks.to_vec(), kvm };
+        let arguments = build(spec, accel, &passed);
         arguments.iter().map(|a| a.to_str().unwrap()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn every_function_is_a_device_on_its_own_descriptor() {
         let line = line(Accel::Tcg, None);
-        for path in ["/proc/self/fd/7", "/proc/self/fd/8"] {
+        for (addr, path) in [(4, "/proc/self/fd/7"), (5, "/proc/self/fd/8")] {
+            let socket = format!(r#"{{"path":"{path}","type":"unix"}}"#);
             let device = format!(
-                r#"-device {{"driver":"vfio-user-pci","socket":{{"path":"{path}","type":"unix"}}}}"#
+                r#"-device {{"addr":"{addr}","driver":"vfio-user-pci","socket":{socket}}}"#
             );
             assert!(line.contains(&device), "{line}");
         }
+    }
+
+    #[test]
+    fn an_emulated_disk_is_a_descriptor_behind_the_functions() {
+        let path = PathBuf::from("/d,isk");
+        let disk = |model| EmulatedDisk { model, path: path.clone(), read_only: false };
+        let disks = vec![disk(DiskModel::Nvme), disk(DiskModel::VirtioBlk)];
+        let spec = VmSpec { disks, ..spec() };
+        let line = lined(&spec, &[(11, false), (12, true)], Accel::Tcg, None);
+        assert!(!line.contains("d,isk"), "{line}");
+        assert!(line.contains("-add-fd fd=11,set=2 -blockdev {"), "{line}");
+        assert!(line.contains(r#""driver":"file","filename":"/dev/fdset/2""#), "{line}");
+        assert!(line.contains(r#""driver":"host_device","filename":"/dev/fdset/3""#), "{line}");
+        assert!(line.contains(r#"{"addr":"6","drive":"disk0","driver":"nvme""#), "{line}");
+        assert!(line.contains(r#"{"addr":"7","drive":"disk1","driver":"virtio-blk-pci""#));
+        assert_eq!(spec.disk_address(1), "0000:00:07.0");
+        let many = VmSpec { disks: vec![disk(DiskModel::Nvme); 23], ..spec };
+        assert!(matches!(check(&many), Err(Error::BadSpec { .. })), "2 + 23 functions");
     }
 
     #[test]

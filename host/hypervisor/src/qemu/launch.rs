@@ -16,7 +16,9 @@ use super::console::{CappedLog, copy_to_log, read_tail};
 use super::qmp::Qmp;
 use super::vm::{QemuVm, Supervised};
 use crate::process::{Launch, Process};
-use crate::{Accel, Error, LaunchTimes, Result, VmExit, VmRecord, VmSpec, accel, process};
+use crate::{
+    Accel, EmulatedDisk, Error, LaunchTimes, Result, VmExit, VmRecord, VmSpec, accel, process,
+};
 
 /// How long QEMU may take to answer. A hundred at once on two cores need some of it.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
@@ -40,11 +42,13 @@ pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Resul
     };
     let functions = spec.vfio_user_sockets.iter().map(|path| open_socket(path));
     let functions = functions.collect::<Result<Vec<_>>>()?;
+    let disks = spec.disks.iter().map(open_disk).collect::<Result<Vec<_>>>()?;
     let agent = AgentSocket::listen(&spec.agent_socket)?;
     let passed = Passed {
         qmp: launch.pass(qmp_theirs.into()),
         agent: launch.pass(agent.listener),
         functions: functions.into_iter().map(|fd| launch.pass(fd)).collect(),
+        disks: disks.into_iter().map(|(fd, device)| (launch.pass(fd), device)).collect(),
         kvm: kvm.map(|fd| launch.pass(fd)),
     };
     launch.arguments(args::build(spec, accel, &passed));
@@ -206,6 +210,23 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file is in the way")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+/// A disk's file with the rights that the guest is to have, and whether it is a block device.
+fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
+    use rustix::fs::FileType;
+    let failed = |source: io::Error| Error::file("use the disk", &disk.path, source);
+    let access = if disk.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    // QEMU takes a descriptor only if it has the very flags that it would have opened it with.
+    let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
+    let fd =
+        rustix::fs::open(&disk.path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok((fd, false)),
+        FileType::BlockDevice => Ok((fd, true)),
+        _ => Err(failed(io::Error::other("it is neither a file nor a block device"))),
     }
 }
 

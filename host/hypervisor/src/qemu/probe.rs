@@ -73,6 +73,7 @@ async fn boot_once(binary: &Binary, kernel: &Path, directory: &Path) -> Result<(
         cmdline: Vec::new(),
         agent_socket: directory.join("agent"),
         vfio_user_sockets: Vec::new(),
+        disks: Vec::new(),
         console_log: directory.join("console"),
         run_dir: directory.to_owned(),
         credentials: None,
