@@ -80,6 +80,7 @@ impl Controller {
         // A host that has not enabled the controller reads everything when it does.
         if self.may_post() {
             self.events.namespace_changed(nsid, self.features.namespace_notices());
+            self.changed = true;
         }
     }
 }

@@ -73,7 +73,9 @@ struct Shadow {
     event: u64,
     /// What the entry held when it was looked at last.
     seen: u32,
-    /// The host has changed the entry: the register only wakes.
+    /// The host has changed the entry since the queue, or the pages, began.
+    moved: bool,
+    /// The register only wakes.
     used: bool,
     /// The event index that was written last; None: not known.
     written: Option<u32>,
@@ -113,24 +115,30 @@ impl Cell {
         self.seen
     }
 
-    /// What the shadow entry held last, and whether it is in use.
+    /// What the shadow entry held last, and whether the host has changed it.
     pub fn shadow_seen(&self) -> Option<(u32, bool)> {
-        self.shadow.as_ref().map(|shadow| (shadow.seen, shadow.used))
+        self.shadow.as_ref().map(|shadow| (shadow.seen, shadow.moved))
+    }
+
+    /// Whether what is in the shadow entry may be older than the queue: the host has not changed it.
+    pub fn is_still(&self) -> bool {
+        self.shadow.as_ref().is_some_and(|shadow| !shadow.moved)
     }
 
     /// Looks at `pages` from now on. What is there counts as seen: the host stores after the
     /// command, or the creation of the queue, has completed.
     pub fn follow(&mut self, memory: &Memory, pages: ShadowPages) -> Result<(), Fault> {
         let seen = memory.load_u32(self.place(pages.doorbells))?;
-        // See the head: only the admin queue may be left out.
-        self.resume_shadow(pages, seen, self.index >= 2);
+        self.resume_shadow(pages, seen, false);
         Ok(())
     }
 
     /// Goes on with `pages` where a predecessor was.
-    pub fn resume_shadow(&mut self, pages: ShadowPages, seen: u32, used: bool) {
+    pub fn resume_shadow(&mut self, pages: ShadowPages, seen: u32, moved: bool) {
         let (doorbell, event) = (self.place(pages.doorbells), self.place(pages.events));
-        self.shadow = Some(Shadow { doorbell, event, seen, used, written: None });
+        // See the head: only the admin queue may be left out.
+        let used = moved || self.index >= 2;
+        self.shadow = Some(Shadow { doorbell, event, seen, moved, used, written: None });
     }
 
     /// The address of this doorbell's entry in the page at `base` (section 5.7: laid out as the
@@ -144,7 +152,7 @@ impl Cell {
         if let Some(shadow) = &mut self.shadow {
             let value = memory.load_u32(shadow.doorbell)?;
             if value != shadow.seen {
-                (shadow.seen, shadow.used) = (value, true);
+                (shadow.seen, shadow.moved, shadow.used) = (value, true, true);
                 return Ok(Some(value));
             }
             if shadow.used {

@@ -42,7 +42,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::Limits;
 
 /// First word of a journal, with the layout's version in its lowest byte.
-const MAGIC: u64 = 0x534c_4950_4e56_4d01;
+const MAGIC: u64 = 0x534c_4950_4e56_4d00 | LAYOUT as u64;
+const LAYOUT: u32 = 1;
+
+/// Version of all that a journal holds. A controller goes on with a journal of this version only.
+pub const JOURNAL_VERSION: u32 = LAYOUT << 16 | crate::state::VERSION;
 /// Words before the queues.
 const HEAD_WORDS: usize = 8;
 /// Words of a queue's record: a cache line.

@@ -126,7 +126,7 @@ mod outside {
 }
 
 pub use controller::Controller;
-pub use journal::journal_len;
+pub use journal::{JOURNAL_VERSION, journal_len};
 pub use limiter::{Rate, Rates};
 pub use mailbox::Mailbox;
 pub use namespace::Namespace;

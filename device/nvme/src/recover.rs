@@ -11,7 +11,8 @@ use crate::state;
 
 impl Controller {
     /// Goes on where a predecessor with the same journal, doorbell cells and configuration was
-    /// killed; false when there was none. To be called on a fresh controller, when nothing of the
+    /// killed; false when there was none. Namespaces may have come, gone or changed their size since:
+    /// the guest is told of that. To be called on a fresh controller, when nothing of the
     /// predecessor can reach the disks or the guest's memory any more, and the guest's memory is
     /// mapped. Commands in flight are carried out again by the next polls.
     ///
@@ -22,10 +23,13 @@ impl Controller {
         let Some(journal) = &mut self.journal else { return Ok(false) };
         let Some((done, state)) = journal.last_snapshot() else { return Ok(false) };
         let found = journal.recover();
-        if let Err(error) = state::take_over(self, &state, true) {
-            slipway_pci::Function::reset(self);
-            return Err(error);
-        }
+        let different = match state::take_over(self, &state, true) {
+            Ok(different) => different,
+            Err(error) => {
+                slipway_pci::Function::reset(self);
+                return Err(error);
+            }
+        };
         if self.shutdown == Shutdown::Flushing {
             // Whether the flush has ended is not known.
             self.shutdown = Shutdown::Draining;
@@ -34,6 +38,8 @@ impl Controller {
         self.resume_queues(&found);
         self.finish_posting(&found, done);
         self.restart(&found, done);
+        // After what the predecessor reported: this it may not have.
+        different.into_iter().for_each(|nsid| self.namespace_changed(nsid));
         for queue in self.queues.completions_mut() {
             // The guest may have been told or not; once more does no harm.
             queue.fresh = queue.fresh.max(1);

@@ -61,8 +61,12 @@ impl Controller {
     fn observe_completion_doorbells(&mut self) -> bool {
         let mut bad = None;
         for queue in self.queues.completions_mut() {
+            let still = queue.doorbell.is_still();
             bad = queue.observe(&self.memory).err().or(bad);
+            // From here on a successor may believe the entry.
+            self.changed |= still && !queue.doorbell.is_still();
         }
+        self.settle();
         let wrong = bad.is_some();
         if let Some(bad) = bad {
             self.bad_doorbell(bad);
@@ -76,7 +80,9 @@ impl Controller {
         let room = self.room(id);
         let Some((submission, completion)) = self.queues.pair(id) else { return false };
         let before = submission.tail;
+        let still = submission.doorbell.is_still();
         let observed = submission.observe(&self.memory);
+        self.changed |= still && !submission.doorbell.is_still();
         if let Some(tracer) = &mut self.tracer {
             tracer.observed(submission, before);
         }

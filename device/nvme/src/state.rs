@@ -39,7 +39,7 @@ use crate::queue::{CompletionQueue, Queues, SubmissionQueue};
 /// Says what a state is of.
 const KIND: &str = "slipway-nvme";
 /// Version of the format. Another one is refused.
-const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 2;
 /// Longest state that is looked at, bytes: a full one has about a tenth of this.
 const MAX_LEN: usize = 1 << 20;
 
@@ -76,7 +76,7 @@ struct State {
 }
 
 /// What must be the same in the successor: what Identify told the host.
-#[derive(PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Shape {
     serial: String,
@@ -89,7 +89,7 @@ struct Shape {
     namespaces: Vec<NamespaceShape>,
 }
 
-#[derive(PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NamespaceShape {
     nsid: u32,
@@ -126,7 +126,7 @@ struct ShadowState {
 #[serde(deny_unknown_fields)]
 struct DoorbellState {
     register: u32,
-    /// The entry of the shadow page, and whether the host uses it.
+    /// The entry of the shadow page, and whether the host has changed it.
     shadow: Option<(u32, bool)>,
 }
 
@@ -331,19 +331,19 @@ fn save_health(controller: &Controller) -> HealthState {
 
 /// Takes over `bytes`; after an error the caller resets the controller.
 pub(crate) fn restore(controller: &mut Controller, bytes: &[u8]) -> Result<(), StateError> {
-    take_over(controller, bytes, false)
+    take_over(controller, bytes, false).map(drop)
 }
 
-/// As [`restore`]; with `cells_kept` the doorbell cells are the predecessor's own.
+/// As [`restore`]; with `kept` the doorbell cells are the predecessor's own, and namespaces may have
+/// come, gone or changed their size, as they may under a controller that runs. Gives their numbers.
 pub(crate) fn take_over(
     controller: &mut Controller,
     bytes: &[u8],
-    cells_kept: bool,
-) -> Result<(), StateError> {
+    kept: bool,
+) -> Result<BTreeSet<u32>, StateError> {
     let state = parse(bytes)?;
-    if state.shape != shape(controller) {
-        return Err(inconsistent("the controller has another shape"));
-    }
+    let different = compare(&state.shape, &shape(controller))?;
+    require(kept || different.is_empty(), "the controller has other namespaces")?;
     check_phase(&state)?;
     require(controller.features.fits(&state.features), "features")?;
     let shadow = restore_shadow(controller, &state)?;
@@ -355,11 +355,13 @@ pub(crate) fn take_over(
     controller.pci.restore(&state.pci)?;
     controller.msix.restore(&state.msix)?;
     // From here on nothing fails.
-    for (namespace, value) in controller.namespaces.iter_mut().zip(recovery) {
-        namespace.error_recovery = *value;
+    for (saved, value) in state.shape.namespaces.iter().zip(recovery) {
+        if let Some(namespace) = controller.namespaces.get_mut(saved.nsid) {
+            namespace.error_recovery = *value;
+        }
     }
     restore_registers(controller, &state.registers);
-    if !cells_kept {
+    if !kept {
         restore_doorbells(controller, &queues);
     }
     let now = controller.clock.now();
@@ -372,7 +374,29 @@ pub(crate) fn take_over(
     controller.health = health;
     controller.phase = state.phase;
     controller.shutdown = state.shutdown;
-    Ok(())
+    Ok(different)
+}
+
+/// The namespaces that one of them has and the other has not, or with another size. All else must
+/// be the same: a number that names another disk would be a mistake of ours.
+fn compare(saved: &Shape, own: &Shape) -> Result<BTreeSet<u32>, StateError> {
+    let mut different = BTreeSet::new();
+    for namespace in saved.namespaces.iter().chain(&own.namespaces) {
+        let there =
+            |shape: &Shape| shape.namespaces.iter().find(|one| one.nsid == namespace.nsid).cloned();
+        let (before, now) = (there(saved), there(own));
+        if before == now {
+            continue;
+        }
+        different.insert(namespace.nsid);
+        if let (Some(before), Some(now)) = (before, now) {
+            let resized = NamespaceShape { blocks: now.blocks, ..before };
+            require(resized == now, "a namespace is another disk")?;
+        }
+    }
+    let rest = |shape: &Shape| Shape { namespaces: Vec::new(), ..shape.clone() };
+    require(rest(saved) == rest(own), "the controller has another shape")?;
+    Ok(different)
 }
 
 fn parse(bytes: &[u8]) -> Result<State, StateError> {
@@ -443,7 +467,7 @@ fn restore_doorbell(
 ) -> Result<Cell, StateError> {
     let mut cell = Cell::resumed(&controller.doorbells, index, saved.register);
     match (shadow, saved.shadow) {
-        (Some(pages), Some((seen, used))) => cell.resume_shadow(pages, seen, used),
+        (Some(pages), Some((seen, moved))) => cell.resume_shadow(pages, seen, moved),
         (None, None) => {}
         _ => return Err(inconsistent("a queue's shadow doorbell")),
     }

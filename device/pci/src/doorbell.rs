@@ -40,6 +40,11 @@ impl Doorbells {
         Self { page: Arc::new(cells), shared: false, watched: Arc::default() }
     }
 
+    /// Cells in memory that outlives the process, for hosts that trap every write.
+    pub fn lasting(page: Arc<dyn CellPage>) -> Self {
+        Self { page, shared: false, watched: Arc::default() }
+    }
+
     /// Cells in memory that a client may store to.
     pub fn shared(page: Arc<dyn CellPage>) -> Self {
         Self { page, shared: true, watched: Arc::default() }

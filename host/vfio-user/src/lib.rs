@@ -98,7 +98,7 @@ pub use control::Control;
 pub use endpoint::Endpoint;
 #[cfg(feature = "fuzz")]
 pub use fuzz::fuzz;
-pub use kept::{HOST_SLOTS, KEPT_LEN, KEPT_SLOTS, Kept};
+pub use kept::{HOST_SLOTS, KEPT_LEN, KEPT_SLOTS, KEPT_VERSION, Kept};
 pub use parts::EndpointParts;
 pub use stats::{ClientInfo, RegionKind, RegionStats, Stats};
 

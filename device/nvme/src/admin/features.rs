@@ -255,7 +255,9 @@ impl Controller {
     /// Section 5.21. Switching the write cache off ends when what it held is on stable storage
     /// (section 5.21.1.6); everything else ends at once.
     pub(super) fn set_features(&mut self, entry: &SubmissionEntry) -> Outcome {
-        let cached = self.features.write_cache;
+        let cache = FeatureId(entry.dword(10) as u8) == FeatureId::VolatileWriteCache;
+        // A predecessor may have switched it off and been killed before its flush.
+        let cached = cache && (self.features.write_cache || self.journal.is_some());
         match self.set_feature(entry) {
             Ok(_) if cached && !self.features.write_cache => self.flush_all(0, entry),
             ended => ended.into(),

@@ -4,6 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::AdminOpcode;
+use slipway_nvme_spec::registers::{self, Configuration};
 use slipway_ram::Memory;
 
 use super::{Driver, DriverError, RegisterAccess, admin};
@@ -45,6 +46,10 @@ impl<R: RegisterAccess> RegisterAccess for Shadowed<R> {
     }
 
     fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+        if offset == registers::offset::CC && !Configuration(value).enabled() {
+            // A reset forgets the pages (section 5.7).
+            self.pages = None;
+        }
         self.inner.write32(offset, value)
     }
 

@@ -6,19 +6,22 @@
 //! under way ends before the successor starts, as its host sees to.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use slipway_block::{Completion, Disk, Geometry, Request};
+use slipway_block::{Completion, Disk, Geometry, Operation, Request};
 use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
+use slipway_nvme_spec::feature::FeatureId;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
-use slipway_nvme_spec::registers::tail_doorbell;
+use slipway_nvme_spec::registers::{offset, tail_doorbell};
 use slipway_nvme_spec::status::Status;
-use slipway_pci::{Doorbells, Function};
+use slipway_pci::{Doorbells, Function, Progress};
 use slipway_ram::{Lasting, Memory};
 
 use super::rig::{Random, Setup, Shared, ram};
-use crate::driver::{Arena, Driver, DriverError, RegisterAccess, admin, io};
+use crate::driver::{Arena, Driver, DriverError, RegisterAccess, Shadowed, admin, io};
 use crate::journal::testing::{Killed, kill_after};
-use crate::{Controller, Limits, doorbell_count, journal_len};
+use crate::{Controller, Limits, Namespace, doorbell_count, journal_len};
 
 const MEMORY: usize = 4 << 20;
 const PAGE: usize = 4096;
@@ -34,6 +37,8 @@ struct Lives {
     doorbells: Doorbells,
     /// Whether the disk takes its time.
     slow: bool,
+    /// Flushes that a slow disk has carried out.
+    flushes: Arc<AtomicU32>,
 }
 
 impl Lives {
@@ -44,12 +49,16 @@ impl Lives {
             journal: Lasting::heap(journal_len(&LIMITS)),
             doorbells: Doorbells::trapped(doorbell_count(LIMITS.queue_pairs)),
             slow,
+            flushes: Arc::default(),
         }
     }
 
     fn controller(&self) -> Controller {
         let disk: Box<dyn Disk> = match self.slow {
-            true => Box::new(Slow { inner: self.disk.clone(), waiting: Vec::new() }),
+            true => {
+                let (inner, flushes) = (self.disk.clone(), self.flushes.clone());
+                Box::new(Slow { inner, waiting: Vec::new(), flushes })
+            }
             false => Box::new(self.disk.clone()),
         };
         let setup = Setup {
@@ -66,6 +75,7 @@ impl Lives {
 struct Slow {
     inner: Shared,
     waiting: Vec<Request>,
+    flushes: Arc<AtomicU32>,
 }
 
 impl Disk for Slow {
@@ -79,6 +89,8 @@ impl Disk for Slow {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         if let Some(request) = self.waiting.pop() {
+            let flush = request.operation == Operation::Flush;
+            self.flushes.fetch_add(flush.into(), Ordering::Relaxed);
             self.inner.submit(&mut vec![request], completions);
         }
     }
@@ -90,10 +102,11 @@ impl Drop for Slow {
     }
 }
 
-/// Registers of a controller that is killed now and then.
+/// Registers of a controller that is killed now and then. It sleeps when it may.
 struct Killable {
     lives: Lives,
     controller: Option<Controller>,
+    asleep: bool,
     kills: u32,
     /// Points until the next kill; None: no more kills.
     next: Box<dyn FnMut() -> Option<u64>>,
@@ -103,7 +116,7 @@ impl Killable {
     /// Killed at the points that `next` says, each counted from the last kill.
     fn new(lives: Lives, mut next: impl FnMut() -> Option<u64> + 'static) -> Self {
         kill_after(next());
-        Self { lives, controller: None, kills: 0, next: Box::new(next) }
+        Self { lives, controller: None, asleep: false, kills: 0, next: Box::new(next) }
     }
 
     fn call<T>(&mut self, mut call: impl FnMut(&mut Controller) -> T) -> T {
@@ -137,6 +150,7 @@ impl RegisterAccess for Killable {
     }
 
     fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+        self.asleep = false;
         self.call(|controller| {
             controller.write(0, offset, &value.to_le_bytes());
             controller.poll();
@@ -145,12 +159,21 @@ impl RegisterAccess for Killable {
     }
 
     fn idle(&mut self) -> Result<(), DriverError> {
-        self.call(|controller| controller.poll());
+        if !self.asleep {
+            // What a disk works on wakes it.
+            self.asleep = self.call(|controller| {
+                let found = match controller.poll() {
+                    Progress::Watching(_) => controller.rest(),
+                    found => found,
+                };
+                found == Progress::Idle(None) && controller.requests_in_flight() == 0
+            });
+        }
         Ok(())
     }
 }
 
-type Guest = Driver<Killable>;
+type Guest = Driver<Shadowed<Killable>>;
 
 /// Submits `commands` to queues 1 and 2 in turn and waits until each has ended, once, well.
 fn run_all(guest: &mut Guest, commands: &[SubmissionEntry]) {
@@ -222,10 +245,20 @@ fn statuses(entries: &[CompletionEntry], id: u16) -> Vec<Status> {
     own.map(|entry| Status(entry.status().0 & !(1 << 13))).collect()
 }
 
-/// A guest's life. Gives the number of kills that it did not notice.
-fn life(lives: Lives, rounds: u8, next: impl FnMut() -> Option<u64> + 'static) -> u32 {
-    let arena = Arena::new(lives.memory.clone(), 0, MEMORY as u64);
-    let mut guest = Driver::new(Killable::new(lives, next), arena, 8).unwrap();
+/// A guest's life, with shadow doorbells or without; the admin queue's too if so. Gives the number
+/// of kills that it did not notice.
+fn life(
+    lives: Lives,
+    (rounds, shadow): (u8, Option<bool>),
+    next: impl FnMut() -> Option<u64> + 'static,
+) -> u32 {
+    let memory = lives.memory.clone();
+    let arena = Arena::new(memory.clone(), 0, MEMORY as u64);
+    let registers = Shadowed::new(Killable::new(lives, next), memory);
+    let mut guest = Driver::new(registers, arena, 8).unwrap();
+    if let Some(admin_too) = shadow {
+        guest.shadow_doorbells(admin_too).unwrap();
+    }
     let request = admin(AdminOpcode::AsynchronousEventRequest);
     let first = guest.submit(0, request).unwrap();
     let second = guest.submit(0, request).unwrap();
@@ -253,16 +286,16 @@ fn life(lives: Lives, rounds: u8, next: impl FnMut() -> Option<u64> + 'static) -
     data(&mut guest, rounds);
     guest.shutdown().unwrap();
     kill_after(None);
-    guest.registers.kills
+    guest.registers.inner.kills
 }
 
 #[test]
 fn one_kill_at_every_point() {
-    for slow in [false, true] {
+    for (slow, shadow) in [(false, None), (true, None), (false, Some(false)), (true, Some(true))] {
         let mut at = 0;
         loop {
             let mut plan = Some(at).into_iter();
-            if life(Lives::new(slow), 1, move || plan.next()) == 0 {
+            if life(Lives::new(slow), (1, shadow), move || plan.next()) == 0 {
                 break;
             }
             at += 1;
@@ -278,7 +311,8 @@ fn many_kills_anywhere_recovery_included() {
         let mut random = Random(seed);
         // Rarely enough that a recovery and the longest step fit between two.
         let next = move || Some(random.below(if seed % 2 == 0 { 600 } else { 2000 }));
-        life(Lives::new(seed % 3 == 0), 6, next);
+        let shadow = [None, Some(false), Some(true)][seed as usize % 5 % 3];
+        life(Lives::new(seed % 3 == 0), (6, shadow), next);
     }
 }
 
@@ -297,4 +331,73 @@ fn a_fresh_journal_has_no_predecessor_and_a_foreign_one_is_refused() {
     lives.journal.words()[0].store(1, std::sync::atomic::Ordering::Relaxed);
     let parts = catch_unwind(AssertUnwindSafe(|| drop(lives.controller())));
     assert!(parts.is_err());
+}
+
+/// Set Features for the volatile write cache.
+fn write_cache(on: u32) -> SubmissionEntry {
+    let id = u32::from(FeatureId::VolatileWriteCache.0);
+    admin(AdminOpcode::SetFeatures).with_dword(10, id).with_dword(11, on)
+}
+
+#[test]
+fn a_cache_that_is_switched_off_is_flushed_wherever_it_is_killed() {
+    for at in 0.. {
+        let lives = Lives::new(true);
+        let flushes = lives.flushes.clone();
+        let arena = Arena::new(lives.memory.clone(), 0, MEMORY as u64);
+        let mut guest = Driver::new(Killable::new(lives, || None), arena, 8).unwrap();
+        guest.admin(write_cache(1)).unwrap();
+        let before = flushes.load(Ordering::Relaxed);
+        kill_after(Some(at));
+        // A register write in the middle, which stores a snapshot.
+        let command = guest.submit(0, write_cache(0)).unwrap();
+        guest.registers.write32(offset::INTMS, 0).unwrap();
+        let mut ended = Vec::new();
+        while ended.is_empty() {
+            guest.reap(0, &mut ended).unwrap();
+            guest.registers.idle().unwrap();
+        }
+        kill_after(None);
+        assert_eq!((ended[0].id.get(), ended[0].status()), (command, Status::SUCCESS));
+        assert!(flushes.load(Ordering::Relaxed) > before, "killed at point {at}");
+        if guest.registers.kills == 0 {
+            assert!(at > 10, "only {at} points");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_successor_tells_of_namespaces_that_came_went_and_grew() {
+    let lives = Lives::new(false);
+    let namespace = |(nsid, bytes, uuid)| Namespace::new(nsid, ram(bytes, 512), [uuid; 16]);
+    let with = |namespaces: &[(u32, u64, u8)]| {
+        let mut controller = lives.controller();
+        controller.detach(1, Box::new(|gone| gone.unwrap()));
+        for one in namespaces {
+            controller.attach(namespace(*one)).unwrap();
+        }
+        controller
+    };
+    let mut killable = Killable::new(lives.clone(), || None);
+    killable.controller = Some(with(&[(1, 1 << 20, 1), (2, 1 << 20, 2), (3, 1 << 20, 3)]));
+    let arena = Arena::new(lives.memory.clone(), 0, MEMORY as u64);
+    let mut guest = Driver::new(killable, arena, 8).unwrap();
+    let notices = admin(AdminOpcode::SetFeatures)
+        .with_dword(10, FeatureId::AsynchronousEventConfiguration.0.into())
+        .with_dword(11, 1 << 8);
+    guest.admin(notices).unwrap();
+    let request = guest.submit(0, admin(AdminOpcode::AsynchronousEventRequest)).unwrap();
+    let mut successor = with(&[(1, 1 << 20, 1), (2, 2 << 20, 2), (7, 1 << 20, 7)]);
+    assert_eq!(successor.recover(), Ok(true));
+    guest.registers.controller = Some(successor);
+    let log = admin(AdminOpcode::GetLogPage).with_dword(10, 4 | 1023 << 16);
+    let list = guest.admin_read(log, 4096).unwrap();
+    let words = list.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+    assert_eq!(words.take_while(|nsid| *nsid != 0).collect::<Vec<_>>(), [2, 3, 7]);
+    assert_eq!(statuses(&guest.unclaimed, request), [Status::SUCCESS]);
+    assert_eq!(guest.identify_namespace(2).unwrap().size.get(), 4096);
+    // Another disk under the same number is refused.
+    guest.registers.controller = None;
+    assert!(with(&[(1, 1 << 20, 9)]).recover().is_err());
 }

@@ -45,6 +45,10 @@ pub(crate) use state::{Applied, NegotiatedState, RegionState, SessionState, Stat
 
 /// Bytes of lasting memory that an endpoint takes; most of it is never touched.
 pub const KEPT_LEN: usize = CELLS_LEN + message::LEN + state::LEN;
+/// Version of what lies in it, and on the shelf. An endpoint goes on with this version only.
+pub const KEPT_VERSION: u32 = LAYOUT << 16 | state::VERSION;
+/// Version of the layout, the session's state apart.
+const LAYOUT: u32 = 1;
 /// Slots of a shelf for one endpoint.
 pub const KEPT_SLOTS: u32 = 1024;
 /// First of the slots that the endpoint leaves to its host, and their number.
@@ -97,7 +101,7 @@ pub(crate) fn cells(memory: &Lasting, count: usize) -> std::io::Result<Doorbells
     if count * 4 > memory.len() {
         return Err(std::io::Error::other("more doorbells than an endpoint can keep"));
     }
-    Ok(Doorbells::shared(Arc::new(Cells { memory: memory.clone(), count })))
+    Ok(Doorbells::lasting(Arc::new(Cells { memory: memory.clone(), count })))
 }
 
 // SAFETY: the memory stays mapped, at one address, as long as `memory` lives, and its file is sealed

@@ -7,7 +7,7 @@ use slipway_ram::{Lasting, Snapshots};
 
 pub(super) const LEN: usize = 1 << 20;
 /// Version of the format. Another one is refused.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// All of a session that messages change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
