@@ -11,6 +11,7 @@ use slipway_plane_api::v1;
 use slipway_vfio_user::Control;
 
 use crate::disk::{self, Opened};
+use crate::keep::DiskPlace;
 use crate::plane::Plane;
 use crate::{Error, disks::Named};
 
@@ -75,16 +76,15 @@ impl Plane {
         let _sizes = self.sizes_stay();
         let wanted = v1::Namespace { nsid: request.nsid, disk: request.disk.clone() };
         // Before the disk: an unknown endpoint is the likelier mistake.
-        self.with_endpoint(id, |_| ())?;
-        let opened = disk::open(&wanted, self.disks(), None)?;
+        let lasts = self.with_endpoint(id, |served| served.lasts())?;
+        let opened = disk::open(&wanted, self.disks(), lasts)?;
         let (door, status, namespace) = self.with_endpoint(id, |served| {
-            let (status, namespace) = served.reserve(request.nsid, opened)?;
-            served.differs();
+            let (status, namespace) = served.reserve(&wanted, opened)?;
             Ok::<_, Error>((served.door(), status, namespace))
         })??;
         let attached = door.attach(namespace).wait(id, Instant::now() + PATIENCE);
         if attached.is_err() {
-            let _ = self.with_endpoint(id, |served| served.forget(status.nsid));
+            let _ = self.with_endpoint(id, |served| served.take(|one| one.nsid == status.nsid));
         }
         attached.map(|()| status)
     }
@@ -103,13 +103,10 @@ impl Plane {
                 Some(Namespace::Disk(name)) if !name.is_empty() => {
                     served.take(|one| one.disk == *name)
                 }
-                _ => Vec::new(),
+                _ => Ok(Vec::new()),
             };
-            if !chosen.is_empty() {
-                served.differs();
-            }
-            (served.door(), chosen)
-        })?;
+            Ok::<_, Error>((served.door(), chosen?))
+        })??;
         if chosen.is_empty() {
             return Err(Error::UnknownNamespace(id.clone()));
         }
@@ -126,12 +123,11 @@ impl Plane {
     pub fn limit(&self, request: &v1::LimitEndpointRequest) -> Result<(), Error> {
         let id = &request.endpoint_id;
         let limits = request.limits.unwrap_or_default();
-        let rate = |per_second, burst| (per_second > 0).then_some(Rate { per_second, burst });
-        let rates = Rates {
-            commands: rate(limits.commands_per_second, limits.command_burst),
-            bytes: rate(limits.bytes_per_second, limits.byte_burst),
-        };
-        let door = self.with_endpoint(id, |served| served.door())?;
+        let rates = rates(&limits);
+        let door = self.with_endpoint(id, |served| {
+            served.keep_limits(limits)?;
+            Ok::<_, Error>(served.door())
+        })??;
         let asked = door.ask(move |controller, done| {
             controller.limit(rates);
             done(Ok(()));
@@ -147,9 +143,28 @@ impl Plane {
         if self.disks().get(&request.name).is_ok() {
             return Err(Error::ExistingDisk(request.name.clone()));
         }
-        let disk = Named::make(request)?;
-        self.disks().insert(disk.clone())?;
-        Ok(disk.describe(Vec::new()))
+        let place = self.keep().map(|keep| keep.make_disk(request)).transpose()?;
+        self.add_disk(request, place)
+    }
+
+    /// Makes a named disk where it is kept, or was; nothing is left of it after an error.
+    pub(crate) fn add_disk(
+        &self,
+        request: &v1::CreateDiskRequest,
+        place: Option<DiskPlace>,
+    ) -> Result<v1::NamedDisk, Error> {
+        let number = place.as_ref().map(DiskPlace::number);
+        let made = Named::make(request, place).and_then(|disk| {
+            self.disks().insert(disk.clone())?;
+            Ok(disk.describe(Vec::new()))
+        });
+        made.inspect_err(|_| self.forget_disk(number))
+    }
+
+    fn forget_disk(&self, place: Option<u32>) {
+        if let (Some(keep), Some(number)) = (self.keep(), place) {
+            keep.give_back_disk(number);
+        }
     }
 
     /// Forgets a named disk that no endpoint has.
@@ -162,7 +177,8 @@ impl Plane {
         if let Some(user) = users.first() {
             return Err(Error::DiskInUse(name.to_owned(), user.endpoint_id.clone()));
         }
-        self.disks().remove(name);
+        let removed = self.disks().remove(name);
+        self.forget_disk(removed.and_then(|disk| disk.place()));
         Ok(())
     }
 
@@ -184,6 +200,7 @@ impl Plane {
             )));
         }
         disk.shared.resize(bytes)?;
+        disk.keep_size()?;
         self.tell_users(&disk)?;
         disk.shared.trim()?;
         Ok(disk.describe(self.users(&disk.name)))
@@ -215,6 +232,15 @@ impl Plane {
     fn users(&self, name: &str) -> Vec<v1::DiskUser> {
         let users = self.each_endpoint(|_, served| served.uses(name));
         users.into_iter().flatten().collect()
+    }
+}
+
+/// What a controller is limited to.
+pub fn rates(limits: &v1::Limits) -> Rates {
+    let rate = |per_second, burst| (per_second > 0).then_some(Rate { per_second, burst });
+    Rates {
+        commands: rate(limits.commands_per_second, limits.command_burst),
+        bytes: rate(limits.bytes_per_second, limits.byte_burst),
     }
 }
 

@@ -1,13 +1,14 @@
 //! From a description of a disk to a disk.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use slipway_block::{Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk};
 use slipway_plane_api::v1;
 
 use crate::Error;
 use crate::disks::{Disks, Named};
-use crate::keep::Place;
 
 /// Bytes in a logical block unless told otherwise: what every guest knows.
 const BLOCK_SIZE: u32 = 512;
@@ -19,13 +20,23 @@ pub struct Opened {
     pub kind: &'static str,
     /// The named disk that it is one of.
     pub named: Option<Named>,
+    /// The content of a RAM disk that shall outlive the process.
+    pub ram: Option<OwnedFd>,
 }
 
-/// Opens the disk of a namespace; `kept` says where it is kept, and its number there.
+/// What a disk is opened with that shall outlive the process.
+pub struct Lasts {
+    /// See `keep`.
+    pub witness: Arc<OwnedFd>,
+    /// The content that a RAM disk had already.
+    pub ram: Option<OwnedFd>,
+}
+
+/// Opens the disk of a namespace.
 pub fn open(
     namespace: &v1::Namespace,
     disks: &Disks,
-    kept: Option<(&mut Place, usize)>,
+    lasts: Option<Lasts>,
 ) -> Result<Opened, Error> {
     let missing = || Error::Invalid(format!("namespace {} has no disk", namespace.nsid));
     let disk = namespace.disk.as_ref().ok_or_else(missing)?;
@@ -33,10 +44,9 @@ pub fn open(
     if let v1::disk::Kind::Named(reference) = kind {
         let named = disks.get(&reference.name)?;
         let disk = named.shared.open(reference.read_only)?;
-        return Ok(Opened { disk, kind: named.kind, named: Some(named) });
+        return Ok(Opened { disk, kind: named.kind, named: Some(named), ram: None });
     }
-    let (kind, disk) = of_kind(kind, block_size(disk), kept)?;
-    Ok(Opened { disk, kind, named: None })
+    of_kind(kind, block_size(disk), lasts)
 }
 
 /// Bytes in a logical block.
@@ -44,16 +54,16 @@ pub fn block_size(disk: &v1::Disk) -> u32 {
     if disk.block_size == 0 { BLOCK_SIZE } else { disk.block_size }
 }
 
-fn of_kind(
-    kind: &v1::disk::Kind,
-    block_size: u32,
-    kept: Option<(&mut Place, usize)>,
-) -> Result<(&'static str, Box<dyn Disk>), Error> {
+fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Result<Opened, Error> {
     use v1::disk::Kind;
-    Ok(match kind {
+    let mut content = None;
+    let (kind, disk): (_, Box<dyn Disk>) = match kind {
         Kind::Ram(ram) => {
-            let disk = match kept {
-                Some((place, at)) => RamDisk::of(&place.ram(at, ram.size_bytes)?, block_size)?,
+            let disk = match lasts {
+                Some(lasts) => {
+                    let file = content.insert(ram_file(ram.size_bytes, lasts.ram)?);
+                    RamDisk::of(file, block_size)?
+                }
                 None => RamDisk::new(ram.size_bytes, block_size)?,
             };
             ("ram", Box::new(disk))
@@ -62,7 +72,7 @@ fn of_kind(
         Kind::File(file) => {
             // What is read-only is shared by many: the page cache holds it once for all.
             let direct = !file.read_only;
-            let witness = kept.map(|(place, _)| place.witness.clone());
+            let witness = lasts.map(|lasts| lasts.witness);
             let options = FileOptions { read_only: file.read_only, block_size, direct, witness };
             ("file", Box::new(FileDisk::open(Path::new(&file.path), &options)?))
         }
@@ -75,7 +85,14 @@ fn of_kind(
         }
         // A named disk is opened where they are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
-    })
+    };
+    Ok(Opened { disk, kind, named: None, ram: content })
+}
+
+/// The content of a RAM disk: what it had, or zeros.
+fn ram_file(bytes: u64, had: Option<OwnedFd>) -> Result<OwnedFd, Error> {
+    let made = had.map_or_else(|| slipway_block::ram_file(bytes), Ok);
+    made.map_err(|error| Error::Resources(error.to_string()))
 }
 
 fn null_shape(null: &v1::NullDisk, block_size: u32) -> Result<Geometry, Error> {

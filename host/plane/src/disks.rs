@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use slipway_block::{FileOptions, SharedDisk};
 use slipway_plane_api::v1;
@@ -10,6 +10,7 @@ use slipway_plane_api::v1;
 use crate::Error;
 use crate::disk::block_size;
 use crate::endpoint::{check_id, uuid};
+use crate::keep::DiskPlace;
 
 /// A named disk, apart from who uses it.
 #[derive(Clone)]
@@ -20,18 +21,32 @@ pub struct Named {
     /// Of a file.
     pub path: String,
     pub shared: SharedDisk,
+    /// What it was made by.
+    request: v1::CreateDiskRequest,
+    /// Where it is kept.
+    place: Option<Arc<DiskPlace>>,
 }
 
 impl Named {
-    /// Makes what `request` describes.
-    pub fn make(request: &v1::CreateDiskRequest) -> Result<Self, Error> {
+    /// Makes what `request` describes. In a `place` that a predecessor used, it is what that one
+    /// had.
+    pub fn make(
+        request: &v1::CreateDiskRequest,
+        mut place: Option<DiskPlace>,
+    ) -> Result<Self, Error> {
         use v1::disk::Kind;
         check_name(&request.name)?;
+        let lasts = place.as_mut().map(DiskPlace::lasts);
         let disk = request.disk.clone().unwrap_or_default();
         let block_size = block_size(&disk);
         let (kind, path, shared) = match disk.kind {
             Some(Kind::Ram(ram)) => {
-                ("ram", String::new(), SharedDisk::ram(ram.size_bytes, block_size)?)
+                let had = lasts.and_then(|lasts| lasts.ram);
+                let shared = SharedDisk::ram(ram.size_bytes, block_size, had)?;
+                if let (Some(place), Some(file)) = (&place, shared.memory()) {
+                    place.put_ram(file)?;
+                }
+                ("ram", String::new(), shared)
             }
             Some(Kind::Null(null)) => {
                 ("null", String::new(), SharedDisk::null(null.size_bytes, block_size)?)
@@ -39,7 +54,8 @@ impl Named {
             Some(Kind::File(file)) => {
                 let read_only = file.read_only;
                 let direct = !read_only;
-                let options = FileOptions { read_only, block_size, direct, witness: None };
+                let witness = lasts.map(|lasts| lasts.witness);
+                let options = FileOptions { read_only, block_size, direct, witness };
                 let shared = SharedDisk::file(Path::new(&file.path), &options)?;
                 // Whether this host has io_uring is better said now than at the first attachment.
                 drop(shared.open(true)?);
@@ -52,7 +68,26 @@ impl Named {
                 )));
             }
         };
-        Ok(Self { name: request.name.clone(), kind, path, shared })
+        let (name, request) = (request.name.clone(), request.clone());
+        Ok(Self { name, kind, path, shared, request, place: place.map(Arc::new) })
+    }
+
+    /// Where it is kept.
+    pub fn place(&self) -> Option<u32> {
+        self.place.as_ref().map(|place| place.number())
+    }
+
+    /// Has a successor make it with the size that it has now; the size of a file is its own.
+    pub fn keep_size(&self) -> Result<(), Error> {
+        use v1::disk::Kind;
+        let Some(place) = &self.place else { return Ok(()) };
+        let (mut request, bytes) = (self.request.clone(), self.shared.geometry().bytes());
+        match request.disk.as_mut().and_then(|disk| disk.kind.as_mut()) {
+            Some(Kind::Ram(ram)) => ram.size_bytes = bytes,
+            Some(Kind::Null(null)) => null.size_bytes = bytes,
+            _ => {}
+        }
+        place.store(&request)
     }
 
     /// The same for every controller that has it, so that a guest with two ways to it sees one.

@@ -15,8 +15,8 @@ use slipway_vfio_user::{
     Config, Control, DoorbellMode, Endpoint, EndpointParts, RegionKind, Stats,
 };
 
-use crate::attach::{Door, namespace};
-use crate::disk::{self, Opened};
+use crate::attach::{Door, namespace, rates};
+use crate::disk::{self, Lasts, Opened};
 use crate::disks::Disks;
 use crate::keep::Place;
 use crate::snoop;
@@ -131,6 +131,9 @@ impl Served {
             limits,
             journal: place.as_ref().map(|place| place.journal.clone()),
         })?;
+        if let Some(place) = &place {
+            controller.limit(rates(&place.limits()));
+        }
         if parts.has_client() {
             let recovered = controller.recover();
             recovered.map_err(|error| Error::Resources(error.to_string()))?;
@@ -172,11 +175,14 @@ impl Served {
         self.place.as_ref().map(Place::number)
     }
 
-    /// Its disks are others than those it was made with: a successor could not go on.
-    pub fn differs(&mut self) {
-        if let Some(place) = &mut self.place {
-            place.forget();
-        }
+    /// How a disk is opened that it shall have; None: like any other.
+    pub fn lasts(&self) -> Option<Lasts> {
+        self.place.as_ref().map(Place::lasts)
+    }
+
+    /// Has a successor limit it likewise.
+    pub fn keep_limits(&mut self, limits: v1::Limits) -> Result<(), Error> {
+        self.place.as_mut().map_or(Ok(()), |place| place.limit(limits))
     }
 
     /// The handle that closes it.
@@ -189,30 +195,40 @@ impl Served {
         self.door.clone()
     }
 
-    /// Sets a number aside for a disk, the lowest that is free for 0, and watches its descriptor.
+    /// Sets a number aside for the disk of `wanted`, the lowest that is free for 0, watches its
+    /// descriptor, and has a successor attach it likewise.
     pub fn reserve(
         &mut self,
-        nsid: u32,
+        wanted: &v1::Namespace,
         opened: Opened,
     ) -> Result<(v1::NamespaceStatus, Namespace), Error> {
         let free = |nsid: &u32| !self.namespaces.contains_key(nsid);
         // What is too high is refused by the controller.
+        let nsid = wanted.nsid;
         let chosen = if nsid == 0 { (1..).find(free) } else { Some(nsid).filter(free) };
         let nsid = chosen.ok_or(ChangeError::NamespaceId(nsid))?;
         self.wakes.add(&*opened.disk)?;
+        if let Some(place) = &mut self.place {
+            let wanted = v1::Namespace { nsid, ..wanted.clone() };
+            let described = place.attach(wanted, opened.ram.as_ref());
+            described.or_else(|error| place.detach(&[nsid]).and(Err(error)))?;
+        }
         let (status, namespace) = namespace(&self.id, nsid, opened);
         self.namespaces.insert(nsid, status.clone());
         Ok((status, namespace))
     }
 
-    /// Gives a number back.
-    pub fn forget(&mut self, nsid: u32) {
-        self.namespaces.remove(&nsid);
-    }
-
-    /// Takes the namespaces out that `chosen` picks; gives their numbers.
-    pub fn take(&mut self, chosen: impl Fn(&v1::NamespaceStatus) -> bool) -> Vec<u32> {
-        self.namespaces.extract_if(.., |_, one| chosen(one)).map(|(nsid, _)| nsid).collect()
+    /// Takes the namespaces out that `chosen` picks, for a successor too; gives their numbers.
+    pub fn take(
+        &mut self,
+        chosen: impl Fn(&v1::NamespaceStatus) -> bool,
+    ) -> Result<Vec<u32>, Error> {
+        let taken = self.namespaces.extract_if(.., |_, one| chosen(one));
+        let taken: Vec<u32> = taken.map(|(nsid, _)| nsid).collect();
+        if let Some(place) = &mut self.place {
+            place.detach(&taken)?;
+        }
+        Ok(taken)
     }
 
     /// Notes the size of a named disk; gives the namespaces that are this disk.
@@ -319,14 +335,19 @@ fn namespaces(
     mut place: Option<&mut Place>,
 ) -> Result<Namespaces, Error> {
     let (mut made, mut status) = (Vec::new(), BTreeMap::new());
-    for (at, one) in wanted.iter().enumerate() {
-        let kept = place.as_deref_mut().map(|place| (place, at));
-        let opened = disk::open(one, disks, kept)?;
+    for one in wanted {
+        let lasts = place.as_deref_mut().map(|place| place.found(one.nsid));
+        let opened = disk::open(one, disks, lasts)?;
+        if let (Some(place), Some(file)) = (&mut place, &opened.ram) {
+            place.put_ram(one.nsid, file)?;
+        }
         wakes.add(&*opened.disk)?;
         let (described, namespace) = namespace(id, one.nsid, opened);
         status.insert(one.nsid, described);
         made.push(namespace);
     }
+    // Where the RAM disks are.
+    place.map_or(Ok(()), Place::store)?;
     Ok((made, status))
 }
 

@@ -60,14 +60,15 @@ impl Plane {
         Self::start(settings, None)
     }
 
-    /// As [`Plane::new`], with endpoints that outlive this process as far as they can (`keep`
-    /// says which), and those that the last process left with `keeper`. Waits until that process,
+    /// As [`Plane::new`], with named disks and endpoints that outlive this process as far as they can
+    /// (`keep` says which), and those that the last process left with `keeper`. Waits until that process,
     /// and all it had under way, is gone; `witness` is the path of a file by which that is told, the
     /// same for both. To end without ending its endpoints, such a process just exits.
     ///
     /// # Errors
-    /// No threads or descriptors left; the last process does not end. An endpoint that cannot go
-    /// on is reported, and is gone.
+    /// No threads or descriptors left; the last process does not end, or was of a build that left
+    /// another layout, and then all that it left stays. An endpoint that cannot go on for another
+    /// reason is reported, and is gone.
     pub fn with_keeper(
         settings: Settings,
         keeper: Keeper,
@@ -75,8 +76,13 @@ impl Plane {
     ) -> std::io::Result<Self> {
         let (keep, found) = Keep::open(keeper, witness)?;
         let plane = Self::start(settings, Some(keep))?;
-        for (request, place) in found {
-            let number = place.number();
+        for (request, place) in found.disks {
+            if let Err(error) = plane.add_disk(&request, Some(place)) {
+                tracing::error!(%error, name = request.name, "a disk is lost");
+            }
+        }
+        for place in found.endpoints {
+            let (number, request) = (place.number(), place.request());
             if let Err(error) = plane.create_at(&request, Some(place)) {
                 tracing::error!(%error, id = request.id, "an endpoint is lost");
                 plane.give_back(Some(number));
@@ -240,6 +246,11 @@ impl Plane {
     /// The named disks.
     pub(crate) fn disks(&self) -> &Disks {
         &self.shared.disks
+    }
+
+    /// Where things are kept that outlive the process.
+    pub(crate) fn keep(&self) -> Option<&Keep> {
+        self.shared.keep.as_ref()
     }
 
     /// While this is held no named disk's size changes.

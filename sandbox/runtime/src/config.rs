@@ -45,8 +45,8 @@ pub struct Config {
     pub accelerator: String,
     /// Threads that serve devices.
     pub reactors: u32,
-    /// Endpoints on RAM disks and files outlive the daemon: a keeper process holds them while it is
-    /// restarted, however it ended. Sandboxes do not.
+    /// Named disks, and endpoints on RAM disks, files and named disks, outlive the daemon: a keeper
+    /// process holds them while it is restarted, however it ended. Sandboxes do not.
     pub keeper: bool,
 }
 

@@ -16,6 +16,7 @@ mod file;
 mod null;
 mod ram;
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -37,16 +38,22 @@ trait Medium: Send + Sync {
     fn open(self: Arc<Self>, read_only: bool) -> Result<Box<dyn Disk>, OpenError>;
     fn resize(&self, bytes: Option<u64>) -> Result<(), OpenError>;
     fn trim(&self) -> Result<(), OpenError>;
+
+    /// See [`SharedDisk::memory`].
+    fn memory(&self) -> Option<&OwnedFd> {
+        None
+    }
 }
 
 impl SharedDisk {
-    /// Memory of this process: `bytes` zeros, a multiple of `block_size` (512 to 4096, a power of
-    /// two).
+    /// In memory: `bytes` bytes, a multiple of `block_size` (512 to 4096, a power of two). Zeros, or
+    /// what is in `file`, which [`SharedDisk::memory`] gave a predecessor of this process.
     ///
     /// # Errors
-    /// [`OpenError::BlockSize`], [`OpenError::Size`], [`OpenError::Memory`].
-    pub fn ram(bytes: u64, block_size: u32) -> Result<Self, OpenError> {
-        Ok(Self(Arc::new(RamMedium::new(bytes, block_size)?)))
+    /// [`OpenError::BlockSize`], [`OpenError::Size`], [`OpenError::Memory`], also for a file that is
+    /// no such memory, or of fewer bytes.
+    pub fn ram(bytes: u64, block_size: u32, file: Option<OwnedFd>) -> Result<Self, OpenError> {
+        Ok(Self(Arc::new(RamMedium::new(bytes, block_size, file)?)))
     }
 
     /// A file or block device, opened once; see [`FileDisk`](crate::FileDisk). Unless it is opened
@@ -66,6 +73,12 @@ impl SharedDisk {
         let geometry =
             Geometry { block_size, blocks: whole_blocks(bytes, block_size)?, read_only: false };
         Ok(Self(Arc::new(NullMedium::new(geometry))))
+    }
+
+    /// The file that a disk in memory lies in: its content outlives this process as long as
+    /// somebody holds it.
+    pub fn memory(&self) -> Option<&OwnedFd> {
+        self.0.memory()
     }
 
     /// The shape that a disk opened now would have.

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::Medium;
@@ -27,10 +27,11 @@ pub(super) struct RamMedium {
 }
 
 impl RamMedium {
-    pub fn new(bytes: u64, block_size: u32) -> Result<Self, OpenError> {
+    /// In `file`, which a predecessor made, or in a new one.
+    pub fn new(bytes: u64, block_size: u32, file: Option<OwnedFd>) -> Result<Self, OpenError> {
         let blocks = whole_blocks(bytes, block_size)?;
-        let made = make(bytes).map_err(|source| OpenError::Memory { bytes, source })?;
-        let (file, mapping) = made;
+        let made = file.map_or_else(|| make(bytes), |file| adopt(file, bytes));
+        let (file, mapping) = made.map_err(|source| OpenError::Memory { bytes, source })?;
         let (blocks, mapping) = (AtomicU64::new(blocks), Mutex::new(Arc::new(mapping)));
         Ok(Self { file: Arc::new(file), block_size, blocks, mapping })
     }
@@ -57,9 +58,22 @@ fn make(bytes: u64) -> io::Result<(OwnedFd, Mapping)> {
         let text = "a shared RAM disk needs vm.overcommit_memory to be 0 or 1";
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
-    let file = rustix::fs::memfd_create("slipway-disk", MemfdFlags::CLOEXEC)?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("slipway-disk", flags)?;
     rustix::fs::ftruncate(&file, bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
     let mapping = Mapping::new(&file, bytes)?;
+    Ok((file, mapping))
+}
+
+/// A predecessor's file; it may be longer than the disk.
+fn adopt(file: OwnedFd, bytes: u64) -> io::Result<(OwnedFd, Mapping)> {
+    let len = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+    if len < bytes || !rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
+        let text = "a file that is no memory of a shared disk";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    let mapping = Mapping::new(&file, len)?;
     Ok((file, mapping))
 }
 
@@ -83,6 +97,10 @@ impl Medium for RamMedium {
         // After the mapping: who sees the size finds the memory.
         self.blocks.store(blocks, Ordering::Release);
         Ok(())
+    }
+
+    fn memory(&self) -> Option<&OwnedFd> {
+        Some(&self.file)
     }
 
     fn trim(&self) -> Result<(), OpenError> {

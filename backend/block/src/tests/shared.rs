@@ -65,7 +65,7 @@ fn shares_bytes_and_size(shared: &SharedDisk) {
 
 #[test]
 fn ram_is_shared() {
-    shares_bytes_and_size(&SharedDisk::ram(BYTES, 512).unwrap());
+    shares_bytes_and_size(&SharedDisk::ram(BYTES, 512, None).unwrap());
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn null_changes_its_size() {
 
 #[test]
 fn each_equals_its_model() {
-    let shared = SharedDisk::ram(BYTES, 512).unwrap();
+    let shared = SharedDisk::ram(BYTES, 512, None).unwrap();
     against_model(&mut shared.open(false).unwrap(), vec![0; BYTES as usize], 1, 11);
     let Some((_folder, _path, shared)) = on_file("each_equals_its_model") else { return };
     against_model(&mut shared.open(false).unwrap(), vec![0; BYTES as usize], 512, 12);
@@ -138,7 +138,7 @@ fn a_lost_flush_is_lost_for_all() {
 /// Threads on one disk, each in blocks of its own, while the size changes.
 #[test]
 fn many_threads_disturb_nobody() {
-    let shared = SharedDisk::ram(BYTES, 512).unwrap();
+    let shared = SharedDisk::ram(BYTES, 512, None).unwrap();
     let rounds = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for number in 0..4u64 {

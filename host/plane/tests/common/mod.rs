@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test program uses a part
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
@@ -76,21 +76,26 @@ impl Rig {
     }
 
     pub fn connect(&self) -> (Arena, Socket) {
-        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&file, MEMORY).unwrap();
-        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-        let mut client = Client::connect(&self.socket, PATIENCE).unwrap();
-        client.map(BASE, MEMORY, file.as_fd(), 0, true).unwrap();
-        let mut map = DmaMap::new();
-        let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
-        map.add(BASE, region).unwrap();
-        let arena = Arena::new(map.memory(), BASE, MEMORY);
-        (arena, Socket { client, deadline: Instant::now() + PATIENCE })
+        connect_driver(&self.socket)
     }
 
     pub fn messages(&self, id: &str) -> u64 {
         self.plane.get(id).unwrap().counters.unwrap().messages
     }
+}
+
+/// What a driver needs at `socket`.
+pub fn connect_driver(socket: &Path) -> (Arena, Socket) {
+    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, MEMORY).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+    let mut client = Client::connect(socket, PATIENCE).unwrap();
+    client.map(BASE, MEMORY, file.as_fd(), 0, true).unwrap();
+    let mut map = DmaMap::new();
+    let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
+    map.add(BASE, region).unwrap();
+    let arena = Arena::new(map.memory(), BASE, MEMORY);
+    (arena, Socket { client, deadline: Instant::now() + PATIENCE })
 }
 
 pub fn ram(size_bytes: u64) -> v1::disk::Kind {

@@ -1,0 +1,278 @@
+//! Endpoints and named disks that outlive the daemon: what of each lies with the keeper, and how the
+//! next daemon finds it.
+//!
+//! Each kept endpoint has a shelf of [`KEPT_SLOTS`] slots. The first holds its memory: the layout's
+//! version, a description of what it is now, the endpoint's session, the controller's journal. The
+//! content of its RAM disks lies on the shelf as well. The last shelf holds the named disks, two
+//! slots each.
+//!
+//! A change (a disk attached, detached or resized, a limit) is described first and made then. A
+//! successor that is started in between makes what is described; its controller tells the guest of
+//! every namespace that is not what it was (`slipway_nvme::Controller::recover`).
+//!
+//! A predecessor of another layout is refused before anything of it is touched.
+//!
+//! Before a successor opens a disk, nothing of the predecessor may still be under way: requests
+//! that io_uring works on outlive a killed process for as long as the medium takes. Each ring holds
+//! a descriptor of one locked file (the *witness*), and gives it back when its last request has
+//! ended; so whoever gets the lock knows that there is none.
+
+mod layout;
+mod named;
+mod place;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use slipway_keeper::{Keeper, Shelf};
+use slipway_nvme::{Limits, journal_len};
+use slipway_plane_api::v1;
+use slipway_ram::Lasting;
+use slipway_vfio_user::{KEPT_LEN, KEPT_SLOTS};
+
+use crate::Error;
+use layout::Unknown;
+
+pub use named::DiskPlace;
+pub use place::Place;
+
+/// How long a predecessor may take to be gone, its requests to disks included.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at the witness.
+const LOOK: Duration = Duration::from_millis(2);
+/// The number of the shelf that holds the named disks; endpoints have those below.
+const DISKS: u32 = slipway_keeper::SLOTS / KEPT_SLOTS - 1;
+
+/// A plane's keeper.
+pub struct Keep {
+    keeper: Arc<Keeper>,
+    witness: Arc<OwnedFd>,
+    endpoints: Numbers,
+    disks: Numbers,
+}
+
+/// What a predecessor left.
+#[derive(Default)]
+pub struct Found {
+    pub disks: Vec<(v1::CreateDiskRequest, DiskPlace)>,
+    pub endpoints: Vec<Place>,
+}
+
+type Files = BTreeMap<u32, OwnedFd>;
+
+impl Keep {
+    /// Waits for the predecessor to be gone and finds what it left. `witness` is a file's path.
+    ///
+    /// # Errors
+    /// The keeper is gone; the predecessor, or one of its requests, does not end; it was of a build
+    /// with another layout: then all that it left stays as it is.
+    pub fn open(keeper: Keeper, witness: &Path) -> std::io::Result<(Self, Found)> {
+        let taken = keeper.take(PATIENCE)?;
+        let witness = Arc::new(lock(witness)?);
+        let (endpoints, disks) = (Numbers::default(), Numbers::default());
+        let keep = Self { keeper: Arc::new(keeper), witness, endpoints, disks };
+        // By shelf, and there by slot; each named disk is a shelf of its own.
+        let (mut shelves, mut pairs) = (BTreeMap::new(), BTreeMap::new());
+        for (slot, file) in taken {
+            let (number, slot) = (slot / KEPT_SLOTS, slot % KEPT_SLOTS);
+            let (number, slot, all) = match number {
+                DISKS => (slot / named::SLOTS, slot % named::SLOTS, &mut pairs),
+                _ => (number, slot, &mut shelves),
+            };
+            all.entry(number).or_insert_with(Files::new).insert(slot, file);
+        }
+        let (mut found, mut useless) = (Found::default(), Vec::new());
+        for (number, files) in pairs {
+            match keep.find_disk(number, files) {
+                Ok(one) => found.disks.push(one),
+                Err(Unknown::Layout(layout)) => return Err(refuse(&layout)),
+                Err(Unknown::Damaged) => useless.push(keep.disk_shelf(number)),
+            }
+        }
+        for (number, files) in shelves {
+            match keep.find(number, files) {
+                Ok(place) => found.endpoints.push(place),
+                Err(Unknown::Layout(layout)) => return Err(refuse(&layout)),
+                Err(Unknown::Damaged) => useless.push(keep.shelf(number)),
+            }
+        }
+        for shelf in useless {
+            tracing::error!("something was left with the keeper that is of no use");
+            shelf.clear_all()?;
+        }
+        Ok((keep, found))
+    }
+
+    fn find(&self, number: u32, mut files: Files) -> Result<Place, Unknown> {
+        let memory = files.remove(&0).ok_or(Unknown::Damaged)?;
+        let memory = Lasting::of(memory).map_err(|_| Unknown::Damaged)?;
+        let rest = layout::check(&memory, layout::endpoint())?;
+        let place = Place::new(number, (self.shelf(number), &rest), self.witness.clone(), files);
+        let mut place = place.ok_or(Unknown::Damaged)?;
+        place.load().ok_or(Unknown::Damaged)?;
+        self.endpoints.take(number);
+        Ok(place)
+    }
+
+    fn find_disk(
+        &self,
+        number: u32,
+        mut files: Files,
+    ) -> Result<(v1::CreateDiskRequest, DiskPlace), Unknown> {
+        let memory = files.remove(&0).ok_or(Unknown::Damaged)?;
+        let memory = Lasting::of(memory).map_err(|_| Unknown::Damaged)?;
+        let rest = layout::check(&memory, layout::disk())?;
+        let shelf = self.disk_shelf(number);
+        let place = DiskPlace::new(number, (shelf, &rest), self.witness.clone(), files.remove(&1));
+        let place = place.ok_or(Unknown::Damaged)?;
+        let request = place.load().ok_or(Unknown::Damaged)?;
+        self.disks.take(number);
+        Ok((request, place))
+    }
+
+    /// A place for a new endpoint.
+    pub fn make(&self, request: &v1::CreateEndpointRequest) -> Result<Place, Error> {
+        let number = self.endpoints.next(DISKS)?;
+        let made = fresh("slipway-endpoint", Self::endpoint_len(), layout::endpoint());
+        let made = made.and_then(|(memory, rest)| {
+            let shelf = self.shelf(number);
+            let place = Place::new(number, (shelf, &rest), self.witness.clone(), Files::new());
+            let mut place = place.ok_or_else(short)?;
+            place.describe(request)?;
+            put(&place.shelf, &memory)?;
+            Ok(place)
+        });
+        made.inspect_err(|_| self.give_back(number))
+    }
+
+    /// A place for a new named disk.
+    pub fn make_disk(&self, request: &v1::CreateDiskRequest) -> Result<DiskPlace, Error> {
+        let number = self.disks.next(KEPT_SLOTS / named::SLOTS)?;
+        let made = fresh("slipway-disk", Self::disk_len(), layout::disk());
+        let made = made.and_then(|(memory, rest)| {
+            let shelf = self.disk_shelf(number);
+            let place = DiskPlace::new(number, (shelf, &rest), self.witness.clone(), None);
+            let place = place.ok_or_else(short)?;
+            place.store(request)?;
+            put(&place.shelf, &memory)?;
+            Ok(place)
+        });
+        made.inspect_err(|_| self.give_back_disk(number))
+    }
+
+    fn endpoint_len() -> usize {
+        layout::HEAD + place::DESCRIPTION_LEN + KEPT_LEN + journal_len(&Limits::default())
+    }
+
+    fn disk_len() -> usize {
+        layout::HEAD + named::DESCRIPTION_LEN
+    }
+
+    /// An endpoint is gone: nothing of it is kept any more.
+    pub fn give_back(&self, number: u32) {
+        // A keeper that is gone holds nothing.
+        let _ = self.shelf(number).clear_all();
+        self.endpoints.give_back(number);
+    }
+
+    /// The same for a named disk.
+    pub fn give_back_disk(&self, number: u32) {
+        let _ = self.disk_shelf(number).clear_all();
+        self.disks.give_back(number);
+    }
+
+    fn shelf(&self, number: u32) -> Shelf {
+        let start = number * KEPT_SLOTS;
+        Shelf::new(self.keeper.clone(), start..start + KEPT_SLOTS)
+    }
+
+    fn disk_shelf(&self, number: u32) -> Shelf {
+        let start = DISKS * KEPT_SLOTS + number * named::SLOTS;
+        Shelf::new(self.keeper.clone(), start..start + named::SLOTS)
+    }
+}
+
+/// Memory with its layout noted, and what follows that.
+fn fresh(name: &str, len: usize, layout: [u64; 3]) -> Result<(Lasting, Lasting), Error> {
+    let memory = Lasting::new(name, len).map_err(|error| Error::Resources(error.to_string()))?;
+    let rest = layout::begin(&memory, layout).ok_or_else(short)?;
+    Ok((memory, rest))
+}
+
+fn put(shelf: &Shelf, memory: &Lasting) -> Result<(), Error> {
+    let file = memory.file().ok_or_else(short)?;
+    shelf.put(0, file).map_err(|error| Error::Resources(error.to_string()))
+}
+
+fn short() -> Error {
+    Error::Resources("memory to keep it in is too short".into())
+}
+
+fn refuse(layout: &str) -> std::io::Error {
+    std::io::Error::other(format!(
+        "the last daemon was of another build and left {layout}. Nothing was touched: start the build \
+         that left it, or end the keeper and lose what it holds"
+    ))
+}
+
+/// Numbers that are taken.
+#[derive(Default)]
+struct Numbers(Mutex<BTreeSet<u32>>);
+
+impl Numbers {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        // The set is changed in single calls: a panic leaves it whole.
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Takes the lowest that is free and below `most`.
+    fn next(&self, most: u32) -> Result<u32, Error> {
+        let mut taken = self.lock();
+        let free = (0..most).find(|number| !taken.contains(number));
+        let number = free.ok_or_else(|| Error::Resources("the keeper is full".into()))?;
+        taken.insert(number);
+        Ok(number)
+    }
+
+    fn take(&self, number: u32) {
+        self.lock().insert(number);
+    }
+
+    fn give_back(&self, number: u32) {
+        self.lock().remove(&number);
+    }
+}
+
+/// Whether an endpoint like this can be kept: an overlay's map lies in this process, and so do
+/// doorbells that a client maps.
+pub fn can_keep(request: &v1::CreateEndpointRequest) -> bool {
+    use v1::disk::Kind;
+    let Some(nvme) = &request.nvme else { return true };
+    let kinds = nvme.namespaces.iter().filter_map(|one| one.disk.as_ref()?.kind.as_ref());
+    nvme.doorbells() == v1::nvme_controller::DoorbellMode::Trapped
+        && kinds.into_iter().all(|kind| !matches!(kind, Kind::Overlay(_)))
+}
+
+/// Waits until nobody else holds the lock, not even a ring of a process that was killed.
+fn lock(path: &Path) -> std::io::Result<OwnedFd> {
+    let file = File::options().create(true).truncate(false).write(true).open(path)?;
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file.into()),
+            Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(LOOK);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let text = "requests of the last daemon to its disks do not end";
+                return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! A plane that is killed and its successor: what endpoints have become since they were made is
+//! kept, and named disks are; what another build has left is left alone.
+//!
+//! The plane's process is this very program, started with what it shall do in its environment; the
+//! keeper is a thread of the test.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use slipway_keeper::Keeper;
+use slipway_nvme::driver::{Driver, io};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_plane::{Plane, Settings};
+use slipway_plane_api::v1::{self, disk::Kind};
+use slipway_ram::Lasting;
+
+use common::*;
+
+const MIB: u64 = 1 << 20;
+const DIRECTORY: &str = "SLIPWAY_KEPT_DIR";
+const WORK: &str = "SLIPWAY_KEPT_WORK";
+
+fn wait_for<T>(mut find: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = find() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it does not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn serve_keeper(dir: &Path) {
+    let path = dir.join("keeper");
+    std::thread::spawn(move || slipway_keeper::serve(&path).unwrap());
+}
+
+fn connect(dir: &Path) -> Keeper {
+    wait_for(|| Keeper::connect(&dir.join("keeper")).ok())
+}
+
+fn plane(dir: &Path) -> std::io::Result<Plane> {
+    Plane::with_keeper(Settings { reactors: 1 }, connect(dir), &dir.join("witness"))
+}
+
+fn disk(kind: Kind) -> Option<v1::Disk> {
+    Some(v1::Disk { block_size: 0, kind: Some(kind) })
+}
+
+fn named(name: &str) -> Kind {
+    Kind::Named(v1::NamedDiskReference { name: name.into(), read_only: false })
+}
+
+fn attach(plane: &Plane, kind: Kind) -> u32 {
+    let request = v1::AttachDiskRequest { endpoint_id: "one".into(), disk: disk(kind), nsid: 0 };
+    plane.attach(&request).unwrap().nsid
+}
+
+fn detach(plane: &Plane, nsid: u32) {
+    let namespace = Some(v1::detach_disk_request::Namespace::Nsid(nsid));
+    plane.detach(&v1::DetachDiskRequest { endpoint_id: "one".into(), namespace }).unwrap();
+}
+
+fn create_disk(plane: &Plane, name: &str, kind: Kind) {
+    plane.create_disk(&v1::CreateDiskRequest { name: name.into(), disk: disk(kind) }).unwrap();
+}
+
+/// An endpoint that is then changed in every way there is.
+fn make(plane: &Plane, dir: &Path) {
+    create_disk(plane, "memory", ram(MIB));
+    let path = dir.join("disk").to_string_lossy().into_owned();
+    create_disk(plane, "file", Kind::File(v1::FileDisk { path, read_only: false }));
+    let namespaces = (1..).zip([ram(MIB), named("memory")]);
+    let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+    let request = v1::CreateEndpointRequest {
+        id: "one".into(),
+        socket_path: dir.join("cntrl").to_string_lossy().into_owned(),
+        owner: None,
+        nvme: Some(v1::NvmeController { namespaces: namespaces.collect(), ..Default::default() }),
+    };
+    plane.create(&request).unwrap();
+    assert_eq!((attach(plane, ram(2 * MIB)), attach(plane, named("file"))), (3, 4));
+    detach(plane, 1);
+    assert_eq!(attach(plane, ram(3 * MIB)), 1);
+    detach(plane, 3);
+    let limits = v1::Limits { commands_per_second: 200, command_burst: 1, ..Default::default() };
+    let limits = v1::LimitEndpointRequest { endpoint_id: "one".into(), limits: Some(limits) };
+    plane.limit(&limits).unwrap();
+    let larger =
+        v1::ResizeDiskRequest { name: "memory".into(), size_bytes: 2 * MIB, shrink: false };
+    plane.resize_disk(&larger).unwrap();
+}
+
+/// Not a test of its own: the plane's process. Without its words in the environment it does nothing.
+#[test]
+fn the_planes_process() {
+    let (Ok(dir), Ok(work)) = (std::env::var(DIRECTORY), std::env::var(WORK)) else { return };
+    let dir = PathBuf::from(dir);
+    let plane = plane(&dir).unwrap();
+    match work.as_str() {
+        "make" => make(&plane, &dir),
+        "end" => {
+            plane.remove("one").unwrap();
+            plane.remove_disk("memory").unwrap();
+            plane.remove_disk("file").unwrap();
+        }
+        _ => {}
+    }
+    std::fs::write(dir.join(work), "").unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A process that has done `work` and serves.
+fn start(dir: &Path, work: &str) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "the_planes_process", "--nocapture"]);
+    command.env(DIRECTORY, dir).env(WORK, work).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    wait_for(|| {
+        assert!(child.try_wait().unwrap().is_none(), "the plane has ended");
+        dir.join(work).exists().then_some(())
+    });
+    child
+}
+
+fn kill(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn byte(driver: &mut Driver<Socket>, opcode: NvmOpcode, nsid: u32, lba: u64, byte: u8) -> u8 {
+    let buffer = driver.arena.allocate(512).unwrap();
+    let memory = driver.arena.memory().clone();
+    memory.write(buffer, &[byte; 512]).unwrap();
+    driver.transfer(1, io(opcode, nsid, lba, 1), (buffer, 512)).unwrap();
+    let mut bytes = [0; 512];
+    memory.read(buffer, &mut bytes).unwrap();
+    driver.arena.release(buffer, 512);
+    assert_eq!(bytes, [bytes[0]; 512]);
+    bytes[0]
+}
+
+/// Namespaces with their sizes in blocks, and the block in each that is looked at.
+const EXPECTED: [(u32, u64, u64); 3] =
+    [(1, 3 * MIB / 512, 6143), (2, 2 * MIB / 512, 4095), (4, 2048, 7)];
+
+#[test]
+fn what_an_endpoint_has_become_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    slipway_block::create_sparse(&dir.path().join("disk"), MIB).unwrap();
+    serve_keeper(dir.path());
+    let child = start(dir.path(), "make");
+    let (arena, registers) = connect_driver(&dir.path().join("cntrl"));
+    let mut driver = Driver::new(registers, arena, 32).unwrap();
+    driver.create_pair(1, 64, None).unwrap();
+    for (nsid, _, lba) in EXPECTED {
+        byte(&mut driver, NvmOpcode::Write, nsid, lba, 0x30 + nsid as u8);
+    }
+    kill(child);
+    let child = start(dir.path(), "first");
+    kill(child);
+    let child = start(dir.path(), "second");
+    for (nsid, blocks, lba) in EXPECTED {
+        assert_eq!(driver.identify_namespace(nsid).unwrap().size.get(), blocks, "{nsid}");
+        assert_eq!(byte(&mut driver, NvmOpcode::Read, nsid, lba, 0), 0x30 + nsid as u8);
+    }
+    assert_eq!(driver.identify_namespace(3).unwrap().size.get(), 0, "it was detached");
+    let begun = Instant::now();
+    for _ in 0..60 {
+        byte(&mut driver, NvmOpcode::Read, 1, 0, 0);
+    }
+    assert!(begun.elapsed() > Duration::from_millis(200), "200 a second is the limit");
+    kill(child);
+    let child = start(dir.path(), "end");
+    kill(child);
+    // It has nothing left to hold.
+    wait_for(|| (!dir.path().join("keeper").exists()).then_some(()));
+}
+
+#[test]
+fn another_layout_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    serve_keeper(dir.path());
+    // An endpoint's memory with a version that is not ours, and memory that has none.
+    let versioned = Lasting::new("test", 1 << 20).unwrap();
+    versioned.words()[0].store(u64::from_be_bytes(*b"SLIPKEEP"), Ordering::Release);
+    versioned.words()[1].store(99 << 32 | 64, Ordering::Release);
+    let bare = Lasting::new("test", 1 << 20).unwrap();
+    for (memory, words) in [(versioned, "layout 99/64 "), (bare, "none that has a version")] {
+        let holder = connect(dir.path());
+        holder.put(0, memory.file().unwrap()).unwrap();
+        drop(holder);
+        let error = plane(dir.path()).err().unwrap().to_string();
+        assert!(error.contains(words) && error.contains("Nothing was touched"), "{error}");
+        let holder = connect(dir.path());
+        let left = holder.take(PATIENCE).unwrap();
+        assert_eq!(left.iter().map(|(slot, _)| *slot).collect::<Vec<_>>(), [0]);
+    }
+    connect(dir.path()).clear(0).unwrap();
+}
