@@ -74,6 +74,8 @@ load() {
     echo "$?" >"/tmp/$1.status"
 }
 for name in ram file; do load "$name" & done
+sleep 4
+echo 'e2e: works'
 wait
 for name in ram file; do
     [ "$(cat "/tmp/$name.status")" = 0 ] || cat "/tmp/$name.out"
@@ -91,7 +93,7 @@ echo o >/proc/sysrq-trigger
 sleep 60
 WORK
     # Whole blocks.
-    printf '%4096s'
+    printf '%4096s' ''
 }
 
 start_daemon() {
@@ -123,6 +125,7 @@ root_disk || fail "the guest's disk cannot be made"
 guests_work >"$work/work"
 truncate -s "$(($(stat -c %s "$work/work") / 512 * 512))" "$work/work"
 "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
+wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 start_daemon "$slipway"
 serves() { "$slipway" endpoint ls >/dev/null; }
 wait_until 20 serves || fail "no daemon: $(explain)"
@@ -139,13 +142,13 @@ done &
 started() { says clock || ! runs "$guest"; }
 wait_until 120 started
 says clock || fail "the guest does not start: $(explain)"
-sleep 4
+wait_until 30 says works || fail "the guest does not begin: $(explain)"
 
 kills=0 builds=("$slipway" "$other")
 began=$SECONDS
 while ! says end; do
     runs "$guest" || fail "the guest has gone: $(explain)"
-    if [ $((SECONDS - began)) -lt "$((seconds - 4))" ]; then
+    if [ $((SECONDS - began)) -lt "$((seconds - 8))" ]; then
         kills=$((kills + 1))
         echo "$(now)" >>"$work/kills"
         kill -9 "$daemon"; wait "$daemon" 2>/dev/null
