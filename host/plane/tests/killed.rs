@@ -17,13 +17,14 @@ use std::time::{Duration, Instant};
 use slipway_keeper::Keeper;
 use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
 use slipway_nvme_spec::command::SubmissionEntry;
-use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::registers::offset;
 use slipway_nvme_spec::status::Status;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user::client::Client;
+use slipway_vfio_user_spec::{IrqSetFlags, irq};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const BASE: u64 = 1 << 32;
@@ -135,6 +136,8 @@ struct Guest {
     driver: Driver<Socket>,
     other: OwnedFd,
     event: OwnedFd,
+    /// Where the interrupt pin is told, and what unmasks it.
+    pin: [OwnedFd; 2],
     buffers: Vec<u64>,
     round: u64,
 }
@@ -144,6 +147,10 @@ fn memfd(len: u64) -> OwnedFd {
     rustix::fs::ftruncate(&file, len).unwrap();
     rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
     file
+}
+
+fn event() -> OwnedFd {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap()
 }
 
 impl Guest {
@@ -158,6 +165,10 @@ impl Guest {
             std::thread::sleep(Duration::from_millis(1));
         };
         client.map(BASE, MEMORY, file.as_fd(), 0, true).unwrap();
+        let pin = [event(), event()];
+        client.route_irqs(irq::INTX, 0, 1, &[pin[0].as_fd()]).unwrap();
+        let unmasks = IrqSetFlags::DATA_EVENTFD | IrqSetFlags::UNMASK;
+        client.set_irqs(unmasks, irq::INTX, 0, 1, &[], &[pin[1].as_fd()]).unwrap();
         let mut map = DmaMap::new();
         let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
         map.add(BASE, region).unwrap();
@@ -168,9 +179,7 @@ impl Guest {
             driver.create_pair(queue, 16, Some(queue)).unwrap();
         }
         let buffers = (0..24).map(|_| driver.arena.allocate(PAGE).unwrap()).collect();
-        let flags = rustix::event::EventfdFlags::NONBLOCK;
-        let event = rustix::event::eventfd(0, flags).unwrap();
-        Self { driver, other, event, buffers, round: 0 }
+        Self { driver, other, event: event(), pin, buffers, round: 0 }
     }
 
     fn stamp(&self, at: usize) -> [u8; PAGE] {
@@ -221,6 +230,33 @@ impl Guest {
         self.admin();
     }
 
+    /// An entry of the admin queue waits: the pin is told however often the plane is killed, once it
+    /// is unmasked, by a message or the eventfd.
+    fn pin(&mut self) {
+        // What was told of entries that are taken already says nothing.
+        let _ = rustix::io::read(&self.pin[0], &mut [0; 8]);
+        let unmasks = IrqSetFlags::DATA_NONE | IrqSetFlags::UNMASK;
+        match self.round % 2 {
+            0 => drop(rustix::io::write(&self.pin[1], &1_u64.to_ne_bytes()).unwrap()),
+            _ => self.driver.registers.timed(|client| {
+                client.set_irqs(unmasks, irq::INTX, 0, 1, &[], &[]).unwrap();
+            }),
+        }
+        let command = SubmissionEntry::new(AdminOpcode::KeepAlive.0, 0);
+        let id = self.driver.submit(0, command).unwrap();
+        let begun = Instant::now();
+        while rustix::io::read(&self.pin[0], &mut [0; 8]).is_err() {
+            assert!(begun.elapsed() < PATIENCE, "round {}: the pin is not told", self.round);
+            std::thread::yield_now();
+        }
+        let mut ended = Vec::new();
+        while ended.is_empty() {
+            self.driver.reap(0, &mut ended).unwrap();
+            self.driver.registers.idle().unwrap();
+        }
+        assert_eq!((ended.len(), ended[0].id.get()), (1, id));
+    }
+
     /// What is not I/O: the session, registers, admin commands.
     fn admin(&mut self) {
         let (other, event) = (self.other.as_fd(), self.event.as_fd());
@@ -229,6 +265,7 @@ impl Guest {
             client.route_irqs(2, 1, 1, &[event]).unwrap();
             client.unmap(BASE + MEMORY, MEMORY).unwrap();
         });
+        self.pin();
         self.driver.identify_controller().unwrap();
         self.driver.create_pair(3, 4, None).unwrap();
         self.driver.delete_pair(3).unwrap();
