@@ -1,6 +1,7 @@
 #!/bin/bash
-# `slipway bench block` without a VM: every configuration moves data, the report survives being
-# written, a run is compared with an earlier one, and no target outlives its measurement.
+# `slipway bench block`. Without a VM: every configuration moves data, the report survives being
+# written, a run is compared with an earlier one, and no target outlives its measurement. With guests:
+# fio on a device of QEMU's own and on ours.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
@@ -68,3 +69,40 @@ kill -9 "$starter"
 gone() { ! runs "$target"; }
 wait_until 30 gone || fail "target $target outlives its starter"
 ok "a target ends with its starter"
+
+# With guests. What is missing is named together with the package that brings it.
+env PATH=/nonexistent "$slipway" bench block --only host >/dev/null 2>"$work/errors" && fail "fio without fio"
+grep -q 'apt-get install fio' "$work/errors" || fail "what is missing is not named: $(cat "$work/errors")"
+ok "a host without fio is told which package brings it"
+
+need_node
+mkdir "$work/guests"
+timeout 300 "$slipway" bench block --quick --only virtio-blk,slipway --image "$image" --disk "file:$work/guests:16M" \
+    --workload randrw-4k-d4 --rounds 1 --json --curves "$work/curves.svg" >"$work/guests.json" 2>"$work/errors" \
+    || fail "fio in guests: $(cat "$work/errors")"
+python3 - "$work/guests.json" "$work/curves.svg" <<'CHECK' || fail "the guests' report does not hold what was asked for"
+import json, sys, xml.dom.minidom
+report = json.load(open(sys.argv[1]))
+assert [run["subject"] for run in report["runs"]] == ["virtio-blk", "slipway"], report["runs"]
+assert report["environment"]["accelerator"] in ("tcg", "kvm"), report["environment"]
+for run in report["runs"]:
+    commands = sum(count for _, count in run["measured"]["latency"]["buckets"])
+    assert commands > 0 and abs(run["measured"]["bytes"] - 4096 * commands) <= 4096 * 64, run
+xml.dom.minidom.parse(sys.argv[2])
+CHECK
+ok "fio in a guest on QEMU's virtio-blk and in one on Slipway: $(python3 -c '
+import json, sys
+print(", ".join("%s %d commands" % (run["subject"], sum(n for _, n in run["measured"]["latency"]["buckets"])) for run in json.load(open(sys.argv[1]))["runs"]))' "$work/guests.json")"
+[ "$("$slipway" ps --json)" = "[]" ] || fail "a guest is left: $("$slipway" ps)"
+[ -z "$(ls "$work/guests")" ] || fail "left behind: $(ls "$work/guests")"
+ok "guests and their disk are gone"
+
+# A guest's life hangs on its starter's, too.
+"$slipway" bench block --only slipway --image "$image" --disk "file:$work/guests:16M" --workload randread-4k --time 60 >/dev/null 2>&1 &
+starter=$!
+works() { "$slipway" ps --json | grep -q '"running"'; }
+wait_until 60 works || fail "no guest was started"
+kill -9 "$starter"
+no_guest() { [ "$("$slipway" ps --json)" = "[]" ]; }
+wait_until 60 no_guest || fail "a guest outlives its starter: $("$slipway" ps)"
+ok "a guest ends with its starter"

@@ -1,6 +1,6 @@
 //! The papers' experiments: measurements as people read them.
 //!
-//! [`block`] measures disks, and has the load that needs no VM. The rest is about start-up:
+//! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's. The rest is about start-up:
 //! statistics for each stage, a table, a picture in the terminal, a picture as SVG, and the
 //! comparison of two runs. It is a pure function of [`slipway_telemetry::Timeline`]s; whoever calls
 //! starts the sandboxes, prints the strings and writes the files. The pieces:

@@ -516,7 +516,7 @@ pub enum BenchCommand {
     /// Start sandboxes at once, round after round, and say where the time went
     Startup(StartupArgs),
     /// Put loads on disks, configuration by configuration in turn, and say how they compare
-    Block(BlockArgs),
+    Block(Box<BlockArgs>),
     /// Serve one endpoint until standard input ends: what `block` measures
     #[command(hide = true)]
     Target(TargetArgs),
@@ -524,30 +524,57 @@ pub enum BenchCommand {
 
 #[derive(Debug, Args)]
 pub struct BlockArgs {
-    /// Without VMs: a small NVMe driver of ours over vfio-user sockets (today there is nothing else)
+    /// Without VMs: a small NVMe driver of ours over vfio-user sockets instead of fio in guests
     #[arg(long)]
     pub native: bool,
     /// Only these configurations [default: all]; --list shows them
-    #[arg(long, value_name = "CONFIGURATION", value_delimiter = ',')]
+    #[arg(
+        long,
+        visible_alias = "configurations",
+        value_name = "CONFIGURATION",
+        value_delimiter = ','
+    )]
     pub only: Vec<String>,
     /// Only these loads, as randread-4k-d32-t1: pattern (randread, randwrite, randrw, read, write),
     /// block size, depth, threads
-    #[arg(long, value_name = "LOAD", value_delimiter = ',')]
+    #[arg(long, visible_alias = "workloads", value_name = "LOAD", value_delimiter = ',')]
     pub workload: Vec<slipway_bench::block::Workload>,
-    /// Disk behind each target: ram:SIZE, null:SIZE, or file:DIR:SIZE (a new file there, removed
-    /// afterwards)
-    #[arg(long, value_name = "DISK", default_value = "ram:64M")]
-    pub disk: DiskKind,
+    /// Every load at each of these depths
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1023))]
+    pub depths: Vec<u32>,
+    /// Every load with each of these numbers of threads (fio's numjobs)
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub threads: Vec<u32>,
+    /// RocksDB (db_bench) in place of fio: fillseq, readrandom, readseq, fillrandom and
+    /// readrandomwriterandom on ext4; guests have 1 GiB of memory unless --memory says otherwise
+    #[arg(long, conflicts_with_all = ["native", "workload", "depths", "threads"])]
+    pub rocksdb: bool,
+    /// Keys of a database, with values of 1 KiB [default: 200000]
+    #[arg(long, value_name = "N", requires = "rocksdb", value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    pub keys: Option<u64>,
+    /// Threads that compact, each number with turns of its own [default: 1,10]
+    #[arg(long, value_name = "N", value_delimiter = ',', requires = "rocksdb", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub compaction: Vec<u32>,
+    /// Image of the guests, with fio (and db_bench) in it [default: made from Debian's packages]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Option<String>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    /// Disk: ram:SIZE, null:SIZE (--native only), or file:DIR:SIZE (a new file there, removed
+    /// afterwards). With guests one file for all, ram: one in /dev/shm [default: ram:64M with
+    /// --native, file:/var/tmp:256M with guests, as large as is needed with --rocksdb]
+    #[arg(long, value_name = "DISK")]
+    pub disk: Option<DiskKind>,
     /// Turns of each configuration with each load
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// Seconds of a turn that are measured
-    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    /// Seconds of a turn that are measured; of RocksDB's random loads at most 10 times that
+    #[arg(long, visible_alias = "runtime", default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
     pub time: f64,
     /// Seconds of load before that
     #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
     pub warm_up: f64,
-    /// Three loads, three short turns: shows that everything works, in some seconds
+    /// Three loads (a small database), three short turns at most: shows that everything works, in some seconds
     #[arg(long)]
     pub quick: bool,
     /// One more configuration: an NVMe controller that somebody else serves on a vfio-user socket
@@ -565,9 +592,12 @@ pub struct BlockArgs {
     /// Write the report as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<PathBuf>,
-    /// Write the picture
+    /// Write the picture: a bar for each load and configuration
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub svg: Option<PathBuf>,
+    /// Write curves: IOPS and latency over depth, or operations of RocksDB over time
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub curves: Option<PathBuf>,
     /// Compare with an earlier report: which differences are more than the noise
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub compare: Option<PathBuf>,

@@ -86,7 +86,7 @@ fn dispatch(cli: &Cli) -> Result<i32> {
             return Ok(0);
         }
         // Neither has to do with the node.
-        Command::Bench(BenchCommand::Block(args)) => return bench::block(args),
+        Command::Bench(BenchCommand::Block(args)) => return bench::block(&cli.node, args),
         Command::Bench(BenchCommand::Target(args)) => return bench::target(args),
         _ => {}
     }

@@ -7,7 +7,8 @@
 //! change then.
 //!
 //! How the pieces meet: [`qemu::Qemu::launch`](Hypervisor::launch) opens what QEMU may use (the
-//! agent's listening socket, the vfio-user sockets, the control channel, the KVM device) while it
+//! agent's listening socket, the vfio-user sockets, files of emulated disks, the control channel, the
+//! KVM device) while it
 //! still has the right to, starts QEMU as an unprivileged process that inherits exactly those
 //! descriptors, and waits until QEMU answers over QMP. The process does not die with its launcher:
 //! a [`VmRecord`] kept on disk lets a later process end it ([`reap_leftover`]) without ever hitting

@@ -1,6 +1,6 @@
 //! Two reports of disks side by side.
 
-use super::{BlockReport, Run, Workload};
+use super::{BlockReport, RocksJob, Run, Workload};
 use crate::compare::{LEAST_ROUNDS, Verdict, mean, welch_half_width};
 use crate::duration::human;
 use crate::table::{BOLD, PLAIN, grid};
@@ -13,11 +13,11 @@ const FLOOR: &str = "bare";
 /// One figure of one subject with one load, in both reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FigureComparison {
-    /// The load.
-    pub workload: Workload,
+    /// The load's name.
+    pub workload: String,
     /// The subject.
     pub subject: String,
-    /// `IOPS` or `p99`.
+    /// `IOPS`, `p99` or, of RocksDB, `ops/s`.
     pub figure: &'static str,
     /// Mean over the rounds of the first report.
     pub before: f64,
@@ -55,7 +55,55 @@ pub fn compare_blocks(before: &BlockReport, after: &BlockReport) -> BlockCompari
             }
         }
     }
+    for job in after.rocksdb.iter().flat_map(|rocksdb| rocksdb.plan.jobs()) {
+        for subject in &after.subjects {
+            figures.extend(compared_rocksdb(before, after, job, &subject.name));
+        }
+    }
     BlockComparison { figures, warnings: warnings(before, after) }
+}
+
+fn compared_rocksdb(
+    before: &BlockReport,
+    after: &BlockReport,
+    job: RocksJob,
+    subject: &str,
+) -> Option<FigureComparison> {
+    let rates = |report: &BlockReport| -> Option<Vec<f64>> {
+        let turns = report.rocksdb.as_ref()?.turns(job, subject);
+        Some(turns.map(|run| run.measured.rate()).collect())
+    };
+    let (a, b) = (rates(before)?, rates(after)?);
+    if a.is_empty() || b.is_empty() {
+        return None;
+    }
+    let (change, noise, verdict) = judged(&a, &b, true);
+    Some(FigureComparison {
+        workload: job.to_string(),
+        subject: subject.to_owned(),
+        figure: "ops/s",
+        before: mean(&a),
+        after: mean(&b),
+        change,
+        noise,
+        verdict,
+    })
+}
+
+/// By how much `b` is more than `a`, how much chance explains, and what follows.
+fn judged(a: &[f64], b: &[f64], more_is_better: bool) -> (f64, Option<f64>, Verdict) {
+    let scale = mean(a);
+    let change = if scale > 0.0 { mean(b) / scale - 1.0 } else { 0.0 };
+    let enough = a.len().min(b.len()) >= LEAST_ROUNDS && scale > 0.0;
+    let noise = welch_half_width(a, b).filter(|_| enough).map(|noise| noise / scale);
+    let better = (change > 0.0) == more_is_better;
+    let verdict = match noise {
+        None => Verdict::Unknown,
+        Some(noise) if change.abs() <= noise => Verdict::WithinNoise,
+        Some(_) if better => Verdict::Faster,
+        Some(_) => Verdict::Slower,
+    };
+    (change, noise, verdict)
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -94,19 +142,9 @@ fn compared(
     let floored = subject != FLOOR
         && [before, after].iter().all(|report| report.turns(workload, FLOOR).next().is_some());
     let [a, b] = [before, after].map(|report| values(report, workload, subject, figure, floored));
-    let scale = mean(&a);
-    let change = if scale > 0.0 { mean(&b) / scale - 1.0 } else { 0.0 };
-    let enough = a.len().min(b.len()) >= LEAST_ROUNDS && scale > 0.0;
-    let noise = welch_half_width(&a, &b).filter(|_| enough).map(|noise| noise / scale);
-    let better = (change > 0.0) == (figure == Figure::Iops);
-    let verdict = match noise {
-        None => Verdict::Unknown,
-        Some(noise) if change.abs() <= noise => Verdict::WithinNoise,
-        Some(_) if better => Verdict::Faster,
-        Some(_) => Verdict::Slower,
-    };
+    let (change, noise, verdict) = judged(&a, &b, figure == Figure::Iops);
     let [before, after] = plain.map(|values| mean(&values));
-    let (workload, subject) = (*workload, subject.to_owned());
+    let (workload, subject) = (workload.to_string(), subject.to_owned());
     Some(FigureComparison {
         workload,
         subject,
@@ -150,10 +188,20 @@ fn warnings(before: &BlockReport, after: &BlockReport) -> Vec<String> {
         differ("the accelerator", &a.accelerator, &b.accelerator),
         differ("the disk", &before.disk, &after.disk),
         (before.plan.time != after.plan.time).then(|| "turns were not equally long".to_owned()),
+        (rocks_plan(before) != rocks_plan(after))
+            .then(|| "RocksDB's keys, values or times differ".to_owned()),
         (before.plan.rounds.min(after.plan.rounds) < LEAST_ROUNDS as u32)
             .then(|| format!("fewer than {LEAST_ROUNDS} rounds: nobody knows the noise")),
     ];
     found.into_iter().flatten().collect()
+}
+
+/// What must be the same for two reports on RocksDB to be comparable.
+fn rocks_plan(report: &BlockReport) -> Option<(u64, u32, std::time::Duration)> {
+    report.rocksdb.as_ref().map(|rocksdb| {
+        let plan = &rocksdb.plan;
+        (plan.keys, plan.value_bytes, plan.time)
+    })
 }
 
 impl BlockComparison {
@@ -186,8 +234,8 @@ impl FigureComparison {
 
     fn cells(&self) -> [String; 8] {
         let value = |value: f64| match self.figure {
-            "IOPS" => thousands(value),
-            _ => human(value.round() as u64),
+            "p99" => human(value.round() as u64),
+            _ => thousands(value),
         };
         let verdict = match self.verdict {
             Verdict::Faster => "better",
@@ -196,7 +244,7 @@ impl FigureComparison {
             _ => "unknown",
         };
         [
-            self.workload.to_string(),
+            self.workload.clone(),
             self.subject.clone(),
             self.figure.to_owned(),
             value(self.before),
@@ -242,6 +290,18 @@ mod tests {
         let after = report(&[("bare", &[150, 153, 156]), ("mapped", &[300, 315, 312])]);
         assert_eq!(verdicts(&before, &after, "mapped"), [Verdict::WithinNoise; 2]);
         assert_eq!(verdicts(&before, &after, "bare"), [Verdict::Slower; 2]);
+    }
+
+    #[test]
+    fn rocksdb_is_compared_as_well() {
+        let one = crate::block::report::tests::with_rocksdb();
+        let compared = compare_blocks(&one, &one);
+        assert_eq!(compared.figures.len(), 2);
+        assert!(compared.figures.iter().all(|f| f.figure == "ops/s" && f.change == 0.0));
+        let mut other = one.clone();
+        other.rocksdb.as_mut().unwrap().plan.keys = 2;
+        let warnings = compare_blocks(&one, &other).warnings;
+        assert!(warnings.iter().any(|warning| warning.contains("RocksDB's keys")), "{warnings:?}");
     }
 
     #[test]

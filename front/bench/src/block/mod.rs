@@ -6,20 +6,32 @@
 //! - [`measure`]: runs a [`Plan`]. In a round every subject has one turn, so that what drifts over
 //!   minutes (a neighbour on the machine, a clock frequency) meets all of them alike: ABAB, and
 //!   never AABB;
-//! - [`BlockReport`]: everything measured, as JSON; its table shows medians over rounds;
-//!   [`BlockComparison`] sets two of them side by side; [`plot`] draws one.
+//! - [`fio_arguments`] and [`fio_measured`]: fio as the load, where the subject is a host's or a
+//!   guest's kernel; [`RocksJob`] and [`measure_rocksdb`]: RocksDB as the load, over time;
+//! - [`BlockReport`]: everything measured, as JSON; its tables show medians over rounds;
+//!   [`BlockComparison`] sets two of them side by side; [`plot`] draws one as bars, [`curves`] over
+//!   depth and over time.
 
 mod compare;
+mod curves;
+mod fio;
 mod measure;
 pub mod native;
 mod plot;
 mod report;
+mod rocksdb;
 mod table;
 mod workload;
 
 pub use compare::{BlockComparison, compare_blocks};
+pub use curves::curves;
+pub use fio::{fio_arguments, fio_measured};
 pub use measure::{Measured, Plan, Subject, Turn, measure};
 pub use plot::plot;
 pub use report::{BlockReport, Described, Figures, Run};
+pub use rocksdb::{
+    RocksJob, RocksLoad, RocksMeasured, RocksPlace, RocksPlan, RocksReport, RocksRun, RocksSubject,
+    measure_rocksdb, rocks_measured, rocks_script,
+};
 pub use table::block_table;
 pub use workload::{Pattern, Workload};

@@ -23,7 +23,7 @@ const NAMES: i32 = 190;
 const BARS: (i32, i32) = (200, 320);
 /// The axis of latencies: first pixel, pixels.
 const AXIS: (i32, i32) = (660, 480);
-const FILLS: [RGBColor; 6] = [
+pub(super) const FILLS: [RGBColor; 6] = [
     RGBColor(0xBB, 0xBB, 0xBB),
     RGBColor(0x33, 0x22, 0x88),
     RGBColor(0x44, 0xAA, 0x99),

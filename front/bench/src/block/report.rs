@@ -1,8 +1,12 @@
 //! A measurement of disks with what is needed to judge and to repeat it.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Measured, Plan, Subject, Workload};
+use super::{
+    Measured, Plan, RocksJob, RocksPlan, RocksReport, RocksRun, RocksSubject, Subject, Workload,
+};
 use crate::report::Environment;
 
 /// One turn of one subject.
@@ -44,6 +48,9 @@ pub struct BlockReport {
     pub subjects: Vec<Described>,
     /// Turn by turn.
     pub runs: Vec<Run>,
+    /// RocksDB on file systems on the subjects' disks, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rocksdb: Option<RocksReport>,
 }
 
 /// Medians over the rounds of one subject with one load.
@@ -104,6 +111,31 @@ impl BlockReport {
             plan,
             subjects: described.collect(),
             runs,
+            rocksdb: None,
+        }
+    }
+
+    /// A report of what RocksDB did on `subjects`.
+    pub fn of_rocksdb(
+        environment: Environment,
+        command: impl Into<String>,
+        disk: impl Into<String>,
+        subjects: &[Box<dyn RocksSubject>],
+        rocksdb: RocksReport,
+    ) -> Self {
+        let described = subjects
+            .iter()
+            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        let RocksPlan { rounds, time, .. } = rocksdb.plan;
+        Self {
+            format: Self::FORMAT,
+            environment,
+            command: command.into(),
+            disk: disk.into(),
+            plan: Plan { workloads: Vec::new(), rounds, warm_up: Duration::ZERO, time },
+            subjects: described.collect(),
+            runs: Vec::new(),
+            rocksdb: Some(rocksdb),
         }
     }
 
@@ -134,6 +166,16 @@ impl BlockReport {
         })
     }
 
+    /// How far the rounds' IOPS lie apart, from the least to the most, as a part of their median;
+    /// None of a single turn.
+    pub fn spread(&self, workload: &Workload, subject: &str) -> Option<f64> {
+        let iops = self.turns(workload, subject).map(|run| run.measured.iops());
+        let mut iops: Vec<f64> = iops.collect();
+        iops.sort_by(f64::total_cmp);
+        let (least, most) = (iops.first()?, iops.last()?);
+        (iops.len() > 1).then(|| (most - least) / median(iops.clone()).max(f64::MIN_POSITIVE))
+    }
+
     /// As JSON, on one line for each run, ended by a newline.
     ///
     /// # Errors
@@ -159,6 +201,41 @@ impl BlockReport {
     }
 }
 
+impl RocksReport {
+    /// The turns of `subject` with `job`, in the order of their rounds.
+    pub fn turns<'a>(
+        &'a self,
+        job: RocksJob,
+        subject: &'a str,
+    ) -> impl Iterator<Item = &'a RocksRun> {
+        self.runs.iter().filter(move |run| run.job == job && run.subject == subject)
+    }
+
+    /// Operations a second, the median over the rounds; None where there was no turn.
+    pub fn rate(&self, job: RocksJob, subject: &str) -> Option<f64> {
+        let rates: Vec<f64> = self.turns(job, subject).map(|run| run.measured.rate()).collect();
+        (!rates.is_empty()).then(|| median(rates))
+    }
+
+    /// The least and the greatest of the rounds' rates; None where there was no turn.
+    pub fn spread(&self, job: RocksJob, subject: &str) -> Option<(f64, f64)> {
+        let rates = self.turns(job, subject).map(|run| run.measured.rate());
+        rates.fold(None, |spread: Option<(f64, f64)>, rate| {
+            let (least, most) = spread.unwrap_or((rate, rate));
+            Some((least.min(rate), most.max(rate)))
+        })
+    }
+
+    /// Second by second the median of the rounds that lasted so long.
+    pub fn over_time(&self, job: RocksJob, subject: &str) -> Vec<(f64, f64)> {
+        let mut seconds: std::collections::BTreeMap<u64, Vec<f64>> = Default::default();
+        for &(at, rate) in self.turns(job, subject).flat_map(|run| &run.measured.over_time) {
+            seconds.entry(at.max(0.0).round() as u64).or_default().push(rate);
+        }
+        seconds.into_iter().map(|(at, rates)| (at as f64, median(rates))).collect()
+    }
+}
+
 /// The middle of `values`, or the mean of the two in the middle; 0 of nothing.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -172,8 +249,6 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::time::Duration;
-
     use slipway_telemetry::Histogram;
 
     use super::*;
@@ -210,7 +285,40 @@ pub(crate) mod tests {
             plan,
             subjects: described.collect(),
             runs,
+            rocksdb: None,
         }
+    }
+
+    /// A report in which "host" filled two databases in each of two rounds.
+    pub(crate) fn with_rocksdb() -> BlockReport {
+        let plan = crate::block::rocksdb::tests::plan();
+        let mut runs = Vec::new();
+        for (round, rate) in [(0, 100.0), (1, 200.0)] {
+            for compaction_threads in [1, 10] {
+                let job = RocksJob { load: crate::block::RocksLoad::FillSeq, compaction_threads };
+                // The second second was there in one round only.
+                let mut over_time = vec![(1.0, rate), (2.0, 50.0)];
+                over_time.truncate(2 - round as usize);
+                let (operations, elapsed_ns) = (rate as u64, 1_000_000_000);
+                let measured = crate::block::RocksMeasured { operations, elapsed_ns, over_time };
+                runs.push(RocksRun { subject: "host".into(), job, round, measured });
+            }
+        }
+        let rocksdb = Some(RocksReport { plan, runs });
+        let empty = report(&[("host", &[])]);
+        let plan = Plan { workloads: Vec::new(), ..empty.plan.clone() };
+        BlockReport { rocksdb, plan, ..empty }
+    }
+
+    #[test]
+    fn rocksdb_survives_json_and_gives_medians_and_spread() {
+        let report = with_rocksdb();
+        assert_eq!(BlockReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        let rocksdb = report.rocksdb.unwrap();
+        let job = rocksdb.plan.jobs().next().unwrap();
+        assert_eq!(rocksdb.rate(job, "host"), Some(150.0));
+        assert_eq!(rocksdb.spread(job, "host"), Some((100.0, 200.0)));
+        assert_eq!((rocksdb.rate(job, "nobody"), rocksdb.spread(job, "nobody")), (None, None));
     }
 
     #[test]
@@ -232,6 +340,9 @@ pub(crate) mod tests {
         assert!((figures.mean_ns - 111.98).abs() < 0.1, "{figures:?}");
         assert!((figures.iops * figures.mean_ns / 1e9 - 1.0).abs() < 1e-6, "one in flight");
         assert!(figures.target_cpu_ns.is_some_and(|ns| (ns - figures.mean_ns / 2.0).abs() < 1.0));
+        let spread = report.spread(&workload, "mapped").unwrap();
+        assert!((spread - (110.0 / 100.0 - 110.0 / 900.0)).abs() < 0.02, "{spread}");
+        assert_eq!(report.spread(&workload, "nobody"), None);
         assert_eq!(report.figures(&workload, "nobody"), None);
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
     }

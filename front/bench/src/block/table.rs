@@ -1,21 +1,23 @@
 //! A report of disks as tables for a terminal.
 
-use super::{BlockReport, Figures};
+use super::{BlockReport, Figures, RocksReport};
 use crate::duration::human;
 use crate::table::{BOLD, PLAIN, grid};
 
-const HEADINGS: [&str; 8] = ["", "IOPS", "MB/s", "mean", "p50", "p99", "p99.9", "target CPU"];
+const HEADINGS: [&str; 9] =
+    ["", "IOPS", "spread", "MB/s", "mean", "p50", "p99", "p99.9", "target CPU"];
 
 /// One table for each workload of `report`: medians over rounds, a row for each subject. Ended by
 /// a newline; bold headings when `colour`.
 pub fn block_table(report: &BlockReport, colour: bool) -> String {
     let mut text = String::new();
     for workload in &report.plan.workloads {
-        let rows: Vec<[String; 8]> = report
+        let rows: Vec<[String; 9]> = report
             .subjects
             .iter()
             .filter_map(|subject| {
-                Some(row(&subject.name, &report.figures(workload, &subject.name)?))
+                let figures = report.figures(workload, &subject.name)?;
+                Some(row(&subject.name, &figures, report.spread(workload, &subject.name)))
             })
             .collect();
         if rows.is_empty() {
@@ -30,15 +32,52 @@ pub fn block_table(report: &BlockReport, colour: bool) -> String {
         }));
         text.push('\n');
     }
+    if let Some(rocksdb) = &report.rocksdb {
+        text.push_str(&rocks_table(report, rocksdb, colour));
+    }
     text + &notes(report)
 }
 
-fn row(name: &str, figures: &Figures) -> [String; 8] {
+/// A table for each load, a row for each subject: operations a second, medians over rounds, the
+/// least and the most of the rounds behind them.
+fn rocks_table(report: &BlockReport, rocksdb: &RocksReport, colour: bool) -> String {
+    const HEADINGS: [&str; 4] = ["", "ops/s", "least", "most"];
+    let mut text = String::new();
+    for job in rocksdb.plan.jobs() {
+        let rows = report.subjects.iter().filter_map(|subject| {
+            let rate = rocksdb.rate(job, &subject.name)?;
+            let (least, most) = rocksdb.spread(job, &subject.name)?;
+            let name = subject.name.clone();
+            Some([name, thousands(rate), thousands(least), thousands(most)])
+        });
+        let rows: Vec<[String; 4]> = rows.collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let mut headings = HEADINGS;
+        let name = job.to_string();
+        headings[0] = &name;
+        text.push_str(&grid(&headings, &rows, |row, line| match row {
+            None if colour => format!("{BOLD}{line}{PLAIN}"),
+            _ => line,
+        }));
+        text.push('\n');
+    }
+    let plan = &rocksdb.plan;
+    text + &format!(
+        "RocksDB on ext4 past the page cache: {} keys of 16 bytes, values of {} bytes; random loads \
+         last up to {:?}; c10: 10 compaction threads\n",
+        plan.keys, plan.value_bytes, plan.time
+    )
+}
+
+fn row(name: &str, figures: &Figures, spread: Option<f64>) -> [String; 9] {
     let ns = |value: f64| human(value.round() as u64);
     let [p50, p99, p999] = figures.percentiles_ns.map(ns);
     [
         name.to_owned(),
         thousands(figures.iops),
+        spread.map_or_else(|| "-".to_owned(), |spread| format!("{:.0} %", spread * 100.0)),
         format!("{:.0}", figures.bytes_per_second / 1e6),
         ns(figures.mean_ns),
         p50,
@@ -61,7 +100,7 @@ fn notes(report: &BlockReport) -> String {
     let plan = &report.plan;
     let mut text = format!(
         "{} turn{} of {:?} each after {:?} of warm-up, in turn; medians. Disk: {}. Accelerator: {}.\n\
-         target CPU: what the target's process spent for one command\n",
+         spread: from the least to the most IOPS of the rounds; target CPU: what the target's process spent for one command\n",
         plan.rounds,
         if plan.rounds == 1 { "" } else { "s" },
         plan.time,
@@ -69,6 +108,12 @@ fn notes(report: &BlockReport) -> String {
         report.disk,
         report.environment.accelerator,
     );
+    if report.environment.accelerator == "tcg" {
+        text.push_str(
+            "Guests are emulated (no VT-x or AMD-V here): their rates compare shapes with each other, \
+             and are no speeds of a disk\n",
+        );
+    }
     for subject in &report.subjects {
         text.push_str(&format!("{}: {}\n", subject.name, subject.about));
     }
@@ -90,6 +135,19 @@ mod tests {
         assert!(lines[2].contains("1.22 µs"), "{text}");
         assert!(lines[..3].iter().all(|line| line.chars().count() == lines[0].chars().count()));
         assert!(!text.contains('\x1b') && block_table(&report, true).contains('\x1b'));
+    }
+
+    #[test]
+    fn rocksdb_has_its_tables_and_emulation_is_named() {
+        let mut report = crate::block::report::tests::with_rocksdb();
+        report.environment.accelerator = "tcg".to_owned();
+        let text = block_table(&report, false);
+        assert!(text.contains("fillseq-c10") && !text.contains("readseq"), "{text}");
+        let row = text.lines().find(|line| line.starts_with("host ")).unwrap();
+        assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["host", "150", "100", "200"]);
+        assert!(text.contains("Guests are emulated"), "{text}");
+        report.environment.accelerator = "kvm".to_owned();
+        assert!(!block_table(&report, false).contains("Guests are emulated"));
     }
 
     #[test]

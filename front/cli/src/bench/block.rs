@@ -8,12 +8,13 @@ use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use slipway_bench::block::native::{Bare, Cpus, Session};
 use slipway_bench::block::{
-    BlockReport, Pattern, Plan, Run, Subject, Turn, Workload, block_table, compare_blocks, measure,
-    plot,
+    BlockReport, Pattern, Plan, RocksPlan, Run, Subject, Turn, Workload, block_table,
+    compare_blocks, curves, measure, plot,
 };
 
-use super::target::{BenchDisk, Doorbells, Target};
-use crate::args::BlockArgs;
+use super::target::{BenchDisk, DiskKind, Doorbells, Target};
+use super::vm;
+use crate::args::{BlockArgs, NodeArgs};
 
 /// Configurations that need no VM, with what they are.
 const NATIVE: [(&str, &str); 4] = [
@@ -23,11 +24,13 @@ const NATIVE: [(&str, &str); 4] = [
     ("trapped", "the same, doorbells trapped: a message for each"),
 ];
 
+/// What a turn of a quick run with guests takes: fio counts in whole seconds or so.
+const QUICK_GUESTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// What a turn of a quick run takes.
 const QUICK: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(100));
 
 /// Measures, or shows an earlier report.
-pub fn block(args: &BlockArgs) -> Result<i32> {
+pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
     if args.list {
         list(args);
         return Ok(0);
@@ -35,14 +38,18 @@ pub fn block(args: &BlockArgs) -> Result<i32> {
     let before = args.compare.as_deref().map(read).transpose()?;
     let report = match &args.report {
         Some(path) => read(path)?,
-        None => measured(args)?,
+        None if is_native(args) => native(args)?,
+        None => guests(node, args)?,
     };
     if let Some(path) = &args.output {
         write(path, &report.to_json()?)?;
     }
+    let title = format!("{} on {}", report.disk, report.environment.machine);
     if let Some(path) = &args.svg {
-        let title = format!("{} on {}", report.disk, report.environment.machine);
         write(path, &plot(&report, &title)?)?;
+    }
+    if let Some(path) = &args.curves {
+        write(path, &curves(&report, &title)?)?;
     }
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     if args.json {
@@ -72,8 +79,12 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 fn list(args: &BlockArgs) {
     crate::say!("configurations:");
+    for (name, about) in vm::CONFIGURATIONS {
+        crate::say!("  {name:<14} {about}");
+    }
+    crate::say!("configurations with --native:");
     for (name, about) in NATIVE {
-        crate::say!("  {name:<8} {about}");
+        crate::say!("  {name:<14} {about}");
     }
     crate::say!("workloads, unless --workload names others:");
     for workload in workloads(args) {
@@ -81,11 +92,52 @@ fn list(args: &BlockArgs) {
     }
 }
 
-/// What is asked for, or the thesis' loads: every pattern, one in flight and many.
+/// Whether no guest is wanted: it is said, or the configurations are such.
+fn is_native(args: &BlockArgs) -> bool {
+    let known = |name: &String| NATIVE.iter().any(|(known, _)| known == name);
+    let named = !args.only.is_empty() && args.only.iter().all(known);
+    args.native || named || !args.socket.is_empty() || !args.target.is_empty()
+}
+
+/// What is asked for, or the thesis' loads; at the depths and with the threads that are asked for.
 fn workloads(args: &BlockArgs) -> Vec<Workload> {
-    if !args.workload.is_empty() {
-        return args.workload.clone();
+    let base = match args.workload.as_slice() {
+        [] if is_native(args) || args.quick => own_workloads(args),
+        [] => guests_workloads(args),
+        asked => asked.to_vec(),
+    };
+    let mut loads = Vec::new();
+    for load in base {
+        let or = |asked: &[u32], own| if asked.is_empty() { vec![own] } else { asked.to_vec() };
+        for threads in or(&args.threads, load.threads) {
+            loads.extend(or(&args.depths, load.depth).into_iter().map(|depth| Workload {
+                depth,
+                threads,
+                ..load
+            }));
+        }
     }
+    let mut seen = std::collections::BTreeSet::new();
+    loads.retain(|load| seen.insert(*load));
+    loads
+}
+
+/// The thesis' four patterns, at fewer depths and with fewer threads than there: 24 loads.
+fn guests_workloads(args: &BlockArgs) -> Vec<Workload> {
+    let or = |asked: &[u32], own: &[u32]| if asked.is_empty() { own.to_vec() } else { vec![1] };
+    let (depths, threads) = (or(&args.depths, &[1, 4, 16]), or(&args.threads, &[1, 2]));
+    let mut loads = Vec::new();
+    for pattern in [Pattern::RandRead, Pattern::Read, Pattern::RandWrite, Pattern::Write] {
+        for &threads in &threads {
+            let load = |&depth| Workload { pattern, block_size: 4096, depth, threads };
+            loads.extend(depths.iter().map(load));
+        }
+    }
+    loads
+}
+
+/// Every pattern, one in flight and many.
+fn own_workloads(args: &BlockArgs) -> Vec<Workload> {
     let load = |pattern, block_size, depth| Workload { pattern, block_size, depth, threads: 1 };
     if args.quick {
         let depths = [(Pattern::RandRead, 1), (Pattern::RandWrite, 1), (Pattern::RandRead, 32)];
@@ -101,23 +153,62 @@ fn workloads(args: &BlockArgs) -> Vec<Workload> {
 }
 
 fn plan(args: &BlockArgs) -> Plan {
-    let (warm_up, time) = if args.quick {
-        QUICK
-    } else {
-        (Duration::from_secs_f64(args.warm_up), Duration::from_secs_f64(args.time))
+    let (warm_up, time) = match (args.quick, is_native(args)) {
+        (true, true) => QUICK,
+        (true, false) => QUICK_GUESTS,
+        _ => (Duration::from_secs_f64(args.warm_up), Duration::from_secs_f64(args.time)),
     };
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
     Plan { workloads: workloads(args), rounds, warm_up, time }
 }
 
-fn measured(args: &BlockArgs) -> Result<BlockReport> {
+fn rocks_plan(args: &BlockArgs) -> RocksPlan {
+    let compaction_threads =
+        if args.compaction.is_empty() { vec![1, 10] } else { args.compaction.clone() };
+    RocksPlan {
+        compaction_threads,
+        keys: args.keys.unwrap_or(if args.quick { 5_000 } else { 200_000 }),
+        value_bytes: 1024,
+        time: Duration::from_secs_f64(if args.quick { 2.0 } else { args.time * 10.0 }),
+        rounds: if args.quick { 1 } else { args.rounds },
+    }
+}
+
+/// Measures on the host and in guests.
+fn guests(node: &NodeArgs, args: &BlockArgs) -> Result<BlockReport> {
+    let names = configurations(args, &vm::CONFIGURATIONS.map(|(name, _)| name))?;
+    let environment = super::environment(super::accelerator(args.machine.accel.as_deref()));
+    let command = super::command_line();
+    if args.rocksdb {
+        let (plan, names) = (rocks_plan(args), vm::with_own_disk(&names));
+        // A database, what it is compacted into, and the file system's own.
+        let bytes = (plan.keys * 1040 * 4).next_multiple_of(1 << 20) + (256 << 20);
+        let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), bytes));
+        let machines = vm::Machines::new(node, args, vm::Medium::make(&disk, &names)?, &names, 2)?;
+        let (subjects, rocksdb) = vm::rocksdb(&machines, &names, plan)?;
+        let disk = machines.disk();
+        return Ok(BlockReport::of_rocksdb(environment, command, disk, &subjects, rocksdb));
+    }
     let plan = plan(args);
-    let disk = BenchDisk::prepare(&args.disk)?;
+    let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), 256 << 20));
+    let threads = plan.workloads.iter().map(|load| load.threads).max().unwrap_or(1);
+    let machines =
+        vm::Machines::new(node, args, vm::Medium::make(&disk, &names)?, &names, threads)?;
+    let mut subjects = machines.subjects(&names)?;
+    let runs = take_turns(&mut subjects, &plan)?;
+    Ok(BlockReport::new(environment, command, machines.disk(), plan, &subjects, runs))
+}
+
+/// Measures without any guest.
+fn native(args: &BlockArgs) -> Result<BlockReport> {
+    let plan = plan(args);
+    let disk = args.disk.clone().unwrap_or(DiskKind::Ram(64 << 20));
+    let disk = BenchDisk::prepare(&disk)?;
     let cpus = Cpus::split(1)?;
     // Targets end when they are dropped, after the sessions on them.
     let mut targets = Vec::new();
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
-    for name in configurations(args)? {
+    for name in configurations(args, &NATIVE.map(|(name, _)| name))? {
         subjects.push(match name {
             "bare" => Box::new(Bare::new(disk.bytes(), cpus.clone())),
             name => {
@@ -145,14 +236,13 @@ fn measured(args: &BlockArgs) -> Result<BlockReport> {
     Ok(BlockReport::new(environment, command, disk.name(), plan, &subjects, runs))
 }
 
-/// The configurations asked for, each once, in the order of the list.
-fn configurations(args: &BlockArgs) -> Result<Vec<&'static str>> {
-    let known = NATIVE.map(|(name, _)| name);
+/// The configurations asked for of those `known`, each once, in the order of the list.
+fn configurations(args: &BlockArgs, known: &[&'static str]) -> Result<Vec<&'static str>> {
     if let Some(unknown) = args.only.iter().find(|name| !known.contains(&name.as_str())) {
         bail!("there is no configuration \"{unknown}\"; --list shows them");
     }
     let wanted = |name: &&str| args.only.is_empty() || args.only.iter().any(|own| own == name);
-    Ok(known.into_iter().filter(wanted).collect())
+    Ok(known.iter().copied().filter(wanted).collect())
 }
 
 fn doorbells(configuration: &str) -> Doorbells {
@@ -171,10 +261,16 @@ fn session(name: &str, socket: &Path, cpus: &Cpus, plan: &Plan, fill: bool) -> R
     Ok(session)
 }
 
-fn take_turns(subjects: &mut [Box<dyn Subject>], plan: &Plan) -> Result<Vec<Run>> {
+/// A bar for turns, on a terminal.
+pub(super) fn progress() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{elapsed} [{bar:30}] {pos}/{len} {msg}");
+    let style = ProgressStyle::with_template("{elapsed} [{bar:30}] {pos}/{len} {eta} left {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
+fn take_turns(subjects: &mut [Box<dyn Subject>], plan: &Plan) -> Result<Vec<Run>> {
+    let bar = progress();
     let runs = measure(subjects, plan, |turn: Turn<'_>| {
         bar.set_length(turn.turns as u64);
         bar.set_position(turn.done as u64);

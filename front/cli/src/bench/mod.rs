@@ -1,7 +1,8 @@
-//! `slipway bench`: `startup` here, `block` in a module of its own, with its targets.
+//! `slipway bench`: `startup` here, `block` in a module of its own, with its targets and guests.
 
 mod block;
 mod target;
+mod vm;
 
 use std::process::Command;
 
@@ -43,7 +44,8 @@ pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Re
         }
         rounds.push(round(&client, config, args, &digest).await?);
     }
-    let measured = StartupReport::new(environment(accelerator(args)), command_line(), rounds);
+    let accelerator = accelerator(args.machine.accel.as_deref());
+    let measured = StartupReport::new(environment(accelerator), command_line(), rounds);
     if let Some(path) = &args.output {
         std::fs::write(path, measured.to_json()?)
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -120,14 +122,13 @@ fn command_line() -> String {
     std::env::args().collect::<Vec<_>>().join(" ")
 }
 
-/// How guests run, where nobody said.
-fn accelerator(args: &StartupArgs) -> String {
-    args.machine.accel.clone().unwrap_or_else(
-        || match slipway_hypervisor::accel::probe_without_boot() {
-            Ok(()) => "kvm".to_owned(),
-            Err(_) => "tcg".to_owned(),
-        },
-    )
+/// How guests run: as is said, or as this machine can.
+fn accelerator(said: Option<&str>) -> String {
+    match said {
+        Some(said) if said != "auto" => said.to_owned(),
+        _ if slipway_hypervisor::accel::probe_without_boot().is_ok() => "kvm".to_owned(),
+        _ => "tcg".to_owned(),
+    }
 }
 
 fn environment(accelerator: String) -> Environment {

@@ -1,0 +1,53 @@
+//! The guests' image: Debian with fio and RocksDB's tools.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use slipway_image::{Image, Source};
+use slipway_runtime::Config;
+
+use crate::args::Pull;
+use crate::progress::Fetch;
+
+/// The image that is made where nobody names one.
+const OWN: &str = "slipway-bench:bookworm";
+const SUITE: &str = "bookworm";
+/// What the loads need in a guest.
+const PACKAGES: &str = "fio,rocksdb-tools,e2fsprogs,mount";
+
+/// The image called `named`; without a name our own, made at the first use from Debian's packages.
+pub async fn ready(config: &Config, named: Option<&str>) -> Result<(String, Image)> {
+    if let Some(named) = named {
+        return Ok((named.to_owned(), crate::image::ensure(config, named, Pull::Missing).await?));
+    }
+    let cache = crate::image::cache(config)?;
+    if let Some(image) = cache.get(OWN)? {
+        return Ok((OWN.to_owned(), image));
+    }
+    eprintln!("Making the image {OWN} from Debian's packages (once; a minute or two)");
+    let root = tempfile::Builder::new().prefix("slipway-bench").tempdir_in("/var/tmp")?;
+    let tree = root.path().join("root");
+    bootstrap(&tree)?;
+    let source: Source = format!("dir:{}", tree.display()).parse()?;
+    let image = cache.import(&source, Some(OWN.parse()?), Fetch::new()).await?;
+    Ok((OWN.to_owned(), image))
+}
+
+fn bootstrap(tree: &std::path::Path) -> Result<()> {
+    let missing = "mmdebstrap is missing: `apt-get install mmdebstrap` brings it, or --image names an \
+                   image that has fio (and rocksdb-tools for --rocksdb)";
+    let output = Command::new("mmdebstrap")
+        .args(["--quiet", "--variant=minbase", "--aptopt=Acquire::Check-Valid-Until \"false\""])
+        .arg(format!("--include={PACKAGES}"))
+        .arg(SUITE)
+        .arg(tree)
+        .output();
+    let output = match output {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(missing),
+        output => output.context("cannot start mmdebstrap")?,
+    };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let last = errors.lines().rev().find(|line| !line.is_empty()).unwrap_or_default();
+    ensure!(output.status.success(), "mmdebstrap: {last}");
+    Ok(())
+}

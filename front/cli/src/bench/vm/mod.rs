@@ -1,0 +1,207 @@
+//! `slipway bench block` with guests: the thesis's configurations, all on the same file of the host.
+//!
+//! [`Medium`] is that file; [`node::Node`] starts a sandbox for each configuration, whose disk is a
+//! namespace of ours or a device of QEMU's own; [`guest::Guests`] runs fio or RocksDB in them, and
+//! [`host::Host`] beside them. All guests are up from the first turn to the last; one of them works.
+//!
+//! Not here: a user-space driver in the guest. fio's plug-in for it is in no package registry, and a
+//! driver of ours needs a function in an IOMMU group of its own: a second controller in the sandbox,
+//! since the root lies on the first, and an emulated IOMMU in front of vfio-user.
+
+mod guest;
+mod host;
+mod image;
+mod node;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use anyhow::{Context, Result, bail, ensure};
+use slipway_bench::block::{RocksPlan, RocksReport, RocksSubject, Subject, measure_rocksdb};
+use slipway_runtime::v1::volume_spec::Device;
+
+use super::target::DiskKind;
+use crate::args::{BlockArgs, NodeArgs};
+use guest::Guests;
+use host::Host;
+use node::Node;
+
+/// Configurations, with what they are.
+pub const CONFIGURATIONS: [(&str, &str); 5] = [
+    ("host", "no guest: the host's kernel, straight on the file"),
+    ("qemu-nvme", "a guest on the NVMe controller that QEMU emulates: io_uring, no page cache"),
+    ("virtio-blk", "a guest on QEMU's virtio-blk: io_uring, no page cache, an I/O thread"),
+    ("slipway", "a guest on Slipway's NVMe controller over vfio-user, the guest kernel's driver"),
+    ("slipway-shared", "two guests on one Slipway disk, both at work"),
+];
+
+/// The only configuration that has no disk of its own for a file system.
+const SHARED: &str = "slipway-shared";
+
+/// Those of `names` that can have a file system.
+pub fn with_own_disk<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    names.iter().copied().filter(|name| *name != SHARED).collect()
+}
+
+/// The file that every configuration is measured on, and one like it for the guests that share a
+/// disk: the plane lets nobody write a file that is a disk of its own already. Removed on drop.
+pub struct Medium {
+    file: tempfile::TempPath,
+    shared: Option<tempfile::TempPath>,
+    about: String,
+}
+
+impl Medium {
+    /// New files of `kind`, in RAM or in a directory, every block of them written.
+    pub fn make(kind: &DiskKind, names: &[&str]) -> Result<Self> {
+        let (dir, bytes) = match kind {
+            DiskKind::Ram(bytes) => (PathBuf::from("/dev/shm"), *bytes),
+            DiskKind::File(dir, bytes) => (std::path::absolute(dir)?, *bytes),
+            DiskKind::Null(_) => {
+                bail!("a null disk serves --native only; guests need ram:SIZE or file:DIR:SIZE")
+            }
+        };
+        let file = filled(&dir, bytes)?;
+        let shared = names.contains(&SHARED).then(|| filled(&dir, bytes)).transpose()?;
+        Ok(Self { file, shared, about: DiskKind::File(dir, bytes).to_string() })
+    }
+
+    fn path(&self) -> &Path {
+        &self.file
+    }
+}
+
+fn filled(dir: &Path, bytes: u64) -> Result<tempfile::TempPath> {
+    let file = tempfile::Builder::new().prefix("slipway-bench").tempfile_in(dir);
+    let mut file = file.with_context(|| format!("no file in {}", dir.display()))?;
+    fill(file.as_file_mut(), bytes).with_context(|| format!("filling {}", dir.display()))?;
+    Ok(file.into_temp_path())
+}
+
+/// Writes `file` whole, with bytes that no layer below makes less of.
+fn fill(file: &mut std::fs::File, bytes: u64) -> std::io::Result<()> {
+    use std::io::Write;
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut block = vec![0; 1 << 20];
+    for _ in 0..bytes >> 20 {
+        for word in block.chunks_exact_mut(8) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            word.copy_from_slice(&state.to_ne_bytes());
+        }
+        file.write_all(&block)?;
+    }
+    file.sync_all()
+}
+
+/// The subjects of a run and what they need. Dropping it ends the guests.
+pub struct Machines {
+    node: Option<Rc<Node>>,
+    medium: Medium,
+}
+
+impl Machines {
+    /// Prepares what `names` need: the image, the daemon. `threads` is the most that a load has.
+    pub fn new(
+        node: &NodeArgs,
+        args: &BlockArgs,
+        medium: Medium,
+        names: &[&str],
+        threads: u32,
+    ) -> Result<Self> {
+        host::need(if args.rocksdb { "db_bench" } else { "fio" }, names.contains(&"host"))?;
+        let guests = names.iter().any(|name| *name != "host");
+        let node = guests.then(|| Node::open(node, args, threads)).transpose()?;
+        Ok(Self { node: node.map(Rc::new), medium })
+    }
+
+    /// What all disks are, in a few words.
+    pub fn disk(&self) -> &str {
+        &self.medium.about
+    }
+
+    /// One subject for each of `names`, for fio.
+    pub fn subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn Subject>>> {
+        let subject = |name: &&str| -> Result<Box<dyn Subject>> {
+            Ok(match *name {
+                "host" => Box::new(Host::new(self.medium.path())?),
+                name => Box::new(self.guests(name)?),
+            })
+        };
+        names.iter().map(subject).collect()
+    }
+
+    /// One subject for each of `names`, for RocksDB.
+    pub fn rocks_subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn RocksSubject>>> {
+        let subject = |name: &&str| -> Result<Box<dyn RocksSubject>> {
+            Ok(match *name {
+                "host" => Box::new(Host::new(self.medium.path())?),
+                name => Box::new(self.guests(name)?),
+            })
+        };
+        names.iter().map(subject).collect()
+    }
+
+    fn guests(&self, name: &str) -> Result<Guests> {
+        let node = self.node.as_ref().context("there is no node for guests")?;
+        let about = about(name);
+        let file = self.medium.path();
+        let guests = match name {
+            "qemu-nvme" => Guests::alone(node, name, about, file, Device::VmmNvme),
+            "virtio-blk" => Guests::alone(node, name, about, file, Device::VmmVirtioBlk),
+            SHARED => {
+                let shared = self.medium.shared.as_deref().context("there is no shared file")?;
+                Guests::sharing(node, name, about, shared)
+            }
+            _ => Guests::alone(node, name, about, file, Device::Plane),
+        };
+        guests.with_context(|| format!("configuration {name}"))
+    }
+}
+
+/// RocksDB in the configurations that have a disk of their own.
+pub fn rocksdb(
+    machines: &Machines,
+    names: &[&str],
+    plan: RocksPlan,
+) -> Result<(Vec<Box<dyn RocksSubject>>, RocksReport)> {
+    let mut subjects = machines.rocks_subjects(names)?;
+    ensure!(!subjects.is_empty(), "guests cannot share a file system: {SHARED} is for fio");
+    let bar = super::block::progress();
+    let runs = measure_rocksdb(&mut subjects, &plan, |name, job, done, turns| {
+        bar.set_length(turns as u64);
+        bar.set_position(done as u64);
+        bar.set_message(format!("{job} {name}"));
+    });
+    bar.finish_and_clear();
+    let runs = runs?;
+    Ok((subjects, RocksReport { plan, runs }))
+}
+
+/// What a configuration is.
+fn about(name: &str) -> &'static str {
+    CONFIGURATIONS.iter().find(|(known, _)| *known == name).map_or("", |(_, about)| about)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_medium_is_written_whole_and_goes_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let kind = DiskKind::File(dir.path().to_owned(), 2 << 20);
+        let medium = Medium::make(&kind, &["host", SHARED]).unwrap();
+        let shared = medium.shared.as_deref().unwrap();
+        assert_eq!(std::fs::metadata(shared).unwrap().len(), 2 << 20);
+        let path = medium.path().to_owned();
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(bytes.len(), 2 << 20);
+        assert!(bytes.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
+        drop(medium);
+        assert!(!path.exists());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(Medium::make(&DiskKind::Null(1 << 20), &["host"]).is_err());
+    }
+}
