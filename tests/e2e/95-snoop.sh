@@ -18,16 +18,23 @@ tracing() {
         ls /tracing/instances; umount /tracing'
 }
 
-load 14 randrw >"$work/fio.json" 2>"$work/fio.err" &
-fio=$!
+# What fio's own start reads is in no system call: it is read before.
+load 1 randrw >/dev/null 2>&1 || fail "fio does not run"
+# From before the load until after it, so that both see the same commands.
+"$slipway" snoop snooped --interval 2s --duration 18s --json --svg "$work/stack.svg" \
+    >"$work/snoop.json" 2>"$work/snoop.err" &
+snoop=$!
 sleep 3
-"$slipway" snoop snooped --interval 2s --duration 9s --json --svg "$work/stack.svg" \
-    >"$work/snoop.json" 2>"$work/snoop.err" || fail "snoop: $(cat "$work/snoop.err")"
+load 8 randrw >"$work/fio.json" 2>"$work/fio.err" || fail "fio: $(cat "$work/fio.err")"
+wait "$snoop" || fail "snoop: $(cat "$work/snoop.err")"
 grep -q "no layers of the guest" "$work/snoop.err" && fail "$(cat "$work/snoop.err")"
+load 5 randrw >"$work/fio-2.json" 2>"$work/fio.err" &
+fio=$!
+sleep 2
 "$slipway" snoop snooped --interval 500ms --duration 1200ms >"$work/table" || fail "snoop as a table"
 wait "$fio" || fail "fio: $(cat "$work/fio.err")"
 
-facts=$(python3 - "$work" <<'PYTHON'
+facts=$(python3 - "$work" 2>&1 <<'PYTHON'
 import json, sys
 work = sys.argv[1]
 lines = [json.loads(line) for line in open(f"{work}/snoop.json")]
@@ -40,7 +47,7 @@ for opcode in ("read", "write"):
     parts = sum(layer["mean_ns"] for layer in layers.values() if layer["part"])
     whole = layers["application"]["mean_ns"]
     assert abs(parts - whole) <= 0.05 * whole, (opcode, parts, whole)
-    for name in ("guest block layer", "guest driver", "doorbell to fetch", "fetch to backend",
+    for name in ("system call", "guest block layer", "guest driver", "doorbell to fetch", "fetch to backend",
                  "backend", "completion to interrupt"):
         assert layers[name]["mean_ns"] > 0, (opcode, name)
     host, guest = layers["controller"]["count"], layers["application"]["count"]
@@ -48,8 +55,9 @@ for opcode in ("read", "write"):
     error = layers["guest driver"]["clock_error_ns"]
     assert 0 < error < whole, error
     seen = fio[opcode]["lat_ns"]["mean"]
-    # fio also counts its system call and being woken up.
-    assert 0.3 * seen < whole < 1.1 * seen, (opcode, whole, seen)
+    # What fio's own clock says of the same commands. It also counts when fio has to wait for a
+    # processor outside of its system call, so a busy machine must not fail this.
+    assert 0.7 * seen < whole < 1.05 * seen, (opcode, whole, seen)
     print(f"{opcode}: {host} commands, layers {parts / 1e3:.1f} of {whole / 1e3:.1f} us, "
           f"fio {seen / 1e3:.1f} us, clock error {error / 1e3:.2f} us", end="; ")
 PYTHON

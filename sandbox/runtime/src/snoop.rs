@@ -52,6 +52,7 @@ fn report(reply: agent_v1::TraceReply) -> v1::GuestReport {
         opcode: one.opcode,
         driver: one.driver,
         block: one.block,
+        application: one.application,
     });
     v1::GuestReport {
         from_ns: reply.from_ns,

@@ -19,6 +19,8 @@ pub struct Latency {
     pub driver: Histogram,
     /// In the block layer and below.
     pub block: Histogram,
+    /// In system calls and below, as far as programs waited for their commands in some.
+    pub application: Histogram,
 }
 
 /// The sum of some reports.
@@ -37,6 +39,9 @@ pub struct Guest {
 /// `controller` on the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layers {
+    /// From the program's system call to the block layer, and back. None: not every command was
+    /// submitted and waited for in system calls.
+    pub calls: Option<f64>,
     /// From the submission to the block layer until the driver has it, and back. None: the block
     /// layer split or merged, so a request is not a command.
     pub block: Option<f64>,
@@ -59,14 +64,18 @@ impl Guest {
         }
         self.losses = self.losses.saturating_add(report.losses);
         for one in &report.latencies {
-            let (Some(class), Ok(driver), Ok(block)) =
-                (class(&one.opcode), parse(&one.driver), parse(&one.block))
-            else {
+            let (Some(class), Ok(driver), Ok(block), Ok(application)) = (
+                class(&one.opcode),
+                parse(&one.driver),
+                parse(&one.block),
+                parse(&one.application),
+            ) else {
                 continue;
             };
             let into = self.classes.entry(class).or_default();
             into.driver.merge(&driver);
             into.block.merge(&block);
+            into.application.merge(&application);
         }
     }
 
@@ -77,6 +86,7 @@ impl Guest {
             if wanted.is_none_or(|wanted| wanted == *class) {
                 all.driver.merge(&latency.driver);
                 all.block.merge(&latency.block);
+                all.application.merge(&latency.application);
             }
         }
         all
@@ -85,17 +95,17 @@ impl Guest {
     /// The layers above a controller that took `controller` ns on the mean. None: the guest saw no
     /// such command.
     pub fn layers(&self, class: Option<OpcodeClass>, controller: f64) -> Option<Layers> {
-        let Latency { driver, block } = self.latency(class);
+        let Latency { driver, block, application } = self.latency(class);
         if driver.count() == 0 {
             return None;
         }
-        let (commands, requests) = (driver.count() as f64, block.count() as f64);
-        let paired = (commands - requests).abs() <= SAME * commands;
-        let block = paired.then(|| block.mean() - driver.mean());
+        let layer = layer_over(&driver, &block);
+        let calls = layer.and_then(|_| layer_over(&block, &application));
         Some(Layers {
-            block,
+            calls,
+            block: layer,
             driver: driver.mean() - controller,
-            total: driver.mean() + block.unwrap_or(0.0),
+            total: driver.mean() + layer.unwrap_or(0.0) + calls.unwrap_or(0.0),
             clock_error: RESOLUTION + driver.mean() * self.drift(),
         })
     }
@@ -108,6 +118,13 @@ impl Guest {
             host => (self.span_ns as f64 / host as f64 - 1.0).abs(),
         }
     }
+}
+
+/// What `outer` takes beyond `inner` on the mean, when they are of the same commands.
+fn layer_over(inner: &Histogram, outer: &Histogram) -> Option<f64> {
+    let (within, around) = (inner.count() as f64, outer.count() as f64);
+    let same = (within - around).abs() <= SAME * within;
+    same.then(|| outer.mean() - inner.mean())
 }
 
 fn parse(text: &str) -> serde_json::Result<Histogram> {
@@ -134,11 +151,12 @@ mod tests {
         serde_json::to_string(&histogram).unwrap()
     }
 
-    fn report(requests: u64) -> v1::GuestReport {
+    fn report(requests: u64, waited_for: u64) -> v1::GuestReport {
         let latency = v1::GuestLatency {
             opcode: "read".into(),
             driver: histogram(50_000, 100),
             block: histogram(60_000, requests),
+            application: histogram(75_000, waited_for),
         };
         let nonsense = v1::GuestLatency { opcode: "read".into(), ..Default::default() };
         let latencies = vec![latency, nonsense];
@@ -148,20 +166,24 @@ mod tests {
     #[test]
     fn layers_add_up_to_the_guests_whole() {
         let mut guest = Guest::default();
-        guest.add(&report(100), Some(1_000_100_000));
+        guest.add(&report(100, 100), Some(1_000_100_000));
         let layers = guest.layers(Some(OpcodeClass::Read), 20_000.0).unwrap();
-        assert_eq!((layers.block, layers.driver), (Some(10_000.0), 30_000.0));
-        assert_eq!(layers.total, 60_000.0);
+        assert_eq!((layers.calls, layers.block), (Some(15_000.0), Some(10_000.0)));
+        assert_eq!((layers.driver, layers.total), (30_000.0, 75_000.0));
         assert!((layers.clock_error - 6.0).abs() < 0.1, "100 us in a second, of 50 us: {layers:?}");
         assert_eq!(guest.layers(Some(OpcodeClass::Write), 1.0), None);
         assert_eq!(guest.layers(None, 20_000.0), Some(layers));
     }
 
     #[test]
-    fn split_requests_give_no_block_layer() {
-        let mut guest = Guest::default();
-        guest.add(&report(50), None);
-        let layers = guest.layers(Some(OpcodeClass::Read), 20_000.0).unwrap();
-        assert_eq!((layers.block, layers.total), (None, 50_000.0));
+    fn what_is_not_one_to_one_gives_no_layer() {
+        for (requests, waited_for, block, total) in
+            [(50, 50, None, 50_000.0), (100, 40, Some(10_000.0), 60_000.0)]
+        {
+            let mut guest = Guest::default();
+            guest.add(&report(requests, waited_for), None);
+            let layers = guest.layers(Some(OpcodeClass::Read), 20_000.0).unwrap();
+            assert_eq!((layers.calls, layers.block, layers.total), (None, block, total));
+        }
     }
 }

@@ -63,12 +63,16 @@ impl Shown<'_> {
         };
         rows.insert(0, Row::difference("guest driver", above.driver, Some(above.clock_error)));
         let seen = guest.latency(key.class);
-        match above.block {
-            Some(block) => {
-                rows.insert(0, Row::difference("guest block layer", block, None));
-                rows.push(Row::measured("application", &seen.block, false));
+        let whole = match (above.block, above.calls) {
+            (None, _) => Row::measured("driver, whole", &seen.driver, false),
+            (Some(_), None) => Row::measured("block layer, whole", &seen.block, false),
+            (Some(_), Some(_)) => Row::measured("application", &seen.application, false),
+        };
+        rows.push(whole);
+        for (name, layer) in [("guest block layer", above.block), ("system call", above.calls)] {
+            if let Some(layer) = layer {
+                rows.insert(0, Row::difference(name, layer, None));
             }
-            None => rows.push(Row::measured("application", &seen.driver, false)),
         }
         rows
     }
@@ -252,6 +256,7 @@ mod tests {
             opcode: "read".into(),
             driver: latency(3_000),
             block: latency(5_000),
+            application: latency(6_000),
         };
         let latencies = vec![read];
         let report = sandbox_v1::GuestReport { latencies, to_ns: 1_000, ..Default::default() };
@@ -274,7 +279,7 @@ mod tests {
         for (guest, words, groups, whole) in [
             (None, &["--by", "queue"][..], 2, 1_000.0),
             (None, &["--by", "opcode"], 1, 1_000.0),
-            (Some(&guest), &[], 1, 5_000.0),
+            (Some(&guest), &[], 1, 6_000.0),
         ] {
             let args = args(words);
             let shown = Shown { figures: &figures, guest, args: &args };
@@ -297,6 +302,8 @@ mod tests {
         let (figures, guest, args) = (figures(), guest(), args(&[]));
         let text = Shown { figures: &figures, guest: Some(&guest), args: &args }.text();
         assert!(text.contains("guest driver spans two clocks: it may be wrong by 1 ns"), "{text}");
-        assert!(text.contains("guest block layer") && text.contains("application"), "{text}");
+        for layer in ["system call", "guest block layer", "application"] {
+            assert!(text.contains(layer), "{text}");
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! The guest's part of a latency: from the block layer and the NVMe driver, by the kernel's own
-//! tracepoints. Nothing is traced unless somebody listens.
+//! The guest's part of a latency: of programs, the block layer and the NVMe driver, by the kernel's
+//! own tracepoints. Nothing is traced unless somebody listens.
 //!
 //! `tracefs` turns tracepoints on and reads their rings, `ring` takes the rings' pages apart,
 //! `pairs` makes durations of them.
@@ -14,11 +14,10 @@ use std::time::Duration;
 use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
 use slipway_agent_protocol::v1::{TraceLatency, TraceReply};
-use slipway_telemetry::Histogram;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use pairs::{Class, Pairs};
+use pairs::{Class, Latencies, Pairs};
 use tracefs::Tracing;
 
 /// How often the rings are emptied.
@@ -61,11 +60,9 @@ async fn run(
         if Duration::from_nanos(to_ns.saturating_sub(from_ns)) < interval {
             continue;
         }
-        let (driver, block) = pairs.take();
+        let seen = pairs.take();
         let lost = tracing.losses - std::mem::replace(&mut losses, tracing.losses);
-        let latencies = Class::ALL.into_iter().zip(driver.iter().zip(&block));
-        let latencies =
-            latencies.filter_map(|(class, (driver, block))| latency(class, driver, block));
+        let latencies = Class::ALL.into_iter().filter_map(|class| latency(class, &seen));
         let reply = TraceReply { from_ns, to_ns, latencies: latencies.collect(), losses: lost };
         from_ns = to_ns;
         if sender.send(Ok(reply)).await.is_err() {
@@ -75,8 +72,9 @@ async fn run(
 }
 
 /// None: nothing happened.
-fn latency(class: Class, driver: &Histogram, block: &Histogram) -> Option<TraceLatency> {
-    if driver.count() == 0 && block.count() == 0 {
+fn latency(class: Class, seen: &[Latencies; 3]) -> Option<TraceLatency> {
+    let of_class = seen.each_ref().map(|kind| &kind[class as usize]);
+    if of_class.iter().all(|histogram| histogram.count() == 0) {
         return None;
     }
     let opcode = match class {
@@ -85,6 +83,7 @@ fn latency(class: Class, driver: &Histogram, block: &Histogram) -> Option<TraceL
         Class::Flush => "flush",
         Class::Other => "other",
     };
-    let text = |histogram| serde_json::to_string(histogram).unwrap_or_default();
-    Some(TraceLatency { opcode: opcode.into(), driver: text(driver), block: text(block) })
+    let [driver, block, application] =
+        of_class.map(|histogram| serde_json::to_string(histogram).unwrap_or_default());
+    Some(TraceLatency { opcode: opcode.into(), driver, block, application })
 }

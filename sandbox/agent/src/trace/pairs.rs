@@ -47,11 +47,18 @@ pub enum What {
     Setup((u32, u32, u32), Class),
     /// It has its end.
     Completed((u32, u32, u32)),
-    /// Somebody submitted to the block layer: device, sector.
-    Queued((u32, u64), Class),
+    /// A thread submitted to the block layer: device, sector.
+    Queued((u32, u64), Class, Thread),
     /// The block layer has its end.
     Ended((u32, u64), Class),
+    /// A thread entered a system call that may submit or wait.
+    Entered(Thread),
+    /// It is back in its program.
+    Returned(Thread),
 }
+
+/// The kernel's number of a thread.
+pub type Thread = u32;
 
 /// Durations in ns, by [`Class`].
 pub type Latencies = [Histogram; Class::ALL.len()];
@@ -60,11 +67,27 @@ pub type Latencies = [Histogram; Class::ALL.len()];
 #[derive(Default)]
 pub struct Pairs {
     commands: HashMap<(u32, u32, u32), (u64, Class)>,
-    requests: HashMap<((u32, u64), Class), u64>,
+    requests: HashMap<((u32, u64), Class), Request>,
+    /// When threads entered the system calls that they are in.
+    calls: HashMap<Thread, u64>,
+    /// Requests that ended and whose thread does not know yet: when it entered the system call in
+    /// which it submitted them.
+    unseen: HashMap<Thread, Vec<(u64, Class)>>,
     /// From the driver's beginning to its end.
     pub driver: Latencies,
     /// From the submission to the block layer to its end.
     pub block: Latencies,
+    /// From the system call that submitted to the return of the one that brought the end: what a
+    /// program waited.
+    pub application: Latencies,
+}
+
+/// A request that the block layer has.
+struct Request {
+    from: u64,
+    /// Who submitted it in which system call, as of the time of its entering. None: the kernel for
+    /// itself, as when it writes back.
+    caller: Option<(Thread, u64)>,
 }
 
 impl Pairs {
@@ -80,13 +103,30 @@ impl Pairs {
                     self.driver[class as usize].record(at_ns.saturating_sub(from));
                 }
             }
-            What::Queued(key, class) => {
+            What::Queued(key, class, thread) => {
                 make_room(&mut self.requests);
-                self.requests.insert((key, class), at_ns);
+                let caller = self.calls.get(&thread).map(|entered| (thread, *entered));
+                self.requests.insert((key, class), Request { from: at_ns, caller });
             }
             What::Ended(key, class) => {
-                if let Some(from) = self.requests.remove(&(key, class)) {
-                    self.block[class as usize].record(at_ns.saturating_sub(from));
+                let Some(request) = self.requests.remove(&(key, class)) else { return };
+                self.block[class as usize].record(at_ns.saturating_sub(request.from));
+                if let Some((thread, entered)) = request.caller {
+                    make_room(&mut self.unseen);
+                    let unseen = self.unseen.entry(thread).or_default();
+                    if unseen.len() < MOST_OPEN {
+                        unseen.push((entered, class));
+                    }
+                }
+            }
+            What::Entered(thread) => {
+                make_room(&mut self.calls);
+                self.calls.insert(thread, at_ns);
+            }
+            What::Returned(thread) => {
+                self.calls.remove(&thread);
+                for (entered, class) in self.unseen.remove(&thread).into_iter().flatten() {
+                    self.application[class as usize].record(at_ns.saturating_sub(entered));
                 }
             }
         }
@@ -96,11 +136,15 @@ impl Pairs {
     pub fn forget(&mut self) {
         self.commands.clear();
         self.requests.clear();
+        self.calls.clear();
+        self.unseen.clear();
     }
 
-    /// Gives what was counted and begins anew; what is under way stays.
-    pub fn take(&mut self) -> (Latencies, Latencies) {
-        (std::mem::take(&mut self.driver), std::mem::take(&mut self.block))
+    /// Gives what was counted, of driver, block layer and application, and begins anew; what is
+    /// under way stays.
+    pub fn take(&mut self) -> [Latencies; 3] {
+        let all = [&mut self.driver, &mut self.block, &mut self.application];
+        all.map(std::mem::take)
     }
 }
 
@@ -117,21 +161,42 @@ mod tests {
     #[test]
     fn beginnings_and_ends_pair_by_their_keys() {
         let mut pairs = Pairs::default();
-        pairs.add(90, What::Queued((1, 8), Class::Read));
+        pairs.add(85, What::Entered(70));
+        pairs.add(90, What::Queued((1, 8), Class::Read, 70));
         pairs.add(100, What::Setup((0, 1, 7), Class::Read));
         pairs.add(110, What::Setup((0, 2, 7), Class::Write));
         pairs.add(150, What::Completed((0, 1, 7)));
         pairs.add(155, What::Ended((1, 8), Class::Read));
+        pairs.add(160, What::Returned(70));
         pairs.add(180, What::Completed((0, 2, 7)));
         pairs.add(190, What::Completed((0, 2, 7)));
         pairs.add(191, What::Ended((1, 8), Class::Write));
-        let (driver, block) = pairs.take();
-        let sums = |latencies: &Latencies| latencies.each_ref().map(|one| one.sum() as u64);
-        assert_eq!((sums(&driver), sums(&block)), ([50, 70, 0, 0], [65, 0, 0, 0]));
+        let sums = pairs.take().map(|kind| kind.map(|one| one.sum() as u64));
+        assert_eq!(sums, [[50, 70, 0, 0], [65, 0, 0, 0], [75, 0, 0, 0]]);
         pairs.add(200, What::Setup((0, 1, 1), Class::Read));
         pairs.forget();
         pairs.add(300, What::Completed((0, 1, 1)));
         assert_eq!(pairs.driver[0].count(), 0);
+    }
+
+    #[test]
+    fn a_program_may_submit_and_wait_in_two_calls_and_the_kernel_in_none() {
+        let mut pairs = Pairs::default();
+        pairs.add(10, What::Entered(7));
+        pairs.add(11, What::Queued((1, 8), Class::Write, 7));
+        pairs.add(12, What::Queued((1, 16), Class::Write, 7));
+        pairs.add(15, What::Returned(7));
+        pairs.add(20, What::Queued((1, 24), Class::Write, 9));
+        for (at, sector) in [(30, 8), (31, 24)] {
+            pairs.add(at, What::Ended((1, sector), Class::Write));
+        }
+        pairs.add(40, What::Entered(7));
+        pairs.add(45, What::Ended((1, 16), Class::Write));
+        pairs.add(50, What::Returned(7));
+        let [_, block, application] = pairs.take();
+        let write = Class::Write as usize;
+        assert_eq!((block[write].count(), application[write].count()), (3, 2));
+        assert_eq!(application[write].sum() as u64, 40 + 40);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::pairs::{Class, Pairs, What};
 use super::ring::{self, u32_at, u64_at};
 
 const INSTANCE: &str = "instances/slipway";
-/// Ring of each CPU. A command leaves four events of 60 to 100 bytes.
+/// Ring of each CPU. A command leaves four events of 60 to 100 bytes, and two for a system call.
 const RING_KIB: &str = "2048";
 /// The largest page that a ring is read by.
 const PAGE: usize = 64 << 10;
@@ -67,6 +67,8 @@ struct Layout {
     /// dev, sector, nr_sector, rwbs.
     queued: (u16, [usize; 4]),
     ended: (u16, [usize; 4]),
+    /// System calls, where the kernel traces them.
+    calls: Option<[u16; 2]>,
 }
 
 const TRACEPOINTS: [&str; 4] = [
@@ -75,6 +77,37 @@ const TRACEPOINTS: [&str; 4] = [
     "block/block_bio_queue",
     "block/block_rq_complete",
 ];
+
+/// Entering a system call and being back.
+const CALLS: [&str; 2] = ["raw_syscalls/sys_enter", "raw_syscalls/sys_exit"];
+
+/// The system calls in which programs submit I/O and wait for it.
+const IO_CALLS: [libc::c_long; 15] = [
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_io_submit,
+    libc::SYS_io_getevents,
+    libc::SYS_io_uring_enter,
+];
+
+/// Every record has the number of the thread it is of here (`common_pid`).
+const THREAD: usize = 4;
+
+/// The filter that passes [`IO_CALLS`] of others: reading the rings must not fill them.
+fn calls_of_others() -> String {
+    let ids = IO_CALLS.map(|call| format!("id == {call}")).join(" || ");
+    format!("common_pid != {} && ({ids})", rustix::thread::gettid().as_raw_nonzero())
+}
 
 impl Layout {
     fn open(instance: &Path) -> Result<Self> {
@@ -87,7 +120,13 @@ impl Layout {
             completed: (completed.id, completed.offsets(["ctrl_id", "qid", "cid"])?),
             queued: (queued.id, queued.offsets(block)?),
             ended: (ended.id, ended.offsets(block)?),
+            calls: Self::calls(instance),
         })
+    }
+
+    fn calls(instance: &Path) -> Option<[u16; 2]> {
+        let [entered, returned] = CALLS.map(|name| Event::open(instance, name).ok());
+        Some([entered?.id, returned?.id])
     }
 
     /// What a record tells; None for other events and for admin commands.
@@ -105,6 +144,13 @@ impl Layout {
             let [controller, queue, cid] = self.completed.1;
             return Some(What::Completed((at(controller)?, at(queue)?, at(cid)? & 0xffff)));
         }
+        if let Some([entered, returned]) = self.calls {
+            match id {
+                id if id == entered => return Some(What::Entered(at(THREAD)?)),
+                id if id == returned => return Some(What::Returned(at(THREAD)?)),
+                _ => {}
+            }
+        }
         let queued = id == self.queued.0;
         if !queued && id != self.ended.0 {
             return None;
@@ -112,7 +158,10 @@ impl Layout {
         let [dev, sector, count, letters] = if queued { self.queued.1 } else { self.ended.1 };
         let key = (at(dev)?, u64_at(record, sector)?);
         let class = Class::of_letters(record.get(letters..)?, at(count)?);
-        Some(if queued { What::Queued(key, class) } else { What::Ended(key, class) })
+        Some(match queued {
+            true => What::Queued(key, class, at(THREAD)?),
+            false => What::Ended(key, class),
+        })
     }
 }
 
@@ -163,6 +212,13 @@ impl Tracing {
         put(instance, "buffer_size_kb", RING_KIB)?;
         for tracepoint in TRACEPOINTS {
             put(instance, &format!("events/{tracepoint}/enable"), "1")?;
+        }
+        if layout.calls.is_some() {
+            let filter = calls_of_others();
+            for tracepoint in CALLS {
+                put(instance, &format!("events/{tracepoint}/filter"), &filter)?;
+                put(instance, &format!("events/{tracepoint}/enable"), "1")?;
+            }
         }
         let mut rings = Vec::new();
         for entry in std::fs::read_dir(instance.join("per_cpu"))? {
@@ -244,6 +300,7 @@ mod tests {
             completed: (2, [4, 8, 12]),
             queued: (3, [4, 8, 16, 20]),
             ended: (4, [4, 8, 16, 20]),
+            calls: Some([5, 6]),
         };
         let record = |id: u16, words: [u32; 5]| {
             let words = [id.into()].into_iter().chain(words);
@@ -254,8 +311,10 @@ mod tests {
         assert_eq!(what(1, [0, 0, 9, 1, 0]), None, "an admin command");
         assert_eq!(what(2, [0, 3, 9, 0, 0]), Some(What::Completed((0, 3, 9))));
         let letters = u32::from_le_bytes(*b"RA\0\0");
-        assert_eq!(what(3, [5, 64, 0, 8, letters]), Some(What::Queued((5, 64), Class::Read)));
+        assert_eq!(what(3, [5, 64, 0, 8, letters]), Some(What::Queued((5, 64), Class::Read, 5)));
         assert_eq!(what(4, [5, 64, 0, 8, letters]), Some(What::Ended((5, 64), Class::Read)));
+        assert_eq!(what(5, [77, 0, 0, 0, 0]), Some(What::Entered(77)));
+        assert_eq!(what(6, [77, 0, 0, 0, 0]), Some(What::Returned(77)));
         assert_eq!(what(9, [0; 5]), None);
         assert_eq!(layout.what(&[1, 0]), None);
         assert_eq!(layout.what(&record(4, [5, 64, 0, 8, letters])[..18]), None);
