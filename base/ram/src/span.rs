@@ -120,6 +120,14 @@ impl Span {
         self.outcome(self.mapping.write(self.offset + offset, from), offset)
     }
 
+    /// Has the processor fetch the line that `offset` lies in, soon to be read. A hint.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        if offset < self.len {
+            self.mapping.prefetch(self.offset + offset);
+        }
+    }
+
     /// Loads the little-endian 32-bit word at `offset` in one access, with acquire ordering.
     ///
     /// # Errors

@@ -17,6 +17,9 @@ use crate::{Context, Event, Settings, Step, Task, TaskId};
 
 /// Events taken from the kernel at a time.
 const EVENTS_PER_WAIT: usize = 128;
+/// Rounds of a single task that find nothing take less time than reading the clock: that is read
+/// with every such number of them.
+const ROUNDS_PER_READING: u32 = 8;
 /// Time between two looks at the kernel while tasks are busy: a look costs a system call, a round
 /// may cost far less. It is also how much later a busy reactor sees an event.
 const LOOK_PERIOD: Duration = Duration::from_micros(20);
@@ -113,15 +116,22 @@ impl Run {
 
     pub(crate) fn run(mut self) {
         let mut last_look = self.last_work;
+        let (mut now, mut rounds) = (self.last_work, 0);
         while !self.stopping {
-            let now = Instant::now();
-            self.expire(now);
+            if rounds == 0 || self.ready.len() != 1 {
+                now = Instant::now();
+                rounds = ROUNDS_PER_READING;
+                self.expire(now);
+            }
+            rounds -= 1;
             if self.ready.is_empty() {
                 self.wait(now);
+                rounds = 0;
                 continue;
             }
             if self.round(now) {
                 self.worked(now);
+                rounds = 0;
             }
             if now.duration_since(last_look) >= LOOK_PERIOD {
                 last_look = now;

@@ -71,6 +71,9 @@ impl SubmissionQueue {
     /// The value is beyond the queue, or passes the head: more entries than were free. Or the
     /// shadow page is gone.
     pub fn observe(&mut self, memory: &Memory) -> Result<(), BadDoorbell> {
+        // The host writes the entry before the doorbell: both lines come from its processor, and
+        // this way at once.
+        self.ring.prefetch(self.head as usize * SUBMISSION_ENTRY);
         let Some(tail) = self.doorbell.changed(memory)? else { return Ok(()) };
         if tail >= self.size {
             return Err(BadDoorbell::Value);

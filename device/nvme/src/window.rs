@@ -35,6 +35,14 @@ impl Window {
         }
     }
 
+    /// Has the processor fetch what lies at `offset`, where the memory is pinned already.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        if let Place::Pinned(span) = &self.place {
+            span.prefetch(offset);
+        }
+    }
+
     /// Stores an entry of 16 bytes so that whoever sees its last four sees all of it.
     pub fn publish(
         &mut self,
