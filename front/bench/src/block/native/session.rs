@@ -23,6 +23,12 @@ use crate::block::{Measured, Subject, Workload};
 
 /// Every wait for the target takes at most this.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The region of configuration space, and the Command register in it (PCI Local Bus 3.0, 6.2.2).
+const CONFIGURATION: u32 = 7;
+const COMMAND: u64 = 4;
+/// What a driver sets that polls: Memory Space, Bus Master, Interrupt Disable. The controller need not
+/// keep its interrupt pin.
+const DRIVER: u16 = 1 << 1 | 1 << 2 | 1 << 10;
 /// Entries of the admin queues.
 const ADMIN_ENTRIES: u16 = 32;
 /// The namespace that takes the load.
@@ -116,6 +122,7 @@ impl Session {
             .with_context(|| format!("cannot connect to {}", path.display()))?;
         let pid = client.server_pid();
         client.map(BASE, memory.len, memory.file.as_fd(), 0, true).context("mapping memory")?;
+        client.write(CONFIGURATION, COMMAND, &DRIVER.to_le_bytes()).context("PCI Command")?;
         let window = client.window(0, offset::DOORBELLS)?;
         let client = Arc::new(Mutex::new(client));
         let (bell, doorbells) = match window {
