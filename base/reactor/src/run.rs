@@ -203,9 +203,9 @@ impl Run {
     /// Makes tasks ready that stir.
     fn sweep(&mut self, now: Instant) {
         let Self { sweeps, tasks, ready, settings, .. } = self;
-        sweeps.run(now, |period, id| {
-            let Some((place, slot)) = tasks.find(id) else { return false };
-            if slot.sweep != Some(period) {
+        sweeps.run(now, |period, (id, place)| {
+            let Some(slot) = tasks.at(place) else { return false };
+            if slot.id != id || slot.sweep != Some(period) {
                 return false;
             }
             if !slot.queued {
@@ -326,7 +326,7 @@ impl Run {
         match step {
             Step::Sweep(period, _) if slot.sweep != Some(period) => {
                 slot.sweep = Some(period);
-                self.sweeps.add(period, slot.id, Instant::now());
+                self.sweeps.add(period, (slot.id, place), Instant::now());
             }
             Step::Idle(_) => slot.sweep = None,
             _ => {}

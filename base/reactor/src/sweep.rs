@@ -8,7 +8,8 @@ use crate::TaskId;
 /// The tasks of one period.
 struct Round {
     next: Instant,
-    tasks: Vec<TaskId>,
+    /// Each with its place among the reactor's tasks: a search for each would be most of a sweep.
+    tasks: Vec<(TaskId, usize)>,
 }
 
 /// Every task that sweeps, by its period.
@@ -16,8 +17,8 @@ struct Round {
 pub(crate) struct Sweeps(BTreeMap<Duration, Round>);
 
 impl Sweeps {
-    /// From now on `task` is asked every `period`.
-    pub(crate) fn add(&mut self, period: Duration, task: TaskId, now: Instant) {
+    /// From now on `task`, which is a number and a place, is asked every `period`.
+    pub(crate) fn add(&mut self, period: Duration, task: (TaskId, usize), now: Instant) {
         let round = self.0.entry(period);
         let round = round.or_insert_with(|| Round { next: now + period, tasks: Vec::new() });
         if !round.tasks.contains(&task) {
@@ -31,7 +32,11 @@ impl Sweeps {
     }
 
     /// Calls `ask` for every task whose time has come; false takes the task out.
-    pub(crate) fn run(&mut self, now: Instant, mut ask: impl FnMut(Duration, TaskId) -> bool) {
+    pub(crate) fn run(
+        &mut self,
+        now: Instant,
+        mut ask: impl FnMut(Duration, (TaskId, usize)) -> bool,
+    ) {
         self.0.retain(|period, round| {
             if round.next <= now {
                 // A reactor that was late does not catch up.
@@ -51,13 +56,13 @@ mod tests {
     fn each_period_has_its_time_and_empty_ones_go() {
         let (short, long) = (Duration::from_millis(1), Duration::from_millis(10));
         let (start, mut sweeps) = (Instant::now(), Sweeps::default());
-        sweeps.add(short, TaskId(1), start);
-        sweeps.add(short, TaskId(1), start);
-        sweeps.add(short, TaskId(2), start);
-        sweeps.add(long, TaskId(3), start);
+        sweeps.add(short, (TaskId(1), 0), start);
+        sweeps.add(short, (TaskId(1), 0), start);
+        sweeps.add(short, (TaskId(2), 1), start);
+        sweeps.add(long, (TaskId(3), 2), start);
         let asked = |sweeps: &mut Sweeps, at: Duration, keep: bool| {
             let mut asked = Vec::new();
-            sweeps.run(start + at, |_, task| {
+            sweeps.run(start + at, |_, (task, _)| {
                 asked.push(task.0);
                 keep
             });
