@@ -23,7 +23,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user::client::Client;
+use slipway_vfio_user::client::{Client, Window};
 use slipway_vfio_user_spec::{IrqSetFlags, irq};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -48,6 +48,9 @@ fn connect_keeper(dir: &Path) -> Keeper {
 }
 
 fn request(dir: &Path) -> v1::CreateEndpointRequest {
+    use v1::nvme_controller::DoorbellMode;
+    let mapped = dir.join("mapped").exists();
+    let doorbells = if mapped { DoorbellMode::Mapped } else { DoorbellMode::Trapped };
     let ram = v1::disk::Kind::Ram(v1::RamDisk { size_bytes: DISK });
     let path = dir.join("disk").to_string_lossy().into_owned();
     let file = v1::disk::Kind::File(v1::FileDisk { path, read_only: false });
@@ -58,7 +61,12 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
         id: "kept".to_owned(),
         socket_path: dir.join("cntrl").to_string_lossy().into_owned(),
         owner: None,
-        nvme: Some(v1::NvmeController { namespaces: namespaces.collect(), ..Default::default() }),
+        nvme: Some(v1::NvmeController {
+            namespaces: namespaces.collect(),
+            doorbells: doorbells.into(),
+            sweep_period_us: 500,
+            ..Default::default()
+        }),
     }
 }
 
@@ -92,6 +100,8 @@ fn start(dir: &Path, fault: Option<&str>) -> Child {
 /// BAR0 over the socket.
 struct Socket {
     client: Client,
+    /// The doorbells, if they are mapped.
+    window: Option<Window>,
     /// The longest that anything took.
     longest: Duration,
     since: Instant,
@@ -114,6 +124,10 @@ impl RegisterAccess for Socket {
 
     fn write32(&mut self, at: u64, value: u32) -> Result<(), DriverError> {
         self.since = Instant::now();
+        if let Some(window) = self.window.as_ref().filter(|_| at >= offset::DOORBELLS) {
+            window.store_u32(at, value);
+            return Ok(());
+        }
         // Doorbells are posted, as QEMU does.
         let written = self.timed(|client| match at < offset::DOORBELLS {
             true => client.write(0, at, &value.to_le_bytes()),
@@ -173,7 +187,9 @@ impl Guest {
         let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
         map.add(BASE, region).unwrap();
         let arena = Arena::new(map.memory(), BASE, MEMORY);
-        let socket = Socket { client, longest: Duration::ZERO, since: Instant::now() };
+        let window = client.window(0, offset::DOORBELLS).unwrap();
+        assert_eq!(window.is_some(), dir.join("mapped").exists());
+        let socket = Socket { client, window, longest: Duration::ZERO, since: Instant::now() };
         let mut driver = Driver::new(socket, arena, 32).unwrap();
         for queue in [1, 2] {
             driver.create_pair(queue, 16, Some(queue)).unwrap();
@@ -266,6 +282,11 @@ impl Guest {
             client.unmap(BASE + MEMORY, MEMORY).unwrap();
         });
         self.pin();
+        if self.driver.registers.window.is_some() {
+            // The page of the first time, whoever sends it.
+            let window = self.driver.registers.timed(|client| client.window(0, offset::DOORBELLS));
+            self.driver.registers.window = window.unwrap();
+        }
         self.driver.identify_controller().unwrap();
         self.driver.create_pair(3, 4, None).unwrap();
         self.driver.delete_pair(3).unwrap();
@@ -303,8 +324,15 @@ struct Plan {
 }
 
 /// Has a guest work while `next` says how each process ends; gives kills, rounds, longest pause.
-fn life(kills: u64, mut next: impl FnMut(u64) -> Plan + Send) -> (u64, u64, Duration) {
+fn life(
+    kills: u64,
+    mapped: bool,
+    mut next: impl FnMut(u64) -> Plan + Send,
+) -> (u64, u64, Duration) {
     let dir = tempfile::tempdir().unwrap();
+    if mapped {
+        std::fs::write(dir.path().join("mapped"), "").unwrap();
+    }
     slipway_block::create_sparse(&dir.path().join("disk"), DISK).unwrap();
     let path = dir.path().join("keeper");
     std::thread::spawn(move || slipway_keeper::serve(&path).unwrap());
@@ -340,13 +368,12 @@ fn life(kills: u64, mut next: impl FnMut(u64) -> Plan + Send) -> (u64, u64, Dura
     outcome.unwrap_or_else(|reason| std::panic::resume_unwind(reason))
 }
 
-#[test]
-fn killed_at_every_step_of_a_message() {
-    let counts = [1, 2, 3, 7, 20];
-    let plans: Vec<String> =
-        POINTS.iter().flat_map(|point| counts.map(|count| format!("{point}:{count}"))).collect();
+fn every_step_of_a_message(mapped: bool) {
+    let counts = if mapped { &[1, 3][..] } else { &[1, 2, 3, 7, 20] };
+    let plan = |point| counts.iter().map(move |count| format!("{point}:{count}"));
+    let plans: Vec<String> = POINTS.iter().flat_map(plan).collect();
     let all = plans.len() as u64;
-    let (kills, rounds, longest) = life(all + 1, move |number| Plan {
+    let (kills, rounds, longest) = life(all + 1, mapped, move |number| Plan {
         fault: plans.get(number as usize - 1).cloned(),
         kill_after: None,
     });
@@ -354,14 +381,33 @@ fn killed_at_every_step_of_a_message() {
     assert!(kills > all);
 }
 
-#[test]
-fn killed_at_any_time() {
-    let (mut seed, wanted) = (7u64, 40);
-    let (kills, rounds, longest) = life(wanted, move |_| {
+fn any_time(mapped: bool) {
+    let (mut seed, wanted) = (7u64, if mapped { 15 } else { 40 });
+    let (kills, rounds, longest) = life(wanted, mapped, move |_| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let after = Duration::from_micros((seed >> 40) % 60_000);
         Plan { fault: None, kill_after: Some(after) }
     });
     println!("{kills} kills, {rounds} rounds, longest pause {longest:?}");
     assert!(kills >= wanted && rounds > 0);
+}
+
+#[test]
+fn killed_at_every_step_of_a_message() {
+    every_step_of_a_message(false);
+}
+
+#[test]
+fn killed_at_every_step_of_a_message_with_mapped_doorbells() {
+    every_step_of_a_message(true);
+}
+
+#[test]
+fn killed_at_any_time() {
+    any_time(false);
+}
+
+#[test]
+fn killed_at_any_time_with_mapped_doorbells() {
+    any_time(true);
 }

@@ -6,7 +6,10 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use slipway_keeper::Shelf;
 use slipway_pci::CellPage;
+
+use crate::kept::DOORBELLS;
 
 /// Doorbell cells in a memfd. Every client gets a file of its own, so that one that has gone cannot
 /// ring the next one's doorbells; the cells stay at one address all the same.
@@ -15,6 +18,8 @@ pub(crate) struct SharedPage {
     len: usize,
     count: usize,
     file: Mutex<Backing>,
+    /// Where each client's file is left for a successor.
+    shelf: Option<Shelf>,
 }
 
 struct Backing {
@@ -37,7 +42,26 @@ impl SharedPage {
         let file = sealed_file(len as u64)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe { map(std::ptr::null_mut(), len, MapFlags::SHARED, &file, 0)? };
-        Ok(Self { base, len, count, file: Mutex::new(Backing { file, offset: 0 }) })
+        Ok(Self { base, len, count, file: Mutex::new(Backing { file, offset: 0 }), shelf: None })
+    }
+
+    /// The same, with every client's file on `shelf`; `found` is what a predecessor's client has.
+    pub(crate) fn kept(
+        count: usize,
+        shelf: Shelf,
+        found: Option<OwnedFd>,
+    ) -> std::io::Result<Self> {
+        let mut page = Self::new(count)?;
+        page.shelf = Some(shelf);
+        let Some(file) = found else { return Ok(page) };
+        let len = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        let sealed =
+            rustix::fs::fcntl_get_seals(&file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
+        let offset = len.checked_sub(page.len()).filter(|_| sealed);
+        let text = "a file that is no predecessor's page of doorbells";
+        let invalid = || std::io::Error::new(std::io::ErrorKind::InvalidData, text);
+        page.put(Backing { file, offset: offset.ok_or_else(invalid)? })?;
+        Ok(page)
     }
 
     /// Bytes that the cells take: whole pages.
@@ -48,11 +72,19 @@ impl SharedPage {
     /// Puts a fresh zeroed file behind the cells, which lie at `offset` of it.
     pub(crate) fn renew(&self, offset: u64) -> std::io::Result<()> {
         let file = sealed_file(offset + self.len as u64)?;
+        if let Some(shelf) = &self.shelf {
+            shelf.put(DOORBELLS, &file)?;
+        }
+        self.put(Backing { file, offset })
+    }
+
+    /// Puts a file behind the cells.
+    fn put(&self, backing: Backing) -> std::io::Result<()> {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         // SAFETY: replaces, in one step, our own mapping of the same length by one of the same
         // protection: the address stays valid for whoever loads from a cell meanwhile.
-        unsafe { map(self.base.cast(), self.len, flags, &file, offset)? };
-        *self.lock() = Backing { file, offset };
+        unsafe { map(self.base.cast(), self.len, flags, &backing.file, backing.offset)? };
+        *self.lock() = backing;
         Ok(())
     }
 

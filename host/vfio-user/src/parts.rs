@@ -1,6 +1,6 @@
 //! What a host makes before the function.
 
-use std::io::{Error, ErrorKind};
+use std::io::Error;
 use std::sync::Arc;
 
 use slipway_pci::{Doorbells, InterruptSink};
@@ -40,13 +40,9 @@ impl EndpointParts {
     /// mapped on return.
     ///
     /// # Errors
-    /// Doorbells that a client maps; a predecessor of another version, or that left memory which
+    /// A predecessor of another version, or that left memory which
     /// cannot be mapped.
     pub fn kept(config: &Config, kept: Kept) -> std::io::Result<Self> {
-        if config.doorbells == DoorbellMode::Mapped {
-            let text = "an endpoint that outlives its process has trapped doorbells";
-            return Err(Error::new(ErrorKind::InvalidInput, text));
-        }
         let mut own = Self::new(config);
         let mut parts = Box::new(kept.take_apart()?);
         let keeping = Keeping::new(&mut parts)?;
@@ -81,13 +77,25 @@ impl EndpointParts {
     /// # Errors
     /// No memory or descriptors left, for mapped doorbells.
     pub fn doorbells(&mut self, count: usize) -> std::io::Result<Doorbells> {
-        if let Some((parts, _)) = &self.kept {
-            return kept::cells(&parts.cells, count);
-        }
-        match self.mode {
-            DoorbellMode::Trapped => Ok(Doorbells::trapped(count)),
-            DoorbellMode::Mapped => {
-                let page = Arc::new(SharedPage::new(count)?);
+        let has_client = self.has_client();
+        match (self.mode, &mut self.kept) {
+            (DoorbellMode::Trapped, None) => Ok(Doorbells::trapped(count)),
+            (DoorbellMode::Trapped, Some((parts, _))) => kept::cells(&parts.cells, count),
+            (DoorbellMode::Mapped, kept) => {
+                let page = match kept {
+                    None => Arc::new(SharedPage::new(count)?),
+                    Some((parts, keeping)) => {
+                        let found = parts.found.remove(&kept::DOORBELLS);
+                        if has_client && found.is_none() {
+                            return Err(Error::other("the client's doorbells were not kept"));
+                        }
+                        let found = found.filter(|_| has_client);
+                        let page = SharedPage::kept(count, parts.shelf.clone(), found)?;
+                        let page = Arc::new(page);
+                        keeping.share(page.clone());
+                        page
+                    }
+                };
                 let doorbells = Doorbells::shared(page.clone());
                 self.page = Some((page, doorbells.clone()));
                 Ok(doorbells)

@@ -248,14 +248,12 @@ impl Numbers {
     }
 }
 
-/// Whether an endpoint like this can be kept: an overlay's map lies in this process, and so do
-/// doorbells that a client maps.
+/// Whether an endpoint like this can be kept: an overlay's map lies in this process.
 pub fn can_keep(request: &v1::CreateEndpointRequest) -> bool {
     use v1::disk::Kind;
     let Some(nvme) = &request.nvme else { return true };
     let kinds = nvme.namespaces.iter().filter_map(|one| one.disk.as_ref()?.kind.as_ref());
-    nvme.doorbells() == v1::nvme_controller::DoorbellMode::Trapped
-        && kinds.into_iter().all(|kind| !matches!(kind, Kind::Overlay(_)))
+    kinds.into_iter().all(|kind| !matches!(kind, Kind::Overlay(_)))
 }
 
 /// Waits until nobody else holds the lock, not even a ring of a process that was killed.

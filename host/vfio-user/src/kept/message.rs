@@ -1,11 +1,13 @@
 //! How far the current message has come.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use slipway_ram::Lasting;
 
+use crate::doorbells::SharedPage;
 use crate::fault;
 use crate::wire::{End, MAX_MESSAGE};
 
@@ -30,6 +32,9 @@ const REPLY_LEN: usize = 3;
 /// Writes done of a multiple write.
 const DONE: usize = 4;
 
+/// 1: the descriptor of the page of doorbells comes with the reply's first byte.
+const PAGE: usize = 5;
+
 /// Values of [`STAGE`].
 const FRESH: u64 = 0;
 const REPLYING: u64 = 1;
@@ -48,6 +53,8 @@ pub(crate) enum Progress {
 pub(crate) struct Steps {
     memory: Lasting,
     scratch: Vec<u8>,
+    /// What clients map.
+    page: Option<Arc<SharedPage>>,
 }
 
 impl Steps {
@@ -55,7 +62,12 @@ impl Steps {
         // The kernel stores to this page within a call; a page that is there never fails it.
         // SAFETY: our own mapping, at least a page long.
         let _ = unsafe { rustix::mm::mlock(memory.as_ptr().cast(), HEAD) };
-        Self { memory, scratch: Vec::new() }
+        Self { memory, scratch: Vec::new(), page: None }
+    }
+
+    /// Clients map this page.
+    pub fn share(&mut self, page: Arc<SharedPage>) {
+        self.page = Some(page);
     }
 
     /// A new client: whatever was is over.
@@ -73,8 +85,9 @@ impl Steps {
         self.get(STAGE) == REPLYING
     }
 
-    /// Records how the current message, of `size` bytes, ends (step 4): with this reply, or none.
-    pub fn record(&self, size: usize, reply: &[&[u8]]) -> Result<(), End> {
+    /// Records how the current message, of `size` bytes, ends (step 4): with this reply, which brings
+    /// the page of doorbells if `page`, or none.
+    pub fn record(&self, size: usize, reply: &[&[u8]], page: bool) -> Result<(), End> {
         self.clear_counts();
         let len: usize = reply.iter().map(|part| part.len()).sum();
         if len > REPLY {
@@ -88,6 +101,7 @@ impl Steps {
         }
         self.set(SIZE, size as u64);
         self.set(REPLY_LEN, len as u64);
+        self.set(PAGE, page.into());
         self.set(STAGE, REPLYING);
         fault::point("recorded");
         Ok(())
@@ -193,9 +207,19 @@ impl Steps {
             let from = self.memory.as_ptr().wrapping_add(HEAD + sent);
             let mut part = libc::iovec { iov_base: from.cast(), iov_len: len - sent };
             let header = self.prepare(calls, &mut part);
+            let mut control = Control([0; 24]);
+            let file = match &self.page {
+                Some(page) if sent == 0 && self.get(PAGE) == 1 => {
+                    Some(page.file().map_err(|_| Errno::MFILE)?)
+                }
+                _ => None,
+            };
+            if let Some(file) = &file {
+                control.attach(header, file);
+            }
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             // SAFETY: the header lies in our mapping and refers to `part`, and that to the reply's
-            // area, within its bounds.
+            // area, within its bounds, and to `control`; both live through the call.
             let outcome = unsafe { libc::sendmmsg(socket.as_raw_fd(), header, 1, flags) };
             if outcome < 0 {
                 match last_error() {
@@ -252,6 +276,32 @@ impl Steps {
         self.memory.words()[word].store(value, Ordering::Release);
     }
 }
+
+/// Room for one descriptor: a header of 16 bytes, the number, and what aligns the next header.
+#[repr(C, align(8))]
+struct Control([u8; 24]);
+
+impl Control {
+    /// Has the message of `header` bring a copy of `file`.
+    fn attach(&mut self, header: *mut libc::mmsghdr, file: &OwnedFd) {
+        let len = size_of::<libc::c_int>() as u32;
+        // SAFETY: the header is in our mapping, and what it refers to is this buffer, which is
+        // aligned and has room for a control message with one descriptor (CMSG_SPACE is 24).
+        unsafe {
+            let message = &raw mut (*header).msg_hdr;
+            (*message).msg_control = self.0.as_mut_ptr().cast();
+            (*message).msg_controllen = libc::CMSG_SPACE(len) as _;
+            let first = libc::CMSG_FIRSTHDR(message);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(len) as _;
+            libc::CMSG_DATA(first).cast::<libc::c_int>().write_unaligned(file.as_raw_fd());
+        }
+    }
+}
+
+// SAFETY: computes a number.
+const _: () = assert!(unsafe { libc::CMSG_SPACE(size_of::<libc::c_int>() as u32) } == 24);
 
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)

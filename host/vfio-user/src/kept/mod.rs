@@ -24,7 +24,11 @@
 //! the short way: peek, apply, consume. One that was applied and not consumed is applied again. A
 //! multiple write counts the writes done, since an older doorbell value must not follow a newer.
 //!
-//! Limits: doorbells are trapped; the client's memory comes with descriptors (what needs a thread
+//! A client that maps its doorbells goes on storing to the page, which lies on the shelf too; the
+//! successor looks at it when it begins. The reply that carries its descriptor says so, and a
+//! successor that has to send it adds the descriptor.
+//!
+//! Limits: the client's memory comes with descriptors (what needs a thread
 //! of its own is refused); a message with descriptors must come in one piece, as all known clients
 //! send it; a client that is just connecting when the process is killed may find itself hung up on.
 
@@ -48,7 +52,7 @@ pub const KEPT_LEN: usize = CELLS_LEN + message::LEN + state::LEN;
 /// Version of what lies in it, and on the shelf. An endpoint goes on with this version only.
 pub const KEPT_VERSION: u32 = LAYOUT << 16 | state::VERSION;
 /// Version of the layout, the session's state apart.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 /// Slots of a shelf for one endpoint.
 pub const KEPT_SLOTS: u32 = 1024;
 /// First of the slots that the endpoint leaves to its host, and their number.
@@ -56,6 +60,8 @@ pub const HOST_SLOTS: std::ops::Range<u32> = 8..64;
 
 pub(crate) const LISTENER: u32 = 1;
 pub(crate) const CLIENT: u32 = 2;
+/// The page of doorbells that the client maps.
+pub(crate) const DOORBELLS: u32 = 3;
 pub(crate) const LINES: std::ops::Range<u32> = 64..256;
 pub(crate) const REGIONS: std::ops::Range<u32> = 256..KEPT_SLOTS;
 

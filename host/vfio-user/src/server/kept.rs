@@ -14,6 +14,7 @@ use super::{COST_PER_TURN, Session, Turn};
 use crate::Config;
 use crate::channel::{Channel, RemoteMemory};
 use crate::device::Device;
+use crate::doorbells::SharedPage;
 use crate::fault;
 use crate::interrupts::{Line, adopt};
 use crate::kept::{
@@ -69,6 +70,11 @@ impl Keeping {
             partial: None,
             blocked: false,
         })
+    }
+
+    /// Clients map this page.
+    pub fn share(&mut self, page: Arc<SharedPage>) {
+        self.steps.share(page);
     }
 
     /// The other end of the connection that a predecessor had.
@@ -137,7 +143,7 @@ impl Keeping {
     fn catch_up(&mut self) -> Result<(), End> {
         match &self.state.applied {
             Some(applied) if applied.number == self.steps.number() && !self.steps.is_replying() => {
-                self.steps.record(applied.size, &[&applied.reply])
+                self.steps.record(applied.size, &[&applied.reply], false)
             }
             _ => Ok(()),
         }
@@ -167,12 +173,12 @@ impl Keeping {
         })
     }
 
-    /// Ends the current message: with a reply, or, when `quiet`, without.
+    /// Ends the current message: with a reply, or, when `quiet`, without; `page`: with the
+    /// descriptor of the page of doorbells.
     pub fn answer(
         &mut self,
         channel: &Channel,
-        reply: &Header,
-        payload: &[u8],
+        (reply, payload, page): (&Header, &[u8], bool),
         quiet: bool,
     ) -> Result<(), End> {
         fault::point("applied");
@@ -186,7 +192,7 @@ impl Keeping {
         } else if quiet {
             return channel.with(|wire| self.steps.end_quietly(wire.file(), self.size));
         }
-        self.steps.record(self.size, parts)?;
+        self.steps.record(self.size, parts, page && !quiet)?;
         self.blocked = channel.with(|wire| self.steps.go_on(wire.file()))? == Progress::Blocked;
         Ok(())
     }

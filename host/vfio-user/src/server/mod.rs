@@ -300,7 +300,9 @@ impl Session {
             }
         };
         if let Some(kept) = &mut self.kept {
-            return kept.answer(&self.channel, &reply, &payload, header.no_reply());
+            // The only descriptor that a reply brings is that of the doorbells.
+            let reply = (&reply, payload.as_slice(), file.is_some());
+            return kept.answer(&self.channel, reply, header.no_reply());
         }
         if header.no_reply() {
             return Ok(());
