@@ -112,7 +112,7 @@ start_guest() {
     for name in ram file; do
         sockets+=(-device "{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"$work/$name.sock\"}}")
     done
-    TMPDIR=$work nice -n 5 "$tools/bin/qemu-system-x86_64" -M q35,memory-backend=ram -accel tcg,thread=multi -cpu max,la57=off \
+    TMPDIR=$work "$tools/bin/qemu-system-x86_64" -M q35,memory-backend=ram -accel tcg,thread=multi -cpu max,la57=off \
         -smp 2 -m 512M -object memory-backend-memfd,id=ram,size=512M,share=on,seal=on \
         -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -device virtio-rng-pci \
         -drive "file=$disk,if=none,id=root,format=raw,snapshot=on" -device nvme,drive=root,serial=root \
