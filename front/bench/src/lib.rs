@@ -21,6 +21,8 @@
 //! Dependencies: `plotters` writes SVG (its SVG back end only: no fonts, no bitmaps), `serde` and
 //! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
 //! processors and shared memory, `zerocopy` for queue entries.
+//!
+//! `unsafe` in one place: the advice that the floor's disk shall have huge pages.
 
 mod bars;
 pub mod block;
