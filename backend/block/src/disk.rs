@@ -135,6 +135,14 @@ pub trait Disk: Send {
         false
     }
 
+    /// Whether requests of this kind take the time of the thread that submits them, as copies do, and
+    /// not that of a medium: a device then hands large ones over in pieces, so that others on its
+    /// thread have their turns. Constant.
+    fn copies(&self, operation: Operation) -> bool {
+        let _ = operation;
+        self.wake_descriptor().is_none()
+    }
+
     /// Becomes readable when a completion waits and nobody polls; None when everything completes
     /// in `submit`. The host registers it with the thread that sleeps; `poll` clears it.
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -163,6 +171,10 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
         (**self).cancel(tag, completions)
     }
 
+    fn copies(&self, operation: Operation) -> bool {
+        (**self).copies(operation)
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         (**self).wake_descriptor()
     }
@@ -187,6 +199,10 @@ impl<D: Disk + ?Sized> Disk for &mut D {
 
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         (**self).cancel(tag, completions)
+    }
+
+    fn copies(&self, operation: Operation) -> bool {
+        (**self).copies(operation)
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -1,7 +1,7 @@
 //! A disk that does nothing, to measure everything else.
 
 use crate::check::{admit, complete};
-use crate::{Completion, Disk, Geometry, Request};
+use crate::{Completion, Disk, Geometry, Operation, Request};
 
 /// Reads leave the spans as they are, writes are dropped, everything succeeds at once.
 #[derive(Debug)]
@@ -27,4 +27,8 @@ impl Disk for NullDisk {
     }
 
     fn poll(&mut self, _: &mut Vec<Completion>) {}
+
+    fn copies(&self, _: Operation) -> bool {
+        false
+    }
 }

@@ -80,6 +80,7 @@ pub struct Context<'a> {
     pub(crate) id: TaskId,
     pub(crate) now: Instant,
     pub(crate) poll_budget: Duration,
+    pub(crate) shared: bool,
     pub(crate) events: &'a [Event],
     pub(crate) own: &'a mut Vec<Watch>,
     pub(crate) watches: &'a mut Watches,
@@ -101,6 +102,12 @@ impl Context<'_> {
     /// for as long.
     pub fn poll_budget(&self) -> Duration {
         self.poll_budget
+    }
+
+    /// Whether another task of the reactor had work within the last millisecond: steps should then be
+    /// short, as that task waits meanwhile, or will.
+    pub fn is_shared(&self) -> bool {
+        self.shared
     }
 
     /// The descriptors found ready since the last step.

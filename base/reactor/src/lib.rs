@@ -18,6 +18,9 @@
 //! sleeps and an idle one sleeps for good. A deadline at which a task finds nothing to do is no
 //! work: the thread sleeps again at once.
 //!
+//! Every ready task has a step in turn. How long a step may be is up to the task; it can ask whether
+//! another one had work lately ([`Context::is_shared`]) and take less at a time then.
+//!
 //! # No wake-up is lost
 //! A message (a new task, a wake) is pushed to a mailbox under its lock; whoever finds the mailbox
 //! empty also writes the mailbox's eventfd, *after* the push. The reactor, woken, first drains the
@@ -44,6 +47,7 @@ mod mailbox;
 mod polling;
 mod reactor;
 mod run;
+mod share;
 mod sweep;
 mod task;
 

@@ -12,6 +12,7 @@ use rustix::event::{Timespec, epoll};
 use crate::context::{BELL, Watch, Watches};
 use crate::mailbox::{Mailbox, Message};
 use crate::polling::Polling;
+use crate::share::Share;
 use crate::sweep::Sweeps;
 use crate::{Context, Event, Settings, Step, Task, TaskId};
 
@@ -87,6 +88,7 @@ pub(crate) struct Run {
     deadlines: BTreeSet<(Instant, TaskId)>,
     polling: Polling,
     sweeps: Sweeps,
+    share: Share,
     /// When there was work last.
     last_work: Instant,
     /// How long the thread slept, until work shows that the sleep is over.
@@ -101,6 +103,7 @@ impl Run {
         Ok(Self {
             polling: Polling::new(settings.poll_budget),
             sweeps: Sweeps::default(),
+            share: Share::default(),
             last_work: Instant::now(),
             slept: None,
             settings,
@@ -286,7 +289,8 @@ impl Run {
         let mut slot =
             Slot { id, task, watches, events, deadline: None, sweep: None, queued: false };
         let now = Instant::now();
-        let how = (&self.settings, self.polling.budget());
+        let how =
+            How { settings: &self.settings, poll_budget: self.polling.budget(), shared: false };
         let started =
             call(how, &mut self.watches, now, &mut slot, |task, context| task.start(context));
         let place = self.tasks.insert(slot);
@@ -307,11 +311,18 @@ impl Run {
             let Some(place) = self.ready.pop_front() else { break };
             let Some(slot) = self.tasks.at(place) else { continue };
             slot.queued = false;
-            let how = (&self.settings, self.polling.budget());
+            let how = How {
+                settings: &self.settings,
+                poll_budget: self.polling.budget(),
+                shared: self.share.is_shared(place, now),
+            };
             let step = call(how, &mut self.watches, now, slot, |task, context| task.poll(context));
             slot.events.clear();
             let step = step.unwrap_or(Step::Done);
-            worked |= matches!(step, Step::Busy | Step::Done | Step::Leave);
+            if matches!(step, Step::Busy | Step::Done | Step::Leave) {
+                worked = true;
+                self.share.worked(place, now);
+            }
             self.settle(place, step);
         }
         worked
@@ -366,9 +377,16 @@ impl Run {
     }
 }
 
+/// What a call's context says of the reactor.
+struct How<'a> {
+    settings: &'a Settings,
+    poll_budget: Duration,
+    shared: bool,
+}
+
 /// Calls into a task. None: it panicked.
 fn call<T>(
-    (settings, poll_budget): (&Settings, Duration),
+    How { settings, poll_budget, shared }: How<'_>,
     watches: &mut Watches,
     now: Instant,
     slot: &mut Slot,
@@ -378,6 +396,7 @@ fn call<T>(
         id: slot.id,
         now,
         poll_budget,
+        shared,
         events: &slot.events,
         own: &mut slot.watches,
         watches,

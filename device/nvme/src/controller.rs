@@ -13,7 +13,7 @@ use slipway_nvme_spec::registers::offset;
 use slipway_nvme_spec::status::Status;
 use slipway_pci::{
     Access, Bar, ConfigEffect, ConfigSpace, Description, Doorbells, Function, Interrupt, Msix,
-    MsixLayout, Pin, Progress, StateError,
+    MsixLayout, Pin, Progress, StateError, Turn,
 };
 use slipway_ram::{Memory, Span, View};
 use slipway_telemetry::Clock;
@@ -33,6 +33,7 @@ use crate::queue::Queues;
 use crate::registers::Registers;
 use crate::spares::Spares;
 use crate::trace::Tracer;
+use crate::turn::Quota;
 use crate::{BAR_SIZE, Identity, Limits, Parts, PartsError, doorbell_count};
 
 /// The page of BAR0 with doorbells and nothing else.
@@ -104,8 +105,14 @@ pub struct Controller {
     pub(crate) inbox: Inbox,
     /// Only while somebody asks where the time goes.
     pub(crate) tracer: Option<Box<Tracer>>,
-    /// The submission queue that is looked at first next time.
+    /// The submission queue that is looked at before the first of the next poll.
     pub(crate) turn: u16,
+    /// What a poll may do.
+    pub(crate) quota: Quota,
+    /// I/O commands that this poll may still start.
+    pub(crate) commands_left: u32,
+    /// Requests were left for the next poll.
+    pub(crate) behind: bool,
     // Buffers that are kept from poll to poll, so that nothing is allocated in the steady state.
     pub(crate) walker: Walker,
     pub(crate) entries: Vec<SubmissionEntry>,
@@ -173,6 +180,9 @@ impl Controller {
             inbox: Inbox::default(),
             tracer: None,
             turn: 0,
+            quota: Turn::default().into(),
+            commands_left: 0,
+            behind: false,
             walker: Walker::default(),
             entries: Vec::new(),
             completions: Vec::new(),
@@ -328,6 +338,10 @@ impl Function for Controller {
         }
     }
 
+    fn set_turn(&mut self, turn: Turn) {
+        self.quota = turn.into();
+    }
+
     fn poll(&mut self) -> Progress {
         if self.inbox.has_post() {
             self.run_jobs();
@@ -338,7 +352,7 @@ impl Function for Controller {
         if self.is_running() {
             busy |= self.fetch_all();
         }
-        busy |= self.drive_disks();
+        busy |= self.drive_disks(self.quota.bytes);
         if self.is_running() {
             busy |= self.deliver_events();
             self.check_keep_alive();
@@ -386,7 +400,7 @@ impl Function for Controller {
     fn quiesce(&mut self) -> bool {
         // Commands that disks have must end, and their completions go to the guest: it waits for
         // them. No other command is started.
-        self.drive_disks();
+        self.drive_disks(Quota::WHOLE.bytes);
         self.signal_all();
         self.update_pin();
         let quiet = self.inflight.is_empty();

@@ -116,6 +116,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod turn;
 mod window;
 
 pub use attachment::{ChangeError, Done};

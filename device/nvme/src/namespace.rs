@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use slipway_block::{Completion, Disk, DiskError, Geometry, Request};
 
 use crate::attachment::{ChangeError, Done};
+use crate::turn::Feeder;
 
 /// A namespace as a host configures it.
 pub struct Namespace {
@@ -55,7 +56,8 @@ pub(crate) struct Attached {
     pub requests: Vec<Request>,
     /// Requests that the disk carries out with no other beside them.
     pub alone: Alone,
-    /// Requests that the disk has.
+    feeder: Feeder,
+    /// Requests that the disk has, one that has gone to it in part included.
     in_flight: usize,
     /// Who wants the disk's new size to be taken over, when nothing is in flight.
     refreshing: Vec<Done>,
@@ -119,6 +121,7 @@ impl Attached {
             uuid: namespace.uuid,
             shared: namespace.shared,
             error_recovery: 0,
+            feeder: Feeder::new(&*namespace.disk),
             disk: namespace.disk,
             requests: Vec::new(),
             alone: Alone::default(),
@@ -136,37 +139,65 @@ impl Attached {
             return true;
         }
         let before = completions.len();
-        let cancelled = self.disk.cancel(tag, completions);
+        let cancelled = self.feeder.cancel(tag, completions) || self.disk.cancel(tag, completions);
+        self.feeder.settle(before, completions);
         self.in_flight = self.in_flight.saturating_sub(completions.len() - before);
         cancelled
     }
 
-    /// Hands waiting requests to the disk and appends what has ended. While a new size is to be
-    /// taken over they wait: no request that was admitted for the old size ends after that.
-    pub fn drive(&mut self, completions: &mut Vec<Completion>) {
+    /// Hands waiting requests to the disk, as far as there is something `left` of the turn, and
+    /// appends what has ended. While a new size is to be taken over they wait: no request that was
+    /// admitted for the old size ends after that.
+    pub fn drive(&mut self, left: &mut u64, completions: &mut Vec<Completion>) {
         let before = completions.len();
-        let requests = match self.alone.is_idle() {
-            // What waits for a new size is not submitted, and no pair is chosen.
-            _ if self.is_held() => &mut Vec::new(),
-            true => &mut self.requests,
-            false => self.alone.choose(&mut self.requests, self.in_flight),
-        };
-        self.in_flight += requests.len();
-        if !requests.is_empty() {
-            self.disk.submit(requests, completions);
-            // The contract drains the vector; a disk that leaves a request behind would make us
-            // submit it twice.
-            requests.clear();
+        if self.feeder.is_splitting() {
+            self.go_on(left, completions);
+        }
+        if !self.feeder.is_splitting() {
+            let requests = match self.alone.is_idle() {
+                // What waits for a new size is not submitted, and no pair is chosen.
+                _ if !self.refreshing.is_empty() && self.in_flight > completions.len() - before => {
+                    &mut Vec::new()
+                }
+                true => &mut self.requests,
+                false => self.alone.choose(&mut self.requests, self.in_flight),
+            };
+            if !requests.is_empty() {
+                let disk = (&mut *self.disk as &mut dyn Disk, self.geometry.block_size);
+                self.in_flight += self.feeder.feed(disk, requests, left, completions);
+            }
         }
         if self.in_flight > completions.len() - before {
+            let polled = completions.len();
             self.disk.poll(completions);
+            if self.feeder.is_splitting() {
+                self.feeder.settle(polled, completions);
+                self.feeder.go_on(
+                    (&mut *self.disk as &mut dyn Disk, self.geometry.block_size),
+                    left,
+                    completions,
+                );
+            }
         }
         self.in_flight = self.in_flight.saturating_sub(completions.len() - before);
     }
 
-    /// Whether requests wait until those before them have ended.
-    fn is_held(&self) -> bool {
-        !self.refreshing.is_empty() && self.in_flight > 0
+    /// Goes on with the request that has gone to the disk in part.
+    #[cold]
+    fn go_on(&mut self, left: &mut u64, completions: &mut Vec<Completion>) {
+        let before = completions.len();
+        self.disk.poll(completions);
+        self.feeder.settle(before, completions);
+        self.feeder.go_on(
+            (&mut *self.disk as &mut dyn Disk, self.geometry.block_size),
+            left,
+            completions,
+        );
+    }
+
+    /// Whether requests wait for the next turn.
+    pub fn has_waiting(&self) -> bool {
+        self.feeder.is_splitting() || !self.requests.is_empty()
     }
 
     /// Whether no request is with the disk or on its way there.

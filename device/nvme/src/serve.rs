@@ -18,13 +18,12 @@ use crate::journal::Done;
 use crate::namespace::Namespaces;
 use crate::prp::write_runs;
 
-/// Most commands that one queue may start per poll, so that queues, and functions that share a
-/// thread, get fair turns; and so that the host takes the completions of one burst while the next
-/// is carried out. Enough of them that a poll's own cost is small in each. The Arbitration Burst of
-/// the host may be less (section 4.13).
+/// Most commands that one queue may start per poll, so that queues get fair turns; and so that the
+/// host takes the completions of one burst while the next is carried out. Enough of them that a
+/// poll's own cost is small in each. The Arbitration Burst of the host may be less (section 4.13), and
+/// so may be what the turn has left.
 const BURST: u32 = 16;
-/// Most bytes that commands of I/O queues in flight may read or change. Memory disks copy within a
-/// poll, so this bounds how long other functions of the thread wait; and it bounds bounce buffers.
+/// Most bytes that commands of I/O queues in flight may read or change: bounds bounce buffers.
 const MOST_BYTES: u64 = 96 << 20;
 
 /// What an error was about, for the Error Information log.
@@ -35,14 +34,18 @@ struct Subject {
 }
 
 impl Controller {
-    /// Looks at every submission queue once, beginning with another one each time. True when a
-    /// command was started.
+    /// Looks at submission queues, each once, until the turn is used up; begins where it ended last
+    /// time, or with another one. True when a command was started.
     pub(crate) fn fetch_all(&mut self) -> bool {
         let mut busy = self.observe_completion_doorbells();
         let bound = self.queues.submission_bound();
         if bound == 0 {
             return busy;
         }
+        if self.behind {
+            return busy | self.fetch(0);
+        }
+        self.commands_left = self.quota.commands;
         self.turn = if self.turn + 1 < bound { self.turn + 1 } else { 0 };
         if self.limiter.is_on() {
             let held = self.limiter.begin(self.clock.now());
@@ -50,7 +53,12 @@ impl Controller {
         }
         for step in 0..bound {
             let at = self.turn + step;
-            busy |= self.fetch(if at < bound { at } else { at - bound });
+            let at = if at < bound { at } else { at - bound };
+            busy |= self.fetch(at);
+            if self.commands_left == 0 {
+                self.turn = at;
+                break;
+            }
             if !self.is_running() {
                 break;
             }
@@ -93,6 +101,7 @@ impl Controller {
             // What a command costs is known when it has been fetched.
             None if limited && self.limiter.is_open() => 1,
             None if limited => 0,
+            None if id != 0 => burst.min(self.commands_left),
             None => burst,
         };
         if limited && most == 0 && submission.waiting() > 0 {
@@ -141,6 +150,9 @@ impl Controller {
             }
         }
         let busy = !entries.is_empty() || wrong;
+        if id != 0 {
+            self.commands_left = self.commands_left.saturating_sub(entries.len() as u32);
+        }
         self.entries = entries;
         busy
     }
@@ -264,16 +276,19 @@ impl Controller {
         outcome
     }
 
-    /// Lets every disk work and ends what has ended. True when something has.
-    pub(crate) fn drive_disks(&mut self) -> bool {
+    /// Lets every disk work, those that copy for `bytes` bytes, and ends what has ended. True when
+    /// something has, or there is more.
+    pub(crate) fn drive_disks(&mut self, bytes: u64) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
+        let mut left = bytes;
         for namespace in self.namespaces.driven() {
             match &mut self.tracer {
-                None => namespace.drive(&mut completions),
-                Some(tracer) => tracer.drive(namespace, &mut completions),
+                None => namespace.drive(&mut left, &mut completions),
+                Some(tracer) => tracer.drive(namespace, &mut left, &mut completions),
             }
         }
-        let busy = !completions.is_empty();
+        self.behind = left == 0 && self.namespaces.driven().any(|one| one.has_waiting());
+        let busy = self.behind || !completions.is_empty();
         for completion in completions.drain(..) {
             self.end_request(completion);
         }

@@ -264,10 +264,16 @@ impl Tracer {
         self.followed += 1;
     }
 
-    /// Drives a namespace, stamping what it hands on and what it gives back.
-    pub(crate) fn drive(&mut self, namespace: &mut Attached, completions: &mut Vec<Completion>) {
+    /// Drives a namespace, stamping what it hands on and what it gives back. What is left for the
+    /// next turn counts as handed on: it waits for the thread that would copy it.
+    pub(crate) fn drive(
+        &mut self,
+        namespace: &mut Attached,
+        left: &mut u64,
+        completions: &mut Vec<Completion>,
+    ) {
         if self.followed == 0 {
-            return namespace.drive(completions);
+            return namespace.drive(left, completions);
         }
         if !namespace.requests.is_empty() {
             let now = self.now();
@@ -280,7 +286,7 @@ impl Tracer {
             }
         }
         let before = completions.len();
-        namespace.drive(completions);
+        namespace.drive(left, completions);
         if completions.len() > before {
             let now = self.now();
             for completion in &completions[before..] {

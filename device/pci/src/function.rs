@@ -54,6 +54,18 @@ pub enum Progress {
     Watching(Option<Duration>),
 }
 
+/// How much [`Function::poll`] may do. How much that is, in work and never in time, is up to the
+/// function: time would have to be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Turn {
+    /// The thread has nothing else to do: much, some tens of microseconds, so that the poll's own
+    /// cost is small in it.
+    #[default]
+    Long,
+    /// Others wait for the thread: little, some microseconds.
+    Short,
+}
+
 /// Why a saved state was refused. The function is then as after a reset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
@@ -90,6 +102,9 @@ pub trait Function: Send {
 
     /// Writes to BAR number `bar`.
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access;
+
+    /// How much polls may do from now on; [`Turn::Long`] after construction.
+    fn set_turn(&mut self, turn: Turn);
 
     /// Does what there is to do: doorbells, commands, completions; a bounded amount, so that many
     /// functions share a thread fairly.

@@ -31,6 +31,6 @@ pub mod state;
 
 pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
 pub use doorbell::{CellPage, Doorbells};
-pub use function::{Access, Bar, Description, Function, Progress, StateError};
+pub use function::{Access, Bar, Description, Function, Progress, StateError, Turn};
 pub use interrupt::{FifoSink, Interrupt, InterruptSink, Pin};
 pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};

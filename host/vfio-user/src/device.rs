@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use slipway_pci::{Bar, CellPage, Doorbells, Function, Progress};
+use slipway_pci::{Bar, CellPage, Doorbells, Function, Progress, Turn};
 use slipway_ram::DmaMap;
 use slipway_telemetry::Clock;
 
@@ -44,6 +44,7 @@ pub(crate) struct Device {
     busy: bool,
     /// The function may get work unannounced, until it is told to rest.
     watching: bool,
+    turn: Turn,
     /// Polls that were not idle.
     progress: u64,
     deadline: Option<Instant>,
@@ -78,6 +79,7 @@ impl Device {
             clock: parts.clock,
             busy: false,
             watching: false,
+            turn: Turn::default(),
             progress: 0,
             deadline: None,
             last_progress: Instant::now(),
@@ -88,6 +90,16 @@ impl Device {
 
     pub(crate) fn bar(&self, index: u32) -> Option<&Bar> {
         self.bars.iter().find(|bar| u32::from(bar.index) == index)
+    }
+
+    /// Others on the thread have work too, or not any more.
+    #[inline]
+    pub(crate) fn share(&mut self, shared: bool) {
+        let turn = if shared { Turn::Short } else { Turn::Long };
+        if turn != self.turn {
+            self.turn = turn;
+            self.function.set_turn(turn);
+        }
     }
 
     /// Polls the function once. Whether it made progress.

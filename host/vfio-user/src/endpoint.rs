@@ -441,6 +441,7 @@ impl Task for Endpoint {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Step {
         let now = context.now();
+        self.device.share(context.is_shared());
         if context.events().is_empty() && self.is_only_served() {
             self.device.poll(now);
             return self.next(context);

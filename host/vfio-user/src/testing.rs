@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use slipway_pci::{
     Access, Bar, Description, Doorbells, Function, Interrupt, InterruptSink, Pin, Progress,
-    StateError,
+    StateError, Turn,
 };
 use slipway_ram::Memory;
 
@@ -243,6 +243,8 @@ impl Function for Scratch {
             _ => Access::Refused,
         }
     }
+
+    fn set_turn(&mut self, _: Turn) {}
 
     fn poll(&mut self) -> Progress {
         self.quiet = false;

@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use slipway_telemetry::Clock;
 
-use crate::{Completion, Disk, Geometry, OpenError, Request};
+use crate::{Completion, Disk, Geometry, OpenError, Operation, Request};
 
 /// A disk whose completions are handed on no earlier than a fixed time after their submission.
 ///
@@ -117,6 +117,10 @@ impl<D: Disk> Disk for DelayDisk<D> {
         self.collect();
         self.hand_on(completions);
         cancelled
+    }
+
+    fn copies(&self, operation: Operation) -> bool {
+        self.inner.copies(operation)
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

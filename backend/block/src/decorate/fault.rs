@@ -98,6 +98,10 @@ impl<D: Disk> Disk for FaultDisk<D> {
         self.inner.cancel(tag, completions)
     }
 
+    fn copies(&self, operation: Operation) -> bool {
+        self.inner.copies(operation)
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wake_descriptor()
     }

@@ -148,6 +148,10 @@ impl<D: Disk> Disk for TraceDisk<D> {
         cancelled
     }
 
+    fn copies(&self, operation: Operation) -> bool {
+        self.inner.copies(operation)
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wake_descriptor()
     }

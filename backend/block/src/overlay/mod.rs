@@ -218,6 +218,11 @@ impl<D: Disk> Disk for OverlayDisk<D> {
         self.collect(completions);
     }
 
+    fn copies(&self, operation: Operation) -> bool {
+        // Reads wait for the base as a rule.
+        operation != Operation::Read
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.base.wake_descriptor()
     }

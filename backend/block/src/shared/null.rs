@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Medium;
 use crate::ram::whole_blocks;
-use crate::{Completion, Disk, Geometry, NullDisk, OpenError, Request};
+use crate::{Completion, Disk, Geometry, NullDisk, OpenError, Operation, Request};
 
 pub(super) struct NullMedium {
     shape: Geometry,
@@ -62,5 +62,9 @@ impl Disk for SharedNull {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         self.disk.poll(completions);
+    }
+
+    fn copies(&self, operation: Operation) -> bool {
+        self.disk.copies(operation)
     }
 }

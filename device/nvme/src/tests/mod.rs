@@ -24,3 +24,4 @@ mod shadow;
 mod steady;
 mod steps;
 mod trace;
+mod turn;

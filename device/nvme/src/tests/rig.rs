@@ -183,6 +183,7 @@ pub struct Held {
     inner: Box<dyn Disk>,
     waiting: Vec<Request>,
     gate: Arc<Gate>,
+    copies: bool,
 }
 
 /// The test's hand on a [`Held`] disk.
@@ -227,7 +228,13 @@ impl Gate {
 impl Held {
     pub fn make(inner: Box<dyn Disk>) -> (Box<dyn Disk>, Arc<Gate>) {
         let gate = Arc::new(Gate::default());
-        (Box::new(Self { inner, waiting: Vec::new(), gate: gate.clone() }), gate)
+        (Box::new(Self { inner, waiting: Vec::new(), gate: gate.clone(), copies: false }), gate)
+    }
+
+    /// One that says that it copies.
+    pub fn copying(inner: Box<dyn Disk>) -> (Box<dyn Disk>, Arc<Gate>) {
+        let gate = Arc::new(Gate::default());
+        (Box::new(Self { inner, waiting: Vec::new(), gate: gate.clone(), copies: true }), gate)
     }
 }
 
@@ -263,6 +270,10 @@ impl Disk for Held {
         }
         self.inner.poll(completions);
         self.gate.waiting.store(self.waiting.len(), Relaxed);
+    }
+
+    fn copies(&self, _: Operation) -> bool {
+        self.copies
     }
 
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {

@@ -1,0 +1,200 @@
+//! How much a poll does, in commands and bytes.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipway_block::DiskError;
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
+use slipway_nvme_spec::status::Status;
+use slipway_pci::{Function, Progress, Turn};
+
+use super::rig::{Held, Random, Rig, Setup, ram};
+use crate::driver::{admin, io};
+use crate::turn::Quota;
+
+/// A rig whose controller has neighbours.
+fn shared() -> Rig {
+    let mut rig = Setup::new().rig();
+    rig.controller().set_turn(Turn::Short);
+    rig
+}
+
+fn quota(turn: Turn) -> (usize, usize) {
+    let quota = Quota::from(turn);
+    (quota.commands as usize, quota.bytes as usize)
+}
+
+fn transfer(rig: &mut Rig, opcode: NvmOpcode, lba: u64, len: usize) -> (SubmissionEntry, u64) {
+    let buffer = rig.buffer(len);
+    let command = io(opcode, 1, lba, (len / 512) as u32);
+    (rig.with_data(command, buffer, len), buffer)
+}
+
+/// Polls until nothing is left to do; what ended on queue 1 in each poll.
+fn polls(rig: &mut Rig) -> Vec<usize> {
+    let mut ended = Vec::new();
+    while rig.controller().poll() == Progress::Busy {
+        ended.push(rig.reap(1).len());
+    }
+    ended
+}
+
+#[test]
+fn a_turn_ends_after_so_many_commands() {
+    for turn in [Turn::Short, Turn::Long] {
+        let mut rig = Setup::new().rig();
+        rig.controller().set_turn(turn);
+        let (read, _) = transfer(&mut rig, NvmOpcode::Read, 0, 512);
+        for _ in 0..60 {
+            rig.driver.submit(1, read).unwrap();
+        }
+        // Of one queue it is never more than its own burst.
+        let most = quota(turn).0.min(16);
+        let ended = polls(&mut rig);
+        assert!(ended.iter().all(|count| *count <= most), "{turn:?}: {ended:?}");
+        assert_eq!(ended.iter().filter(|count| **count > 0).count(), 60_usize.div_ceil(most));
+        assert_eq!(ended.iter().sum::<usize>(), 60);
+    }
+}
+
+#[test]
+fn queues_take_turns() {
+    let mut rig = shared();
+    for queue in 2..=5 {
+        rig.driver.create_pair(queue, 64, None).unwrap();
+    }
+    let (read, _) = transfer(&mut rig, NvmOpcode::Read, 0, 512);
+    for queue in 1..=5 {
+        for _ in 0..40 {
+            rig.driver.submit(queue, read).unwrap();
+        }
+    }
+    let mut ended = [0; 5];
+    // The admin queue has its turn as well, with nothing in it.
+    for poll in 1..=12 {
+        rig.poll(1);
+        let mut sum = 0;
+        for (queue, count) in (1..).zip(&mut ended) {
+            *count += rig.reap(queue).len();
+            sum += *count;
+        }
+        assert!(sum <= poll * quota(Turn::Short).0, "poll {poll}: {ended:?}");
+    }
+    let (least, most) = (ended.iter().min().unwrap(), ended.iter().max().unwrap());
+    assert!(*least > 0 && most - least <= quota(Turn::Short).0, "{ended:?}");
+}
+
+#[test]
+fn a_turn_ends_after_so_many_bytes_within_a_command() {
+    let len = 128 << 10;
+    for turn in [Turn::Short, Turn::Long] {
+        let mut rig = Setup::new().rig();
+        rig.controller().set_turn(turn);
+        let data = Random(7).bytes(len);
+        let (write, from) = transfer(&mut rig, NvmOpcode::Write, 3, len);
+        let (read, to) = transfer(&mut rig, NvmOpcode::Read, 3, len);
+        rig.fill(from, &data);
+        for command in [write, read] {
+            rig.driver.submit(1, command).unwrap();
+            let ended = polls(&mut rig);
+            // One more than it takes finds nothing left, and is idle.
+            assert_eq!(ended.len(), len.div_ceil(quota(turn).1), "{turn:?}: {ended:?}");
+            assert_eq!((ended.last(), ended.iter().sum()), (Some(&1), 1));
+        }
+        assert!(rig.bytes(to, len) == data);
+    }
+}
+
+#[test]
+fn bytes_are_shared_by_all_commands_of_a_turn_and_none_overtakes() {
+    let mut rig = shared();
+    let (large, from) = transfer(&mut rig, NvmOpcode::Write, 0, 40 << 10);
+    let (small, to) = transfer(&mut rig, NvmOpcode::Read, 78, 1024);
+    rig.fill(from, &[9; 40 << 10]);
+    let order = [large, small, large, small].map(|one| rig.driver.submit(1, one).unwrap());
+    let mut ended = Vec::new();
+    let mut polls = 0;
+    while rig.controller().poll() == Progress::Busy {
+        polls += 1;
+        ended.extend(rig.reap(1).iter().map(|entry| entry.id.get()));
+    }
+    assert_eq!(ended, order);
+    assert_eq!(polls, (82_usize << 10).div_ceil(quota(Turn::Short).1));
+    assert_eq!(rig.bytes(to, 1024), [9; 1024], "the read came after the write");
+}
+
+#[test]
+fn the_admin_queue_waits_for_no_data() {
+    let mut rig = shared();
+    let (write, _) = transfer(&mut rig, NvmOpcode::Write, 0, 1 << 20);
+    rig.driver.submit(1, write).unwrap();
+    rig.poll(2);
+    rig.driver.identify_controller().unwrap();
+    assert_eq!(rig.reap(1).len(), 0, "it ended long before");
+    assert_eq!(polls(&mut rig).iter().sum::<usize>(), 1);
+}
+
+#[test]
+fn what_is_zeroed_goes_in_pieces_too() {
+    let mut rig = Setup::new().disk(ram(1 << 30, 4096)).rig();
+    rig.controller().set_turn(Turn::Short);
+    let zero = io(NvmOpcode::WriteZeroes, 1, 5, 1 << 16);
+    rig.driver.submit(1, zero).unwrap();
+    // 256 MiB that begin within 2 MiB: a piece for each 2 MiB that it touches.
+    assert_eq!(polls(&mut rig).len(), 129);
+}
+
+#[test]
+fn one_piece_that_fails_is_the_end_of_its_command() {
+    let (disk, gate) = Held::copying(ram(1 << 20, 512));
+    let mut rig = Setup::new().disk(disk).rig();
+    rig.controller().set_turn(Turn::Short);
+    let (read, _) = transfer(&mut rig, NvmOpcode::Read, 0, 64 << 10);
+    rig.driver.submit(1, read).unwrap();
+    gate.allow(2);
+    rig.poll(4);
+    assert_eq!((rig.reap(1).len(), gate.waiting()), (0, 1), "two of four pieces are through");
+    gate.fail(Some(DiskError::Io(5)));
+    gate.open();
+    rig.poll(2);
+    let ended = rig.reap(1);
+    assert_eq!(ended.len(), 1);
+    assert_eq!(ended[0].status().code(), Status::UNRECOVERED_READ_ERROR.code());
+    gate.fail(None);
+    rig.driver.submit(1, read).unwrap();
+    let ended = polls(&mut rig);
+    assert_eq!(ended.iter().sum::<usize>(), 1, "the next one is whole");
+}
+
+#[test]
+fn a_command_is_aborted_between_two_pieces_or_within_one() {
+    for within in [false, true] {
+        let (disk, gate) = Held::copying(ram(4 << 20, 512));
+        let mut rig = Setup::new().disk(disk).rig();
+        rig.controller().set_turn(Turn::Short);
+        let (write, _) = transfer(&mut rig, NvmOpcode::Write, 0, 1 << 20);
+        let id = rig.driver.submit(1, write).unwrap();
+        if !within {
+            gate.open();
+        }
+        rig.poll(2);
+        assert_eq!(gate.waiting.load(Relaxed), usize::from(within));
+        let abort = admin(AdminOpcode::Abort).with_dword(10, u32::from(id) << 16 | 1);
+        assert_eq!(rig.driver.admin(abort).unwrap(), 0, "it was aborted");
+        let ended = rig.reap(1);
+        assert_eq!((ended.len(), ended[0].status()), (1, Status::ABORT_REQUESTED));
+        gate.open();
+        assert_eq!(polls(&mut rig).iter().sum::<usize>(), 0);
+        assert!(rig.controller().quiesce(), "nothing is left of it");
+    }
+}
+
+#[test]
+fn quiescing_waits_for_no_turn() {
+    let mut rig = shared();
+    let (write, _) = transfer(&mut rig, NvmOpcode::Write, 0, 1 << 20);
+    rig.driver.submit(1, write).unwrap();
+    rig.poll(1);
+    assert!(rig.controller().quiesce());
+    assert_eq!(rig.reap(1).len(), 1);
+}
