@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::FileType;
@@ -24,6 +24,26 @@ pub(crate) struct Common {
     pub(super) witness: Option<Arc<OwnedFd>>,
     /// The first flush that failed, whose disk it was.
     pub(super) lost: OnceLock<DiskError>,
+    /// Disks on it.
+    disks: AtomicU32,
+}
+
+/// What the disks on a file may have with the kernel at a time, each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Share {
+    /// Requests.
+    pub requests: usize,
+    /// Bytes that they move; a single request may have more.
+    pub bytes: u64,
+}
+
+impl Share {
+    /// Of one that has the file alone: as many as a ring has places.
+    const ALONE: Self = Self { requests: super::RING_ENTRIES as usize, bytes: u64::MAX };
+    /// Of one that shares it. What comes after waits for what the medium has: few enough that
+    /// somebody else's request does not stand behind hundreds, and enough for a fast drive's full
+    /// speed.
+    const SHARED: Self = Self { requests: 32, bytes: 1 << 20 };
 }
 
 impl Common {
@@ -32,7 +52,23 @@ impl Common {
         let blocks = AtomicU64::new(opened.geometry.blocks);
         let (fd, direct, shape) = (opened.fd, opened.direct, opened.geometry);
         let (witness, lost) = (options.witness.clone(), OnceLock::new());
-        Ok(Self { fd, direct, shape, blocks, witness, lost })
+        Ok(Self { fd, direct, shape, blocks, witness, lost, disks: AtomicU32::new(0) })
+    }
+
+    /// There is one disk more on it.
+    pub fn join(&self) {
+        self.disks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// There is one less.
+    pub fn leave(&self) {
+        self.disks.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// What each of its disks may have with the kernel.
+    pub(super) fn share(&self) -> Share {
+        // Who comes or goes at this moment makes a difference to the next request.
+        if self.disks.load(Ordering::Relaxed) > 1 { Share::SHARED } else { Share::ALONE }
     }
 
     pub fn geometry(&self) -> Geometry {

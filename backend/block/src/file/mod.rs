@@ -7,6 +7,20 @@
 //! the page's other blocks is under way at that time, the page's later write-back undoes it, an
 //! acknowledged write lost.
 //!
+//! All requests of a `submit` go to the kernel in one call, and so does what a `poll` starts.
+//!
+//! Disks that share a file have few requests each with the kernel ([`Share`](common::Share)); the
+//! others wait here, in their own disk's queue and in nobody else's way.
+//!
+//! What io_uring offers and is not used:
+//! - registered files: a ring lets go of them when the kernel gets to taking it down, some time after
+//!   it was closed. The lock on the file would outlive the disk, and the process that was killed, and
+//!   who opens the file next would be told that it is in use;
+//! - registered buffers, of guest memory: they pin its pages. A guest would take all of its memory
+//!   from the first request on, and what it gave back, by a hole in its file, would stay, with the ring
+//!   reading into pages that are nobody's any more;
+//! - NVMe passthrough (`IORING_OP_URING_CMD` on /dev/ngXnY): there was no such drive to try it on.
+//!
 //! The descriptor to wait on is the ring's own: it is readable exactly while a completion waits,
 //! so there is no eventfd to clear on the hot path and no wake-up to lose.
 
@@ -22,6 +36,7 @@ use io_uring::{IoUring, types};
 
 use crate::check::{admit, complete};
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
+use common::Share;
 use job::{Job, Next, Step, Target};
 
 pub(crate) use common::{Common, cut, measure, set_size};
@@ -49,6 +64,8 @@ pub struct FileDisk {
     slots: Vec<Slot>,
     free: Vec<usize>,
     waiting: VecDeque<Request>,
+    /// Bytes of the jobs that the kernel has.
+    bytes: u64,
     /// Kernel's answers of one poll: slot and result.
     answers: Vec<(usize, i32)>,
     common: Arc<Common>,
@@ -78,14 +95,17 @@ impl FileDisk {
             let files = [witness.as_raw_fd()];
             ring.submitter().register_files(&files).map_err(OpenError::Ring)?;
         }
+        let fd = common.fd.try_clone().map_err(OpenError::Wake)?;
         let geometry = common.geometry();
+        common.join();
         Ok(Self {
             ring,
-            target: Target::new(common.fd.try_clone().map_err(OpenError::Wake)?, common.direct),
+            target: Target::new(fd, common.direct),
             geometry: Geometry { read_only: read_only || geometry.read_only, ..geometry },
             slots: Vec::new(),
             free: Vec::new(),
             waiting: VecDeque::new(),
+            bytes: 0,
             answers: Vec::new(),
             common,
         })
@@ -112,13 +132,24 @@ impl FileDisk {
 
     /// Hands waiting requests to the kernel as long as there is a place.
     fn start_waiting(&mut self, completions: &mut Vec<Completion>) {
-        while self.free_slot() {
+        let share = self.common.share();
+        while self.has_room(share) && self.free_slot() {
             let Some(request) = self.waiting.pop_front() else { return };
             match self.immediate(&request) {
                 Some(result) => completions.push(complete(request, result)),
                 None => self.start(request, completions),
             }
         }
+    }
+
+    /// Whether the kernel may have the first of the waiting requests.
+    fn has_room(&self, share: Share) -> bool {
+        let running = self.running();
+        let Some(next) = self.waiting.front().filter(|_| running < share.requests) else {
+            return false;
+        };
+        let bytes = moved(next, &self.geometry);
+        running == 0 || self.bytes.saturating_add(bytes) <= share.bytes
     }
 
     /// Whether there is a free place; makes one when there may be more.
@@ -133,6 +164,7 @@ impl FileDisk {
     fn start(&mut self, request: Request, completions: &mut Vec<Completion>) {
         match self.free.pop() {
             Some(index) => {
+                self.bytes += moved(&request, &self.geometry);
                 let job = Job::new(request, &self.geometry, &self.target);
                 self.push(index, job, completions);
             }
@@ -197,7 +229,9 @@ impl FileDisk {
             self.common.lose(error);
         }
         self.free.push(index);
-        completions.push(complete(job.into_request(&mut self.target), result));
+        let request = job.into_request(&mut self.target);
+        self.bytes -= moved(&request, &self.geometry);
+        completions.push(complete(request, result));
     }
 
     /// Whether the kernel had not begun with the request in slot `index`, and does not any more.
@@ -215,7 +249,8 @@ impl FileDisk {
         completions[before..].iter().any(|one| one.tag == tag && one.result == cancelled)
     }
 
-    fn running(&self) -> usize {
+    /// Requests that the kernel has.
+    pub(crate) fn running(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 }
@@ -263,6 +298,7 @@ impl Disk for FileDisk {
 
 impl Drop for FileDisk {
     fn drop(&mut self) {
+        self.common.leave();
         self.waiting.clear();
         let mut ended = Vec::new();
         while self.running() > 0 {
@@ -281,6 +317,16 @@ impl Drop for FileDisk {
 /// Whether the same call may succeed next time.
 fn is_passing(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+/// Bytes that a request moves.
+fn moved(request: &Request, geometry: &Geometry) -> u64 {
+    match request.operation {
+        Operation::Read | Operation::Write => {
+            u64::from(request.blocks) * u64::from(geometry.block_size)
+        }
+        _ => 0,
+    }
 }
 
 /// The descriptor as io_uring wants it.

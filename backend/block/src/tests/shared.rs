@@ -161,3 +161,35 @@ fn many_threads_disturb_nobody() {
     });
     assert_eq!(rounds.into_inner(), 800);
 }
+
+#[test]
+fn who_shares_a_file_has_few_requests_with_the_kernel() {
+    let Some((_folder, path, shared)) = on_file("who_shares_a_file_has_few") else { return };
+    drop(shared);
+    let common = Arc::new(crate::file::Common::open(&path, &FileOptions::default()).unwrap());
+    let over = || crate::FileDisk::over(common.clone(), false).unwrap();
+    // How many of `count` requests of `blocks` blocks are with the kernel at a time, at most.
+    let most = |disk: &mut crate::FileDisk, count: u64, blocks: u32| {
+        let span = || vec![Span::heap(blocks as usize * 512)];
+        let mut requests = (0..count)
+            .map(|tag| Request { tag, ..request(Operation::Read, 0, blocks, span()) })
+            .collect();
+        let mut ended = Vec::new();
+        disk.submit(&mut requests, &mut ended);
+        let mut most = disk.running();
+        while ended.len() < count as usize {
+            disk.poll(&mut ended);
+            most = most.max(disk.running());
+        }
+        assert!(ended.iter().all(|one| one.result.is_ok()));
+        (most, disk.running())
+    };
+    let mut one = over();
+    assert_eq!(most(&mut one, 200, 8), (200, 0), "alone: no limit but the ring's");
+    let mut two = over();
+    assert_eq!(most(&mut one, 200, 8), (32, 0), "requests");
+    assert_eq!(most(&mut two, 50, 512), (4, 0), "bytes: 1 MiB");
+    assert_eq!(most(&mut two, 3, 2048), (1, 0), "a large one passes, alone");
+    drop(two);
+    assert_eq!(most(&mut one, 200, 8), (200, 0));
+}
