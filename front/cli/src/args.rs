@@ -361,19 +361,8 @@ pub enum EndpointCommand {
     Limit {
         /// Id of the endpoint
         endpoint: String,
-        /// Commands per second
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-        iops: Option<u64>,
-        /// Commands that may come at once after a pause [default: a tenth of a second's]
-        #[arg(long, value_name = "N", requires = "iops",
-              value_parser = clap::value_parser!(u64).range(1..))]
-        iops_burst: Option<u64>,
-        /// Bytes per second, as 100M
-        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-        bandwidth: Option<u64>,
-        /// Bytes that may come at once after a pause [default: a tenth of a second's]
-        #[arg(long, value_name = "SIZE", requires = "bandwidth", value_parser = parse_size)]
-        bandwidth_burst: Option<u64>,
+        #[command(flatten)]
+        limits: LimitArgs,
     },
     /// Take a disk away from an endpoint; what it is working on ends first
     Detach {
@@ -389,6 +378,23 @@ pub enum EndpointCommand {
         #[arg(required = true)]
         ids: Vec<String>,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Commands per second
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iops: Option<u64>,
+    /// Commands that may come at once after a pause [default: a tenth of a second's]
+    #[arg(long, value_name = "N", requires = "iops",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub iops_burst: Option<u64>,
+    /// Bytes per second, as 100M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub bandwidth: Option<u64>,
+    /// Bytes that may come at once after a pause [default: a tenth of a second's]
+    #[arg(long, value_name = "SIZE", requires = "bandwidth", value_parser = parse_size)]
+    pub bandwidth_burst: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -416,6 +422,8 @@ pub struct EndpointArgs {
     /// after a pause waits for up to as long, and a shorter one takes more CPU [default: 20ms]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "mapped_doorbells")]
     pub sweep_period: Option<Duration>,
+    #[command(flatten)]
+    pub limits: LimitArgs,
 }
 
 #[derive(Debug, Subcommand)]

@@ -9,7 +9,7 @@ use slipway_plane_api::v1::disk::Kind;
 use slipway_plane_api::v1::nvme_controller::DoorbellMode;
 use slipway_runtime::Config;
 
-use crate::args::{EndpointArgs, EndpointCommand, NodeArgs};
+use crate::args::{EndpointArgs, EndpointCommand, LimitArgs, NodeArgs};
 use crate::client::{connect_plane, refused};
 use crate::size::{parse_size, show};
 use crate::table::table;
@@ -82,7 +82,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
                 crate::say!("{}", serde_json::to_string_pretty(&all)?);
             } else {
                 let rows: Vec<_> = endpoints.iter().map(row).collect();
-                let header = ["ID", "CLIENT", "DMA", "ERRORS", "DISKS", "SOCKET"];
+                let header = ["ID", "CLIENT", "DMA", "ERRORS", "LIMITS", "DISKS", "SOCKET"];
                 crate::out::print(format_args!("{}", table(header, &rows)));
             }
         }
@@ -95,14 +95,8 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
             let reply = plane.attach_disk(request).await.map_err(|status| refused(&status))?;
             crate::say!("{}", reply.into_inner().nsid);
         }
-        EndpointCommand::Limit { endpoint, iops, iops_burst, bandwidth, bandwidth_burst } => {
-            anyhow::ensure!(*bandwidth != Some(0), "a bandwidth is at least a byte per second");
-            let limits = v1::Limits {
-                commands_per_second: iops.unwrap_or(0),
-                command_burst: iops_burst.unwrap_or(0),
-                bytes_per_second: bandwidth.unwrap_or(0),
-                byte_burst: bandwidth_burst.unwrap_or(0),
-            };
+        EndpointCommand::Limit { endpoint, limits } => {
+            let limits = limits_of(limits)?.unwrap_or_default();
             let (endpoint_id, limits) = (endpoint.clone(), Some(limits));
             let request = v1::LimitEndpointRequest { endpoint_id, limits };
             plane.limit_endpoint(request).await.map_err(|status| refused(&status))?;
@@ -143,8 +137,31 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
                 .collect(),
             doorbells: doorbells.into(),
             sweep_period_us: args.sweep_period.map_or(Ok(0), sweep_period)?,
+            limits: limits_of(&args.limits)?,
         }),
     })
+}
+
+/// None where no limit is asked for.
+fn limits_of(args: &LimitArgs) -> Result<Option<v1::Limits>> {
+    anyhow::ensure!(args.bandwidth != Some(0), "a bandwidth is at least a byte per second");
+    Ok((args.iops.is_some() || args.bandwidth.is_some()).then(|| v1::Limits {
+        commands_per_second: args.iops.unwrap_or(0),
+        command_burst: args.iops_burst.unwrap_or(0),
+        bytes_per_second: args.bandwidth.unwrap_or(0),
+        byte_burst: args.bandwidth_burst.unwrap_or(0),
+    }))
+}
+
+/// As `ls` shows them: "1000 IOPS, 100.0 MiB/s", "none".
+fn show_limits(limits: Option<&v1::Limits>) -> String {
+    let limits = limits.copied().unwrap_or_default();
+    let commands = limits.commands_per_second;
+    let commands = (commands > 0).then(|| format!("{commands} IOPS"));
+    let bytes = limits.bytes_per_second;
+    let bytes = (bytes > 0).then(|| format!("{}/s", show(bytes)));
+    let shown: Vec<String> = [commands, bytes].into_iter().flatten().collect();
+    if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
 }
 
 /// A number is a namespace, anything else a disk's name: names are not digits alone.
@@ -177,7 +194,7 @@ fn dma_bytes(endpoint: &v1::Endpoint) -> u64 {
     endpoint.dma_regions.iter().map(|region| region.size_bytes).sum()
 }
 
-fn row(endpoint: &v1::Endpoint) -> [String; 6] {
+fn row(endpoint: &v1::Endpoint) -> [String; 7] {
     let disks = endpoint.namespaces.iter().map(|namespace| {
         let read_only = if namespace.read_only { ", read-only" } else { "" };
         let name = match namespace.disk.as_str() {
@@ -196,6 +213,7 @@ fn row(endpoint: &v1::Endpoint) -> [String; 6] {
         client,
         show(dma_bytes(endpoint)),
         endpoint.counters.map_or(0, |counters| counters.errors).to_string(),
+        show_limits(endpoint.limits.as_ref()),
         disks.collect::<Vec<_>>().join("; "),
         endpoint.socket_path.clone(),
     ]
@@ -220,6 +238,8 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
         })
     });
     let counters = endpoint.counters.unwrap_or_default();
+    let limits = endpoint.limits.unwrap_or_default();
+    let set = |value: u64| (value > 0).then_some(value);
     serde_json::json!({
         "id": endpoint.id,
         "socket": endpoint.socket_path,
@@ -232,6 +252,12 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
             DoorbellMode::Mapped => "mapped",
         },
         "sweep_period_us": (endpoint.sweep_period_us > 0).then_some(endpoint.sweep_period_us),
+        "limits": {
+            "iops": set(limits.commands_per_second),
+            "iops_burst": set(limits.command_burst),
+            "bandwidth": set(limits.bytes_per_second),
+            "bandwidth_burst": set(limits.byte_burst),
+        },
         "dma_regions": regions.collect::<Vec<_>>(),
         "namespaces": namespaces.collect::<Vec<_>>(),
     })
@@ -257,6 +283,18 @@ mod tests {
         for bad in ["", ":", ":ro", "disk:", "disk::ro", "ram:x", "ram:1M:ro", "tape:1", "a:b:ro"] {
             assert!(bad.parse::<DiskArg>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn limits() {
+        let none =
+            LimitArgs { iops: None, iops_burst: None, bandwidth: None, bandwidth_burst: None };
+        assert_eq!(limits_of(&none).unwrap(), None);
+        assert_eq!(show_limits(None), "none");
+        let some = LimitArgs { iops: Some(7), bandwidth: Some(3 << 20), ..none };
+        let limits = limits_of(&some).unwrap();
+        assert_eq!(show_limits(limits.as_ref()), "7 IOPS, 3.0 MiB/s");
+        assert!(limits_of(&LimitArgs { bandwidth: Some(0), ..some }).is_err());
     }
 
     #[test]

@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::create_dir_all(directory)?;
     let socket = std::path::absolute(directory)?.join("cntrl");
     let disk = v1::Disk { block_size, kind: Some(disk(kind, mebibytes << 20)?) };
-    let plane = Plane::new(Settings { reactors: 1 })?;
+    let plane = Plane::new(Settings::default())?;
     let served = plane.create(&v1::CreateEndpointRequest {
         id: ID.into(),
         socket_path: socket.to_str().ok_or("the path is not UTF-8")?.into(),
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             serial: ID.into(),
             namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk) }],
             doorbells: DoorbellMode::Mapped.into(),
-            sweep_period_us: 0,
+            ..Default::default()
         }),
     })?;
     println!("serving {}", served.socket_path);

@@ -125,7 +125,7 @@ impl Plane {
         let limits = request.limits.unwrap_or_default();
         let rates = rates(&limits);
         let door = self.with_endpoint(id, |served| {
-            served.keep_limits(limits)?;
+            served.set_limits(limits)?;
             Ok::<_, Error>(served.door())
         })??;
         let asked = door.ask(move |controller, done| {

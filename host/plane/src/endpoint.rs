@@ -91,6 +91,7 @@ pub struct Served {
     doorbells: v1::nvme_controller::DoorbellMode,
     /// 0: doorbells are trapped.
     sweep_period_us: u32,
+    limits: Option<v1::Limits>,
 }
 
 impl Served {
@@ -131,9 +132,9 @@ impl Served {
             limits,
             journal: place.as_ref().map(|place| place.journal.clone()),
         })?;
-        if let Some(place) = &place {
-            controller.limit(rates(&place.limits()));
-        }
+        // Those of now, and at first those that it is made with.
+        let limited = place.as_ref().and_then(Place::limits).or(wanted.limits);
+        controller.limit(rates(&limited.unwrap_or_default()));
         if parts.has_client() {
             let recovered = controller.recover();
             recovered.map_err(|error| Error::Resources(error.to_string()))?;
@@ -162,6 +163,7 @@ impl Served {
             place,
             doorbells: wanted.doorbells(),
             sweep_period_us,
+            limits: limited,
         })
     }
 
@@ -180,8 +182,9 @@ impl Served {
         self.place.as_ref().map(Place::lasts)
     }
 
-    /// Has a successor limit it likewise.
-    pub fn keep_limits(&mut self, limits: v1::Limits) -> Result<(), Error> {
+    /// It has these limits from now on, and so has a successor.
+    pub fn set_limits(&mut self, limits: v1::Limits) -> Result<(), Error> {
+        self.limits = Some(limits);
         self.place.as_mut().map_or(Ok(()), |place| place.limit(limits))
     }
 
@@ -269,6 +272,7 @@ impl Served {
             namespaces: self.namespaces.values().cloned().collect(),
             doorbells: self.doorbells.into(),
             sweep_period_us: self.sweep_period_us,
+            limits: self.limits,
         }
     }
 

@@ -262,7 +262,7 @@ async fn attach(
             serial: record.id.to_uppercase(),
             namespaces,
             doorbells: plane_v1::nvme_controller::DoorbellMode::Trapped.into(),
-            sweep_period_us: 0,
+            ..Default::default()
         }),
     };
     let created = node.plane.clone().create_endpoint(request).await;

@@ -73,9 +73,9 @@ impl Place {
         self.description.request.clone().unwrap_or_default()
     }
 
-    /// How it is limited.
-    pub fn limits(&self) -> v1::Limits {
-        self.description.limits.unwrap_or_default()
+    /// How it is limited; None: as it was made.
+    pub fn limits(&self) -> Option<v1::Limits> {
+        self.description.limits
     }
 
     /// A new endpoint is what `request` says.
