@@ -672,4 +672,9 @@ pub struct DaemonArgs {
     /// End when no sandbox runs and nobody is connected
     #[arg(long)]
     pub ends_when_idle: bool,
+    /// Longest time that a thread which serves devices looks for more work before it sleeps, up to a
+    /// second: longer answers the first command after a pause sooner and takes more CPU; 0: it sleeps
+    /// at once [default: poll_budget_us of the settings, 200us]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub poll_budget: Option<Duration>,
 }

@@ -21,6 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
+use crate::args::DaemonArgs;
 use crate::client::need_root;
 use crate::{image, keeper};
 
@@ -30,8 +31,13 @@ const IDLE: Duration = Duration::from_secs(5);
 /// How long clients have to take what they still get when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(5);
 
+/// Longest that a thread which serves devices may look for more work before it sleeps.
+const LONGEST_POLLING: Duration = Duration::from_secs(1);
+
 /// Serves until told to end, or, with `ends_when_idle`, until nobody needs it.
-pub async fn serve(config: Config, ends_when_idle: bool) -> Result<i32> {
+pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
+    let ends_when_idle = args.ends_when_idle;
+    let poll_budget = poll_budget_of(&config, args)?;
     need_root("running the daemon (it makes control groups and runs VMMs as other users)")?;
     make_private_dir(&config.data_dir, 0o711)?;
     make_private_dir(&config.run_dir, 0o711)?;
@@ -65,7 +71,7 @@ pub async fn serve(config: Config, ends_when_idle: bool) -> Result<i32> {
     let (stop, stopped) = watch::channel(false);
     // One that ends by itself when it is idle is not restarted by anybody.
     let keeps = config.keeper && !ends_when_idle;
-    let plane = plane(&config, keeps)?;
+    let plane = plane(&config, poll_budget, keeps)?;
     let router = tonic::transport::Server::builder()
         .initial_stream_window_size(slipway_plane_api::STREAM_WINDOW)
         .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
@@ -91,9 +97,19 @@ pub async fn serve(config: Config, ends_when_idle: bool) -> Result<i32> {
     Ok(0)
 }
 
+/// What the command line says, or the settings.
+fn poll_budget_of(config: &Config, args: &DaemonArgs) -> Result<Duration> {
+    let set = Duration::from_micros(config.poll_budget_us.into());
+    let budget = args.poll_budget.unwrap_or(set);
+    if budget > LONGEST_POLLING {
+        bail!("a poll budget of {budget:?} is more than {LONGEST_POLLING:?}");
+    }
+    Ok(budget)
+}
+
 /// The plane; with `keeps` it goes on with what the last one left.
-fn plane(config: &Config, keeps: bool) -> Result<Plane> {
-    let settings = slipway_plane::Settings { reactors: config.reactors };
+fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
+    let settings = slipway_plane::Settings { reactors: config.reactors, poll_budget };
     if !keeps {
         return Ok(Plane::new(settings)?);
     }
@@ -279,5 +295,23 @@ impl AsyncWrite for Counted {
         context: &mut TaskContext<'_>,
     ) -> Poll<std::io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_stronger_than_the_settings() {
+        let config = Config { poll_budget_us: 70, ..Config::default() };
+        let budget = |config: &Config, poll_budget| {
+            poll_budget_of(config, &DaemonArgs { ends_when_idle: false, poll_budget })
+        };
+        assert_eq!(budget(&config, None).unwrap(), Duration::from_micros(70));
+        assert_eq!(budget(&config, Some(Duration::ZERO)).unwrap(), Duration::ZERO);
+        assert!(budget(&config, Some(Duration::from_secs(2))).is_err());
+        let config = Config { poll_budget_us: 1_000_001, ..config };
+        assert!(budget(&config, None).is_err());
     }
 }

@@ -117,7 +117,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
             return bench::startup(&cli.node, &config, args).await;
         }
         Command::Bench(_) => return Ok(0),
-        Command::Daemon(args) => return daemon::serve(config, args.ends_when_idle).await,
+        Command::Daemon(args) => return daemon::serve(config, args).await,
         Command::Completions { .. } | Command::Man { .. } => return Ok(0),
         _ => {}
     }

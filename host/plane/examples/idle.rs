@@ -50,7 +50,7 @@ fn main() -> Outcome<()> {
 
 /// The target's process: serves until its standard input ends.
 fn target(directory: &Path, mode: &str, controllers: u64, sweep_ms: u64) -> Outcome<()> {
-    let plane = Plane::new(Settings { reactors: 1 })?;
+    let plane = Plane::new(Settings::default())?;
     let doorbells = if mode == "mapped" { DoorbellMode::Mapped } else { DoorbellMode::Trapped };
     for index in 0..controllers {
         let socket = directory.join(index.to_string());

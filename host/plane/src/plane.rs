@@ -25,6 +25,16 @@ const CLOSE: Duration = Duration::from_secs(30);
 pub struct Settings {
     /// Threads that serve devices, at least 1.
     pub reactors: u32,
+    /// How long, at most, such a thread looks for more work after the last before it sleeps: see
+    /// [`slipway_reactor::Settings::poll_budget`].
+    pub poll_budget: Duration,
+}
+
+impl Default for Settings {
+    /// One thread, which looks for more work for 200 us.
+    fn default() -> Self {
+        Self { reactors: 1, poll_budget: slipway_reactor::Settings::default().poll_budget }
+    }
 }
 
 /// The node's devices. Clones share it.
@@ -95,7 +105,10 @@ impl Plane {
         let reactors = (0..settings.reactors.max(1)).map(|number| {
             let name = format!("reactor-{number}");
             let on_panic = Arc::new(|what: &str| tracing::error!(what, "a device was dropped"));
-            Reactor::spawn(slipway_reactor::Settings { name, on_panic, ..Default::default() })
+            let poll_budget = settings.poll_budget;
+            let settings =
+                slipway_reactor::Settings { name, poll_budget, on_panic, ..Default::default() };
+            Reactor::spawn(settings)
         });
         let reactors = reactors.collect::<Result<_, _>>()?;
         let shared = Shared {

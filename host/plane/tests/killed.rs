@@ -76,7 +76,7 @@ fn the_planes_process() {
     let Ok(dir) = std::env::var(DIRECTORY) else { return };
     let dir = PathBuf::from(dir);
     let keeper = connect_keeper(&dir);
-    let settings = Settings { reactors: 1 };
+    let settings = Settings::default();
     let plane = Plane::with_keeper(settings, keeper, &dir.join("witness")).unwrap();
     if plane.list().is_empty() {
         plane.create(&request(&dir)).unwrap();

@@ -45,6 +45,9 @@ pub struct Config {
     pub accelerator: String,
     /// Threads that serve devices.
     pub reactors: u32,
+    /// Microseconds that such a thread looks for more work after the last, at most, before it sleeps;
+    /// how long it really does follows the traffic. 0: it sleeps at once. Up to a second.
+    pub poll_budget_us: u32,
     /// Named disks, and endpoints on RAM disks, files and named disks, outlive the daemon: a keeper
     /// process holds them while it is restarted, however it ended. Sandboxes do not.
     pub keeper: bool,
@@ -67,6 +70,7 @@ impl Default for Config {
             boot_timeout_s: 120,
             accelerator: "auto".into(),
             reactors: 1,
+            poll_budget_us: 200,
             keeper: false,
         }
     }

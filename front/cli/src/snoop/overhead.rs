@@ -61,7 +61,7 @@ fn plane(cpus: &Cpus) -> Result<Plane> {
     let mut target = CpuSet::new();
     cpus.target.iter().for_each(|cpu| target.set(*cpu));
     sched_setaffinity(None, &target).context("keeping to a processor")?;
-    let plane = Plane::new(Settings { reactors: 1 });
+    let plane = Plane::new(Settings::default());
     sched_setaffinity(None, &before)?;
     plane.context("starting a plane")
 }

@@ -51,7 +51,7 @@ pub struct Rig {
 impl Rig {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let plane = Plane::new(Settings { reactors: 1 }).unwrap();
+        let plane = Plane::new(Settings::default()).unwrap();
         Self { plane, socket: dir.path().join("cntrl"), dir }
     }
 
