@@ -582,6 +582,14 @@ pub struct BlockArgs {
     /// Seconds of load before that
     #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
     pub warm_up: f64,
+    /// Instead: how a quiet client fares, alone and beside each of these loads of a noisy one on
+    /// another controller of the same disk and reactor [without LOAD: randread-4k-d128 and
+    /// randread-128k-d128]. The quiet one's load is --workload [default: randread-4k-d1]; both clients
+    /// share a thread
+    #[arg(long, value_name = "LOAD", value_delimiter = ',', num_args = 0.., require_equals = true,
+          default_missing_values = ["randread-4k-d128", "randread-128k-d128"],
+          conflicts_with_all = ["target", "socket"])]
+    pub neighbour: Vec<slipway_bench::block::Workload>,
     /// Three loads (a small database), three short turns at most: shows that everything works, in some seconds
     #[arg(long)]
     pub quick: bool,
@@ -630,6 +638,9 @@ pub struct TargetArgs {
     /// As `endpoint create` has it
     #[arg(long)]
     pub disk: DiskArg,
+    /// Path of a second controller's socket, on the same disk
+    #[arg(long)]
+    pub neighbour: Option<PathBuf>,
     /// How clients ring
     #[arg(long, value_enum)]
     pub doorbells: Doorbells,

@@ -20,6 +20,9 @@ pub struct Measured {
     pub elapsed_ns: u64,
     /// CPU time that the target's process took meanwhile, ns, where there is one.
     pub target_cpu_ns: Option<u64>,
+    /// Commands that a neighbour had carried out meanwhile, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbour_commands: Option<u64>,
 }
 
 /// Something that takes a load.

@@ -176,6 +176,17 @@ impl BlockReport {
         (iops.len() > 1).then(|| (most - least) / median(iops.clone()).max(f64::MIN_POSITIVE))
     }
 
+    /// Commands a second that the neighbour of `subject` had, a median over the rounds; None where
+    /// there was no neighbour.
+    pub fn neighbour_iops(&self, workload: &Workload, subject: &str) -> Option<f64> {
+        let each = self.turns(workload, subject).filter_map(|run| {
+            let seconds = run.measured.elapsed_ns.max(1) as f64 / 1e9;
+            Some(run.measured.neighbour_commands? as f64 / seconds)
+        });
+        let each: Vec<f64> = each.collect();
+        (!each.is_empty()).then(|| median(each))
+    }
+
     /// As JSON, on one line for each run, ended by a newline.
     ///
     /// # Errors
@@ -264,7 +275,9 @@ pub(crate) mod tests {
                 latency.record_many(ns * 10, 2);
                 let elapsed_ns = latency.sum() as u64;
                 let target_cpu_ns = Some(elapsed_ns / 2);
-                let measured = Measured { latency, bytes: 4_104_192, elapsed_ns, target_cpu_ns };
+                let bytes = 4_104_192;
+                let measured =
+                    Measured { latency, bytes, elapsed_ns, target_cpu_ns, ..Measured::default() };
                 runs.push(Run { subject: (*name).to_owned(), workload, round, measured });
             }
         }

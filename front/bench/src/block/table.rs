@@ -35,7 +35,47 @@ pub fn block_table(report: &BlockReport, colour: bool) -> String {
     if let Some(rocksdb) = &report.rocksdb {
         text.push_str(&rocks_table(report, rocksdb, colour));
     }
-    text + &notes(report)
+    text + &neighbour_table(report, colour) + &notes(report)
+}
+
+const BESIDE: [&str; 8] =
+    ["", "p50", "beside", "ratio", "p99", "beside", "ratio", "neighbour IOPS"];
+
+/// How much worse the quiet client's latencies are beside a neighbour, a row for each that was there.
+/// Empty where there was none.
+fn neighbour_table(report: &BlockReport, colour: bool) -> String {
+    let mut text = String::new();
+    for workload in &report.plan.workloads {
+        let rows = report.subjects.iter().filter_map(|subject| {
+            let (alone, _) = subject.name.split_once('+')?;
+            let loud = report.neighbour_iops(workload, &subject.name)?;
+            let [alone, beside] = [alone, &subject.name].map(|name| report.figures(workload, name));
+            Some(beside_row(&subject.name, &alone?, &beside?, loud))
+        });
+        let rows: Vec<[String; 8]> = rows.collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let mut headings = BESIDE;
+        let name = format!("{workload}, alone and");
+        headings[0] = &name;
+        text.push_str(&grid(&headings, &rows, |row, line| match row {
+            None if colour => format!("{BOLD}{line}{PLAIN}"),
+            _ => line,
+        }));
+        text.push('\n');
+    }
+    text
+}
+
+fn beside_row(name: &str, alone: &Figures, beside: &Figures, loud: f64) -> [String; 8] {
+    let [p50, p99] = [0, 1].map(|at| {
+        let (alone, beside) = (alone.percentiles_ns[at], beside.percentiles_ns[at]);
+        let ns = |value: f64| human(value.round() as u64);
+        [ns(alone), ns(beside), format!("{:.2}", beside / alone.max(1.0))]
+    });
+    let ([a, b, c], [d, e, f]) = (p50, p99);
+    [name.to_owned(), a, b, c, d, e, f, thousands(loud)]
 }
 
 /// A table for each load, a row for each subject: operations a second, medians over rounds, the
@@ -148,6 +188,17 @@ mod tests {
         assert!(text.contains("Guests are emulated"), "{text}");
         report.environment.accelerator = "kvm".to_owned();
         assert!(!block_table(&report, false).contains("Guests are emulated"));
+    }
+
+    #[test]
+    fn a_neighbour_has_a_table_of_its_own() {
+        let mut report = report(&[("mapped", &[1_000]), ("mapped+x", &[1_500]), ("bare", &[600])]);
+        assert!(!block_table(&report, false).contains("ratio"));
+        let run = report.runs.iter_mut().find(|run| run.subject == "mapped+x").unwrap();
+        run.measured.neighbour_commands = Some(7);
+        let text = block_table(&report, false);
+        let row = text.lines().skip_while(|line| !line.contains("ratio")).nth(1).unwrap();
+        assert!(row.starts_with("mapped+x") && row.matches("1.50").count() == 2, "{text}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use slipway_bench::block::native::{Bare, Cpus, Session};
+use slipway_bench::block::native::{Bare, Cpus, Neighbours, Pair, Session};
 use slipway_bench::block::{
     BlockReport, Pattern, Plan, RocksPlan, Run, Subject, Turn, Workload, block_table,
     compare_blocks, curves, measure, plot,
@@ -96,7 +96,8 @@ fn list(args: &BlockArgs) {
 fn is_native(args: &BlockArgs) -> bool {
     let known = |name: &String| NATIVE.iter().any(|(known, _)| known == name);
     let named = !args.only.is_empty() && args.only.iter().all(known);
-    args.native || named || !args.socket.is_empty() || !args.target.is_empty()
+    let beside = !args.neighbour.is_empty();
+    args.native || beside || named || !args.socket.is_empty() || !args.target.is_empty()
 }
 
 /// What is asked for, or the thesis' loads; at the depths and with the threads that are asked for.
@@ -139,6 +140,9 @@ fn guests_workloads(args: &BlockArgs) -> Vec<Workload> {
 /// Every pattern, one in flight and many.
 fn own_workloads(args: &BlockArgs) -> Vec<Workload> {
     let load = |pattern, block_size, depth| Workload { pattern, block_size, depth, threads: 1 };
+    if !args.neighbour.is_empty() {
+        return vec![load(Pattern::RandRead, 4096, 1)];
+    }
     if args.quick {
         let depths = [(Pattern::RandRead, 1), (Pattern::RandWrite, 1), (Pattern::RandRead, 32)];
         return depths.map(|(pattern, depth)| load(pattern, 4096, depth)).to_vec();
@@ -207,6 +211,10 @@ fn native(args: &BlockArgs) -> Result<BlockReport> {
     let cpus = Cpus::split(1)?;
     // Targets end when they are dropped, after the sessions on them.
     let mut targets = Vec::new();
+    if !args.neighbour.is_empty() {
+        let subjects = neighbours(args, &plan, &disk, &cpus, &mut targets)?;
+        return report(plan, &disk, subjects);
+    }
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
     for name in configurations(args, &NATIVE.map(|(name, _)| name))? {
         subjects.push(match name {
@@ -229,7 +237,38 @@ fn native(args: &BlockArgs) -> Result<BlockReport> {
         let session = session(&other.name, &other.path, &cpus, &plan, args.fill);
         subjects.push(Box::new(session?));
     }
-    ensure!(!subjects.is_empty(), "there is nothing to measure");
+    report(plan, &disk, subjects)
+}
+
+/// For each configuration a target with two clients: the quiet one alone, and beside each load.
+fn neighbours(
+    args: &BlockArgs,
+    plan: &Plan,
+    disk: &BenchDisk,
+    cpus: &Cpus,
+    targets: &mut Vec<Target>,
+) -> Result<Vec<Box<dyn Subject>>> {
+    let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
+    let names = configurations(args, &NATIVE.map(|(name, _)| name))?;
+    // The bare queue pair has no second end.
+    for name in names.into_iter().filter(|name| *name != "bare") {
+        let target = Target::start_pair(disk, doorbells(name), cpus)?;
+        let pair = pair(name, &target, cpus, plan, (disk.holds_data(), &args.neighbour))?;
+        targets.push(target);
+        let beside = Neighbours::of(name, pair, &args.neighbour);
+        subjects.extend(beside.into_iter().map(|one| Box::new(one) as Box<dyn Subject>));
+    }
+    Ok(subjects)
+}
+
+/// The turns, and everything of them.
+fn report(
+    plan: Plan,
+    disk: &BenchDisk,
+    mut subjects: Vec<Box<dyn Subject>>,
+) -> Result<BlockReport> {
+    let takes = |load| subjects.iter().any(|subject| subject.takes(load));
+    ensure!(plan.workloads.iter().any(takes), "there is nothing to measure");
     let runs = take_turns(&mut subjects, &plan)?;
     let environment = super::environment("none".to_owned());
     let command = super::command_line();
@@ -259,6 +298,21 @@ fn session(name: &str, socket: &Path, cpus: &Cpus, plan: &Plan, fill: bool) -> R
         session.shadow_doorbells()?;
     }
     Ok(session)
+}
+
+/// A quiet client's session and a noisy one's, on the same target.
+fn pair(
+    name: &str,
+    target: &Target,
+    cpus: &Cpus,
+    plan: &Plan,
+    (fill, loads): (bool, &[Workload]),
+) -> Result<Pair> {
+    let quiet = session(name, &target.socket, cpus, plan, fill)?;
+    let loud = Plan { workloads: loads.to_vec(), ..plan.clone() };
+    // The disk is the same, and has its content by now.
+    let noisy = session(name, &target.neighbour, cpus, &loud, false)?;
+    Ok(Pair { quiet, noisy })
 }
 
 /// A bar for turns, on a terminal.

@@ -16,8 +16,10 @@ use crate::size::{parse_size, show};
 
 /// Printed by a target once its socket listens.
 const READY: &str = "ready";
-/// The endpoint's id, and the target's socket in its directory.
+/// The endpoint's id, and the disk's name where a neighbour shares it.
 const ID: &str = "bench";
+/// The neighbour's.
+const NEIGHBOUR: &str = "neighbour";
 
 /// How a target's clients ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -114,6 +116,8 @@ impl BenchDisk {
 /// A target that runs. Dropping it ends it.
 pub struct Target {
     pub socket: PathBuf,
+    /// Of a neighbour, where one was asked for.
+    pub neighbour: PathBuf,
     child: Child,
     /// Its end is the target's sign to end.
     _lifeline: Option<ChildStdin>,
@@ -128,9 +132,25 @@ impl Target {
         cpus: &Cpus,
         program: Option<&Path>,
     ) -> Result<Self> {
+        Self::start_with(disk, doorbells, cpus, program, false)
+    }
+
+    /// Starts one with two controllers of the same disk.
+    pub fn start_pair(disk: &BenchDisk, doorbells: Doorbells, cpus: &Cpus) -> Result<Self> {
+        Self::start_with(disk, doorbells, cpus, None, true)
+    }
+
+    fn start_with(
+        disk: &BenchDisk,
+        doorbells: Doorbells,
+        cpus: &Cpus,
+        program: Option<&Path>,
+        pair: bool,
+    ) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("t").tempdir_in(disk.dir.path())?;
         // Removed with everything else in the disk's directory.
-        let socket = dir.keep().join("cntrl");
+        let dir = dir.keep();
+        let (socket, neighbour) = (dir.join("cntrl"), dir.join(NEIGHBOUR));
         let (name, file) = disk.make()?;
         let program = match program {
             Some(program) => program.to_owned(),
@@ -140,6 +160,9 @@ impl Target {
         let mut command = Command::new(&program);
         command.args(["bench", "target", "--disk", &name, "--doorbells", mode, "--socket"]);
         command.arg(&socket);
+        if pair {
+            command.arg("--neighbour").arg(&neighbour);
+        }
         for cpu in &cpus.target {
             command.args(["--cpu", &cpu.to_string()]);
         }
@@ -151,7 +174,7 @@ impl Target {
         if let Some(output) = child.stdout.take() {
             BufReader::new(output).read_line(&mut line)?;
         }
-        let target = Self { socket, child, _lifeline: lifeline, _file: file };
+        let target = Self { socket, neighbour, child, _lifeline: lifeline, _file: file };
         if line.trim() != READY {
             bail!("the target {} did not come up", program.display());
         }
@@ -167,33 +190,54 @@ impl Drop for Target {
     }
 }
 
-/// `slipway bench target`: serves one endpoint until standard input ends. For `bench block` alone:
+/// `slipway bench target`: serves one endpoint, or two of the same disk, until standard input ends. For `bench block` alone:
 /// what is to be served for longer is the daemon's (`slipway endpoint create`).
 pub fn serve(args: &TargetArgs) -> Result<i32> {
     if !args.cpu.is_empty() {
         pin(&args.cpu)?;
     }
-    let plane = Plane::new(Settings { reactors: args.reactors })?;
+    let plane = Plane::new(Settings { reactors: args.reactors, ..Settings::default() })?;
     let doorbells = match args.doorbells {
         Doorbells::Mapped => DoorbellMode::Mapped,
         Doorbells::Trapped => DoorbellMode::Trapped,
     };
-    plane.create(&v1::CreateEndpointRequest {
-        id: ID.to_owned(),
-        socket_path: std::path::absolute(&args.socket)?.to_string_lossy().into_owned(),
-        owner: None,
-        nvme: Some(v1::NvmeController {
-            namespaces: vec![v1::Namespace { nsid: 1, disk: Some(args.disk.disk()) }],
-            doorbells: doorbells.into(),
-            ..Default::default()
-        }),
-    })?;
+    let mut disk = args.disk.disk();
+    if args.neighbour.is_some() {
+        let shared = v1::CreateDiskRequest { name: ID.to_owned(), disk: Some(disk) };
+        plane.create_disk(&shared)?;
+        let named = v1::NamedDiskReference { name: ID.to_owned(), read_only: false };
+        disk = v1::Disk { block_size: 0, kind: Some(v1::disk::Kind::Named(named)) };
+    }
+    plane.create(&endpoint(ID, &args.socket, &disk, doorbells)?)?;
+    if let Some(socket) = &args.neighbour {
+        plane.create(&endpoint(NEIGHBOUR, socket, &disk, doorbells)?)?;
+    }
     println!("{READY}");
     std::io::stdout().flush()?;
     // Whoever started this one holds the other end, and lets go when it ends, however it ends.
     std::io::copy(&mut std::io::stdin().lock().take(u64::MAX), &mut std::io::sink())?;
-    plane.remove(ID)?;
+    for endpoint in plane.list() {
+        plane.remove(&endpoint.id)?;
+    }
     Ok(0)
+}
+
+fn endpoint(
+    id: &str,
+    socket: &Path,
+    disk: &v1::Disk,
+    doorbells: DoorbellMode,
+) -> Result<v1::CreateEndpointRequest> {
+    Ok(v1::CreateEndpointRequest {
+        id: id.to_owned(),
+        socket_path: std::path::absolute(socket)?.to_string_lossy().into_owned(),
+        owner: None,
+        nvme: Some(v1::NvmeController {
+            namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk.clone()) }],
+            doorbells: doorbells.into(),
+            ..Default::default()
+        }),
+    })
 }
 
 /// `NAME=PATH`.

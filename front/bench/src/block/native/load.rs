@@ -149,69 +149,186 @@ pub(super) fn run(
     })
 }
 
+/// The time that counts, ns of the clock.
+#[derive(Clone, Copy)]
+struct Window {
+    from: u64,
+    until: u64,
+}
+
+/// A lane's load, under way.
+struct Flow {
+    lane: Lane,
+    places: Places,
+    latency: Histogram,
+    /// When each command was written; 0 while it is not in flight.
+    since: Vec<u64>,
+    /// Slots of commands that ended, and when they were written.
+    ended: Vec<(usize, u64)>,
+    in_flight: usize,
+}
+
+impl Flow {
+    /// Writes all of the lane's commands at `now`.
+    fn start(lane: Lane, places: Places, now: u64) -> Result<Self> {
+        let depth = lane.commands.len();
+        let (since, ended) = (vec![now.max(1); depth], Vec::with_capacity(depth));
+        let (latency, in_flight) = (Histogram::new(), depth);
+        let mut flow = Self { lane, places, latency, since, ended, in_flight };
+        for command in &mut flow.lane.commands {
+            flow.places.aim(command);
+            flow.lane.pair.push(command)?;
+        }
+        flow.lane.bell.ring(flow.lane.pair.tail())?;
+        Ok(flow)
+    }
+
+    /// Takes what completed, and writes as many commands anew unless `stop` or the time says
+    /// otherwise. Gives the time; None: nothing had completed.
+    #[inline]
+    fn step(
+        &mut self,
+        clock: &dyn Clock,
+        window: &mut Window,
+        stop: &AtomicBool,
+    ) -> Result<Option<u64>> {
+        take(&mut self.lane.pair, &mut self.since, &mut self.ended)?;
+        if self.ended.is_empty() {
+            return Ok(None);
+        }
+        let now = clock.nanos();
+        if now >= window.until && self.latency.count() == 0 {
+            // A machine that had no time for us: the first command makes the measurement longer.
+            window.until = now + 1;
+        }
+        let more = now < window.until && !stop.load(Ordering::Relaxed);
+        let counted = now >= window.from && now < window.until;
+        for &(slot, written) in &self.ended {
+            if counted {
+                self.latency.record(now.saturating_sub(written));
+            }
+            if more {
+                self.places.aim(&mut self.lane.commands[slot]);
+                self.lane.pair.push(&self.lane.commands[slot])?;
+                self.since[slot] = now.max(1);
+            }
+        }
+        if more {
+            self.lane.bell.ring(self.lane.pair.tail())?;
+        } else {
+            self.in_flight -= self.ended.len();
+        }
+        self.lane.bell.ring(self.lane.pair.head())?;
+        self.ended.clear();
+        Ok(Some(now))
+    }
+}
+
 /// Keeps the lane's commands in flight, and counts those that end after the warm-up; gives how long
 /// that was, which is longer than asked for only where no command ended in time.
 fn drive(
-    mut lane: Lane,
-    mut places: Places,
+    lane: Lane,
+    places: Places,
     clock: &dyn Clock,
     stop: &AtomicBool,
     (warm_up_ns, time_ns): (u64, u64),
 ) -> Result<(Lane, Histogram, u64)> {
-    let mut latency = Histogram::new();
-    let depth = lane.commands.len();
-    // When each was written; 0 while it is not in flight.
-    let mut since = vec![0_u64; depth];
-    // Slots of commands that ended, and when they were written.
-    let mut ended: Vec<(usize, u64)> = Vec::with_capacity(depth);
-    let mut now = clock.nanos();
-    let from = now + warm_up_ns;
-    let mut until = from + time_ns;
-    for (slot, command) in lane.commands.iter_mut().enumerate() {
-        places.aim(command);
-        lane.pair.push(command)?;
-        since[slot] = now.max(1);
+    let mut last = clock.nanos();
+    let from = last + warm_up_ns;
+    let mut window = Window { from, until: from + time_ns };
+    let mut flow = Flow::start(lane, places, last)?;
+    let mut polls = 0_u32;
+    while flow.in_flight > 0 {
+        match flow.step(clock, &mut window, stop)? {
+            Some(now) => (polls, last) = (0, now),
+            None => {
+                polls += 1;
+                std::hint::spin_loop();
+                if polls.is_multiple_of(POLLS) {
+                    give_up(clock.nanos() - last, stop)?;
+                }
+            }
+        }
     }
-    lane.bell.ring(lane.pair.tail())?;
-    let mut in_flight = depth;
-    let (mut polls, mut last) = (0_u32, now);
-    while in_flight > 0 {
-        take(&mut lane.pair, &mut since, &mut ended)?;
-        if ended.is_empty() {
-            polls += 1;
-            std::hint::spin_loop();
+    Ok((flow.lane, flow.latency, window.until - window.from))
+}
+
+/// One client's part of a load by two.
+pub(super) struct Part<'a> {
+    pub lanes: Vec<Lane>,
+    pub taker: Taker<'a>,
+    pub workload: &'a Workload,
+}
+
+impl Part<'_> {
+    fn start(self, now: u64) -> Result<Vec<Flow>> {
+        let per_command = u64::from(self.workload.block_size / self.taker.block_size).max(1);
+        let (pattern, blocks) = (self.workload.pattern, self.taker.blocks);
+        let flows = self.lanes.into_iter().zip(0..).map(|(lane, number)| {
+            Flow::start(lane, Places::new(pattern, per_command, blocks, number)?, now)
+        });
+        flows.collect()
+    }
+}
+
+/// Puts two loads on from one thread, which looks at the lanes of both in turn: on a machine of two
+/// processors both clients share the one that the target leaves. Gives the lanes of both back, and
+/// what the first measured.
+pub(super) fn run_beside(
+    quiet: Part<'_>,
+    loud: Option<Part<'_>>,
+    (warm_up, time): (Duration, Duration),
+) -> Result<([Vec<Lane>; 2], Measured)> {
+    let (clock, stop) = (stamp_clock(), AtomicBool::new(false));
+    let pid = quiet.taker.pid;
+    let (block_size, cpu) = (u64::from(quiet.workload.block_size), quiet.taker.cpus.client[0]);
+    let work = move || {
+        cpus::pin(&[cpu])?;
+        let mut last = clock.nanos();
+        let from = last + warm_up.as_nanos() as u64;
+        let mut window = Window { from, until: from + time.as_nanos() as u64 };
+        let mut before = None;
+        let mut quiet = quiet.start(last)?;
+        let mut loud = loud.map_or(Ok(Vec::new()), |loud| loud.start(last))?;
+        let (mut polls, mut spent) = (0_u32, None);
+        loop {
+            let mut left = 0;
+            for flow in quiet.iter_mut().chain(&mut loud) {
+                if let Some(now) = flow.step(&*clock, &mut window, &stop)? {
+                    last = now;
+                }
+                left += flow.in_flight;
+            }
+            if left == 0 {
+                break;
+            }
+            if before.is_none() && last >= from {
+                before = Some(pid.and_then(cpus::cpu_ns));
+            }
+            if spent.is_none() && last >= window.until {
+                spent = Some(pid.and_then(cpus::cpu_ns));
+            }
+            polls = polls.wrapping_add(1);
             if polls.is_multiple_of(POLLS) {
-                give_up(clock.nanos() - last, stop)?;
-            }
-            continue;
-        }
-        now = clock.nanos();
-        (polls, last) = (0, now);
-        if now >= until && latency.count() == 0 {
-            // A machine that had no time for us: the first command makes the measurement longer.
-            until = now + 1;
-        }
-        let more = now < until && !stop.load(Ordering::Relaxed);
-        let counted = now >= from && now < until;
-        for &(slot, written) in &ended {
-            if counted {
-                latency.record(now.saturating_sub(written));
-            }
-            if more {
-                places.aim(&mut lane.commands[slot]);
-                lane.pair.push(&lane.commands[slot])?;
-                since[slot] = now.max(1);
+                give_up(clock.nanos().saturating_sub(last), &stop)?;
             }
         }
-        if more {
-            lane.bell.ring(lane.pair.tail())?;
-        } else {
-            in_flight -= ended.len();
-        }
-        lane.bell.ring(lane.pair.head())?;
-        ended.clear();
-    }
-    Ok((lane, latency, until - from))
+        let mut measured =
+            Measured { elapsed_ns: window.until - window.from, ..Measured::default() };
+        quiet.iter().for_each(|flow| measured.latency.merge(&flow.latency));
+        measured.bytes = measured.latency.count() * block_size;
+        let spent = spent.flatten().zip(before.flatten());
+        measured.target_cpu_ns = spent.map(|(after, before)| after.saturating_sub(before));
+        let ended = loud.iter().map(|flow| flow.latency.count()).sum();
+        measured.neighbour_commands = (!loud.is_empty()).then_some(ended);
+        let lanes = |flows: Vec<Flow>| flows.into_iter().map(|flow| flow.lane).collect();
+        Ok(([lanes(quiet), lanes(loud)], measured))
+    };
+    // A thread of its own, so that the caller is not bound to a processor afterwards.
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("load".into()).spawn_scoped(scope, work)?;
+        thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
+    })
 }
 
 /// Takes what completed.

@@ -3,15 +3,18 @@
 //! [`Session`] is the driver on a vfio-user socket, whoever serves it; the target is another
 //! process and is never called directly. [`Bare`] is the same driver on a queue pair in shared
 //! memory whose other end is a loop that copies and does nothing else: no target is faster, so it
-//! is the floor that others are held against. Both put their load on from the threads of `load`.
+//! is the floor that others are held against. [`Neighbours`] has two sessions on one target: what a
+//! quiet client's latencies are beside a noisy one's load. They put their load on from the threads of `load`.
 
 mod bare;
 mod bell;
 mod cpus;
 mod load;
 mod memory;
+mod neighbour;
 mod session;
 
 pub use bare::Bare;
 pub use cpus::{Cpus, pin};
+pub use neighbour::{Neighbours, Pair};
 pub use session::Session;

@@ -17,7 +17,7 @@ use slipway_vfio_user::client::Client;
 
 use super::bell::{Bell, Shadow};
 use super::cpus::Cpus;
-use super::load::{self, Lane, Taker};
+use super::load::{self, Lane, Part, Taker};
 use super::memory::{BASE, Shared};
 use crate::block::{Measured, Subject, Workload};
 
@@ -301,6 +301,39 @@ fn room(workloads: &[Workload]) -> u64 {
     (loads + (8 << 20)).next_multiple_of(2 << 20)
 }
 
+impl Session {
+    fn taker(&self) -> Taker<'_> {
+        let (blocks, block_size) = (self.blocks, self.block_size);
+        Taker { cpus: &self.cpus, blocks, block_size, pid: self.pid }
+    }
+
+    /// Puts `workload` on from one thread, and from the same thread, when there is one, the load of a
+    /// neighbour on another session. What this one saw is measured.
+    ///
+    /// # Errors
+    /// As for [`Subject::run`].
+    pub fn run_beside(
+        &mut self,
+        workload: &Workload,
+        neighbour: Option<(&mut Session, &Workload)>,
+        times: (Duration, Duration),
+    ) -> Result<Measured> {
+        let lanes = self.lanes(workload)?;
+        let quiet = Part { lanes, taker: self.taker(), workload };
+        let Some((other, loud)) = neighbour else {
+            let ([lanes, _], measured) = load::run_beside(quiet, None, times)?;
+            self.clear(lanes, workload)?;
+            return Ok(measured);
+        };
+        let lanes = other.lanes(loud)?;
+        let part = Part { lanes, taker: other.taker(), workload: loud };
+        let ([ours, theirs], measured) = load::run_beside(quiet, Some(part), times)?;
+        self.clear(ours, workload)?;
+        other.clear(theirs, loud)?;
+        Ok(measured)
+    }
+}
+
 impl Subject for Session {
     fn name(&self) -> &str {
         &self.name
@@ -316,13 +349,7 @@ impl Subject for Session {
 
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured> {
         let lanes = self.lanes(workload)?;
-        let taker = Taker {
-            cpus: &self.cpus,
-            blocks: self.blocks,
-            block_size: self.block_size,
-            pid: self.pid,
-        };
-        let (lanes, measured) = load::run(lanes, &taker, workload, warm_up, time)?;
+        let (lanes, measured) = load::run(lanes, &self.taker(), workload, warm_up, time)?;
         self.clear(lanes, workload)?;
         Ok(measured)
     }
