@@ -52,7 +52,21 @@ ok "a disk in a file"
 [ -z "$(find "$work" -name 'slipway-bench*')" ] || fail "left behind: $(find "$work" -name 'slipway-bench*')"
 ok "sockets and files are gone"
 
-for bad in '--only tape' '--workload randread-3k' '--disk tape:1M' '--report /dev/null' '--socket x=/nonexistent --only bare'; do
+bench --quick --neighbour --only mapped --json --output "$work/beside.json" >/dev/null 2>"$work/errors" || fail "a neighbour: $(cat "$work/errors")"
+python3 - "$work/beside.json" <<'CHECK' || fail "the neighbour's report does not hold what was asked for"
+import json, sys
+report = json.load(open(sys.argv[1]))
+names = ["mapped", "mapped+randread-4k-d128-t1", "mapped+randread-128k-d128-t1"]
+assert [s["name"] for s in report["subjects"]] == names, report["subjects"]
+assert len(report["runs"]) == 3 * 3, len(report["runs"])
+for run in report["runs"]:
+    assert run["workload"] == "randread-4k-d1-t1" and run["measured"]["bytes"] > 0, run
+    assert (run["measured"].get("neighbour_commands", 0) > 0) == ("+" in run["subject"]), run
+CHECK
+bench --report "$work/beside.json" | grep -q 'ratio' || fail "no table of ratios"
+ok "a quiet client alone and beside two loads of a noisy one"
+
+for bad in '--only tape' '--neighbour=tape' '--workload randread-3k' '--disk tape:1M' '--report /dev/null' '--socket x=/nonexistent --only bare'; do
     # shellcheck disable=SC2086 # words
     bench --quick $bad >/dev/null 2>"$work/errors" && fail "bench block $bad succeeded"
     [ "$(wc -l <"$work/errors")" = 1 ] && grep -q '^slipway: ' "$work/errors" || fail "bench block $bad says: $(cat "$work/errors")"

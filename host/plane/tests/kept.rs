@@ -46,7 +46,7 @@ fn connect(dir: &Path) -> Keeper {
 }
 
 fn plane(dir: &Path) -> std::io::Result<Plane> {
-    Plane::with_keeper(Settings { reactors: 1 }, connect(dir), &dir.join("witness"))
+    Plane::with_keeper(Settings::default(), connect(dir), &dir.join("witness"))
 }
 
 fn disk(kind: Kind) -> Option<v1::Disk> {
