@@ -125,7 +125,7 @@ random.trust_cpu=on mitigations=off tsc=reliable no_timer_check cryptomgr.notest
 
 now() { date +%s%3N; }
 says() { grep -q "^e2e: $1" "$work/console"; }
-explain() { tail -n 40 "$work/console" "$work/qemu.log" "$work/daemon.log" 2>/dev/null; }
+explain() { grep -v '^e2e: gap' "$work/console" | tail -n 40; tail -n 20 "$work/qemu.log" "$work/daemon.log"; }
 
 root_disk || fail "the guest's disk cannot be made"
 guests_work >"$work/work"
