@@ -590,7 +590,8 @@ pub struct BlockArgs {
           default_missing_values = ["randread-4k-d128", "randread-128k-d128"],
           conflicts_with_all = ["target", "socket"])]
     pub neighbour: Vec<slipway_bench::block::Workload>,
-    /// Three loads (a small database), three short turns at most: shows that everything works, in some seconds
+    /// Three loads (a small database), three short turns at most: shows that everything works, in
+    /// seconds with --native, in minutes with guests
     #[arg(long)]
     pub quick: bool,
     /// One more configuration: an NVMe controller that somebody else serves on a vfio-user socket

@@ -138,16 +138,22 @@ pub(crate) fn thousands(value: f64) -> String {
 
 fn notes(report: &BlockReport) -> String {
     let plan = &report.plan;
-    let mut text = format!(
-        "{} turn{} of {:?} each after {:?} of warm-up, in turn; medians. Disk: {}. Accelerator: {}.\n\
-         spread: from the least to the most IOPS of the rounds; target CPU: what the target's process spent for one command\n",
-        plan.rounds,
-        if plan.rounds == 1 { "" } else { "s" },
-        plan.time,
-        plan.warm_up,
-        report.disk,
-        report.environment.accelerator,
-    );
+    let (rounds, plural) = (plan.rounds, if plan.rounds == 1 { "" } else { "s" });
+    let (disk, accelerator) = (&report.disk, &report.environment.accelerator);
+    let turns = match report.rocksdb {
+        Some(_) => format!("{rounds} round{plural}, in turn"),
+        None => {
+            let (time, warm_up) = (plan.time, plan.warm_up);
+            format!("{rounds} turn{plural} of {time:?} each after {warm_up:?} of warm-up, in turn")
+        }
+    };
+    let mut text = format!("{turns}; medians. Disk: {disk}. Accelerator: {accelerator}.\n");
+    if report.rocksdb.is_none() {
+        text.push_str(
+            "spread: from the least to the most IOPS of the rounds; target CPU: what the target's \
+             process spent for one command\n",
+        );
+    }
     if report.environment.accelerator == "tcg" {
         text.push_str(
             "Guests are emulated (no VT-x or AMD-V here): their rates compare shapes with each other, \

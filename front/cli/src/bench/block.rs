@@ -46,7 +46,9 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
     }
     let title = format!("{} on {}", report.disk, report.environment.machine);
     if let Some(path) = &args.svg {
-        write(path, &plot(&report, &title)?)?;
+        // Of RocksDB there are no other pictures.
+        let draw = if report.rocksdb.is_some() { curves } else { plot };
+        write(path, &draw(&report, &title)?)?;
     }
     if let Some(path) = &args.curves {
         write(path, &curves(&report, &title)?)?;

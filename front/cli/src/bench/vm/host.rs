@@ -1,6 +1,6 @@
 //! The host itself as a subject: fio and RocksDB without any guest.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -34,15 +34,14 @@ pub fn need(program: &str, wanted: bool) -> Result<()> {
 pub struct Host {
     file: PathBuf,
     /// Beside the file, for databases.
-    dir: tempfile::TempDir,
+    dir: PathBuf,
 }
 
 impl Host {
-    pub fn new(file: &Path) -> Result<Self> {
-        let beside = file.parent().unwrap_or(Path::new("/"));
-        let dir = tempfile::Builder::new().prefix("slipway-bench").tempdir_in(beside);
-        let dir = dir.with_context(|| format!("no directory in {}", beside.display()))?;
-        Ok(Self { file: file.to_owned(), dir })
+    /// Makes the directory `dir` for databases.
+    pub fn new(file: PathBuf, dir: PathBuf) -> Result<Self> {
+        std::fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        Ok(Self { file, dir })
     }
 }
 
@@ -73,7 +72,7 @@ impl RocksSubject for Host {
     }
 
     fn run(&mut self, plan: &RocksPlan, job: RocksJob) -> Result<RocksMeasured> {
-        let dir = self.dir.path().to_string_lossy();
+        let dir = self.dir.to_string_lossy();
         let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
         ensure!(dir.chars().all(plain), "{dir}: a script needs a path without special characters");
         let mut command = Command::new("sh");

@@ -13,7 +13,7 @@ mod host;
 mod image;
 mod node;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -43,43 +43,72 @@ pub fn with_own_disk<'a>(names: &[&'a str]) -> Vec<&'a str> {
     names.iter().copied().filter(|name| *name != SHARED).collect()
 }
 
-/// The file that every configuration is measured on, and one like it for the guests that share a
-/// disk: the plane lets nobody write a file that is a disk of its own already. Removed on drop.
+/// A directory with the file that every configuration is measured on, and one like it for the guests
+/// that share a disk: the plane lets nobody write a file that is a disk of its own already. Removed on
+/// drop, and when the user interrupts.
 pub struct Medium {
-    file: tempfile::TempPath,
-    shared: Option<tempfile::TempPath>,
+    dir: tempfile::TempDir,
     about: String,
 }
 
 impl Medium {
     /// New files of `kind`, in RAM or in a directory, every block of them written.
     pub fn make(kind: &DiskKind, names: &[&str]) -> Result<Self> {
-        let (dir, bytes) = match kind {
+        let (place, bytes) = match kind {
             DiskKind::Ram(bytes) => (PathBuf::from("/dev/shm"), *bytes),
             DiskKind::File(dir, bytes) => (std::path::absolute(dir)?, *bytes),
             DiskKind::Null(_) => {
                 bail!("a null disk serves --native only; guests need ram:SIZE or file:DIR:SIZE")
             }
         };
-        let file = filled(&dir, bytes)?;
-        let shared = names.contains(&SHARED).then(|| filled(&dir, bytes)).transpose()?;
-        Ok(Self { file, shared, about: DiskKind::File(dir, bytes).to_string() })
+        let dir = tempfile::Builder::new().prefix("slipway-bench").tempdir_in(&place);
+        let dir = dir.with_context(|| format!("no file in {}", place.display()))?;
+        remove_when_interrupted(dir.path().to_owned());
+        let medium = Self { dir, about: DiskKind::File(place, bytes).to_string() };
+        let shared = names.contains(&SHARED).then(|| medium.shared());
+        for path in [Some(medium.disk()), shared].into_iter().flatten() {
+            let written = std::fs::File::create_new(&path).and_then(|file| fill(file, bytes));
+            written.with_context(|| format!("filling {}", path.display()))?;
+        }
+        Ok(medium)
     }
 
-    fn path(&self) -> &Path {
-        &self.file
+    fn disk(&self) -> PathBuf {
+        self.dir.path().join("disk")
+    }
+
+    fn shared(&self) -> PathBuf {
+        self.dir.path().join("shared")
+    }
+
+    fn host(&self) -> Result<Host> {
+        Host::new(self.disk(), self.dir.path().join("host"))
     }
 }
 
-fn filled(dir: &Path, bytes: u64) -> Result<tempfile::TempPath> {
-    let file = tempfile::Builder::new().prefix("slipway-bench").tempfile_in(dir);
-    let mut file = file.with_context(|| format!("no file in {}", dir.display()))?;
-    fill(file.as_file_mut(), bytes).with_context(|| format!("filling {}", dir.display()))?;
-    Ok(file.into_temp_path())
+/// Removes `dir` and ends this process when the user or a supervisor asks it to end. Guests end by
+/// themselves then.
+fn remove_when_interrupted(dir: PathBuf) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let wait = move || -> std::io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let number = runtime.block_on(async {
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let mut terminate = signal(SignalKind::terminate())?;
+            std::io::Result::Ok(tokio::select! {
+                _ = interrupt.recv() => libc::SIGINT,
+                _ = terminate.recv() => libc::SIGTERM,
+            })
+        })?;
+        // What cannot be removed is a file in a place for temporary ones.
+        let _ = std::fs::remove_dir_all(&dir);
+        std::process::exit(128 + number);
+    };
+    std::thread::spawn(wait);
 }
 
 /// Writes `file` whole, with bytes that no layer below makes less of.
-fn fill(file: &mut std::fs::File, bytes: u64) -> std::io::Result<()> {
+fn fill(mut file: std::fs::File, bytes: u64) -> std::io::Result<()> {
     use std::io::Write;
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut block = vec![0; 1 << 20];
@@ -125,7 +154,7 @@ impl Machines {
     pub fn subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn Subject>>> {
         let subject = |name: &&str| -> Result<Box<dyn Subject>> {
             Ok(match *name {
-                "host" => Box::new(Host::new(self.medium.path())?),
+                "host" => Box::new(self.medium.host()?),
                 name => Box::new(self.guests(name)?),
             })
         };
@@ -136,7 +165,7 @@ impl Machines {
     pub fn rocks_subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn RocksSubject>>> {
         let subject = |name: &&str| -> Result<Box<dyn RocksSubject>> {
             Ok(match *name {
-                "host" => Box::new(Host::new(self.medium.path())?),
+                "host" => Box::new(self.medium.host()?),
                 name => Box::new(self.guests(name)?),
             })
         };
@@ -146,14 +175,11 @@ impl Machines {
     fn guests(&self, name: &str) -> Result<Guests> {
         let node = self.node.as_ref().context("there is no node for guests")?;
         let about = about(name);
-        let file = self.medium.path();
+        let file = &self.medium.disk();
         let guests = match name {
             "qemu-nvme" => Guests::alone(node, name, about, file, Device::VmmNvme),
             "virtio-blk" => Guests::alone(node, name, about, file, Device::VmmVirtioBlk),
-            SHARED => {
-                let shared = self.medium.shared.as_deref().context("there is no shared file")?;
-                Guests::sharing(node, name, about, shared)
-            }
+            SHARED => Guests::sharing(node, name, about, &self.medium.shared()),
             _ => Guests::alone(node, name, about, file, Device::Plane),
         };
         guests.with_context(|| format!("configuration {name}"))
@@ -193,14 +219,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let kind = DiskKind::File(dir.path().to_owned(), 2 << 20);
         let medium = Medium::make(&kind, &["host", SHARED]).unwrap();
-        let shared = medium.shared.as_deref().unwrap();
-        assert_eq!(std::fs::metadata(shared).unwrap().len(), 2 << 20);
-        let path = medium.path().to_owned();
-        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(std::fs::metadata(medium.shared()).unwrap().len(), 2 << 20);
+        let bytes = std::fs::read(medium.disk()).unwrap();
         assert_eq!(bytes.len(), 2 << 20);
         assert!(bytes.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
         drop(medium);
-        assert!(!path.exists());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         assert!(Medium::make(&DiskKind::Null(1 << 20), &["host"]).is_err());
     }
