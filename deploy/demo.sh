@@ -28,8 +28,10 @@ need_image() {
     image=$built
     say "no registry answers: making $image from Debian's packages (once, about a minute)"
     root=$(mktemp -d)
-    trap 'rm -rf "$root"' EXIT
-    mmdebstrap --quiet --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
+    trap 'rm -rf --one-file-system "$root"' EXIT
+    # Its mounts are in a namespace of its own: whatever ends it, nothing of the host lies in the tree
+    # that is removed.
+    unshare --mount mmdebstrap --quiet --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
         bookworm "$root/root" >/dev/null
     rm -rf "$root"/root/var/cache/apt/* "$root"/root/var/lib/apt/lists/*
     "$slipway" image import "dir:$root/root" "$image"

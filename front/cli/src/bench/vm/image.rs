@@ -36,16 +36,25 @@ pub async fn ready(config: &Config, named: Option<&str>) -> Result<(String, Imag
 fn bootstrap(tree: &std::path::Path) -> Result<()> {
     let missing = "mmdebstrap is missing: `apt-get install mmdebstrap` brings it, or --image names an \
                    image that has fio (and rocksdb-tools for --rocksdb)";
-    let output = Command::new("mmdebstrap")
-        .args(["--quiet", "--variant=minbase", "--aptopt=Acquire::Check-Valid-Until \"false\""])
+    // Its mounts are in a namespace of its own: whatever ends it, nothing of the host lies in the tree
+    // that is removed.
+    let output = Command::new("unshare")
+        .args([
+            "--mount",
+            "mmdebstrap",
+            "--quiet",
+            "--variant=minbase",
+            "--aptopt=Acquire::Check-Valid-Until \"false\"",
+        ])
         .arg(format!("--include={PACKAGES}"))
         .arg(SUITE)
         .arg(tree)
         .output();
-    let output = match output {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(missing),
-        output => output.context("cannot start mmdebstrap")?,
-    };
+    let output = output.context("cannot start unshare (util-linux)")?;
+    // As a shell says that there is no such program.
+    if output.status.code() == Some(127) {
+        bail!(missing);
+    }
     let errors = String::from_utf8_lossy(&output.stderr);
     let last = errors.lines().rev().find(|line| !line.is_empty()).unwrap_or_default();
     ensure!(output.status.success(), "mmdebstrap: {last}");
