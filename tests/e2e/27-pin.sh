@@ -32,8 +32,8 @@ chmod +x "$work/root/init"
 
 stop_daemon
 "$slipway" daemon 2>"$work/daemon.log" &
-serves() { "$slipway" endpoint ls >/dev/null 2>&1; }
-wait_until 20 serves || fail "no daemon: $(tail -5 "$work/daemon.log")"
+# Whoever asks a daemon before there is one starts another.
+wait_until 20 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(tail -5 "$work/daemon.log")"
 "$slipway" endpoint create pin --socket "$work/pin.sock" --disk ram:16M >/dev/null || fail "endpoint create"
 timeout 240 "$qemu" -M q35,memory-backend=m0 -object memory-backend-memfd,id=m0,size=256M,share=on \
     -smp 2 -m 256M -accel tcg -nodefaults -display none -serial stdio -no-reboot \
