@@ -3,7 +3,9 @@
 . "$(dirname "$0")/lib.sh"
 need_node
 
-"$slipway" run --rm "$image" -- sh -c 'exit 3'; [ $? = 3 ] || fail "exit 3 gave $?"
+"$slipway" run --rm "$image" -- sh -c 'exit 3'
+status=$?
+[ "$status" = 3 ] || fail "exit 3 gave $status"
 ok "exit status 3"
 "$slipway" run --rm "$image" -- /no/such/program 2>"$work/err"; [ $? = 127 ] || fail "127: $(cat "$work/err")"
 ok "a missing program gives 127: $(cat "$work/err")"

@@ -12,7 +12,9 @@ sys.exit(0 if any(f["check"] == "accelerator" and f["verdict"] == "ok" for f in 
 if kvm_may_work; then
     need_node
     stop_daemon
-    "$slipway" run --rm "$image" -- sh -c 'exit 3'; [ $? = 3 ] || fail "exit 3 gave $?"
+    "$slipway" run --rm "$image" -- sh -c 'exit 3'
+    status=$?
+    [ "$status" = 3 ] || fail "exit 3 gave $status"
     if [ "$(chosen)" = kvm ]; then
         ok "KVM chosen, and a sandbox ran on it"
         exit 0
