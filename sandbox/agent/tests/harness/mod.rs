@@ -25,8 +25,6 @@ fn missing() -> Option<&'static str> {
         Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
     };
     let file_systems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let root_is_mount = mounts.lines().any(|line| line.split(' ').nth(4) == Some("/"));
     let checks: [(bool, &str); 9] = [
         (rustix::process::geteuid().is_root(), "root"),
         (Path::new(BUSYBOX).exists(), "/bin/busybox (busybox-static)"),
@@ -36,9 +34,19 @@ fn missing() -> Option<&'static str> {
         (file_systems.contains("\toverlay\n"), "overlayfs in the kernel"),
         (Path::new("/dev/loop-control").exists(), "loop devices"),
         (cgroup2().is_some(), "a cgroup2 mount"),
-        (root_is_mount, "a root that is a mount point, which a plain chroot has not"),
+        (is_root_of_namespace(), "the mount namespace's own root; this is a chroot"),
     ];
     checks.iter().find(|(there, _)| !there).map(|(_, what)| *what)
+}
+
+/// Whether `/` is where a process gets that enters this mount namespace, as an exec does.
+fn is_root_of_namespace() -> bool {
+    let root = |command: &mut Command| {
+        let output = command.args(["stat", "-c", "%d:%i", "/"]).output().ok()?;
+        output.status.success().then_some(output.stdout)
+    };
+    let own = root(&mut Command::new("env"));
+    own.is_some() && own == root(Command::new("nsenter").arg("--mount=/proc/self/ns/mnt"))
 }
 
 fn cgroup2() -> Option<PathBuf> {
