@@ -19,7 +19,6 @@
 //! not of MSI-X (section 7.5.2). A host that rings late, or once per half of the queue, would hang,
 //! or, with a timer beside the rule, wait for that timer with every command. What would be saved is
 //! an eventfd's signal per burst. Hosts that want fewer interrupts say so, by coalescing.
-
 //!
 //! # The pin
 //! While MSI-X is off, the interrupt pin is asserted as long as entries of a completion queue with
@@ -34,6 +33,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use slipway_pci::Interrupt;
 use slipway_ram::Memory;
 
 use crate::admin::features::Coalescing;
@@ -57,12 +57,7 @@ impl Controller {
     pub(crate) fn signal_all(&mut self) {
         self.interrupt_at = None;
         for queue in self.queues.completions_mut() {
-            if queue.fresh > 0
-                && let Some(vector) = queue.take_interrupt()
-                && let Some(interrupt) = self.interrupts.get(usize::from(vector))
-            {
-                interrupt.signal();
-            }
+            queue.interrupt(&self.interrupts);
         }
     }
 
@@ -81,17 +76,12 @@ impl Controller {
             let may_wait = queue.id != 0 && self.features.coalesces(vector);
             if may_wait && let Some(due) = queue.hold(coalescing, now) {
                 self.interrupt_at = Some(self.interrupt_at.map_or(due, |at| at.min(due)));
-            } else if queue.fresh > 0
-                && let Some(vector) = queue.take_interrupt()
-                && let Some(interrupt) = self.interrupts.get(usize::from(vector))
-            {
-                interrupt.signal();
+            } else {
+                queue.interrupt(&self.interrupts);
             }
         }
     }
-}
 
-impl Controller {
     /// Whether there is an interrupt that the pin stands for, disabled or not.
     pub(crate) fn has_pin_interrupt(&self) -> bool {
         !self.pci.msix_control().enabled
@@ -149,6 +139,16 @@ impl CompletionQueue {
             }
         }
         Ok(())
+    }
+
+    /// Interrupts if there are entries of which the host has not heard.
+    fn interrupt(&mut self, interrupts: &[Interrupt]) {
+        if self.fresh > 0
+            && let Some(vector) = self.take_interrupt()
+            && let Some(interrupt) = interrupts.get(usize::from(vector))
+        {
+            interrupt.signal();
+        }
     }
 
     /// The vector to interrupt, if there is one, for all entries that were written so far.

@@ -168,15 +168,9 @@ impl Attached {
             }
         }
         if self.in_flight > completions.len() - before {
-            let polled = completions.len();
-            self.disk.poll(completions);
-            if self.feeder.is_splitting() {
-                self.feeder.settle(polled, completions);
-                self.feeder.go_on(
-                    (&mut *self.disk as &mut dyn Disk, self.geometry.block_size),
-                    left,
-                    completions,
-                );
+            match self.feeder.is_splitting() {
+                true => self.go_on(left, completions),
+                false => self.disk.poll(completions),
             }
         }
         self.in_flight = self.in_flight.saturating_sub(completions.len() - before);

@@ -6,7 +6,7 @@ use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::feature::FeatureId;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::registers::{Configuration, offset};
-use slipway_pci::{Function, Progress};
+use slipway_pci::Function;
 
 use super::rig::{Rig, Setup};
 use crate::driver::{admin, io};
@@ -34,18 +34,6 @@ fn submit(rig: &mut Rig, queue: u16, count: usize) {
     }
 }
 
-/// Polls until the controller sleeps; how long it wants to.
-fn settle(rig: &mut Rig) -> Option<Duration> {
-    loop {
-        match rig.controller().poll() {
-            Progress::Busy => {}
-            Progress::Idle(at) | Progress::Watching(at) => {
-                return at.map(|at| at - slipway_telemetry::Clock::now(&rig.clock));
-            }
-        }
-    }
-}
-
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 #[test]
@@ -53,17 +41,17 @@ fn so_many_entries_make_one_interrupt() {
     let mut rig = coalescing(FOUR_OR_MILLISECOND);
     for _ in 0..3 {
         submit(&mut rig, 1, 1);
-        assert_eq!(settle(&mut rig), Some(MILLISECOND));
+        assert_eq!(rig.settle(), Some(MILLISECOND));
         assert_eq!(rig.sink.take(), [0_u16; 0]);
     }
     submit(&mut rig, 1, 1);
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     assert_eq!(rig.sink.take(), [1]);
     // The next four begin anew.
     submit(&mut rig, 1, 3);
-    assert_eq!(settle(&mut rig), Some(MILLISECOND));
+    assert_eq!(rig.settle(), Some(MILLISECOND));
     submit(&mut rig, 1, 9);
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     assert_eq!(rig.sink.take(), [1], "more than enough make one as well");
     assert_eq!(rig.reap(1).len(), 16);
 }
@@ -72,19 +60,19 @@ fn so_many_entries_make_one_interrupt() {
 fn so_much_time_since_the_first_entry_makes_one_interrupt() {
     let mut rig = coalescing(FOUR_OR_MILLISECOND);
     submit(&mut rig, 1, 1);
-    assert_eq!(settle(&mut rig), Some(MILLISECOND));
+    assert_eq!(rig.settle(), Some(MILLISECOND));
     rig.advance(MILLISECOND / 2);
     submit(&mut rig, 1, 1);
-    assert_eq!(settle(&mut rig), Some(MILLISECOND / 2), "the first entry's time counts");
+    assert_eq!(rig.settle(), Some(MILLISECOND / 2), "the first entry's time counts");
     rig.advance(MILLISECOND / 2 - Duration::from_nanos(1));
-    assert_eq!(settle(&mut rig), Some(Duration::from_nanos(1)));
+    assert_eq!(rig.settle(), Some(Duration::from_nanos(1)));
     assert_eq!(rig.sink.take(), [0_u16; 0]);
     rig.advance(Duration::from_nanos(1));
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     assert_eq!(rig.sink.take(), [1]);
     rig.advance(MILLISECOND);
     submit(&mut rig, 1, 1);
-    assert_eq!(settle(&mut rig), Some(MILLISECOND), "time begins anew");
+    assert_eq!(rig.settle(), Some(MILLISECOND), "time begins anew");
 }
 
 #[test]
@@ -93,15 +81,15 @@ fn queues_wait_for_themselves() {
     rig.driver.create_pair(2, 64, Some(2)).unwrap();
     rig.sink.take();
     submit(&mut rig, 1, 3);
-    settle(&mut rig);
+    rig.settle();
     rig.advance(MILLISECOND / 4);
     submit(&mut rig, 2, 3);
-    assert_eq!(settle(&mut rig), Some(MILLISECOND * 3 / 4), "the first of both");
+    assert_eq!(rig.settle(), Some(MILLISECOND * 3 / 4), "the first of both");
     rig.advance(MILLISECOND * 3 / 4);
-    assert_eq!(settle(&mut rig), Some(MILLISECOND / 4));
+    assert_eq!(rig.settle(), Some(MILLISECOND / 4));
     assert_eq!(rig.sink.take(), [1]);
     submit(&mut rig, 2, 1);
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     assert_eq!(rig.sink.take(), [2]);
 }
 
@@ -110,7 +98,7 @@ fn either_field_zero_is_off() {
     for value in [0, 10 << 8, 3] {
         let mut rig = coalescing(value);
         submit(&mut rig, 1, 1);
-        assert_eq!(settle(&mut rig), None);
+        assert_eq!(rig.settle(), None);
         assert_eq!(rig.sink.take(), [1]);
     }
 }
@@ -125,7 +113,7 @@ fn admin_commands_and_excepted_vectors_interrupt_at_once() {
     rig.sink.take();
     submit(&mut rig, 1, 1);
     submit(&mut rig, 2, 1);
-    assert_eq!(settle(&mut rig), Some(MILLISECOND));
+    assert_eq!(rig.settle(), Some(MILLISECOND));
     assert_eq!(rig.sink.take(), [1]);
 }
 
@@ -133,26 +121,26 @@ fn admin_commands_and_excepted_vectors_interrupt_at_once() {
 fn a_failure_is_told_at_once() {
     let mut rig = coalescing(FOUR_OR_MILLISECOND);
     submit(&mut rig, 1, 1);
-    settle(&mut rig);
+    rig.settle();
     rig.driver.submit(1, io(NvmOpcode::Read, 7, 0, 1)).unwrap();
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     assert_eq!(rig.sink.take(), [1]);
     submit(&mut rig, 1, 1);
-    assert_eq!(settle(&mut rig), Some(MILLISECOND), "and that is over");
+    assert_eq!(rig.settle(), Some(MILLISECOND), "and that is over");
 }
 
 #[test]
 fn what_the_host_took_needs_no_interrupt() {
     let mut rig = coalescing(FOUR_OR_MILLISECOND);
     submit(&mut rig, 1, 3);
-    settle(&mut rig);
+    rig.settle();
     assert_eq!(rig.reap(1).len(), 3);
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     rig.advance(MILLISECOND);
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     // Three that were taken are no reason to interrupt for one that was not.
     submit(&mut rig, 1, 1);
-    assert_eq!(settle(&mut rig), Some(MILLISECOND));
+    assert_eq!(rig.settle(), Some(MILLISECOND));
     assert_eq!(rig.sink.take(), [0_u16; 0]);
 }
 
@@ -171,9 +159,9 @@ fn nothing_is_held_back_when_coalescing_or_polling_ends() {
     for (case, end) in ends.into_iter().enumerate() {
         let mut rig = coalescing(FOUR_OR_MILLISECOND);
         submit(&mut rig, 1, 1);
-        assert_eq!(settle(&mut rig), Some(MILLISECOND));
+        assert_eq!(rig.settle(), Some(MILLISECOND));
         end(&mut rig);
-        assert_eq!(settle(&mut rig), None);
+        assert_eq!(rig.settle(), None);
         assert!(rig.sink.take().contains(&1), "case {case}");
     }
 }
@@ -182,10 +170,10 @@ fn nothing_is_held_back_when_coalescing_or_polling_ends() {
 fn a_reset_forgets_what_was_held_back() {
     let mut rig = coalescing(FOUR_OR_MILLISECOND);
     submit(&mut rig, 1, 1);
-    settle(&mut rig);
+    rig.settle();
     rig.write32(offset::CC, 0);
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     rig.advance(MILLISECOND);
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     assert_eq!(rig.sink.take(), [0_u16; 0]);
 }

@@ -4,26 +4,13 @@ use std::time::Duration;
 
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
-use slipway_pci::{Function, Progress};
 
-use super::rig::{Rig, Setup};
+use super::rig::Setup;
 use crate::driver::io;
 use crate::{Rate, Rates};
 
 fn read(page: u64) -> SubmissionEntry {
     SubmissionEntry { prp1: page.into(), ..io(NvmOpcode::Read, 1, 0, 8) }
-}
-
-/// Polls until the controller sleeps; how long it wants to.
-fn settle(rig: &mut Rig) -> Option<Duration> {
-    loop {
-        match rig.controller().poll() {
-            Progress::Busy => {}
-            Progress::Idle(at) | Progress::Watching(at) => {
-                return at.map(|at| at - slipway_telemetry::Clock::now(&rig.clock));
-            }
-        }
-    }
 }
 
 fn limited(commands: u64, bytes: u64) -> Rates {
@@ -40,16 +27,16 @@ fn commands_wait_in_their_queue_and_the_controller_sleeps() {
         rig.driver.submit(1, read(page)).unwrap();
     }
     // Four at once, then one each millisecond, and nothing in between but sleep.
-    let wait = settle(&mut rig).unwrap();
+    let wait = rig.settle().unwrap();
     assert!(wait > Duration::ZERO && wait <= Duration::from_millis(1), "{wait:?}");
     assert_eq!(rig.reap(1).len(), 4);
     for _ in 0..6 {
         rig.advance(wait);
-        assert!(settle(&mut rig).is_none_or(|wait| wait > Duration::ZERO));
+        assert!(rig.settle().is_none_or(|wait| wait > Duration::ZERO));
         assert_eq!(rig.reap(1).len(), 1);
         rig.advance(Duration::from_millis(1) - wait);
     }
-    assert_eq!(settle(&mut rig), None, "nothing waits");
+    assert_eq!(rig.settle(), None, "nothing waits");
 }
 
 #[test]
@@ -60,14 +47,14 @@ fn bytes_are_limited_and_limits_can_be_lifted() {
     for _ in 0..20 {
         rig.driver.submit(1, read(page)).unwrap();
     }
-    settle(&mut rig);
+    rig.settle();
     assert_eq!(rig.reap(1).len(), 2);
     rig.advance(Duration::from_millis(3));
-    settle(&mut rig);
+    rig.settle();
     let ended = rig.reap(1).len();
     assert!((2..=3).contains(&ended), "{ended}: no more than the burst is saved");
     rig.controller().limit(Rates::default());
-    assert_eq!(settle(&mut rig), None);
+    assert_eq!(rig.settle(), None);
     assert_eq!(rig.reap(1).len(), 18 - ended);
 }
 
@@ -81,10 +68,10 @@ fn queues_share_what_there_is_and_the_admin_queue_is_free() {
         rig.driver.submit(1, read(page)).unwrap();
         rig.driver.submit(2, read(page)).unwrap();
     }
-    settle(&mut rig);
+    rig.settle();
     for _ in 0..40 {
         rig.advance(Duration::from_millis(1));
-        settle(&mut rig);
+        rig.settle();
         rig.driver.identify_controller().unwrap();
     }
     let ended = [rig.reap(1).len(), rig.reap(2).len()];
@@ -104,7 +91,7 @@ fn a_fused_pair_passes_a_limit() {
     };
     rig.driver.submit(1, fused(NvmOpcode::Compare, 1)).unwrap();
     rig.driver.submit(1, fused(NvmOpcode::Write, 2)).unwrap();
-    settle(&mut rig);
+    rig.settle();
     let ended = rig.reap(1);
     assert_eq!(ended.len(), 2);
     assert!(ended.iter().all(|entry| entry.status().is_success()), "{ended:?}");

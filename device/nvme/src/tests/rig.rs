@@ -9,7 +9,7 @@ use slipway_block::{Completion, Disk, DiskError, Geometry, Operation, RamDisk, R
 use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
 use slipway_nvme_spec::registers::{ControllerStatus, offset};
 use slipway_nvme_spec::status::Status;
-use slipway_pci::{Doorbells, FifoSink, Function, Interrupt};
+use slipway_pci::{Doorbells, FifoSink, Function, Interrupt, Progress};
 use slipway_ram::{Lasting, Memory};
 use slipway_telemetry::ManualClock;
 
@@ -114,6 +114,18 @@ pub struct Rig {
 impl Rig {
     pub fn controller(&mut self) -> &mut Controller {
         &mut self.driver.registers.function
+    }
+
+    /// Polls until the controller sleeps; how long it wants to.
+    pub fn settle(&mut self) -> Option<Duration> {
+        loop {
+            match self.controller().poll() {
+                Progress::Busy => {}
+                Progress::Idle(at) | Progress::Watching(at) => {
+                    return at.map(|at| at - slipway_telemetry::Clock::now(&self.clock));
+                }
+            }
+        }
     }
 
     pub fn poll(&mut self, times: usize) {

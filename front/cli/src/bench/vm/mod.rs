@@ -152,22 +152,23 @@ impl Machines {
 
     /// One subject for each of `names`, for fio.
     pub fn subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn Subject>>> {
-        let subject = |name: &&str| -> Result<Box<dyn Subject>> {
-            Ok(match *name {
-                "host" => Box::new(self.medium.host()?),
-                name => Box::new(self.guests(name)?),
-            })
-        };
-        names.iter().map(subject).collect()
+        self.each(names, |host| Box::new(host) as _, |guests| Box::new(guests) as _)
     }
 
     /// One subject for each of `names`, for RocksDB.
     pub fn rocks_subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn RocksSubject>>> {
-        let subject = |name: &&str| -> Result<Box<dyn RocksSubject>> {
-            Ok(match *name {
-                "host" => Box::new(self.medium.host()?),
-                name => Box::new(self.guests(name)?),
-            })
+        self.each(names, |host| Box::new(host) as _, |guests| Box::new(guests) as _)
+    }
+
+    fn each<T>(
+        &self,
+        names: &[&str],
+        host: impl Fn(Host) -> T,
+        guests: impl Fn(Guests) -> T,
+    ) -> Result<Vec<T>> {
+        let subject = |name: &&str| match *name {
+            "host" => self.medium.host().map(&host),
+            name => self.guests(name).map(&guests),
         };
         names.iter().map(subject).collect()
     }
