@@ -39,7 +39,8 @@ impl VmRecord {
         Ok(Self { hypervisor: hypervisor.to_owned(), pid, start_time_ticks, boot_id: boot_id()? })
     }
 
-    /// A pidfd of the process, or `None` when it has ended (or never was on this boot).
+    /// A pidfd of the process, or `None` when it has ended (or never was on this boot). A zombie has
+    /// one all the same.
     fn open(&self) -> Result<Option<OwnedFd>> {
         // Negative numbers are process groups to the kernel and a panic to `Pid`.
         let Some(pid) = Pid::from_raw(self.pid.max(0)) else { return Ok(None) };
@@ -62,10 +63,13 @@ impl VmRecord {
 
     /// Whether the process still runs. A zombie counts as ended.
     pub fn is_running(&self) -> Result<bool> {
-        match self.open()? {
-            Some(pidfd) => Ok(!ended(&pidfd, Duration::ZERO)?),
-            None => Ok(false),
-        }
+        Ok(self.running()?.is_some())
+    }
+
+    /// A pidfd of the process if it still runs.
+    pub(crate) fn running(&self) -> Result<Option<OwnedFd>> {
+        let Some(pidfd) = self.open()? else { return Ok(None) };
+        Ok(if ended(&pidfd, Duration::ZERO)? { None } else { Some(pidfd) })
     }
 }
 

@@ -7,15 +7,18 @@
 //! change then.
 //!
 //! How the pieces meet: [`qemu::Qemu::launch`](Hypervisor::launch) opens what QEMU may use (the
-//! agent's listening socket, the vfio-user sockets, files of emulated disks, the control channel, the
-//! KVM device) while it
+//! agent's listening socket, the vfio-user sockets, files of emulated disks, the control channel's
+//! listening socket, the KVM device) while it
 //! still has the right to, starts QEMU as an unprivileged process that inherits exactly those
 //! descriptors, and waits until QEMU answers over QMP. The process does not die with its launcher:
-//! a [`VmRecord`] kept on disk lets a later process end it ([`reap_leftover`]) without ever hitting
-//! a stranger that got the same process id.
+//! a [`VmRecord`] kept on disk lets a later process end it ([`reap_leftover`]), or take it over
+//! ([`Hypervisor::adopt`]), without ever hitting a stranger that got the same process id. Both
+//! channels are listening sockets that take one client after the other, QEMU prints into FIFOs that
+//! stay open, and a pidfd tells its end to whoever is not its parent.
 //!
-//! Not here: guest memory other than one shared memfd, hot plug, templates and snapshots, taking
-//! over the control channel of a running VM after the launcher died (such a VM can be ended only).
+//! Not here: guest memory other than one shared memfd, hot plug, templates and snapshots. How a VM
+//! ended that was taken over (its exit status) only its parent knew; console text beyond what a FIFO
+//! holds (64 KiB) waits in the guest while nobody reads it.
 //!
 //! Dependencies: `rustix` for system calls, `libc` for the few that it lacks
 //! (dropping groups and user of a forked child, `close_range`, KVM's ioctl), `tokio` for the control channel
@@ -42,7 +45,7 @@ mod spec;
 pub use accel::{Accel, AccelChoice, AccelReport};
 pub use error::{Error, Result};
 pub use identity::{VmRecord, reap_leftover};
-pub use spec::{Credentials, DiskModel, EmulatedDisk, VmSpec};
+pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
 
 /// A future that may cross threads; the traits stay usable as objects this way.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -61,16 +64,23 @@ pub trait Hypervisor: Send + Sync {
     ///
     /// Must be called within a tokio runtime that has I/O and time enabled.
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>>;
+
+    /// Takes over a VM whose launcher has ended. Returns once it answers.
+    ///
+    /// The VM runs on as it is when this fails: [`reap_leftover`] ends it.
+    ///
+    /// Must be called within a tokio runtime that has I/O and time enabled.
+    fn adopt<'a>(&'a self, left: &'a LeftVm) -> BoxFuture<'a, Result<Box<dyn Vm>>>;
 }
 
-/// A virtual machine that was launched. Dropping it kills the machine: keep it, or keep the
+/// A virtual machine that was launched or taken over. Dropping it kills the machine: keep it, or keep the
 /// process itself from dropping it ([`Vm::detach`]).
 pub trait Vm: Send + Sync {
     /// What identifies the VM's process after a restart of its launcher; keep it on disk.
     fn record(&self) -> &VmRecord;
 
-    /// When the launch went through its steps.
-    fn times(&self) -> LaunchTimes;
+    /// When the launch went through its steps; `None`: another launcher's.
+    fn times(&self) -> Option<LaunchTimes>;
 
     /// Which accelerator the guest runs on.
     fn accel(&self) -> Accel;
@@ -96,7 +106,7 @@ pub trait Vm: Send + Sync {
     /// Kills the process at once. No error when it has ended already.
     fn kill(&self) -> Result<()>;
 
-    /// Lets the VM outlive this object. It can be ended through its record afterwards.
+    /// Lets the VM outlive this object. It can be ended or taken over through its record afterwards.
     fn detach(&self);
 }
 
@@ -152,9 +162,9 @@ pub enum ShutdownReason {
 /// How a VM's process ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmExit {
-    /// Exit status, when it exited.
+    /// Exit status, when it exited and this process had started it.
     pub code: Option<i32>,
-    /// Signal number, when it was killed.
+    /// Signal number, when it was killed and this process had started it.
     pub signal: Option<i32>,
     /// The last reason that the VM gave for its end.
     pub reason: Option<ShutdownReason>,

@@ -1,4 +1,5 @@
-//! A child process with as few rights as it can do with, and its end.
+//! A process with as few rights as it can do with, and its end: a child, or one that an earlier
+//! process of ours started and left to init.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -6,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
@@ -65,15 +66,15 @@ impl Launch {
     }
 
     /// Starts it: in a session of its own, so that no terminal's signals reach it, with standard
-    /// input empty, output and error as pipes, and no descriptor beyond those passed.
-    pub(crate) fn spawn(self) -> Result<Process> {
+    /// input empty, these as its output and error, and no descriptor beyond those passed.
+    pub(crate) fn spawn(self, stdout: OwnedFd, stderr: OwnedFd) -> Result<Process> {
         let mut command = Command::new(&self.program);
         command
             .args(&self.arguments)
             .current_dir(&self.directory)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            .stdout(stdout)
+            .stderr(stderr);
         let Self { credentials, cgroup_procs, passed, .. } = self;
         let steps = ChildSteps { credentials, cgroup_procs, passed };
         // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are
@@ -146,18 +147,24 @@ fn check(result: libc::c_long) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A running child that nobody else reaps.
+/// A running process: a child that nobody else reaps, or somebody else's.
 #[derive(Debug)]
 pub(crate) struct Process {
-    child: Child,
+    pid: i32,
     pidfd: AsyncFd<OwnedFd>,
+    /// None: whoever started it has ended, and init reaps it.
+    child: Option<Child>,
 }
 
 impl Process {
     /// Takes a child over; must be called before anybody waited for it.
     fn adopt(mut child: Child) -> Result<Self> {
-        match Self::watch(&child) {
-            Ok(pidfd) => Ok(Self { child, pidfd }),
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())
+            .map_err(|errno| Error::system("pidfd_open", errno))
+            .and_then(watch);
+        match pidfd {
+            Ok(pidfd) => Ok(Self { pid: pid.as_raw_nonzero().get(), pidfd, child: Some(child) }),
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -166,20 +173,14 @@ impl Process {
         }
     }
 
-    fn watch(child: &Child) -> Result<AsyncFd<OwnedFd>> {
-        let pid = Pid::from_child(child);
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())
-            .map_err(|errno| Error::system("pidfd_open", errno))?;
-        // SAFETY: the OwnedFd moves into the AsyncFd, which hands out shared references only, so it
-        // stays open and the same until the AsyncFd is dropped.
-        let watched =
-            unsafe { AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE) };
-        watched.map_err(|source| Error::system("watching a process", source))
+    /// A process that another one of ours started; `pidfd` is `pid`'s.
+    pub(crate) fn of_another(pid: i32, pidfd: OwnedFd) -> Result<Self> {
+        Ok(Self { pid, pidfd: watch(pidfd)?, child: None })
     }
 
-    /// Process id; valid until [`Process::exited`] returned.
+    /// Process id; a child's is valid until [`Process::exited`] returned.
     pub(crate) fn pid(&self) -> i32 {
-        Pid::from_child(&self.child).as_raw_nonzero().get()
+        self.pid
     }
 
     /// A duplicate of the pidfd, for killing without owning the process.
@@ -190,28 +191,33 @@ impl Process {
             .map_err(|source| Error::system("duplicating a descriptor", source))
     }
 
-    /// Standard output and error, once.
-    pub(crate) fn output(&mut self) -> (Option<ChildStdout>, Option<ChildStderr>) {
-        (self.child.stdout.take(), self.child.stderr.take())
-    }
-
     /// Kills it at once; it still has to be waited for.
     pub(crate) fn kill(&self) -> Result<()> {
         identity::kill(self.pidfd.get_ref())
     }
 
-    /// Waits for its end and reaps it. May be cancelled and called again.
-    pub(crate) async fn exited(&mut self) -> io::Result<ExitStatus> {
+    /// Waits for its end and reaps it; `None`: how it ended, only its parent knows. May be cancelled
+    /// and called again.
+    pub(crate) async fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
         let _ = self.pidfd.readable().await?;
-        self.child.wait()
+        self.child.as_mut().map(Child::wait).transpose()
     }
 
     /// Kills and reaps it, waiting in place: at most as long as the kernel needs to end it.
     pub(crate) fn end_now(&mut self) {
-        if self.kill().is_ok() {
-            let _ = self.child.wait();
+        if self.kill().is_ok()
+            && let Some(child) = &mut self.child
+        {
+            let _ = child.wait();
         }
     }
+}
+
+fn watch(pidfd: OwnedFd) -> Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the OwnedFd moves into the AsyncFd, which hands out shared references only, so it
+    // stays open and the same until the AsyncFd is dropped.
+    let watched = unsafe { AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE) };
+    watched.map_err(|source| Error::system("watching a process", source))
 }
 
 /// Exit code and signal of a status.

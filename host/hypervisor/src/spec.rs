@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::AccelChoice;
+use crate::{AccelChoice, VmRecord};
 
 /// User and group that a VM's process runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,8 @@ pub struct VmSpec {
     /// The guest's serial console is written here, at most [`VmSpec::CONSOLE_CAP`] bytes: when it
     /// is full the older half is dropped.
     pub console_log: PathBuf,
-    /// Working directory of the VM's process; it needs no right to write there.
+    /// Working directory of the VM's process. The launcher keeps there what reaches the VM, for
+    /// itself and for a successor: nobody else, the VM's own user included, may have rights there.
     pub run_dir: PathBuf,
     /// Who runs the VM; `None`: the launcher's own user.
     pub credentials: Option<Credentials>,
@@ -90,4 +91,17 @@ impl VmSpec {
     pub const MAX_CPUS: u32 = 255;
     /// Most that the console log may occupy, in bytes. A hostile guest must not fill the disk.
     pub const CONSOLE_CAP: u64 = 1 << 20;
+}
+
+/// A VM whose launcher has ended: what it was launched with, as far as it takes to reach it.
+#[derive(Clone, Debug)]
+pub struct LeftVm {
+    /// Its process.
+    pub record: VmRecord,
+    /// [`VmSpec::run_dir`].
+    pub run_dir: PathBuf,
+    /// [`VmSpec::agent_socket`].
+    pub agent_socket: PathBuf,
+    /// [`VmSpec::console_log`]; what the guest said meanwhile is added to it.
+    pub console_log: PathBuf,
 }

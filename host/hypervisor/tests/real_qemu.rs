@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, DiskModel, EmulatedDisk, Error, Hypervisor, ShutdownReason,
-    Vm, VmEvent, VmSpec, reap_leftover,
+    Accel, AccelChoice, Credentials, DiskModel, EmulatedDisk, Error, Hypervisor, LeftVm,
+    ShutdownReason, Vm, VmEvent, VmSpec, reap_leftover,
 };
 use tempfile::TempDir;
 
@@ -99,7 +99,7 @@ async fn qemu_boots_a_kernel_and_reports_its_end() {
     let Some(machine) = Machine::new("qemu_boots_a_kernel_and_reports_its_end") else { return };
     let spec = machine.spec("boot");
     let vm = within(machine.launch(&spec)).await;
-    println!("{}: vmm {:?}", vm.accel(), vm.times().vmm());
+    println!("{}: vmm {:?}", vm.accel(), vm.times().map(|times| times.vmm()));
     // The agent's port takes a connection whatever its guest does.
     UnixStream::connect(&spec.agent_socket).unwrap();
     let exit = within(vm.wait()).await;
@@ -184,6 +184,47 @@ async fn qemu_dies_with_its_object_unless_detached() {
     assert!(record.is_running().unwrap());
     assert!(reap_leftover(&record, LIMIT).unwrap());
     assert!(!record.is_running().unwrap());
+}
+
+/// Does `work` as a process of its own would that is killed: nothing of it goes on.
+fn and_dies<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(within(work))
+}
+
+/// The launcher is gone; one takes over after the other, and the last one learns of the end.
+#[test]
+fn qemu_is_taken_over_by_one_after_the_other() {
+    let Some(machine) = Machine::new("qemu_is_taken_over_by_one_after_the_other") else { return };
+    let spec = machine.spec("adopted");
+    let record = and_dies(async {
+        let vm = machine.launch(&spec).await;
+        // Held back, so that what its console says comes after the launcher.
+        vm.pause().await.unwrap();
+        vm.detach();
+        vm.record().clone()
+    });
+    let left = LeftVm {
+        record,
+        run_dir: spec.run_dir.clone(),
+        agent_socket: spec.agent_socket.clone(),
+        console_log: spec.console_log.clone(),
+    };
+    and_dies(async { machine.qemu.adopt(&left).await.unwrap().detach() });
+    assert!(left.record.is_running().unwrap());
+    let exit = and_dies(async {
+        let vm = machine.qemu.adopt(&left).await.unwrap();
+        assert!(vm.times().is_none());
+        UnixStream::connect(&spec.agent_socket).unwrap();
+        vm.resume().await.unwrap();
+        vm.wait().await
+    });
+    let console = fs::read_to_string(&spec.console_log).unwrap();
+    assert!(console.contains("Unable to mount root fs"), "{exit}\n{console}");
+    assert_eq!(exit.reason, Some(ShutdownReason::GuestReset), "{exit:?}");
+    assert!(!spec.agent_socket.exists());
+    let gone = and_dies(machine.qemu.adopt(&left)).err().expect("nothing to take over");
+    assert!(gone.to_string().contains("ended"), "{gone}");
 }
 
 #[tokio::test]

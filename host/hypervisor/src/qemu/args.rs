@@ -45,7 +45,7 @@ const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t cryptomgr.notests t
 /// Descriptors of the child, by their numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Passed {
-    /// One end of the QMP socket pair.
+    /// Listening socket of the control channel.
     pub(super) qmp: RawFd,
     /// Listening socket of the agent's port.
     pub(super) agent: RawFd,
@@ -185,7 +185,7 @@ fn boot(arguments: &mut Arguments, spec: &VmSpec) {
 }
 
 fn channels(arguments: &mut Arguments, passed: &Passed) {
-    arguments.pair("-chardev", format!("socket,id=qmp,fd={}", passed.qmp));
+    arguments.pair("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", passed.qmp));
     arguments.pair("-mon", "chardev=qmp,mode=control");
     // Standard output: the launcher reads it and keeps a bounded log.
     arguments.pair("-chardev", "stdio,id=console,signal=off,mux=off");

@@ -1,4 +1,9 @@
 //! What QEMU prints: the guest's console into a bounded file, errors into a bounded tail.
+//!
+//! It prints into FIFOs in the VM's directory, each of which QEMU holds open at both ends. So they
+//! hold what nobody reads, up to what a pipe takes, when the launcher is gone; its successor opens
+//! them by name and goes on. Neither a file that QEMU writes itself (a guest would fill the disk) nor
+//! another process is needed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -6,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
@@ -25,15 +31,20 @@ pub(super) struct CappedLog {
 impl CappedLog {
     /// Makes the file anew, readable by its owner only: a console may show secrets.
     pub(super) fn create(path: &Path, cap: u64) -> Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(|source| Error::file("open", path, source))?;
-        Ok(Self { file, length: 0, cap })
+        let mut log = Self::go_on(path, cap)?;
+        log.file.set_len(0).map_err(|source| Error::file("empty", path, source))?;
+        log.length = 0;
+        Ok(log)
+    }
+
+    /// Goes on behind what is there.
+    pub(super) fn go_on(path: &Path, cap: u64) -> Result<Self> {
+        let failed = |source| Error::file("open", path, source);
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut file = options.open(path).map_err(failed)?;
+        let length = file.seek(SeekFrom::End(0)).map_err(failed)?;
+        Ok(Self { file, length, cap })
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -60,10 +71,31 @@ impl CappedLog {
     }
 }
 
+/// Makes a FIFO at `path`; what stands there is replaced. Returns the end that QEMU is given.
+pub(super) fn make_fifo(path: &Path) -> Result<OwnedFd> {
+    let failed = |source: io::Error| Error::file("make", path, source);
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let private = Mode::RUSR | Mode::WUSR;
+    rustix::fs::mknodat(CWD, path, FileType::Fifo, private, 0).map_err(|e| failed(e.into()))?;
+    // Never waits: a full FIFO costs text. For reading as well: it stays open without a launcher.
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))
+}
+
+/// Opens the launcher's end of a FIFO that a QEMU holds open.
+pub(super) fn open_fifo(path: &Path) -> Result<pipe::Receiver> {
+    let failed = |source: io::Error| Error::file("open", path, source);
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let end = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+    pipe::Receiver::from_owned_fd(end).map_err(failed)
+}
+
 /// Copies a pipe into a log until it closes. A log that cannot be written (a full disk) loses
 /// text; the pipe is emptied all the same, so that the guest never waits for it.
-pub(super) async fn copy_to_log(pipe: OwnedFd, mut log: CappedLog) -> io::Result<()> {
-    let mut pipe = pipe::Receiver::from_owned_fd(pipe)?;
+pub(super) async fn copy_to_log(mut pipe: pipe::Receiver, mut log: CappedLog) -> io::Result<()> {
     let mut buffer = vec![0; 16 << 10];
     loop {
         match pipe.read(&mut buffer).await? {
@@ -78,8 +110,7 @@ pub(super) async fn copy_to_log(pipe: OwnedFd, mut log: CappedLog) -> io::Result
 }
 
 /// Reads a pipe until it closes and returns its end.
-pub(super) async fn read_tail(pipe: OwnedFd) -> io::Result<String> {
-    let mut pipe = pipe::Receiver::from_owned_fd(pipe)?;
+pub(super) async fn read_tail(mut pipe: pipe::Receiver) -> io::Result<String> {
     let mut tail = Vec::new();
     let mut buffer = vec![0; 4 << 10];
     loop {
@@ -121,9 +152,39 @@ mod tests {
         let (reader, mut writer) = io::pipe().unwrap();
         let text = "x".repeat(3 * STDERR_TAIL) + "the end";
         let write = std::thread::spawn(move || writer.write_all(text.as_bytes()));
-        let tail = read_tail(reader.into()).await.unwrap();
+        let reader = pipe::Receiver::from_owned_fd(reader.into()).unwrap();
+        let tail = read_tail(reader).await.unwrap();
         write.join().unwrap().unwrap();
         assert_eq!(tail.len(), STDERR_TAIL);
         assert!(tail.ends_with("xthe end"));
+    }
+
+    #[tokio::test]
+    async fn a_fifo_holds_what_is_written_between_two_readers() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
+        std::fs::write(&path, "in the way").unwrap();
+        let mut writer = File::from(make_fifo(&path).unwrap());
+        let mut first = open_fifo(&path).unwrap();
+        writer.write_all(b"one").unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!(first.read(&mut bytes).await.unwrap(), 3);
+        drop(first);
+        writer.write_all(b"two").unwrap();
+        let second = open_fifo(&path).unwrap();
+        drop(writer);
+        assert_eq!(read_tail(second).await.unwrap(), "two");
+    }
+
+    #[test]
+    fn a_log_goes_on_where_another_stopped() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("console");
+        CappedLog::create(&path, 8).unwrap().append(b"abcd").unwrap();
+        let mut log = CappedLog::go_on(&path, 8).unwrap();
+        log.append(b"efgh").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"abcdefgh");
+        log.append(b"ij").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"efghij");
     }
 }

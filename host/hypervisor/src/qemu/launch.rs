@@ -1,36 +1,57 @@
-//! From a spec to a QEMU that answers.
+//! From a spec to a QEMU that answers, and back to one that another launcher left.
 
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::net::unix::pipe;
 
 use super::args::{self, Passed};
-use super::console::{CappedLog, copy_to_log, read_tail};
+use super::console::{CappedLog, copy_to_log, make_fifo, open_fifo, read_tail};
 use super::qmp::Qmp;
 use super::vm::{QemuVm, Supervised};
 use crate::process::{Launch, Process};
 use crate::{
-    Accel, EmulatedDisk, Error, LaunchTimes, Result, VmExit, VmRecord, VmSpec, accel, process,
+    Accel, EmulatedDisk, Error, LaunchTimes, LeftVm, Result, VmExit, VmRecord, VmSpec, accel,
+    process,
 };
 
 /// How long QEMU may take to answer. A hundred at once on two cores need some of it.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Connections to the agent's port that may wait for QEMU.
-const AGENT_BACKLOG: i32 = 4;
+/// How long a QEMU that runs already may take to answer.
+const ADOPT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Connections to the agent's port, or to the control channel, that may wait for QEMU.
+const BACKLOG: i32 = 4;
+
+/// What a VM has in its directory, for whoever comes after its launcher. The directory is the
+/// launcher's alone: QEMU gets all of it as descriptors.
+struct Names {
+    qmp: PathBuf,
+    console: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Names {
+    fn in_directory(directory: &Path) -> Self {
+        let name = |name: &str| directory.join(name);
+        Self { qmp: name("qmp.sock"), console: name("console.fifo"), stderr: name("stderr.fifo") }
+    }
+
+    fn all(self, agent: &Path) -> Vec<PathBuf> {
+        vec![self.qmp, self.console, self.stderr, agent.to_owned()]
+    }
+}
 
 pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Result<QemuVm> {
     args::check(spec)?;
     let log = CappedLog::create(&spec.console_log, VmSpec::CONSOLE_CAP)?;
-    let (qmp_ours, qmp_theirs) =
-        UnixStream::pair().map_err(|source| Error::system("making a socket pair", source))?;
     let mut launch = Launch::new(program, &spec.run_dir);
     launch.run_as(spec.credentials);
     launch.join(&spec.cgroup_procs)?;
@@ -43,10 +64,21 @@ pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Resul
     let functions = spec.vfio_user_sockets.iter().map(|path| open_socket(path));
     let functions = functions.collect::<Result<Vec<_>>>()?;
     let disks = spec.disks.iter().map(open_disk).collect::<Result<Vec<_>>>()?;
-    let agent = AgentSocket::listen(&spec.agent_socket)?;
+    let names = Names::in_directory(&spec.run_dir);
+    let qmp = listen(&names.qmp)?;
+    let mut made = RemoveOnDrop(vec![names.qmp.clone()]);
+    let agent = listen(&spec.agent_socket)?;
+    made.0.push(spec.agent_socket.clone());
+    let fifo = |path: &Path, made: &mut RemoveOnDrop| {
+        let theirs = make_fifo(path)?;
+        made.0.push(path.to_owned());
+        Ok::<_, Error>((theirs, open_fifo(path)?))
+    };
+    let (stdout, console) = fifo(&names.console, &mut made)?;
+    let (stderr, errors) = fifo(&names.stderr, &mut made)?;
     let passed = Passed {
-        qmp: launch.pass(qmp_theirs.into()),
-        agent: launch.pass(agent.listener),
+        qmp: launch.pass(qmp),
+        agent: launch.pass(agent),
         functions: functions.into_iter().map(|fd| launch.pass(fd)).collect(),
         disks: disks.into_iter().map(|(fd, device)| (launch.pass(fd), device)).collect(),
         kvm: kvm.map(|fd| launch.pass(fd)),
@@ -54,35 +86,50 @@ pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Resul
     launch.arguments(args::build(spec, accel, &passed));
 
     let spawned = Instant::now();
-    let mut process = Unfinished(Some(launch.spawn()?));
-    let started = start_up(process.get(), log, qmp_ours).await?;
+    let mut process = Unfinished(Some(launch.spawn(stdout, stderr)?));
+    tokio::spawn(copy_to_log(console, log));
+    let (record, qmp, stderr) = start_up(process.get(), errors, &names.qmp).await?;
     let times = LaunchTimes { spawned, ready: Instant::now() };
-    let Started { record, qmp, stderr } = started;
-    let supervised = Supervised { process: process.finish(), stderr, agent_socket: agent.path };
-    QemuVm::new(record, times, accel, qmp, supervised)
+    let supervised = Supervised { process: process.finish(), stderr, made: made.finish() };
+    QemuVm::new(record, Some(times), accel, qmp, supervised)
+}
+
+/// Takes a QEMU over whose launcher has ended. On an error it runs on as it did.
+pub(super) async fn adopt(left: &LeftVm) -> Result<QemuVm> {
+    let record = &left.record;
+    let gone = || Error::Control("its process has ended".into());
+    let pidfd = record.running()?.ok_or_else(gone)?;
+    let process = Process::of_another(record.pid, pidfd)?;
+    let names = Names::in_directory(&left.run_dir);
+    let qmp = tokio::time::timeout(ADOPT_DEADLINE, connect(&names.qmp)).await;
+    let timeout = ADOPT_DEADLINE;
+    let qmp = qmp.map_err(|_| Error::Timeout { command: "query-status".into(), timeout })??;
+    let accel = match qmp.execute("query-kvm", ADOPT_DEADLINE).await?.get("enabled") {
+        Some(serde_json::Value::Bool(true)) => Accel::Kvm,
+        _ => Accel::Tcg,
+    };
+    let (console, errors) = (open_fifo(&names.console)?, open_fifo(&names.stderr)?);
+    let log = CappedLog::go_on(&left.console_log, VmSpec::CONSOLE_CAP)?;
+    tokio::spawn(copy_to_log(console, log));
+    let stderr = tokio::spawn(read_tail(errors));
+    let supervised = Supervised { process, stderr, made: names.all(&left.agent_socket) };
+    QemuVm::new(record.clone(), None, accel, qmp, supervised)
 }
 
 type StderrTail = tokio::task::JoinHandle<io::Result<String>>;
 
-/// A QEMU that answered.
-struct Started {
-    record: VmRecord,
-    qmp: Qmp,
-    stderr: StderrTail,
-}
-
-async fn start_up(process: &mut Process, log: CappedLog, control: UnixStream) -> Result<Started> {
+async fn start_up(
+    process: &mut Process,
+    errors: pipe::Receiver,
+    control: &Path,
+) -> Result<(VmRecord, Qmp, StderrTail)> {
     let record = VmRecord::of("qemu", process.pid())?;
-    let (Some(console), Some(stderr)) = process.output() else {
-        return Err(Error::Control("its output was taken by somebody else".into()));
-    };
-    tokio::spawn(copy_to_log(console.into(), log));
-    let mut stderr = tokio::spawn(read_tail(stderr.into()));
+    let mut stderr = tokio::spawn(read_tail(errors));
     tokio::select! {
         answer = tokio::time::timeout(ANSWER_DEADLINE, connect(control)) => {
             let command = || "qmp_capabilities".to_owned();
             match answer {
-                Ok(Ok(qmp)) => return Ok(Started { record, qmp, stderr }),
+                Ok(Ok(qmp)) => return Ok((record, qmp, stderr)),
                 // A dying QEMU closes the channel a moment before it is gone: its standard error
                 // says more than the closed channel does.
                 Ok(Err(error @ Error::Control(_))) => {
@@ -104,12 +151,9 @@ async fn start_up(process: &mut Process, log: CappedLog, control: UnixStream) ->
 
 /// Connects, and waits for the main loop: the greeting comes from a thread of its own before the
 /// machine is complete, `query-status` is answered after.
-async fn connect(control: UnixStream) -> Result<Qmp> {
-    let stream = control
-        .set_nonblocking(true)
-        .and_then(|()| tokio::net::UnixStream::from_std(control))
-        .map_err(|source| Error::system("using a socket pair", source))?;
-    let (reader, writer) = stream.into_split();
+async fn connect(control: &Path) -> Result<Qmp> {
+    let stream = tokio::net::UnixStream::connect(control).await;
+    let (reader, writer) = stream.map_err(|error| Error::Control(error.to_string()))?.into_split();
     let qmp = Qmp::connect(reader, writer).await?;
     qmp.execute("query-status", ANSWER_DEADLINE).await?;
     Ok(qmp)
@@ -135,8 +179,8 @@ pub(super) async fn exit_of(
         None => None,
     };
     let (code, signal) = match process.exited().await {
-        Ok(status) => process::code_and_signal(status),
-        Err(_) => (None, None),
+        Ok(Some(status)) => process::code_and_signal(status),
+        _ => (None, None),
     };
     VmExit { code, signal, reason, stderr }
 }
@@ -162,45 +206,43 @@ impl Drop for Unfinished {
     }
 }
 
-/// A path that is removed when its owner goes.
-#[derive(Debug)]
-pub(super) struct RemoveOnDrop(std::path::PathBuf);
+/// Paths that are removed with their owner, unless it is [finished](RemoveOnDrop::finish).
+struct RemoveOnDrop(Vec<PathBuf>);
+
+impl RemoveOnDrop {
+    fn finish(mut self) -> Vec<PathBuf> {
+        std::mem::take(&mut self.0)
+    }
+}
 
 impl Drop for RemoveOnDrop {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        remove(&self.0);
     }
 }
 
-struct AgentSocket {
-    listener: OwnedFd,
-    path: RemoveOnDrop,
+/// Removes what a VM has left in its directory.
+pub(super) fn remove(paths: &[PathBuf]) {
+    for path in paths {
+        let _ = fs::remove_file(path);
+    }
 }
 
-impl AgentSocket {
-    /// Listens at `path`, mode 0600 before anybody can connect.
-    fn listen(path: &Path) -> Result<Self> {
-        let failed = |source: io::Error| Error::file("listen on", path, source);
-        remove_stale(path).map_err(failed)?;
-        let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
-        let bind = || -> rustix::io::Result<OwnedFd> {
-            let socket = rustix::net::socket_with(
-                AddressFamily::UNIX,
-                SocketType::STREAM,
-                SocketFlags::CLOEXEC,
-                None,
-            )?;
-            rustix::net::bind(&socket, &address)?;
-            Ok(socket)
-        };
-        let listener = bind().map_err(|errno| failed(errno.into()))?;
-        let path = RemoveOnDrop(path.to_owned());
-        let private = fs::Permissions::from_mode(0o600);
-        fs::set_permissions(&path.0, private)
-            .and_then(|()| Ok(rustix::net::listen(&listener, AGENT_BACKLOG)?))
-            .map_err(failed)?;
-        Ok(Self { listener, path })
-    }
+/// Listens at `path`, mode 0600 before anybody can connect. On an error nothing of it is left.
+fn listen(path: &Path) -> Result<OwnedFd> {
+    let failed = |source: io::Error| Error::file("listen on", path, source);
+    remove_stale(path).map_err(failed)?;
+    let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
+    let kind = SocketType::STREAM;
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+        .and_then(|socket| rustix::net::bind(&socket, &address).map(|()| socket))
+        .map_err(|errno| failed(errno.into()))?;
+    let made = RemoveOnDrop(vec![path.to_owned()]);
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
+        .and_then(|()| Ok(rustix::net::listen(&listener, BACKLOG)?))
+        .map_err(failed)?;
+    made.finish();
+    Ok(listener)
 }
 
 /// Removes a socket that an earlier run left; anything else stays and is an error later.
@@ -271,7 +313,9 @@ mod tests {
         let Error::Died { exit } = &error else { panic!("{error}") };
         assert_eq!(exit.code, Some(2));
         assert!(exit.stderr.contains("ls"), "{}", exit.stderr);
-        assert!(!spec.agent_socket.exists());
+        // The console's log stays, nothing else.
+        let left = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
+        assert_eq!(left.collect::<Vec<_>>(), [spec.console_log]);
     }
 
     #[tokio::test]
@@ -293,13 +337,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("agent");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let socket = AgentSocket::listen(&path).unwrap();
+        let _socket = listen(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        UnixStream::connect(&path).unwrap();
-        drop(socket);
-        assert!(!path.exists());
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        fs::remove_file(&path).unwrap();
         fs::write(&path, "precious").unwrap();
-        assert!(AgentSocket::listen(&path).is_err());
+        assert!(listen(&path).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"precious");
     }
 }

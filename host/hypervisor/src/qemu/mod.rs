@@ -15,7 +15,9 @@ use tokio::sync::OnceCell;
 pub use console::STDERR_TAIL;
 pub use find::{Binary, MINIMUM_VERSION, TOOL_ROOT, Version};
 
-use crate::{Accel, AccelChoice, AccelReport, BoxFuture, Error, Hypervisor, Result, Vm, VmSpec};
+use crate::{
+    Accel, AccelChoice, AccelReport, BoxFuture, Error, Hypervisor, LeftVm, Result, Vm, VmSpec,
+};
 
 /// Any QEMU from 10.1 on.
 #[derive(Debug)]
@@ -78,5 +80,9 @@ impl Hypervisor for Qemu {
             let vm = launch::launch(self.binary.path(), spec, accel).await?;
             Ok(Box::new(vm) as Box<dyn Vm>)
         })
+    }
+
+    fn adopt<'a>(&'a self, left: &'a LeftVm) -> BoxFuture<'a, Result<Box<dyn Vm>>> {
+        Box::pin(async move { Ok(Box::new(launch::adopt(left).await?) as Box<dyn Vm>) })
     }
 }

@@ -1,6 +1,7 @@
 //! A running QEMU.
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
-use super::launch::{RemoveOnDrop, exit_of};
+use super::launch::{exit_of, remove};
 use super::qmp::Qmp;
 use crate::process::Process;
 use crate::{Accel, BoxFuture, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, identity};
@@ -20,13 +21,14 @@ const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 pub(super) struct Supervised {
     pub(super) process: Process,
     pub(super) stderr: JoinHandle<std::io::Result<String>>,
-    pub(super) agent_socket: RemoveOnDrop,
+    /// What is in the VM's directory.
+    pub(super) made: Vec<PathBuf>,
 }
 
-/// A QEMU that was launched.
+/// A QEMU that was launched, or left by another launcher.
 pub(super) struct QemuVm {
     record: VmRecord,
-    times: LaunchTimes,
+    times: Option<LaunchTimes>,
     accel: Accel,
     qmp: Arc<Qmp>,
     pidfd: OwnedFd,
@@ -37,7 +39,7 @@ pub(super) struct QemuVm {
 impl QemuVm {
     pub(super) fn new(
         record: VmRecord,
-        times: LaunchTimes,
+        times: Option<LaunchTimes>,
         accel: Accel,
         qmp: Qmp,
         mut supervised: Supervised,
@@ -62,11 +64,12 @@ impl QemuVm {
 
 /// Waits for the end of the process, tells it, and removes what the VM left.
 async fn supervise(supervised: Supervised, qmp: Arc<Qmp>, ended: watch::Sender<Option<VmExit>>) {
-    let Supervised { mut process, mut stderr, agent_socket } = supervised;
+    let Supervised { mut process, mut stderr, made } = supervised;
     // An error here means that the process is gone already; exit_of says the same.
     let _ = process.exited().await;
     let exit = exit_of(&mut process, &mut stderr, Some(&qmp)).await;
-    drop(agent_socket);
+    // Only now: what is left of a VM that outlives this task is for whoever takes it over.
+    remove(&made);
     tracing::debug!(%exit, "VM ended");
     let _ = ended.send(Some(exit));
 }
@@ -76,7 +79,7 @@ impl Vm for QemuVm {
         &self.record
     }
 
-    fn times(&self) -> LaunchTimes {
+    fn times(&self) -> Option<LaunchTimes> {
         self.times
     }
 
