@@ -3,8 +3,9 @@
 //!
 //! This crate runs on both sides, so it uses nothing of Slipway's own.
 
-/// The version of this protocol.
-pub const PROTOCOL: u32 = 1;
+/// The version of this protocol. An agent runs as long as its sandbox, whatever daemon comes after
+/// the one that started it: a daemon of another version ends such a sandbox instead of adopting it.
+pub const PROTOCOL: u32 = 2;
 
 /// Name of the virtio-serial port: `/dev/virtio-ports/slipway.agent` in the guest.
 pub const PORT_NAME: &str = "slipway.agent";

@@ -10,7 +10,7 @@
 //! id. [`container`] builds one: its devices ([`nvme`], [`uevent`]), its [`cgroup`] with the
 //! [`device_policy`], its processes. A [`process`] begins as this program again in the role of
 //! [`init`], which sets itself up inside the container's namespaces and executes. [`stdio`] carries
-//! its streams, the [`reaper`] its end. [`trace`] tells how long the NVMe driver and the block layer
+//! its streams ([`kept`] what the host may ask for again), the [`reaper`] its end. [`trace`] tells how long the NVMe driver and the block layer
 //! took over commands, while a host asks.
 //!
 //! # What keeps a container in
@@ -26,7 +26,7 @@
 //!
 //! A network namespace for each container (all share the sandbox's, which has loopback only),
 //! user namespaces, seccomp filters, limits by cgroup, volumes with a file system other than ext4,
-//! resuming output that was on the way to a host when its connection broke.
+//! resuming input that was on the way to a process when the host's connection broke.
 //!
 //! # Dependencies
 //!
@@ -43,6 +43,7 @@ mod container;
 mod device_policy;
 mod file;
 mod init;
+mod kept;
 mod machine;
 mod nvme;
 mod port;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prost::Message;
@@ -19,6 +19,7 @@ use tokio::io::unix::AsyncFd;
 use crate::file::{AsyncFile, register};
 use crate::init::channel::{self, Report};
 use crate::init::{InitSpec, SUBCOMMAND};
+use crate::kept::Kept;
 use crate::reaper::{Exit, Reaper};
 
 /// Mounts and look-ups take milliseconds; a device that answers nothing must not hold the caller
@@ -56,6 +57,8 @@ pub struct Process {
     terminal: Option<Arc<AsyncFile>>,
     /// Locked by the attached Stdio stream.
     pub outputs: Arc<tokio::sync::Mutex<Outputs>>,
+    /// What was read from them and is not the host's yet.
+    kept: Mutex<Kept>,
 }
 
 impl Process {
@@ -117,6 +120,7 @@ impl Process {
                 stdout: pipes.stdout,
                 stderr: pipes.stderr,
             })),
+            kept: Mutex::default(),
         })
     }
 
@@ -156,6 +160,11 @@ impl Process {
             return Ok(());
         }
         crate::signal::send(self.pid.as_raw_nonzero().get(), signal)
+    }
+
+    /// What it wrote and the host has not recorded yet.
+    pub fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where standard input goes, while it is open.

@@ -110,11 +110,14 @@ impl AgentService for Service {
     ) -> Result<Response<Attachment>, Status> {
         let mut input = request.into_inner();
         let first = input.message().await?.and_then(|message| message.kind);
-        let Some(stdio_in::Kind::Attach(reference)) = first else {
-            return Err(Status::invalid_argument("the first message must name the process"));
+        let (process, from) = match first {
+            Some(stdio_in::Kind::Attach(process)) => (Some(process), None),
+            Some(stdio_in::Kind::Resume(resume)) => (resume.process, Some(resume.position)),
+            _ => return Err(Status::invalid_argument("the first message must name the process")),
         };
+        let reference = reference(process)?;
         let process = self.0.process(&reference)?;
-        let attachment = Attachment::new(process.clone(), input).await?;
+        let attachment = Attachment::new(process.clone(), from, input).await?;
         if !reference.exec_id.is_empty() {
             self.complete(
                 |_| async move { process.start().await.map_err(|failure| status(&failure)) },
@@ -122,6 +125,16 @@ impl AgentService for Service {
             .await?;
         }
         Ok(Response::new(attachment))
+    }
+
+    async fn recorded(
+        &self,
+        request: Request<RecordedRequest>,
+    ) -> Result<Response<RecordedReply>, Status> {
+        let request = request.into_inner();
+        let process = self.0.process(&reference(request.process)?)?;
+        process.kept().recorded(request.position);
+        Ok(Response::new(RecordedReply {}))
     }
 
     async fn wait(&self, request: Request<WaitRequest>) -> Result<Response<WaitReply>, Status> {

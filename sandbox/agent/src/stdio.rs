@@ -2,25 +2,24 @@
 //!
 //! Output is read from the pipe only when HTTP/2 has room for it, so a host that stops reading
 //! fills the pipe and stops the process; what was not read waits there for the next stream. Bytes
-//! already handed to a connection that breaks are lost with it.
+//! already handed to a connection that breaks are lost with it, unless the host wants to resume:
+//! then they are [kept](crate::kept) until it has recorded them.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use slipway_agent_protocol::v1::{StdioIn, StdioOut, stdio_in, stdio_out};
+use slipway_agent_protocol::v1::{Attached, StdioIn, StdioOut, stdio_in, stdio_out};
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::AbortHandle;
 use tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use crate::file::AsyncFile;
+use crate::kept::PIECE;
 use crate::process::{Outputs, Process};
-
-/// Largest chunk sent at once: what a pipe holds.
-const CHUNK: usize = 64 * 1024;
 
 /// A stream that its host gave up is released when the runtime gets to it, not at once.
 const RELEASE: Duration = Duration::from_secs(1);
@@ -32,22 +31,31 @@ pub struct Attachment {
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
     has_ended: bool,
     announced: bool,
+    /// The host says what it has recorded; without that, sent is recorded.
+    resumable: bool,
+    /// The position up to which everything was sent.
+    sent: u64,
     stderr_first: bool,
     buffer: Box<[u8]>,
     input: AbortHandle,
 }
 
 impl Attachment {
-    /// Takes the process's streams and starts forwarding `input`.
+    /// Takes the process's streams and starts forwarding `input`. `from`: the host resumes there.
     ///
     /// # Errors
     /// `ALREADY_EXISTS` while another stream is attached.
-    pub async fn new(process: Arc<Process>, input: Streaming<StdioIn>) -> Result<Self, Status> {
+    pub async fn new(
+        process: Arc<Process>,
+        from: Option<u64>,
+        input: Streaming<StdioIn>,
+    ) -> Result<Self, Status> {
         let lock = process.outputs.clone().lock_owned();
         let outputs = tokio::time::timeout(RELEASE, lock)
             .await
             .map_err(|_| Status::already_exists("another stream is attached to the process"))?;
         let waiter = process.clone();
+        let kept = process.kept().range();
         Ok(Attachment {
             ended: Box::pin(async move {
                 waiter.ended().await;
@@ -57,33 +65,45 @@ impl Attachment {
             outputs,
             has_ended: false,
             announced: false,
+            resumable: from.is_some(),
+            sent: from.unwrap_or(0).clamp(kept.start, kept.end),
             stderr_first: false,
-            buffer: vec![0; CHUNK].into_boxed_slice(),
+            buffer: vec![0; PIECE].into_boxed_slice(),
         })
     }
 
-    /// A chunk of the stream, or why there is none.
-    fn poll_output(&mut self, stderr: bool, context: &mut Context<'_>) -> Poll<StdioOut> {
+    /// Reads from one of the process's streams what it has; false: nothing now.
+    fn read_output(&mut self, stderr: bool, context: &mut Context<'_>) -> bool {
         let output = if stderr { &mut self.outputs.stderr } else { &mut self.outputs.stdout };
-        let Some(file) = output else { return Poll::Pending };
+        let Some(file) = output else { return false };
         let result = match file.poll_read(context, &mut self.buffer) {
             Poll::Ready(result) => result,
             // Readiness may lag behind the process's end; the pipe itself does not.
             Poll::Pending if self.has_ended => file.read_now(&mut self.buffer),
-            Poll::Pending => return Poll::Pending,
+            Poll::Pending => return false,
         };
         match result {
-            Ok(length) if length > 0 => Poll::Ready(chunk(stderr, &self.buffer[..length])),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                release(output.take());
-                Poll::Pending
+            Ok(length) if length > 0 => {
+                self.process.kept().push(stderr, &self.buffer[..length]);
+                return true;
             }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => release(output.take()),
             // The end; an error of a pipe or terminal is one too.
-            _ => {
-                *output = None;
-                Poll::Pending
-            }
+            _ => *output = None,
         }
+        false
+    }
+
+    /// The next of what was read and not sent on this stream.
+    fn take(&mut self) -> Option<StdioOut> {
+        let mut kept = self.process.kept();
+        let (stderr, bytes) = kept.after(self.sent)?;
+        let out = chunk(stderr, bytes);
+        self.sent += bytes.len() as u64;
+        if !self.resumable {
+            kept.recorded(self.sent);
+        }
+        Some(out)
     }
 }
 
@@ -107,17 +127,21 @@ impl Stream for Attachment {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if !self.announced {
             self.announced = true;
-            let kind = Some(stdio_out::Kind::Attached(true));
+            let kind = Some(stdio_out::Kind::Attached(Attached { position: self.sent }));
             return Poll::Ready(Some(Ok(StdioOut { kind })));
+        }
+        if let Some(out) = self.take() {
+            return Poll::Ready(Some(Ok(out)));
         }
         if !self.has_ended && self.ended.as_mut().poll(context).is_ready() {
             self.has_ended = true;
         }
+        ready!(self.process.kept().poll_room(context));
         // Alternating, so that a flood on one does not starve the other.
         for stderr in [self.stderr_first, !self.stderr_first] {
-            if let Poll::Ready(out) = self.poll_output(stderr, context) {
+            if self.read_output(stderr, context) {
                 self.stderr_first = !stderr;
-                return Poll::Ready(Some(Ok(out)));
+                return Poll::Ready(self.take().map(Ok));
             }
         }
         if self.has_ended {
@@ -149,7 +173,12 @@ async fn forward_input(process: Arc<Process>, mut input: Streaming<StdioIn>) {
                 }
             }
             Some(stdio_in::Kind::StdinClosed(true)) => process.close_stdin(),
-            Some(stdio_in::Kind::StdinClosed(false) | stdio_in::Kind::Attach(_)) | None => {}
+            Some(
+                stdio_in::Kind::StdinClosed(false)
+                | stdio_in::Kind::Attach(_)
+                | stdio_in::Kind::Resume(_),
+            )
+            | None => {}
         }
     }
 }

@@ -8,8 +8,8 @@ mod harness;
 use std::time::Duration;
 
 use harness::*;
-use slipway_agent_protocol::EXIT_STATUS_METADATA;
 use slipway_agent_protocol::v1::*;
+use slipway_agent_protocol::{EXIT_STATUS_METADATA, PROTOCOL};
 use tonic::{Code, Status};
 
 macro_rules! sandbox {
@@ -38,11 +38,12 @@ fn with(
 #[tokio::test]
 async fn hello_checks_the_version() {
     let mut sandbox = sandbox!("hello_checks_the_version");
-    let hello = sandbox.client.hello(HelloRequest { protocol: 1 }).await.unwrap().into_inner();
-    assert_eq!(hello.protocol, 1);
+    let hello =
+        sandbox.client.hello(HelloRequest { protocol: PROTOCOL }).await.unwrap().into_inner();
+    assert_eq!(hello.protocol, PROTOCOL);
     assert_eq!(hello.stages[0].name, "kernel");
     assert!(hello.boottime_ns >= hello.stages[0].end_ns);
-    let error = sandbox.client.hello(HelloRequest { protocol: 2 }).await.unwrap_err();
+    let error = sandbox.client.hello(HelloRequest { protocol: PROTOCOL + 1 }).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition);
 }
 
@@ -297,6 +298,62 @@ async fn a_returning_host_finds_the_rest_of_the_output() {
     let mut stream = sandbox.attach(&main("a"), vec![b"more\n".to_vec()]).await.unwrap();
     assert_eq!(drain(&mut stream).await.stdout, "two more\n");
     assert_eq!(sandbox.wait(&main("a")).await.exit_status, 4);
+    sandbox.remove("a").await;
+}
+
+/// Hosts that die at any point between receiving and recording: the next one asks from where the
+/// last one's record ends, whatever the agent was told of that.
+#[tokio::test]
+async fn hosts_that_die_lose_no_byte_and_get_none_twice() {
+    let mut sandbox = sandbox!("hosts_that_die_lose_no_byte_and_get_none_twice");
+    const LAST: usize = 400_000;
+    let text = format!("seq 1 {LAST} | tee /dev/stderr; exit 6");
+    sandbox.create(container("a", script(&text))).await;
+    sandbox.start_container("a").await;
+    // What a host has recorded: everything by its position, and each stream.
+    let (mut position, mut streams) = (0, [Vec::new(), Vec::new()]);
+    for host in 0.. {
+        let mut client = sandbox.reconnect().await;
+        let resume = stdio_in::Kind::Resume(Resume { process: Some(main("a")), position });
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        sender.send(StdioIn { kind: Some(resume) }).await.unwrap();
+        let stream = client.stdio(tokio_stream::wrappers::ReceiverStream::new(receiver));
+        let mut stream = stream.await.unwrap().into_inner();
+        let mut ended = false;
+        for message in 0..host * 3 + 2 {
+            let Some(message_of) = stream.message().await.unwrap() else {
+                ended = true;
+                break;
+            };
+            let (stream, bytes) = match message_of.kind.unwrap() {
+                stdio_out::Kind::Attached(at) => {
+                    assert_eq!(at.position, position);
+                    continue;
+                }
+                stdio_out::Kind::Stdout(bytes) => (0, bytes),
+                stdio_out::Kind::Stderr(bytes) => (1, bytes),
+            };
+            // Some die with a message that they have not recorded, some before they say so.
+            if message == host * 3 + 1 && host % 3 == 0 {
+                break;
+            }
+            position += bytes.len() as u64;
+            streams[stream].extend(bytes);
+            if (host + message) % 2 == 0 {
+                let request = RecordedRequest { process: Some(main("a")), position };
+                client.recorded(request).await.unwrap();
+            }
+        }
+        if ended {
+            assert!(host > 3, "one host got it all");
+            break;
+        }
+    }
+    let expected: String = (1..=LAST).map(|number| format!("{number}\n")).collect();
+    for stream in streams {
+        assert!(stream == expected.as_bytes(), "{} of {} bytes", stream.len(), expected.len());
+    }
+    assert_eq!(sandbox.wait(&main("a")).await.exit_status, 6);
     sandbox.remove("a").await;
 }
 

@@ -1,0 +1,174 @@
+//! What a process wrote and the host has not recorded yet.
+//!
+//! Every byte of a process's output has a position: how many it wrote before, to standard output
+//! and standard error together, in the order in which the agent read them. The host says up to
+//! which position it keeps the bytes itself; what follows stays here, so that a host that comes
+//! after one that died asks for the rest and gets no byte twice and misses none. What fits here is
+//! bounded: when it is full nothing more is read, and the process waits as for any slow reader.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
+
+/// Largest piece, bytes: what a pipe holds.
+pub const PIECE: usize = 64 << 10;
+/// Bytes that may be kept; at least four pieces, so that the host can say now and then what it has.
+const ROOM: usize = 256 << 10;
+/// Pieces that may be kept: many tiny ones weigh more than their bytes.
+const PIECES: usize = 4096;
+
+struct Piece {
+    position: u64,
+    stderr: bool,
+    bytes: Vec<u8>,
+}
+
+impl Piece {
+    fn end(&self) -> u64 {
+        self.position + self.bytes.len() as u64
+    }
+}
+
+/// The kept end of a process's output.
+#[derive(Default)]
+pub struct Kept {
+    pieces: VecDeque<Piece>,
+    bytes: usize,
+    end: u64,
+    /// Who waits for room.
+    waker: Option<Waker>,
+}
+
+impl Kept {
+    /// The first position that is kept, and that of the next byte to come.
+    pub fn range(&self) -> std::ops::Range<u64> {
+        self.pieces.front().map_or(self.end, |piece| piece.position)..self.end
+    }
+
+    /// Adds at most [`PIECE`] bytes, which must have room.
+    pub fn push(&mut self, stderr: bool, bytes: &[u8]) {
+        self.bytes += bytes.len();
+        match self.pieces.back_mut() {
+            Some(last) if last.stderr == stderr && last.bytes.len() + bytes.len() <= PIECE => {
+                last.bytes.extend_from_slice(bytes);
+            }
+            _ => {
+                let (position, bytes) = (self.end, bytes.to_vec());
+                self.pieces.push_back(Piece { position, stderr, bytes });
+            }
+        }
+        self.end += bytes.len() as u64;
+    }
+
+    /// What follows `position`: whether it is of standard error, and the bytes.
+    pub fn after(&self, position: u64) -> Option<(bool, &[u8])> {
+        let index = self.pieces.partition_point(|piece| piece.end() <= position);
+        let piece = self.pieces.get(index)?;
+        let skipped = usize::try_from(position.saturating_sub(piece.position)).ok()?;
+        Some((piece.stderr, piece.bytes.get(skipped..)?))
+    }
+
+    /// Forgets what precedes `position`.
+    pub fn recorded(&mut self, position: u64) {
+        while let Some(first) = self.pieces.front_mut() {
+            if first.end() <= position {
+                self.bytes -= first.bytes.len();
+                self.pieces.pop_front();
+                continue;
+            }
+            if let Some(done) = position.checked_sub(first.position) {
+                first.bytes.drain(..done as usize);
+                first.position = position;
+                self.bytes -= done as usize;
+            }
+            break;
+        }
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Ready when there is room for one more piece.
+    pub fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.bytes + PIECE <= ROOM && self.pieces.len() < PIECES {
+            return Poll::Ready(());
+        }
+        self.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All from `position` on, as (standard error, text).
+    fn rest(kept: &Kept, mut position: u64) -> Vec<(bool, String)> {
+        let mut all = Vec::new();
+        while let Some((stderr, bytes)) = kept.after(position) {
+            assert!(!bytes.is_empty());
+            position += bytes.len() as u64;
+            all.push((stderr, String::from_utf8(bytes.to_vec()).unwrap()));
+        }
+        assert_eq!(position.max(kept.range().start), kept.range().end);
+        all
+    }
+
+    fn pieces(of: &[(bool, &str)]) -> Vec<(bool, String)> {
+        of.iter().map(|(stderr, text)| (*stderr, (*text).to_owned())).collect()
+    }
+
+    #[test]
+    fn any_position_splits_what_was_written() {
+        let written = [(false, "one"), (true, "two"), (false, "three"), (false, "four")];
+        let text: String = written.iter().map(|(_, text)| *text).collect();
+        for recorded in 0..=text.len() {
+            let mut kept = Kept::default();
+            written.iter().for_each(|(stderr, text)| kept.push(*stderr, text.as_bytes()));
+            kept.recorded(recorded as u64);
+            assert_eq!(kept.range(), recorded as u64..text.len() as u64);
+            for position in recorded..=text.len() {
+                let rest: String = rest(&kept, position as u64).into_iter().map(|p| p.1).collect();
+                assert_eq!(rest, text[position..]);
+            }
+        }
+    }
+
+    #[test]
+    fn streams_stay_apart_and_in_order() {
+        let mut kept = Kept::default();
+        for (stderr, text) in [(false, "ab"), (false, "cd"), (true, "ef"), (false, "gh")] {
+            kept.push(stderr, text.as_bytes());
+        }
+        assert_eq!(rest(&kept, 0), pieces(&[(false, "abcd"), (true, "ef"), (false, "gh")]));
+        kept.recorded(3);
+        assert_eq!(rest(&kept, 3), pieces(&[(false, "d"), (true, "ef"), (false, "gh")]));
+        // Said twice, or of more than there is: no harm.
+        kept.recorded(1);
+        kept.recorded(u64::MAX);
+        assert_eq!((rest(&kept, 8), kept.range()), (vec![], 8..8));
+        kept.push(true, b"ij");
+        assert_eq!(rest(&kept, 8), pieces(&[(true, "ij")]));
+    }
+
+    #[test]
+    fn a_full_store_has_room_again_once_the_host_has_recorded() {
+        let mut context = Context::from_waker(Waker::noop());
+        let mut kept = Kept::default();
+        while kept.poll_room(&mut context).is_ready() {
+            kept.push(false, &[0; PIECE]);
+        }
+        assert_eq!(kept.range(), 0..ROOM as u64);
+        kept.recorded(PIECE as u64 - 1);
+        assert!(kept.poll_room(&mut context).is_pending());
+        kept.recorded(PIECE as u64);
+        assert!(kept.poll_room(&mut context).is_ready());
+        // Tiny pieces fill it by their number.
+        let mut kept = Kept::default();
+        let mut count = 0;
+        while kept.poll_room(&mut context).is_ready() {
+            kept.push(count % 2 == 0, b"x");
+            count += 1;
+        }
+        assert_eq!(count, PIECES);
+    }
+}
