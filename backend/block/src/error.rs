@@ -57,6 +57,9 @@ pub enum OpenError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// What a predecessor left cannot be gone on with.
+    #[error("what was kept of the overlay is of no use: {0}")]
+    Kept(&'static str),
     /// io_uring is not to be had: a kernel without it, `kernel.io_uring_disabled`, or a seccomp
     /// filter (those of container engines forbid it).
     #[error("cannot set up io_uring (is kernel.io_uring_disabled set, or a filter active?): {0}")]

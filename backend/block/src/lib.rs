@@ -9,6 +9,8 @@
 //! - [`FileDisk`] is a file or a block device, by io_uring;
 //! - [`SharedDisk`] is what several disks have in common, each of them on a thread of its own;
 //! - [`OverlayDisk`] is copy-on-write over any of them, volatile;
+//! - [`RamDisk::of`], [`SharedDisk::ram`] and [`OverlayDisk::of`] lie in files that are memory: a process
+//!   that is killed at any instruction leaves a disk from which the next one goes on;
 //! - [`FaultDisk`], [`DelayDisk`] and [`TraceDisk`] wrap a disk: faults by rule, later
 //!   completions, counters.
 //!
@@ -40,7 +42,7 @@ pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request};
 pub use error::OpenError;
 pub use file::{FileDisk, FileOptions, create_sparse};
 pub use null::NullDisk;
-pub use overlay::OverlayDisk;
+pub use overlay::{BaseIdentity, OverlayDisk, overlay_file};
 pub use ram::{RamDisk, ram_file};
 pub use shared::SharedDisk;
 

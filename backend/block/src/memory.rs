@@ -1,7 +1,10 @@
 //! Anonymous memory that costs nothing until it is written.
 
+use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// Zeroed memory of this process alone, of any size: pages appear when they are written
@@ -64,16 +67,18 @@ impl Anonymous {
         Ok(memory)
     }
 
-    /// All of `file`, a memfd that is sealed against shrinking, of `len` bytes. Nobody else may map it
-    /// as long as this value lives.
+    /// `len` bytes from `start`, a multiple of the page size, of `file`: a memfd that is sealed against
+    /// shrinking and has that many. Nobody else may map them as long as this value lives. Reading what
+    /// was never written makes a page here, as [`Anonymous::new`]'s does not.
     ///
     /// # Errors
     /// As for [`Anonymous::new`].
-    pub fn of(file: &std::os::fd::OwnedFd, len: usize) -> std::io::Result<Self> {
+    pub fn of(file: &OwnedFd, start: u64, len: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, file, 0)? };
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, file, start)? };
         let memory = Self { base: base.cast(), len, shared: true };
         memory.advise(Advice::LinuxDontDump);
         Ok(memory)
@@ -105,7 +110,7 @@ impl Anonymous {
         }
     }
 
-    /// All of it. Reading what was never written allocates nothing.
+    /// All of it. Reading what was never written allocates nothing, unless it is a file's.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: mapped readable for `len` bytes as long as `self` lives, private to this
         // process, and changed through `&mut self` only.
@@ -116,6 +121,18 @@ impl Anonymous {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `bytes`; `&mut self` makes the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.base, self.len) }
+    }
+
+    /// All whole words of it.
+    pub fn words(&self) -> &[u64] {
+        // SAFETY: as for `bytes`; a mapping begins at a page, and any bytes are words.
+        unsafe { std::slice::from_raw_parts(self.base.cast(), self.len / 8) }
+    }
+
+    /// All whole words of it, to change.
+    pub fn words_mut(&mut self) -> &mut [u64] {
+        // SAFETY: as for `words`; `&mut self` makes the borrow unique.
+        unsafe { std::slice::from_raw_parts_mut(self.base.cast(), self.len / 8) }
     }
 
     /// Makes `range` read as zeros and gives its whole pages back.
@@ -145,6 +162,41 @@ impl Anonymous {
         // SAFETY: our own mapping; these advices change no byte. A kernel that does not know one
         // loses an economy, nothing else.
         let _ = unsafe { rustix::mm::madvise(self.base.cast(), self.len, advice) };
+    }
+}
+
+/// A file of `bytes` zero bytes that is memory, takes pages as they are written, and outlives this
+/// process as long as somebody holds the descriptor. `seals` keep its size as it is.
+///
+/// # Errors
+/// No descriptors left; strict overcommit, under which the kernel may refuse a page at its first touch,
+/// by a signal.
+pub(crate) fn memory_file(bytes: u64, seals: SealFlags) -> io::Result<OwnedFd> {
+    let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?;
+    if overcommit.trim() == "2" {
+        let text =
+            "a disk in memory that is shared or kept needs vm.overcommit_memory to be 0 or 1";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("slipway-disk", flags)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(file)
+}
+
+/// Seals of a file whose size is for ever.
+pub(crate) const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Size of a file that nobody can shrink; `InvalidData` for others.
+pub(crate) fn sealed_len(file: &OwnedFd) -> io::Result<u64> {
+    let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
+    match u64::try_from(rustix::fs::fstat(file)?.st_size) {
+        Ok(bytes) if sealed => Ok(bytes),
+        _ => {
+            let text = "a file that is no memory of a disk";
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        }
     }
 }
 

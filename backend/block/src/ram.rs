@@ -2,11 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_ram::Fault;
 
 use crate::check::{Extent, admit, complete, is_block_size};
-use crate::memory::Anonymous;
+use crate::memory::{Anonymous, FIXED, memory_file, sealed_len};
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 
 /// A volatile disk in this process's memory. Sparse: what was never written costs nothing, in steps
@@ -37,18 +36,13 @@ impl RamDisk {
     /// # Errors
     /// As for [`RamDisk::new`]; [`OpenError::Memory`] also for a file that is no such memory.
     pub fn of(file: &OwnedFd, block_size: u32) -> Result<Self, OpenError> {
-        let found = rustix::fs::fstat(file).map_or(0, |stat| stat.st_size);
-        let bytes = u64::try_from(found).unwrap_or(0);
-        let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
+        let bytes = sealed_len(file).map_err(|source| OpenError::Memory { bytes: 0, source })?;
         let failed = |source| OpenError::Memory { bytes, source };
-        if !sealed {
-            return Err(failed(std::io::ErrorKind::InvalidInput.into()));
-        }
         let geometry =
             Geometry { block_size, blocks: whole_blocks(bytes, block_size)?, read_only: false };
         let len =
             usize::try_from(bytes).map_err(|_| failed(std::io::ErrorKind::OutOfMemory.into()))?;
-        let memory = Anonymous::of(file, len).map_err(failed)?;
+        let memory = Anonymous::of(file, 0, len).map_err(failed)?;
         Ok(Self { memory, geometry })
     }
 
@@ -83,13 +77,9 @@ impl RamDisk {
 /// descriptor; for [`RamDisk::of`].
 ///
 /// # Errors
-/// No descriptors left.
+/// No descriptors left; strict overcommit (`vm.overcommit_memory` = 2).
 pub fn ram_file(bytes: u64) -> std::io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("slipway-disk", flags)?;
-    rustix::fs::ftruncate(&file, bytes)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
+    memory_file(bytes, FIXED)
 }
 
 /// Number of blocks of a disk in memory.

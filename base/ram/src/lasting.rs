@@ -75,9 +75,18 @@ impl Lasting {
     /// `InvalidData` when the file is no such memory; what mmap(2) says.
     pub fn of(file: OwnedFd) -> std::io::Result<Self> {
         let bytes = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        Self::beginning_of(file, bytes)
+    }
+
+    /// The first `bytes` bytes of such a file, whose rest is of another kind.
+    ///
+    /// # Errors
+    /// As for [`Lasting::of`]; `InvalidData` also when there are fewer.
+    pub fn beginning_of(file: OwnedFd, bytes: usize) -> std::io::Result<Self> {
+        let held = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
         let sealed =
             rustix::fs::fcntl_get_seals(&file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
-        if bytes == 0 || !bytes.is_multiple_of(8) || !sealed {
+        if bytes == 0 || bytes > held || !bytes.is_multiple_of(8) || !sealed {
             let text = "a file that is no memory of a predecessor";
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
         }
@@ -238,5 +247,11 @@ mod tests {
         let plain = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&plain, 4096).unwrap();
         assert!(Lasting::of(plain).is_err());
+        let file =
+            || Lasting::new("test", 8192).unwrap().file().unwrap().try_clone_to_owned().unwrap();
+        assert_eq!(Lasting::beginning_of(file(), 4096).unwrap().len(), 4096);
+        for bytes in [0, 4095, 8200, usize::MAX - 7] {
+            assert!(Lasting::beginning_of(file(), bytes).is_err(), "{bytes}");
+        }
     }
 }

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use io_uring::{IoUring, types};
 
 use crate::check::{admit, complete};
-use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
+use crate::{BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 use common::Share;
 use job::{Job, Next, Step, Target};
 
@@ -109,6 +109,15 @@ impl FileDisk {
             answers: Vec::new(),
             common,
         })
+    }
+
+    /// Equal for the same file, or device, as long as nobody has written to the file: for an overlay
+    /// over it.
+    ///
+    /// # Errors
+    /// What fstat(2) says.
+    pub fn identity(&self) -> std::io::Result<BaseIdentity> {
+        Ok(open::identity(&self.common.fd)?)
     }
 
     /// Whether data bypasses the host's page cache.

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::job::Alignment;
 use crate::check::is_block_size;
-use crate::{Geometry, OpenError};
+use crate::{BaseIdentity, Geometry, OpenError};
 
 /// How to open a [`FileDisk`](crate::FileDisk).
 #[derive(Clone, Debug)]
@@ -100,6 +100,16 @@ fn open_descriptor(path: &Path, options: &FileOptions) -> Result<OwnedFd, OpenEr
 pub(super) fn file_type(fd: &OwnedFd, path: &Path) -> Result<FileType, OpenError> {
     let stat = rustix::fs::fstat(fd).map_err(failed(path, "look at"))?;
     Ok(FileType::from_raw_mode(stat.st_mode))
+}
+
+/// See [`FileDisk::identity`](crate::FileDisk::identity). A device's own file is touched by others; of
+/// it only the number counts.
+pub(super) fn identity(fd: &OwnedFd) -> Result<BaseIdentity, Errno> {
+    let stat = rustix::fs::fstat(fd)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => Ok([stat.st_rdev, u64::MAX, 0, 0]),
+        _ => Ok([stat.st_dev, stat.st_ino, stat.st_mtime.cast_unsigned(), stat.st_mtime_nsec]),
+    }
 }
 
 /// Size in bytes. A block device tells its size as the end to seek to.

@@ -1,81 +1,137 @@
 //! A bitmap of any size that costs memory where bits are set.
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+use slipway_ram::Lasting;
+
+use super::points::point;
 use crate::memory::Anonymous;
 
-/// `len` bits, all zero at first.
-pub(super) struct Bits(Anonymous);
+/// Bits of a word.
+const WORD: u64 = 64;
+/// Bytes that are read of a record at a time.
+const CHUNK: usize = 4096;
+
+/// `len` bits, all zero at first, in words. Everything is decided on this process's own copy; with a
+/// *record*, every change is stored there too, for a successor, and never read again.
+pub(super) struct Bits {
+    own: Anonymous,
+    record: Option<Lasting>,
+}
 
 impl Bits {
     /// # Errors
     /// As for [`Anonymous::new`].
     pub fn new(len: u64) -> std::io::Result<Self> {
-        let bytes =
-            usize::try_from(len.div_ceil(8)).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
-        Ok(Self(Anonymous::new(bytes)?.small_pages()))
+        Ok(Self { own: Anonymous::new(bytes_of(len)?)?.small_pages(), record: None })
+    }
+
+    /// What a predecessor recorded: in `record`, which is `file` from byte `start` on, and how many bits
+    /// are set. None when one beyond the last is.
+    ///
+    /// # Errors
+    /// As for [`Anonymous::new`], and of reading the file.
+    pub fn of(
+        len: u64,
+        record: Lasting,
+        (file, start): (&OwnedFd, u64),
+    ) -> std::io::Result<Option<(Self, u64)>> {
+        let mut bits = Self { record: Some(record), ..Self::new(len)? };
+        let words = bits.own.words_mut();
+        let end = start + (words.len() * 8) as u64;
+        let (mut at, mut ones) = (start, 0);
+        // By calls, since a look through a mapping would make a page of each hole.
+        while let Some(data) = next_data(file, at)?.filter(|data| *data < end) {
+            at = data / CHUNK as u64 * CHUNK as u64;
+            let mut chunk = [0; CHUNK];
+            let part = CHUNK.min((end - at) as usize);
+            let read = rustix::io::pread(file, &mut chunk[..part], at)?;
+            let first = ((at - start) / 8) as usize;
+            for (word, bytes) in words[first..].iter_mut().zip(chunk[..read].as_chunks().0) {
+                *word = u64::from_ne_bytes(*bytes);
+                ones += u64::from(word.count_ones());
+            }
+            at += CHUNK as u64;
+        }
+        let (beyond, last) = (len % WORD, words[((len - 1) / WORD) as usize]);
+        Ok((beyond == 0 || last >> beyond == 0).then_some((bits, ones)))
     }
 
     pub fn get(&self, index: u64) -> bool {
-        self.0.bytes()[(index / 8) as usize] >> (index % 8) & 1 != 0
+        self.own.words()[(index / WORD) as usize] >> (index % WORD) & 1 != 0
     }
 
     pub fn set(&mut self, range: Range<u64>, value: bool) {
-        let whole = range.start.div_ceil(8)..range.end / 8;
-        if whole.start >= whole.end {
-            return self.set_each(range, value);
-        }
-        self.set_each(range.start..whole.start * 8, value);
-        self.set_each(whole.end * 8..range.end, value);
-        let bytes = whole.start as usize..whole.end as usize;
-        if value {
-            self.0.bytes_mut()[bytes].fill(0xff);
-        } else {
-            self.0.zero(bytes);
+        for (index, mask) in parts(range) {
+            let old = self.own.words()[index];
+            let new = if value { old | mask } else { old & !mask };
+            // A store would make a page for zeros that are there.
+            if new != old {
+                self.own.words_mut()[index] = new;
+                self.record(index, new);
+            }
         }
     }
 
-    fn set_each(&mut self, range: Range<u64>, value: bool) {
-        for index in range {
-            // A write would make a page for zeros that are there.
-            if self.get(index) != value {
-                self.0.bytes_mut()[(index / 8) as usize] ^= 1 << (index % 8);
-            }
+    /// Release: who sees the bits sees what was stored before them.
+    fn record(&self, index: usize, value: u64) {
+        let Some(record) = &self.record else { return };
+        point();
+        if let Some(word) = record.words().get(index) {
+            word.store(value, Ordering::Release);
         }
+        point();
     }
 
     /// End of the run of equal bits that begins at `start`, at most `end`; `start < end`.
     pub fn run(&self, start: u64, end: u64) -> u64 {
         let value = self.get(start);
-        let whole = if value { 0xff } else { 0 };
-        let mut at = start + 1;
-        while at < end {
-            if at.is_multiple_of(8) && self.0.bytes()[(at / 8) as usize] == whole {
-                at += 8;
-            } else if self.get(at) == value {
-                at += 1;
-            } else {
-                return at;
-            }
-        }
-        end
+        let differs = |(index, mask): (usize, u64)| {
+            let word = self.own.words()[index];
+            let others = if value { !word & mask } else { word & mask };
+            (others != 0).then(|| index as u64 * WORD + u64::from(others.trailing_zeros()))
+        };
+        parts(start..end).find_map(differs).unwrap_or(end)
     }
 
     /// Bits of `range` that are zero.
     pub fn zeros(&self, range: Range<u64>) -> u64 {
-        let mut count = 0;
-        let mut at = range.start;
-        while at < range.end {
-            let end = self.run(at, range.end);
-            count += if self.get(at) { 0 } else { end - at };
-            at = end;
-        }
-        count
+        let zeros = |(index, mask): (usize, u64)| (!self.own.words()[index] & mask).count_ones();
+        parts(range).map(|part| u64::from(zeros(part))).sum()
     }
 
     #[cfg(test)]
     pub fn bytes(&self) -> &[u8] {
-        self.0.bytes()
+        self.own.bytes()
+    }
+}
+
+/// Bytes of `len` bits: whole words.
+pub(super) fn bytes_of(len: u64) -> std::io::Result<usize> {
+    usize::try_from(len.div_ceil(WORD) * (WORD / 8))
+        .map_err(|_| std::io::ErrorKind::OutOfMemory.into())
+}
+
+/// The words of a range, and which of their bits are in it.
+fn parts(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
+    let words = if range.is_empty() { 0..0 } else { range.start / WORD..range.end.div_ceil(WORD) };
+    words.map(move |word| {
+        let first = range.start.saturating_sub(word * WORD);
+        let last = (range.end - 1 - word * WORD).min(WORD - 1);
+        (word as usize, !0 << first & !0 >> (WORD - 1 - last))
+    })
+}
+
+/// The first place from `at` on that holds anything; None: there is none.
+fn next_data(file: &OwnedFd, at: u64) -> std::io::Result<Option<u64>> {
+    match rustix::fs::seek(file, SeekFrom::Data(at)) {
+        Ok(data) => Ok(Some(data)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -101,5 +157,7 @@ mod tests {
             assert_eq!(bits.zeros(from as u64..1000), zeros as u64);
         }
         assert!((0..1000).all(|at| bits.get(at) == plain[at as usize]));
+        bits.set(5..5, true);
+        assert_eq!(bits.zeros(7..7), 0);
     }
 }

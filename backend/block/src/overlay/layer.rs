@@ -1,106 +1,125 @@
-//! What was written over the base: bytes, and which of them count.
+//! What was written over the base: bytes, and which of them count. The order of stores is that of
+//! `store`, whether anybody could see it or not.
 
-use std::io;
 use std::ops::Range;
 
 use slipway_ram::{Fault, Span};
 
-use super::bits::Bits;
-use crate::memory::{Anonymous, page_size};
+use super::points::point;
+use super::store::Store;
+use crate::memory::page_size;
 use crate::{DiskError, Geometry};
+
+/// What an unused page reads as.
+static ZEROS: [u8; 4096] = [0; 4096];
 
 /// Memory of the disk's size, of which only written pages exist.
 pub(super) struct Layer {
-    memory: Anonymous,
-    /// A bit per logical block: whether the layer's bytes count, or the base's.
-    own: Bits,
-    /// A bit per page: whether it exists. What does not exist reads as zeros.
-    pages: Bits,
-    used_pages: u64,
+    store: Store,
     most_pages: u64,
+    /// Bytes of a logical block and of a page.
     block: u64,
+    page: usize,
 }
 
 impl Layer {
-    /// A layer in which every block is the base's. `most` bytes at most are ever used for data.
-    pub fn new(geometry: &Geometry, most: Option<u64>) -> io::Result<Self> {
-        let size = usize::try_from(geometry.bytes()).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let page = page_size() as u64;
-        Ok(Self {
-            memory: Anonymous::new(size)?.small_pages(),
-            own: Bits::new(geometry.blocks)?,
-            pages: Bits::new(geometry.bytes().div_ceil(page))?,
-            used_pages: 0,
-            most_pages: most.map_or(u64::MAX, |bytes| bytes / page),
-            block: u64::from(geometry.block_size),
-        })
+    /// A layer in which what `store` says is the layer's. `most` bytes at most are ever used for data.
+    pub fn new(geometry: &Geometry, store: Store, most: Option<u64>) -> Self {
+        let page = page_size();
+        let most_pages = most.map_or(u64::MAX, |bytes| bytes / page as u64);
+        Self { store, most_pages, block: u64::from(geometry.block_size), page }
     }
 
     /// Bytes of memory that data takes at the moment.
     pub fn used(&self) -> u64 {
-        self.used_pages * page_size() as u64
+        self.store.used_pages * self.page as u64
     }
 
     /// Whether block `lba` is the layer's, and the end of the run of blocks like it, up to `end`.
     pub fn run(&self, lba: u64, end: u64) -> (bool, u64) {
-        (self.own.get(lba), self.own.run(lba, end))
+        (self.store.blocks.get(lba), self.store.blocks.run(lba, end))
     }
 
     /// Copies from byte `at` of the disk into the spans, which hold that much less of the layer.
-    pub fn read(&self, mut at: u64, spans: &[Span]) -> Result<(), Fault> {
+    pub fn read(&self, at: u64, spans: &[Span]) -> Result<(), Fault> {
+        let mut at = at as usize;
         for span in spans {
-            span.write(0, &self.memory.bytes()[at as usize..at as usize + span.len()])?;
-            at += span.len() as u64;
+            self.read_span(at, span)?;
+            at += span.len();
+        }
+        Ok(())
+    }
+
+    /// A look at a page that is not used would make one.
+    fn read_span(&self, start: usize, span: &Span) -> Result<(), Fault> {
+        let end = start + span.len();
+        let mut at = start;
+        while at < end {
+            let pages = self.pages_of(&(at..end));
+            let used = self.store.pages.get(pages.start);
+            let run = self.store.pages.run(pages.start, pages.end) as usize;
+            let next = end.min(run * self.page);
+            if used {
+                span.write(at - start, &self.store.data.bytes()[at..next])?;
+            } else {
+                zero_span(span, at - start..next - start)?;
+            }
+            at = next;
         }
         Ok(())
     }
 
     /// Takes the spans' bytes for the blocks `lba..end`. Without space nothing is changed; when
-    /// guest memory vanishes the blocks hold a mix of old, new and zero bytes.
+    /// guest memory vanishes the blocks that were the layer's hold a mix of old and new bytes, and
+    /// the others are as they were.
     pub fn write(&mut self, lba: u64, end: u64, spans: &[Span]) -> Result<(), DiskError> {
         let bytes = self.bytes(lba, end);
         let pages = self.pages_of(&bytes);
-        let fresh = self.pages.zeros(pages.clone());
-        if fresh > self.most_pages - self.used_pages {
+        let fresh = self.store.pages.zeros(pages.clone());
+        if fresh > self.most_pages.saturating_sub(self.store.used_pages) {
             return Err(DiskError::NoSpace);
         }
-        self.pages.set(pages, true);
-        self.used_pages += fresh;
-        self.own.set(lba..end, true);
+        self.store.pages.set(pages, true);
+        self.store.used_pages += fresh;
         let mut at = bytes.start;
         for span in spans {
-            span.read(0, &mut self.memory.bytes_mut()[at..at + span.len()])?;
+            point();
+            span.read(0, &mut self.store.data.bytes_mut()[at..at + span.len()])?;
             at += span.len();
         }
+        self.store.blocks.set(lba..end, true);
         Ok(())
     }
 
     /// Makes the blocks `lba..end` read as zeros, and gives their whole pages back.
     pub fn zero(&mut self, lba: u64, end: u64) {
         let bytes = self.bytes(lba, end);
-        let page = page_size();
+        let page = self.page;
         let whole = bytes.start.div_ceil(page)..bytes.end / page;
         if whole.start >= whole.end {
             self.zero_part(bytes);
         } else {
             self.zero_part(bytes.start..whole.start * page);
             self.zero_part(whole.end * page..bytes.end);
-            self.memory.zero(whole.start * page..whole.end * page);
+            point();
+            self.store.data.zero(whole.start * page..whole.end * page);
             let whole = whole.start as u64..whole.end as u64;
-            self.used_pages -= (whole.end - whole.start) - self.pages.zeros(whole.clone());
-            self.pages.set(whole, false);
+            self.store.used_pages -=
+                (whole.end - whole.start) - self.store.pages.zeros(whole.clone());
+            self.store.pages.set(whole, false);
         }
-        self.own.set(lba..end, true);
+        self.store.blocks.set(lba..end, true);
     }
 
-    /// Zeroes parts of at most two pages. A page that does not exist is zeros already.
+    /// Zeroes parts of at most two pages. A page that is not used is zeros already.
     fn zero_part(&mut self, bytes: Range<usize>) {
-        let page = page_size();
+        let page = self.page;
         for index in self.pages_of(&bytes).filter(|_| !bytes.is_empty()) {
             let start = index as usize * page;
             let part = start.max(bytes.start)..(start + page).min(bytes.end);
-            if self.pages.get(index) {
-                self.memory.bytes_mut()[part].fill(0);
+            if self.store.pages.get(index) {
+                point();
+                self.store.data.bytes_mut()[part].fill(0);
             }
         }
     }
@@ -111,12 +130,18 @@ impl Layer {
     }
 
     fn pages_of(&self, bytes: &Range<usize>) -> Range<u64> {
-        let page = page_size();
-        (bytes.start / page) as u64..bytes.end.div_ceil(page) as u64
+        (bytes.start / self.page) as u64..bytes.end.div_ceil(self.page) as u64
     }
 
     #[cfg(test)]
     pub fn memory(&self) -> [&[u8]; 3] {
-        [self.memory.bytes(), self.own.bytes(), self.pages.bytes()]
+        [self.store.data.bytes(), self.store.blocks.bytes(), self.store.pages.bytes()]
     }
+}
+
+fn zero_span(span: &Span, range: Range<usize>) -> Result<(), Fault> {
+    for at in range.clone().step_by(ZEROS.len()) {
+        span.write(at, &ZEROS[..ZEROS.len().min(range.end - at)])?;
+    }
+    Ok(())
 }

@@ -2,21 +2,30 @@
 //!
 //! The layer has the disk's size in address space and one bit per logical block, so a write never
 //! needs to read the base, and making one costs a few system calls whatever the size. A read that
-//! mixes both is cut into requests to the base and copies from the layer.
+//! mixes both is cut into requests to the base and copies from the layer. What was written lies in
+//! this process's memory, or in a file from which a successor goes on (`store`).
 
 mod bits;
 mod layer;
+mod points;
+mod store;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use slipway_ram::Span;
 
 use crate::check::{admit, complete};
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 use layer::Layer;
+use store::Store;
+
+pub use store::{BaseIdentity, overlay_file};
+
+#[cfg(test)]
+pub(crate) use points::testing;
 
 /// A volatile, writable disk over a base that it never writes to; what was written is gone with
-/// it. A flush ends at once.
+/// it, or with the file that it lies in. A flush ends at once.
 ///
 /// Memory grows by whole pages with what is written or discarded: the data, and a bit per block
 /// (0.02 % of the range with 512-byte blocks). Discard and Write Zeroes give whole pages of data
@@ -52,11 +61,31 @@ impl<D: Disk> OverlayDisk<D> {
     /// # Errors
     /// [`OpenError::Memory`] when there is no address space for a layer of this size.
     pub fn new(base: D, most: Option<u64>) -> Result<Self, OpenError> {
+        let store = Store::new(&base.geometry())?;
+        Ok(Self::over(base, store, most))
+    }
+
+    /// An overlay whose content lies in `file`, which [`overlay_file`] made: here, or in a predecessor
+    /// of this process, and then it is what that one has left, wherever it was killed. `identity` is
+    /// the base's; nobody else may use the file.
+    ///
+    /// # Errors
+    /// [`OpenError::Kept`] when the file is no such memory, of another version, or of another base;
+    /// [`OpenError::Memory`].
+    pub fn of(
+        base: D,
+        most: Option<u64>,
+        file: &OwnedFd,
+        identity: &BaseIdentity,
+    ) -> Result<Self, OpenError> {
+        let store = Store::of(&base.geometry(), identity, file)?;
+        Ok(Self::over(base, store, most))
+    }
+
+    fn over(base: D, store: Store, most: Option<u64>) -> Self {
         let geometry = Geometry { read_only: false, ..base.geometry() };
-        let bytes = geometry.bytes();
-        let layer =
-            Layer::new(&geometry, most).map_err(|source| OpenError::Memory { bytes, source })?;
-        Ok(Self {
+        let layer = Layer::new(&geometry, store, most);
+        Self {
             base,
             layer,
             geometry,
@@ -65,7 +94,7 @@ impl<D: Disk> OverlayDisk<D> {
             batch: Vec::new(),
             ended: Vec::new(),
             spare: Vec::new(),
-        })
+        }
     }
 
     /// Bytes of memory that written data takes at the moment.

@@ -9,11 +9,12 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::Medium;
 use crate::check::{Extent, admit, complete};
+use crate::memory::{memory_file, sealed_len};
 use crate::ram::whole_blocks;
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 
@@ -52,25 +53,16 @@ impl RamMedium {
 }
 
 fn make(bytes: u64) -> io::Result<(OwnedFd, Mapping)> {
-    // With strict overcommit the kernel may refuse a page at its first touch, by a signal.
-    let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?;
-    if overcommit.trim() == "2" {
-        let text = "a shared RAM disk needs vm.overcommit_memory to be 0 or 1";
-        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
-    }
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("slipway-disk", flags)?;
-    rustix::fs::ftruncate(&file, bytes)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
+    let file = memory_file(bytes, SealFlags::SHRINK)?;
     let mapping = Mapping::new(&file, bytes)?;
     Ok((file, mapping))
 }
 
 /// A predecessor's file; it may be longer than the disk.
 fn adopt(file: OwnedFd, bytes: u64) -> io::Result<(OwnedFd, Mapping)> {
-    let len = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
-    if len < bytes || !rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
-        let text = "a file that is no memory of a shared disk";
+    let len = sealed_len(&file)?;
+    if len < bytes {
+        let text = "memory of a disk that was smaller";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     let mapping = Mapping::new(&file, len)?;

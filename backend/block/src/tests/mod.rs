@@ -4,6 +4,7 @@ mod decorate;
 mod file;
 mod memory;
 mod overlay;
+mod overlay_kept;
 mod shared;
 
 use slipway_ram::Span;
