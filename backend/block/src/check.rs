@@ -1,5 +1,7 @@
 //! What every disk checks before it does anything.
 
+use slipway_ram::Span;
+
 use crate::{Completion, DiskError, Geometry, Operation, Request};
 
 /// A request that was admitted: where it lies on the disk.
@@ -16,20 +18,34 @@ pub(crate) struct Extent {
 /// # Panics
 /// When the spans do not hold what the request says: the caller's duty, see [`Disk`](crate::Disk).
 /// A disk that went on would move bytes that were not asked for.
+#[inline]
 pub(crate) fn admit(geometry: &Geometry, request: &Request) -> Result<Extent, DiskError> {
-    if request.operation == Operation::Flush {
-        return Ok(Extent { start: 0, len: 0 });
+    let Request { operation, lba, blocks, .. } = *request;
+    match operation {
+        Operation::Flush => Ok(Extent { start: 0, len: 0 }),
+        _ => admit_transfer(geometry, operation, (lba, blocks), &request.spans),
     }
-    if !geometry.holds(request.lba, u64::from(request.blocks)) {
+}
+
+/// As [`admit`], for what [`Disk::transfer`](crate::Disk::transfer) is asked for; `place` is the first
+/// logical block and their number.
+#[inline]
+pub(crate) fn admit_transfer(
+    geometry: &Geometry,
+    operation: Operation,
+    (lba, blocks): (u64, u32),
+    spans: &[Span],
+) -> Result<Extent, DiskError> {
+    if !geometry.holds(lba, u64::from(blocks)) {
         return Err(DiskError::OutOfRange);
     }
-    if geometry.read_only && request.operation != Operation::Read {
+    if geometry.read_only && operation != Operation::Read {
         return Err(DiskError::ReadOnly);
     }
     let block = u64::from(geometry.block_size);
-    let extent = Extent { start: request.lba * block, len: u64::from(request.blocks) * block };
-    if matches!(request.operation, Operation::Read | Operation::Write) {
-        let lent: u64 = request.spans.iter().map(|span| span.len() as u64).sum();
+    let extent = Extent { start: lba * block, len: u64::from(blocks) * block };
+    if matches!(operation, Operation::Read | Operation::Write) {
+        let lent: u64 = spans.iter().map(|span| span.len() as u64).sum();
         assert_eq!(lent, extent.len, "spans hold exactly the blocks");
     }
     Ok(extent)

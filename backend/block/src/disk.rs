@@ -123,6 +123,28 @@ pub trait Disk: Send {
     /// appended to `completions`.
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>);
 
+    /// Carries out a read or a write at once and gives how it ended, for disks that copy in place and
+    /// on which every write is durable or none is. None: nothing has happened, and it is to be
+    /// submitted. The device is spared the request and its completion.
+    ///
+    /// `lba`, `blocks` and `spans` are as in a [`Request`]; the spans are given back with the return.
+    fn transfer(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        spans: &[Span],
+    ) -> Option<Result<(), DiskError>> {
+        let _ = (operation, lba, blocks, spans);
+        None
+    }
+
+    /// A read or write of these blocks follows soon; a disk may have the processor fetch them. A hint:
+    /// they need not be on the disk.
+    fn expect(&self, operation: Operation, lba: u64, blocks: u32) {
+        let _ = (operation, lba, blocks);
+    }
+
     /// Appends what has ended since the last call. Cheap when nothing has.
     fn poll(&mut self, completions: &mut Vec<Completion>);
 
@@ -163,6 +185,20 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
         (**self).submit(requests, completions);
     }
 
+    fn transfer(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        spans: &[Span],
+    ) -> Option<Result<(), DiskError>> {
+        (**self).transfer(operation, lba, blocks, spans)
+    }
+
+    fn expect(&self, operation: Operation, lba: u64, blocks: u32) {
+        (**self).expect(operation, lba, blocks);
+    }
+
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         (**self).poll(completions);
     }
@@ -191,6 +227,20 @@ impl<D: Disk + ?Sized> Disk for &mut D {
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         (**self).submit(requests, completions);
+    }
+
+    fn transfer(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        spans: &[Span],
+    ) -> Option<Result<(), DiskError>> {
+        (**self).transfer(operation, lba, blocks, spans)
+    }
+
+    fn expect(&self, operation: Operation, lba: u64, blocks: u32) {
+        (**self).expect(operation, lba, blocks);
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {

@@ -112,6 +112,7 @@ impl<'d> Model<'d> {
         let mut requests = Vec::new();
         let mut expected = Vec::new();
         let mut arena = 0;
+        self.ended.clear();
         let mut lba = choices.below(geometry.blocks);
         for tag in 0..count as u64 {
             let blocks = (1 + choices.below(MOST_BLOCKS)).min(geometry.blocks - lba);
@@ -127,17 +128,34 @@ impl<'d> Model<'d> {
             if operation == Operation::Write {
                 self.fill(&places, choices);
             }
-            let durable = kind & 0x80 != 0;
-            requests.push(Request { tag, operation, lba, blocks: blocks as u32, spans, durable });
+            let (at_once, durable) = (kind & 0x40 != 0, kind & 0x80 != 0);
+            let request = Request { tag, operation, lba, blocks: blocks as u32, spans, durable };
+            match at_once {
+                true => requests.extend(self.transfer(request)),
+                false => requests.push(request),
+            }
             expected.push(Expected { request: (operation, range), places });
             lba = (lba + blocks + choices.below(8)).min(geometry.blocks);
         }
-        let count = requests.len();
-        self.ended.clear();
+        let count = requests.len() + self.ended.len();
         self.disk.submit(&mut requests, &mut self.ended);
         assert!(requests.is_empty(), "submit drains its vector");
         await_completions(self.disk, count, &mut self.ended);
         self.check(&expected);
+    }
+
+    /// Carries out a request at once, if it is one of those and the disk does; else gives it back.
+    fn transfer(&mut self, request: Request) -> Option<Request> {
+        let Request { tag, operation, lba, blocks, .. } = request;
+        if !matches!(operation, Operation::Read | Operation::Write) {
+            return Some(request);
+        }
+        self.disk.expect(operation, lba, blocks);
+        match self.disk.transfer(operation, lba, blocks, &request.spans) {
+            Some(result) => self.ended.push(Completion { tag, result, spans: request.spans }),
+            None => return Some(request),
+        }
+        None
     }
 
     /// Spans of `len` bytes in all, cut and placed at will.

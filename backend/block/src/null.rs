@@ -1,7 +1,9 @@
 //! A disk that does nothing, to measure everything else.
 
-use crate::check::{admit, complete};
-use crate::{Completion, Disk, Geometry, Operation, Request};
+use slipway_ram::Span;
+
+use crate::check::{admit, admit_transfer, complete};
+use crate::{Completion, Disk, DiskError, Geometry, Operation, Request};
 
 /// Reads leave the spans as they are, writes are dropped, everything succeeds at once.
 #[derive(Debug)]
@@ -24,6 +26,16 @@ impl Disk for NullDisk {
             let result = admit(&self.0, &request).map(drop);
             completions.push(complete(request, result));
         }
+    }
+
+    fn transfer(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        spans: &[Span],
+    ) -> Option<Result<(), DiskError>> {
+        Some(admit_transfer(&self.0, operation, (lba, blocks), spans).map(drop))
     }
 
     fn poll(&mut self, _: &mut Vec<Completion>) {}

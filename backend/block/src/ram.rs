@@ -2,9 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
-use slipway_ram::Fault;
+use slipway_ram::{Fault, Span};
 
-use crate::check::{Extent, admit, complete, is_block_size};
+use crate::check::{Extent, admit, admit_transfer, complete, is_block_size};
 use crate::memory::{Anonymous, FIXED, memory_file, sealed_len};
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 
@@ -46,26 +46,18 @@ impl RamDisk {
         Ok(Self { memory, geometry })
     }
 
-    /// Overlaps the cache misses of the next request with the copy of this one.
-    fn prefetch(&self, next: &Request) {
-        let write = match next.operation {
-            Operation::Read => false,
-            Operation::Write => true,
-            _ => return,
-        };
-        let block = u64::from(self.geometry.block_size);
-        let (start, len) = (next.lba.saturating_mul(block), u64::from(next.blocks) * block);
-        // Not checked yet: what is not on the disk is not fetched.
-        let end = start.saturating_add(len).min(self.geometry.bytes());
-        self.memory.prefetch(start.min(end) as usize..end as usize, write);
-    }
-
-    fn carry_out(&mut self, request: &Request, extent: Extent) -> Result<(), DiskError> {
+    #[inline]
+    fn carry_out(
+        &mut self,
+        operation: Operation,
+        spans: &[Span],
+        extent: Extent,
+    ) -> Result<(), DiskError> {
         // The memory is as large as the disk, so what fits the disk fits `usize`.
         let range = extent.start as usize..(extent.start + extent.len) as usize;
-        match request.operation {
-            Operation::Read => fill_spans(request, &self.memory.bytes()[range])?,
-            Operation::Write => drain_spans(request, &mut self.memory.bytes_mut()[range])?,
+        match operation {
+            Operation::Read => fill_spans(spans, &self.memory.bytes()[range])?,
+            Operation::Write => drain_spans(spans, &mut self.memory.bytes_mut()[range])?,
             Operation::WriteZeroes | Operation::Discard => self.memory.zero(range),
             Operation::Flush => {}
         }
@@ -94,8 +86,8 @@ pub(crate) fn whole_blocks(bytes: u64, block_size: u32) -> Result<u64, OpenError
     }
 }
 
-fn fill_spans(request: &Request, mut from: &[u8]) -> Result<(), Fault> {
-    for span in &request.spans {
+fn fill_spans(spans: &[Span], mut from: &[u8]) -> Result<(), Fault> {
+    for span in spans {
         let (part, rest) = from.split_at(span.len());
         span.write(0, part)?;
         from = rest;
@@ -103,8 +95,8 @@ fn fill_spans(request: &Request, mut from: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn drain_spans(request: &Request, mut to: &mut [u8]) -> Result<(), Fault> {
-    for span in &request.spans {
+fn drain_spans(spans: &[Span], mut to: &mut [u8]) -> Result<(), Fault> {
+    for span in spans {
         let (part, rest) = to.split_at_mut(span.len());
         span.read(0, part)?;
         to = rest;
@@ -128,12 +120,37 @@ impl Disk for RamDisk {
         let mut rest = requests.drain(..).peekable();
         while let Some(request) = rest.next() {
             if let Some(next) = rest.peek() {
-                self.prefetch(next);
+                self.expect(next.operation, next.lba, next.blocks);
             }
-            let result =
-                admit(&self.geometry, &request).and_then(|extent| self.carry_out(&request, extent));
+            let result = admit(&self.geometry, &request)
+                .and_then(|extent| self.carry_out(request.operation, &request.spans, extent));
             completions.push(complete(request, result));
         }
+    }
+
+    fn transfer(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        spans: &[Span],
+    ) -> Option<Result<(), DiskError>> {
+        let admitted = admit_transfer(&self.geometry, operation, (lba, blocks), spans);
+        Some(admitted.and_then(|extent| self.carry_out(operation, spans, extent)))
+    }
+
+    /// Overlaps the cache misses of the next request with the copy of this one.
+    fn expect(&self, operation: Operation, lba: u64, blocks: u32) {
+        let write = match operation {
+            Operation::Read => false,
+            Operation::Write => true,
+            _ => return,
+        };
+        let block = u64::from(self.geometry.block_size);
+        let (start, len) = (lba.saturating_mul(block), u64::from(blocks) * block);
+        // Not checked yet: what is not on the disk is not fetched.
+        let end = start.saturating_add(len).min(self.geometry.bytes());
+        self.memory.prefetch(start.min(end) as usize..end as usize, write);
     }
 
     fn poll(&mut self, _: &mut Vec<Completion>) {}

@@ -298,22 +298,20 @@ impl Memory {
         self.write(iova, &value.to_le_bytes())
     }
 
-    /// Stores 16 bytes at `iova` so that whoever sees the last four sees all of them: an entry of a
+    /// Stores 16 bytes, little-endian, at `iova` so that whoever sees the last four sees all of them: an entry of a
     /// ring with its valid bit in the last word.
     ///
     /// # Errors
     /// [`Fault`].
-    pub fn publish(&self, iova: u64, bytes: &[u8; 16]) -> Result<(), Fault> {
+    pub fn publish(&self, iova: u64, bits: u128) -> Result<(), Fault> {
         let table = self.shared.table.load();
         let piece = find(&table, iova, 16)?.allowing(Access::Write)?;
         if let Some(mapping) = piece.whole(16) {
-            let there = mapping.publish(piece.offset, bytes);
+            let there = mapping.publish(piece.offset, bits);
             return if there { Ok(()) } else { Err(Fault::Gone { iova }) };
         }
-        let (body, last) = bytes.split_at(12);
-        self.write(iova, body)?;
-        let last = last.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte));
-        self.store_u32(iova.wrapping_add(12), last)
+        self.write(iova, &bits.to_le_bytes()[..12])?;
+        self.store_u32(iova.wrapping_add(12), (bits >> 96) as u32)
     }
 
     /// Pins `len` bytes at `iova` and appends them to `spans`, joined with the last one where they

@@ -197,11 +197,13 @@ impl Mapping {
         unsafe { copy::store_u32(to, word.to_le(), self.guarded) }
     }
 
-    /// Stores 16 bytes, the last four with or after all others. False: the memory is gone.
-    pub(crate) fn publish(&self, offset: usize, bytes: &[u8; 16]) -> bool {
+    /// Stores 16 bytes, little-endian, the last four with or after all others. False: the memory is
+    /// gone.
+    #[inline]
+    pub(crate) fn publish(&self, offset: usize, bits: u128) -> bool {
         let to = self.address(offset, 16);
         // SAFETY: as for `write`.
-        unsafe { copy::publish(to, bytes, self.guarded) }
+        unsafe { copy::publish(to, bits, self.guarded) }
     }
 }
 

@@ -164,10 +164,11 @@ impl Span {
     ///
     /// # Panics
     /// When the range leaves the span.
-    pub fn publish(&self, offset: usize, bytes: &[u8; 16]) -> Result<(), Fault> {
+    #[inline]
+    pub fn publish(&self, offset: usize, bits: u128) -> Result<(), Fault> {
         assert!(offset.checked_add(16).is_some_and(|end| end <= self.len), "out of span");
         self.allow(Access::Write, offset)?;
-        self.outcome(self.mapping.publish(self.offset + offset, bytes), offset)
+        self.outcome(self.mapping.publish(self.offset + offset, bits), offset)
     }
 
     /// As [`Span::read`], to memory that is no slice of Rust's: what others change meanwhile.

@@ -110,6 +110,12 @@ impl Cell {
         }
     }
 
+    /// Whether the register holds another value than at the last look.
+    #[inline]
+    pub fn is_rung(&self) -> bool {
+        self.doorbells.load(self.index) != self.seen
+    }
+
     /// What the register held last.
     pub fn seen(&self) -> u32 {
         self.seen

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use slipway_nvme_spec::log::{self, ErrorEntry};
+use slipway_nvme_spec::status::Status;
 use zerocopy::FromZeros;
 
-use crate::inflight::{Command, Kind};
+use crate::inflight::Kind;
 
 /// Entries of the Error Information log (ELPE is one less).
 pub(crate) const ERROR_ENTRIES: usize = 64;
@@ -32,12 +33,13 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Counts a finished command.
-    pub fn count(&mut self, command: &Command) {
-        let media = command.status.code() >> 8 == 2;
+    /// Counts a finished command of `bytes` bytes.
+    #[inline]
+    pub fn count(&mut self, kind: Kind, status: Status, bytes: u64) {
+        let media = status.code() >> 8 == 2;
         self.media_errors += u64::from(media);
-        let sectors = if command.status.is_success() { command.bytes / 512 } else { 0 };
-        match command.kind {
+        let sectors = if status.is_success() { bytes / 512 } else { 0 };
+        match kind {
             // Verify and Compare count as the host's reads of data, Verify not as a command
             // (section 5.14.1.2). Copy ends as `Other`.
             Kind::Scan => self.sectors_read += sectors,

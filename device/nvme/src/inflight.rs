@@ -1,5 +1,6 @@
 //! Commands that disks work on, by tag.
 
+use slipway_block::Operation;
 use slipway_nvme_spec::status::Status;
 use slipway_ram::Span;
 
@@ -21,6 +22,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// What a Read's or Write's request asks the disk for.
+    pub fn operation(self) -> Operation {
+        if self == Self::Write { Operation::Write } else { Operation::Read }
+    }
+
     /// Whether the disk is read.
     pub fn reads(self) -> bool {
         matches!(self, Self::Read | Self::Compare | Self::Scan)

@@ -76,39 +76,94 @@ impl Controller {
 
     /// Read (section 6.9) and Write (section 6.15). Limited Retry and hints are ignored.
     fn transfer(&mut self, queue: u16, entry: &SubmissionEntry, kind: Kind) -> Result<(), Status> {
-        let (command, mut request) = self.prepare(queue, entry, kind)?;
-        request.tag = Inflight::tag(self.inflight.insert(command), 0);
+        let bytes = self.find(entry, kind)?;
+        let bounce = self.lend(kind, bytes as usize)?;
+        if bounce.is_none()
+            && let Some(status) = self.transfer_at_once(entry, kind, bytes)
+        {
+            return Err(status);
+        }
+        let (command, mut request) = self.describe(queue, entry, kind, bounce);
+        request.tag = Inflight::tag(self.inflight.insert(Command { bytes, ..command }), 0);
         self.request(entry.nsid.get(), request);
         Ok(())
     }
 
-    /// Checks a Read or Write and pins its memory; the request has no tag yet.
+    /// Carries out a Read or Write whose memory is pinned, where its disk does so in place, and gives
+    /// its end: then it never was in flight. None: it goes the way of all requests.
     #[inline]
+    fn transfer_at_once(
+        &mut self,
+        entry: &SubmissionEntry,
+        kind: Kind,
+        bytes: u64,
+    ) -> Option<Status> {
+        let namespace = self.namespaces.get_mut(entry.nsid.get())?;
+        let begun = self.tracer.as_ref().map(|tracer| tracer.stamp());
+        let blocks = (entry.starting_lba(), entry.block_count());
+        let left = &mut self.bytes_left;
+        let result = namespace.transfer(kind.operation(), blocks, &self.spans, left)?;
+        if let (Some(tracer), Some(begun)) = (&mut self.tracer, begun) {
+            tracer.transferred(begun);
+        }
+        let status = disk_status(result, kind);
+        self.health.count(kind, status, bytes);
+        Some(status)
+    }
+
+    /// Tells the disk of a Read or Write that is carried out after the one at hand.
+    #[inline]
+    pub(crate) fn expect(&self, entry: &SubmissionEntry) {
+        let operation = match NvmOpcode(entry.opcode) {
+            NvmOpcode::Read => Operation::Read,
+            NvmOpcode::Write => Operation::Write,
+            _ => return,
+        };
+        if let Some(namespace) = self.namespaces.get(entry.nsid.get()) {
+            namespace.disk.expect(operation, entry.starting_lba(), entry.block_count());
+        }
+    }
+
+    /// Checks a Read or Write and pins its memory; the request has no tag yet.
     pub(crate) fn prepare(
         &mut self,
         queue: u16,
         entry: &SubmissionEntry,
         kind: Kind,
     ) -> Result<(Command, Request), Status> {
+        let bytes = self.find(entry, kind)?;
+        let bounce = self.lend(kind, bytes as usize)?;
+        let (command, request) = self.describe(queue, entry, kind, bounce);
+        Ok((Command { bytes, ..command }, request))
+    }
+
+    /// Checks a Read or Write and finds its memory; gives the number of its bytes.
+    #[inline]
+    fn find(&mut self, entry: &SubmissionEntry, kind: Kind) -> Result<u64, Status> {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, kind == Kind::Write)?;
-        let bytes = blocks as usize * block_size as usize;
-        if bytes > self.limits.transfer as usize {
+        let bytes = u64::from(blocks) * u64::from(block_size);
+        if bytes > u64::from(self.limits.transfer) {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        self.walker.find(&self.memory, self.registers.page_size(), entry, bytes)?;
-        let mut spans = self.spare_spans.pop().unwrap_or_default();
-        let bounce = match self.lend(kind, bytes, &mut spans) {
-            Ok(bounce) => bounce,
-            Err(status) => {
-                self.recycle(spans);
-                return Err(status);
-            }
-        };
-        let operation = if kind == Kind::Read { Operation::Read } else { Operation::Write };
+        self.walker.find(&self.memory, self.registers.page_size(), entry, bytes as usize)?;
+        Ok(bytes)
+    }
+
+    /// The command and the request of a Read or Write, which has the spans at hand from here on.
+    fn describe(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        kind: Kind,
+        bounce: Option<Box<Bounce>>,
+    ) -> (Command, Request) {
+        let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let durable = kind == Kind::Write && self.is_durable(entry);
-        let command = Command { bytes: bytes as u64, bounce, ..self.command(queue, entry, kind) };
-        Ok((command, Request { tag: 0, operation, lba, blocks, spans, durable }))
+        let command = Command { bounce, ..self.command(queue, entry, kind) };
+        let next = self.spare_spans.pop().unwrap_or_default();
+        let spans = std::mem::replace(&mut self.spans, next);
+        (command, Request { tag: 0, operation: kind.operation(), lba, blocks, spans, durable })
     }
 
     /// The command at hand, of queue `queue`, before anything of it is done.
@@ -128,29 +183,30 @@ impl Controller {
         }
     }
 
-    /// Pins the places that the walker found, or makes a bounce buffer when some of them are
-    /// message-only. A write's data is in the bounce buffer afterwards.
-    fn lend(
-        &mut self,
-        kind: Kind,
-        bytes: usize,
-        spans: &mut Vec<Span>,
-    ) -> Result<Option<Box<Bounce>>, Status> {
+    /// Pins the places that the walker found as the spans at hand, or makes a bounce buffer when some
+    /// of them are message-only. A write's data is in the bounce buffer afterwards.
+    #[inline]
+    fn lend(&mut self, kind: Kind, bytes: usize) -> Result<Option<Box<Bounce>>, Status> {
         let access = if kind == Kind::Read { Access::Write } else { Access::Read };
         let runs = self.walker.runs.iter().map(|run| (run.address, run.len));
-        match self.view.pin(runs, access, spans) {
-            Ok(()) => return Ok(None),
-            Err(Fault::Remote { .. }) => spans.clear(),
-            Err(_) => return Err(Status::DATA_TRANSFER_ERROR),
+        match self.view.pin(runs, access, &mut self.spans) {
+            Ok(()) => Ok(None),
+            Err(Fault::Remote { .. }) => self.bounce(kind, bytes).map(Some),
+            Err(_) => Err(Status::DATA_TRANSFER_ERROR),
         }
+    }
+
+    #[cold]
+    fn bounce(&mut self, kind: Kind, bytes: usize) -> Result<Box<Bounce>, Status> {
         let buffer = Span::heap(bytes);
         if kind == Kind::Write {
             let mut data = vec![0; bytes];
             self.walker.read(&self.memory, &mut data)?;
             buffer.write(0, &data).map_err(|_| Status::INTERNAL_ERROR)?;
         }
-        spans.push(buffer.clone());
-        Ok(Some(Box::new(Bounce { buffer, runs: self.walker.runs.clone() })))
+        self.spans.clear();
+        self.spans.push(buffer.clone());
+        Ok(Box::new(Bounce { buffer, runs: self.walker.runs.clone() }))
     }
 
     /// Flush (section 6.8), of one namespace or of all (VWC says so).

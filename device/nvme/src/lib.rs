@@ -11,7 +11,8 @@
 //! 2. `queue`: doorbell cells are looked at, submission queue entries are copied in, once;
 //! 3. `admin` or `io` decide on the copy; a command ends at once or becomes disk requests, whose
 //!    data places `prp` or `sgl` found and pinned; `inflight` remembers it;
-//!    what follows a request of a command with several is in `steps`;
+//!    what follows a request of a command with several is in `steps`. A read or write of a disk that
+//!    copies in place is carried out here and then, and is nothing of this;
 //! 4. the disks take the requests and give completions; completion queue entries are written;
 //! 5. each completion queue that got entries interrupts once (`interrupts`).
 //!

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use slipway_block::{Completion, Disk, DiskError, Geometry, Request};
+use slipway_block::{Completion, Disk, DiskError, Geometry, Operation, Request};
+use slipway_ram::Span;
 
 use crate::attachment::{ChangeError, Done};
 use crate::turn::Feeder;
@@ -143,6 +144,27 @@ impl Attached {
         self.feeder.settle(before, completions);
         self.in_flight = self.in_flight.saturating_sub(completions.len() - before);
         cancelled
+    }
+
+    /// Carries out a read or write at once, where the disk does that, the turn has as many bytes
+    /// `left`, no fused pair or new size wants the disk for itself, and no request waits that it would
+    /// overtake; see [`Disk::transfer`].
+    #[inline]
+    pub fn transfer(
+        &mut self,
+        operation: Operation,
+        (lba, blocks): (u64, u32),
+        spans: &[Span],
+        left: &mut u64,
+    ) -> Option<Result<(), DiskError>> {
+        let bytes = u64::from(blocks) * u64::from(self.geometry.block_size);
+        if !self.alone.is_idle() || !self.refreshing.is_empty() || self.has_waiting() {
+            return None;
+        }
+        let price = self.feeder.price(operation, bytes, *left)?;
+        let result = self.disk.transfer(operation, lba, blocks, spans)?;
+        *left = left.saturating_sub(price);
+        Some(result)
     }
 
     /// Hands waiting requests to the disk, as far as there is something `left` of the turn, and

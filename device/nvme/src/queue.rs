@@ -65,6 +65,14 @@ impl SubmissionQueue {
         distance(self.head, self.tail, self.size)
     }
 
+    /// Whether the doorbell's register holds another value than at the last look. Has the next entry
+    /// fetched: who rings has written it before.
+    #[inline]
+    pub fn is_rung(&self) -> bool {
+        self.ring.prefetch(self.head as usize * SUBMISSION_ENTRY);
+        self.doorbell.is_rung()
+    }
+
     /// Looks at the tail doorbell.
     ///
     /// # Errors
@@ -252,12 +260,15 @@ impl CompletionQueue {
     /// release ordering: a host that sees the tag sees the entry (section 4.6).
     ///
     /// The caller has made sure that a slot is free.
+    #[inline]
     pub fn post(&mut self, memory: &Memory, mut entry: CompletionEntry) -> Result<(), Fault> {
         debug_assert!(self.posted() < self.size - 1, "a slot was reserved");
         let failed = !entry.status().is_success();
         entry.set_status(entry.status(), self.phase);
         let at = self.tail as usize * COMPLETION_ENTRY;
-        self.ring.publish(memory, at, &zerocopy::transmute!(entry))?;
+        // In registers: the copy would wait for the halves to be stored, and those for what was
+        // stored before them, to lines that the host has.
+        self.ring.publish(memory, at, entry.bits())?;
         self.written += 1;
         self.tail += 1;
         if self.tail == self.size {

@@ -82,11 +82,10 @@ impl Controller {
         wrong
     }
 
-    /// Starts waiting commands of queue `id`: at most a burst, at most as many as have a place in
-    /// the completion queue. True when there were any.
+    /// Looks at queue `id` and starts waiting commands of it. True when there was anything.
+    #[inline]
     fn fetch(&mut self, id: u16) -> bool {
-        let room = self.room(id);
-        let Some((submission, completion)) = self.queues.pair(id) else { return false };
+        let Some(submission) = self.queues.submission(id) else { return false };
         let before = submission.tail;
         let still = submission.doorbell.is_still();
         let observed = submission.observe(&self.memory);
@@ -94,6 +93,19 @@ impl Controller {
         if let Some(tracer) = &mut self.tracer {
             tracer.observed(submission, before);
         }
+        let waits = submission.waiting() > 0;
+        let wrong = observed.is_err();
+        if let Err(bad) = observed {
+            self.bad_doorbell(bad);
+        }
+        wrong | (waits && self.fetch_waiting(id))
+    }
+
+    /// Starts waiting commands of queue `id`: at most a burst, at most as many as have a place in
+    /// the completion queue. True when there were any.
+    fn fetch_waiting(&mut self, id: u16) -> bool {
+        let room = self.room(id);
+        let Some((submission, completion)) = self.queues.pair(id) else { return false };
         let burst = self.features.burst().map_or(BURST, |burst| burst.min(BURST));
         let limited = id != 0 && self.limiter.is_on();
         let most = match submission.deleting {
@@ -104,7 +116,7 @@ impl Controller {
             None if id != 0 => burst.min(self.commands_left),
             None => burst,
         };
-        if limited && most == 0 && submission.waiting() > 0 {
+        if limited && most == 0 {
             self.limiter.hold(id);
         }
         let most = most.min(room).min(completion.free());
@@ -126,10 +138,6 @@ impl Controller {
             }
         };
         completion.reserved += if fetched.is_ok() { entries.len() as u32 } else { 0 };
-        let wrong = observed.is_err();
-        if let Err(bad) = observed {
-            self.bad_doorbell(bad);
-        }
         if fetched.is_err() {
             self.fail();
             entries.clear();
@@ -144,12 +152,17 @@ impl Controller {
         }
         let mut rest = entries.iter();
         while let Some(entry) = rest.next() {
+            if let Some(next) = rest.as_slice().first()
+                && id != 0
+            {
+                self.expect(next);
+            }
             match entry.fuse() {
                 0 => self.start(id, entry),
                 _ => self.start_fused(id, entry, &mut rest),
             }
         }
-        let busy = !entries.is_empty() || wrong;
+        let busy = !entries.is_empty();
         if id != 0 {
             self.commands_left = self.commands_left.saturating_sub(entries.len() as u32);
         }
@@ -276,11 +289,11 @@ impl Controller {
         outcome
     }
 
-    /// Lets every disk work, those that copy for `bytes` bytes, and ends what has ended. True when
-    /// something has, or there is more.
-    pub(crate) fn drive_disks(&mut self, bytes: u64) -> bool {
+    /// Lets every disk work, those that copy for what is left of the turn's bytes, and ends what has
+    /// ended. True when something has, or there is more.
+    pub(crate) fn drive_disks(&mut self) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
-        let mut left = bytes;
+        let mut left = std::mem::take(&mut self.bytes_left);
         for namespace in self.namespaces.driven() {
             match &mut self.tracer {
                 None => namespace.drive(&mut left, &mut completions),
@@ -326,7 +339,7 @@ impl Controller {
         if command.status.is_success() && command.kind == Kind::Read {
             command.status = self.copy_back(&command);
         }
-        self.health.count(&command);
+        self.health.count(command.kind, command.status, command.bytes);
         let subject = Subject { nsid: command.nsid, lba: command.lba };
         self.complete(queue, command.id, command.status, result, subject);
     }

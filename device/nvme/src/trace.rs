@@ -165,6 +165,8 @@ pub struct Tracer {
     waiting: u32,
     /// When the entries at hand were copied in.
     fetched: u64,
+    /// When the command at hand began and ended, which its disk carried out at once.
+    at_once: Option<[u64; 2]>,
     /// By in-flight slot; `seen` is 0 for commands that are not followed.
     open: Box<[Stamps]>,
     /// Slots of `open` that are followed.
@@ -195,6 +197,7 @@ impl Tracer {
             seen: (0..=limits.queue_pairs).map(seen).collect(),
             waiting: 0,
             fetched: 0,
+            at_once: None,
             open: vec![NOTHING; in_flight].into_boxed_slice(),
             followed: 0,
             done: Vec::with_capacity(in_flight),
@@ -249,18 +252,23 @@ impl Tracer {
         }
     }
 
-    /// The entry at `head` of queue `queue` was executed and waits in `slot` of the in-flight
-    /// table, if it does.
+    /// The entry at `head` of queue `queue` was executed, and waits in `slot` of the in-flight table
+    /// if it has not ended.
     pub(crate) fn started(&mut self, queue: u16, head: u32, opcode: u8, slot: Option<u32>) {
+        let at_once = self.at_once.take();
         let seen = self.seen.get_mut(usize::from(queue)).and_then(|all| all.get_mut(head as usize));
         let seen = seen.map_or(0, std::mem::take);
         if seen == 0 {
             return;
         }
         self.waiting = self.waiting.saturating_sub(1);
-        let Some(open) = slot.and_then(|slot| self.open.get_mut(slot as usize)) else { return };
         let class = OpcodeClass::of(opcode);
-        *open = Stamps { queue, class, seen, fetched: self.fetched, ..NOTHING };
+        let stamps = Stamps { queue, class, seen, fetched: self.fetched, ..NOTHING };
+        if let Some([submitted, ended]) = at_once {
+            return self.keep(Stamps { submitted, ended, ..stamps });
+        }
+        let Some(open) = slot.and_then(|slot| self.open.get_mut(slot as usize)) else { return };
+        *open = stamps;
         self.followed += 1;
     }
 
@@ -305,10 +313,27 @@ impl Tracer {
         }
         let stamps = std::mem::replace(open, NOTHING);
         self.followed = self.followed.saturating_sub(1);
-        // The table has a place for each that can be in flight.
-        if counts && self.done.len() < self.done.capacity() {
+        if counts {
+            self.keep(stamps);
+        }
+    }
+
+    /// A followed command is complete but for its interrupt. There is a place for each that can be in
+    /// flight; of those that never were, more may wait for an interrupt that is held back.
+    fn keep(&mut self, stamps: Stamps) {
+        if self.done.len() < self.done.capacity() {
             self.done.push(stamps);
         }
+    }
+
+    /// The time, if the command at hand may be a followed one; else 0.
+    pub(crate) fn stamp(&self) -> u64 {
+        if self.waiting > 0 { self.now() } else { 0 }
+    }
+
+    /// The command at hand was carried out at once, from the stamp `begun` until now.
+    pub(crate) fn transferred(&mut self, begun: u64) {
+        self.at_once = (begun > 0).then(|| [begun, self.now()]);
     }
 
     /// Interrupts were sent.

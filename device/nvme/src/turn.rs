@@ -76,6 +76,15 @@ impl Feeder {
         self.split.is_some()
     }
 
+    /// What a read or write of `bytes` bytes takes off a turn; None when it is more than is `left`.
+    #[inline]
+    pub fn price(&self, operation: Operation, bytes: u64, left: u64) -> Option<u64> {
+        let [reads, writes] = self.copies;
+        let copies = if operation == Operation::Read { reads } else { writes };
+        let cost = if copies { bytes } else { 0 };
+        has_room(cost, left).then_some(cost)
+    }
+
     /// Hands over the first of `requests`, as many as fit what is `left` of the turn, and the
     /// beginning of one that does not. Gives how many have begun, which are taken out.
     #[inline]
@@ -190,13 +199,19 @@ fn fitting(
     for (at, request) in requests.iter().enumerate() {
         let copies = if request.operation == Operation::Read { reads } else { writes };
         let cost = if copies { cost(request, block_size) } else { 0 };
-        // A request of no cost passes.
-        if cost > *left && (cost > SMALL || *left == 0) {
+        if !has_room(cost, *left) {
             return at;
         }
         *left = left.saturating_sub(cost);
     }
     requests.len()
+}
+
+/// Whether a request of such a cost goes whole while so much is `left` of the turn. One of no cost
+/// does.
+#[inline]
+fn has_room(cost: u64, left: u64) -> bool {
+    cost <= left || (cost <= SMALL && left > 0)
 }
 
 /// What a request takes off a turn, in bytes copied.

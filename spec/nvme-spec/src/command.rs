@@ -150,7 +150,19 @@ impl CompletionEntry {
         u32::from(self.status.get()) << 16 | u32::from(self.id.get())
     }
 
+    /// The entry as a number, little-endian.
+    #[inline]
+    pub fn bits(&self) -> u128 {
+        let command = u64::from(self.head.get())
+            | u64::from(self.queue.get()) << 16
+            | u64::from(self.id.get()) << 32
+            | u64::from(self.status.get()) << 48;
+        let result = u64::from(self.reserved.get()) << 32 | u64::from(self.result.get());
+        u128::from(command) << 64 | u128::from(result)
+    }
+
     /// Sets status field and phase tag.
+    #[inline]
     pub fn set_status(&mut self, status: Status, phase: bool) {
         self.status.set(status.0 << 1 | u16::from(phase));
     }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use slipway_ram::Span;
+
 use super::Medium;
 use crate::ram::whole_blocks;
-use crate::{Completion, Disk, Geometry, NullDisk, OpenError, Operation, Request};
+use crate::{Completion, Disk, DiskError, Geometry, NullDisk, OpenError, Operation, Request};
 
 pub(super) struct NullMedium {
     shape: Geometry,
@@ -58,6 +60,16 @@ impl Disk for SharedNull {
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         self.disk.submit(requests, completions);
+    }
+
+    fn transfer(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        spans: &[Span],
+    ) -> Option<Result<(), DiskError>> {
+        self.disk.transfer(operation, lba, blocks, spans)
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {

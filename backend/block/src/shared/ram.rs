@@ -12,8 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use slipway_ram::Span;
+
 use super::Medium;
-use crate::check::{Extent, admit, complete};
+use crate::check::{Extent, admit, admit_transfer, complete};
 use crate::memory::{memory_file, sealed_len};
 use crate::ram::whole_blocks;
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
@@ -121,9 +123,14 @@ struct SharedRam {
 }
 
 impl SharedRam {
-    fn carry_out(&self, request: &Request, extent: Extent) -> Result<(), DiskError> {
-        match request.operation {
-            Operation::Read | Operation::Write => self.copy(request, extent),
+    fn carry_out(
+        &self,
+        operation: Operation,
+        spans: &[Span],
+        extent: Extent,
+    ) -> Result<(), DiskError> {
+        match operation {
+            Operation::Read | Operation::Write => self.copy(operation, spans, extent),
             Operation::WriteZeroes | Operation::Discard if extent.len > 0 => {
                 let failed = |error: io::Error| DiskError::Io(error.raw_os_error().unwrap_or(0));
                 punch(&self.file, extent).map_err(failed)
@@ -132,12 +139,12 @@ impl SharedRam {
         }
     }
 
-    fn copy(&self, request: &Request, extent: Extent) -> Result<(), DiskError> {
+    fn copy(&self, operation: Operation, spans: &[Span], extent: Extent) -> Result<(), DiskError> {
         // The memory is as large as the disk, so what fits the disk fits `usize`.
         let mut at = extent.start as usize;
-        for span in &request.spans {
+        for span in spans {
             let place = self.mapping.place(at, span.len());
-            if request.operation == Operation::Read {
+            if operation == Operation::Read {
                 // SAFETY: `place` is valid for the span's length as long as the mapping, which
                 // `self` keeps; it is memory of a shared file, which others change at will and to
                 // which nobody has a reference; it does not overlap the span, which is a client's
@@ -168,10 +175,21 @@ impl Disk for SharedRam {
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         for request in requests.drain(..) {
-            let result =
-                admit(&self.geometry, &request).and_then(|extent| self.carry_out(&request, extent));
+            let result = admit(&self.geometry, &request)
+                .and_then(|extent| self.carry_out(request.operation, &request.spans, extent));
             completions.push(complete(request, result));
         }
+    }
+
+    fn transfer(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        spans: &[Span],
+    ) -> Option<Result<(), DiskError>> {
+        let admitted = admit_transfer(&self.geometry, operation, (lba, blocks), spans);
+        Some(admitted.and_then(|extent| self.carry_out(operation, spans, extent)))
     }
 
     fn poll(&mut self, _: &mut Vec<Completion>) {}

@@ -102,7 +102,8 @@ pub(crate) unsafe fn store_u32(guest: *mut u8, word: u32, guarded: bool) -> bool
 ///
 /// # Safety
 /// As for [`write`], for 16 bytes.
-pub(crate) unsafe fn publish(guest: *mut u8, bytes: &[u8; 16], guarded: bool) -> bool {
+pub(crate) unsafe fn publish(guest: *mut u8, bits: u128, guarded: bool) -> bool {
+    let bytes = bits.to_le_bytes();
     let last = u32::from_ne_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
     // SAFETY: by this function's contract, for parts of the 16 bytes.
     unsafe {

@@ -50,19 +50,20 @@ fn sixteen_bytes_are_published_wherever_they_lie() {
     let (mut map, memory) = mapped(&file, PAGE);
     map.add(PAGE as u64, Region::heap(PAGE)).unwrap();
     let entry: [u8; 16] = std::array::from_fn(|at| at as u8 + 1);
+    let bits = u128::from_le_bytes(entry);
     for at in [0, 16, 33, PAGE as u64 - 8, PAGE as u64 - 16, PAGE as u64, PAGE as u64 - 2] {
-        memory.publish(at, &entry).unwrap();
+        memory.publish(at, bits).unwrap();
         let mut back = [0; 16];
         memory.read(at, &mut back).unwrap();
         assert_eq!(back, entry, "at {at}");
     }
-    assert!(memory.publish(2 * PAGE as u64 - 15, &entry).is_err());
+    assert!(memory.publish(2 * PAGE as u64 - 15, bits).is_err());
     let mut spans = Vec::new();
     memory.pin(0, PAGE, Access::Write, &mut spans).unwrap();
-    spans[0].publish(32, &entry).unwrap();
+    spans[0].publish(32, bits).unwrap();
     rustix::fs::ftruncate(&file, 0).unwrap();
-    assert_eq!(spans[0].publish(32, &entry), Err(Fault::Gone { iova: 32 }));
-    assert_eq!(memory.publish(64, &entry), Err(Fault::Gone { iova: 64 }));
+    assert_eq!(spans[0].publish(32, bits), Err(Fault::Gone { iova: 32 }));
+    assert_eq!(memory.publish(64, bits), Err(Fault::Gone { iova: 64 }));
 }
 
 /// Copies of every kind on `memory` of `len` bytes; counts what was whole and what was gone.
@@ -80,7 +81,7 @@ fn copy_until(stop: &AtomicBool, memory: &Memory, len: usize, counts: &[AtomicU6
             memory.read(last - 7, &mut bytes[..7]),
             memory.load_u32(last).map(drop),
             memory.store_u32(last + 4, 5),
-            memory.publish(last, &[3; 16]),
+            memory.publish(last, 3),
             spans[0].read(0, &mut bytes),
             spans[0].write(0, &bytes),
         ];

@@ -229,10 +229,10 @@ pub(crate) unsafe fn store_u32(guest: *mut u8, word: u32, _guarded: bool) -> boo
 ///
 /// # Safety
 /// As for [`write`], for 16 bytes.
-pub(crate) unsafe fn publish(guest: *mut u8, bytes: &[u8; 16], _guarded: bool) -> bool {
-    let bytes = u128::from_le_bytes(*bytes);
+#[inline]
+pub(crate) unsafe fn publish(guest: *mut u8, bits: u128, _guarded: bool) -> bool {
     // SAFETY: as for `write`; two stores of 8 bytes, which this machine keeps in order.
-    unsafe { slipway_ram_publish(guest, bytes as u64, (bytes >> 64) as u64) == 0 }
+    unsafe { slipway_ram_publish(guest, bits as u64, (bits >> 64) as u64) == 0 }
 }
 
 /// Who handled SIGBUS before.

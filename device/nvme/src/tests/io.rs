@@ -10,7 +10,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_ram::{DmaMap, Fault, Permissions, Region, Remote};
 use std::sync::Arc;
 
-use super::rig::{Held, MEMORY, Random, Rig, Setup, ram};
+use super::rig::{Held, MEMORY, Random, Requested, Rig, Setup, ram};
 use crate::driver::{admin, io};
 
 /// Random writes, zeroes, discards and reads, checked against plain bytes.
@@ -72,6 +72,12 @@ fn against_a_model(rig: &mut Rig, block: usize, seed: u64) {
 #[test]
 fn all_sizes_and_alignments_of_512_byte_blocks() {
     against_a_model(&mut Setup::new().rig(), 512, 1);
+}
+
+#[test]
+fn all_sizes_and_alignments_by_requests() {
+    let disk = Box::new(Requested(ram(16 << 20, 512)));
+    against_a_model(&mut Setup::new().disk(disk).rig(), 512, 3);
 }
 
 #[test]

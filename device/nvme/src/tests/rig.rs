@@ -190,6 +190,23 @@ impl Rig {
     }
 }
 
+/// A disk that carries out nothing but requests, like one that is not memory.
+pub struct Requested(pub Box<dyn Disk>);
+
+impl Disk for Requested {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
+        self.0.submit(requests, completions);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.0.poll(completions);
+    }
+}
+
 /// A disk that keeps requests back until a test lets them go, newest first, and can make them fail.
 pub struct Held {
     inner: Box<dyn Disk>,

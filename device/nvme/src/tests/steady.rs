@@ -11,7 +11,7 @@ use slipway_pci::{Function, Progress};
 use slipway_telemetry::MonotonicClock;
 use zerocopy::IntoBytes;
 
-use super::rig::Setup;
+use super::rig::{Requested, Setup, ram};
 use crate::driver::io;
 use crate::{Controller, Latencies, Tracer};
 
@@ -44,6 +44,11 @@ fn commands_allocate_nothing() {
 }
 
 #[test]
+fn commands_that_are_requests_allocate_nothing() {
+    in_the_steady_state_of(Setup::new().disk(Box::new(Requested(ram(16 << 20, 512)))), |_| {});
+}
+
+#[test]
 fn traced_commands_allocate_nothing() {
     in_the_steady_state(|controller| {
         let clock = Arc::new(MonotonicClock::new());
@@ -53,7 +58,10 @@ fn traced_commands_allocate_nothing() {
 }
 
 fn in_the_steady_state(prepare: fn(&mut Controller)) {
-    let mut setup = Setup::new();
+    in_the_steady_state_of(Setup::new(), prepare);
+}
+
+fn in_the_steady_state_of(mut setup: Setup, prepare: fn(&mut Controller)) {
     // Of two verifies and two copies, which take several steps each, the buffers are kept.
     setup.limits.transfer = 128 << 10;
     let mut rig = setup.admin();
