@@ -104,8 +104,8 @@ impl Context<'_> {
         self.poll_budget
     }
 
-    /// Whether another task of the reactor had work within the last millisecond: steps should then be
-    /// short, as that task waits meanwhile, or will.
+    /// Whether another task of the reactor had work within the last millisecond and did all of it in
+    /// its steps: steps should then be short, as that task waits meanwhile, or will.
     pub fn is_shared(&self) -> bool {
         self.shared
     }

@@ -19,7 +19,8 @@
 //! work: the thread sleeps again at once.
 //!
 //! Every ready task has a step in turn. How long a step may be is up to the task; it can ask whether
-//! another one had work lately ([`Context::is_shared`]) and take less at a time then.
+//! another one had work lately ([`Context::is_shared`]) and take less at a time then. One that is behind
+//! with its work ([`Step::Behind`]) is no reason to: for two of that kind long steps are the better ones.
 //!
 //! # No wake-up is lost
 //! A message (a new task, a wake) is pushed to a mailbox under its lock; whoever finds the mailbox

@@ -319,8 +319,8 @@ impl Run {
             let step = call(how, &mut self.watches, now, slot, |task, context| task.poll(context));
             slot.events.clear();
             let step = step.unwrap_or(Step::Done);
-            if matches!(step, Step::Busy | Step::Done | Step::Leave) {
-                worked = true;
+            worked |= matches!(step, Step::Busy | Step::Behind | Step::Done | Step::Leave);
+            if step == Step::Busy {
                 self.share.worked(place, now);
             }
             self.settle(place, step);
@@ -348,7 +348,7 @@ impl Run {
             wanted.map(|new| self.deadlines.insert((new, id)));
         }
         match step {
-            Step::Busy | Step::Looking => {
+            Step::Busy | Step::Behind | Step::Looking => {
                 slot.queued = true;
                 self.ready.push_back(place);
             }

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 /// For how long after its last work a task counts as one that others have to be quick for. Long
 /// against the pauses of somebody who sends one command at a time, short against a human's patience
-/// for a neighbour's full speed.
+/// for a neighbour's full speed. One that is behind with its work does not count
+/// ([`Step::Behind`](crate::Step::Behind)).
 const MEMORY: Duration = Duration::from_millis(1);
 
 /// The two tasks that had work last: all that has to be known, so that it costs the same however many

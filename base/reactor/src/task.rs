@@ -13,7 +13,10 @@ pub struct TaskId(pub(crate) u64);
 pub enum Step {
     /// Another step soon, after every other ready task had one.
     Busy,
-    /// The same, but nothing was found: it looks at memory that no descriptor announces. For the
+    /// The same, and more waits than one step takes: who has that much to do is not waited on for each
+    /// thing, so others may take their time ([`Context::is_shared`]).
+    Behind,
+    /// As `Busy`, but nothing was found: it looks at memory that no descriptor announces. For the
     /// time that the reactor polls before it sleeps this is no work.
     Looking,
     /// Nothing until a watched descriptor is ready, somebody wakes the task or, when there is one,

@@ -108,6 +108,27 @@ fn a_busy_task_does_not_starve_messages_or_others() {
 }
 
 #[test]
+fn others_are_quick_for_who_does_little_and_not_for_who_is_behind() {
+    for (step, quick) in [(Step::Busy, true), (Step::Behind, false), (Step::Looking, false)] {
+        let reactor = reactor(Duration::ZERO);
+        let (sender, receiver) = channel();
+        reactor.handle().add(task(move |_| step)).unwrap();
+        let mut steps = 0;
+        let other = move |context: &mut Context<'_>| {
+            steps += 1;
+            // The first steps are before the other task's.
+            if steps < 10 {
+                return Step::Behind;
+            }
+            sender.send(context.is_shared()).unwrap();
+            Step::Done
+        };
+        reactor.handle().add(task(other)).unwrap();
+        assert_eq!(next(&receiver), quick, "{step:?}");
+    }
+}
+
+#[test]
 fn a_panic_ends_the_task_and_is_told() {
     let (told, panics) = channel();
     let told = Mutex::new(told);

@@ -286,6 +286,11 @@ impl Controller {
         }
     }
 
+    /// Whether more waits than the turn had room for.
+    fn is_behind(&self) -> bool {
+        self.behind || self.queues.submissions().any(|queue| queue.waiting() > 0)
+    }
+
     /// Looks at mapped doorbells some more while nobody else wants the thread. A look is a small part
     /// of a poll, so a command is seen sooner. Whether there is one.
     fn is_rung_soon(&self) -> bool {
@@ -320,6 +325,7 @@ impl Controller {
         let held = self.limiter.deadline().filter(|_| self.is_running());
         let times = self.keep_alive_deadline().into_iter().chain(held).chain(self.interrupt_at);
         match times.min() {
+            _ if busy && self.is_behind() => Progress::Behind,
             _ if busy => Progress::Busy,
             deadline if self.shadow.is_none() || self.resting => Progress::Idle(deadline),
             deadline => Progress::Watching(deadline),

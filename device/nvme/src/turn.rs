@@ -33,7 +33,7 @@ impl From<Turn> for Quota {
             // Some 25 µs of copying.
             Turn::Long => Self { commands: 64, bytes: 256 << 10 },
             // Some 2 µs: as long as a command of 4 KiB takes that meets nobody.
-            Turn::Short => Self { commands: 4, bytes: 16 << 10 },
+            Turn::Short => Self { commands: 2, bytes: 8 << 10 },
         }
     }
 }

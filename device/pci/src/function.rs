@@ -45,6 +45,8 @@ pub struct Description {
 pub enum Progress {
     /// Did something, or may have more to do at once: poll again.
     Busy,
+    /// The same, and more waits than the turn had room for.
+    Behind,
     /// Nothing to do until a register is written, a backend's descriptor wakes, or, when there is
     /// one, this time (of the function's clock) has come.
     Idle(Option<Duration>),
@@ -52,6 +54,13 @@ pub enum Progress {
     /// shares with its guest: the host goes on polling while it likes to, and calls
     /// [`Function::rest`] before it stops.
     Watching(Option<Duration>),
+}
+
+impl Progress {
+    /// Whether there was anything to do.
+    pub fn is_busy(self) -> bool {
+        matches!(self, Self::Busy | Self::Behind)
+    }
 }
 
 /// How much [`Function::poll`] may do. How much that is, in work and never in time, is up to the
@@ -62,7 +71,7 @@ pub enum Turn {
     /// cost is small in it.
     #[default]
     Long,
-    /// Others wait for the thread: little, some microseconds.
+    /// Others wait for the thread, who have little to do: little, about a microsecond.
     Short,
 }
 
@@ -82,7 +91,7 @@ pub enum StateError {
 /// Duties of the host: offsets and lengths lie within the BAR or the 4096-byte configuration
 /// space; lengths are 1 to 8 for registers of BARs unless the region is memory-like; `poll` is
 /// called after every write, when a backend's descriptor wakes, and while it returns
-/// [`Progress::Busy`]; after [`Progress::Watching`] polling ends with `rest` and not without.
+/// [`Progress::Busy`] or [`Progress::Behind`]; after [`Progress::Watching`] polling ends with `rest` and not without.
 ///
 /// Duties of the function: no call blocks; no input of a guest makes it panic; guest memory is
 /// reached through its `Memory` only; after `quiesce` returned true and until the next register

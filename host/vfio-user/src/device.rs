@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use slipway_pci::{Bar, CellPage, Doorbells, Function, Progress, Turn};
 use slipway_ram::DmaMap;
+use slipway_reactor::Step;
 use slipway_telemetry::Clock;
 
 use crate::EndpointParts;
@@ -42,6 +43,8 @@ pub(crate) struct Device {
     unmasking_changed: AtomicBool,
     clock: Arc<dyn Clock>,
     busy: bool,
+    /// Of its work more waits than it has turns for.
+    behind: bool,
     /// The function may get work unannounced, until it is told to rest.
     watching: bool,
     turn: Turn,
@@ -78,6 +81,7 @@ impl Device {
             unmasking_changed: AtomicBool::new(true),
             clock: parts.clock,
             busy: false,
+            behind: false,
             watching: false,
             turn: Turn::default(),
             progress: 0,
@@ -120,8 +124,9 @@ impl Device {
 
     fn note(&mut self, found: Progress, now: Instant) -> bool {
         self.watching = matches!(found, Progress::Watching(_));
+        self.behind = found == Progress::Behind;
         match found {
-            Progress::Busy => {
+            Progress::Busy | Progress::Behind => {
                 self.busy = true;
                 self.progress = self.progress.wrapping_add(1);
                 self.deadline = None;
@@ -150,6 +155,11 @@ impl Device {
     /// Whether the function wants to be polled at once.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy
+    }
+
+    /// What a task says whose function [wants to be polled at once](Device::is_busy).
+    pub(crate) fn busy_step(&self) -> Step {
+        if self.behind { Step::Behind } else { Step::Busy }
     }
 
     /// Whether the function wants to be polled at `now`: it was busy, or its time has come.

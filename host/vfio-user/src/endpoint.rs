@@ -330,8 +330,11 @@ impl Endpoint {
         };
         let connected = matches!(self.state, State::Connected { .. });
         let hot = connected && self.device.is_hot(now, context.poll_budget());
-        if !quiescing && (self.more && !pending || self.device.is_busy()) {
+        if !quiescing && self.more && !pending {
             return Step::Busy;
+        }
+        if !quiescing && self.device.is_busy() {
+            return self.device.busy_step();
         }
         if !quiescing && hot {
             return Step::Looking;

@@ -32,7 +32,7 @@ fn four_deep_queues_are_in_flight_at_once() {
             rig.driver.submit(queue, read(page, lba)).unwrap();
         }
     }
-    while rig.controller().poll() == Progress::Busy {}
+    while rig.controller().poll().is_busy() {}
     assert_eq!(gate.waiting(), 4 * 1023);
     assert_eq!(rig.controller().requests_in_flight(), 4 * 1023);
     gate.open();
@@ -59,7 +59,7 @@ fn bytes_in_flight_are_bounded_and_everything_ends() {
             rig.driver.submit(queue, read).unwrap();
         }
     }
-    while rig.controller().poll() == Progress::Busy {}
+    while rig.controller().poll().is_busy() {}
     assert_eq!(gate.waiting(), 96, "96 MiB of reads of 1 MiB");
     assert!(rig.driver.identify_controller().is_ok(), "the admin queue does not wait for data");
     gate.open();

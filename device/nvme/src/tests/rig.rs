@@ -120,7 +120,7 @@ impl Rig {
     pub fn settle(&mut self) -> Option<Duration> {
         loop {
             match self.controller().poll() {
-                Progress::Busy => {}
+                Progress::Busy | Progress::Behind => {}
                 Progress::Idle(at) | Progress::Watching(at) => {
                     return at.map(|at| at - slipway_telemetry::Clock::now(&self.clock));
                 }

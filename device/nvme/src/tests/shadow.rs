@@ -42,7 +42,7 @@ impl Sleeper {
             Progress::Watching(_) if self.idle >= self.patience => self.function.rest(),
             found => found,
         };
-        self.idle = if found == Progress::Busy { 0 } else { self.idle + 1 };
+        self.idle = if found.is_busy() { 0 } else { self.idle + 1 };
         self.asleep = matches!(found, Progress::Idle(_));
         self.naps += u32::from(self.asleep);
     }

@@ -99,7 +99,7 @@ fn in_the_steady_state_of(mut setup: Setup, prepare: fn(&mut Controller)) {
             rig.driver.submit(1, *command).unwrap();
         }
         let before = ALLOCATIONS.get();
-        while rig.controller().poll() == Progress::Busy {}
+        while rig.controller().poll().is_busy() {}
         if counted {
             allocated = ALLOCATIONS.get() - before;
         }
