@@ -7,7 +7,7 @@ use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::registers::{head_doorbell, offset, tail_doorbell};
 use slipway_nvme_spec::status::Status;
-use slipway_pci::{Function, Progress};
+use slipway_pci::Function;
 
 use super::rig::{Held, Rig, Setup, ram};
 use crate::driver::{DriverError, RegisterAccess, admin, io};

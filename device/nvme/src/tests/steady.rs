@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use slipway_nvme_spec::command::{CopyRange, SubmissionEntry};
 use slipway_nvme_spec::opcode::NvmOpcode;
-use slipway_pci::{Function, Progress};
+use slipway_pci::Function;
 use slipway_telemetry::MonotonicClock;
 use zerocopy::IntoBytes;
 
