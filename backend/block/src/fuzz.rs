@@ -26,7 +26,8 @@ pub fn disks(data: &[u8]) {
 /// # Panics
 /// When it is neither.
 pub fn adoption(data: &[u8]) {
-    const BYTES: usize = 1 << 18;
+    // No map ends with a word.
+    const BYTES: usize = 11 * 4096;
     const IDENTITY: BaseIdentity = [1, 2, 3, 4];
     let Ok(mut ram) = RamDisk::new(BYTES as u64, 512) else { return };
     let Ok(file) = overlay_file(&ram.geometry(), &IDENTITY) else { return };

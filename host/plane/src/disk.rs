@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use slipway_block::{Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk};
+use slipway_block::{
+    Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk, overlay_file,
+};
 use slipway_plane_api::v1;
 
 use crate::Error;
@@ -20,16 +22,16 @@ pub struct Opened {
     pub kind: &'static str,
     /// The named disk that it is one of.
     pub named: Option<Named>,
-    /// The content of a RAM disk that shall outlive the process.
-    pub ram: Option<OwnedFd>,
+    /// The content of a disk in memory that shall outlive the process.
+    pub content: Option<OwnedFd>,
 }
 
 /// What a disk is opened with that shall outlive the process.
 pub struct Lasts {
     /// See `keep`.
     pub witness: Arc<OwnedFd>,
-    /// The content that a RAM disk had already.
-    pub ram: Option<OwnedFd>,
+    /// The content that a disk in memory had already.
+    pub content: Option<OwnedFd>,
 }
 
 /// Opens the disk of a namespace.
@@ -44,7 +46,7 @@ pub fn open(
     if let v1::disk::Kind::Named(reference) = kind {
         let named = disks.get(&reference.name)?;
         let disk = named.shared.open(reference.read_only)?;
-        return Ok(Opened { disk, kind: named.kind, named: Some(named), ram: None });
+        return Ok(Opened { disk, kind: named.kind, named: Some(named), content: None });
     }
     of_kind(kind, block_size(disk), lasts)
 }
@@ -61,7 +63,7 @@ fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Resu
         Kind::Ram(ram) => {
             let disk = match lasts {
                 Some(lasts) => {
-                    let file = content.insert(ram_file(ram.size_bytes, lasts.ram)?);
+                    let file = content.insert(ram_file(ram.size_bytes, lasts.content)?);
                     RamDisk::of(file, block_size)?
                 }
                 None => RamDisk::new(ram.size_bytes, block_size)?,
@@ -77,16 +79,33 @@ fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Resu
             ("file", Box::new(FileDisk::open(Path::new(&file.path), &options)?))
         }
         Kind::Overlay(overlay) => {
-            let options =
-                FileOptions { read_only: true, block_size, direct: false, ..Default::default() };
-            let base = FileDisk::open(Path::new(&overlay.base_path), &options)?;
-            let limit = (overlay.limit_bytes > 0).then_some(overlay.limit_bytes);
-            ("overlay", Box::new(OverlayDisk::new(base, limit)?))
+            let (disk, file) = open_overlay(overlay, block_size, lasts)?;
+            content = file;
+            ("overlay", Box::new(disk))
         }
         // A named disk is opened where they are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
-    Ok(Opened { disk, kind, named: None, ram: content })
+    Ok(Opened { disk, kind, named: None, content })
+}
+
+/// The overlay, and what its content lies in if that lasts.
+fn open_overlay(
+    overlay: &v1::OverlayDisk,
+    block_size: u32,
+    lasts: Option<Lasts>,
+) -> Result<(OverlayDisk<FileDisk>, Option<OwnedFd>), Error> {
+    let witness = lasts.as_ref().map(|lasts| lasts.witness.clone());
+    let options = FileOptions { read_only: true, block_size, direct: false, witness };
+    let base = FileDisk::open(Path::new(&overlay.base_path), &options)?;
+    let limit = (overlay.limit_bytes > 0).then_some(overlay.limit_bytes);
+    let Some(lasts) = lasts else { return Ok((OverlayDisk::new(base, limit)?, None)) };
+    let identity = base.identity().map_err(|error| Error::Resources(error.to_string()))?;
+    let file = match lasts.content {
+        Some(file) => file,
+        None => overlay_file(&base.geometry(), &identity)?,
+    };
+    Ok((OverlayDisk::of(base, limit, &file, &identity)?, Some(file)))
 }
 
 /// The content of a RAM disk: what it had, or zeros.

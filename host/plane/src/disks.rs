@@ -41,10 +41,10 @@ impl Named {
         let block_size = block_size(&disk);
         let (kind, path, shared) = match disk.kind {
             Some(Kind::Ram(ram)) => {
-                let had = lasts.and_then(|lasts| lasts.ram);
+                let had = lasts.and_then(|lasts| lasts.content);
                 let shared = SharedDisk::ram(ram.size_bytes, block_size, had)?;
                 if let (Some(place), Some(file)) = (&place, shared.memory()) {
-                    place.put_ram(file)?;
+                    place.put_content(file)?;
                 }
                 ("ram", String::new(), shared)
             }

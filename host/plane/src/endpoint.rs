@@ -213,7 +213,7 @@ impl Served {
         self.wakes.add(&*opened.disk)?;
         if let Some(place) = &mut self.place {
             let wanted = v1::Namespace { nsid, ..wanted.clone() };
-            let described = place.attach(wanted, opened.ram.as_ref());
+            let described = place.attach(wanted, opened.content.as_ref());
             described.or_else(|error| place.detach(&[nsid]).and(Err(error)))?;
         }
         let (status, namespace) = namespace(&self.id, nsid, opened);
@@ -340,17 +340,17 @@ fn namespaces(
 ) -> Result<Namespaces, Error> {
     let (mut made, mut status) = (Vec::new(), BTreeMap::new());
     for one in wanted {
-        let lasts = place.as_deref_mut().map(|place| place.found(one.nsid));
+        let lasts = place.as_deref_mut().map(|place| place.found(one.nsid)).transpose()?;
         let opened = disk::open(one, disks, lasts)?;
-        if let (Some(place), Some(file)) = (&mut place, &opened.ram) {
-            place.put_ram(one.nsid, file)?;
+        if let (Some(place), Some(file)) = (&mut place, &opened.content) {
+            place.put_content(one.nsid, file)?;
         }
         wakes.add(&*opened.disk)?;
         let (described, namespace) = namespace(id, one.nsid, opened);
         status.insert(one.nsid, described);
         made.push(namespace);
     }
-    // Where the RAM disks are.
+    // Where their contents are.
     place.map_or(Ok(()), Place::store)?;
     Ok((made, status))
 }

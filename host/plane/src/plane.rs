@@ -13,7 +13,7 @@ use slipway_telemetry::{Clock, stamp_clock};
 
 use crate::disks::Disks;
 use crate::endpoint::Served;
-use crate::keep::{self, Keep, Place};
+use crate::keep::{Keep, Place};
 use crate::{Error, Service, snoop};
 
 /// How long an endpoint may take to end its I/O and go. A disk that hangs longer is reported, and
@@ -70,8 +70,8 @@ impl Plane {
         Self::start(settings, None)
     }
 
-    /// As [`Plane::new`], with named disks and endpoints that outlive this process as far as they can
-    /// (`keep` says which), and those that the last process left with `keeper`. Waits until that process,
+    /// As [`Plane::new`], with named disks and endpoints that outlive this process (see
+    /// `keep`), and those that the last process left with `keeper`. Waits until that process,
     /// and all it had under way, is gone; `witness` is the path of a file by which that is told, the
     /// same for both. To end without ending its endpoints, such a process just exits.
     ///
@@ -164,8 +164,7 @@ impl Plane {
         };
         let _sizes = self.sizes_stay();
         // Endpoints take turns on the reactors.
-        let kept = self.shared.keep.as_ref().filter(|_| keep::can_keep(request));
-        let place = match (place, kept) {
+        let place = match (place, &self.shared.keep) {
             (None, Some(keep)) => keep.make(request).map(Some),
             (place, _) => Ok(place),
         };

@@ -97,6 +97,10 @@ fn make(plane: &Plane, dir: &Path) {
     plane.resize_disk(&larger).unwrap();
 }
 
+fn names(plane: &Plane) -> Vec<String> {
+    plane.list().into_iter().map(|endpoint| endpoint.id).collect()
+}
+
 /// Not a test of its own: the plane's process. Without its words in the environment it does nothing.
 #[test]
 fn the_planes_process() {
@@ -110,6 +114,13 @@ fn the_planes_process() {
             plane.remove_disk("memory").unwrap();
             plane.remove_disk("file").unwrap();
         }
+        "make-two" => make_two(&plane, &dir),
+        "end-one-of-two" => {
+            assert_eq!(names(&plane), ["one", "two"]);
+            plane.remove("one").unwrap();
+            assert_eq!(names(&plane), ["two"]);
+        }
+        "find-nothing" => assert!(names(&plane).is_empty()),
         _ => {}
     }
     std::fs::write(dir.join(work), "").unwrap();
@@ -180,6 +191,66 @@ fn what_an_endpoint_has_become_is_kept() {
     assert!(begun.elapsed() > Duration::from_millis(200), "200 a second is the limit");
     kill(child);
     let child = start(dir.path(), "end");
+    kill(child);
+    // It has nothing left to hold.
+    wait_for(|| (!dir.path().join("keeper").exists()).then_some(()));
+}
+
+/// Two endpoints with an overlay each over what both have read-only, and a volume.
+fn make_two(plane: &Plane, dir: &Path) {
+    let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
+    for name in ["one", "two"] {
+        let image = Kind::File(v1::FileDisk { path: path("base"), read_only: true });
+        let layer = Kind::Overlay(v1::OverlayDisk { base_path: path("base"), limit_bytes: 0 });
+        let volume = Kind::File(v1::FileDisk { path: path(name), read_only: false });
+        let namespaces = (1..).zip([image, layer, volume]);
+        let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+        let nvme = v1::NvmeController { namespaces: namespaces.collect(), ..Default::default() };
+        let request = v1::CreateEndpointRequest {
+            id: name.into(),
+            socket_path: path(&format!("{name}.sock")),
+            owner: Some(v1::Owner { uid: 0, gid: 0 }),
+            nvme: Some(nvme),
+        };
+        plane.create(&request).unwrap();
+    }
+}
+
+#[test]
+fn overlays_outlive_the_plane_and_go_with_their_endpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("base"), vec![0x11; MIB as usize]).unwrap();
+    for name in ["one", "two"] {
+        slipway_block::create_sparse(&dir.path().join(name), MIB).unwrap();
+    }
+    serve_keeper(dir.path());
+    let child = start(dir.path(), "make-two");
+    let mut drivers = ["one", "two"].map(|name| {
+        let (arena, registers) = connect_driver(&dir.path().join(format!("{name}.sock")));
+        let mut driver = Driver::new(registers, arena, 32).unwrap();
+        driver.create_pair(1, 64, None).unwrap();
+        driver
+    });
+    for (own, driver) in (1..).zip(&mut drivers) {
+        byte(driver, NvmOpcode::Write, 2, 5, own);
+        byte(driver, NvmOpcode::Write, 3, 5, 0x30 + own);
+    }
+    kill(child);
+    let child = start(dir.path(), "go-on");
+    for (own, driver) in (1..).zip(&mut drivers) {
+        let mut found = |nsid, lba| byte(driver, NvmOpcode::Read, nsid, lba, 0);
+        assert_eq!([found(2, 5), found(2, 6), found(1, 5)], [own, 0x11, 0x11]);
+        assert_eq!(found(3, 5), 0x30 + own);
+        byte(driver, NvmOpcode::Write, 2, 6, 0x20 + own);
+    }
+    kill(child);
+    // One that nobody goes on with is removed; the other stays.
+    let child = start(dir.path(), "end-one-of-two");
+    assert_eq!(byte(&mut drivers[1], NvmOpcode::Read, 2, 6, 0), 0x22);
+    kill(child);
+    // Over another base it would be another disk.
+    std::fs::write(dir.path().join("base"), vec![0x12; MIB as usize]).unwrap();
+    let child = start(dir.path(), "find-nothing");
     kill(child);
     // It has nothing left to hold.
     wait_for(|| (!dir.path().join("keeper").exists()).then_some(()));

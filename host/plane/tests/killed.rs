@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use slipway_keeper::Keeper;
@@ -33,6 +33,10 @@ const PAGE: usize = 4096;
 const DISK: u64 = 1 << 20;
 /// The environment's word for the directory of the plane's process.
 const DIRECTORY: &str = "SLIPWAY_KILLED_DIR";
+/// Namespaces that are written to.
+const WRITTEN: u32 = 3;
+/// The overlay, and the image that is its base.
+const OVER: [u32; 2] = [3, 4];
 const FAULT: &str = "SLIPWAY_FAULT";
 const POINTS: [&str; 6] = ["peeked", "applied", "stored", "recorded", "replied", "consumed"];
 
@@ -52,10 +56,13 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
     let mapped = dir.join("mapped").exists();
     let doorbells = if mapped { DoorbellMode::Mapped } else { DoorbellMode::Trapped };
     let ram = v1::disk::Kind::Ram(v1::RamDisk { size_bytes: DISK });
-    let path = dir.join("disk").to_string_lossy().into_owned();
-    let file = v1::disk::Kind::File(v1::FileDisk { path, read_only: false });
+    let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
+    let file = v1::disk::Kind::File(v1::FileDisk { path: path("disk"), read_only: false });
+    let image = v1::disk::Kind::File(v1::FileDisk { path: path("base"), read_only: true });
+    let overlay = v1::OverlayDisk { base_path: path("base"), limit_bytes: DISK };
+    let overlay = v1::disk::Kind::Overlay(overlay);
     let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });
-    let namespaces = (1..).zip([ram, file]);
+    let namespaces = (1..).zip([ram, file, overlay, image]);
     let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
     v1::CreateEndpointRequest {
         id: "kept".to_owned(),
@@ -156,6 +163,11 @@ struct Guest {
     round: u64,
 }
 
+/// What the base holds from block `lba` on.
+fn base_page(lba: u64) -> [u8; PAGE] {
+    std::array::from_fn(|byte| (lba * 512 + byte as u64).wrapping_mul(0x9e37_79b9).to_be_bytes()[4])
+}
+
 fn memfd(len: u64) -> OwnedFd {
     let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, len).unwrap();
@@ -203,11 +215,11 @@ impl Guest {
         std::array::from_fn(|byte| (seed.wrapping_mul(0x9e37_79b9) >> (byte % 24)) as u8)
     }
 
-    /// All commands at once, each of which must end well, and once.
-    fn run(&mut self, opcode: NvmOpcode) {
+    /// All commands at once, each at its place, each of which must end well, and once.
+    fn run(&mut self, opcode: NvmOpcode, place: impl Fn(usize) -> (u32, u64)) {
         let mut open = Vec::new();
         for (at, page) in self.buffers.iter().enumerate() {
-            let (nsid, lba) = (1 + at as u32 % 2, 8 * at as u64);
+            let (nsid, lba) = place(at);
             let command = SubmissionEntry { prp1: (*page).into(), ..io(opcode, nsid, lba, 8) };
             let queue = 1 + (at as u16 / 2) % 2;
             open.push((queue, self.driver.submit(queue, command).unwrap()));
@@ -227,21 +239,40 @@ impl Guest {
         }
     }
 
+    /// Reads into all buffers and compares each with what is expected there.
+    fn read(
+        &mut self,
+        place: impl Fn(usize) -> (u32, u64),
+        expected: impl Fn(&Self, usize) -> [u8; PAGE],
+    ) {
+        let memory = self.driver.arena.memory().clone();
+        for page in &self.buffers {
+            memory.write(*page, &[0xee; PAGE]).unwrap();
+        }
+        self.run(NvmOpcode::Read, &place);
+        let mut found = [0; PAGE];
+        for at in 0..self.buffers.len() {
+            memory.read(self.buffers[at], &mut found).unwrap();
+            let expected = expected(self, at);
+            assert!(found == expected, "round {}, {:?}", self.round, place(at));
+        }
+    }
+
     fn round(&mut self) {
         self.round += 1;
         let memory = self.driver.arena.memory().clone();
         for at in 0..self.buffers.len() {
             memory.write(self.buffers[at], &self.stamp(at)).unwrap();
         }
-        self.run(NvmOpcode::Write);
-        for page in &self.buffers {
-            memory.write(*page, &[0xee; PAGE]).unwrap();
-        }
-        self.run(NvmOpcode::Read);
-        let mut found = [0; PAGE];
-        for at in 0..self.buffers.len() {
-            memory.read(self.buffers[at], &mut found).unwrap();
-            assert!(found == self.stamp(at), "round {}, place {at}", self.round);
+        let written = |at: usize| (1 + at as u32 % WRITTEN, 8 * at as u64);
+        self.run(NvmOpcode::Write, written);
+        self.read(written, Self::stamp);
+        // What nobody wrote is the base's, and so is the image.
+        let untouched = |at: usize| (OVER[at % 2], DISK / 1024 + 8 * at as u64);
+        self.read(untouched, |_, at| base_page(untouched(at).1));
+        if self.round.is_multiple_of(3) {
+            self.run(NvmOpcode::WriteZeroes, written);
+            self.read(written, |_, _| [0; PAGE]);
         }
         self.admin();
     }
@@ -294,24 +325,35 @@ impl Guest {
     }
 }
 
-/// Serves until `until` says stop, always with a new process; gives how many were killed.
-fn serve(dir: &Path, until: &AtomicBool, mut next: impl FnMut(u64) -> Plan) -> u64 {
+/// What the guest's thread tells the one that serves.
+#[derive(Default)]
+struct Guests {
+    /// It is connected: one that is just connecting may be hung up on.
+    came: AtomicBool,
+    gone: AtomicBool,
+}
+
+/// Serves until the guest has gone, always with a new process; gives how many were killed.
+fn serve(dir: &Path, guest: &Guests, mut next: impl FnMut(u64) -> Plan) -> u64 {
     for kills in 0.. {
         let plan = next(kills);
         let mut child = start(dir, plan.fault.as_deref());
-        let begun = Instant::now();
+        let mut begun = Instant::now();
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
+            if !guest.came.load(Ordering::Relaxed) {
+                begun = Instant::now();
+            }
             let late = plan.kill_after.is_some_and(|after| begun.elapsed() > after);
-            if late || until.load(Ordering::Relaxed) {
+            if late || guest.gone.load(Ordering::Relaxed) {
                 child.kill().unwrap();
             }
             std::thread::sleep(Duration::from_micros(200));
         };
         assert_eq!(status.signal(), Some(9), "the plane ended by itself: {status}");
-        if until.load(Ordering::Relaxed) {
+        if guest.gone.load(Ordering::Relaxed) {
             return kills;
         }
     }
@@ -334,34 +376,34 @@ fn life(
         std::fs::write(dir.path().join("mapped"), "").unwrap();
     }
     slipway_block::create_sparse(&dir.path().join("disk"), DISK).unwrap();
+    let base: Vec<u8> = (0..DISK / 512).step_by(8).flat_map(base_page).collect();
+    std::fs::write(dir.path().join("base"), base).unwrap();
     let path = dir.path().join("keeper");
     std::thread::spawn(move || slipway_keeper::serve(&path).unwrap());
-    let (until, done) = (AtomicBool::new(false), AtomicU64::new(0));
-    let (ready, is_ready) = mpsc::channel::<()>();
+    let (state, done) = (Guests::default(), AtomicU64::new(0));
     let outcome = std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
-            serve(dir.path(), &until, |number| {
+            serve(dir.path(), &state, |number| {
                 done.store(number, Ordering::Relaxed);
                 // The first one lives until the guest has come.
                 if number == 0 {
-                    return Plan { fault: None, kill_after: Some(Duration::from_millis(500)) };
+                    return Plan { fault: None, kill_after: Some(Duration::from_millis(10)) };
                 }
                 next(number)
             })
         });
         let guest = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut guest = Guest::new(dir.path());
-            drop(ready);
+            state.came.store(true, Ordering::Relaxed);
             while done.load(Ordering::Relaxed) < kills {
                 guest.round();
             }
             (guest.round, guest.driver.registers.longest)
         }));
-        until.store(true, Ordering::Relaxed);
+        state.gone.store(true, Ordering::Relaxed);
         let killed = serving.join().unwrap();
         guest.map(|(rounds, longest)| (killed, rounds, longest))
     });
-    drop(is_ready);
     // What is kept goes with the test.
     let keeper = Arc::new(connect_keeper(dir.path()));
     slipway_keeper::Shelf::new(keeper, 0..slipway_vfio_user::KEPT_SLOTS).clear_all().unwrap();

@@ -13,7 +13,7 @@ pub const HEAD: usize = 64;
 const MAGIC: u64 = u64::from_be_bytes(*b"SLIPKEEP");
 /// Version of what this crate itself keeps: the head, descriptions, the order of the parts, the
 /// meaning of slots.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The words after the first: what an endpoint's memory consists of, versions and lengths.
 pub fn endpoint() -> [u64; 3] {

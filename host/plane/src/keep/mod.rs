@@ -3,7 +3,7 @@
 //!
 //! Each kept endpoint has a shelf of [`KEPT_SLOTS`] slots. The first holds its memory: the layout's
 //! version, a description of what it is now, the endpoint's session, the controller's journal. The
-//! content of its RAM disks lies on the shelf as well. The last shelf holds the named disks, two
+//! content of its disks in memory, overlays included, lies on the shelf as well. The last shelf holds the named disks, two
 //! slots each.
 //!
 //! A change (a disk attached, detached or resized, a limit) is described first and made then. A
@@ -246,14 +246,6 @@ impl Numbers {
     fn give_back(&self, number: u32) {
         self.lock().remove(&number);
     }
-}
-
-/// Whether an endpoint like this can be kept: an overlay's map lies in this process.
-pub fn can_keep(request: &v1::CreateEndpointRequest) -> bool {
-    use v1::disk::Kind;
-    let Some(nvme) = &request.nvme else { return true };
-    let kinds = nvme.namespaces.iter().filter_map(|one| one.disk.as_ref()?.kind.as_ref());
-    kinds.into_iter().all(|kind| !matches!(kind, Kind::Overlay(_)))
 }
 
 /// Waits until nobody else holds the lock, not even a ring of a process that was killed.

@@ -22,7 +22,7 @@ pub struct DiskPlace {
     pub(super) shelf: Shelf,
     stored: Snapshots,
     /// What a predecessor left.
-    ram: Option<OwnedFd>,
+    content: Option<OwnedFd>,
     witness: Arc<OwnedFd>,
 }
 
@@ -32,9 +32,9 @@ impl DiskPlace {
         number: u32,
         (shelf, memory): (Shelf, &Lasting),
         witness: Arc<OwnedFd>,
-        ram: Option<OwnedFd>,
+        content: Option<OwnedFd>,
     ) -> Option<Self> {
-        Some(Self { number, shelf, stored: Snapshots::new(memory)?, ram, witness })
+        Some(Self { number, shelf, stored: Snapshots::new(memory)?, content, witness })
     }
 
     /// What a predecessor stored.
@@ -56,11 +56,11 @@ impl DiskPlace {
 
     /// How the disk is opened.
     pub fn lasts(&mut self) -> Lasts {
-        Lasts { witness: self.witness.clone(), ram: self.ram.take() }
+        Lasts { witness: self.witness.clone(), content: self.content.take() }
     }
 
     /// Leaves the content of a RAM disk on the shelf.
-    pub fn put_ram(&self, file: &OwnedFd) -> Result<(), Error> {
+    pub fn put_content(&self, file: &OwnedFd) -> Result<(), Error> {
         let put = self.shelf.put(1, file.as_fd());
         put.map_err(|error| Error::Resources(error.to_string()))
     }

@@ -24,9 +24,9 @@ pub struct Description {
     pub request: Option<v1::CreateEndpointRequest>,
     #[prost(message, optional, tag = "2")]
     pub limits: Option<v1::Limits>,
-    /// Slots of RAM disks, by namespace.
+    /// Slots of the contents of disks in memory, by namespace.
     #[prost(btree_map = "uint32, uint32", tag = "3")]
-    pub ram: BTreeMap<u32, u32>,
+    pub contents: BTreeMap<u32, u32>,
 }
 
 /// Where one endpoint is kept.
@@ -90,10 +90,14 @@ impl Place {
         self.store()
     }
 
-    /// From now on it has this namespace; `ram` is the content of its disk if that is kept here.
-    pub fn attach(&mut self, namespace: v1::Namespace, ram: Option<&OwnedFd>) -> Result<(), Error> {
-        if let Some(file) = ram {
-            self.put_ram(namespace.nsid, file)?;
+    /// From now on it has this namespace, whose disk has this content if that is kept here.
+    pub fn attach(
+        &mut self,
+        namespace: v1::Namespace,
+        content: Option<&OwnedFd>,
+    ) -> Result<(), Error> {
+        if let Some(file) = content {
+            self.put_content(namespace.nsid, file)?;
         }
         self.namespaces().push(namespace);
         self.store()
@@ -103,7 +107,7 @@ impl Place {
     pub fn detach(&mut self, nsids: &[u32]) -> Result<(), Error> {
         self.namespaces().retain(|one| !nsids.contains(&one.nsid));
         let slots: Vec<u32> =
-            nsids.iter().filter_map(|nsid| self.description.ram.remove(nsid)).collect();
+            nsids.iter().filter_map(|nsid| self.description.contents.remove(nsid)).collect();
         self.store()?;
         // A keeper that is gone holds nothing.
         slots.into_iter().for_each(|slot| drop(self.shelf.clear(slot)));
@@ -115,14 +119,9 @@ impl Place {
         &mut request.nvme.get_or_insert_default().namespaces
     }
 
-    /// Has a successor go on with what the description says now: with nothing, as long as the
-    /// endpoint has a disk that cannot be kept.
+    /// Has a successor go on with what the description says now.
     pub fn store(&mut self) -> Result<(), Error> {
-        let request = self.description.request.as_ref();
-        let kept = match request.is_some_and(super::can_keep) {
-            true => self.description.encode_to_vec(),
-            false => Vec::new(),
-        };
+        let kept = self.description.encode_to_vec();
         if self.stored.store(&kept) {
             return Ok(());
         }
@@ -139,24 +138,29 @@ impl Place {
 
     /// How disks of this endpoint are opened.
     pub fn lasts(&self) -> Lasts {
-        Lasts { witness: self.witness.clone(), ram: None }
+        Lasts { witness: self.witness.clone(), content: None }
     }
 
     /// The same for the disk that namespace `nsid` had already.
-    pub fn found(&mut self, nsid: u32) -> Lasts {
-        let slot = self.description.ram.get(&nsid);
-        let ram = slot.and_then(|slot| self.found.remove(slot));
-        Lasts { ram, ..self.lasts() }
+    ///
+    /// # Errors
+    /// Its content is not there, and a new one would be another disk.
+    pub fn found(&mut self, nsid: u32) -> Result<Lasts, Error> {
+        let Some(slot) = self.description.contents.get(&nsid) else { return Ok(self.lasts()) };
+        let content = self.found.remove(slot);
+        let lost = || Error::Resources(format!("the content of namespace {nsid} was not kept"));
+        Ok(Lasts { content: Some(content.ok_or_else(lost)?), ..self.lasts() })
     }
 
-    /// Leaves the content of a RAM disk on the shelf. Not described before [`Place::store`].
-    pub fn put_ram(&mut self, nsid: u32, file: &OwnedFd) -> Result<(), Error> {
-        let known = &mut self.description.ram;
+    /// Leaves the content of a disk in memory on the shelf. Not described before [`Place::store`].
+    pub fn put_content(&mut self, nsid: u32, file: &OwnedFd) -> Result<(), Error> {
+        let known = &mut self.description.contents;
         if known.contains_key(&nsid) {
             return Ok(());
         }
         let free = HOST_SLOTS.clone().find(|slot| !known.values().any(|taken| taken == slot));
-        let slot = free.ok_or_else(|| Error::Invalid("too many RAM disks to be kept".into()))?;
+        let slot =
+            free.ok_or_else(|| Error::Invalid("too many disks in memory to be kept".into()))?;
         let put = self.shelf.put(slot, file.as_fd());
         put.map_err(|error| Error::Resources(error.to_string()))?;
         known.insert(nsid, slot);
