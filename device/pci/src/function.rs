@@ -71,7 +71,7 @@ pub enum Turn {
     /// cost is small in it.
     #[default]
     Long,
-    /// Others wait for the thread, who have little to do: little, about a microsecond.
+    /// Others wait for the thread, who have little to do: little, less than a microsecond.
     Short,
 }
 
