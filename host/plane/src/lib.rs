@@ -11,7 +11,7 @@
 //!   device: it talks to reactors by message and reads counters.
 //!
 //! - `keep` leaves what an endpoint consists of with a keeper process, from which the next daemon
-//!   goes on; see its head for what can be kept.
+//!   goes on.
 //!
 //! Not here yet: a pool of virtual functions, a ledger that outlives the process.
 //!

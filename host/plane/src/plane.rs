@@ -73,7 +73,8 @@ impl Plane {
     /// As [`Plane::new`], with named disks and endpoints that outlive this process (see
     /// `keep`), and those that the last process left with `keeper`. Waits until that process,
     /// and all it had under way, is gone; `witness` is the path of a file by which that is told, the
-    /// same for both. To end without ending its endpoints, such a process just exits.
+    /// same for both. On return [`Plane::list`] tells which go on; an endpoint that nobody claims is removed
+    /// like any other. To end without ending its endpoints, such a process just exits.
     ///
     /// # Errors
     /// No threads or descriptors left; the last process does not end, or was of a build that left
