@@ -470,8 +470,9 @@ pub struct SnoopArgs {
     /// Endpoint by its id, or sandbox by its name, id, or the beginning of its id
     #[arg(value_name = "ENDPOINT|SANDBOX", required_unless_present = "measure_overhead")]
     pub target: Option<String>,
-    /// Measure instead what snooping costs: a load on a RAM disk, with and without, in turn
-    #[arg(long, conflicts_with_all = ["target", "duration", "svg", "by"])]
+    /// Measure instead what snooping costs, with and without in turn: a load of our own on a RAM
+    /// disk, or the load that SANDBOX has now, the guest's tracing apart
+    #[arg(long, conflicts_with_all = ["duration", "svg", "by"])]
     pub measure_overhead: bool,
     /// Between two tables, as 500ms or 2s
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]

@@ -280,6 +280,8 @@ fn stats_json((name, stats): &(String, v1::StatsReply)) -> serde_json::Value {
         "processes": stats.processes,
         "read_bytes": stats.read_bytes,
         "written_bytes": stats.written_bytes,
+        "reads": stats.reads,
+        "writes": stats.writes,
     })
 }
 

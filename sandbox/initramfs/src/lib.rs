@@ -82,6 +82,14 @@ fn assemble(agent: &[u8], modules: &[Module], extra: &[Module]) -> Vec<u8> {
     archive.finish()
 }
 
+/// Whether `path` is a program that can be the agent.
+///
+/// # Errors
+/// A file that cannot be read or is none for x86-64; one that is linked dynamically.
+pub fn check_agent(path: &Path) -> Result<()> {
+    read_agent(path).map(drop)
+}
+
 fn read_agent(path: &Path) -> Result<Vec<u8>> {
     let bad = |what| Error::BadAgent { path: path.to_owned(), what };
     let size = fs::metadata(path).map_err(|source| Error::file("read", path, source))?.len();

@@ -121,10 +121,12 @@ impl Config {
         self.data_dir.join("cache")
     }
 
-    /// The static agent.
+    /// The static agent: a build for tests leaves a dynamic one beside its programs, which is passed
+    /// over.
     ///
     /// # Errors
-    /// [`Error::NoAgent`] with the places looked at.
+    /// [`Error::NoAgent`] with the places looked at; [`Error::Initramfs`] where what is there cannot
+    /// be an agent.
     pub fn find_agent(&self) -> Result<PathBuf> {
         let beside = std::env::current_exe().ok().and_then(|exe| {
             // A freshly built tree keeps the agent under its own target and profile.
@@ -137,9 +139,19 @@ impl Config {
             Some(path) => vec![path.clone()],
             None => beside.into_iter().flatten().chain([installed]).collect(),
         };
-        let found = places.iter().find(|path| path.is_file()).cloned();
-        found.ok_or(Error::NoAgent { places })
+        static_among(&places)
     }
+}
+
+fn static_among(places: &[PathBuf]) -> Result<PathBuf> {
+    let mut refused = None;
+    for path in places.iter().filter(|path| path.is_file()) {
+        match slipway_initramfs::check_agent(path) {
+            Ok(()) => return Ok(path.clone()),
+            Err(error) => _ = refused.get_or_insert(error),
+        }
+    }
+    Err(refused.map_or_else(|| Error::NoAgent { places: places.to_vec() }, Error::from))
 }
 
 fn sources(file: &Path) -> Result<Vec<PathBuf>> {
@@ -166,6 +178,25 @@ fn bad(path: &Path, error: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_dynamic_agent_is_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let [dynamic, absent, fixed] =
+            ["dynamic", "absent", "fixed"].map(|name| dir.path().join(name));
+        // This test's own program is linked as cargo links by default.
+        std::fs::copy(std::env::current_exe().unwrap(), &dynamic).unwrap();
+        // The least that is an x86-64 ELF file: a header without segments.
+        let mut header = [0; 64];
+        header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        header[18] = 62;
+        std::fs::write(&fixed, header).unwrap();
+        let found = static_among(&[absent.clone(), dynamic.clone(), fixed.clone()]).unwrap();
+        assert_eq!(found, fixed);
+        let refused = static_among(&[absent.clone(), dynamic]).unwrap_err().to_string();
+        assert!(refused.contains("not static"), "{refused}");
+        assert!(matches!(static_among(&[absent]), Err(Error::NoAgent { .. })));
+    }
 
     #[test]
     fn drop_ins_override_in_name_order() {

@@ -307,6 +307,8 @@ impl v1::sandboxes_server::Sandboxes for Service {
             processes: guest.processes,
             read_bytes: guest.blocks.iter().map(|block| block.read_bytes).sum(),
             written_bytes: guest.blocks.iter().map(|block| block.written_bytes).sum(),
+            reads: guest.blocks.iter().map(|block| block.reads).sum(),
+            writes: guest.blocks.iter().map(|block| block.writes).sum(),
         }))
     }
 

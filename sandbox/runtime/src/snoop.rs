@@ -53,6 +53,7 @@ fn report(reply: agent_v1::TraceReply) -> v1::GuestReport {
         driver: one.driver,
         block: one.block,
         application: one.application,
+        between: one.between,
     });
     v1::GuestReport {
         from_ns: reply.from_ns,

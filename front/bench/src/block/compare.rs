@@ -214,15 +214,24 @@ impl BlockComparison {
             let real = row.is_some_and(|row| self.figures[row].is_real());
             if colour && real { format!("{BOLD}{line}{PLAIN}") } else { line }
         });
-        let real = self.figures.iter().filter(|figure| figure.is_real()).count();
-        text.push_str(&match real {
-            0 => "no difference exceeds the noise\n".to_owned(),
-            count => format!("{count} of {} differences exceed the noise\n", self.figures.len()),
-        });
+        text.push_str(&self.verdict());
         for warning in &self.warnings {
             text.push_str(&format!("note: {warning}\n"));
         }
         text
+    }
+}
+
+impl BlockComparison {
+    /// A line about all figures; of those whose noise nobody knows it says no more than that.
+    fn verdict(&self) -> String {
+        let known = self.figures.iter().filter(|figure| figure.noise.is_some()).count();
+        let real = self.figures.iter().filter(|figure| figure.is_real()).count();
+        match (real, known) {
+            (0, 0) => "no difference can be told from noise\n".to_owned(),
+            (0, _) => "no difference exceeds the noise\n".to_owned(),
+            (real, known) => format!("{real} of {known} differences exceed the noise\n"),
+        }
     }
 }
 
@@ -273,6 +282,16 @@ mod tests {
         assert_eq!(compared.figures.len(), 4);
         assert!(compared.figures.iter().all(|f| f.verdict == Verdict::WithinNoise));
         assert!(compared.table(false).contains("no difference exceeds the noise"));
+    }
+
+    #[test]
+    fn without_a_noise_nobody_says_that_nothing_exceeds_it() {
+        let one = report(&[("bare", &[100, 102]), ("mapped", &[200, 210])]);
+        let compared = compare_blocks(&one, &one);
+        assert!(compared.figures.iter().all(|f| f.verdict == Verdict::Unknown));
+        let table = compared.table(false);
+        assert!(table.contains("no difference can be told from noise"), "{table}");
+        assert!(!table.contains("exceed"), "{table}");
     }
 
     #[test]

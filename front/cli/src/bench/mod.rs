@@ -1,6 +1,7 @@
 //! `slipway bench`: `startup` here, `block` in a module of its own, with its targets and guests.
 
 mod block;
+pub mod scratch;
 mod target;
 mod vm;
 

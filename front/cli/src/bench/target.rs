@@ -11,6 +11,7 @@ use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::nvme_controller::DoorbellMode;
 
+use super::scratch::Scratch;
 use crate::args::TargetArgs;
 use crate::size::{parse_size, show};
 
@@ -73,13 +74,13 @@ impl std::fmt::Display for DiskKind {
 pub struct BenchDisk {
     kind: DiskKind,
     /// Sockets lie here.
-    dir: tempfile::TempDir,
+    dir: Scratch,
 }
 
 impl BenchDisk {
     pub fn prepare(kind: &DiskKind) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("slipway-bench").tempdir();
-        Ok(Self { kind: kind.clone(), dir: dir.context("no place for sockets")? })
+        let dir = Scratch::make_in(&std::env::temp_dir()).context("no place for sockets")?;
+        Ok(Self { kind: kind.clone(), dir })
     }
 
     pub fn bytes(&self) -> u64 {
@@ -121,7 +122,6 @@ pub struct Target {
     child: Child,
     /// Its end is the target's sign to end.
     _lifeline: Option<ChildStdin>,
-    _file: Option<tempfile::TempPath>,
 }
 
 impl Target {
@@ -174,7 +174,9 @@ impl Target {
         if let Some(output) = child.stdout.take() {
             BufReader::new(output).read_line(&mut line)?;
         }
-        let target = Self { socket, neighbour, child, _lifeline: lifeline, _file: file };
+        // The target has it open: without a name it goes with the target, however that ends.
+        drop(file);
+        let target = Self { socket, neighbour, child, _lifeline: lifeline };
         if line.trim() != READY {
             bail!("the target {} did not come up", program.display());
         }

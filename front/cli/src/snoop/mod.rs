@@ -2,6 +2,7 @@
 
 mod figures;
 mod guest;
+mod load;
 mod overhead;
 mod show;
 
@@ -25,7 +26,10 @@ use show::Shown;
 /// Runs `slipway snoop`.
 pub async fn snoop(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result<i32> {
     if args.measure_overhead {
-        return overhead::measure(args).await;
+        return match args.target {
+            Some(_) => load::measure(node, config, args).await,
+            None => overhead::measure(args).await,
+        };
     }
     let mut sandboxes = connect(node, config).await?;
     let mut plane = connect_plane(node, config).await?;

@@ -2,7 +2,6 @@
 //! without, in turn. The plane is one of this process, on a processor of its own: the node's may be
 //! anywhere, and is left alone.
 
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use slipway_plane_api::{PlaneClient, v1};
 
 use super::figures::{Figures, Key, LAYERS};
 use crate::args::{By, SnoopArgs};
+use crate::bench::scratch::Scratch;
 use crate::client::refused;
 use crate::table::table;
 
@@ -33,12 +33,9 @@ const LOADS: [&str; 2] = ["randread-4k-d1", "randwrite-4k-d1"];
 /// Measures and prints it.
 pub async fn measure(args: &SnoopArgs) -> Result<i32> {
     let cpus = Cpus::split(1)?;
-    let dir = std::env::temp_dir().join(format!("slipway-overhead-{}", std::process::id()));
-    let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
-    made.with_context(|| format!("cannot create {}", dir.display()))?;
-    let measured = in_dir(&dir, cpus, args.every.unwrap_or(0)).await;
-    let _ = std::fs::remove_dir_all(&dir);
-    show(&measured?, args)?;
+    let dir = Scratch::make_in(&std::env::temp_dir())?;
+    let measured = in_dir(dir.path(), cpus, args.every.unwrap_or(0)).await?;
+    show(&measured, args)?;
     Ok(0)
 }
 
@@ -149,7 +146,7 @@ async fn rounds(
 }
 
 /// Starts snooping, as soon as the end of the last turn's has come through.
-async fn start(
+pub async fn start(
     plane: &mut PlaneClient,
     request: v1::SnoopRequest,
 ) -> Result<tonic::Streaming<v1::SnoopReport>> {

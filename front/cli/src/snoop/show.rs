@@ -29,16 +29,17 @@ struct Row {
     is_part: bool,
     /// By how much the mean may be wrong since it spans two clocks.
     clock_error: Option<f64>,
+    /// By how much it may be wrong since it is an estimate.
+    estimate_error: Option<f64>,
 }
 
 impl Row {
     fn measured(layer: &'static str, latency: &Histogram, is_part: bool) -> Self {
-        let mean = latency.mean();
-        Self { layer, mean, latency: Some(latency.clone()), is_part, clock_error: None }
+        Self { latency: Some(latency.clone()), is_part, ..Self::difference(layer, latency.mean()) }
     }
 
-    fn difference(layer: &'static str, mean: f64, clock_error: Option<f64>) -> Self {
-        Self { layer, mean, latency: None, is_part: true, clock_error }
+    fn difference(layer: &'static str, mean: f64) -> Self {
+        Self { layer, mean, latency: None, is_part: true, clock_error: None, estimate_error: None }
     }
 }
 
@@ -61,18 +62,24 @@ impl Shown<'_> {
         else {
             return rows;
         };
-        rows.insert(0, Row::difference("guest driver", above.driver, Some(above.clock_error)));
+        let driver = Row::difference("guest driver", above.driver);
+        rows.insert(0, Row { clock_error: Some(above.clock_error), ..driver });
         let seen = guest.latency(key.class);
         let whole = match (above.block, above.calls) {
             (None, _) => Row::measured("driver, whole", &seen.driver, false),
             (Some(_), None) => Row::measured("block layer, whole", &seen.block, false),
-            (Some(_), Some(_)) => Row::measured("application", &seen.application, false),
+            (Some(_), Some(_)) => Row::measured("system call, whole", &seen.application, false),
         };
         rows.push(whole);
         for (name, layer) in [("guest block layer", above.block), ("system call", above.calls)] {
             if let Some(layer) = layer {
-                rows.insert(0, Row::difference(name, layer, None));
+                rows.insert(0, Row::difference(name, layer));
             }
+        }
+        if let Some(program) = above.program {
+            let row = Row::difference("program", program);
+            rows.insert(0, Row { estimate_error: Some(program), ..row });
+            rows.push(Row { is_part: false, ..Row::difference("application", above.total) });
         }
         rows
     }
@@ -87,14 +94,17 @@ impl Shown<'_> {
         if !lines.is_empty() {
             text += &table(HEADER, &lines);
         }
-        let errors = groups.iter().flat_map(|(key, latencies)| self.rows(key, latencies));
-        let error = errors
-            .filter_map(|row| row.clock_error)
-            .fold(None, |most: Option<f64>, one| Some(most.map_or(one, |most| most.max(one))));
-        if let Some(error) = error {
+        let most = |of: fn(&Row) -> Option<f64>| {
+            let rows = groups.iter().flat_map(|(key, latencies)| self.rows(key, latencies));
+            let most = rows.filter_map(|row| of(&row)).reduce(f64::max);
+            most.map(|most| human(most.round() as u64))
+        };
+        if let Some(error) = most(|row| row.clock_error) {
+            text += &format!("guest driver spans two clocks: it may be wrong by {error}\n");
+        }
+        if let Some(error) = most(|row| row.estimate_error) {
             text += &format!(
-                "guest driver spans two clocks: it may be wrong by {}\n",
-                human(error.round() as u64)
+                "program is half of the time between system calls: it may be wrong by {error}\n"
             );
         }
         text
@@ -181,6 +191,9 @@ fn json_layer(row: &Row) -> Value {
     if let Some(error) = row.clock_error {
         value["clock_error_ns"] = json!(error);
     }
+    if let Some(error) = row.estimate_error {
+        value["estimate_error_ns"] = json!(error);
+    }
     if let Some(latency) = &row.latency {
         value["count"] = json!(latency.count());
         value["least_ns"] = json!(latency.least());
@@ -257,6 +270,7 @@ mod tests {
             driver: latency(3_000),
             block: latency(5_000),
             application: latency(6_000),
+            between: latency(400),
         };
         let latencies = vec![read];
         let report = sandbox_v1::GuestReport { latencies, to_ns: 1_000, ..Default::default() };
@@ -279,7 +293,7 @@ mod tests {
         for (guest, words, groups, whole) in [
             (None, &["--by", "queue"][..], 2, 1_000.0),
             (None, &["--by", "opcode"], 1, 1_000.0),
-            (Some(&guest), &[], 1, 6_000.0),
+            (Some(&guest), &[], 1, 6_200.0),
         ] {
             let args = args(words);
             let shown = Shown { figures: &figures, guest, args: &args };
@@ -302,7 +316,8 @@ mod tests {
         let (figures, guest, args) = (figures(), guest(), args(&[]));
         let text = Shown { figures: &figures, guest: Some(&guest), args: &args }.text();
         assert!(text.contains("guest driver spans two clocks: it may be wrong by 1 ns"), "{text}");
-        for layer in ["system call", "guest block layer", "application"] {
+        assert!(text.contains("half of the time between system calls: it may be wrong by 200 ns"));
+        for layer in ["program", "system call", "guest block layer", "application"] {
             assert!(text.contains(layer), "{text}");
         }
     }

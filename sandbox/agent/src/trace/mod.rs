@@ -72,7 +72,7 @@ async fn run(
 }
 
 /// None: nothing happened.
-fn latency(class: Class, seen: &[Latencies; 3]) -> Option<TraceLatency> {
+fn latency(class: Class, seen: &[Latencies; 4]) -> Option<TraceLatency> {
     let of_class = seen.each_ref().map(|kind| &kind[class as usize]);
     if of_class.iter().all(|histogram| histogram.count() == 0) {
         return None;
@@ -83,7 +83,7 @@ fn latency(class: Class, seen: &[Latencies; 3]) -> Option<TraceLatency> {
         Class::Flush => "flush",
         Class::Other => "other",
     };
-    let [driver, block, application] =
+    let [driver, block, application, between] =
         of_class.map(|histogram| serde_json::to_string(histogram).unwrap_or_default());
-    Some(TraceLatency { opcode: opcode.into(), driver, block, application })
+    Some(TraceLatency { opcode: opcode.into(), driver, block, application, between })
 }

@@ -68,11 +68,7 @@ pub type Latencies = [Histogram; Class::ALL.len()];
 pub struct Pairs {
     commands: HashMap<(u32, u32, u32), (u64, Class)>,
     requests: HashMap<((u32, u64), Class), Request>,
-    /// When threads entered the system calls that they are in.
-    calls: HashMap<Thread, u64>,
-    /// Requests that ended and whose thread does not know yet: when it entered the system call in
-    /// which it submitted them.
-    unseen: HashMap<Thread, Vec<(u64, Class)>>,
+    callers: HashMap<Thread, Caller>,
     /// From the driver's beginning to its end.
     pub driver: Latencies,
     /// From the submission to the block layer to its end.
@@ -80,14 +76,38 @@ pub struct Pairs {
     /// From the system call that submitted to the return of the one that brought the end: what a
     /// program waited.
     pub application: Latencies,
+    /// What the program spent between its calls, for each of those: half of the time since the
+    /// return before the call that submitted, and half of that until the call after the one that
+    /// brought the end. A program with one command at a time thus has all of its time counted once.
+    pub between: Latencies,
 }
 
 /// A request that the block layer has.
 struct Request {
     from: u64,
-    /// Who submitted it in which system call, as of the time of its entering. None: the kernel for
-    /// itself, as when it writes back.
-    caller: Option<(Thread, u64)>,
+    /// Who submitted it in which system call. None: the kernel for itself, as when it writes back.
+    caller: Option<(Thread, Call)>,
+}
+
+/// A system call that may submit or wait.
+#[derive(Clone, Copy)]
+struct Call {
+    entered: u64,
+    /// How long its thread had been in its program. None: nobody saw it return there.
+    before: Option<u64>,
+}
+
+/// A thread that makes such calls.
+#[derive(Default)]
+struct Caller {
+    /// The one that it is in.
+    call: Option<Call>,
+    /// When it was back from the last one.
+    returned: Option<u64>,
+    /// Requests that ended and of which it does not know yet, by the calls that submitted them.
+    unseen: Vec<(Call, Class)>,
+    /// Those of which its last call told: how long it had been in its program before.
+    told: Vec<(u64, Class)>,
 }
 
 impl Pairs {
@@ -105,30 +125,49 @@ impl Pairs {
             }
             What::Queued(key, class, thread) => {
                 make_room(&mut self.requests);
-                let caller = self.calls.get(&thread).map(|entered| (thread, *entered));
+                let call = self.callers.get(&thread).and_then(|caller| caller.call);
+                let caller = call.map(|call| (thread, call));
                 self.requests.insert((key, class), Request { from: at_ns, caller });
             }
             What::Ended(key, class) => {
                 let Some(request) = self.requests.remove(&(key, class)) else { return };
                 self.block[class as usize].record(at_ns.saturating_sub(request.from));
-                if let Some((thread, entered)) = request.caller {
-                    make_room(&mut self.unseen);
-                    let unseen = self.unseen.entry(thread).or_default();
+                if let Some((thread, call)) = request.caller {
+                    let unseen = &mut self.caller(thread).unseen;
                     if unseen.len() < MOST_OPEN {
-                        unseen.push((entered, class));
+                        unseen.push((call, class));
                     }
                 }
             }
-            What::Entered(thread) => {
-                make_room(&mut self.calls);
-                self.calls.insert(thread, at_ns);
-            }
-            What::Returned(thread) => {
-                self.calls.remove(&thread);
-                for (entered, class) in self.unseen.remove(&thread).into_iter().flatten() {
-                    self.application[class as usize].record(at_ns.saturating_sub(entered));
-                }
-            }
+            What::Entered(thread) => self.entered(at_ns, thread),
+            What::Returned(thread) => self.returned(at_ns, thread),
+        }
+    }
+
+    fn caller(&mut self, thread: Thread) -> &mut Caller {
+        make_room(&mut self.callers);
+        self.callers.entry(thread).or_default()
+    }
+
+    fn entered(&mut self, at_ns: u64, thread: Thread) {
+        let caller = self.caller(thread);
+        let between = caller.returned.map(|returned| at_ns.saturating_sub(returned));
+        caller.call = Some(Call { entered: at_ns, before: between });
+        let told = std::mem::take(&mut caller.told);
+        for (before, class) in told {
+            self.between[class as usize].record(before.midpoint(between.unwrap_or(before)));
+        }
+    }
+
+    fn returned(&mut self, at_ns: u64, thread: Thread) {
+        let caller = self.caller(thread);
+        caller.call = None;
+        caller.returned = Some(at_ns);
+        let unseen = std::mem::take(&mut caller.unseen);
+        let told = unseen.iter().filter_map(|(call, class)| Some((call.before?, *class)));
+        caller.told = told.collect();
+        for (call, class) in unseen {
+            self.application[class as usize].record(at_ns.saturating_sub(call.entered));
         }
     }
 
@@ -136,14 +175,13 @@ impl Pairs {
     pub fn forget(&mut self) {
         self.commands.clear();
         self.requests.clear();
-        self.calls.clear();
-        self.unseen.clear();
+        self.callers.clear();
     }
 
-    /// Gives what was counted, of driver, block layer and application, and begins anew; what is
-    /// under way stays.
-    pub fn take(&mut self) -> [Latencies; 3] {
-        let all = [&mut self.driver, &mut self.block, &mut self.application];
+    /// Gives what was counted, of driver, block layer, application and between, and begins anew;
+    /// what is under way stays.
+    pub fn take(&mut self) -> [Latencies; 4] {
+        let all = [&mut self.driver, &mut self.block, &mut self.application, &mut self.between];
         all.map(std::mem::take)
     }
 }
@@ -172,7 +210,7 @@ mod tests {
         pairs.add(190, What::Completed((0, 2, 7)));
         pairs.add(191, What::Ended((1, 8), Class::Write));
         let sums = pairs.take().map(|kind| kind.map(|one| one.sum() as u64));
-        assert_eq!(sums, [[50, 70, 0, 0], [65, 0, 0, 0], [75, 0, 0, 0]]);
+        assert_eq!(sums, [[50, 70, 0, 0], [65, 0, 0, 0], [75, 0, 0, 0], [0; 4]]);
         pairs.add(200, What::Setup((0, 1, 1), Class::Read));
         pairs.forget();
         pairs.add(300, What::Completed((0, 1, 1)));
@@ -193,10 +231,30 @@ mod tests {
         pairs.add(40, What::Entered(7));
         pairs.add(45, What::Ended((1, 16), Class::Write));
         pairs.add(50, What::Returned(7));
-        let [_, block, application] = pairs.take();
+        let [_, block, application, _] = pairs.take();
         let write = Class::Write as usize;
         assert_eq!((block[write].count(), application[write].count()), (3, 2));
         assert_eq!(application[write].sum() as u64, 40 + 40);
+    }
+
+    #[test]
+    fn what_a_program_does_between_its_calls_is_halved_between_its_commands() {
+        let mut pairs = Pairs::default();
+        // A call that moves nothing, then reads of 100 ns that follow after 10, 20 and 40 ns.
+        pairs.add(0, What::Entered(7));
+        pairs.add(90, What::Returned(7));
+        for (from, sector) in [(100, 1), (220, 2)] {
+            pairs.add(from, What::Entered(7));
+            pairs.add(from + 1, What::Queued((1, sector), Class::Read, 7));
+            pairs.add(from + 90, What::Ended((1, sector), Class::Read));
+            pairs.add(from + 100, What::Returned(7));
+        }
+        let read = Class::Read as usize;
+        let [_, _, application, between] = pairs.take();
+        assert_eq!((application[read].count(), between[read].count()), (2, 1));
+        assert_eq!(between[read].sum() as u64, (10 + 20) / 2);
+        pairs.add(360, What::Entered(7));
+        assert_eq!(pairs.take()[3][read].sum() as u64, (20 + 40) / 2);
     }
 
     #[test]

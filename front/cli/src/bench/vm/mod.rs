@@ -20,6 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use slipway_bench::block::{RocksPlan, RocksReport, RocksSubject, Subject, measure_rocksdb};
 use slipway_runtime::v1::volume_spec::Device;
 
+use super::scratch::Scratch;
 use super::target::DiskKind;
 use crate::args::{BlockArgs, NodeArgs};
 use guest::Guests;
@@ -47,7 +48,7 @@ pub fn with_own_disk<'a>(names: &[&'a str]) -> Vec<&'a str> {
 /// that share a disk: the plane lets nobody write a file that is a disk of its own already. Removed on
 /// drop, and when the user interrupts.
 pub struct Medium {
-    dir: tempfile::TempDir,
+    dir: Scratch,
     about: String,
 }
 
@@ -61,8 +62,7 @@ impl Medium {
                 bail!("a null disk serves --native only; guests need ram:SIZE or file:DIR:SIZE")
             }
         };
-        let dir = tempfile::Builder::new().prefix("slipway-bench").tempdir_in(&place);
-        let dir = dir.with_context(|| format!("no file in {}", place.display()))?;
+        let dir = Scratch::make_in(&place)?;
         remove_when_interrupted(dir.path().to_owned());
         let medium = Self { dir, about: DiskKind::File(place, bytes).to_string() };
         let shared = names.contains(&SHARED).then(|| medium.shared());

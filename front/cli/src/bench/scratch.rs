@@ -1,0 +1,89 @@
+//! Folders of a measurement. Whoever is killed leaves its one behind; the next measurement there
+//! removes it.
+
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
+
+const PREFIX: &str = "slipway-bench";
+/// Held by the folder's owner for as long as it lives: the kernel lets go of it in the end. It gets
+/// this name when it is held, so that one that nobody holds is left over.
+const LOCK: &str = "lock";
+
+/// A folder that goes with its owner.
+pub struct Scratch {
+    dir: TempDir,
+    _lock: File,
+}
+
+impl Scratch {
+    /// Makes one in `place`, and removes those that others of this user left there.
+    ///
+    /// # Errors
+    /// No folder can be made there.
+    pub fn make_in(place: &Path) -> Result<Self> {
+        remove_left_over(place);
+        let make = || -> std::io::Result<Self> {
+            let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)?;
+            let early = dir.path().join("lock.early");
+            let lock = File::create_new(&early)?;
+            flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+            std::fs::rename(early, dir.path().join(LOCK))?;
+            Ok(Self { dir, _lock: lock })
+        };
+        make().with_context(|| format!("no folder in {}", place.display()))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+/// What cannot be removed is a file in a place for temporary ones: no reason to stop.
+fn remove_left_over(place: &Path) {
+    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+    for entry in entries {
+        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
+            && entry.metadata().is_ok_and(|found| {
+                found.is_dir() && found.uid() == rustix::process::geteuid().as_raw()
+            });
+        if ours && is_left_over(&entry.path()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn is_left_over(dir: &Path) -> bool {
+    let mut options = File::options();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let lock = options.open(dir.join(LOCK));
+    lock.is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_holds_is_removed_by_the_next() {
+        let place = tempfile::tempdir().unwrap();
+        let alive = Scratch::make_in(place.path()).unwrap();
+        // As after kill -9: the folder and its file are there, the lock is not.
+        let dead = Scratch::make_in(place.path()).unwrap();
+        let left = dead.dir.keep();
+        drop(dead._lock);
+        let others = place.path().join("slipway-benchmarks");
+        std::fs::create_dir(&others).unwrap();
+        let next = Scratch::make_in(place.path()).unwrap();
+        assert!(alive.path().is_dir() && next.path().is_dir() && !left.exists());
+        assert!(others.is_dir(), "a folder without a lock is somebody else's");
+        let kept = [alive.path().to_owned(), next.path().to_owned()];
+        drop((alive, next));
+        assert!(kept.iter().all(|dir| !dir.exists()));
+    }
+}
