@@ -21,6 +21,10 @@ open_enum! {
         AllocatedNamespaces = 0x10,
         /// Identify Namespace of an allocated namespace.
         AllocatedNamespace = 0x11,
+        /// List of the controllers that a namespace is attached to.
+        AttachedControllers = 0x12,
+        /// List of the controllers of the NVM subsystem.
+        Controllers = 0x13,
     }
 }
 

@@ -26,6 +26,9 @@ const SHUTDOWN_TIME: u32 = 30_000_000;
 /// CCTEMP, kelvins: 100 °C.
 const CRITICAL_TEMPERATURE: u16 = 373;
 
+/// CNTLID: each controller is a subsystem of its own.
+const CONTROLLER_ID: u16 = 1;
+
 impl Controller {
     pub(super) fn identify(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
         let nsid = entry.nsid.get();
@@ -46,6 +49,11 @@ impl Controller {
                 let page = self.namespace_descriptors(nsid)?;
                 self.reply(entry, &page)?;
             }
+            Cns::AttachedControllers if nsid != u32::MAX => {
+                let attached = self.namespaces.get(nsid).is_some();
+                self.reply(entry, &controller_list(entry, attached))?;
+            }
+            Cns::Controllers => self.reply(entry, &controller_list(entry, true))?,
             _ => return Err(Status::INVALID_FIELD.dnr()),
         }
         Ok(0)
@@ -62,7 +70,7 @@ impl Controller {
         pad(&mut page.firmware, &self.identity.firmware);
         page.arbitration_burst = 6;
         page.max_transfer = (self.limits.transfer / 4096).trailing_zeros() as u8;
-        page.controller_id.set(1);
+        page.controller_id.set(CONTROLLER_ID);
         page.version.set(VERSION_1_4);
         page.entry_latency.set(SHUTDOWN_TIME);
         page.attributes.set(Page::WIDE_HOST_ID);
@@ -144,6 +152,17 @@ impl Controller {
         page.resize(IDENTIFY_SIZE, 0);
         Ok(page)
     }
+}
+
+/// The number of identifiers, then those from CDW10's CNTID on: this controller's, or none.
+fn controller_list(entry: &SubmissionEntry, listed: bool) -> Vec<u8> {
+    let from = (entry.dword(10) >> 16) as u16;
+    let listed = listed && CONTROLLER_ID >= from;
+    let mut page = Vec::with_capacity(IDENTIFY_SIZE);
+    page.extend_from_slice(&u16::from(listed).to_le_bytes());
+    page.extend_from_slice(&if listed { CONTROLLER_ID } else { 0 }.to_le_bytes());
+    page.resize(IDENTIFY_SIZE, 0);
+    page
 }
 
 fn fill_namespace(page: &mut IdentifyNamespace, namespace: &Attached) {

@@ -73,6 +73,26 @@ fn several_namespaces_are_listed_and_described() {
 }
 
 #[test]
+fn a_controller_lists_itself() {
+    let mut rig = Setup::new().admin();
+    let mut list = |cns: Cns, nsid, from: u32| {
+        let mut identify =
+            admin(AdminOpcode::Identify).with_dword(10, u32::from(cns.0) | from << 16);
+        identify.nsid.set(nsid);
+        rig.driver.admin_read(identify, 4096)
+    };
+    let id = list(Cns::Controllers, 0, 0).unwrap();
+    assert_eq!(id[..6], [1, 0, 1, 0, 0, 0]);
+    assert_eq!(list(Cns::Controllers, 0, 1).unwrap(), id);
+    assert_eq!(list(Cns::Controllers, 0, 2).unwrap(), [0; 4096], "those from CNTID on");
+    assert_eq!(list(Cns::AttachedControllers, 1, 0).unwrap(), id);
+    assert_eq!(list(Cns::AttachedControllers, 2, 0).unwrap(), [0; 4096], "there is none");
+    assert!(list(Cns::AttachedControllers, u32::MAX, 0).is_err());
+    let controller = rig.driver.identify_controller().unwrap();
+    assert_eq!(controller.controller_id.get().to_le_bytes(), id[2..4]);
+}
+
+#[test]
 fn features_can_be_set_and_read() {
     let mut rig = Setup::new().admin();
     let cases = [

@@ -1,0 +1,201 @@
+//! A VMM gives a device up when one reply takes too long (QEMU: 5 s), whatever its guest has the
+//! device do. Every request is answered within `Config::reply_deadline`, while 128 commands of 128 KiB
+//! run, and while 128 commands wait for a disk that does not answer.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use slipway_block::{DelayDisk, Disk, RamDisk};
+use slipway_nvme::driver::{Arena, Driver, DriverError, RegisterAccess, io};
+use slipway_nvme::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_pci::Interrupt;
+use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_reactor::{Reactor, Settings};
+use slipway_telemetry::ManualClock;
+use slipway_vfio_user::client::{Client, ClientError};
+use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
+
+/// So long that a machine with other work does not matter.
+const PATIENCE: Duration = Duration::from_secs(120);
+const MEMORY: u64 = 32 << 20;
+/// Memory that no command uses: another device's, in a guest.
+const BESIDE: (u64, u64) = (1 << 30, 1 << 20);
+const DEPTH: usize = 128;
+const TRANSFER: usize = 128 << 10;
+const CSTS: u64 = 0x1c;
+const CC: u64 = 0x14;
+
+/// BAR 0 over the socket.
+struct Registers(Client, Instant);
+
+fn refused(error: ClientError) -> DriverError {
+    DriverError::Access(error.to_string())
+}
+
+impl RegisterAccess for Registers {
+    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
+        self.0.read_u32(0, offset).map_err(refused)
+    }
+
+    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+        self.0.write(0, offset, &value.to_le_bytes()).map_err(refused)
+    }
+
+    fn idle(&mut self) -> Result<(), DriverError> {
+        std::thread::yield_now();
+        match self.1.elapsed() {
+            late if late > PATIENCE => Err(DriverError::Access("no answer".into())),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn serve(config: Config, disk: impl Disk + 'static, reactor: &Reactor) -> Control {
+    let mut parts = EndpointParts::new(&config);
+    let wakes = disk.wake_descriptor().map(|wake| wake.try_clone_to_owned().unwrap());
+    let sink = parts.interrupts();
+    let controller = Controller::new(Parts {
+        memory: parts.memory(),
+        interrupts: (0..=1).map(|vector| Interrupt::new(sink.clone(), vector)).collect(),
+        doorbells: parts.doorbells(doorbell_count(1)).unwrap(),
+        namespaces: vec![Namespace::new(1, Box::new(disk), [1; 16])],
+        clock: parts.clock(),
+        identity: Identity::new("REPLIES"),
+        limits: Limits { queue_pairs: 1, ..Limits::default() },
+        journal: None,
+    });
+    let (function, wakes) = (Box::new(controller.unwrap()), wakes.into_iter().collect());
+    let endpoint = Endpoint::new(config, parts, function, wakes, &reactor.handle()).unwrap();
+    let control = endpoint.control();
+    reactor.handle().add(Box::new(endpoint)).unwrap();
+    control
+}
+
+fn memory() -> OwnedFd {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, MEMORY).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+    file
+}
+
+/// A guest: its memory, its driver, and the commands that it repeats.
+struct Guest {
+    file: OwnedFd,
+    driver: Driver<Registers>,
+    commands: Vec<SubmissionEntry>,
+    /// The longest reply, and to what.
+    longest: (Duration, &'static str),
+}
+
+impl Guest {
+    fn boot(path: &Path) -> Self {
+        let file = memory();
+        let mut client = Client::connect(path, PATIENCE).unwrap();
+        client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
+        client.map(BESIDE.0, BESIDE.1, file.as_fd(), 0, true).unwrap();
+        let mut map = DmaMap::new();
+        let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
+        map.add(0, region).unwrap();
+        let arena = Arena::new(map.memory(), 0, MEMORY);
+        let mut driver = Driver::new(Registers(client, Instant::now()), arena, 16).unwrap();
+        driver.create_pair(1, 256, None).unwrap();
+        let command = |_| {
+            let buffer = driver.arena.allocate(TRANSFER).unwrap();
+            let mut read = io(NvmOpcode::Read, 1, 0, (TRANSFER / 512) as u32);
+            (read.prp1, read.prp2) = driver.point(buffer, TRANSFER).unwrap();
+            read
+        };
+        let commands = (0..DEPTH).map(command).collect();
+        Self { file, driver, commands, longest: (Duration::ZERO, "nothing") }
+    }
+
+    fn timed<T>(
+        &mut self,
+        what: &'static str,
+        request: impl FnOnce(&mut Client) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let from = Instant::now();
+        let answered = request(&mut self.driver.registers.0);
+        self.longest = self.longest.max((from.elapsed(), what));
+        answered
+    }
+
+    /// What a VMM asks while a guest runs. Gives whether memory could be taken away.
+    fn ask(&mut self) -> Result<(), ClientError> {
+        self.timed("a register", |client| client.read_u32(0, CSTS)).unwrap();
+        self.timed("interrupts", |client| client.irq(2)).unwrap();
+        self.timed("device info", |client| client.device_info().map(drop)).unwrap();
+        let unmapped = self.timed("an unmap", |client| client.unmap(BESIDE.0, BESIDE.1));
+        if unmapped.is_ok() {
+            let file = self.file.try_clone().unwrap();
+            let map = |client: &mut Client| client.map(BESIDE.0, BESIDE.1, file.as_fd(), 0, true);
+            self.timed("a map", map).unwrap();
+        }
+        unmapped.map(drop)
+    }
+}
+
+#[test]
+fn every_request_is_answered_while_large_commands_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let control = serve(Config::at(&path), RamDisk::new(1 << 20, 512).unwrap(), &reactor);
+    let mut guest = Guest::boot(&path);
+    let mut ended = Vec::new();
+    for _ in 0..20 {
+        guest.driver.submit_all(1, &guest.commands.clone()).unwrap();
+        guest.ask().unwrap();
+        while guest.driver.pair(1).unwrap().in_flight() > 0 {
+            guest.driver.reap(1, &mut ended).unwrap();
+            guest.driver.registers.idle().unwrap();
+        }
+    }
+    assert!(ended.len() == 20 * DEPTH && ended.iter().all(|entry| entry.status().is_success()));
+    println!("longest reply beside 128 reads of 128 KiB: {:?}", guest.longest);
+    drop(guest);
+    control.close();
+    assert!(control.wait_closed(PATIENCE));
+}
+
+#[test]
+fn every_request_is_answered_while_the_disk_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let default = Config::at(&path).reply_deadline;
+    assert!(default <= Duration::from_secs(4), "QEMU waits for 5 s: {default:?}");
+    let deadline = Duration::from_millis(200);
+    let clock = ManualClock::new();
+    let hour = Duration::from_secs(3600);
+    let disk = RamDisk::new(1 << 20, 512).unwrap();
+    let disk = DelayDisk::new(disk, std::sync::Arc::new(clock.clone()), hour).unwrap();
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let config = Config { reply_deadline: deadline, ..Config::at(&path) };
+    let control = serve(config, disk, &reactor);
+    let mut guest = Guest::boot(&path);
+    guest.driver.submit_all(1, &guest.commands.clone()).unwrap();
+    // Memory cannot be taken while commands are under way; the second does not wait once more.
+    for _ in 0..2 {
+        assert!(matches!(guest.ask(), Err(ClientError::Refused(_))));
+    }
+    let reset = guest.timed("a reset", Client::reset);
+    assert!(matches!(reset, Err(ClientError::Refused(_))), "{reset:?}");
+    assert_eq!(guest.driver.pair(1).unwrap().in_flight(), DEPTH, "nothing has come to an end");
+    println!("longest reply beside a disk that stands still: {:?} of {deadline:?}", guest.longest);
+    assert!(guest.longest.0 >= deadline, "nothing had to wait: {:?}", guest.longest);
+    // The guest's own reset, as its driver does it: the write is answered at once.
+    guest.timed("the reset's register", |client| client.write(0, CC, &[0; 4])).unwrap();
+    clock.advance(2 * hour);
+    let from = Instant::now();
+    while guest.driver.registers.read32(CSTS).unwrap() & 1 != 0 {
+        assert!(from.elapsed() < PATIENCE, "it does not get ready for the next start");
+    }
+    guest.ask().unwrap();
+    drop(guest);
+    control.close();
+    assert!(control.wait_closed(PATIENCE));
+}
