@@ -87,8 +87,8 @@ pub enum Command {
     Bench(BenchCommand),
     /// Run the node's plane in the foreground (`run` starts one by itself where none runs)
     Daemon(DaemonArgs),
-    /// Hold what endpoints consist of while the daemon is restarted (`keeper = true` in the settings
-    /// has the daemon start one)
+    /// Hold what disks, endpoints and sandboxes consist of while the daemon is restarted (`keeper =
+    /// true` in the settings has the daemon start one)
     Keeper,
     /// Print shell completions
     Completions {

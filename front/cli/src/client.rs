@@ -17,6 +17,8 @@ use crate::args::NodeArgs;
 const START: Duration = Duration::from_secs(20);
 /// How long to wait before another start, when the last one left the work to another daemon.
 const AGAIN: Duration = Duration::from_millis(200);
+/// Between two looks for the daemon that comes after one.
+const LOOK: Duration = Duration::from_millis(20);
 /// How long a daemon that accepts connections may take to answer; it serves hundreds of starts
 /// with one thread.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -203,14 +205,41 @@ fn rotate(log: &Path) {
     }
 }
 
-/// A refusal of the daemon's, without the transport's wrapping.
+/// The daemon went away in the middle of a call.
+#[derive(Debug)]
+pub struct Lost(String);
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the connection to the daemon broke; its log tells why ({})", self.0)
+    }
+}
+
+impl std::error::Error for Lost {}
+
+/// The daemon that comes after one that went away, where sandboxes outlive it.
+///
+/// # Errors
+/// None serves in time.
+pub async fn next_daemon(config: &Config) -> Result<SandboxClient> {
+    let begun = Instant::now();
+    while begun.elapsed() < slipway_runtime::RETURN {
+        if let Some(channel) = try_connect(config).await? {
+            return Ok(sandboxes(channel));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    bail!(
+        "the daemon went away and none came back within {} s; the node's sandboxes go on without it",
+        slipway_runtime::RETURN.as_secs()
+    )
+}
+
+/// A refusal of the daemon's, without the transport's wrapping; [`Lost`] if it is none.
 pub fn refused(status: &tonic::Status) -> anyhow::Error {
     // Only what the transport itself says has a source; what the daemon says has none.
     if std::error::Error::source(status).is_some() {
-        return anyhow!(
-            "the connection to the daemon broke; its log tells why ({status})",
-            status = status.message()
-        );
+        return Lost(status.message().to_owned()).into();
     }
     match status.message() {
         "" => anyhow!("the daemon: {}", status.code()),

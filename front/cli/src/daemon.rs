@@ -31,6 +31,9 @@ const IDLE: Duration = Duration::from_secs(5);
 /// How long clients have to take what they still get when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(5);
 
+/// The same where sandboxes outlive the daemon: their clients look for the next one.
+const SHORT_FAREWELL: Duration = Duration::from_millis(300);
+
 /// Longest that a thread which serves devices may look for more work before it sleeps.
 const LONGEST_POLLING: Duration = Duration::from_secs(1);
 
@@ -41,6 +44,11 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     need_root("running the daemon (it makes control groups and runs VMMs as other users)")?;
     make_private_dir(&config.data_dir, 0o711)?;
     make_private_dir(&config.run_dir, 0o711)?;
+    if ends_when_idle && keeper::waits(&config) {
+        // What it holds is nothing for a daemon that nobody starts again. The caller waits for another.
+        eprintln!("slipway: the node's keeper waits for its daemon; `slipway daemon` starts it");
+        return Ok(0);
+    }
     let _lock = match lock(&config.lock(), &config)? {
         Lock::Ours(file) => file,
         // Another command was quicker: its daemon serves this one's caller too.
@@ -76,22 +84,23 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
         .initial_stream_window_size(slipway_plane_api::STREAM_WINDOW)
         .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
         .add_service(PlaneServer::new(plane.service()));
-    let node = open_node(&config, &plane).await?;
+    let node = open_node(&config, &plane, keeps).await?;
     let router =
         router.add_service(SandboxesServer::new(Service::new(Arc::clone(&node), ends_when_idle)));
     std::fs::rename(&unborn, &socket)?;
     tracing::info!(socket = %socket.display(), "serving");
     let incoming = Counted::incoming(listener, connections.clone());
     let watcher = tokio::spawn(end(node, plane, connections, ends_when_idle, socket, stop));
+    let farewell = if keeps { SHORT_FAREWELL } else { FAREWELL };
     let serving = router.serve_with_incoming_shutdown(incoming, told(stopped.clone()));
     tokio::select! {
         served = serving => served?,
         // A client that was suspended takes no farewell.
-        () = async { told(stopped).await; tokio::time::sleep(FAREWELL).await } => {}
+        () = async { told(stopped).await; tokio::time::sleep(farewell).await } => {}
     }
     watcher.await?;
     if keeps {
-        // Without ending the endpoints: the next daemon goes on with them.
+        // Without ending endpoints and sandboxes: the next daemon goes on with them.
         std::process::exit(0);
     }
     Ok(0)
@@ -170,15 +179,15 @@ fn raise_descriptor_limit() {
 }
 
 /// The node reaches the plane by its interface only, over a socket pair within this process.
-async fn open_node(config: &Config, plane: &Plane) -> Result<Arc<Node>> {
+async fn open_node(config: &Config, plane: &Plane, keeps: bool) -> Result<Arc<Node>> {
     let images = image::cache(config)?;
     let hypervisor = Qemu::find(&config.cache_dir())?;
     let channel = plane.connect().await?;
     let client = slipway_plane_api::PlaneClient::new(channel);
-    Ok(Node::open(config.clone(), client, hypervisor, images).await?)
+    Ok(Node::open(config.clone(), client, hypervisor, images, keeps).await?)
 }
 
-/// Waits for a reason to end, ends the sandboxes that are left, then says stop.
+/// Waits for a reason to end, ends the sandboxes that do not outlive this daemon, then says stop.
 async fn end(
     node: Arc<Node>,
     plane: Plane,
@@ -203,7 +212,7 @@ async fn end(
     // From here on nobody finds this daemon; whoever connected just now is served to the end.
     let _ = std::fs::remove_file(&socket);
     node.close();
-    let live: Vec<_> = node.list().into_iter().filter(|s| s.state().is_live()).collect();
+    let live: Vec<_> = node.list().into_iter().filter(|s| node.ends_with_daemon(s)).collect();
     live.iter().for_each(|sandbox| sandbox.kill());
     for sandbox in live {
         sandbox.wait_state(|state| !state.is_live()).await;

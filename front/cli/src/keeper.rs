@@ -26,6 +26,11 @@ pub fn serve(config: &Config) -> Result<i32> {
     Ok(0)
 }
 
+/// Whether a keeper waits for the node's daemon.
+pub fn waits(config: &Config) -> bool {
+    config.keeper && Keeper::is_there(&socket(config))
+}
+
 /// The keeper that runs, or one that is started now and outlives the daemon.
 pub fn connect(config: &Config) -> Result<Keeper> {
     let socket = socket(config);

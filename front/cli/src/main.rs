@@ -124,8 +124,8 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
     let client = client::connect(&cli.node, &config).await?;
     match &cli.command {
         Command::Ps(args) => manage::ps(client, args).await,
-        Command::Logs(args) => manage::logs(client, args).await,
-        Command::Wait(args) => manage::wait(client, args).await,
+        Command::Logs(args) => manage::logs(client, &config, args).await,
+        Command::Wait(args) => manage::wait(client, &config, args).await,
         Command::Stop(args) => manage::stop(client, args).await,
         Command::Kill(args) => manage::kill(client, args).await,
         Command::Rm(args) => manage::rm(client, args).await,

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use slipway_runtime::process::signal_number;
-use slipway_runtime::{SandboxClient, v1};
+use slipway_runtime::{Config, SandboxClient, v1};
 
 use crate::args::{KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs};
-use crate::client::refused;
+use crate::client::{Lost, next_daemon, refused};
+use crate::keeper;
 use crate::run::OWN_FAILURE;
 use crate::size::show;
 use crate::table::{ago, printable, table};
@@ -70,14 +71,35 @@ fn row(sandbox: &v1::Sandbox) -> [String; 6] {
 }
 
 /// `slipway logs`.
-pub async fn logs(mut client: SandboxClient, args: &LogsArgs) -> Result<i32> {
-    let request = v1::LogsRequest { name: args.name.clone(), follow: args.follow, tail: args.tail };
-    let reply = client.logs(request).await.map_err(|status| refused(&status))?;
-    let mut records = reply.into_inner();
+pub async fn logs(mut client: SandboxClient, config: &Config, args: &LogsArgs) -> Result<i32> {
+    let (name, follow) = (args.name.clone(), args.follow);
+    let mut request = v1::LogsRequest { name, follow, tail: args.tail, position: 0 };
     let mut fresh_line = [true; 2];
+    loop {
+        match print_logs(client, &mut request, args.timestamps, &mut fresh_line).await {
+            // Goes on with the next daemon, from where this one was.
+            Err(error) if error.is::<Lost>() && args.follow && keeper::waits(config) => {
+                client = next_daemon(config).await?;
+                request.tail = request.tail.filter(|_| request.position == 0);
+            }
+            outcome => return outcome.map(|()| 0),
+        }
+    }
+}
+
+/// Prints what `request` asks for; on an error it asks for the rest.
+async fn print_logs(
+    mut client: SandboxClient,
+    request: &mut v1::LogsRequest,
+    timestamps: bool,
+    fresh_line: &mut [bool; 2],
+) -> Result<()> {
+    let reply = client.logs(request.clone()).await.map_err(|status| refused(&status))?;
+    let mut records = reply.into_inner();
     while let Some(record) = records.message().await.map_err(|status| refused(&status))? {
         let error = record.stream == 2;
-        let data = if args.timestamps {
+        request.position = record.position + record.data.len() as u64;
+        let data = if timestamps {
             stamp(&record, &mut fresh_line[usize::from(error)])
         } else {
             record.data
@@ -89,10 +111,10 @@ pub async fn logs(mut client: SandboxClient, args: &LogsArgs) -> Result<i32> {
         };
         if written.is_err() {
             // Whoever read our output has left.
-            return Ok(0);
+            return Ok(());
         }
     }
-    Ok(0)
+    Ok(())
 }
 
 /// Puts the time before each line that begins in this record.
@@ -129,9 +151,16 @@ fn utc(time_ns: u64) -> String {
 }
 
 /// `slipway wait`.
-pub async fn wait(mut client: SandboxClient, args: &NamesArg) -> Result<i32> {
+pub async fn wait(mut client: SandboxClient, config: &Config, args: &NamesArg) -> Result<i32> {
     for name in &args.names {
-        let exit = client.wait(named(name)).await.map_err(|status| refused(&status))?;
+        let exit = loop {
+            match client.wait(named(name)).await.map_err(|status| refused(&status)) {
+                Err(error) if error.is::<Lost>() && keeper::waits(config) => {
+                    client = next_daemon(config).await?;
+                }
+                outcome => break outcome?,
+            }
+        };
         crate::say!("{}", exit.into_inner().status);
     }
     Ok(0)
@@ -298,7 +327,8 @@ mod tests {
 
     #[test]
     fn stamps_begin_lines_only() {
-        let record = |data: &[u8]| v1::LogRecord { stream: 1, time_ns: 0, data: data.to_vec() };
+        let record =
+            |data: &[u8]| v1::LogRecord { stream: 1, time_ns: 0, data: data.to_vec(), position: 0 };
         let mut fresh = true;
         assert!(stamp(&record(b"a"), &mut fresh).starts_with(b"1970"));
         assert_eq!(stamp(&record(b"b"), &mut fresh), b"b");

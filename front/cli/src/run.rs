@@ -12,9 +12,9 @@ use slipway_runtime::{Config, SandboxClient};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
 use crate::args::{ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
-use crate::client::{connect, refused};
+use crate::client::{Lost, connect, next_daemon, refused};
 use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
-use crate::{image, progress, report};
+use crate::{image, keeper, progress, report};
 
 /// Exit status of `run` when Slipway, not the container, failed.
 pub const OWN_FAILURE: i32 = 125;
@@ -33,9 +33,9 @@ pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32
     let fetched = Fetched { began, ended: monotonic_ns() };
     let spec = spec(args, &image.digest.to_string())?;
     if args.count == 1 {
-        one(client, args, spec, fetched).await
+        one(client, config, args, spec, fetched).await
     } else {
-        many(client, args, spec, fetched).await
+        many(client, config, args, spec, fetched).await
     }
 }
 
@@ -60,12 +60,14 @@ impl Fetched {
 
 async fn one(
     client: SandboxClient,
+    config: &Config,
     args: &RunArgs,
     spec: v1::RunSpec,
     fetched: Fetched,
 ) -> Result<i32> {
     let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
-    let start = start(client, spec, wishes, &mut Plain, progress::stage_spinner(1)).await?;
+    let spinner = progress::stage_spinner(1);
+    let start = start_with(client, Some(config), spec, wishes, &mut Plain, spinner, |_| {}).await?;
     if let (Some(path), Some(timeline)) = (&args.timeline, start.timeline.clone()) {
         report::write(path, &fetched.align(vec![timeline]), &args.image)?;
     }
@@ -77,6 +79,7 @@ async fn one(
 
 async fn many(
     client: SandboxClient,
+    config: &Config,
     args: &RunArgs,
     spec: v1::RunSpec,
     fetched: Fetched,
@@ -94,7 +97,7 @@ async fn many(
             let mut named = Named { sink: &mut sink, prefix };
             let wishes = Wishes { stdin: false, tty: false };
             let name = spec.name.clone();
-            let outcome = start_named(client, spec, wishes, &mut named, spinner).await;
+            let outcome = start_named(client, config, spec, wishes, &mut named, spinner).await;
             sink.finish();
             outcome.with_context(|| if name.is_empty() { "run".to_owned() } else { name })
         }
@@ -200,13 +203,14 @@ struct Named<'a> {
 
 async fn start_named(
     client: SandboxClient,
+    config: &Config,
     spec: v1::RunSpec,
     wishes: Wishes,
     named: &mut Named<'_>,
     spinner: ProgressBar,
 ) -> Result<Start> {
     let prefix = named.prefix.clone();
-    start_with(client, spec, wishes, named.sink, spinner, move |name| {
+    start_with(client, Some(config), spec, wishes, named.sink, spinner, move |name| {
         name.clone_into(&mut prefix.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
     })
     .await
@@ -220,11 +224,13 @@ pub async fn start(
     sink: &mut (dyn Sink + Send),
     spinner: ProgressBar,
 ) -> Result<Start> {
-    start_with(client, spec, wishes, sink, spinner, |_| {}).await
+    start_with(client, None, spec, wishes, sink, spinner, |_| {}).await
 }
 
+/// With `config`, a session goes on with the next daemon where sandboxes outlive theirs.
 async fn start_with(
     mut client: SandboxClient,
+    config: Option<&Config>,
     spec: v1::RunSpec,
     wishes: Wishes,
     sink: &mut (dyn Sink + Send),
@@ -236,7 +242,8 @@ async fn start_with(
     let replies = client.run(stream).await.map_err(|status| refused(&status))?.into_inner();
     let mut name = String::new();
     let mut timeline = None;
-    let exit = carry(replies, sender, wishes, sink, |event| match event {
+    let mut sink = Counting { sink, bytes: 0 };
+    let mut exit = carry(replies, sender, wishes, &mut sink, |event| match event {
         Event::Created(given) => {
             created(&given);
             name = given;
@@ -256,6 +263,14 @@ async fn start_with(
     })
     .await;
     spinner.inc(0);
+    if let (Some(config), Err(error)) = (config, &exit)
+        && error.is::<Lost>()
+        && keeper::waits(config)
+        && !detach
+        && !name.is_empty()
+    {
+        exit = rejoin(config, &name, wishes, &mut sink).await;
+    }
     let exit = exit.inspect_err(|_| spinner.finish_and_clear())?;
     if exit.is_none() && !detach {
         bail!(
@@ -266,6 +281,49 @@ async fn start_with(
         spinner.finish_and_clear();
     }
     Ok(Start { name, exit, timeline })
+}
+
+/// Counts what was written, which is where a session goes on that lost its daemon.
+struct Counting<'a> {
+    sink: &'a mut (dyn Sink + Send),
+    bytes: u64,
+}
+
+impl Sink for Counting<'_> {
+    fn write(&mut self, error: bool, data: &[u8]) -> std::io::Result<()> {
+        self.sink.write(error, data)?;
+        self.bytes += data.len() as u64;
+        Ok(())
+    }
+}
+
+/// Carries a session on whose daemon went away, with the next one, and the one after that.
+async fn rejoin(
+    config: &Config,
+    name: &str,
+    wishes: Wishes,
+    sink: &mut Counting<'_>,
+) -> Result<Option<v1::Exit>> {
+    if wishes.stdin {
+        // What was under way to the process may be lost.
+        bail!("the daemon went away; sandbox {name} goes on: `slipway attach {name}` joins it");
+    }
+    loop {
+        let mut client = tokio::select! {
+            client = next_daemon(config) => client?,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted; sandbox {name} goes on"),
+        };
+        let rejoin = v1::Rejoin { name: name.to_owned(), position: sink.bytes };
+        let (sender, stream) = requests(run_in::Kind::Rejoin(rejoin));
+        let outcome = match client.attach(stream).await {
+            Ok(replies) => carry(replies.into_inner(), sender, wishes, sink, |_| {}).await,
+            Err(status) => Err(refused(&status)),
+        };
+        match outcome {
+            Err(error) if error.is::<Lost>() => {}
+            outcome => return outcome,
+        }
+    }
 }
 
 /// The exit status; says why when it is not the container's own.

@@ -32,6 +32,16 @@ impl Keeper {
         Ok(Self { socket })
     }
 
+    /// Whether a keeper listens at `path`. Never waits, and asks nothing of it.
+    pub fn is_there(path: &Path) -> bool {
+        let Ok(address) = SocketAddrUnix::new(path) else { return false };
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None);
+        let connected = socket.and_then(|socket| rustix::net::connect(&socket, &address));
+        // A full queue of clients is one that somebody listens on.
+        matches!(connected, Ok(()) | Err(rustix::io::Errno::AGAIN))
+    }
+
     /// Leaves a copy of `file` in `slot`, in the place of what is there. On return it is the
     /// keeper's, whatever happens to this process.
     ///

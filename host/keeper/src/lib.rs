@@ -15,7 +15,7 @@
 //! the sender dies at once, so a put needs no answer.
 //!
 //! The keeper's own death is the loss of what it held, at the next restart of the daemon. It ends
-//! by itself when nobody is connected and it holds nothing.
+//! by itself when whoever was connected is gone and it holds nothing.
 //!
 //! Why a process and not systemd's descriptor store: the same with and without systemd, slots that
 //! are replaced in one step, and no limit of names. It does not start the daemon: what restarts

@@ -62,6 +62,8 @@ pub fn serve(path: &Path) -> std::io::Result<()> {
     raise_descriptor_limit();
     let mut table = Table::new();
     let listener = bind(path)?;
+    // Who asks nothing only looks whether a keeper is there, which is no reason to end.
+    let mut asked = false;
     loop {
         let client = match rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
             Ok(client) => client,
@@ -70,18 +72,18 @@ pub fn serve(path: &Path) -> std::io::Result<()> {
         };
         // A client that breaks off has ended; what it put stays.
         if peer(&client).is_ok_and(|uid| uid == rustix::process::geteuid().as_raw()) {
-            let _ = attend(client.as_fd(), &mut table);
+            let _ = attend(client.as_fd(), &mut table, &mut asked);
         }
         drop(client);
-        if table.held == 0 && !waits(&listener) {
+        if asked && table.held == 0 && !waits(&listener) {
             let _ = std::fs::remove_file(path);
             return Ok(());
         }
     }
 }
 
-/// One client, until it hangs up.
-fn attend(client: BorrowedFd<'_>, table: &mut Table) -> Result<(), Errno> {
+/// One client, until it hangs up. `asked`: it made a request.
+fn attend(client: BorrowedFd<'_>, table: &mut Table, asked: &mut bool) -> Result<(), Errno> {
     loop {
         let mut request = [0u8; 8];
         let mut came = None;
@@ -90,6 +92,7 @@ fn attend(client: BorrowedFd<'_>, table: &mut Table) -> Result<(), Errno> {
         if count != request.len() {
             return Ok(());
         }
+        *asked = true;
         let word = |at: usize| {
             u32::from_ne_bytes([request[at], request[at + 1], request[at + 2], request[at + 3]])
         };

@@ -80,6 +80,25 @@ fn what_was_put_is_there_for_the_next_one_until_it_is_cleared() {
 }
 
 #[test]
+fn who_only_looks_ends_no_keeper() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keeper.sock");
+    assert!(!Keeper::is_there(&path));
+    let serving = {
+        let path = path.clone();
+        std::thread::spawn(move || slipway_keeper::serve(&path))
+    };
+    let client = connect(&path);
+    // More than its queue holds, while somebody is connected.
+    (0..20).for_each(|_| assert!(Keeper::is_there(&path)));
+    client.put(1, file("one")).unwrap();
+    client.clear(1).unwrap();
+    drop(client);
+    serving.join().unwrap().unwrap();
+    assert!(!Keeper::is_there(&path));
+}
+
+#[test]
 fn a_client_that_talks_nonsense_is_dropped_and_loses_nothing() {
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
     let dir = tempfile::tempdir().unwrap();

@@ -48,8 +48,8 @@ pub struct Config {
     /// Microseconds that such a thread looks for more work after the last, at most, before it sleeps;
     /// how long it really does follows the traffic. 0: it sleeps at once. Up to a second.
     pub poll_budget_us: u32,
-    /// Named disks, and endpoints on RAM disks, files and named disks, outlive the daemon: a keeper
-    /// process holds them while it is restarted, however it ended. Sandboxes do not.
+    /// Sandboxes, named disks and endpoints outlive the daemon: a keeper process holds what they
+    /// consist of while the daemon is restarted, however it ended. Something must start it again.
     pub keeper: bool,
 }
 

@@ -9,7 +9,7 @@
 //! - [`sandbox::Sandbox`] is one of them: its record on disk ([`record`]) and its handles;
 //! - `start` leads one through its stages (control group, disks, NVMe function, VMM, guest,
 //!   container) and releases all of it at the end, in one function that also clears up after a
-//!   daemon that was killed;
+//!   daemon that was killed; `adopt` takes over one that outlived its daemon;
 //! - `snoop` hands on what the guest tells of its commands' latencies;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
@@ -21,6 +21,7 @@
 //! records and settings; `rustix` and `libc` for system calls and signal numbers; `tracing` for
 //! the daemon's log.
 
+mod adopt;
 pub mod agent;
 pub mod cgroup;
 pub mod config;
@@ -43,6 +44,7 @@ pub use config::Config;
 pub use error::{Error, Result};
 pub use node::{BootFiles, Node};
 pub use service::Service;
+pub use start::RETURN;
 
 /// Messages, client and server of the sandbox service.
 // Generated; the comments are in the .proto file, and only a stream's first message is large.

@@ -2,7 +2,10 @@
 //! that it never takes more than its limit.
 //!
 //! Record: stream (1 byte), time (8 bytes, little-endian, ns since the epoch), length (4 bytes,
-//! little-endian), data.
+//! little-endian), data. A file begins with a record of stream 0 whose data is a position (8 bytes,
+//! little-endian): how many bytes of output come before it. So the log itself says how far it came,
+//! and a daemon that finds it knows what to ask the agent for. One that was killed while it wrote
+//! leaves a record that is cut: its successor cuts it off.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Write};
@@ -13,6 +16,9 @@ use crate::time::realtime_ns;
 /// Most bytes of data in a record that a reader accepts.
 const MOST_DATA: u32 = 1 << 20;
 const HEADER: usize = 13;
+/// In the place of a stream: the data is a position.
+const POSITION: u8 = 0;
+const POSITION_LEN: usize = HEADER + 8;
 
 /// Which standard stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +33,8 @@ pub enum Stream {
 /// One piece of output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
+    /// How many bytes of output came before it, of both streams together.
+    pub position: u64,
     /// Which stream.
     pub stream: Stream,
     /// CLOCK_REALTIME, ns since the epoch.
@@ -35,12 +43,31 @@ pub struct Record {
     pub data: Vec<u8>,
 }
 
+impl Record {
+    /// The position behind it.
+    pub fn end(&self) -> u64 {
+        self.position + self.data.len() as u64
+    }
+
+    /// Without what precedes `position`; None: nothing is left.
+    pub fn from(mut self, position: u64) -> Option<Self> {
+        let skipped = position.saturating_sub(self.position);
+        if skipped >= self.data.len() as u64 {
+            return None;
+        }
+        self.data.drain(..skipped as usize);
+        self.position += skipped;
+        Some(self)
+    }
+}
+
 /// Appends records.
 pub struct Writer {
     path: PathBuf,
     file: File,
     written: u64,
     half: u64,
+    position: u64,
 }
 
 fn older(path: &Path) -> PathBuf {
@@ -48,14 +75,37 @@ fn older(path: &Path) -> PathBuf {
 }
 
 impl Writer {
-    /// Begins a log at `path` that takes at most `limit` bytes in all.
+    /// Goes on with the log at `path`, or begins it; it takes at most `limit` bytes in all.
     ///
     /// # Errors
-    /// What creating a file says.
-    pub fn create(path: &Path, limit: u64) -> std::io::Result<Self> {
+    /// What opening and reading files says; `InvalidData` for a file that is no log.
+    pub fn open(path: &Path, limit: u64) -> std::io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
-        let written = file.metadata()?.len();
-        Ok(Self { path: path.to_path_buf(), file, written, half: limit / 2 })
+        let (written, position) = end_of(path)?;
+        // What was cut when its writer was killed.
+        file.set_len(written)?;
+        let mut writer =
+            Self { path: path.to_path_buf(), file, written, half: limit / 2, position };
+        if written == 0 {
+            writer.seek(position)?;
+        }
+        Ok(writer)
+    }
+
+    /// Position of the next byte.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Goes on at another position: what lies between is lost.
+    ///
+    /// # Errors
+    /// What writing says.
+    pub fn seek(&mut self, position: u64) -> std::io::Result<()> {
+        self.position = position;
+        let record = encode(POSITION, &position.to_le_bytes());
+        self.written += record.len() as u64;
+        self.file.write_all(&record)
     }
 
     /// Appends `data`. When the file is half the limit, it becomes the older one, and what was
@@ -69,19 +119,40 @@ impl Writer {
     }
 
     fn append_one(&mut self, stream: Stream, data: &[u8]) -> std::io::Result<()> {
-        if self.written > 0 && self.written + (HEADER + data.len()) as u64 > self.half {
+        let full = self.written + (HEADER + data.len()) as u64 > self.half;
+        if full && self.written > POSITION_LEN as u64 {
             std::fs::rename(&self.path, older(&self.path))?;
             self.file = OpenOptions::new().create(true).append(true).open(&self.path)?;
             self.written = 0;
+            self.seek(self.position)?;
         }
-        let mut record = Vec::with_capacity(HEADER + data.len());
-        record.push(stream as u8);
-        record.extend(realtime_ns().to_le_bytes());
-        record.extend((data.len() as u32).to_le_bytes());
-        record.extend(data);
+        let record = encode(stream as u8, data);
         self.written += record.len() as u64;
+        self.position += data.len() as u64;
         self.file.write_all(&record)
     }
+}
+
+fn encode(stream: u8, data: &[u8]) -> Vec<u8> {
+    let mut record = Vec::with_capacity(HEADER + data.len());
+    record.push(stream);
+    record.extend(realtime_ns().to_le_bytes());
+    record.extend((data.len() as u32).to_le_bytes());
+    record.extend(data);
+    record
+}
+
+/// Length of the whole records of the newest file of a log, and the position behind them.
+fn end_of(path: &Path) -> std::io::Result<(u64, u64)> {
+    let mut reader = Reader::of(File::open(path).ok(), path);
+    reader.skim()?;
+    if reader.places > 0 {
+        return Ok((reader.read, reader.position));
+    }
+    // Nothing whole is in it: its writer was killed right after it had made it.
+    let mut reader = Reader::of(File::open(older(path)).ok(), path);
+    reader.skim()?;
+    Ok((0, reader.position))
 }
 
 /// Reads records in order; at the end of what is there it returns None and can be asked again.
@@ -91,13 +162,32 @@ pub struct Reader {
     pending: Vec<u8>,
     /// How much of `pending` was given out.
     taken: usize,
+    /// Position of the next record.
+    position: u64,
+    /// Bytes of whole records so far, and how many of these were positions.
+    read: u64,
+    places: u64,
 }
 
 impl Reader {
     /// Begins with the oldest record that is kept.
     pub fn open(path: &Path) -> Self {
-        let file = File::open(older(path)).or_else(|_| File::open(path)).ok().map(BufReader::new);
-        Self { path: path.to_path_buf(), file, pending: Vec::new(), taken: 0 }
+        Self::of(File::open(older(path)).or_else(|_| File::open(path)).ok(), path)
+    }
+
+    fn of(file: Option<File>, path: &Path) -> Self {
+        let (file, path) = (file.map(BufReader::new), path.to_path_buf());
+        Self { path, file, pending: Vec::new(), taken: 0, position: 0, read: 0, places: 0 }
+    }
+
+    /// Reads to the end of this file.
+    fn skim(&mut self) -> std::io::Result<()> {
+        loop {
+            while self.take()?.is_some() {}
+            if !self.fill()? {
+                return Ok(());
+            }
+        }
     }
 
     /// The next record that is whole.
@@ -151,23 +241,32 @@ impl Reader {
     }
 
     fn take(&mut self) -> std::io::Result<Option<Record>> {
-        let unread = &self.pending[self.taken..];
-        let Some((header, rest)) = unread.split_at_checked(HEADER) else { return Ok(None) };
-        let bad = || std::io::Error::new(std::io::ErrorKind::InvalidData, "not a log of output");
-        let stream = match header[0] {
-            1 => Stream::Out,
-            2 => Stream::Err,
-            _ => return Err(bad()),
-        };
-        let time_ns = u64::from_le_bytes(header[1..9].try_into().map_err(|_| bad())?);
-        let len = u32::from_le_bytes(header[9..13].try_into().map_err(|_| bad())?);
-        if len > MOST_DATA {
-            return Err(bad());
+        loop {
+            let unread = &self.pending[self.taken..];
+            let Some((header, rest)) = unread.split_at_checked(HEADER) else { return Ok(None) };
+            let bad =
+                || std::io::Error::new(std::io::ErrorKind::InvalidData, "not a log of output");
+            let time_ns = u64::from_le_bytes(header[1..9].try_into().map_err(|_| bad())?);
+            let len = u32::from_le_bytes(header[9..13].try_into().map_err(|_| bad())?);
+            if header[0] > Stream::Err as u8 || len > MOST_DATA {
+                return Err(bad());
+            }
+            let Some(data) = rest.get(..len as usize) else { return Ok(None) };
+            self.taken += HEADER + data.len();
+            self.read += (HEADER + data.len()) as u64;
+            let stream = match header[0] {
+                1 => Stream::Out,
+                2 => Stream::Err,
+                _ => {
+                    self.position = u64::from_le_bytes(data.try_into().map_err(|_| bad())?);
+                    self.places += 1;
+                    continue;
+                }
+            };
+            let record = Record { position: self.position, stream, time_ns, data: data.to_vec() };
+            self.position = record.end();
+            return Ok(Some(record));
         }
-        let Some(data) = rest.get(..len as usize) else { return Ok(None) };
-        let record = Record { stream, time_ns, data: data.to_vec() };
-        self.taken += HEADER + len as usize;
-        Ok(Some(record))
     }
 }
 
@@ -185,8 +284,8 @@ mod tests {
     fn a_follower_loses_nothing_that_is_kept_when_files_take_turns() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("output.log");
-        // Two records of 1 + 13 bytes to a file.
-        let mut writer = Writer::create(&path, 56).unwrap();
+        // Two records of 1 + 13 bytes to a file, behind its position.
+        let mut writer = Writer::open(&path, 98).unwrap();
         writer.append(Stream::Out, b"a").unwrap();
         let mut reader = Reader::open(&path);
         assert_eq!(texts(&mut reader), [b"a"]);
@@ -206,7 +305,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("output.log");
         let long = vec![b'x'; MOST_DATA as usize + 5];
-        Writer::create(&path, 8 << 20).unwrap().append(Stream::Out, &long).unwrap();
+        Writer::open(&path, 8 << 20).unwrap().append(Stream::Out, &long).unwrap();
         assert_eq!(texts(&mut Reader::open(&path)).concat(), long);
     }
 
@@ -220,7 +319,7 @@ mod tests {
         let path = dir.path().join("output.log");
         let mut reader = Reader::open(&path);
         assert_eq!(reader.read().unwrap(), None);
-        let mut writer = Writer::create(&path, 1 << 20).unwrap();
+        let mut writer = Writer::open(&path, 1 << 20).unwrap();
         writer.append(Stream::Out, b"one").unwrap();
         assert_eq!(texts(&mut reader), [b"one"]);
         writer.append(Stream::Err, b"two").unwrap();
@@ -232,7 +331,7 @@ mod tests {
     fn the_limit_holds_and_the_newest_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("output.log");
-        let mut writer = Writer::create(&path, 4000).unwrap();
+        let mut writer = Writer::open(&path, 4000).unwrap();
         for i in 0..1000_u32 {
             writer.append(Stream::Out, format!("{i:04}").as_bytes()).unwrap();
         }
@@ -250,11 +349,58 @@ mod tests {
     fn a_cut_record_is_not_given_out() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("output.log");
-        Writer::create(&path, 4000).unwrap().append(Stream::Out, b"whole").unwrap();
+        Writer::open(&path, 4000).unwrap().append(Stream::Out, b"whole").unwrap();
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(&[1, 0, 0]).unwrap();
         assert_eq!(texts(&mut Reader::open(&path)), [b"whole"]);
         std::fs::write(&path, [9; 64]).unwrap();
         assert!(Reader::open(&path).read().is_err());
+    }
+
+    /// A writer that was killed after any number of bytes: the next one goes on behind the last whole
+    /// record, and knows its position.
+    #[test]
+    fn a_log_says_how_far_it_came() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("output.log");
+        let mut writer = Writer::open(&path, 400).unwrap();
+        for i in 0..30_u32 {
+            writer.append(Stream::Out, format!("{i:04}").as_bytes()).unwrap();
+        }
+        let (position, whole) = (writer.position(), std::fs::read(&path).unwrap());
+        assert_eq!(position, 120);
+        drop(writer);
+        let records = (whole.len() - POSITION_LEN) / (HEADER + 4);
+        assert!(older(&path).exists() && records > 1);
+        for cut in 0..=whole.len() {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            let lost = records - cut.saturating_sub(POSITION_LEN) / (HEADER + 4);
+            let mut writer = Writer::open(&path, 4000).unwrap();
+            assert_eq!(writer.position(), position - 4 * lost as u64, "cut at {cut}");
+            writer.append(Stream::Err, b"next").unwrap();
+            let mut reader = Reader::open(&path);
+            let all: Vec<_> = std::iter::from_fn(|| reader.read().unwrap()).collect();
+            assert_eq!(all.last().unwrap().data, b"next");
+            assert!(all.windows(2).all(|two| two[0].end() == two[1].position), "cut at {cut}");
+            assert_eq!(all.last().unwrap().end(), writer.position());
+        }
+        // Without the newer file it is the older one that tells.
+        std::fs::remove_file(&path).unwrap();
+        let mut writer = Writer::open(&path, 4000).unwrap();
+        assert_eq!(writer.position(), position - 4 * records as u64);
+        writer.seek(1000).unwrap();
+        drop(writer);
+        assert_eq!(Writer::open(&path, 4000).unwrap().position(), 1000);
+    }
+
+    #[test]
+    fn a_record_from_a_position_on() {
+        let record =
+            Record { position: 10, stream: Stream::Out, time_ns: 1, data: b"abc".to_vec() };
+        assert_eq!(record.clone().from(3), Some(record.clone()));
+        let rest = record.clone().from(12).unwrap();
+        assert_eq!((rest.position, rest.data.as_slice(), rest.end()), (12, b"c".as_slice(), 13));
+        assert_eq!(record.clone().from(13), None);
+        assert_eq!(record.from(u64::MAX), None);
     }
 }

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use slipway_hypervisor::qemu::Qemu;
 use slipway_image::{Cache, Image};
@@ -18,7 +19,7 @@ use crate::record::{Record, State, Store};
 use crate::sandbox::{Sandbox, lock};
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
-use crate::{Error, Result, name, process, start, volume};
+use crate::{Error, Result, adopt, name, process, start, volume};
 
 /// Least memory of a sandbox: below it no kernel boots with an image mounted.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
@@ -44,11 +45,15 @@ pub struct Node {
     boot_files: tokio::sync::Mutex<BTreeMap<Option<PathBuf>, BootFiles>>,
     changes: watch::Sender<u64>,
     closed: AtomicBool,
+    /// Sandboxes outlive the daemon.
+    pub(crate) keeps: bool,
+    opened: Instant,
 }
 
 impl Node {
-    /// Takes over a node's data directory: what an earlier daemon left running is ended and
-    /// marked lost, what it left half-made is removed.
+    /// Takes over a node's data directory. Of what an earlier daemon left running, sandboxes that are
+    /// whole are adopted if `keeps` says that they outlive daemons; all others are ended and marked
+    /// lost. What it left half-made is removed.
     ///
     /// # Errors
     /// [`Error::File`] when the directory cannot be read or made.
@@ -57,6 +62,7 @@ impl Node {
         plane: PlaneClient,
         hypervisor: Qemu,
         images: Cache,
+        keeps: bool,
     ) -> Result<Arc<Self>> {
         let node = Arc::new(Self {
             config,
@@ -68,53 +74,98 @@ impl Node {
             boot_files: tokio::sync::Mutex::default(),
             changes: watch::Sender::new(0),
             closed: AtomicBool::new(false),
+            keeps,
+            opened: Instant::now(),
         });
         node.load().await?;
         Ok(node)
     }
 
-    async fn load(&self) -> Result<()> {
+    async fn load(self: &Arc<Self>) -> Result<()> {
         let dir = self.config.sandboxes_dir();
         std::fs::create_dir_all(&dir).map_err(Error::file("cannot create", &dir))?;
         // Environments, output and volumes are nobody's but root's.
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(&dir, private).map_err(Error::file("cannot close", &dir))?;
+        let mut loading = tokio::task::JoinSet::new();
         for entry in std::fs::read_dir(&dir).map_err(Error::file("cannot read", &dir))? {
             let entry = entry.map_err(Error::file("cannot read", &dir))?;
             let store = self.store(&entry.file_name().to_string_lossy());
             match store.load() {
-                Ok(Some(record)) => self.adopt(record, store).await?,
+                Ok(Some(record)) => {
+                    // Before anything takes a new one.
+                    lock(&self.uids).extend(record.vmm_uid);
+                    loading.spawn(Arc::clone(self).take_over(record, store));
+                }
                 Ok(None) => store.remove()?,
                 // Not ours to remove: it may hold volumes, and another version knows it.
                 Err(error) => tracing::warn!(%error, "a sandbox is passed over"),
             }
         }
+        while let Some(loaded) = loading.join_next().await {
+            loaded.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))?;
+        }
         self.sweep_run_dirs();
         Ok(())
     }
 
-    /// A sandbox that was alive under an earlier daemon lost its disks with it.
-    async fn adopt(&self, record: Record, store: Store) -> Result<()> {
-        let (id, was) = (record.id.clone(), record.state);
+    /// A sandbox of an earlier daemon lives on, or what is left of it is released.
+    async fn take_over(self: Arc<Self>, record: Record, store: Store) -> Result<()> {
+        let id = record.id.clone();
         let sandbox = Sandbox::new(record, store);
-        // One that was only recorded has lost whoever would have started it.
-        let lost = was.is_live() || was == State::Created;
-        if lost {
-            if let Err(error) = start::release(self, &sandbox).await {
-                tracing::warn!(sandbox = sandbox.name, %error, "left by an earlier daemon");
+        let record = sandbox.record();
+        let started = record.state.is_live() && record.state != State::Starting;
+        let mut reason =
+            format!("the daemon ended while it {}", if started { "ran" } else { "started" });
+        if self.keeps && adopt::may_live(&record) {
+            match adopt::adopt(&self, &sandbox).await {
+                Ok(running) => {
+                    sandbox.update(|record| record.state = State::Running)?;
+                    tracing::info!(sandbox = sandbox.name, "adopted");
+                    lock(&self.sandboxes).insert(id, Arc::clone(&sandbox));
+                    tokio::spawn(start::live_on(self, sandbox, running));
+                    return Ok(());
+                }
+                Err(error) => reason = error.to_string(),
             }
-            sandbox.update(|record| {
-                record.state = State::Lost;
-                record.exit_status = Some(128 + libc::SIGKILL as u32);
-                record.reason = "the daemon ended while it ran".to_owned();
-                (record.vm, record.vmm_uid) = (None, None);
-            })?;
         }
-        if lost && sandbox.record().remove {
-            return sandbox.store.remove();
+        // One that was only recorded has lost whoever would have started it.
+        if record.state.is_live() || record.state == State::Created {
+            self.release_lost(&sandbox, reason).await?;
         }
-        lock(&self.sandboxes).insert(id, sandbox);
+        if !sandbox.record().remove {
+            lock(&self.sandboxes).insert(id, sandbox);
+        } else if self.keeps {
+            lock(&self.sandboxes).insert(id, Arc::clone(&sandbox));
+            tokio::spawn(start::remove_later(self, sandbox));
+        } else {
+            sandbox.store.remove()?;
+        }
         Ok(())
+    }
+
+    /// Gives back what a dead daemon's sandbox holds. Its container had ended, or is lost with it.
+    async fn release_lost(&self, sandbox: &Sandbox, reason: String) -> Result<()> {
+        if let Err(error) = start::release(self, sandbox).await {
+            tracing::warn!(sandbox = sandbox.name, %error, "left by an earlier daemon");
+        }
+        sandbox.update(|record| {
+            (record.vm, record.vmm_uid) = (None, None);
+            if record.exit_status.is_some() {
+                record.state = State::Exited;
+                return;
+            }
+            record.state = State::Lost;
+            record.exit_status = Some(128 + libc::SIGKILL as u32);
+            record.reason = reason;
+        })?;
+        sandbox.fanout.close();
+        Ok(())
+    }
+
+    /// How long ago the daemon took the node over.
+    pub(crate) fn age(&self) -> Duration {
+        self.opened.elapsed()
     }
 
     /// Run directories without a record: a daemon was killed between the two.
@@ -243,6 +294,12 @@ impl Node {
     pub fn live(&self) -> usize {
         let all = lock(&self.sandboxes);
         all.values().filter(|sandbox| sandbox.state().is_live()).count()
+    }
+
+    /// Whether a sandbox is lost with the daemon: it holds a VMM, and none that the next one adopts.
+    pub fn ends_with_daemon(&self, sandbox: &Sandbox) -> bool {
+        let state = sandbox.state();
+        state.is_live() && !(self.keeps && matches!(state, State::Running | State::Stopping))
     }
 
     /// Tells whoever watches that sandboxes came, ended or went.

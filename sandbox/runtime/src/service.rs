@@ -91,7 +91,7 @@ async fn report(sandbox: Arc<Sandbox>, until_started: bool, sender: Sender) {
     let output = sandbox.fanout.attach();
     let started = tell_start(&sandbox, &sender).await;
     if started && !until_started {
-        tell_output(output, &sender).await;
+        tell_output(output, 0, &sender).await;
         sandbox.wait_state(|state| !state.is_live() && *state != State::Created).await;
     }
     if !started || !until_started {
@@ -134,16 +134,45 @@ async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
     ran
 }
 
-async fn tell_output(mut output: mpsc::Receiver<stdio::Output>, sender: &Sender) {
-    while let Some((stream, data)) = output.recv().await {
-        let kind = match stream {
-            log::Stream::Out => run_out::Kind::Stdout(data),
-            log::Stream::Err => run_out::Kind::Stderr(data),
-        };
-        if sender.send(out(kind)).await.is_err() {
+async fn tell_output(mut output: mpsc::Receiver<log::Record>, from: u64, sender: &Sender) {
+    while let Some(record) = output.recv().await {
+        if let Some(record) = record.from(from)
+            && sender.send(out(output_of(record))).await.is_err()
+        {
             return;
         }
     }
+}
+
+fn output_of(record: log::Record) -> run_out::Kind {
+    match record.stream {
+        log::Stream::Out => run_out::Kind::Stdout(record.data),
+        log::Stream::Err => run_out::Kind::Stderr(record.data),
+    }
+}
+
+/// Sends a client that lost its daemon the output that it has not had, and the end.
+async fn report_rest(sandbox: Arc<Sandbox>, from: u64, sender: Sender) {
+    // First, so that nothing falls between the log's end and the first piece.
+    let output = sandbox.fanout.attach();
+    let started = v1::Started { stages: Vec::new() };
+    let _ = sender.send(out(run_out::Kind::Started(started))).await;
+    let mut reader = log::Reader::open(&sandbox.store.log());
+    let (mut position, mut failed) = (from, None);
+    while let Some(record) = read(&mut reader, &mut failed) {
+        let Some(record) = record.from(position) else { continue };
+        position = record.end();
+        if sender.send(out(output_of(record))).await.is_err() {
+            return;
+        }
+    }
+    if let Some(error) = failed {
+        let _ = sender.send(Err(Status::data_loss(error))).await;
+        return;
+    }
+    tell_output(output, position, &sender).await;
+    sandbox.wait_state(|state| !state.is_live() && *state != State::Created).await;
+    let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
 }
 
 fn stream(receiver: mpsc::Receiver<Result<v1::RunOut, Status>>) -> Response<Output<v1::RunOut>> {
@@ -195,15 +224,20 @@ impl v1::sandboxes_server::Sandboxes for Service {
 
     async fn attach(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::AttachStream> {
         let mut messages = request.into_inner();
-        let run_in::Kind::Attach(named) = first(&mut messages).await? else {
-            return Err(Status::invalid_argument("Attach begins with a name"));
+        let (named, from) = match first(&mut messages).await? {
+            run_in::Kind::Attach(named) => (named.name, None),
+            run_in::Kind::Rejoin(rejoin) => (rejoin.name, Some(rejoin.position)),
+            _ => return Err(Status::invalid_argument("Attach begins with a name")),
         };
-        let sandbox = self.node.find(&named.name)?;
-        if !sandbox.state().is_live() {
+        let sandbox = self.node.find(&named)?;
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        if let Some(from) = from {
+            tokio::spawn(report_rest(Arc::clone(&sandbox), from, sender));
+        } else if sandbox.state().is_live() {
+            tokio::spawn(report(Arc::clone(&sandbox), false, sender));
+        } else {
             return Err(sandbox.wrong_state("`slipway logs` prints what it wrote").into());
         }
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(report(Arc::clone(&sandbox), false, sender));
         let takes_input = sandbox.record().process.stdin;
         join_input(&sandbox, messages, takes_input, Leaving::KeepsInput);
         Ok(stream(receiver))
@@ -248,7 +282,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let request = request.into_inner();
         let sandbox = self.node.find(&request.name)?;
         let (sender, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(send_logs(sandbox, request.follow, request.tail, sender));
+        tokio::spawn(send_logs(sandbox, request, sender));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
@@ -447,7 +481,8 @@ async fn stop(sandbox: &Sandbox, patience: Duration) {
 
 type LogSender = mpsc::Sender<Result<v1::LogRecord, Status>>;
 
-async fn send_logs(sandbox: Arc<Sandbox>, follow: bool, tail: Option<u64>, sender: LogSender) {
+async fn send_logs(sandbox: Arc<Sandbox>, request: v1::LogsRequest, sender: LogSender) {
+    let v1::LogsRequest { follow, tail, position, .. } = request;
     let mut reader = log::Reader::open(&sandbox.store.log());
     let mut failed = None;
     if let Some(lines) = tail {
@@ -479,7 +514,9 @@ async fn send_logs(sandbox: Arc<Sandbox>, follow: bool, tail: Option<u64>, sende
         // The state is read before the log's end: what was written before the end is not missed.
         let over = !sandbox.state().is_live();
         while let Some(record) = read(&mut reader, &mut failed) {
-            if send_log(&sender, record).await.is_err() {
+            if let Some(record) = record.from(position)
+                && send_log(&sender, record).await.is_err()
+            {
                 return;
             }
         }
@@ -511,6 +548,7 @@ fn cut_lines(held: &mut std::collections::VecDeque<log::Record>, mut lines: u64)
         match record.data.iter().position(|byte| *byte == b'\n') {
             Some(end) => {
                 record.data.drain(..=end);
+                record.position += end as u64 + 1;
                 lines -= 1;
             }
             None => {
@@ -521,8 +559,8 @@ fn cut_lines(held: &mut std::collections::VecDeque<log::Record>, mut lines: u64)
 }
 
 async fn send_log(sender: &LogSender, record: log::Record) -> Result<(), ()> {
-    let record =
-        v1::LogRecord { stream: record.stream as u32, time_ns: record.time_ns, data: record.data };
+    let log::Record { position, stream, time_ns, data } = record;
+    let record = v1::LogRecord { stream: stream as u32, time_ns, data, position };
     sender.send(Ok(record)).await.map_err(|_| ())
 }
 

@@ -33,24 +33,55 @@ const IMAGE_NSID: u32 = 1;
 const VOLATILE_NSID: u32 = 2;
 const FIRST_VOLUME_NSID: u32 = 3;
 
+/// How long a command whose daemon is gone looks for the next one.
+pub const RETURN: Duration = Duration::from_secs(30);
+
 /// A sandbox's life from its start to its end; the record tells how it went.
 pub async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     let ended = match start(&node, &sandbox).await {
         Ok(running) => running.wait(&sandbox).await,
         Err(error) => Err(error),
     };
+    end_life(&node, &sandbox, ended).await;
+    remove_ended(&node, &sandbox).await;
+}
+
+/// The rest of the life of a sandbox that outlived its daemon.
+pub async fn live_on(node: Arc<Node>, sandbox: Arc<Sandbox>, running: Running) {
+    let ended = running.wait(&sandbox).await;
+    end_life(&node, &sandbox, ended).await;
+    remove_later(node, sandbox).await;
+}
+
+/// Removes a sandbox that wants it, once those had the time to come back who lost it out of sight with
+/// its daemon: they want its output and its exit status.
+pub async fn remove_later(node: Arc<Node>, sandbox: Arc<Sandbox>) {
+    if sandbox.record().remove {
+        tokio::time::sleep(RETURN.saturating_sub(node.age())).await;
+        remove_ended(&node, &sandbox).await;
+    }
+}
+
+async fn remove_ended(node: &Node, sandbox: &Sandbox) {
+    if sandbox.record().remove {
+        match node.remove(&sandbox.id, false).await {
+            // Somebody was quicker.
+            Err(Error::NoSandbox(_)) => {}
+            removed => note(sandbox, removed),
+        }
+    }
+}
+
+async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
     let stopping = sandbox.update(|record| record.state = State::Stopping);
-    note(&sandbox, stopping);
+    note(sandbox, stopping);
     sandbox.set_agent(None);
-    let released = release(&node, &sandbox).await;
-    note(&sandbox, released);
+    let released = release(node, sandbox).await;
+    note(sandbox, released);
     let finished = sandbox.update(|record| finish(record, ended, sandbox.is_stopping()));
-    note(&sandbox, finished);
+    note(sandbox, finished);
     sandbox.fanout.close();
     node.settled();
-    if sandbox.record().remove {
-        note(&sandbox, node.remove(&sandbox.id, false).await);
-    }
 }
 
 /// Problems on the way down must not stop the way down: they are said and passed.
@@ -91,21 +122,28 @@ fn exit_status_of(error: &Error) -> u32 {
     }
 }
 
-struct Running {
+/// A sandbox whose container runs.
+pub struct Running {
     vm: Arc<dyn Vm>,
     agent: Agent,
     carry: tokio::task::JoinHandle<Result<()>>,
 }
 
 impl Running {
+    /// `carry` carries its output.
+    pub fn new(vm: Arc<dyn Vm>, agent: Agent, carry: tokio::task::JoinHandle<Result<()>>) -> Self {
+        Self { vm, agent, carry }
+    }
+
     /// Waits for the container's end; its exit status.
     async fn wait(self, sandbox: &Sandbox) -> Result<u32> {
         let request = agent_v1::WaitRequest { process: process(CONTAINER, "") };
         let mut client = self.agent.client();
         let status = tokio::select! {
-            reply = client.wait(request) => {
-                reply.map_err(crate::agent::refused)?.into_inner()
-            }
+            reply = client.wait(request) => match reply {
+                Ok(reply) => reply.into_inner(),
+                Err(status) => return Err(blame(&*self.vm, crate::agent::refused(status)).await),
+            },
             ended = self.vm.wait() => return Err(Error::VmEnded(ended.to_string())),
         };
         // Everything that it wrote was sent by now; let it reach the log and the attached.
@@ -113,12 +151,25 @@ impl Running {
         if !matches!(carried, Ok(Ok(Ok(())))) {
             tracing::warn!(sandbox = sandbox.name, "output may be cut: {carried:?}");
         }
-        if status.out_of_memory {
-            let killed = "the guest ran out of memory; `--memory` gives it more";
-            sandbox.update(|record| killed.clone_into(&mut record.reason))?;
-        }
+        // Recorded before its agent goes, which is the only other one that knows.
+        sandbox.update(|record| {
+            record.exit_status = Some(status.exit_status);
+            if status.out_of_memory {
+                let killed = "the guest ran out of memory; `--memory` gives it more";
+                killed.clone_into(&mut record.reason);
+            }
+        })?;
         shut_down(&self.agent, &*self.vm).await;
         Ok(status.exit_status)
+    }
+}
+
+/// Why a call of the agent failed: its port breaks a moment before its VMM is known to have ended, and
+/// what the VMM said last tells more.
+async fn blame(vm: &dyn Vm, error: Error) -> Error {
+    match tokio::time::timeout(Duration::from_secs(3), vm.wait()).await {
+        Ok(ended) => Error::VmEnded(ended.to_string()),
+        Err(_) => error,
     }
 }
 
@@ -182,11 +233,14 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let cgroup = Cgroup::of(&record.id);
     stages.run("cgroup", async { cgroup.create(limits(&record)) }).await?;
     let namespaces = stages.run("rootfs", rootfs(node, &record)).await?;
-    make_run_dir(&run_dir, uid)?;
+    make_run_dir(&run_dir)?;
     let endpoint = stages.run("vf-attach", attach(node, &record, uid, namespaces)).await?;
     let spec = vm_spec(node, &record, uid, &cgroup, &endpoint).await?;
     let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
     let vm: Arc<dyn Vm> = stages.run("vmm", launch).await?;
+    if node.keeps {
+        vm.detach();
+    }
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.update(|record| record.vm = Some(vm.record().clone()))?;
     if sandbox.is_stopping() {
@@ -197,8 +251,12 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let (agent, hello) = boot(node, &*vm, &spec.agent_socket).await?;
     guest_stages(&stages, &hello, booted)?;
     dma_stages(node, &stages, &record.id).await?;
-    let carry =
-        stages.run("container", container(sandbox, &agent, &record, node.config.log_bytes)).await?;
+    let made =
+        stages.run("container", container(sandbox, &agent, &record, node.config.log_bytes)).await;
+    let carry = match made {
+        Err(error @ Error::Agent(_)) => return Err(blame(&*vm, error).await),
+        made => made?,
+    };
     // The guest may have been at a stage (its NVMe driver) when it was asked first.
     guest_stages(&stages, &agent.hello().await?, booted)?;
     sandbox.set_agent(Some(agent.clone()));
@@ -236,13 +294,13 @@ async fn rootfs(node: &Node, record: &Record) -> Result<Vec<plane_v1::Namespace>
     Ok(namespaces.collect())
 }
 
-/// The directory in which the VMM, and nobody else, may make its sockets.
-fn make_run_dir(dir: &Path, uid: u32) -> Result<()> {
-    use std::os::unix::fs::{DirBuilderExt, chown};
+/// The directory of the sandbox's sockets. The VMM has no rights in it: a daemon that comes later
+/// trusts the names there.
+fn make_run_dir(dir: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
     let mut builder = std::fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o711).create(dir.parent().unwrap_or(dir));
     made.and_then(|()| builder.recursive(false).mode(0o700).create(dir))
-        .and_then(|()| chown(dir, Some(uid), Some(uid)))
         .map_err(Error::file("cannot create", dir))
 }
 
@@ -322,7 +380,10 @@ pub fn accelerator(word: &str) -> Result<AccelChoice> {
 async fn boot(node: &Node, vm: &dyn Vm, socket: &Path) -> Result<(Agent, Hello)> {
     let deadline = Duration::from_secs(node.config.boot_timeout_s);
     tokio::select! {
-        connected = Agent::connect(socket) => connected,
+        connected = Agent::connect(socket) => match connected {
+            Err(error) => Err(blame(vm, error).await),
+            connected => connected,
+        },
         ended = vm.wait() => Err(Error::VmEnded(ended.to_string())),
         () = tokio::time::sleep(deadline) => Err(Error::Agent(format!(
             "the guest did not reach its agent within {} s; is the kernel one for this machine?",
@@ -379,14 +440,15 @@ async fn container(
     agent.call(|mut client| async move { client.create_container(create).await }).await?;
     let ended = || Error::Agent("its input was taken already".to_owned());
     let input = lock(&sandbox.input_end).take().ok_or_else(ended)?;
-    let output = stdio::open(agent, process(CONTAINER, ""), input).await?;
+    let (output, _) = stdio::resume(agent, process(CONTAINER, ""), 0, input).await?;
     let path = sandbox.store.log();
-    let writer = log::Writer::create(&path, log_bytes);
+    let writer = log::Writer::open(&path, log_bytes);
     let writer = writer.map_err(Error::file("cannot write", &path))?;
     let start = agent_v1::StartContainerRequest { id: CONTAINER.to_owned() };
     agent.call(|mut client| async move { client.start_container(start).await }).await?;
-    let carried = Arc::clone(sandbox);
-    Ok(tokio::spawn(async move { carried.fanout.carry(output, writer).await }))
+    let (carried, agent, container) = (Arc::clone(sandbox), agent.clone(), process(CONTAINER, ""));
+    let carry = async move { carried.fanout.carry(agent, container, output, writer).await };
+    Ok(tokio::spawn(carry))
 }
 
 fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {

@@ -1,19 +1,33 @@
 //! Standard streams of a process: between the agent, the kept log, and whoever is attached.
+//!
+//! The output of a container's first process is resumable: its agent keeps what is not in the log
+//! yet, and the log's end says from where a daemon asks for it.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use slipway_agent_protocol::v1::{self, stdio_in, stdio_out};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::agent::{Agent, refused};
-use crate::log::{self, Stream};
+use crate::log::{self, Record, Stream};
+use crate::time::realtime_ns;
 use crate::{Error, Result};
 
 /// Pieces of output or input under way to one attached client: a slow client holds the process
 /// back, it never grows the daemon.
 const QUEUE: usize = 16;
+
+/// Bytes after which the agent is told what was recorded: a quarter of what it keeps.
+const TELL: u64 = 64 << 10;
+
+/// Further than any output comes.
+const MOST_POSITION: u64 = 1 << 62;
+
+/// Between two attempts to tell it.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 /// A piece of output.
 pub type Output = (Stream, Vec<u8>);
@@ -40,8 +54,35 @@ pub async fn open(
     process: Option<v1::ProcessRef>,
     input: mpsc::Receiver<Input>,
 ) -> Result<tonic::Streaming<v1::StdioOut>> {
-    let attach = process.map(stdio_in::Kind::Attach);
-    let first = tokio_stream::once(v1::StdioIn { kind: attach });
+    Ok(open_with(agent, process.map(stdio_in::Kind::Attach), input).await?.0)
+}
+
+/// Like [`open`], with the output from `position` on, if the agent still has that. Returns the
+/// position of what comes first as well.
+///
+/// # Errors
+/// [`Error::Agent`].
+pub async fn resume(
+    agent: &Agent,
+    process: Option<v1::ProcessRef>,
+    position: u64,
+    input: mpsc::Receiver<Input>,
+) -> Result<(tonic::Streaming<v1::StdioOut>, u64)> {
+    let resume = v1::Resume { process, position };
+    let (output, from) = open_with(agent, Some(stdio_in::Kind::Resume(resume)), input).await?;
+    // The guest's word: it may have lost bytes, never gone back, and counts can still be added to.
+    if !(position..=MOST_POSITION).contains(&from) {
+        return Err(Error::Agent("the agent has lost count of the output".to_owned()));
+    }
+    Ok((output, from))
+}
+
+async fn open_with(
+    agent: &Agent,
+    first: Option<stdio_in::Kind>,
+    input: mpsc::Receiver<Input>,
+) -> Result<(tonic::Streaming<v1::StdioOut>, u64)> {
+    let first = tokio_stream::once(v1::StdioIn { kind: first });
     let rest = ReceiverStream::new(input).map(|input| v1::StdioIn {
         kind: Some(match input {
             Input::Data(data) => stdio_in::Kind::Stdin(data),
@@ -52,7 +93,9 @@ pub async fn open(
     let mut output = reply.into_inner();
     // The first message says that the streams are attached: nothing is lost from here on.
     match output.message().await.map_err(refused)? {
-        Some(v1::StdioOut { kind: Some(stdio_out::Kind::Attached(_)) }) => Ok(output),
+        Some(v1::StdioOut { kind: Some(stdio_out::Kind::Attached(attached)) }) => {
+            Ok((output, attached.position))
+        }
         _ => Err(Error::Agent("the agent did not attach the process's streams".to_owned())),
     }
 }
@@ -79,7 +122,7 @@ pub async fn next(output: &mut tonic::Streaming<v1::StdioOut>) -> Result<Option<
 /// stop the sandbox's end.
 pub struct Fanout {
     /// None: the output has ended.
-    attached: Mutex<Option<Vec<mpsc::Sender<Output>>>>,
+    attached: Mutex<Option<Vec<mpsc::Sender<Record>>>>,
 }
 
 impl Default for Fanout {
@@ -90,7 +133,8 @@ impl Default for Fanout {
 
 impl Fanout {
     /// Joins: every piece of output from now on, until the container ends; nothing when it has.
-    pub fn attach(&self) -> mpsc::Receiver<Output> {
+    /// What precedes the first piece is in the log.
+    pub fn attach(&self) -> mpsc::Receiver<Record> {
         let (sender, receiver) = mpsc::channel(QUEUE);
         if let Some(attached) = self.lock().as_mut() {
             attached.push(sender);
@@ -103,41 +147,69 @@ impl Fanout {
         *self.lock() = None;
     }
 
-    /// Carries output until the process's streams end. A full disk costs the log, with a word in
-    /// the daemon's own log, never the container.
+    /// Carries the output of `process` until its streams end; `output` begins where `log` ends. A full
+    /// disk costs the log, with a word in the daemon's own log, never the container.
     ///
     /// # Errors
     /// [`Error::Agent`] when the sandbox went away.
     pub async fn carry(
         &self,
+        agent: Agent,
+        process: Option<v1::ProcessRef>,
         mut output: tonic::Streaming<v1::StdioOut>,
         mut log: log::Writer,
     ) -> Result<()> {
         let mut log_works = true;
+        let mut position = log.position();
+        let recorded = watch::Sender::new(position);
+        tokio::spawn(tell(agent, process, recorded.subscribe()));
         while let Some((stream, data)) = next(&mut output).await? {
             if log_works && let Err(error) = log.append(stream, &data) {
                 tracing::warn!(%error, "output is no longer kept");
                 log_works = false;
             }
-            self.send(stream, data).await;
+            let record = Record { position, stream, time_ns: realtime_ns(), data };
+            position = record.end();
+            if position - *recorded.borrow() >= TELL {
+                recorded.send_replace(position);
+            }
+            self.send(record).await;
         }
         Ok(())
     }
 
-    async fn send(&self, stream: Stream, data: Vec<u8>) {
+    async fn send(&self, record: Record) {
         let attached = self.lock().clone().unwrap_or_default();
         let mut gone = false;
         for client in attached {
-            gone |= client.send((stream, data.clone())).await.is_err();
+            gone |= client.send(record.clone()).await.is_err();
         }
         if gone && let Some(attached) = self.lock().as_mut() {
             attached.retain(|client| !client.is_closed());
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<mpsc::Sender<Output>>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<mpsc::Sender<Record>>>> {
         // A panic elsewhere leaves a list of senders that is still a list of senders.
         self.attached.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Tells the agent up to which position output is recorded, one call at a time, until there is no
+/// more to come. An agent that cannot be told keeps what it has, and the process waits.
+async fn tell(agent: Agent, process: Option<v1::ProcessRef>, mut recorded: watch::Receiver<u64>) {
+    while recorded.changed().await.is_ok() {
+        loop {
+            let position = *recorded.borrow_and_update();
+            let request = v1::RecordedRequest { process: process.clone(), position };
+            let told = agent.call(|mut client| async move { client.recorded(request).await }).await;
+            let Err(error) = told else { break };
+            tracing::debug!(%error, "the agent was not told what is recorded");
+            tokio::time::sleep(TELL_AGAIN).await;
+            if recorded.has_changed().is_err() {
+                return;
+            }
+        }
     }
 }
 
@@ -145,14 +217,18 @@ impl Fanout {
 mod tests {
     use super::*;
 
+    fn record(stream: Stream, data: &[u8]) -> Record {
+        Record { position: 0, stream, time_ns: 0, data: data.to_vec() }
+    }
+
     #[tokio::test]
     async fn who_joins_after_the_end_waits_for_nothing() {
         let fanout = Fanout::default();
         let mut early = fanout.attach();
-        fanout.send(Stream::Out, b"x".to_vec()).await;
+        fanout.send(record(Stream::Out, b"x")).await;
         fanout.close();
         let mut late = fanout.attach();
-        assert_eq!(early.recv().await, Some((Stream::Out, b"x".to_vec())));
+        assert_eq!(early.recv().await, Some(record(Stream::Out, b"x")));
         assert_eq!(early.recv().await, None);
         assert_eq!(late.recv().await, None);
     }
@@ -162,8 +238,8 @@ mod tests {
         let fanout = Fanout::default();
         drop(fanout.attach());
         let mut stays = fanout.attach();
-        fanout.send(Stream::Err, b"y".to_vec()).await;
-        assert_eq!(stays.recv().await, Some((Stream::Err, b"y".to_vec())));
+        fanout.send(record(Stream::Err, b"y")).await;
+        assert_eq!(stays.recv().await, Some(record(Stream::Err, b"y")));
         assert_eq!(fanout.lock().as_ref().map(Vec::len), Some(1));
     }
 }

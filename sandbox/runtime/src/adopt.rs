@@ -1,0 +1,150 @@
+//! Sandboxes that outlived their daemon.
+//!
+//! Where a keeper holds what the plane serves, a daemon that is killed or replaced takes none of its
+//! sandboxes along: their VMMs are processes of their own, their functions are the next plane's, and
+//! their containers do not notice. The next daemon adopts each that is whole: its record says that
+//! its container ran, its VMM lives and answers, the plane has its function with that VMM as the
+//! client, and its agent answers. Whatever is not whole is released, as after any daemon's death.
+//! Nothing is in between: until the last step has succeeded no part of a sandbox was changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_hypervisor::{Hypervisor, LeftVm, Vm};
+use slipway_plane_api::v1 as plane_v1;
+
+use crate::agent::{Agent, process};
+use crate::node::Node;
+use crate::record::{Record, State};
+use crate::sandbox::{Sandbox, lock};
+use crate::start::{CONTAINER, Running};
+use crate::stdio::{self, Input};
+use crate::{Error, Result, log};
+
+/// How long a guest's agent may take to answer a daemon that it does not know.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it may take to answer once, before the connection is made anew: what the last daemon was
+/// being sent may come first, and is no answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Between two connections.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Whether a sandbox of this record may have outlived its daemon.
+pub fn may_live(record: &Record) -> bool {
+    let ran = matches!(record.state, State::Running | State::Stopping);
+    ran && record.exit_status.is_none() && record.vm.is_some() && record.vmm_uid.is_some()
+}
+
+/// Takes a sandbox over that an earlier daemon started.
+///
+/// # Errors
+/// What is missing of it. Its parts are as they were.
+pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
+    let record = sandbox.record();
+    let lost = |what: &str| Error::Agent(what.to_owned());
+    let left = left(node, &record).ok_or_else(|| lost("its VMM is not known"))?;
+    if !left.record.is_running()? {
+        return Err(lost("its VMM ended while no daemon ran"));
+    }
+    let client = client_of(node, &record.id).await?;
+    if u32::try_from(left.record.pid) != Ok(client) {
+        return Err(lost("its disks ended with the daemon"));
+    }
+    let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);
+    vm.detach();
+    let agent = tokio::select! {
+        agent = reach(&left.agent_socket) => agent?,
+        ended = vm.wait() => return Err(Error::VmEnded(ended.to_string())),
+    };
+    let path = sandbox.store.log();
+    let writer = log::Writer::open(&path, node.config.log_bytes);
+    let mut writer = writer.map_err(Error::file("cannot go on with", &path))?;
+    let taken = || Error::Agent("its input was taken already".to_owned());
+    let input = lock(&sandbox.input_end).take().ok_or_else(taken)?;
+    let container = process(CONTAINER, "");
+    let (output, from) = stdio::resume(&agent, container.clone(), writer.position(), input).await?;
+    if from != writer.position() {
+        // The disk was full: it was not kept, and the container went on.
+        writer.seek(from).map_err(Error::file("cannot write", &path))?;
+    }
+    // Whoever fed a pipe had the last daemon carry it, and may have lost some of it with that.
+    if record.process.stdin && !record.process.terminal {
+        let _ = sandbox.input.try_send(Input::Close);
+    }
+    sandbox.set_vm(Some(Arc::clone(&vm)));
+    sandbox.set_agent(Some(agent.clone()));
+    let (carried, teller) = (Arc::clone(sandbox), agent.clone());
+    let carry = async move { carried.fanout.carry(teller, container, output, writer).await };
+    Ok(Running::new(vm, agent, tokio::spawn(carry)))
+}
+
+fn left(node: &Node, record: &Record) -> Option<LeftVm> {
+    let run_dir = node.run_dir(&record.id);
+    Some(LeftVm {
+        record: record.vm.clone()?,
+        agent_socket: run_dir.join("agent.sock"),
+        run_dir,
+        console_log: node.store(&record.id).console(),
+    })
+}
+
+/// The process that is connected to the sandbox's function.
+async fn client_of(node: &Node, id: &str) -> Result<u32> {
+    let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
+    match node.plane.clone().get_endpoint(request).await {
+        Ok(endpoint) => Ok(endpoint.get_ref().client_pid),
+        Err(status) if status.code() == tonic::Code::NotFound => Ok(0),
+        Err(status) => Err(Error::Plane(status.message().to_owned())),
+    }
+}
+
+/// Connects to an agent until it answers.
+async fn reach(socket: &std::path::Path) -> Result<Agent> {
+    let begun = tokio::time::Instant::now();
+    loop {
+        let tried = tokio::time::timeout(ANSWER, Agent::connect(socket)).await;
+        let error = match tried {
+            Ok(Ok((agent, _))) => return Ok(agent),
+            Ok(Err(error)) => error,
+            Err(_) => Error::Agent("the sandbox's agent does not answer".to_owned()),
+        };
+        if begun.elapsed() > PATIENCE {
+            return Err(error);
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_hypervisor::VmRecord;
+
+    use super::*;
+
+    fn record(state: State) -> Record {
+        let text = serde_json::json!({
+            "id": "0123456789ab", "name": "one", "image": "i", "image_digest": "d",
+            "image_path": "/i", "state": state, "created_ns": 1, "exit_status": null, "reason": "",
+            "memory_bytes": 1, "cpus": 1, "hostname": "h", "process": crate::record::Process::default(),
+            "stop_signal": 15, "privileged": false, "read_only": false, "volumes": [],
+            "kernel": null, "accelerator": "tcg", "labels": {}, "remove": false, "vmm_uid": 7,
+            "vm": VmRecord {
+                hypervisor: "qemu".into(), pid: 1, start_time_ticks: 1, boot_id: "b".into(),
+            },
+            "timeline": slipway_telemetry::Timeline::new("one"),
+        });
+        serde_json::from_value(text).unwrap()
+    }
+
+    #[test]
+    fn only_what_ran_and_was_not_seen_to_end_may_live() {
+        use State::{Created, Exited, Failed, Lost, Running, Starting, Stopping};
+        for state in [Created, Starting, Running, Stopping, Exited, Failed, Lost] {
+            let ran = matches!(state, Running | Stopping);
+            assert_eq!(may_live(&record(state)), ran, "{state:?}");
+            assert!(!may_live(&Record { vm: None, ..record(state) }));
+            assert!(!may_live(&Record { vmm_uid: None, ..record(state) }));
+            assert!(!may_live(&Record { exit_status: Some(0), ..record(state) }), "{state:?}");
+        }
+    }
+}
