@@ -16,9 +16,17 @@ pub enum OpenError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// Neither a regular file nor a block device.
-    #[error("{} is neither a regular file nor a block device", .0.display())]
+    /// Neither a regular file nor a block device, nor an NVMe namespace's generic device.
+    #[error("{} is neither a regular file nor a block device nor an NVMe namespace (/dev/ngXnY)", .0.display())]
     Kind(PathBuf),
+    /// An NVMe namespace that no disk can be on.
+    #[error("cannot use {}: {why}", path.display())]
+    Namespace {
+        /// Its generic character device.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Another disk has the file open, and one of the two writes.
     #[error("{} is in use as a disk already; two writers would corrupt it", .0.display())]
     InUse(PathBuf),

@@ -7,6 +7,8 @@
 //! - [`NullDisk`] does nothing, to measure everything else;
 //! - [`RamDisk`] is volatile memory;
 //! - [`FileDisk`] is a file or a block device, by io_uring;
+//! - [`PassthroughDisk`] is an NVMe namespace, by commands through io_uring; [`open_file`] chooses
+//!   between the two;
 //! - [`SharedDisk`] is what several disks have in common, each of them on a thread of its own;
 //! - [`OverlayDisk`] is copy-on-write over any of them, volatile;
 //! - [`RamDisk::of`], [`SharedDisk::ram`] and [`OverlayDisk::of`] lie in files that are memory: a process
@@ -17,8 +19,9 @@
 //! Not here: rate limits (a device has them), snapshots, image formats other than raw, and a fallback for hosts that
 //! forbid io_uring.
 //!
-//! Dependencies: `io-uring` for [`FileDisk`], `rustix` and `libc` for mappings, files and the
-//! constants of both, `thiserror` for the errors.
+//! Dependencies: `io-uring` for [`FileDisk`] and [`PassthroughDisk`], `rustix` and `libc` for mappings,
+//! files and the constants of both, `slipway-nvme-spec` and `zerocopy` for what a drive says of itself,
+//! `thiserror` for the errors.
 #![allow(unsafe_code)] // io_uring submissions and anonymous mappings
 
 mod aligned;
@@ -34,15 +37,19 @@ mod memory;
 mod model;
 mod null;
 mod overlay;
+mod passthrough;
 mod ram;
 mod shared;
+mod uring;
+mod vectors;
 
 pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDisk};
 pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request};
 pub use error::OpenError;
-pub use file::{FileDisk, FileOptions, create_sparse};
+pub use file::{FileDisk, FileOptions, create_sparse, open_file};
 pub use null::NullDisk;
 pub use overlay::{BaseIdentity, OverlayDisk, overlay_file};
+pub use passthrough::PassthroughDisk;
 pub use ram::{RamDisk, ram_file};
 pub use shared::SharedDisk;
 

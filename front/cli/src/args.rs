@@ -136,9 +136,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub read_only: bool,
     /// Block device in the container: NAME:SIZE makes a scratch volume that goes with the
-    /// sandbox, file:PATH[:ro] takes a file or block device of the host. It appears as
-    /// /dev/slipway/NAME (for files: the file's name). ":4k" gives it logical blocks of 4096 bytes
-    /// instead of 512; a last ":/DIR" mounts its file system there
+    /// sandbox, file:PATH[:ro] takes a file or block device of the host, or an NVMe namespace by
+    /// passthrough (/dev/ngXnY). It appears as /dev/slipway/NAME (for files: the file's name).
+    /// ":4k" gives it logical blocks of 4096 bytes instead of 512; a last ":/DIR" mounts its file
+    /// system there
     #[arg(long, value_name = "NAME:SIZE[:4k]|file:PATH[:ro][:4k]")]
     pub volume: Vec<VolumeArg>,
     /// Label, key=value
@@ -404,9 +405,9 @@ pub struct EndpointArgs {
     /// Path of the socket; SPDK's initiator wants DIR/cntrl
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub socket: PathBuf,
-    /// Disks, in the order of their namespaces: ram:SIZE, null:SIZE, file:PATH[:ro], overlay:PATH
-    /// (volatile copy-on-write), or disk:NAME[:ro] (one that `disk create` made). More can be
-    /// attached later
+    /// Disks, in the order of their namespaces: ram:SIZE, null:SIZE, file:PATH[:ro] (a file, a block
+    /// device, or an NVMe namespace by passthrough: /dev/ngXnY), overlay:PATH (volatile
+    /// copy-on-write), or disk:NAME[:ro] (one that `disk create` made). More can be attached later
     #[arg(long, value_name = "DISK")]
     pub disk: Vec<DiskArg>,
     /// Bytes of a logical block of these disks, 512 or 4096 [default: 512]

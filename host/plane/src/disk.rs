@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use slipway_block::{
-    Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk, overlay_file,
+    Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk, open_file, overlay_file,
 };
 use slipway_plane_api::v1;
 
@@ -76,7 +76,7 @@ fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Resu
             let direct = !file.read_only;
             let witness = lasts.map(|lasts| lasts.witness);
             let options = FileOptions { read_only: file.read_only, block_size, direct, witness };
-            ("file", Box::new(FileDisk::open(Path::new(&file.path), &options)?))
+            ("file", open_file(Path::new(&file.path), &options)?)
         }
         Kind::Overlay(overlay) => {
             let (disk, file) = open_overlay(overlay, block_size, lasts)?;

@@ -73,7 +73,9 @@ fn existing(path: &str) -> Result<PathBuf> {
     let invalid = |why: String| Error::Invalid(format!("volume file {path}: {why}"));
     let full = fs::canonicalize(path).map_err(|error| invalid(error.to_string()))?;
     let kind = fs::metadata(&full).map_err(|error| invalid(error.to_string()))?;
-    if !kind.is_file() && !kind.file_type().is_block_device() {
+    // Of a character device the plane sees whether it is an NVMe namespace's.
+    let device = kind.file_type().is_block_device() || kind.file_type().is_char_device();
+    if !kind.is_file() && !device {
         return Err(invalid("neither a file nor a block device".to_owned()));
     }
     if kind.is_file() && (kind.len() < 512 || !kind.len().is_multiple_of(512)) {

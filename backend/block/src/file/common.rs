@@ -39,7 +39,7 @@ pub(super) struct Share {
 
 impl Share {
     /// Of one that has the file alone: as many as a ring has places.
-    const ALONE: Self = Self { requests: super::RING_ENTRIES as usize, bytes: u64::MAX };
+    const ALONE: Self = Self { requests: crate::uring::RING_ENTRIES as usize, bytes: u64::MAX };
     /// Of one that shares it. What comes after waits for what the medium has: few enough that
     /// somebody else's request does not stand behind hundreds, and enough for a fast drive's full
     /// speed.

@@ -2,16 +2,14 @@
 
 use std::os::fd::OwnedFd;
 
-use io_uring::{opcode, squeue, types};
+use io_uring::{cqueue, opcode, squeue, types};
 use slipway_ram::{Fault, Span};
 
-use super::uring_fd;
 use crate::aligned::Aligned;
+use crate::uring::{Next, Work, uring_fd};
+use crate::vectors::{IoVectors, copy_in, copy_out, gather};
 use crate::{DiskError, Geometry, Operation, Request};
 
-/// Most vectors of one readv or writev (`UIO_MAXIOV`); a longer request continues as if the
-/// kernel had moved less than asked.
-const MAX_VECTORS: usize = 1024;
 /// Bytes of a bounce buffer; a longer request goes through it in pieces.
 const BOUNCE: usize = 256 << 10;
 /// Bounce buffers kept for the next request.
@@ -28,6 +26,8 @@ pub(super) struct Target {
     pub bounces: Vec<Aligned>,
     /// Zeros to write where there is no other way.
     pub zeros: Option<Aligned>,
+    /// The error of a flush that nobody has heard of yet.
+    pub lost: Option<DiskError>,
 }
 
 impl Target {
@@ -39,6 +39,7 @@ impl Target {
             lacks_punch_hole: false,
             bounces: Vec::new(),
             zeros: None,
+            lost: None,
         }
     }
 }
@@ -50,19 +51,6 @@ pub(crate) struct Alignment {
     pub memory: usize,
     /// Of file offsets and of every piece's length.
     pub offset: u64,
-}
-
-/// I/O vectors of one submission: raw addresses that only the kernel follows.
-#[derive(Default)]
-pub(super) struct IoVectors(Vec<libc::iovec>);
-
-// SAFETY: the addresses are not followed here; the spans and buffers behind them are `Send`.
-unsafe impl Send for IoVectors {}
-
-impl IoVectors {
-    fn push(&mut self, (base, len): (*mut u8, usize)) {
-        self.0.push(libc::iovec { iov_base: base.cast(), iov_len: len });
-    }
 }
 
 /// What the kernel does for a job at the moment.
@@ -80,12 +68,6 @@ pub(super) enum Step {
     WriteZeros,
     /// fdatasync(2).
     Sync,
-}
-
-pub(super) enum Next {
-    /// [`Job::entry`] has another step.
-    Again,
-    Done(Result<(), DiskError>),
 }
 
 /// A request and how far it is.
@@ -113,23 +95,6 @@ impl Job {
         job
     }
 
-    /// The request's tag.
-    pub fn tag(&self) -> u64 {
-        self.request.tag
-    }
-
-    pub fn step(&self) -> &Step {
-        &self.step
-    }
-
-    /// The request, to be completed.
-    pub fn into_request(self, target: &mut Target) -> Request {
-        if let Step::Bounce(buffer, _) = self.step {
-            keep(target, buffer);
-        }
-        self.request
-    }
-
     /// Chooses the best way that the file has, for an operation with several.
     fn choose(&mut self, target: &Target) {
         match self.request.operation {
@@ -151,32 +116,9 @@ impl Job {
         }
     }
 
-    /// The kernel's next piece of work. `vectors` must stay until it has answered.
-    ///
-    /// # Errors
-    /// [`DiskError::Memory`] when the data to write vanished before it got that far.
-    pub fn entry(
-        &mut self,
-        target: &mut Target,
-        vectors: &mut IoVectors,
-    ) -> Result<squeue::Entry, DiskError> {
-        let fd = uring_fd(&target.fd);
-        vectors.0.clear();
-        match self.step {
-            Step::Sync => {
-                return Ok(opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build());
-            }
-            Step::Punch => return Ok(self.fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE)),
-            Step::ZeroRange => return Ok(self.fallocate(fd, libc::FALLOC_FL_ZERO_RANGE)),
-            Step::Move => gather(&self.request.spans, self.done, vectors),
-            Step::WriteZeros => self.gather_zeros(target, vectors),
-            Step::Bounce(..) => self.fill_bounce(target, vectors)?,
-        }
-        Ok(self.transfer(fd, vectors))
-    }
-
     fn transfer(&self, fd: types::Fd, vectors: &IoVectors) -> squeue::Entry {
-        let (at, count) = (vectors.0.as_ptr(), vectors.0.len() as u32);
+        let vectors = vectors.as_slice();
+        let (at, count) = (vectors.as_ptr(), vectors.len() as u32);
         let offset = self.start + self.done;
         if self.request.operation == Operation::Read {
             return opcode::Readv::new(fd, at, count).offset(offset).build();
@@ -192,12 +134,7 @@ impl Job {
 
     fn gather_zeros(&self, target: &mut Target, vectors: &mut IoVectors) {
         let zeros = target.zeros.get_or_insert_with(|| Aligned::zeroed(BOUNCE));
-        let mut left = self.len - self.done;
-        while left > 0 && vectors.0.len() < MAX_VECTORS {
-            let part = left.min(BOUNCE as u64);
-            vectors.push((zeros.bytes_mut().as_mut_ptr(), part as usize));
-            left -= part;
-        }
+        vectors.repeat(zeros.bytes_mut(), self.len - self.done);
     }
 
     /// Takes the next piece into the bounce buffer, with its data when it is to be written.
@@ -212,30 +149,13 @@ impl Job {
         if self.request.operation == Operation::Read {
             return Ok(());
         }
-        for_pieces(&self.request.spans, self.done, part.len(), |span, offset, at, len| {
-            span.read(offset, &mut part[at..at + len])
-        })
+        copy_in(&self.request.spans, self.done, part)
     }
 
     /// Gives what was read from the bounce buffer to the spans.
     fn drain_bounce(&self, moved: usize) -> Result<(), Fault> {
         let Step::Bounce(buffer, len) = &self.step else { return Ok(()) };
-        let part = &buffer.bytes()[..moved.min(*len)];
-        for_pieces(&self.request.spans, self.done, part.len(), |span, offset, at, len| {
-            span.write(offset, &part[at..at + len])
-        })
-    }
-
-    /// Takes the kernel's answer: bytes moved, 0, or a negative errno.
-    pub fn advance(&mut self, result: i32, target: &mut Target) -> Next {
-        match u64::try_from(result) {
-            Err(_) => self.failed(result.wrapping_neg(), target),
-            Ok(moved) => match self.step {
-                Step::Move | Step::Bounce(..) | Step::WriteZeros => self.moved(moved, target),
-                Step::Punch | Step::ZeroRange => self.zeroed(),
-                Step::Sync => Next::Done(Ok(())),
-            },
-        }
+        copy_out(&self.request.spans, self.done, &buffer.bytes()[..moved.min(*len)])
     }
 
     fn moved(&mut self, moved: u64, target: &Target) -> Next {
@@ -302,6 +222,61 @@ impl Job {
     }
 }
 
+impl Work for Job {
+    type Target = Target;
+    type Entry = squeue::Entry;
+    type Answer = cqueue::Entry;
+
+    fn request(&self) -> &Request {
+        &self.request
+    }
+
+    fn entry(
+        &mut self,
+        target: &mut Target,
+        vectors: &mut IoVectors,
+    ) -> Result<squeue::Entry, DiskError> {
+        let fd = uring_fd(&target.fd);
+        vectors.clear();
+        match self.step {
+            Step::Sync => {
+                return Ok(opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build());
+            }
+            Step::Punch => return Ok(self.fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE)),
+            Step::ZeroRange => return Ok(self.fallocate(fd, libc::FALLOC_FL_ZERO_RANGE)),
+            Step::Move => {
+                gather(&self.request.spans, self.done, u64::MAX, vectors);
+            }
+            Step::WriteZeros => self.gather_zeros(target, vectors),
+            Step::Bounce(..) => self.fill_bounce(target, vectors)?,
+        }
+        Ok(self.transfer(fd, vectors))
+    }
+
+    fn advance(&mut self, result: i32, target: &mut Target) -> Next {
+        match u64::try_from(result) {
+            Err(_) => self.failed(result.wrapping_neg(), target),
+            Ok(moved) => match self.step {
+                Step::Move | Step::Bounce(..) | Step::WriteZeros => self.moved(moved, target),
+                Step::Punch | Step::ZeroRange => self.zeroed(),
+                Step::Sync => Next::Done(Ok(())),
+            },
+        }
+    }
+
+    fn into_request(self, result: Result<(), DiskError>, target: &mut Target) -> Request {
+        if let (Err(error), Step::Sync) = (result, &self.step)
+            && error != DiskError::Cancelled
+        {
+            target.lost = Some(error);
+        }
+        if let Step::Bounce(buffer, _) = self.step {
+            keep(target, buffer);
+        }
+        self.request
+    }
+}
+
 impl Alignment {
     fn fits(self, span: &Span) -> bool {
         let (address, len) = span.io_vector();
@@ -313,46 +288,4 @@ fn keep(target: &mut Target, buffer: Aligned) {
     if !buffer.bytes().is_empty() && target.bounces.len() < KEPT_BOUNCES {
         target.bounces.push(buffer);
     }
-}
-
-/// The vectors of the spans from byte `skip` on, as many as one call takes.
-fn gather(spans: &[Span], mut skip: u64, vectors: &mut IoVectors) {
-    for span in spans {
-        let (base, len) = span.io_vector();
-        if skip >= len as u64 {
-            skip -= len as u64;
-            continue;
-        }
-        if vectors.0.len() == MAX_VECTORS {
-            return;
-        }
-        // `skip` lies within the span, so the address does.
-        vectors.push((base.wrapping_add(skip as usize), len - skip as usize));
-        skip = 0;
-    }
-}
-
-/// Visits `len` bytes of the spans from byte `skip` on: span, offset in it, offset in the `len`
-/// bytes, length.
-fn for_pieces(
-    spans: &[Span],
-    mut skip: u64,
-    len: usize,
-    mut visit: impl FnMut(&Span, usize, usize, usize) -> Result<(), Fault>,
-) -> Result<(), Fault> {
-    let mut at = 0;
-    for span in spans {
-        if skip >= span.len() as u64 {
-            skip -= span.len() as u64;
-            continue;
-        }
-        let piece = (span.len() - skip as usize).min(len - at);
-        visit(span, skip as usize, at, piece)?;
-        at += piece;
-        skip = 0;
-        if at == len {
-            break;
-        }
-    }
-    Ok(())
 }

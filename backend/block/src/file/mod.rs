@@ -18,8 +18,7 @@
 //!   who opens the file next would be told that it is in use;
 //! - registered buffers, of guest memory: they pin its pages. A guest would take all of its memory
 //!   from the first request on, and what it gave back, by a hole in its file, would stay, with the ring
-//!   reading into pages that are nobody's any more;
-//! - NVMe passthrough (`IORING_OP_URING_CMD` on /dev/ngXnY): there was no such drive to try it on.
+//!   reading into pages that are nobody's any more.
 //!
 //! The descriptor to wait on is the ring's own: it is readable exactly while a completion waits,
 //! so there is no eventfd to clear on the hot path and no wake-up to lose.
@@ -29,23 +28,36 @@ mod job;
 mod open;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 
-use io_uring::{IoUring, types};
-
 use crate::check::{admit, complete};
-use crate::{BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
+use crate::uring::Engine;
+use crate::{
+    BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, PassthroughDisk,
+    Request,
+};
 use common::Share;
-use job::{Job, Next, Step, Target};
+use job::{Job, Target};
 
 pub(crate) use common::{Common, cut, measure, set_size};
+pub(crate) use open::{failed, file_type};
 
 pub use open::{FileOptions, create_sparse};
 
-/// Requests that the kernel works on at a time; more wait in this process. Bounds what a disk pins
-/// in the kernel, and lies far above what a drive works on at once.
-const RING_ENTRIES: u32 = 256;
+/// The disk at `path`: a [`FileDisk`], or a [`PassthroughDisk`] where that is an NVMe namespace's
+/// generic character device.
+///
+/// # Errors
+/// Those of the two.
+pub fn open_file(path: &Path, options: &FileOptions) -> Result<Box<dyn Disk>, OpenError> {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device()) {
+        true => Ok(Box::new(PassthroughDisk::open(path, options)?)),
+        false => Ok(Box::new(FileDisk::open(path, options)?)),
+    }
+}
 
 /// A disk in a regular file or on a block device.
 ///
@@ -58,24 +70,10 @@ const RING_ENTRIES: u32 = 256;
 /// - Past `RLIMIT_FSIZE` the kernel sends `SIGXFSZ`, which kills a process that does not ignore it.
 /// - Dropping it waits for what the kernel still works on, since that uses the spans' memory.
 pub struct FileDisk {
-    ring: IoUring,
-    target: Target,
+    engine: Engine<Job>,
     geometry: Geometry,
-    slots: Vec<Slot>,
-    free: Vec<usize>,
     waiting: VecDeque<Request>,
-    /// Bytes of the jobs that the kernel has.
-    bytes: u64,
-    /// Kernel's answers of one poll: slot and result.
-    answers: Vec<(usize, i32)>,
     common: Arc<Common>,
-}
-
-/// A place for one request that the kernel works on.
-#[derive(Default)]
-struct Slot {
-    job: Option<Job>,
-    vectors: job::IoVectors,
 }
 
 impl FileDisk {
@@ -83,30 +81,22 @@ impl FileDisk {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn open(path: &std::path::Path, options: &FileOptions) -> Result<Self, OpenError> {
+    pub fn open(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
         Self::over(Arc::new(Common::open(path, options)?), options.read_only)
     }
 
     /// One more disk on an open file; `read_only` protects this one alone.
     pub(crate) fn over(common: Arc<Common>, read_only: bool) -> Result<Self, OpenError> {
-        let ring = IoUring::new(RING_ENTRIES).map_err(OpenError::Ring)?;
-        if let Some(witness) = &common.witness {
-            // A ring is taken down, its files last, when its last request has ended.
-            let files = [witness.as_raw_fd()];
-            ring.submitter().register_files(&files).map_err(OpenError::Ring)?;
-        }
         let fd = common.fd.try_clone().map_err(OpenError::Wake)?;
         let geometry = common.geometry();
+        let target = Target::new(fd, common.direct);
+        let engine = Engine::new(target, geometry.block_size, common.witness.as_ref());
+        let engine = engine.map_err(OpenError::Ring)?;
         common.join();
         Ok(Self {
-            ring,
-            target: Target::new(fd, common.direct),
+            engine,
             geometry: Geometry { read_only: read_only || geometry.read_only, ..geometry },
-            slots: Vec::new(),
-            free: Vec::new(),
             waiting: VecDeque::new(),
-            bytes: 0,
-            answers: Vec::new(),
             common,
         })
     }
@@ -122,7 +112,7 @@ impl FileDisk {
 
     /// Whether data bypasses the host's page cache.
     pub fn is_direct(&self) -> bool {
-        self.target.direct.is_some()
+        self.engine.target.direct.is_some()
     }
 
     /// Whether a request ends without the kernel, and how.
@@ -142,125 +132,44 @@ impl FileDisk {
     /// Hands waiting requests to the kernel as long as there is a place.
     fn start_waiting(&mut self, completions: &mut Vec<Completion>) {
         let share = self.common.share();
-        while self.has_room(share) && self.free_slot() {
+        while self.has_room(share) && self.engine.has_place() {
             let Some(request) = self.waiting.pop_front() else { return };
             match self.immediate(&request) {
                 Some(result) => completions.push(complete(request, result)),
-                None => self.start(request, completions),
+                None => {
+                    let job = Job::new(request, &self.geometry, &self.engine.target);
+                    self.engine.start(job, completions);
+                }
             }
         }
     }
 
     /// Whether the kernel may have the first of the waiting requests.
     fn has_room(&self, share: Share) -> bool {
-        let running = self.running();
+        let running = self.engine.running();
         let Some(next) = self.waiting.front().filter(|_| running < share.requests) else {
             return false;
         };
-        let bytes = moved(next, &self.geometry);
-        running == 0 || self.bytes.saturating_add(bytes) <= share.bytes
+        running == 0 || self.engine.bytes().saturating_add(self.engine.moved(next)) <= share.bytes
     }
 
-    /// Whether there is a free place; makes one when there may be more.
-    fn free_slot(&mut self) -> bool {
-        if self.free.is_empty() && self.slots.len() < RING_ENTRIES as usize {
-            self.free.push(self.slots.len());
-            self.slots.push(Slot::default());
-        }
-        !self.free.is_empty()
+    /// Takes the kernel's answers.
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.engine.reap(completions);
+        self.note_lost();
     }
 
-    fn start(&mut self, request: Request, completions: &mut Vec<Completion>) {
-        match self.free.pop() {
-            Some(index) => {
-                self.bytes += moved(&request, &self.geometry);
-                let job = Job::new(request, &self.geometry, &self.target);
-                self.push(index, job, completions);
-            }
-            None => self.waiting.push_front(request),
-        }
-    }
-
-    /// Puts the next step of `job` into the submission queue, at a slot of its own.
-    fn push(&mut self, index: usize, mut job: Job, completions: &mut Vec<Completion>) {
-        let slot = &mut self.slots[index];
-        let entry = match job.entry(&mut self.target, &mut slot.vectors) {
-            Ok(entry) => entry.user_data(index as u64),
-            Err(error) => return self.finish(index, job, Err(error), completions),
-        };
-        slot.job = Some(job);
-        // SAFETY: the buffers and vectors that the entry points to belong to the slot and its job,
-        // which stay until the kernel has answered: `reap` is the only one to take a job, and
-        // dropping the disk waits. The descriptor belongs to `target`, which outlives the slots'
-        // use of it for the same reason.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
-        // A slot has one entry under way, and there are as many entries as slots.
-        assert!(pushed.is_ok(), "the submission queue has an entry per slot");
-    }
-
-    /// Tells the kernel of new entries. An interrupted or refused call (no memory) leaves them in
-    /// the queue and the next poll tries again.
-    fn tell(&mut self) {
-        if !self.ring.submission().is_empty() {
-            let _ = self.ring.submit();
-        }
-    }
-
-    /// Takes the kernel's answers; jobs with more to do go on unless `closing`.
-    fn reap(&mut self, completions: &mut Vec<Completion>, closing: bool) {
-        let mut answers = std::mem::take(&mut self.answers);
-        answers.extend(self.ring.completion().map(|e| (e.user_data() as usize, e.result())));
-        for (index, result) in answers.drain(..) {
-            let Some(mut job) = self.slots.get_mut(index).and_then(|slot| slot.job.take()) else {
-                continue;
-            };
-            match job.advance(result, &mut self.target) {
-                Next::Again if !closing => self.push(index, job, completions),
-                Next::Again => {
-                    self.finish(index, job, Err(DiskError::Io(libc::ECANCELED)), completions);
-                }
-                Next::Done(result) => self.finish(index, job, result, completions),
-            }
-        }
-        self.answers = answers;
-    }
-
-    fn finish(
-        &mut self,
-        index: usize,
-        job: Job,
-        result: Result<(), DiskError>,
-        completions: &mut Vec<Completion>,
-    ) {
-        if let (Err(error), Step::Sync) = (result, job.step())
-            && error != DiskError::Cancelled
-        {
+    /// Tells all disks on the file of a flush that failed.
+    fn note_lost(&mut self) {
+        if let Some(error) = self.engine.target.lost.take() {
             self.common.lose(error);
         }
-        self.free.push(index);
-        let request = job.into_request(&mut self.target);
-        self.bytes -= moved(&request, &self.geometry);
-        completions.push(complete(request, result));
-    }
-
-    /// Whether the kernel had not begun with the request in slot `index`, and does not any more.
-    fn kernel_cancels(&mut self, index: usize, completions: &mut Vec<Completion>) -> bool {
-        let Some(tag) = self.slots[index].job.as_ref().map(Job::tag) else { return false };
-        self.tell();
-        let now = Some(types::Timespec::new());
-        let request = types::CancelBuilder::user_data(index as u64);
-        // Whatever it says, the completion tells how the request ended. Kernels before 6.0 refuse.
-        let _ = self.ring.submitter().register_sync_cancel(now, request);
-        let before = completions.len();
-        self.reap(completions, false);
-        self.tell();
-        let cancelled = Err(DiskError::Cancelled);
-        completions[before..].iter().any(|one| one.tag == tag && one.result == cancelled)
     }
 
     /// Requests that the kernel has.
+    #[cfg(test)]
     pub(crate) fn running(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.engine.running()
     }
 }
 
@@ -277,15 +186,15 @@ impl Disk for FileDisk {
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         self.waiting.extend(requests.drain(..));
         self.start_waiting(completions);
-        self.tell();
+        self.engine.tell();
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
-        self.reap(completions, false);
+        self.reap(completions);
         if !self.waiting.is_empty() {
             self.start_waiting(completions);
         }
-        self.tell();
+        self.engine.tell();
     }
 
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
@@ -294,14 +203,13 @@ impl Disk for FileDisk {
             completions.extend(self.waiting.remove(at).map(given_up));
             return true;
         }
-        let is_it = |slot: &Slot| slot.job.as_ref().is_some_and(|job| job.tag() == tag);
-        let index = self.slots.iter().position(is_it);
-        index.is_some_and(|index| self.kernel_cancels(index, completions))
+        let cancelled = self.engine.cancel(tag, completions);
+        self.note_lost();
+        cancelled
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the ring's descriptor is open as long as the ring, which the borrow keeps.
-        Some(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
+        Some(self.engine.wake_descriptor())
     }
 }
 
@@ -309,36 +217,7 @@ impl Drop for FileDisk {
     fn drop(&mut self) {
         self.common.leave();
         self.waiting.clear();
-        let mut ended = Vec::new();
-        while self.running() > 0 {
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) if is_passing(&error) => {}
-                // The kernel may use the memory for ever: it must not be given back.
-                Err(_) => return std::mem::forget(std::mem::take(&mut self.slots)),
-            }
-            self.reap(&mut ended, true);
-            ended.clear();
-        }
+        self.engine.close();
+        self.note_lost();
     }
-}
-
-/// Whether the same call may succeed next time.
-fn is_passing(error: &std::io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
-}
-
-/// Bytes that a request moves.
-fn moved(request: &Request, geometry: &Geometry) -> u64 {
-    match request.operation {
-        Operation::Read | Operation::Write => {
-            u64::from(request.blocks) * u64::from(geometry.block_size)
-        }
-        _ => 0,
-    }
-}
-
-/// The descriptor as io_uring wants it.
-fn uring_fd(fd: &OwnedFd) -> types::Fd {
-    types::Fd(fd.as_fd().as_raw_fd())
 }

@@ -42,7 +42,7 @@ pub(super) struct Opened {
 }
 
 /// Names a failed system call.
-pub(super) fn failed(path: &Path, action: &'static str) -> impl FnOnce(Errno) -> OpenError {
+pub(crate) fn failed(path: &Path, action: &'static str) -> impl FnOnce(Errno) -> OpenError {
     move |errno| OpenError::File { path: path.to_owned(), action, source: errno.into() }
 }
 
@@ -97,7 +97,7 @@ fn open_descriptor(path: &Path, options: &FileOptions) -> Result<OwnedFd, OpenEr
     }
 }
 
-pub(super) fn file_type(fd: &OwnedFd, path: &Path) -> Result<FileType, OpenError> {
+pub(crate) fn file_type(fd: &OwnedFd, path: &Path) -> Result<FileType, OpenError> {
     let stat = rustix::fs::fstat(fd).map_err(failed(path, "look at"))?;
     Ok(FileType::from_raw_mode(stat.st_mode))
 }

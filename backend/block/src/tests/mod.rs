@@ -5,6 +5,7 @@ mod file;
 mod memory;
 mod overlay;
 mod overlay_kept;
+mod passthrough;
 mod shared;
 
 use slipway_ram::Span;

@@ -1,0 +1,134 @@
+//! NVMe commands as Linux takes them from user space.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use io_uring::{opcode, squeue};
+use slipway_nvme_spec::identify::{IDENTIFY_SIZE, IdentifyController, IdentifyNamespace};
+use slipway_nvme_spec::opcode::AdminOpcode;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::uring::uring_fd;
+use crate::vectors::IoVectors;
+
+/// A command and where its data is: `struct nvme_uring_cmd`, and `struct nvme_passthru_cmd`, whose last
+/// word is the result. Integers have the machine's order.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct Command {
+    pub opcode: u8,
+    pub flags: u8,
+    pub reserved1: u16,
+    pub nsid: u32,
+    pub cdw2: u32,
+    pub cdw3: u32,
+    pub metadata: u64,
+    /// Of the data, or of I/O vectors.
+    pub address: u64,
+    pub metadata_len: u32,
+    /// Bytes, or I/O vectors.
+    pub len: u32,
+    pub cdw10: [u32; 6],
+    /// Milliseconds; 0: as long as the driver waits for its own.
+    pub timeout: u32,
+    pub last: u32,
+}
+
+const _: () = assert!(size_of::<Command>() == 72);
+
+/// A number of ioctl(2)s of type 'N', as `_IO` (`dir` 0) and `_IOWR` (3) make them.
+const fn number(dir: u32, nr: u32) -> u32 {
+    let size = if dir == 0 { 0 } else { size_of::<Command>() as u32 };
+    dir << 30 | size << 16 | (b'N' as u32) << 8 | nr
+}
+
+/// `NVME_IOCTL_ID`: gives the namespace's number.
+const ID: u32 = number(0, 0x40);
+/// `NVME_IOCTL_ADMIN_CMD`.
+const ADMIN: u32 = number(3, 0x41);
+/// `NVME_URING_CMD_IO`.
+const IO: u32 = number(3, 0x80);
+/// `NVME_URING_CMD_IO_VEC`.
+const IO_VEC: u32 = number(3, 0x81);
+
+impl Command {
+    /// A command of `blocks` logical blocks, at least 1, from `lba` on, with nothing else set.
+    pub fn of_blocks(opcode: u8, nsid: u32, lba: u64, blocks: u32) -> Self {
+        let mut command = Self { opcode, nsid, ..Self::new_zeroed() };
+        command.cdw10[0] = lba as u32;
+        command.cdw10[1] = (lba >> 32) as u32;
+        // NLB, 0's based, in the lower half of dword 12; flags are above it.
+        command.cdw10[2] = (blocks - 1) & 0xffff;
+        command
+    }
+
+    /// As an entry of a ring whose entries are twice as long. What `vectors` name stays until the kernel
+    /// has answered, and so do they.
+    pub fn entry(mut self, file: &OwnedFd, vectors: &IoVectors) -> squeue::Entry128 {
+        let number = match vectors.as_slice() {
+            [] => IO,
+            [one] => {
+                (self.address, self.len) = (one.iov_base as u64, one.iov_len as u32);
+                IO
+            }
+            many => {
+                (self.address, self.len) = (many.as_ptr() as u64, many.len() as u32);
+                IO_VEC
+            }
+        };
+        let mut bytes = [0; 80];
+        bytes[..size_of::<Self>()].copy_from_slice(self.as_bytes());
+        opcode::UringCmd80::new(uring_fd(file), number).cmd(bytes).build()
+    }
+}
+
+/// The number of the namespace that `file` is a device of.
+///
+/// # Errors
+/// ENOTTY: it is none.
+pub(super) fn namespace_id(file: &OwnedFd) -> std::io::Result<u32> {
+    // SAFETY: takes no argument.
+    let id = unsafe { libc::ioctl(file.as_raw_fd(), libc::Ioctl::from(ID)) };
+    u32::try_from(id).map_err(|_| std::io::Error::last_os_error())
+}
+
+/// Identify (section 5.15) of the controller.
+///
+/// # Errors
+/// As [`identify`].
+pub(super) fn identify_controller(file: &OwnedFd) -> std::io::Result<IdentifyController> {
+    let bytes = identify(file, 1, 0)?;
+    IdentifyController::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
+}
+
+/// Identify of a namespace.
+///
+/// # Errors
+/// As [`identify`].
+pub(super) fn identify_namespace(file: &OwnedFd, nsid: u32) -> std::io::Result<IdentifyNamespace> {
+    let bytes = identify(file, 0, nsid)?;
+    IdentifyNamespace::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
+}
+
+/// # Errors
+/// What ioctl(2) says; EIO for a command that the drive refused.
+fn identify(file: &OwnedFd, cns: u32, nsid: u32) -> std::io::Result<[u8; IDENTIFY_SIZE]> {
+    let mut data = [0_u8; IDENTIFY_SIZE];
+    let mut command = Command {
+        opcode: AdminOpcode::Identify.0,
+        nsid,
+        address: data.as_mut_ptr() as u64,
+        len: IDENTIFY_SIZE as u32,
+        ..Command::new_zeroed()
+    };
+    command.cdw10[0] = cns;
+    // SAFETY: the kernel reads the command, fills `data`, whose length it has, and the command's last
+    // word; both are there for the call.
+    let status = unsafe {
+        libc::ioctl(file.as_raw_fd(), libc::Ioctl::from(ADMIN), std::ptr::from_mut(&mut command))
+    };
+    match status {
+        0 => Ok(data),
+        1.. => Err(std::io::Error::from_raw_os_error(libc::EIO)),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}

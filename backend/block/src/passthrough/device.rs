@@ -1,0 +1,184 @@
+//! The namespace behind a disk.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use slipway_nvme_spec::identify::{IdentifyController, IdentifyNamespace};
+
+use super::command;
+use crate::check::is_block_size;
+use crate::file::{failed, file_type};
+use crate::{FileOptions, Geometry, OpenError};
+
+/// Most bytes of a command whatever the drive takes: bounds what is pinned for one.
+const MOST_BYTES: u64 = 512 << 10;
+/// MDTS counts in the smallest pages of the controller (CAP.MPSMIN), which the kernel does not tell; no
+/// drive has smaller ones, and of larger ones less than all is used.
+const PAGE: u64 = 4096;
+
+/// An open namespace.
+pub(super) struct Device {
+    pub file: OwnedFd,
+    pub nsid: u32,
+    /// Bytes of a block of the drive; those of the disk are as large or larger.
+    pub lba_size: u32,
+    /// Most bytes of a command.
+    pub most_bytes: u64,
+    /// It has a volatile write cache.
+    pub caches: bool,
+    /// It has Write Zeroes.
+    pub zeroes: bool,
+    /// Its Write Zeroes may deallocate, and what is deallocated reads as zeros.
+    pub deallocates: bool,
+    pub geometry: Geometry,
+    /// The block device of the same namespace, taken exclusively.
+    _claim: Option<OwnedFd>,
+}
+
+impl Device {
+    pub fn open(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
+        if !is_block_size(options.block_size) {
+            return Err(OpenError::BlockSize(options.block_size));
+        }
+        let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let file = rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty());
+        let file = file.map_err(failed(path, "open"))?;
+        if file_type(&file, path)? != FileType::CharacterDevice {
+            return Err(OpenError::Kind(path.to_owned()));
+        }
+        let nsid = match command::namespace_id(&file) {
+            Ok(nsid) => nsid,
+            Err(_) => return Err(OpenError::Kind(path.to_owned())),
+        };
+        let claim = if options.read_only { None } else { claim(path)? };
+        lock(&file, path, options.read_only)?;
+        let asked = |source| OpenError::File { path: path.to_owned(), action: "identify", source };
+        let controller = command::identify_controller(&file).map_err(asked)?;
+        let namespace = command::identify_namespace(&file, nsid).map_err(asked)?;
+        let unusable = |why| OpenError::Namespace { path: path.to_owned(), why };
+        let geometry = shape(&namespace, options).map_err(unusable)?;
+        Ok(Self {
+            file,
+            nsid,
+            lba_size: namespace.block_size(),
+            most_bytes: most_bytes(&controller),
+            caches: controller.write_cache & 1 != 0,
+            zeroes: controller.nvm_commands.get() & IdentifyController::WRITE_ZEROES != 0,
+            deallocates: namespace.deallocated & 0xf == IdentifyNamespace::READS_ZEROES,
+            geometry,
+            _claim: claim,
+        })
+    }
+}
+
+/// The shape of a disk on a namespace; or why there can be none.
+fn shape(namespace: &IdentifyNamespace, options: &FileOptions) -> Result<Geometry, String> {
+    let format = namespace.lba_formats[usize::from(namespace.format & 15)].get();
+    if format & 0xffff != 0 {
+        return Err("its blocks have metadata".to_owned());
+    }
+    // LBADS, a power of two; 0 is no format.
+    let lba_size = match format >> 16 & 0xff {
+        shift @ 9..=12 => 1_u32 << shift,
+        shift => return Err(format!("its blocks have 2^{shift} bytes")),
+    };
+    let block_size = options.block_size;
+    if block_size < lba_size {
+        let text = format!("its blocks have {lba_size} bytes, those of the disk {block_size}");
+        return Err(format!("{text}: a block size of {lba_size} fits"));
+    }
+    let blocks = namespace.size.get() / u64::from(block_size / lba_size);
+    if blocks == 0 || blocks.checked_mul(u64::from(block_size)).is_none() {
+        return Err(format!("it has {} blocks of {lba_size} bytes", namespace.size.get()));
+    }
+    let protected = namespace.attributes & IdentifyNamespace::WRITE_PROTECTED != 0;
+    Ok(Geometry { block_size, blocks, read_only: options.read_only || protected })
+}
+
+fn most_bytes(controller: &IdentifyController) -> u64 {
+    match controller.max_transfer {
+        0 => MOST_BYTES,
+        shift => PAGE.checked_shl(shift.into()).unwrap_or(MOST_BYTES).clamp(PAGE, MOST_BYTES),
+    }
+}
+
+/// Takes the namespace's block device, which lies beside it, exclusively: that refuses what is mounted
+/// or in other exclusive use (open(2)). None: there is none.
+fn claim(path: &Path) -> Result<Option<OwnedFd>, OpenError> {
+    let Some(block) = sibling(path) else { return Ok(None) };
+    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+    match rustix::fs::open(&block, flags, Mode::empty()) {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(Errno::BUSY) => Err(OpenError::InUse(path.to_owned())),
+        Err(errno) => Err(failed(&block, "open")(errno)),
+    }
+}
+
+/// `/dev/nvme0n1` of `/dev/ng0n1`, links followed.
+fn sibling(path: &Path) -> Option<PathBuf> {
+    let path = path.canonicalize().ok()?;
+    let rest = path.file_name()?.to_str()?.strip_prefix("ng")?;
+    Some(path.with_file_name(format!("nvme{rest}")))
+}
+
+fn lock(file: &OwnedFd, path: &Path, read_only: bool) -> Result<(), OpenError> {
+    let mode = match read_only {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    match rustix::fs::flock(file, mode) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(OpenError::InUse(path.to_owned())),
+        Err(errno) => Err(failed(path, "lock")(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    fn namespace(size: u64, format: u32) -> IdentifyNamespace {
+        let mut namespace = IdentifyNamespace::new_zeroed();
+        namespace.size.set(size);
+        namespace.lba_formats[0].set(format);
+        namespace
+    }
+
+    fn options(block_size: u32) -> FileOptions {
+        FileOptions { block_size, ..FileOptions::default() }
+    }
+
+    #[test]
+    fn a_disk_has_blocks_as_large_as_the_drives_or_larger() {
+        let (small, large) = (namespace(1001, 9 << 16), namespace(100, 12 << 16));
+        let found = shape(&small, &options(512)).unwrap();
+        assert_eq!((found.blocks, found.block_size, found.read_only), (1001, 512, false));
+        assert_eq!(shape(&small, &options(4096)).unwrap().blocks, 125);
+        assert_eq!(shape(&large, &options(4096)).unwrap().blocks, 100);
+        assert!(shape(&large, &options(512)).unwrap_err().contains("4096 fits"));
+    }
+
+    #[test]
+    fn a_hostile_or_foreign_format_is_refused() {
+        for format in [9 << 16 | 8, 0, 8 << 16, 13 << 16, 0xff << 16] {
+            assert!(shape(&namespace(100, format), &options(4096)).is_err(), "{format:#x}");
+        }
+        assert!(shape(&namespace(0, 9 << 16), &options(512)).is_err());
+        assert!(shape(&namespace(7, 9 << 16), &options(4096)).is_err());
+        assert!(shape(&namespace(u64::MAX, 9 << 16), &options(512)).is_err());
+    }
+
+    #[test]
+    fn the_drives_transfer_limit_counts() {
+        let mut controller = IdentifyController::new_zeroed();
+        for (shift, bytes) in [(0, MOST_BYTES), (1, 8192), (5, 128 << 10), (255, MOST_BYTES)] {
+            controller.max_transfer = shift;
+            assert_eq!(most_bytes(&controller), bytes);
+        }
+    }
+}

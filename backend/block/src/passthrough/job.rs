@@ -1,0 +1,242 @@
+//! One request as commands of the drive, one after the other.
+
+use io_uring::{cqueue, squeue};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_nvme_spec::status::Status;
+use slipway_ram::{Fault, Span};
+
+use super::command::Command;
+use super::device::Device;
+use crate::aligned::Aligned;
+use crate::uring::{Next, Work};
+use crate::vectors::{IoVectors, copy_in, copy_out, gather};
+use crate::{DiskError, Operation, Request};
+
+/// Force Unit Access, in dword 12 (section 6.9).
+const FORCE_UNIT_ACCESS: u32 = 1 << 30;
+/// Deallocate of Write Zeroes, in dword 12 (section 6.17).
+const DEALLOCATE: u32 = 1 << 25;
+/// Most blocks that a command names (NLB is 16 bits, 0's based).
+const MOST_BLOCKS: u64 = 1 << 16;
+/// Bytes of a buffer of ours: of zeros, or of data that lies in too many places.
+const BUFFER: usize = 128 << 10;
+
+/// What requests are carried out on.
+pub(super) struct Target {
+    pub device: Device,
+    /// Zeros to write where the drive has no Write Zeroes.
+    zeros: Option<Aligned>,
+    /// The error of a flush that nobody has heard of yet.
+    pub lost: Option<DiskError>,
+}
+
+impl Target {
+    pub fn new(device: Device) -> Self {
+        Self { device, zeros: None, lost: None }
+    }
+
+    /// Fewer bytes a command from now on: the kernel refused one of `bytes`. False: it cannot be less.
+    fn halve(&mut self, bytes: u64) -> bool {
+        let least = u64::from(self.device.lba_size.max(4096));
+        let half = bytes / 2 / least * least;
+        self.device.most_bytes = self.device.most_bytes.min(half.max(least));
+        bytes > least
+    }
+}
+
+/// What the drive does for a job at the moment.
+enum Step {
+    /// Moves data between drive and spans.
+    Move,
+    /// Moves data between drive and a buffer: a block lies in more places than a call has vectors for.
+    Bounce(Aligned),
+    /// Write Zeroes.
+    Zero,
+    /// Writes zeros.
+    WriteZeros,
+    Flush,
+}
+
+/// A request and how far it is.
+pub(super) struct Job {
+    request: Request,
+    start: u64,
+    len: u64,
+    /// Bytes that are through.
+    done: u64,
+    /// Bytes that the drive has.
+    piece: u64,
+    step: Step,
+}
+
+impl Job {
+    /// `request` was admitted for the disk.
+    pub fn new(request: Request, target: &Target) -> Self {
+        let block = u64::from(target.device.geometry.block_size);
+        let (start, len) = match request.operation {
+            Operation::Flush => (0, 0),
+            _ => (request.lba.wrapping_mul(block), u64::from(request.blocks) * block),
+        };
+        let step = match request.operation {
+            Operation::Read | Operation::Write => Step::Move,
+            Operation::Flush => Step::Flush,
+            Operation::WriteZeroes | Operation::Discard if target.device.zeroes => Step::Zero,
+            Operation::WriteZeroes | Operation::Discard => Step::WriteZeros,
+        };
+        Self { request, start, len, done: 0, piece: 0, step }
+    }
+
+    /// The command for `piece` bytes after those that are through.
+    fn command(&self, opcode: NvmOpcode, device: &Device) -> Command {
+        let lba_size = u64::from(device.lba_size);
+        let (lba, blocks) = ((self.start + self.done) / lba_size, self.piece / lba_size);
+        let mut command = Command::of_blocks(opcode.0, device.nsid, lba, blocks as u32);
+        if self.request.durable && opcode != NvmOpcode::Read {
+            command.cdw10[2] |= FORCE_UNIT_ACCESS;
+        }
+        command
+    }
+
+    fn moves(&self) -> bool {
+        matches!(self.step, Step::Move | Step::Bounce(_))
+    }
+
+    /// Says where the next bytes of data are, at most so many and whole blocks of the drive's; gives
+    /// how many.
+    fn lend(&mut self, most: u64, lba_size: u64, vectors: &mut IoVectors) -> Result<u64, Fault> {
+        let spans = &self.request.spans;
+        if matches!(self.step, Step::Move) {
+            let found = gather(spans, self.done, most, vectors);
+            let whole = found / lba_size * lba_size;
+            if whole < found {
+                // As many vectors as a call takes end within a block: the rest is another's.
+                vectors.clear();
+                gather(spans, self.done, whole, vectors);
+            }
+            if whole > 0 {
+                return Ok(whole);
+            }
+            self.step = Step::Bounce(Aligned::zeroed(BUFFER));
+        }
+        let Step::Bounce(buffer) = &mut self.step else { return Ok(0) };
+        let piece = most.min(BUFFER as u64);
+        let part = &mut buffer.bytes_mut()[..piece as usize];
+        vectors.push((part.as_mut_ptr(), part.len()));
+        if self.request.operation == Operation::Write {
+            copy_in(spans, self.done, part)?;
+        }
+        Ok(piece)
+    }
+
+    /// Gives what was read into the buffer to the spans.
+    fn drain(&self) -> Result<(), Fault> {
+        match &self.step {
+            Step::Bounce(buffer) if self.request.operation == Operation::Read => {
+                let part = &buffer.bytes()[..self.piece as usize];
+                copy_out(&self.request.spans, self.done, part)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn failed(&mut self, errno: i32, target: &mut Target) -> Next {
+        match errno {
+            libc::EINTR | libc::EAGAIN => Next::Again,
+            libc::EINVAL if self.moves() && target.halve(self.piece) => Next::Again,
+            libc::EFAULT => {
+                let iova = self.request.spans.first().map_or(0, Span::iova);
+                Next::Done(Err(DiskError::Memory(Fault::Gone { iova })))
+            }
+            libc::ECANCELED => Next::Done(Err(DiskError::Cancelled)),
+            errno => Next::Done(Err(DiskError::Io(errno))),
+        }
+    }
+
+    /// The drive ended the command with an error.
+    fn refused(&mut self, status: Status, target: &mut Target) -> Next {
+        let code = status.code();
+        let unknown = [Status::INVALID_OPCODE, Status::INVALID_FIELD].map(Status::code);
+        if matches!(self.step, Step::Zero) && unknown.contains(&code) {
+            // Drives that say they have it and do not, or not with these bits.
+            target.device.zeroes = false;
+            self.step = Step::WriteZeros;
+            return Next::Again;
+        }
+        let known = [
+            (Status::LBA_OUT_OF_RANGE, DiskError::OutOfRange),
+            (Status::CAPACITY_EXCEEDED, DiskError::NoSpace),
+            (Status::WRITE_PROTECTED, DiskError::ReadOnly),
+        ];
+        let found = known.into_iter().find(|(status, _)| status.code() == code);
+        Next::Done(Err(found.map_or(DiskError::Io(libc::EIO), |(_, error)| error)))
+    }
+}
+
+impl Work for Job {
+    type Target = Target;
+    type Entry = squeue::Entry128;
+    type Answer = cqueue::Entry32;
+
+    fn request(&self) -> &Request {
+        &self.request
+    }
+
+    fn entry(
+        &mut self,
+        target: &mut Target,
+        vectors: &mut IoVectors,
+    ) -> Result<squeue::Entry128, DiskError> {
+        vectors.clear();
+        let lba_size = u64::from(target.device.lba_size);
+        let left = self.len - self.done;
+        let most = left.min(target.device.most_bytes).min(MOST_BLOCKS * lba_size);
+        let command = match &self.step {
+            Step::Flush => Command::of_blocks(NvmOpcode::Flush.0, target.device.nsid, 0, 1),
+            Step::Zero => {
+                self.piece = left.min(MOST_BLOCKS * lba_size);
+                let mut command = self.command(NvmOpcode::WriteZeroes, &target.device);
+                let discards = self.request.operation == Operation::Discard;
+                if discards && target.device.deallocates {
+                    command.cdw10[2] |= DEALLOCATE;
+                }
+                command
+            }
+            Step::WriteZeros => {
+                let zeros = target.zeros.get_or_insert_with(|| Aligned::zeroed(BUFFER));
+                self.piece = vectors.repeat(zeros.bytes_mut(), most);
+                self.command(NvmOpcode::Write, &target.device)
+            }
+            Step::Move | Step::Bounce(_) => {
+                self.piece = self.lend(most, lba_size, vectors)?;
+                let read = self.request.operation == Operation::Read;
+                let opcode = if read { NvmOpcode::Read } else { NvmOpcode::Write };
+                self.command(opcode, &target.device)
+            }
+        };
+        Ok(command.entry(&target.device.file, vectors))
+    }
+
+    fn advance(&mut self, result: i32, target: &mut Target) -> Next {
+        match result {
+            ..0 => self.failed(result.wrapping_neg(), target),
+            1.. => self.refused(Status(result as u16), target),
+            0 => {
+                if let Err(fault) = self.drain() {
+                    return Next::Done(Err(fault.into()));
+                }
+                self.done += self.piece;
+                match self.done >= self.len {
+                    true => Next::Done(Ok(())),
+                    false => Next::Again,
+                }
+            }
+        }
+    }
+
+    fn into_request(self, result: Result<(), DiskError>, target: &mut Target) -> Request {
+        if let (Err(error), Step::Flush) = (result, self.step) {
+            target.lost = Some(error);
+        }
+        self.request
+    }
+}

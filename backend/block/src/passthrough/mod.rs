@@ -1,0 +1,125 @@
+//! A disk on an NVMe namespace's generic character device (/dev/ngXnY), by NVMe commands through
+//! io_uring (`IORING_OP_URING_CMD`, Linux 5.19).
+//!
+//! The block layer's scheduler, its merging and its page cache are passed by: a request becomes one
+//! command of the drive's driver, whose data pointers name the spans' own pages.
+//!
+//! - The drive's block device is taken exclusively beside it, so that nobody mounts what is written to
+//!   here.
+//! - A durable write sets Force Unit Access. A drive without a volatile write cache needs no flush.
+//! - Discard and Write Zeroes are Write Zeroes, with Deallocate where the drive says that what is
+//!   deallocated reads as zeros (DLFEAT); a drive without the command gets zeros written. Dataset
+//!   Management is not used: it is a hint, and these have to read as zeros afterwards.
+//! - What a drive takes at a time (MDTS) bounds a command; a longer request takes several, one after
+//!   the other. A command that the kernel refuses, as it has too many segments, goes in halves.
+//!
+//! Not supported, and refused when it is opened: metadata with each block, blocks larger than 4 KiB. The
+//! size is that of the moment when it was opened. Section numbers are those of *NVM Express Base
+//! Specification, Revision 1.4*; the interface is Linux's (`include/uapi/linux/nvme_ioctl.h`).
+
+mod command;
+mod device;
+mod job;
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use crate::check::{admit, complete};
+use crate::uring::Engine;
+use crate::{Completion, Disk, DiskError, FileOptions, Geometry, OpenError, Operation, Request};
+use device::Device;
+use job::{Job, Target};
+
+/// See the module's head.
+pub struct PassthroughDisk {
+    engine: Engine<Job>,
+    geometry: Geometry,
+    waiting: VecDeque<Request>,
+    /// The first flush that failed: what it would have vouched for may be lost.
+    lost: Option<DiskError>,
+}
+
+impl PassthroughDisk {
+    /// Opens the namespace whose generic character device is at `path`. Of the options `direct` says
+    /// nothing here.
+    ///
+    /// # Errors
+    /// [`OpenError::Kind`] for what is no such device, [`OpenError::InUse`] for one that is mounted or
+    /// in use as a disk, [`OpenError::Namespace`] for one that cannot be used; the others as for
+    /// [`FileDisk::open`](crate::FileDisk::open).
+    pub fn open(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
+        let device = Device::open(path, options)?;
+        let geometry = device.geometry;
+        let target = Target::new(device);
+        let engine = Engine::new(target, geometry.block_size, options.witness.as_ref());
+        let engine = engine.map_err(OpenError::Ring)?;
+        Ok(Self { engine, geometry, waiting: VecDeque::new(), lost: None })
+    }
+
+    /// Whether a request ends without the drive, and how.
+    fn immediate(&self, request: &Request) -> Option<Result<(), DiskError>> {
+        let extent = match admit(&self.geometry, request) {
+            Ok(extent) => extent,
+            Err(error) => return Some(Err(error)),
+        };
+        let flushes = self.engine.target.device.caches && !self.geometry.read_only;
+        match request.operation {
+            Operation::Flush if self.lost.is_some() => self.lost.map(Err),
+            Operation::Flush => (!flushes).then_some(Ok(())),
+            _ => (extent.len == 0).then_some(Ok(())),
+        }
+    }
+
+    /// Hands waiting requests to the kernel as long as there is a place.
+    fn start_waiting(&mut self, completions: &mut Vec<Completion>) {
+        while !self.waiting.is_empty() && self.engine.has_place() {
+            let Some(request) = self.waiting.pop_front() else { return };
+            match self.immediate(&request) {
+                Some(result) => completions.push(complete(request, result)),
+                None => {
+                    let job = Job::new(request, &self.engine.target);
+                    self.engine.start(job, completions);
+                }
+            }
+        }
+    }
+
+    fn note_lost(&mut self) {
+        let error = self.engine.target.lost.take();
+        self.lost = self.lost.or(error);
+    }
+}
+
+impl Disk for PassthroughDisk {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
+        self.waiting.extend(requests.drain(..));
+        self.start_waiting(completions);
+        self.engine.tell();
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.engine.reap(completions);
+        self.note_lost();
+        self.start_waiting(completions);
+        self.engine.tell();
+    }
+
+    /// What the drive has ends by itself.
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        let at = self.waiting.iter().position(|request| request.tag == tag);
+        let request = at.and_then(|at| self.waiting.remove(at));
+        let given_up = request.map(|request| complete(request, Err(DiskError::Cancelled)));
+        let found = given_up.is_some();
+        completions.extend(given_up);
+        found
+    }
+
+    fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.engine.wake_descriptor())
+    }
+}

@@ -1,0 +1,98 @@
+//! The disk on an NVMe namespace, where there is one whose content may go: `tests/e2e/28-passthrough.sh`
+//! has one, in a guest.
+
+use std::path::Path;
+
+use slipway_ram::Span;
+
+use super::{against_model, read, refuses_the_impossible, request, write};
+use crate::model::one;
+use crate::{
+    Disk, DiskError, FileOptions, OpenError, Operation, PassthroughDisk, Request, open_file,
+};
+
+/// Names the generic character device, /dev/ngXnY, of a namespace that a test may write to.
+const VARIABLE: &str = "SLIPWAY_TEST_NVME";
+
+#[test]
+fn a_namespace_equals_its_model() {
+    let Ok(path) = std::env::var(VARIABLE) else {
+        println!("SKIPPED: a_namespace_equals_its_model: needs an NVMe namespace in {VARIABLE}");
+        return;
+    };
+    let path = Path::new(&path);
+    for block_size in [512, 4096] {
+        let options = FileOptions { block_size, ..FileOptions::default() };
+        let mut disk = match PassthroughDisk::open(path, &options) {
+            Ok(disk) => disk,
+            Err(OpenError::Namespace { why, .. }) if block_size == 512 => {
+                println!("not in blocks of 512 bytes: {why}");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert!(matches!(open_file(path, &options), Err(OpenError::InUse(_))));
+        refuses_the_impossible(&mut disk);
+        let blocks = disk.geometry().blocks;
+        let all = request(Operation::WriteZeroes, 0, blocks as u32, Vec::new());
+        assert_eq!(one(&mut disk, all), Ok(()));
+        let bytes = vec![0; disk.geometry().bytes() as usize];
+        against_model(&mut disk, bytes.clone(), 1, 11);
+        let discard = request(Operation::Discard, 0, blocks as u32, Vec::new());
+        assert_eq!(one(&mut disk, discard), Ok(()));
+        // Aligned to a page, as drivers lend them: then nothing is copied on the way.
+        against_model(&mut disk, bytes, 4096, 12);
+        longer_than_a_command(&mut disk, blocks);
+        drop(disk);
+        protected(path, block_size);
+    }
+}
+
+/// A request of as many bytes as several commands take, from spans of all lengths.
+fn longer_than_a_command(disk: &mut PassthroughDisk, blocks: u64) {
+    let block = disk.geometry().block_size as usize;
+    let len = (3 << 20).min(blocks as usize * block) / block * block;
+    let data: Vec<u8> = (0..len).map(|at| (at / 7) as u8).collect();
+    let whole = Span::heap(len);
+    whole.write(0, &data).unwrap();
+    let mut spans = Vec::new();
+    let mut at = 0;
+    for part in [1, 511, 512, 4096, 100_000, 65_536, 3, 1 << 20, len] {
+        let part = part.min(len - at);
+        spans.extend((part > 0).then(|| whole.slice(at, part)));
+        at += part;
+    }
+    let durable =
+        Request { durable: true, ..request(Operation::Write, 0, (len / block) as u32, spans) };
+    assert_eq!(one(disk, durable), Ok(()));
+    let small = one(disk, request(Operation::Flush, 0, 0, Vec::new()));
+    assert_eq!(small, Ok(()));
+    let mut found = Vec::new();
+    for lba in (0..len / block).step_by(64) {
+        let count = 64.min(len / block - lba);
+        found.extend(read(disk, lba as u64, count as u32).unwrap());
+    }
+    assert!(found == data);
+}
+
+/// Readers share a namespace, and write nothing.
+fn protected(path: &Path, block_size: u32) {
+    let options = FileOptions { block_size, read_only: true, ..FileOptions::default() };
+    let mut readers = [0, 1].map(|_| PassthroughDisk::open(path, &options).unwrap());
+    for reader in &mut readers {
+        read(reader, 0, 1).unwrap();
+        let refused = write(reader, 0, &vec![1; block_size as usize]);
+        assert_eq!(refused, Err(DiskError::ReadOnly));
+        assert_eq!(one(reader, request(Operation::Flush, 0, 0, Vec::new())), Ok(()));
+    }
+    let writer = FileOptions { read_only: false, ..options };
+    assert!(matches!(PassthroughDisk::open(path, &writer), Err(OpenError::InUse(_))));
+}
+
+#[test]
+fn what_is_no_namespace_is_refused() {
+    for path in ["/dev/null", "/dev/zero"] {
+        let opened = open_file(Path::new(path), &FileOptions::default());
+        assert!(matches!(opened, Err(OpenError::Kind(_))), "{path}");
+    }
+}

@@ -1,0 +1,249 @@
+//! Requests on their way through an io_uring, each as a job of one step after the other.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use io_uring::{IoUring, cqueue, squeue, types};
+
+use crate::check::complete;
+use crate::vectors::IoVectors;
+use crate::{Completion, DiskError, Operation, Request};
+
+/// Requests that the kernel works on at a time; more wait in this process. Bounds what a disk pins
+/// in the kernel, and lies far above what a drive works on at once.
+pub(crate) const RING_ENTRIES: u32 = 256;
+
+/// What a job does next.
+pub(crate) enum Next {
+    /// [`Work::entry`] has another step.
+    Again,
+    Done(Result<(), DiskError>),
+}
+
+/// A request and how far it is.
+pub(crate) trait Work: Sized {
+    /// What it is carried out on, and what jobs share.
+    type Target;
+    type Entry: squeue::EntryMarker;
+    type Answer: cqueue::EntryMarker;
+
+    fn request(&self) -> &Request;
+
+    /// The kernel's next piece of work. `vectors` stay until it has answered, as do the job and the
+    /// target, and with them all memory that the entry names.
+    ///
+    /// # Errors
+    /// [`DiskError::Memory`] when the data to write vanished before it got that far.
+    fn entry(
+        &mut self,
+        target: &mut Self::Target,
+        vectors: &mut IoVectors,
+    ) -> Result<Self::Entry, DiskError>;
+
+    /// Takes the kernel's answer: bytes moved, 0, a status above it, or a negative errno.
+    fn advance(&mut self, result: i32, target: &mut Self::Target) -> Next;
+
+    /// The request, which ends with `result`.
+    fn into_request(self, result: Result<(), DiskError>, target: &mut Self::Target) -> Request;
+}
+
+/// A ring and the jobs that the kernel has. Dropping it waits for what the kernel still works on,
+/// since that uses the spans' memory.
+pub(crate) struct Engine<J: Work> {
+    ring: IoUring<J::Entry, J::Answer>,
+    pub target: J::Target,
+    slots: Vec<Slot<J>>,
+    free: Vec<usize>,
+    /// Bytes of the jobs that the kernel has.
+    bytes: u64,
+    block_size: u32,
+    /// Kernel's answers of one poll: slot and result.
+    answers: Vec<(usize, i32)>,
+}
+
+/// A place for one request that the kernel works on.
+struct Slot<J> {
+    job: Option<J>,
+    vectors: IoVectors,
+}
+
+impl<J: Work> Engine<J> {
+    /// `witness` is held by the kernel until the last request has ended, however the process does.
+    pub fn new(
+        target: J::Target,
+        block_size: u32,
+        witness: Option<&Arc<OwnedFd>>,
+    ) -> std::io::Result<Self> {
+        let ring = IoUring::builder().build(RING_ENTRIES)?;
+        if let Some(witness) = witness {
+            // A ring is taken down, its files last, when its last request has ended.
+            ring.submitter().register_files(&[witness.as_raw_fd()])?;
+        }
+        let (slots, free, answers) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { ring, target, slots, free, bytes: 0, block_size, answers })
+    }
+
+    /// Requests that the kernel has.
+    pub fn running(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Bytes that these move.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes that a request moves.
+    pub fn moved(&self, request: &Request) -> u64 {
+        match request.operation {
+            Operation::Read | Operation::Write => {
+                u64::from(request.blocks) * u64::from(self.block_size)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether there is a free place; makes one when there may be more.
+    pub fn has_place(&mut self) -> bool {
+        if self.free.is_empty() && self.slots.len() < RING_ENTRIES as usize {
+            self.free.push(self.slots.len());
+            self.slots.push(Slot { job: None, vectors: IoVectors::default() });
+        }
+        !self.free.is_empty()
+    }
+
+    /// Hands `job` to the kernel with the next [`Engine::tell`]. There is a free place.
+    pub fn start(&mut self, job: J, completions: &mut Vec<Completion>) {
+        let index = self.free.pop();
+        assert!(index.is_some(), "the caller has asked for a place");
+        if let Some(index) = index {
+            self.bytes += self.moved(job.request());
+            self.push(index, job, completions);
+        }
+    }
+
+    /// Puts the next step of `job` into the submission queue, at a slot of its own.
+    fn push(&mut self, index: usize, mut job: J, completions: &mut Vec<Completion>) {
+        let slot = &mut self.slots[index];
+        let mut entry = match job.entry(&mut self.target, &mut slot.vectors) {
+            Ok(entry) => entry,
+            Err(error) => return self.finish(index, job, Err(error), completions),
+        };
+        squeue::EntryMarker::set_user_data(&mut entry, index as u64);
+        slot.job = Some(job);
+        // SAFETY: the buffers and vectors that the entry points to belong to the slot, its job or the
+        // target, which stay until the kernel has answered: `reap` is the only one to take a job, and
+        // dropping the engine waits. The descriptor belongs to `target`, which outlives the slots'
+        // use of it for the same reason.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        // A slot has one entry under way, and there are as many entries as slots.
+        assert!(pushed.is_ok(), "the submission queue has an entry per slot");
+    }
+
+    /// Tells the kernel of new entries. An interrupted or refused call (no memory) leaves them in
+    /// the queue and the next time tries again.
+    pub fn tell(&mut self) {
+        if !self.ring.submission().is_empty() {
+            let _ = self.ring.submit();
+        }
+    }
+
+    /// Takes the kernel's answers; jobs with more to do go on.
+    pub fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.reap_or(completions, false);
+    }
+
+    /// As [`Engine::reap`]; jobs with more to do end when it is `closing`.
+    fn reap_or(&mut self, completions: &mut Vec<Completion>, closing: bool) {
+        let mut answers = std::mem::take(&mut self.answers);
+        answers.extend(self.ring.completion().map(|answer| {
+            let answer: cqueue::Entry = answer.into();
+            (answer.user_data() as usize, answer.result())
+        }));
+        for (index, result) in answers.drain(..) {
+            let Some(mut job) = self.slots.get_mut(index).and_then(|slot| slot.job.take()) else {
+                continue;
+            };
+            match job.advance(result, &mut self.target) {
+                Next::Again if !closing => self.push(index, job, completions),
+                Next::Again => {
+                    self.finish(index, job, Err(DiskError::Io(libc::ECANCELED)), completions);
+                }
+                Next::Done(result) => self.finish(index, job, result, completions),
+            }
+        }
+        self.answers = answers;
+    }
+
+    fn finish(
+        &mut self,
+        index: usize,
+        job: J,
+        result: Result<(), DiskError>,
+        completions: &mut Vec<Completion>,
+    ) {
+        self.free.push(index);
+        let request = job.into_request(result, &mut self.target);
+        self.bytes -= self.moved(&request);
+        completions.push(complete(request, result));
+    }
+
+    /// Gives up the request `tag`; see [`Disk::cancel`](crate::Disk::cancel). Whether the kernel had
+    /// not begun with it, and does not any more.
+    pub fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        let is_it = |slot: &Slot<J>| slot.job.as_ref().is_some_and(|job| job.request().tag == tag);
+        let Some(index) = self.slots.iter().position(is_it) else { return false };
+        self.tell();
+        let now = Some(types::Timespec::new());
+        let request = types::CancelBuilder::user_data(index as u64);
+        // Whatever it says, the completion tells how the request ended. Kernels before 6.0 refuse.
+        let _ = self.ring.submitter().register_sync_cancel(now, request);
+        let before = completions.len();
+        self.reap(completions);
+        self.tell();
+        let cancelled = Err(DiskError::Cancelled);
+        completions[before..].iter().any(|one| one.tag == tag && one.result == cancelled)
+    }
+
+    /// The ring's own descriptor: it is readable exactly while a completion waits.
+    pub fn wake_descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring's descriptor is open as long as the ring, which the borrow keeps.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+impl<J: Work> Engine<J> {
+    /// Waits for what the kernel still works on.
+    pub fn close(&mut self) {
+        let mut ended = Vec::new();
+        while self.running() > 0 {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if is_passing(&error) => {}
+                // The kernel may use the memory for ever: it must not be given back.
+                Err(_) => {
+                    self.free.clear();
+                    return std::mem::forget(std::mem::take(&mut self.slots));
+                }
+            }
+            self.reap_or(&mut ended, true);
+            ended.clear();
+        }
+    }
+}
+
+impl<J: Work> Drop for Engine<J> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Whether the same call may succeed next time.
+fn is_passing(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+/// The descriptor as io_uring wants it.
+pub(crate) fn uring_fd(fd: &OwnedFd) -> types::Fd {
+    types::Fd(fd.as_fd().as_raw_fd())
+}
