@@ -19,6 +19,9 @@ const ROUNDS: usize = 9;
 /// A turn, without what comes first: until the change has come through.
 const TURN: Duration = Duration::from_millis(500);
 const SETTLE: Duration = Duration::from_millis(200);
+/// A turn goes on until a command has come to its end, on a machine that is busy with others too; by
+/// then there is none.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Between reports: as `slipway snoop` has it by default.
 const INTERVAL_MS: u32 = 1000;
 
@@ -87,8 +90,11 @@ impl Sandbox {
         // Nobody reads the reports: few fit into a turn, and the sender waits with the rest.
         tokio::time::sleep(SETTLE).await;
         let (from, before) = (Instant::now(), self.commands().await?);
-        tokio::time::sleep(TURN).await;
-        let (took, commands) = (from.elapsed(), self.commands().await?.saturating_sub(before));
+        let (mut took, mut commands) = (Duration::ZERO, 0);
+        while commands == 0 && took < PATIENCE {
+            tokio::time::sleep(TURN).await;
+            (took, commands) = (from.elapsed(), self.commands().await?.saturating_sub(before));
+        }
         drop((host, guest));
         if commands == 0 {
             bail!("sandbox \"{}\" has no load on its disks: put one on them first", self.name);
