@@ -365,11 +365,12 @@ struct Plan {
     kill_after: Option<Duration>,
 }
 
-/// Has a guest work while `next` says how each process ends; gives kills, rounds, longest pause.
+/// Has a guest work while `next` says how each process ends, by its number and by how many were killed
+/// since the guest came through a round; gives kills, rounds, longest pause.
 fn life(
     kills: u64,
     mapped: bool,
-    mut next: impl FnMut(u64) -> Plan + Send,
+    mut next: impl FnMut(u64, u64) -> Plan + Send,
 ) -> (u64, u64, Duration) {
     let dir = tempfile::tempdir().unwrap();
     if mapped {
@@ -380,16 +381,21 @@ fn life(
     std::fs::write(dir.path().join("base"), base).unwrap();
     let path = dir.path().join("keeper");
     std::thread::spawn(move || slipway_keeper::serve(&path).unwrap());
-    let (state, done) = (Guests::default(), AtomicU64::new(0));
+    let (state, done, rounds) = (Guests::default(), AtomicU64::new(0), AtomicU64::new(0));
     let outcome = std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
+            let mut last = (0, 0);
             serve(dir.path(), &state, |number| {
                 done.store(number, Ordering::Relaxed);
+                let rounds = rounds.load(Ordering::Relaxed);
+                if rounds != last.0 {
+                    last = (rounds, number);
+                }
                 // The first one lives until the guest has come.
                 if number == 0 {
                     return Plan { fault: None, kill_after: Some(Duration::from_millis(10)) };
                 }
-                next(number)
+                next(number, number - last.1)
             })
         });
         let guest = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -397,6 +403,7 @@ fn life(
             state.came.store(true, Ordering::Relaxed);
             while done.load(Ordering::Relaxed) < kills {
                 guest.round();
+                rounds.store(guest.round, Ordering::Relaxed);
             }
             (guest.round, guest.driver.registers.longest)
         }));
@@ -415,7 +422,7 @@ fn every_step_of_a_message(mapped: bool) {
     let plan = |point| counts.iter().map(move |count| format!("{point}:{count}"));
     let plans: Vec<String> = POINTS.iter().flat_map(plan).collect();
     let all = plans.len() as u64;
-    let (kills, rounds, longest) = life(all + 1, mapped, move |number| Plan {
+    let (kills, rounds, longest) = life(all + 1, mapped, move |number, _| Plan {
         fault: plans.get(number as usize - 1).cloned(),
         kill_after: None,
     });
@@ -425,9 +432,11 @@ fn every_step_of_a_message(mapped: bool) {
 
 fn any_time(mapped: bool) {
     let (mut seed, wanted) = (7u64, if mapped { 15 } else { 40 });
-    let (kills, rounds, longest) = life(wanted, mapped, move |_| {
+    let (kills, rounds, longest) = life(wanted, mapped, move |_, stuck| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let after = Duration::from_micros((seed >> 40) % 60_000);
+        // A busy machine may take longer to start a process than this one lives: the next live longer.
+        let most = 60_000 * (1 + stuck / 8);
+        let after = Duration::from_micros((seed >> 40) % most);
         Plan { fault: None, kill_after: Some(after) }
     });
     println!("{kills} kills, {rounds} rounds, longest pause {longest:?}");
