@@ -45,7 +45,7 @@ const MSIX_PENDING: u64 = 0x3000;
 /// Most vectors whose table fits between table and pending bits.
 pub(crate) const MAX_VECTORS: usize = ((MSIX_PENDING - MSIX_TABLE) / 16) as usize;
 
-/// Looks at doorbells after a poll that found nothing, of all queues together: some 100 ns.
+/// Looks at doorbells after a poll that found nothing, of all queues together: some tens of ns.
 const LOOKS: usize = 8;
 
 /// PCI identity. Drivers bind by class (01 08 02: mass storage, non-volatile memory, NVM Express;

@@ -187,9 +187,13 @@ pub(super) fn write_cached<T: Serialize>(file: &Path, value: &T) {
 mod tests {
     use super::*;
 
+    /// A program that runs `body`. Another process writes it: a descriptor of ours to write to it could
+    /// lie in a child of another test's for a moment, and what somebody may write to cannot be run.
     fn script(directory: &Path, body: &str) -> PathBuf {
-        let path = directory.join(PROGRAM);
-        fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        let (text, path) = (directory.join("text"), directory.join(PROGRAM));
+        fs::write(&text, format!("#!/bin/sh\n{body}\n")).unwrap();
+        let copied = std::process::Command::new("cp").args([&text, &path]).status();
+        assert!(copied.unwrap().success());
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path
     }
