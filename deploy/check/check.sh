@@ -22,9 +22,13 @@ scripts() {
         xargs -0 shellcheck -x -S warning -e SC2154
 }
 
+# The fuzz targets are a workspace of their own, built at the end of `make test`: its lock is looked at here.
+fuzz_lock() { cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null; }
+
 part format cargo fmt --all --check
 part lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 part docs docs_without_warnings
+part fuzz-lock fuzz_lock
 part floors python3 deploy/check/floors.py
 part licences python3 deploy/check/licences.py
 part scripts scripts
