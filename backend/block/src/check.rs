@@ -27,8 +27,8 @@ pub(crate) fn admit(geometry: &Geometry, request: &Request) -> Result<Extent, Di
     }
 }
 
-/// As [`admit`], for what [`Disk::transfer`](crate::Disk::transfer) is asked for; `place` is the first
-/// logical block and their number.
+/// As [`admit`], for all but a flush, and for what [`Disk::transfer`](crate::Disk::transfer) is asked
+/// for: from logical block `lba` on, `blocks` of them.
 #[inline]
 pub(crate) fn admit_transfer(
     geometry: &Geometry,

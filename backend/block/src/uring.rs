@@ -1,9 +1,11 @@
 //! Requests on their way through an io_uring, each as a job of one step after the other.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use io_uring::{IoUring, cqueue, squeue, types};
+use slipway_ram::{Fault, Span};
 
 use crate::check::complete;
 use crate::vectors::IoVectors;
@@ -241,6 +243,31 @@ impl<J: Work> Drop for Engine<J> {
 /// Whether the same call may succeed next time.
 fn is_passing(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+/// Gives up the request `tag` where it still waits for a place. Whether it did.
+pub(crate) fn give_up(
+    waiting: &mut VecDeque<Request>,
+    tag: u64,
+    completions: &mut Vec<Completion>,
+) -> bool {
+    let at = waiting.iter().position(|request| request.tag == tag);
+    let Some(request) = at.and_then(|at| waiting.remove(at)) else { return false };
+    completions.push(complete(request, Err(DiskError::Cancelled)));
+    true
+}
+
+/// What `request` ends with when the kernel refuses it with `errno`.
+pub(crate) fn refused(errno: i32, request: &Request) -> DiskError {
+    match errno {
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => DiskError::NoSpace,
+        libc::EFAULT => {
+            let iova = request.spans.first().map_or(0, Span::iova);
+            DiskError::Memory(Fault::Gone { iova })
+        }
+        libc::ECANCELED => DiskError::Cancelled,
+        errno => DiskError::Io(errno),
+    }
 }
 
 /// The descriptor as io_uring wants it.

@@ -298,8 +298,8 @@ impl Memory {
         self.write(iova, &value.to_le_bytes())
     }
 
-    /// Stores 16 bytes, little-endian, at `iova` so that whoever sees the last four sees all of them: an entry of a
-    /// ring with its valid bit in the last word.
+    /// Stores 16 bytes, little-endian, at `iova` so that whoever sees the last four sees all of them:
+    /// an entry of a ring with its valid bit in the last word.
     ///
     /// # Errors
     /// [`Fault`].

@@ -6,7 +6,7 @@ use io_uring::{cqueue, opcode, squeue, types};
 use slipway_ram::{Fault, Span};
 
 use crate::aligned::Aligned;
-use crate::uring::{Next, Work, uring_fd};
+use crate::uring::{Next, Work, refused, uring_fd};
 use crate::vectors::{IoVectors, copy_in, copy_out, gather};
 use crate::{DiskError, Geometry, Operation, Request};
 
@@ -203,22 +203,10 @@ impl Job {
                 self.step = Step::Bounce(Aligned::empty(), 0);
                 return Next::Again;
             }
-            _ => return Next::Done(Err(self.error(errno))),
+            _ => return Next::Done(Err(refused(errno, &self.request))),
         }
         self.choose(target);
         Next::Again
-    }
-
-    fn error(&self, errno: i32) -> DiskError {
-        match errno {
-            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => DiskError::NoSpace,
-            libc::EFAULT => {
-                let iova = self.request.spans.first().map_or(0, Span::iova);
-                DiskError::Memory(Fault::Gone { iova })
-            }
-            libc::ECANCELED => DiskError::Cancelled,
-            errno => DiskError::Io(errno),
-        }
     }
 }
 

@@ -33,7 +33,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::check::{admit, complete};
-use crate::uring::Engine;
+use crate::uring::{Engine, give_up};
 use crate::{
     BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, PassthroughDisk,
     Request,
@@ -198,9 +198,7 @@ impl Disk for FileDisk {
     }
 
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
-        if let Some(at) = self.waiting.iter().position(|request| request.tag == tag) {
-            let given_up = |request| complete(request, Err(DiskError::Cancelled));
-            completions.extend(self.waiting.remove(at).map(given_up));
+        if give_up(&mut self.waiting, tag, completions) {
             return true;
         }
         let cancelled = self.engine.cancel(tag, completions);

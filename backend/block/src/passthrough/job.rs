@@ -3,12 +3,12 @@
 use io_uring::{cqueue, squeue};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::status::Status;
-use slipway_ram::{Fault, Span};
+use slipway_ram::Fault;
 
 use super::command::Command;
 use super::device::Device;
 use crate::aligned::Aligned;
-use crate::uring::{Next, Work};
+use crate::uring::{Next, Work, refused};
 use crate::vectors::{IoVectors, copy_in, copy_out, gather};
 use crate::{DiskError, Operation, Request};
 
@@ -143,17 +143,12 @@ impl Job {
         match errno {
             libc::EINTR | libc::EAGAIN => Next::Again,
             libc::EINVAL if self.moves() && target.halve(self.piece) => Next::Again,
-            libc::EFAULT => {
-                let iova = self.request.spans.first().map_or(0, Span::iova);
-                Next::Done(Err(DiskError::Memory(Fault::Gone { iova })))
-            }
-            libc::ECANCELED => Next::Done(Err(DiskError::Cancelled)),
-            errno => Next::Done(Err(DiskError::Io(errno))),
+            errno => Next::Done(Err(refused(errno, &self.request))),
         }
     }
 
     /// The drive ended the command with an error.
-    fn refused(&mut self, status: Status, target: &mut Target) -> Next {
+    fn ended_badly(&mut self, status: Status, target: &mut Target) -> Next {
         let code = status.code();
         let unknown = [Status::INVALID_OPCODE, Status::INVALID_FIELD].map(Status::code);
         if matches!(self.step, Step::Zero) && unknown.contains(&code) {
@@ -219,7 +214,7 @@ impl Work for Job {
     fn advance(&mut self, result: i32, target: &mut Target) -> Next {
         match result {
             ..0 => self.failed(result.wrapping_neg(), target),
-            1.. => self.refused(Status(result as u16), target),
+            1.. => self.ended_badly(Status(result as u16), target),
             0 => {
                 if let Err(fault) = self.drain() {
                     return Next::Done(Err(fault.into()));

@@ -26,7 +26,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use crate::check::{admit, complete};
-use crate::uring::Engine;
+use crate::uring::{Engine, give_up};
 use crate::{Completion, Disk, DiskError, FileOptions, Geometry, OpenError, Operation, Request};
 use device::Device;
 use job::{Job, Target};
@@ -111,12 +111,7 @@ impl Disk for PassthroughDisk {
 
     /// What the drive has ends by itself.
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
-        let at = self.waiting.iter().position(|request| request.tag == tag);
-        let request = at.and_then(|at| self.waiting.remove(at));
-        let given_up = request.map(|request| complete(request, Err(DiskError::Cancelled)));
-        let found = given_up.is_some();
-        completions.extend(given_up);
-        found
+        give_up(&mut self.waiting, tag, completions)
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
