@@ -170,7 +170,14 @@ impl Mapping {
         unsafe { copy::write_raw(to, from, len, self.guarded) }
     }
 
-    /// Loads the little-endian word at `offset`, acquiring. None: the memory is gone.
+    /// Copies `len` bytes from `offset` to `at` of `to`. False: memory of one of them is gone.
+    pub(crate) fn copy_to(&self, offset: usize, to: &Self, at: usize, len: usize) -> bool {
+        let (from, into) = (self.address(offset, len), to.address(at, len));
+        // SAFETY: as for `read` and `write`. Where the ranges overlap, since both are one client's
+        // memory, what that client gets is a mix of its own bytes.
+        unsafe { copy::between(into, from, len, self.guarded || to.guarded) }
+    }
+
     /// Has the processor fetch the line that `offset` lies in: a hint, wherever that is.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
@@ -184,6 +191,7 @@ impl Mapping {
         let _ = offset;
     }
 
+    /// Loads the little-endian word at `offset`, acquiring. None: the memory is gone.
     pub(crate) fn load_u32(&self, offset: usize) -> Option<u32> {
         let from = self.address(offset, 4);
         // SAFETY: as for `read`.

@@ -60,6 +60,18 @@ impl Span {
         Self { offset: self.offset + offset, len, iova: self.at(offset), ..self.clone() }
     }
 
+    /// Makes this span the part `offset..offset + len` of `whole`, as [`Span::slice`] would: without
+    /// counting references where both are of the same mapping, so that a span that is used over and
+    /// over costs a few stores.
+    ///
+    /// # Panics
+    /// When that leaves `whole`: a programmer's error.
+    #[inline]
+    pub fn assign(&mut self, whole: &Self, offset: usize, len: usize) {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= whole.len), "slice out of span");
+        self.renew(&whole.mapping, whole.offset + offset, len, whole.at(offset));
+    }
+
     /// Appends `next` when it follows this span directly in the same mapping. False: it does not.
     pub fn join(&mut self, next: &Self) -> bool {
         self.extend(&next.mapping, next.offset, next.len, next.iova)
@@ -118,6 +130,25 @@ impl Span {
         assert!(offset.checked_add(from.len()).is_some_and(|end| end <= self.len), "out of span");
         self.allow(Access::Write, offset)?;
         self.outcome(self.mapping.write(self.offset + offset, from), offset)
+    }
+
+    /// Copies `len` bytes from `offset` of the span to `at` of `to`, in one go: memory of two parties,
+    /// each of whom may change its own meanwhile. What is copied is then any mix.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] when one of the owners took the memory away, with the address in `self`
+    /// (whose of the two it was is not told); [`Fault::Denied`] when a region does not allow it.
+    ///
+    /// # Panics
+    /// When a range leaves its span.
+    #[inline]
+    pub fn copy_to(&self, offset: usize, to: &Self, at: usize, len: usize) -> Result<(), Fault> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "out of span");
+        assert!(at.checked_add(len).is_some_and(|end| end <= to.len), "out of span");
+        self.allow(Access::Read, offset)?;
+        to.allow(Access::Write, at)?;
+        let there = self.mapping.copy_to(self.offset + offset, &to.mapping, to.offset + at, len);
+        self.outcome(there, offset)
     }
 
     /// Has the processor fetch the line that `offset` lies in, soon to be read. A hint.

@@ -18,10 +18,12 @@ mod x86_64;
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use portable::{
-    load_u32, prepare, publish, read, read_raw, store_u32, write, write_raw,
+    between, load_u32, prepare, publish, read, read_raw, store_u32, write, write_raw,
 };
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{load_u32, prepare, publish, read, read_raw, store_u32, write, write_raw};
+pub(crate) use x86_64::{
+    between, load_u32, prepare, publish, read, read_raw, store_u32, write, write_raw,
+};
 
 #[cfg(test)]
 mod tests;

@@ -65,6 +65,16 @@ pub(crate) unsafe fn write(guest: *mut u8, from: &[u8], guarded: bool) -> bool {
     true
 }
 
+/// Copies between two mappings. False: some of either is gone.
+///
+/// # Safety
+/// As for [`read`] of `from` and for [`write`] of `to`.
+pub(crate) unsafe fn between(to: *mut u8, from: *const u8, len: usize, guarded: bool) -> bool {
+    // SAFETY: by this function's contract; the kernel checks both sides, and what is not guarded on
+    // either does not go.
+    unsafe { read_raw(from, to, len, guarded) }
+}
+
 /// Loads a word with acquire ordering; in one access where it is not guarded.
 ///
 /// # Safety
@@ -111,18 +121,18 @@ pub(crate) unsafe fn publish(guest: *mut u8, bits: u128, guarded: bool) -> bool 
     }
 }
 
-/// The C library's memcpy behind a pointer whose value the compiler cannot know: see the parent
+/// The C library's memmove behind a pointer whose value the compiler cannot know: see the parent
 /// module for why.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
+/// `from` is readable and `to` writable for `len` bytes.
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
-    let memcpy: Memcpy = libc::memcpy;
+    type Move = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
+    let move_bytes: Move = libc::memmove;
     // SAFETY: reads a local variable.
-    let memcpy = unsafe { std::ptr::read_volatile(&memcpy) };
+    let move_bytes = unsafe { std::ptr::read_volatile(&move_bytes) };
     // SAFETY: by this function's own contract.
-    unsafe { memcpy(to.cast(), from.cast(), len) };
+    unsafe { move_bytes(to.cast(), from.cast(), len) };
 }
 
 fn through_kernel(guest: *mut u8, own: *mut u8, len: usize, to_guest: bool) -> bool {

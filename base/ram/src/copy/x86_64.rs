@@ -197,6 +197,15 @@ pub(crate) unsafe fn write_raw(guest: *mut u8, from: *const u8, len: usize, _: b
     unsafe { slipway_ram_copy(guest, from, len) == 0 }
 }
 
+/// Copies between two mappings. False: some of either is gone.
+///
+/// # Safety
+/// As for [`read`] of `from` and for [`write`] of `to`.
+pub(crate) unsafe fn between(to: *mut u8, from: *const u8, len: usize, _: bool) -> bool {
+    // SAFETY: as for `read` and `write`; what is not there on either side ends at the landing pad.
+    unsafe { slipway_ram_copy(to, from, len) == 0 }
+}
+
 /// Copies `from` to guest memory. False: some of it is gone.
 ///
 /// # Safety

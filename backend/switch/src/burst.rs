@@ -1,0 +1,401 @@
+//! Frames under way from one port to others.
+
+use slipway_ram::{Fault, Span};
+
+/// Most frames of a burst: enough that what is done once a burst does not count, few enough that their
+/// heads stay in a first-level cache.
+pub const BURST: usize = 256;
+/// Bytes of a frame's private head: one cache line, which all addresses that the switch judges lie in.
+pub const HEAD: usize = 64;
+/// Bytes of the largest frame: an IP packet of 64 KiB with a tagged header.
+pub const MAX_FRAME: usize = 65_535 + 18;
+
+/// How a frame that is too long for a link is to be cut (virtio 1.2, section 5.1.6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Segmentation {
+    /// It is not.
+    #[default]
+    None,
+    /// TCP over IPv4.
+    Tcp4,
+    /// TCP over IPv6.
+    Tcp6,
+    /// UDP over either.
+    Udp,
+}
+
+/// What a frame's sender left to whoever puts it on a wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Offload {
+    /// Where the checksum begins and, counted from there, where it goes: the 16 bits there hold the sum
+    /// of the pseudo header.
+    pub checksum: Option<(u16, u16)>,
+    /// Somebody trusted has checked the checksum, or there was no wire that could spoil it.
+    pub valid: bool,
+    /// How to cut it.
+    pub segmentation: Segmentation,
+    /// Bytes of payload in each piece; meaningless when it is not cut.
+    pub segment: u16,
+    /// Congestion was experienced, or may be: CWR is for the first piece only.
+    pub ecn: bool,
+}
+
+impl Offload {
+    /// Nothing left to do.
+    pub const NONE: Self = Self {
+        checksum: None,
+        valid: false,
+        segmentation: Segmentation::None,
+        segment: 0,
+        ecn: false,
+    };
+}
+
+/// A frame of a burst: what is known of it without its bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Frame {
+    /// Bytes, without a tag that was taken off.
+    pub len: u32,
+    /// Which part of the private head is the frame's.
+    head: (u8, u8),
+    first_span: u32,
+    spans: u16,
+    /// What is left to do.
+    pub offload: Offload,
+}
+
+/// One line, so that it is copied without crossing into another.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Head([u8; HEAD]);
+
+/// Frames that a port took from its peer: a private copy of each one's first 64 bytes, which is what
+/// is judged and what is delivered, and spans of the rest, in the peer's memory, which nobody judges.
+///
+/// So a peer that rewrites its memory meanwhile changes payload and no address.
+pub struct Burst {
+    frames: Vec<Frame>,
+    heads: Box<[Head; BURST]>,
+    /// Spans of the frames' rests; the first `used` of them. The others wait to be used again.
+    spans: Vec<Span>,
+    used: usize,
+}
+
+impl Default for Burst {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Burst {
+    /// An empty burst.
+    pub fn new() -> Self {
+        Self {
+            frames: Vec::with_capacity(BURST),
+            heads: Box::new([Head([0; HEAD]); BURST]),
+            spans: Vec::new(),
+            used: 0,
+        }
+    }
+
+    /// Forgets the frames. Spans stay, to be used again: they keep memory alive that was removed, so
+    /// see [`Burst::release`].
+    #[inline]
+    pub fn clear(&mut self) {
+        self.frames.clear();
+        self.used = 0;
+    }
+
+    /// Lets go of all memory of peers.
+    pub fn release(&mut self) {
+        self.clear();
+        self.spans.clear();
+    }
+
+    /// How many frames there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// How many more fit.
+    #[inline]
+    pub fn room(&self) -> usize {
+        BURST - self.frames.len()
+    }
+
+    /// The frames, in the order in which they came.
+    #[inline]
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames
+    }
+
+    /// The private copy of a frame's first bytes, up to 64.
+    ///
+    /// # Panics
+    /// When there is no such frame.
+    #[inline]
+    pub fn head(&self, frame: usize) -> &[u8] {
+        let (from, to) = self.frames[frame].head;
+        &self.heads[frame].0[usize::from(from)..usize::from(to)]
+    }
+
+    /// Adds a frame that lies in one piece of memory.
+    ///
+    /// # Errors
+    /// [`Fault`] when its head cannot be read: the burst is as before.
+    ///
+    /// # Panics
+    /// When there is no room, or the range leaves the span: programmer's errors.
+    #[inline]
+    pub fn push(
+        &mut self,
+        span: &Span,
+        offset: usize,
+        len: usize,
+        offload: Offload,
+    ) -> Result<(), Fault> {
+        let head = len.min(HEAD);
+        span.read(offset, &mut self.heads[self.frames.len()].0[..head])?;
+        let first_span = self.used as u32;
+        if len > head {
+            self.append(span, offset + head, len - head);
+        }
+        let spans = (self.used as u32 - first_span) as u16;
+        // `head` is at most 64.
+        self.frames.push(Frame {
+            len: len as u32,
+            head: (0, head as u8),
+            first_span,
+            spans,
+            offload,
+        });
+        Ok(())
+    }
+
+    /// Begins a frame that lies in several pieces; it is there once the builder is told so.
+    ///
+    /// # Panics
+    /// When there is no room.
+    pub fn begin(&mut self) -> Builder<'_> {
+        assert!(self.frames.len() < BURST, "no room in the burst");
+        Builder { first_span: self.used, head: 0, len: 0, burst: self }
+    }
+
+    #[inline]
+    fn append(&mut self, span: &Span, offset: usize, len: usize) {
+        match self.spans.get_mut(self.used) {
+            Some(place) => place.assign(span, offset, len),
+            None => self.spans.push(span.slice(offset, len)),
+        }
+        self.used += 1;
+    }
+
+    /// Takes the four bytes at offset 12 out of the frame's head: its tag.
+    ///
+    /// # Panics
+    /// When the head has no 16 bytes.
+    pub fn take_tag(&mut self, frame: usize) {
+        let Frame { len, head: (from, to), offload, .. } = &mut self.frames[frame];
+        assert!(*to - *from >= 16, "a frame without a tag");
+        let at = usize::from(*from);
+        self.heads[frame].0.copy_within(at..at + 12, at + 4);
+        *from += 4;
+        *len -= 4;
+        if let Some((start, _)) = &mut offload.checksum {
+            *start = start.saturating_sub(4);
+        }
+    }
+
+    /// A reader of the frame's bytes, with the tag `tci` put in when that is not 0.
+    ///
+    /// # Panics
+    /// When there is no such frame.
+    #[inline]
+    pub fn read(&self, pick: Pick) -> Reader<'_> {
+        let frame = &self.frames[usize::from(pick.frame)];
+        let head = self.head(usize::from(pick.frame));
+        let spans = &self.spans[frame.first_span as usize..][..usize::from(frame.spans)];
+        if pick.tci == 0 {
+            return Reader { lead: [0; 16], lead_at: 16, head, spans, skip: 0 };
+        }
+        let mut lead = [0; 16];
+        lead[..12].copy_from_slice(&head[..12]);
+        lead[12..14].copy_from_slice(&slipway_ethernet_spec::ethertype::VLAN.to_be_bytes());
+        lead[14..].copy_from_slice(&pick.tci.to_be_bytes());
+        Reader { lead, lead_at: 0, head: &head[12..], spans, skip: 0 }
+    }
+
+    /// The frame's bytes with its tag.
+    #[inline]
+    pub fn len_of(&self, pick: Pick) -> usize {
+        self.frames[usize::from(pick.frame)].len as usize + if pick.tci == 0 { 0 } else { 4 }
+    }
+
+    /// What is left to do for the frame as it is with its tag.
+    #[inline]
+    pub fn offload_of(&self, pick: Pick) -> Offload {
+        let mut offload = self.frames[usize::from(pick.frame)].offload;
+        if let (true, Some((start, _))) = (pick.tci != 0, &mut offload.checksum) {
+            *start = start.saturating_add(4);
+        }
+        offload
+    }
+}
+
+/// A frame of a burst that one port is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Pick {
+    /// Its number in the burst.
+    pub frame: u16,
+    /// The control information of the tag to put in; 0: none.
+    pub tci: u16,
+}
+
+/// A frame in the making. Dropped before [`Builder::finish`], it was not there.
+pub struct Builder<'a> {
+    burst: &'a mut Burst,
+    first_span: usize,
+    head: usize,
+    len: usize,
+}
+
+impl Builder<'_> {
+    /// Bytes so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends a piece. The caller bounds their number: at most 65,535 to a frame.
+    ///
+    /// # Errors
+    /// [`Fault`] when a part of it belongs to the head and cannot be read.
+    ///
+    /// # Panics
+    /// When the range leaves the span.
+    #[inline]
+    pub fn append(&mut self, span: &Span, offset: usize, len: usize) -> Result<(), Fault> {
+        let to_head = len.min(HEAD - self.head);
+        if to_head > 0 {
+            let head = &mut self.burst.heads[self.burst.frames.len()].0;
+            span.read(offset, &mut head[self.head..self.head + to_head])?;
+            self.head += to_head;
+        }
+        if len > to_head {
+            self.burst.append(span, offset + to_head, len - to_head);
+        }
+        self.len += len;
+        Ok(())
+    }
+
+    /// The frame is whole.
+    #[inline]
+    pub fn finish(self, offload: Offload) {
+        let Self { burst, first_span, head, len } = &self;
+        let (first_span, spans) = (*first_span as u32, (burst.used - first_span) as u16);
+        let frame = Frame { len: *len as u32, head: (0, *head as u8), first_span, spans, offload };
+        self.burst.frames.push(frame);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Builder<'_> {
+    fn drop(&mut self) {
+        self.burst.used = self.first_span;
+    }
+}
+
+/// Reads a frame from its beginning to its end, into whatever memory its destination has.
+pub struct Reader<'a> {
+    /// Addresses and tag, when one was put in.
+    lead: [u8; 16],
+    lead_at: u8,
+    head: &'a [u8],
+    spans: &'a [Span],
+    /// Bytes of the first span that were read.
+    skip: usize,
+}
+
+impl Reader<'_> {
+    /// Copies the next bytes, up to `len`, to `at` of `to`. Returns how many: less only at the frame's
+    /// end.
+    ///
+    /// # Errors
+    /// [`Fault`] of the source's or of the destination's memory.
+    ///
+    /// # Panics
+    /// When the range leaves `to`.
+    #[inline]
+    pub fn copy_to(&mut self, to: &Span, at: usize, len: usize) -> Result<usize, Fault> {
+        let mut done = 0;
+        while done < len {
+            if self.lead_at < 16 {
+                let lead = &self.lead[usize::from(self.lead_at)..];
+                let part = lead.len().min(len - done);
+                to.write(at + done, &lead[..part])?;
+                self.lead_at += part as u8;
+                done += part;
+            } else if !self.head.is_empty() {
+                let part = self.head.len().min(len - done);
+                to.write(at + done, &self.head[..part])?;
+                self.head = &self.head[part..];
+                done += part;
+            } else {
+                let Some(span) = self.spans.first() else { break };
+                let part = (span.len() - self.skip).min(len - done);
+                span.copy_to(self.skip, to, at + done, part)?;
+                done += part;
+                self.advance(part);
+            }
+        }
+        Ok(done)
+    }
+
+    /// Copies the next bytes into memory of our own. Returns how many: less only at the frame's end.
+    ///
+    /// # Errors
+    /// [`Fault`] of the source's memory.
+    pub fn read(&mut self, into: &mut [u8]) -> Result<usize, Fault> {
+        let mut done = 0;
+        while done < into.len() {
+            let rest = &mut into[done..];
+            if self.lead_at < 16 {
+                let lead = &self.lead[usize::from(self.lead_at)..];
+                let part = lead.len().min(rest.len());
+                rest[..part].copy_from_slice(&lead[..part]);
+                self.lead_at += part as u8;
+                done += part;
+            } else if !self.head.is_empty() {
+                let part = self.head.len().min(rest.len());
+                rest[..part].copy_from_slice(&self.head[..part]);
+                self.head = &self.head[part..];
+                done += part;
+            } else {
+                let Some(span) = self.spans.first() else { break };
+                let part = (span.len() - self.skip).min(rest.len());
+                span.read(self.skip, &mut rest[..part])?;
+                done += part;
+                self.advance(part);
+            }
+        }
+        Ok(done)
+    }
+
+    fn advance(&mut self, part: usize) {
+        self.skip += part;
+        if self.spans.first().is_some_and(|span| span.len() == self.skip) {
+            self.spans = &self.spans[1..];
+            self.skip = 0;
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The contract of a port.
+
+use crate::{Burst, Pick};
+
+/// What a port's peer can take without the switch's help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Abilities {
+    /// Frames whose checksum is not filled in yet.
+    pub checksum: bool,
+    /// TCP segments over IPv4 to be cut.
+    pub tcp4: bool,
+    /// TCP segments over IPv6 to be cut.
+    pub tcp6: bool,
+    /// UDP datagrams to be cut.
+    pub udp: bool,
+}
+
+impl Abilities {
+    /// Everything.
+    pub const ALL: Self = Self { checksum: true, tcp4: true, tcp6: true, udp: true };
+    /// Only frames as they go over a wire.
+    pub const NONE: Self = Self { checksum: false, tcp4: false, tcp6: false, udp: false };
+}
+
+/// How a delivery went: every pick is counted in exactly one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Delivered {
+    /// The peer has them.
+    pub frames: u32,
+    /// There was no room.
+    pub full: u32,
+    /// The peer cannot take a frame of this size, or its memory was gone.
+    pub refused: u32,
+}
+
+/// One end of a link to the switch. The *peer* is whoever is at the other end: a guest, a program, the
+/// host's kernel.
+///
+/// All calls come from one thread, the switch's. None of them blocks, none allocates once it is warm,
+/// and no peer's doing makes one panic.
+///
+/// # Duties of the port
+/// - Everything that the peer says is read once; lengths are bounded ([`crate::MAX_FRAME`]) before they
+///   are used. What is wrong with it is dropped and counted by the port ([`Port::malformed`]).
+/// - A frame that [`Port::take`] gave stays where its spans say until [`Port::release`], as far as the
+///   port is concerned; its peer may change it.
+/// - It wakes the switch (its descriptor, or whatever its host arranged) when frames come while it is
+///   armed.
+///
+/// # Duties of the switch
+/// - `take`, any number of `deliver`s to other ports, `release`, in this order; no second `take` before.
+/// - Before it sleeps it calls [`Port::arm`], and sleeps only if that found nothing.
+pub trait Port: Send {
+    /// What the peer can take; may change between two calls.
+    fn abilities(&self) -> Abilities;
+
+    /// Whether there is a peer that may take frames: the link's state as the peer's side has it.
+    fn is_up(&self) -> bool;
+
+    /// Appends frames that came from the peer to `burst`, at most `limit` of them, and tells whether
+    /// more wait (or may).
+    fn take(&mut self, burst: &mut Burst, limit: usize) -> bool;
+
+    /// The frames taken last have been carried out: gives their memory back to the peer.
+    fn release(&mut self);
+
+    /// Gives the peer frames of `burst`, in order, as many as it has room for, and tells it if it wants
+    /// to be told. A frame that there is no room for, and all after it, are left out.
+    fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered;
+
+    /// From now on the switch must be woken when a frame comes. Tells whether there is one already:
+    /// then the switch must look and not sleep.
+    fn arm(&mut self) -> bool;
+
+    /// Frames from the peer that were wrong (no frame, too long, in memory that is not there) since the
+    /// last call.
+    fn malformed(&mut self) -> u64 {
+        0
+    }
+}

@@ -1,0 +1,99 @@
+//! Ethernet frames as a switch sees them: addresses, tags, and where the protocols above keep the
+//! addresses that a switch checks.
+//!
+//! IEEE 802.3 clause 3 (frames), IEEE 802.1Q clause 9 (tags), RFC 826 (ARP), RFC 791 (IPv4), RFC 8200
+//! (IPv6), RFC 4861 (neighbour discovery). Frames are without preamble and frame check sequence, which
+//! no software sees.
+//!
+//! Everything here is a number, an offset or a small value; nothing reads memory of others. Not here:
+//! LLC frames beyond what their length field tells, 802.1ad, protocols above IP.
+//!
+//! No dependencies.
+#![no_std]
+
+mod mac;
+
+pub use mac::{BadMac, Mac};
+
+/// Bytes of an untagged header: two addresses and a type.
+pub const HEADER: usize = 14;
+/// Bytes of an 802.1Q tag: its type and its control information.
+pub const TAG: usize = 4;
+/// Where the source address begins.
+pub const SOURCE: usize = 6;
+/// Where the type, or the tag, begins.
+pub const TYPE: usize = 12;
+/// Bytes that the shortest frame has; a shorter one is padded by who puts it on a wire.
+pub const MIN_FRAME: usize = 60;
+
+/// Types of frames (IANA, *IEEE 802 Numbers*); below 0x600 it is a length.
+pub mod ethertype {
+    /// IPv4.
+    pub const IPV4: u16 = 0x0800;
+    /// ARP.
+    pub const ARP: u16 = 0x0806;
+    /// An 802.1Q tag follows.
+    pub const VLAN: u16 = 0x8100;
+    /// IPv6.
+    pub const IPV6: u16 = 0x86dd;
+}
+
+/// The control information of an 802.1Q tag (clause 9.6).
+pub mod tci {
+    /// Mask of the VLAN identifier; 0 is a tag that says a priority only, 4095 is reserved.
+    pub const VLAN: u16 = 0x0fff;
+    /// Largest VLAN identifier that can be used.
+    pub const LAST_VLAN: u16 = 4094;
+}
+
+/// Offsets in the ARP packet that follows the header, for IPv4 over Ethernet (RFC 826).
+pub mod arp {
+    /// The sender's hardware address.
+    pub const SENDER_MAC: usize = 8;
+    /// The sender's protocol address.
+    pub const SENDER_IP: usize = 14;
+    /// Bytes of the packet.
+    pub const LEN: usize = 28;
+}
+
+/// Offsets in an IPv4 header (RFC 791, section 3.1).
+pub mod ipv4 {
+    /// Total length, header included.
+    pub const TOTAL_LENGTH: usize = 2;
+    /// Identification.
+    pub const IDENTIFICATION: usize = 4;
+    /// The protocol above.
+    pub const PROTOCOL: usize = 9;
+    /// Header checksum.
+    pub const CHECKSUM: usize = 10;
+    /// Source address.
+    pub const SOURCE: usize = 12;
+    /// Bytes of a header without options.
+    pub const MIN_HEADER: usize = 20;
+}
+
+/// Offsets in an IPv6 header (RFC 8200, section 3), and neighbour discovery (RFC 4861).
+pub mod ipv6 {
+    /// Payload length.
+    pub const PAYLOAD_LENGTH: usize = 4;
+    /// The next header.
+    pub const NEXT_HEADER: usize = 6;
+    /// Source address.
+    pub const SOURCE: usize = 8;
+    /// Bytes of the header.
+    pub const HEADER: usize = 40;
+    /// Type of a neighbour advertisement, in the first byte of ICMPv6.
+    pub const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+    /// Where an advertisement names its target, in ICMPv6.
+    pub const ADVERTISED_TARGET: usize = 8;
+}
+
+/// Protocols above IP (IANA, *Protocol Numbers*).
+pub mod protocol {
+    /// TCP.
+    pub const TCP: u8 = 6;
+    /// UDP.
+    pub const UDP: u8 = 17;
+    /// ICMPv6.
+    pub const ICMPV6: u8 = 58;
+}
