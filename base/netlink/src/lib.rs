@@ -1,0 +1,370 @@
+//! Links, addresses and routes by rtnetlink (RFC 3549, rtnetlink(7)): what a host does to the end of
+//! a sandbox's network, and the agent to its own.
+//!
+//! [`Netlink`] is a socket to the kernel; each call is one request and waits for its answer, which
+//! the kernel gives at once. `message` lays requests out and takes answers apart.
+//!
+//! Written here because the agent lives in an initramfs whose size is start-up time: the usual crates
+//! for this are asynchronous and come with a model of all of rtnetlink. Not here: namespaces,
+//! neighbours, rules, queueing disciplines, notifications.
+//!
+//! Dependencies: `rustix` for the socket.
+
+mod message;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use message::{Answer, Request, attributes, u32_at};
+
+/// Largest part of an answer; the kernel's own limit for one read is 32 KiB.
+const ANSWER: usize = 64 << 10;
+
+// linux/rtnetlink.h, linux/netlink.h.
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFF_UP: u32 = 1;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_FLAGS: u16 = 8;
+/// No duplicate address detection: whoever gives out the addresses knows that each is given once.
+const IFA_F_NODAD: u32 = 2;
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RT_TABLE_MAIN: u8 = 254;
+const RTPROT_STATIC: u8 = 4;
+const RTN_UNICAST: u8 = 1;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its number.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Hardware address, if it is an Ethernet one.
+    pub mac: Option<[u8; 6]>,
+    /// Largest packet in bytes, without the Ethernet header.
+    pub mtu: u32,
+    /// It was set up.
+    pub up: bool,
+}
+
+/// What to change of a link; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinkChange {
+    /// Up or down.
+    pub up: Option<bool>,
+    /// Largest packet in bytes.
+    pub mtu: Option<u32>,
+    /// Hardware address.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// An address of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Number of the link.
+    pub index: u32,
+    /// The address.
+    pub address: IpAddr,
+    /// Length of its network's prefix in bits.
+    pub prefix: u8,
+}
+
+/// A route of the main table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Where it leads: an address and the length of its prefix; 0 is the default route.
+    pub destination: (IpAddr, u8),
+    /// The next hop; `None`: the destination is on the link.
+    pub gateway: Option<IpAddr>,
+    /// Number of the link; 0: it names none, or several.
+    pub index: u32,
+}
+
+/// A socket to the kernel's rtnetlink, in the network namespace of the thread that opened it.
+pub struct Netlink {
+    socket: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Netlink {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub fn open() -> io::Result<Self> {
+        let socket = rustix::net::socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            None, // NETLINK_ROUTE is protocol 0
+        )?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+        Ok(Self { socket, sequence: 0, buffer: vec![0; ANSWER] })
+    }
+
+    /// All links.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn links(&mut self) -> io::Result<Vec<Link>> {
+        // struct ifinfomsg: family, padding, type, index, flags, change.
+        let mut request = Request::dump(RTM_GETLINK);
+        request.body(&[0; 16]);
+        let mut links = Vec::new();
+        self.exchange(request, |kind, body| {
+            if kind == RTM_NEWLINK
+                && let (Some(index), Some(flags)) = (u32_at(body, 4), u32_at(body, 8))
+            {
+                links.push(link(index, flags, body.get(16..).unwrap_or_default()));
+            }
+        })?;
+        Ok(links)
+    }
+
+    /// The link of this name.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
+        Ok(self.links()?.into_iter().find(|link| link.name == name))
+    }
+
+    /// Changes a link.
+    ///
+    /// # Errors
+    /// The kernel's: no right, no such link, an MTU that its driver has not.
+    pub fn change(&mut self, index: u32, change: LinkChange) -> io::Result<()> {
+        let mut request = Request::new(RTM_NEWLINK);
+        let flags = u32::from(change.up == Some(true)) * IFF_UP;
+        let mask = u32::from(change.up.is_some()) * IFF_UP;
+        request.body(&link_header(index, flags, mask));
+        if let Some(mtu) = change.mtu {
+            request.attribute(IFLA_MTU, &mtu.to_ne_bytes());
+        }
+        if let Some(mac) = change.mac {
+            request.attribute(IFLA_ADDRESS, &mac);
+        }
+        self.exchange(request, |_, _| {})
+    }
+
+    /// Removes a link.
+    ///
+    /// # Errors
+    /// The kernel's: no right, no such link, one that cannot be removed.
+    pub fn remove(&mut self, index: u32) -> io::Result<()> {
+        let mut request = Request::new(RTM_DELLINK);
+        request.body(&link_header(index, 0, 0));
+        self.exchange(request, |_, _| {})
+    }
+
+    /// All addresses of all links.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn addresses(&mut self) -> io::Result<Vec<Address>> {
+        let mut request = Request::dump(RTM_GETADDR);
+        request.body(&[0; 8]);
+        let mut addresses = Vec::new();
+        self.exchange(request, |kind, body| {
+            if kind == RTM_NEWADDR {
+                addresses.extend(address(body));
+            }
+        })?;
+        Ok(addresses)
+    }
+
+    /// Gives a link an address; one that it has stays as it is. An IPv6 address can be used at once.
+    ///
+    /// # Errors
+    /// The kernel's: no right, no such link, a link without that protocol.
+    pub fn add_address(&mut self, address: &Address) -> io::Result<()> {
+        let mut request = Request::replace(RTM_NEWADDR);
+        address_body(&mut request, address);
+        if address.address.is_ipv6() {
+            request.attribute(IFA_FLAGS, &IFA_F_NODAD.to_ne_bytes());
+        }
+        self.exchange(request, |_, _| {})
+    }
+
+    /// Takes an address away from a link.
+    ///
+    /// # Errors
+    /// The kernel's: no right, no such address.
+    pub fn remove_address(&mut self, address: &Address) -> io::Result<()> {
+        let mut request = Request::new(RTM_DELADDR);
+        address_body(&mut request, address);
+        self.exchange(request, |_, _| {})
+    }
+
+    /// All routes of the main table.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn routes(&mut self) -> io::Result<Vec<Route>> {
+        let mut request = Request::dump(RTM_GETROUTE);
+        request.body(&[0; 12]);
+        let mut routes = Vec::new();
+        self.exchange(request, |kind, body| {
+            if kind == RTM_NEWROUTE {
+                routes.extend(route(body));
+            }
+        })?;
+        Ok(routes)
+    }
+
+    /// Adds a route, or replaces the one to the same destination.
+    ///
+    /// # Errors
+    /// The kernel's: no right, no such link, a next hop that is not on it.
+    pub fn add_route(&mut self, route: &Route) -> io::Result<()> {
+        let (destination, prefix) = route.destination;
+        let mut request = Request::replace(RTM_NEWROUTE);
+        let scope = u8::from(route.gateway.is_none()) * 253; // RT_SCOPE_LINK
+        // struct rtmsg: family, lengths of destination and source, tos, table, protocol, scope,
+        // type, flags.
+        let family = family(destination);
+        let head = [family, prefix, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST];
+        request.body(&head);
+        request.body(&[0; 4]);
+        if prefix > 0 {
+            request.attribute(RTA_DST, &octets(destination));
+        }
+        if let Some(gateway) = route.gateway {
+            request.attribute(RTA_GATEWAY, &octets(gateway));
+        }
+        request.attribute(RTA_OIF, &route.index.to_ne_bytes());
+        self.exchange(request, |_, _| {})
+    }
+
+    /// Sends a request and hands on each message of its answer, up to its end.
+    fn exchange(&mut self, request: Request, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let (bytes, dump) = request.finish(self.sequence);
+        let kernel = SocketAddrNetlink::new(0, 0);
+        rustix::net::sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
+        loop {
+            let received =
+                rustix::net::recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::empty());
+            let length = match received {
+                Err(rustix::io::Errno::INTR) => continue,
+                received => received?.0,
+            };
+            for answer in message::answers(self.buffer.get(..length).unwrap_or_default()) {
+                match answer {
+                    // Of a request whose answer nobody waited for.
+                    (sequence, _) if sequence != self.sequence => {}
+                    (_, Answer::End(0)) => return Ok(()),
+                    (_, Answer::End(errno)) => return Err(io::Error::from_raw_os_error(errno)),
+                    (_, Answer::Message(kind, body)) if dump => each(kind, body),
+                    (_, Answer::Message(..)) => {}
+                }
+            }
+        }
+    }
+}
+
+fn link_header(index: u32, flags: u32, mask: u32) -> [u8; 16] {
+    let mut header = [0; 16];
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    header[8..12].copy_from_slice(&flags.to_ne_bytes());
+    header[12..].copy_from_slice(&mask.to_ne_bytes());
+    header
+}
+
+fn link(index: u32, flags: u32, rest: &[u8]) -> Link {
+    let up = flags & IFF_UP != 0;
+    let mut link = Link { index, name: String::new(), mac: None, mtu: 0, up };
+    for (kind, value) in attributes(rest) {
+        match kind {
+            IFLA_IFNAME => {
+                let name = value.split(|byte| *byte == 0).next().unwrap_or_default();
+                link.name = String::from_utf8_lossy(name).into_owned();
+            }
+            IFLA_ADDRESS => link.mac = value.try_into().ok(),
+            IFLA_MTU => link.mtu = u32_at(value, 0).unwrap_or(0),
+            _ => {}
+        }
+    }
+    link
+}
+
+fn address_body(request: &mut Request, address: &Address) {
+    // struct ifaddrmsg: family, prefix length, flags, scope, index.
+    request.body(&[family(address.address), address.prefix, 0, 0]);
+    request.body(&address.index.to_ne_bytes());
+    request.attribute(IFA_LOCAL, &octets(address.address));
+    request.attribute(IFA_ADDRESS, &octets(address.address));
+}
+
+fn address(body: &[u8]) -> Option<Address> {
+    let (prefix, index) = (*body.get(1)?, u32_at(body, 4)?);
+    let (mut local, mut peer) = (None, None);
+    for (kind, value) in attributes(body.get(8..)?) {
+        match kind {
+            IFA_LOCAL => local = ip(value),
+            IFA_ADDRESS => peer = ip(value),
+            _ => {}
+        }
+    }
+    Some(Address { index, address: local.or(peer)?, prefix })
+}
+
+fn route(body: &[u8]) -> Option<Route> {
+    let (family, prefix, table, kind) = (body.first()?, *body.get(1)?, body.get(4)?, body.get(7)?);
+    if *table != RT_TABLE_MAIN || *kind != RTN_UNICAST {
+        return None;
+    }
+    let any = match *family {
+        AF_INET => IpAddr::from([0; 4]),
+        AF_INET6 => IpAddr::from([0; 16]),
+        _ => return None,
+    };
+    let mut route = Route { destination: (any, prefix), gateway: None, index: 0 };
+    for (kind, value) in attributes(body.get(12..)?) {
+        match kind {
+            RTA_DST => route.destination.0 = ip(value)?,
+            RTA_GATEWAY => route.gateway = ip(value),
+            RTA_OIF => route.index = u32_at(value, 0)?,
+            _ => {}
+        }
+    }
+    Some(route)
+}
+
+fn family(address: IpAddr) -> u8 {
+    if address.is_ipv4() { AF_INET } else { AF_INET6 }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+fn ip(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
+        return Some(octets.into());
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
