@@ -5,8 +5,9 @@ use slipway_ram::{Fault, Span};
 /// Most frames of a burst: enough that what is done once a burst does not count, few enough that their
 /// heads stay in a first-level cache.
 pub const BURST: usize = 256;
-/// Bytes of a frame's private head: one cache line, which all addresses that the switch judges lie in.
-pub const HEAD: usize = 64;
+/// Bytes of a frame's private head, which all addresses that the switch judges lie in: the farthest is
+/// the target of a neighbour advertisement, up to 82 with a tag.
+pub const HEAD: usize = 96;
 /// Bytes of the largest frame: an IP packet of 64 KiB with a tagged header.
 pub const MAX_FRAME: usize = 65_535 + 18;
 
@@ -49,6 +50,12 @@ impl Offload {
         segment: 0,
         ecn: false,
     };
+
+    /// Whether there is anything left to do.
+    #[inline]
+    pub fn is_some(&self) -> bool {
+        self.checksum.is_some() || self.segmentation != Segmentation::None
+    }
 }
 
 /// A frame of a burst: what is known of it without its bytes.
@@ -64,12 +71,12 @@ pub struct Frame {
     pub offload: Offload,
 }
 
-/// One line, so that it is copied without crossing into another.
+/// Half lines, so that one after the other they spread over a cache's sets.
 #[derive(Clone, Copy)]
-#[repr(align(64))]
+#[repr(align(32))]
 struct Head([u8; HEAD]);
 
-/// Frames that a port took from its peer: a private copy of each one's first 64 bytes, which is what
+/// Frames that a port took from its peer: a private copy of each one's first 96 bytes, which is what
 /// is judged and what is delivered, and spans of the rest, in the peer's memory, which nobody judges.
 ///
 /// So a peer that rewrites its memory meanwhile changes payload and no address.
@@ -79,6 +86,10 @@ pub struct Burst {
     /// Spans of the frames' rests; the first `used` of them. The others wait to be used again.
     spans: Vec<Span>,
     used: usize,
+    bytes: u64,
+    longest: u32,
+    /// Some frame's sender left something to do.
+    offloads: bool,
 }
 
 impl Default for Burst {
@@ -95,6 +106,9 @@ impl Burst {
             heads: Box::new([Head([0; HEAD]); BURST]),
             spans: Vec::new(),
             used: 0,
+            bytes: 0,
+            longest: 0,
+            offloads: false,
         }
     }
 
@@ -103,7 +117,7 @@ impl Burst {
     #[inline]
     pub fn clear(&mut self) {
         self.frames.clear();
-        self.used = 0;
+        (self.used, self.bytes, self.longest, self.offloads) = (0, 0, 0, false);
     }
 
     /// Lets go of all memory of peers.
@@ -123,6 +137,21 @@ impl Burst {
         self.frames.is_empty()
     }
 
+    /// Bytes of all frames.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes of the longest frame.
+    pub(crate) fn longest(&self) -> u32 {
+        self.longest
+    }
+
+    /// Whether some frame's sender left something to do.
+    pub(crate) fn has_offloads(&self) -> bool {
+        self.offloads
+    }
+
     /// How many more fit.
     #[inline]
     pub fn room(&self) -> usize {
@@ -135,7 +164,7 @@ impl Burst {
         &self.frames
     }
 
-    /// The private copy of a frame's first bytes, up to 64.
+    /// The private copy of a frame's first bytes, up to [`HEAD`].
     ///
     /// # Panics
     /// When there is no such frame.
@@ -167,14 +196,8 @@ impl Burst {
             self.append(span, offset + head, len - head);
         }
         let spans = (self.used as u32 - first_span) as u16;
-        // `head` is at most 64.
-        self.frames.push(Frame {
-            len: len as u32,
-            head: (0, head as u8),
-            first_span,
-            spans,
-            offload,
-        });
+        // `head` is at most 96.
+        self.add(Frame { len: len as u32, head: (0, head as u8), first_span, spans, offload });
         Ok(())
     }
 
@@ -185,6 +208,14 @@ impl Burst {
     pub fn begin(&mut self) -> Builder<'_> {
         assert!(self.frames.len() < BURST, "no room in the burst");
         Builder { first_span: self.used, head: 0, len: 0, burst: self }
+    }
+
+    #[inline]
+    fn add(&mut self, frame: Frame) {
+        self.bytes += u64::from(frame.len);
+        self.longest = self.longest.max(frame.len);
+        self.offloads |= frame.offload.is_some();
+        self.frames.push(frame);
     }
 
     #[inline]
@@ -200,7 +231,7 @@ impl Burst {
     ///
     /// # Panics
     /// When the head has no 16 bytes.
-    pub fn take_tag(&mut self, frame: usize) {
+    pub(crate) fn take_tag(&mut self, frame: usize) {
         let Frame { len, head: (from, to), offload, .. } = &mut self.frames[frame];
         assert!(*to - *from >= 16, "a frame without a tag");
         let at = usize::from(*from);
@@ -300,11 +331,11 @@ impl Builder<'_> {
 
     /// The frame is whole.
     #[inline]
-    pub fn finish(self, offload: Offload) {
-        let Self { burst, first_span, head, len } = &self;
-        let (first_span, spans) = (*first_span as u32, (burst.used - first_span) as u16);
+    pub fn finish(mut self, offload: Offload) {
+        let Self { burst, first_span, head, len } = &mut self;
+        let (first_span, spans) = (*first_span as u32, (burst.used - *first_span) as u16);
         let frame = Frame { len: *len as u32, head: (0, *head as u8), first_span, spans, offload };
-        self.burst.frames.push(frame);
+        self.burst.add(frame);
         std::mem::forget(self);
     }
 }

@@ -4,12 +4,42 @@
 //!
 //! How the pieces meet:
 //! - a [`Port`] is one end of a link; its peer is a guest, a program or the host's kernel;
-//! - a [`Burst`] holds frames on their way: private copies of their first 64 bytes, which all decisions
-//!   are made on, and spans of the rest.
+//! - a [`Burst`] holds frames on their way: private copies of their first 96 bytes, which all decisions
+//!   are made on, and spans of the rest, in the peer's memory;
+//! - a [`Switch`] owns its ports. A [`Switch::turn`] takes a burst from one of them and goes over it
+//!   twice: first it judges each frame by the port's [`PortConfig`] and looks up where it goes
+//!   ([`Lookup`]; [`Learning`] unless somebody has a better one), then it gives each destination all of
+//!   its frames at once;
+//! - frames whose checksum or segmentation was left to others cross as they are, and are worked on only
+//!   for a port whose peer cannot take them so ([`Abilities`]).
+//!
+//! What does not fit is dropped where it does not fit, before it is copied, and counted by cause
+//! ([`Drop`]); no port waits for another.
+//!
+//! Not here: spanning trees, link aggregation, IGMP and MLD snooping (groups are flooded), 802.1ad.
+//!
+//! Dependencies: `thiserror` for [`BadConfig`].
+
 mod burst;
+mod cutter;
+mod fan;
+mod judge;
+mod lookup;
 mod port;
+mod rules;
+mod segment;
+mod stats;
+mod switch;
+mod table;
 
 pub use burst::{
     BURST, Builder, Burst, Frame, HEAD, MAX_FRAME, Offload, Pick, Reader, Segmentation,
 };
+pub use lookup::{Key, Lookup, Station, Target};
 pub use port::{Abilities, Delivered, Port};
+pub use rules::{BadConfig, Link, PortConfig, VlanMode, Vlans, link_local};
+pub use slipway_ethernet_spec::Mac;
+pub use slipway_rate::Rate;
+pub use stats::{Drop, PortStats};
+pub use switch::{MAX_PORTS, PortIndex, Switch, Turn};
+pub use table::{Learning, LearningOptions};

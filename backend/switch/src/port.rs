@@ -22,11 +22,13 @@ impl Abilities {
     pub const NONE: Self = Self { checksum: false, tcp4: false, tcp6: false, udp: false };
 }
 
-/// How a delivery went: every pick is counted in exactly one of these.
+/// How a delivery went: every pick is counted once, as had, as not fitting, or as refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Delivered {
     /// The peer has them.
     pub frames: u32,
+    /// Bytes of those that it has.
+    pub bytes: u64,
     /// There was no room.
     pub full: u32,
     /// The peer cannot take a frame of this size, or its memory was gone.

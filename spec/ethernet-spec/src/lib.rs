@@ -82,8 +82,12 @@ pub mod ipv6 {
     pub const SOURCE: usize = 8;
     /// Bytes of the header.
     pub const HEADER: usize = 40;
-    /// Type of a neighbour advertisement, in the first byte of ICMPv6.
+    /// Type of a router advertisement, in the first byte of ICMPv6.
+    pub const ROUTER_ADVERTISEMENT: u8 = 134;
+    /// Type of a neighbour advertisement.
     pub const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+    /// Type of a redirect.
+    pub const REDIRECT: u8 = 137;
     /// Where an advertisement names its target, in ICMPv6.
     pub const ADVERTISED_TARGET: usize = 8;
 }
@@ -94,6 +98,14 @@ pub mod protocol {
     pub const TCP: u8 = 6;
     /// UDP.
     pub const UDP: u8 = 17;
+    /// Hop-by-hop options of IPv6 (RFC 8200, section 4.3).
+    pub const HOP_BY_HOP: u8 = 0;
+    /// A routing header of IPv6 (section 4.4).
+    pub const ROUTING: u8 = 43;
+    /// Destination options of IPv6 (section 4.6).
+    pub const DESTINATION: u8 = 60;
+    /// An authentication header (RFC 4302): its length counts words of four bytes.
+    pub const AUTHENTICATION: u8 = 51;
     /// ICMPv6.
     pub const ICMPV6: u8 = 58;
 }

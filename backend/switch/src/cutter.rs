@@ -1,0 +1,149 @@
+//! For ports whose peers cannot take what a frame's sender left to do: checksums are filled in, and
+//! frames that are too long for a link are cut, in memory of the switch's own.
+
+use slipway_ram::Span;
+
+use crate::burst::{BURST, Burst, Frame, MAX_FRAME, Offload, Pick, Segmentation};
+use crate::rules::PortConfig;
+use crate::segment::{self, MAX_HEADER};
+use crate::{Abilities, Delivered, Port};
+
+/// Room for a frame, its tag, and the headers of all the pieces that it may be cut into.
+const OUT: usize = MAX_FRAME + 4 + BURST * MAX_HEADER;
+
+/// Cuts frames, one at a time.
+#[derive(Default)]
+pub(crate) struct Cutter(Option<Box<Workplace>>);
+
+struct Workplace {
+    frame: Vec<u8>,
+    out: Span,
+    pieces: Burst,
+    picks: Vec<Pick>,
+}
+
+/// What is to be done with a frame for a port.
+enum Way {
+    Whole,
+    Work,
+    Refuse,
+}
+
+impl Cutter {
+    /// Whether every frame of the burst can go to a port as it is.
+    #[inline]
+    pub fn suits(&self, burst: &Burst, abilities: Abilities, config: &PortConfig) -> bool {
+        let plain = !burst.has_offloads() || abilities == Abilities::ALL;
+        plain && (config.max_frame == 0 || burst.longest() <= config.max_frame)
+    }
+
+    /// Delivers the picks in order, those that the port cannot take as they are in a form that it can.
+    #[cold]
+    pub fn deliver(
+        &mut self,
+        burst: &Burst,
+        picks: &[Pick],
+        port: &mut dyn Port,
+        config: &PortConfig,
+    ) -> Delivered {
+        let abilities = port.abilities();
+        let mut sum = Delivered::default();
+        for (at, pick) in picks.iter().enumerate() {
+            let frame = &burst.frames()[usize::from(pick.frame)];
+            let done = match way(frame, abilities, config.max_frame) {
+                Way::Whole => port.deliver(burst, std::slice::from_ref(pick)),
+                Way::Refuse => Delivered { refused: 1, ..Delivered::default() },
+                Way::Work => self.work(burst, *pick, abilities, port),
+            };
+            sum.frames += done.frames;
+            sum.bytes += done.bytes;
+            sum.refused += done.refused;
+            sum.full += done.full;
+            if done.full > 0 {
+                // Those behind it do not overtake.
+                sum.full += (picks.len() - at - 1) as u32;
+                break;
+            }
+        }
+        sum
+    }
+
+    fn work(
+        &mut self,
+        burst: &Burst,
+        pick: Pick,
+        abilities: Abilities,
+        port: &mut dyn Port,
+    ) -> Delivered {
+        let place = self.0.get_or_insert_with(Box::default);
+        match place.prepare(burst, pick, abilities) {
+            Some(()) => port.deliver(&place.pieces, &place.picks),
+            None => Delivered { refused: 1, ..Delivered::default() },
+        }
+    }
+
+    /// Lets go of its memory.
+    pub fn release(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Default for Workplace {
+    fn default() -> Self {
+        Self {
+            frame: Vec::with_capacity(MAX_FRAME + 4),
+            out: Span::heap(OUT),
+            pieces: Burst::new(),
+            picks: Vec::with_capacity(BURST),
+        }
+    }
+}
+
+impl Workplace {
+    /// Makes the pieces. None: the frame is not what its sender said.
+    fn prepare(&mut self, burst: &Burst, pick: Pick, abilities: Abilities) -> Option<()> {
+        let (len, offload) = (burst.len_of(pick), burst.offload_of(pick));
+        self.frame.resize(len, 0);
+        let read = burst.read(pick).read(&mut self.frame).ok()?;
+        self.frame.truncate(read);
+        self.pieces.clear();
+        self.picks.clear();
+        let (out, pieces, picks) = (&self.out, &mut self.pieces, &mut self.picks);
+        let mut end = 0;
+        let mut add = |header: &[u8], payload: &[u8], offload: Offload| {
+            let len = header.len() + payload.len();
+            if pieces.room() == 0 || end + len > OUT {
+                return None;
+            }
+            out.write(end, header).ok()?;
+            out.write(end + header.len(), payload).ok()?;
+            pieces.push(out, end, len, offload).ok()?;
+            picks.push(Pick { frame: picks.len() as u16, tci: 0 });
+            end += len;
+            Some(())
+        };
+        match offload.segmentation {
+            Segmentation::None => {
+                segment::fill_checksum(&mut self.frame, offload.checksum?)?;
+                add(&self.frame, &[], Offload { valid: true, ..Offload::NONE })
+            }
+            _ => segment::cut(&self.frame, &offload, abilities.checksum, &mut add),
+        }
+    }
+}
+
+fn way(frame: &Frame, abilities: Abilities, max: u32) -> Way {
+    let Offload { checksum, segmentation, .. } = frame.offload;
+    let whole = match segmentation {
+        Segmentation::None => {
+            if max != 0 && frame.len > max {
+                return Way::Refuse;
+            }
+            checksum.is_none() || abilities.checksum
+        }
+        Segmentation::Tcp4 => abilities.tcp4,
+        Segmentation::Tcp6 => abilities.tcp6,
+        Segmentation::Udp => abilities.udp,
+    };
+    if whole { Way::Whole } else { Way::Work }
+}

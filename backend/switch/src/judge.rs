@@ -1,0 +1,94 @@
+//! The first pass, first half: which frames of a burst the rules of their port let in. All of it is
+//! decided on the burst's private copies.
+
+use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TAG, TYPE, ethertype};
+
+use crate::burst::{BURST, Burst};
+use crate::lookup::{Key, Station};
+use crate::rules::PortConfig;
+use crate::stats::{Drop, PortStats};
+
+/// A frame that its port's rules let in.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Kept {
+    /// Its number in the burst.
+    pub frame: u16,
+    /// Its VLAN, with the priority of its tag.
+    pub tci: u16,
+}
+
+/// Addresses that a bridge keeps to itself: 01:80:c2:00:00:00 to 0f (802.1Q, table 8-1).
+const RESERVED: u64 = Mac([0x01, 0x80, 0xc2, 0, 0, 0]).to_bits();
+const RESERVED_MASK: u64 = 0xf0ff_ffff_ffff;
+
+/// Fills `keys` and `kept` with the frames that are let in, tags taken off, and counts the others.
+/// Returns how many there are.
+#[inline]
+pub(crate) fn judge(
+    config: &PortConfig,
+    stats: &mut PortStats,
+    burst: &mut Burst,
+    keys: &mut [Key; BURST],
+    kept: &mut [Kept; BURST],
+) -> usize {
+    let mut count = 0;
+    for frame in 0..burst.len() {
+        match admit(config, burst, frame) {
+            Ok((key, tci)) => {
+                keys[count] = key;
+                kept[count] = Kept { frame: frame as u16, tci };
+                count += 1;
+            }
+            Err(cause) => stats.drop_in(cause),
+        }
+    }
+    count
+}
+
+#[inline]
+fn admit(config: &PortConfig, burst: &mut Burst, frame: usize) -> Result<(Key, u16), Drop> {
+    let head = burst.head(frame);
+    let Some(header) = head.first_chunk::<HEADER>() else { return Err(Drop::Short) };
+    let destination = address(header, 0);
+    let source = address(header, SOURCE);
+    if source.is_group() || source == Mac::default() {
+        return Err(Drop::BadSource);
+    }
+    if destination.to_bits() & RESERVED_MASK == RESERVED {
+        return Err(Drop::Reserved);
+    }
+    let mut kind = u16::from_be_bytes([header[TYPE], header[TYPE + 1]]);
+    let mut tag = None;
+    if kind == ethertype::VLAN {
+        let [a, b, c, d] = *head.get(HEADER..).and_then(<[u8]>::first_chunk).ok_or(Drop::Short)?;
+        (tag, kind) = (Some(u16::from_be_bytes([a, b])), u16::from_be_bytes([c, d]));
+    }
+    let vlan = config.vlan_in(tag).ok_or(Drop::Vlan)?;
+    if config.spoof_check {
+        let packet = &head[HEADER + if tag.is_some() { TAG } else { 0 }..];
+        check_sender(config, source, kind, packet)?;
+    }
+    let priority = tag.map_or(0, |tag| tag & 0xf000);
+    if tag.is_some() {
+        burst.take_tag(frame);
+    }
+    let key =
+        Key { source: Station::new(source, vlan), destination: Station::new(destination, vlan) };
+    Ok((key, vlan | priority))
+}
+
+fn check_sender(config: &PortConfig, source: Mac, kind: u16, packet: &[u8]) -> Result<(), Drop> {
+    if config.mac != Some(source) {
+        return Err(Drop::SpoofedMac);
+    }
+    // A second tag would hide what the first one's network takes for the frame's own.
+    let hidden = kind == ethertype::VLAN;
+    let own = config.addresses.is_empty() || config.owns_sender(kind, packet);
+    if hidden || !own { Err(Drop::SpoofedAddress) } else { Ok(()) }
+}
+
+#[inline]
+fn address(header: &[u8; HEADER], at: usize) -> Mac {
+    let bytes = &header[at..at + 6];
+    Mac([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]])
+}

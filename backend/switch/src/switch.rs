@@ -1,0 +1,300 @@
+//! The switch: ports, their rules, and the way of a burst from one of them to the others.
+
+use std::time::Duration;
+
+use slipway_rate::Bucket;
+
+use crate::Port;
+use crate::burst::{BURST, Burst, Pick};
+use crate::cutter::Cutter;
+use crate::fan::Fan;
+use crate::judge::{Kept, judge};
+use crate::lookup::{Key, Lookup, Station, Target};
+use crate::rules::{BadConfig, Link, PortConfig};
+use crate::stats::{Drop, PortStats};
+
+/// Most ports of a switch.
+pub const MAX_PORTS: usize = 4096;
+/// A port's number in its switch; used again after the port was detached.
+pub type PortIndex = u16;
+
+/// What a turn of a port found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Nothing.
+    Idle,
+    /// Frames, and that was all.
+    Done,
+    /// Frames, and more wait.
+    More,
+    /// Frames may wait, but its rate does not let it send before this time.
+    Held(Duration),
+}
+
+struct Slot {
+    port: Box<dyn Port>,
+    config: PortConfig,
+    stats: PortStats,
+    bucket: Option<Bucket>,
+}
+
+/// A switch. One thread owns it, with all of its ports.
+///
+/// Nothing here waits, takes a lock, or allocates once it is warm; time is told by whoever calls.
+pub struct Switch {
+    slots: Vec<Option<Slot>>,
+    lookup: Box<dyn Lookup>,
+    burst: Burst,
+    keys: Box<[Key; BURST]>,
+    /// The frames of the burst that are forwarded, as numbers in it, in step with `keys`.
+    kept: Box<[Kept; BURST]>,
+    targets: Box<[Target; BURST]>,
+    fan: Fan,
+    picks: Vec<Pick>,
+    cutter: Cutter,
+}
+
+impl Switch {
+    /// A switch without ports.
+    pub fn new(lookup: Box<dyn Lookup>) -> Self {
+        Self {
+            slots: Vec::new(),
+            lookup,
+            burst: Burst::new(),
+            keys: Box::new([Key::default(); BURST]),
+            kept: Box::new([Kept::default(); BURST]),
+            targets: Box::new([Target::Drop; BURST]),
+            fan: Fan::new(),
+            picks: Vec::with_capacity(BURST),
+            cutter: Cutter::default(),
+        }
+    }
+
+    /// Attaches a port.
+    ///
+    /// # Errors
+    /// [`BadConfig`]; the port is handed back and the switch as before.
+    pub fn attach(
+        &mut self,
+        port: Box<dyn Port>,
+        config: PortConfig,
+    ) -> Result<PortIndex, (BadConfig, Box<dyn Port>)> {
+        let free = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        if free == MAX_PORTS {
+            return Err((BadConfig::Full, port));
+        }
+        // Below MAX_PORTS.
+        let index = free as PortIndex;
+        if let Err(error) = self.settle(index, &config) {
+            return Err((error, port));
+        }
+        let bucket = config.max_rate.map(Bucket::new);
+        let slot = Slot { port, config, stats: PortStats::default(), bucket };
+        if free == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[free] = Some(slot);
+        self.fan.grow(self.slots.len());
+        Ok(index)
+    }
+
+    /// Detaches a port and forgets what was behind it.
+    ///
+    /// # Errors
+    /// [`BadConfig::NoSuchPort`].
+    pub fn detach(&mut self, index: PortIndex) -> Result<Box<dyn Port>, BadConfig> {
+        let slot = self.slots.get_mut(usize::from(index)).and_then(Option::take);
+        let slot = slot.ok_or(BadConfig::NoSuchPort)?;
+        self.lookup.remove(index);
+        // Spans of an earlier burst may still name the peer's memory.
+        self.burst.release();
+        self.cutter.release();
+        Ok(slot.port)
+    }
+
+    /// Changes a port's settings.
+    ///
+    /// # Errors
+    /// [`BadConfig`]; it then has its former ones.
+    pub fn configure(&mut self, index: PortIndex, config: PortConfig) -> Result<(), BadConfig> {
+        let former = self.config(index).ok_or(BadConfig::NoSuchPort)?.clone();
+        self.lookup.remove(index);
+        if let Err(error) = self.settle(index, &config) {
+            // They were all right a moment ago.
+            let _ = self.settle(index, &former);
+            return Err(error);
+        }
+        if let Some(slot) = self.slot_mut(index) {
+            slot.bucket = config.max_rate.map(Bucket::new);
+            slot.config = config;
+        }
+        Ok(())
+    }
+
+    /// Checks the settings and fixes the port's address in the table.
+    fn settle(&mut self, index: PortIndex, config: &PortConfig) -> Result<(), BadConfig> {
+        config.check()?;
+        let own = config.mac.zip(config.own_vlan());
+        match own {
+            Some((mac, vlan)) if !self.lookup.fix(Station::new(mac, vlan), index) => {
+                Err(BadConfig::MacTaken(mac))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A port's settings.
+    pub fn config(&self, index: PortIndex) -> Option<&PortConfig> {
+        self.slot(index).map(|slot| &slot.config)
+    }
+
+    /// A port's counters.
+    pub fn stats(&mut self, index: PortIndex) -> Option<&PortStats> {
+        let slot = self.slot_mut(index)?;
+        slot.stats.dropped_in[Drop::Malformed as usize] += slot.port.malformed();
+        Some(&slot.stats)
+    }
+
+    /// A port itself, for whoever knows what it is.
+    pub fn port_mut(&mut self, index: PortIndex) -> Option<&mut (dyn Port + 'static)> {
+        self.slot_mut(index).map(|slot| &mut *slot.port)
+    }
+
+    /// Numbers of the ports there are, ascending.
+    pub fn ports(&self) -> impl Iterator<Item = PortIndex> {
+        let there = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
+        there.map(|(index, _)| index as PortIndex)
+    }
+
+    /// Who is known behind which port; the last is the second in which they were heard of last, none
+    /// for an assigned address.
+    pub fn stations(&self) -> Vec<(Station, PortIndex, Option<u32>)> {
+        self.lookup.stations()
+    }
+
+    /// Forgets stations that were silent for long; to be called every few seconds.
+    pub fn age(&mut self, now: Duration) {
+        self.lookup.age(seconds(now));
+    }
+
+    /// Lets go of what a port's peer shares with the switch, except in the port itself: no span of an
+    /// earlier burst names it any more.
+    pub fn release(&mut self) {
+        self.burst.release();
+        self.cutter.release();
+    }
+
+    /// Has the port tell when frames come; true: there are some already.
+    pub fn arm(&mut self, index: PortIndex) -> bool {
+        self.slot_mut(index).is_some_and(|slot| slot.port.arm())
+    }
+
+    /// Takes up to `limit` frames from a port, at most [`BURST`], and gives them to those that they are
+    /// for.
+    pub fn turn(&mut self, index: PortIndex, limit: usize, now: Duration) -> Turn {
+        let Some(slot) = self.slots.get_mut(usize::from(index)).and_then(Option::as_mut) else {
+            return Turn::Idle;
+        };
+        let opens = slot.bucket.as_ref().map(Bucket::opens_at).filter(|opens| *opens > now);
+        if let Some(opens) = opens {
+            return Turn::Held(opens);
+        }
+        self.burst.clear();
+        let more = slot.port.take(&mut self.burst, limit.min(BURST));
+        if self.burst.is_empty() {
+            // What was taken may have been malformed only.
+            slot.port.release();
+            return if more { Turn::More } else { Turn::Idle };
+        }
+        let Slot { config, stats, port, .. } = slot;
+        let (keys, kept) = (&mut self.keys, &mut self.kept);
+        let bytes = self.burst.bytes();
+        stats.frames_in += self.burst.len() as u64;
+        stats.bytes_in += bytes;
+        let kept = match config.link == Link::Down || !port.is_up() {
+            true => stats.drop_all_in(Drop::Down, self.burst.len()),
+            false => judge(config, stats, &mut self.burst, keys, kept),
+        };
+        if let Some(bucket) = &mut slot.bucket {
+            bucket.take(bytes, now);
+        }
+        let (keys, targets) = (&self.keys[..kept], &mut self.targets[..kept]);
+        self.lookup.look_up(index, keys, targets, seconds(now));
+        for at in 0..kept {
+            self.direct(index, self.kept[at], self.targets[at]);
+        }
+        for at in 0..self.fan.len() {
+            let to = self.fan.gather(at, &mut self.picks);
+            self.drain(to);
+        }
+        self.fan.clear();
+        if let Some(slot) = self.slot_mut(index) {
+            slot.port.release();
+        }
+        if more { Turn::More } else { Turn::Done }
+    }
+
+    /// First pass, second half: puts a frame on the lists of those that it is for.
+    #[inline]
+    fn direct(&mut self, from: PortIndex, kept: Kept, target: Target) {
+        let nobody = match target {
+            Target::Port(to) if to != from => !self.address(to, kept),
+            Target::Port(_) | Target::Drop => true,
+            Target::Flood => !self.flood(from, kept, |_| true),
+            Target::Unknown => !self.flood(from, kept, PortConfig::takes_unknown),
+        };
+        if nobody && let Some(slot) = self.slot_mut(from) {
+            slot.stats.drop_in(Drop::Nobody);
+        }
+    }
+
+    /// Puts a frame on one port's list. False: the port is not in the frame's VLAN.
+    #[inline]
+    fn address(&mut self, to: PortIndex, kept: Kept) -> bool {
+        let Some(Some(slot)) = self.slots.get(usize::from(to)) else { return false };
+        let Some(tci) = slot.config.tag_out(kept.tci) else { return false };
+        self.fan.add(to, Pick { frame: kept.frame, tci });
+        true
+    }
+
+    #[cold]
+    fn flood(&mut self, from: PortIndex, kept: Kept, takes: fn(&PortConfig) -> bool) -> bool {
+        let mut any = false;
+        for to in 0..self.slots.len() as PortIndex {
+            let Some(Some(slot)) = self.slots.get(usize::from(to)) else { continue };
+            if to != from && takes(&slot.config) {
+                any |= self.address(to, kept);
+            }
+        }
+        any
+    }
+
+    /// Second pass: gives a port the frames of its list.
+    #[inline]
+    fn drain(&mut self, to: PortIndex) {
+        let Some(Some(slot)) = self.slots.get_mut(usize::from(to)) else { return };
+        let picks = &self.picks[..];
+        if slot.config.link == Link::Down || !slot.port.is_up() {
+            slot.stats.drop_out(Drop::Down, picks.len() as u64);
+            return;
+        }
+        let delivered = match self.cutter.suits(&self.burst, slot.port.abilities(), &slot.config) {
+            true => slot.port.deliver(&self.burst, picks),
+            false => self.cutter.deliver(&self.burst, picks, &mut *slot.port, &slot.config),
+        };
+        slot.stats.count_out(&delivered);
+    }
+
+    fn slot(&self, index: PortIndex) -> Option<&Slot> {
+        self.slots.get(usize::from(index))?.as_ref()
+    }
+
+    fn slot_mut(&mut self, index: PortIndex) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(index))?.as_mut()
+    }
+}
+
+/// The time in whole seconds, as the table counts it; it wraps after 136 years.
+fn seconds(now: Duration) -> u32 {
+    now.as_secs() as u32
+}

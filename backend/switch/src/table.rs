@@ -1,0 +1,343 @@
+//! The learning table: which port a station was seen behind.
+//!
+//! Sets of four entries, a cache line each: a look costs one line, whatever the table holds. A full set
+//! forgets the station that was silent for longest. The hash has a secret of its own, so that a guest
+//! cannot choose addresses that meet in one set; and each port has a share, so that one guest cannot
+//! make the switch forget the others' stations.
+
+use crate::lookup::{Key, Lookup, Station, Target};
+use crate::{MAX_PORTS, PortIndex};
+
+/// Settings of a [`Learning`] table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearningOptions {
+    /// Stations that it holds, rounded up to a power of two; 4 to 2^20.
+    pub stations: usize,
+    /// Most stations learned behind one port.
+    pub per_port: u32,
+    /// Seconds of silence after which a station is forgotten.
+    pub age: u32,
+}
+
+impl Default for LearningOptions {
+    /// 16,384 stations, 1,024 to a port, 300 seconds (IEEE 802.1Q, table 8-3).
+    fn default() -> Self {
+        Self { stations: 16_384, per_port: 1_024, age: 300 }
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    station: Station,
+    port: PortIndex,
+    fixed: bool,
+    /// Second in which it was seen last.
+    seen: u32,
+}
+
+const WAYS: usize = 4;
+const MOST_STATIONS: usize = 1 << 20;
+
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+struct Set([Entry; WAYS]);
+
+/// A table that learns from the frames that it forwards.
+pub struct Learning {
+    sets: Box<[Set]>,
+    secret: u64,
+    options: LearningOptions,
+    /// Stations learned, by port.
+    learned: Box<[u32]>,
+    /// When forgotten stations were looked for last.
+    swept: u32,
+}
+
+impl Learning {
+    /// An empty table. `secret` is a random number that no guest knows.
+    pub fn new(options: LearningOptions, secret: u64) -> Self {
+        let stations = options.stations.clamp(WAYS, MOST_STATIONS).next_power_of_two();
+        Self {
+            sets: vec![Set::default(); stations / WAYS].into_boxed_slice(),
+            secret: secret | 1,
+            options,
+            learned: vec![0; MAX_PORTS].into_boxed_slice(),
+            swept: 0,
+        }
+    }
+
+    #[inline]
+    fn set(&self, station: Station) -> usize {
+        // Multiplicative: every bit of the station is in the upper half of the product.
+        let mixed = (station.0 ^ self.secret >> 7).wrapping_mul(self.secret);
+        ((mixed ^ mixed >> 29) >> 20) as usize & (self.sets.len() - 1)
+    }
+
+    #[inline]
+    fn find(&self, station: Station, now: u32) -> Option<PortIndex> {
+        let set = &self.sets[self.set(station)].0;
+        let entry = set.iter().find(|entry| entry.station == station)?;
+        (entry.fixed || now.wrapping_sub(entry.seen) <= self.options.age).then_some(entry.port)
+    }
+
+    #[inline]
+    fn learn(&mut self, station: Station, port: PortIndex, now: u32) {
+        let at = self.set(station);
+        let set = &mut self.sets[at].0;
+        match set.iter_mut().find(|entry| entry.station == station) {
+            Some(entry) if entry.port == port => entry.seen = now,
+            Some(entry) if entry.fixed => {}
+            Some(entry) => {
+                if self.learned[usize::from(port)] < self.options.per_port {
+                    self.learned[usize::from(entry.port)] -= 1;
+                    self.learned[usize::from(port)] += 1;
+                    (entry.port, entry.seen) = (port, now);
+                }
+            }
+            None => self.add(at, station, port, now),
+        }
+    }
+
+    #[cold]
+    fn add(&mut self, at: usize, station: Station, port: PortIndex, now: u32) {
+        if self.learned[usize::from(port)] >= self.options.per_port {
+            return;
+        }
+        let set = &mut self.sets[at].0;
+        let silence = |entry: &Entry| match entry.station {
+            Station::NONE => u64::MAX,
+            _ => u64::from(now.wrapping_sub(entry.seen)),
+        };
+        let free = set.iter_mut().filter(|entry| !entry.fixed).max_by_key(|entry| silence(entry));
+        let Some(entry) = free else { return };
+        if entry.station != Station::NONE {
+            self.learned[usize::from(entry.port)] -= 1;
+        }
+        *entry = Entry { station, port, fixed: false, seen: now };
+        self.learned[usize::from(port)] += 1;
+    }
+
+    /// Puts a fixed entry in the place of one that is not. False: its set has fixed ones only.
+    fn put(&mut self, new: Entry) -> bool {
+        let at = self.set(new.station);
+        let free = self.sets[at].0.iter_mut().filter(|entry| !entry.fixed);
+        let Some(entry) = free.min_by_key(|entry| entry.station != Station::NONE) else {
+            return false;
+        };
+        if entry.station != Station::NONE {
+            self.learned[usize::from(entry.port)] -= 1;
+        }
+        *entry = new;
+        true
+    }
+
+    /// Doubles the table until all fixed stations have a place; what was learned is learned again.
+    /// False: it is as large as it may be.
+    fn grow(&mut self) -> bool {
+        let entries = self.sets.iter().flat_map(|set| set.0);
+        let fixed: Vec<Entry> = entries.filter(|entry| entry.fixed).collect();
+        let mut sets = self.sets.len();
+        self.learned.fill(0);
+        while sets < MOST_STATIONS / WAYS {
+            sets *= 2;
+            self.sets = vec![Set::default(); sets].into_boxed_slice();
+            if fixed.iter().all(|entry| self.put(*entry)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Empties the entries that `gone` names.
+    fn forget(&mut self, gone: impl Fn(&Entry) -> bool) {
+        for entry in self.sets.iter_mut().flat_map(|set| &mut set.0) {
+            if entry.station != Station::NONE && gone(entry) {
+                if !entry.fixed {
+                    self.learned[usize::from(entry.port)] -= 1;
+                }
+                *entry = Entry::default();
+            }
+        }
+    }
+}
+
+impl Lookup for Learning {
+    fn look_up(&mut self, from: PortIndex, keys: &[Key], targets: &mut [Target], now: u32) {
+        let mut last = Station::NONE;
+        for (key, target) in keys.iter().zip(targets) {
+            // Most bursts come from few stations.
+            if key.source != last {
+                self.learn(key.source, from, now);
+                last = key.source;
+            }
+            *target = match key.destination.is_group() {
+                true => Target::Flood,
+                false => self.find(key.destination, now).map_or(Target::Unknown, Target::Port),
+            };
+        }
+    }
+
+    fn fix(&mut self, station: Station, port: PortIndex) -> bool {
+        let at = self.set(station);
+        let held = |entry: &Entry| entry.station == station && (entry.fixed && entry.port != port);
+        if self.sets[at].0.iter().any(held) {
+            return false;
+        }
+        self.forget(|entry| entry.station == station);
+        while !self.put(Entry { station, port, fixed: true, seen: 0 }) {
+            if !self.grow() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn remove(&mut self, port: PortIndex) {
+        self.forget(|entry| entry.port == port);
+    }
+
+    fn age(&mut self, now: u32) {
+        if now.wrapping_sub(self.swept) < self.options.age.div_ceil(4) {
+            return;
+        }
+        self.swept = now;
+        let age = self.options.age;
+        self.forget(|entry| !entry.fixed && now.wrapping_sub(entry.seen) > age);
+    }
+
+    fn stations(&self) -> Vec<(Station, PortIndex, Option<u32>)> {
+        let entries = self.sets.iter().flat_map(|set| &set.0);
+        entries
+            .filter(|entry| entry.station != Station::NONE)
+            .map(|entry| (entry.station, entry.port, (!entry.fixed).then_some(entry.seen)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slipway_ethernet_spec::Mac;
+
+    fn station(number: u64) -> Station {
+        Station::new(Mac::local(number), 1)
+    }
+
+    fn look(
+        table: &mut Learning,
+        from: PortIndex,
+        source: u64,
+        destination: u64,
+        now: u32,
+    ) -> Target {
+        let key = Key { source: station(source), destination: station(destination) };
+        let mut targets = [Target::Drop];
+        table.look_up(from, &[key], &mut targets, now);
+        targets[0]
+    }
+
+    fn table(stations: usize, per_port: u32) -> Learning {
+        Learning::new(LearningOptions { stations, per_port, age: 300 }, 0x9e37_79b9_7f4a_7c15)
+    }
+
+    #[test]
+    fn stations_are_found_where_they_spoke_last() {
+        let mut table = table(1024, 100);
+        assert_eq!(look(&mut table, 1, 10, 20, 0), Target::Unknown);
+        assert_eq!(look(&mut table, 2, 20, 10, 0), Target::Port(1));
+        assert_eq!(look(&mut table, 3, 10, 20, 0), Target::Port(2));
+        assert_eq!(look(&mut table, 2, 20, 10, 0), Target::Port(3), "it has moved");
+    }
+
+    #[test]
+    fn vlans_are_apart() {
+        let mut table = table(1024, 100);
+        look(&mut table, 1, 10, 20, 0);
+        let other = Key { source: station(20), destination: Station::new(Mac::local(10), 2) };
+        let mut targets = [Target::Drop];
+        table.look_up(2, &[other], &mut targets, 0);
+        assert_eq!(targets, [Target::Unknown]);
+    }
+
+    #[test]
+    fn who_is_silent_is_forgotten() {
+        let mut table = table(1024, 100);
+        look(&mut table, 1, 10, 20, 0);
+        assert_eq!(look(&mut table, 2, 20, 10, 300), Target::Port(1));
+        assert_eq!(look(&mut table, 2, 20, 10, 301), Target::Unknown);
+        table.age(301);
+        assert_eq!(table.stations().len(), 1);
+        assert_eq!(table.learned[1], 0);
+    }
+
+    #[test]
+    fn one_port_cannot_fill_the_table() {
+        let mut table = table(1024, 100);
+        look(&mut table, 1, 10, 20, 0);
+        for number in 1000..100_000 {
+            look(&mut table, 2, number, 10, 1);
+        }
+        assert_eq!(table.learned[2], 100);
+        assert_eq!(look(&mut table, 3, 30, 10, 1), Target::Port(1));
+    }
+
+    #[test]
+    fn a_full_set_forgets_the_most_silent() {
+        let mut table = table(4, 100);
+        for number in 0..5 {
+            look(&mut table, 1, number, 99, number as u32);
+        }
+        assert_eq!(look(&mut table, 2, 50, 0, 5), Target::Unknown);
+        assert_eq!(table.learned[1] + table.learned[2], 4);
+    }
+
+    #[test]
+    fn what_is_fixed_stays() {
+        let mut table = table(4, 100);
+        assert!(table.fix(station(1), 1));
+        assert!(table.fix(station(1), 1));
+        assert!(!table.fix(station(1), 2), "somebody else has it");
+        for number in 2..100 {
+            look(&mut table, 2, number, 1, number as u32);
+        }
+        look(&mut table, 2, 1, 1, 100);
+        assert_eq!(look(&mut table, 2, 7, 1, 10_000), Target::Port(1));
+        table.age(20_000);
+        assert_eq!(table.stations(), [(station(1), 1, None)]);
+        table.remove(1);
+        assert!(table.fix(station(1), 2));
+    }
+
+    #[test]
+    fn there_is_room_for_every_fixed_station() {
+        let mut table = table(4, 100);
+        for number in 0..4096 {
+            assert!(table.fix(station(number), number as PortIndex));
+        }
+        for number in 0..4096 {
+            let port = Target::Port(number as PortIndex);
+            assert_eq!(look(&mut table, 1, 5000, number, 0), port);
+        }
+    }
+
+    #[test]
+    fn counts_are_those_of_the_entries() {
+        let mut table = table(64, 20);
+        let mut number = 1_u64;
+        for step in 0..20_000_u32 {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(step.into());
+            let port = (number >> 60) as PortIndex;
+            look(&mut table, port, number >> 40 & 255, number >> 32 & 255, step / 100);
+            match number >> 50 & 1023 {
+                0 => table.remove(port),
+                1 => drop(table.fix(station(number >> 40 & 255), port)),
+                2 => table.age(step / 100),
+                _ => {}
+            }
+        }
+        for port in 0..16 {
+            let learned = table.stations().iter().filter(|s| s.1 == port && s.2.is_some()).count();
+            assert_eq!(learned as u32, table.learned[usize::from(port)]);
+        }
+    }
+}
