@@ -1,6 +1,7 @@
 //! How other threads reach a reactor. The argument that no wake-up is lost is in the crate's head.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::outside::{Arc, Bell, Mutex, MutexGuard};
 use crate::{Task, TaskId};
@@ -20,6 +21,8 @@ pub(crate) struct Mailbox {
     queue: Mutex<Queue>,
     bell: Bell,
     next_id: AtomicU64,
+    /// Time of rounds with work, in ns: written by the reactor's thread alone.
+    busy_ns: AtomicU64,
 }
 
 #[derive(Default)]
@@ -31,7 +34,8 @@ struct Queue {
 impl Mailbox {
     pub(crate) fn new() -> std::io::Result<Self> {
         let queue = Mutex::new(Queue::default());
-        Ok(Self { queue, bell: Bell::new()?, next_id: AtomicU64::new(1) })
+        let (next_id, busy_ns) = (AtomicU64::new(1), AtomicU64::new(0));
+        Ok(Self { queue, bell: Bell::new()?, next_id, busy_ns })
     }
 
     pub(crate) fn bell(&self) -> &Bell {
@@ -72,6 +76,13 @@ impl Mailbox {
         queue.closed
     }
 
+    /// The reactor's thread had work for so long.
+    pub(crate) fn worked(&self, time: Duration) {
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let before = self.busy_ns.load(Ordering::Relaxed);
+        self.busy_ns.store(before.wrapping_add(time), Ordering::Relaxed);
+    }
+
     fn next_id(&self) -> TaskId {
         TaskId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
@@ -97,6 +108,12 @@ impl Handle {
         let id = self.mailbox.next_id();
         self.mailbox.push(Message::Add(id, task))?;
         Ok(id)
+    }
+
+    /// How long its tasks have had work, all together and since it started: the time of rounds in
+    /// which none only looked. Of two readings the difference says how busy the thread was between.
+    pub fn busy(&self) -> Duration {
+        Duration::from_nanos(self.mailbox.busy_ns.load(Ordering::Relaxed))
     }
 
     /// Lets a task have a step. Nothing happens when it has ended.

@@ -119,10 +119,13 @@ impl Run {
 
     pub(crate) fn run(mut self) {
         let mut last_look = self.last_work;
-        let (mut now, mut rounds) = (self.last_work, 0);
+        let (mut now, mut rounds, mut worked) = (self.last_work, 0, false);
         while !self.stopping {
             if rounds == 0 || self.ready.len() != 1 {
-                now = Instant::now();
+                let before = std::mem::replace(&mut now, Instant::now());
+                if std::mem::take(&mut worked) {
+                    self.mailbox.worked(now.duration_since(before));
+                }
                 rounds = ROUNDS_PER_READING;
                 self.expire(now);
             }
@@ -134,6 +137,7 @@ impl Run {
             }
             if self.round(now) {
                 self.worked(now);
+                worked = true;
                 rounds = 0;
             }
             if now.duration_since(last_look) >= LOOK_PERIOD {

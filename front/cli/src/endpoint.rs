@@ -82,7 +82,8 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
                 crate::say!("{}", serde_json::to_string_pretty(&all)?);
             } else {
                 let rows: Vec<_> = endpoints.iter().map(row).collect();
-                let header = ["ID", "CLIENT", "DMA", "ERRORS", "LIMITS", "DISKS", "SOCKET"];
+                let header =
+                    ["ID", "CLIENT", "REACTOR", "DMA", "ERRORS", "LIMITS", "DISKS", "SOCKET"];
                 crate::out::print(format_args!("{}", table(header, &rows)));
             }
         }
@@ -194,7 +195,7 @@ fn dma_bytes(endpoint: &v1::Endpoint) -> u64 {
     endpoint.dma_regions.iter().map(|region| region.size_bytes).sum()
 }
 
-fn row(endpoint: &v1::Endpoint) -> [String; 7] {
+fn row(endpoint: &v1::Endpoint) -> [String; 8] {
     let disks = endpoint.namespaces.iter().map(|namespace| {
         let read_only = if namespace.read_only { ", read-only" } else { "" };
         let name = match namespace.disk.as_str() {
@@ -211,6 +212,7 @@ fn row(endpoint: &v1::Endpoint) -> [String; 7] {
     [
         endpoint.id.clone(),
         client,
+        endpoint.reactor.to_string(),
         show(dma_bytes(endpoint)),
         endpoint.counters.map_or(0, |counters| counters.errors).to_string(),
         show_limits(endpoint.limits.as_ref()),
@@ -245,6 +247,7 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
         "socket": endpoint.socket_path,
         "client_pid": (endpoint.client_pid > 0).then_some(endpoint.client_pid),
         "clients": counters.clients,
+        "reactor": endpoint.reactor,
         "messages": counters.messages,
         "errors": counters.errors,
         "doorbells": match endpoint.doorbells() {

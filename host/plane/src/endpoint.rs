@@ -79,6 +79,8 @@ pub enum Error {
 /// An endpoint that a reactor serves, as the control thread knows it.
 pub struct Served {
     id: String,
+    /// The number of the reactor that it lives on.
+    reactor: usize,
     socket: PathBuf,
     created_ns: u64,
     ready_ns: u64,
@@ -95,13 +97,14 @@ pub struct Served {
 }
 
 impl Served {
-    /// Makes what `request` describes and hands it to `reactor`. On return its socket listens.
+    /// Makes what `request` describes and hands it to a reactor, of which the plane's number and the
+    /// handle are given. On return its socket listens.
     ///
     /// With a `place` that a predecessor used, it goes on where that one was.
     pub fn create(
         request: &v1::CreateEndpointRequest,
         disks: &Disks,
-        reactor: &Handle,
+        (reactor, handle): (usize, &Handle),
         mut place: Option<Place>,
     ) -> Result<Self, Error> {
         let created_ns = monotonic_ns();
@@ -143,16 +146,17 @@ impl Served {
         }
         let mailbox = controller.mailbox();
         let wake = vec![wakes.descriptor()?];
-        let endpoint = Endpoint::new(config, parts, Box::new(controller), wake, reactor);
+        let endpoint = Endpoint::new(config, parts, Box::new(controller), wake, handle);
         let endpoint = endpoint.map_err(unserved)?;
         let door = Door { mailbox, control: endpoint.control() };
         let stopped = |_| Error::Resources("the reactor has stopped".to_owned());
-        reactor.add(Box::new(endpoint)).map_err(stopped)?;
+        handle.add(Box::new(endpoint)).map_err(stopped)?;
         let ready_ns = monotonic_ns();
         let id = request.id.clone();
         let snoop = snoop::Target::new(door.mailbox.clone(), limits, door.control.clone());
         Ok(Self {
             id,
+            reactor,
             socket,
             created_ns,
             ready_ns,
@@ -186,6 +190,17 @@ impl Served {
     pub fn set_limits(&mut self, limits: v1::Limits) -> Result<(), Error> {
         self.limits = Some(limits);
         self.place.as_mut().map_or(Ok(()), |place| place.limit(limits))
+    }
+
+    /// The number of its reactor.
+    pub fn reactor(&self) -> usize {
+        self.reactor
+    }
+
+    /// Has it live on another reactor.
+    pub fn relocate(&mut self, reactor: usize, handle: &Handle) {
+        self.reactor = reactor;
+        self.door.control.relocate(handle);
     }
 
     /// The handle that closes it.
@@ -273,6 +288,7 @@ impl Served {
             doorbells: self.doorbells.into(),
             sweep_period_us: self.sweep_period_us,
             limits: self.limits,
+            reactor: self.reactor as u32,
         }
     }
 

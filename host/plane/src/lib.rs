@@ -7,6 +7,7 @@
 //! - `snoop` has an endpoint's controller tell where the time of its commands goes;
 //! - `disks` has the named disks, which any number of endpoints share; `attach` changes what
 //!   endpoints have while they run, by messages to their controllers;
+//! - `balance` gives each endpoint a reactor, and another one when that has too much to do;
 //! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
 //!   device: it talks to reactors by message and reads counters.
 //!
@@ -19,6 +20,7 @@
 //! for [`Error`], `tracing` for the daemon's log.
 
 mod attach;
+mod balance;
 mod disk;
 mod disks;
 mod endpoint;

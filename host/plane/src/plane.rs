@@ -8,9 +8,10 @@ use std::time::Duration;
 use slipway_keeper::Keeper;
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::PlaneServer;
-use slipway_reactor::Reactor;
+use slipway_reactor::{Handle, Reactor};
 use slipway_telemetry::{Clock, stamp_clock};
 
+use crate::balance::{Balancer, Loads};
 use crate::disks::Disks;
 use crate::endpoint::Served;
 use crate::keep::{Keep, Place};
@@ -46,7 +47,10 @@ pub struct Plane {
 struct Shared {
     /// For stamps of traced commands; made when it is first needed.
     stamps: OnceLock<Arc<dyn Clock>>,
-    endpoints: Mutex<BTreeMap<String, Slot>>,
+    endpoints: Arc<Endpoints>,
+    /// Absent where there is one reactor. Before the reactors, to which it has endpoints move.
+    _balancer: Option<Balancer>,
+    loads: Arc<Loads>,
     reactors: Vec<Reactor>,
     keep: Option<Keep>,
     disks: Disks,
@@ -56,9 +60,31 @@ struct Shared {
 }
 
 /// An id is taken while its endpoint is made and while it goes.
-enum Slot {
-    Reserved,
+pub(crate) enum Slot {
+    /// Counts for this reactor already, or still.
+    Reserved(usize),
     Served(Box<Served>),
+}
+
+impl Slot {
+    /// The number of its reactor.
+    fn reactor(&self) -> usize {
+        match self {
+            Self::Reserved(reactor) => *reactor,
+            Self::Served(served) => served.reactor(),
+        }
+    }
+}
+
+/// All endpoints, by id.
+#[derive(Default)]
+pub(crate) struct Endpoints(Mutex<BTreeMap<String, Slot>>);
+
+impl Endpoints {
+    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
+        // The map is changed in single calls: a panic leaves it whole.
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
 }
 
 impl Plane {
@@ -111,10 +137,19 @@ impl Plane {
                 slipway_reactor::Settings { name, poll_budget, on_panic, ..Default::default() };
             Reactor::spawn(settings)
         });
-        let reactors = reactors.collect::<Result<_, _>>()?;
+        let reactors = reactors.collect::<Result<Vec<_>, _>>()?;
+        let endpoints = Arc::<Endpoints>::default();
+        let handles: Vec<Handle> = reactors.iter().map(Reactor::handle).collect();
+        let loads = Arc::new(Loads::new(handles.len()));
+        let balancer = match handles.len() {
+            1 => None,
+            _ => Some(Balancer::start(handles, endpoints.clone(), loads.clone())?),
+        };
         let shared = Shared {
             stamps: OnceLock::new(),
-            endpoints: Mutex::default(),
+            endpoints,
+            _balancer: balancer,
+            loads,
             reactors,
             keep,
             disks: Disks::default(),
@@ -160,11 +195,13 @@ impl Plane {
             if endpoints.contains_key(&id) {
                 return Err(Error::Exists(id));
             }
-            endpoints.insert(id.clone(), Slot::Reserved);
-            endpoints.len() % self.shared.reactors.len()
+            let mut counts = vec![0; self.shared.reactors.len()];
+            endpoints.values().for_each(|slot| counts[slot.reactor()] += 1);
+            let index = self.shared.loads.least(&counts);
+            endpoints.insert(id.clone(), Slot::Reserved(index));
+            index
         };
         let _sizes = self.sizes_stay();
-        // Endpoints take turns on the reactors.
         let place = match (place, &self.shared.keep) {
             (None, Some(keep)) => keep.make(request).map(Some),
             (place, _) => Ok(place),
@@ -172,7 +209,8 @@ impl Plane {
         let number = place.as_ref().ok().and_then(|place| Some(place.as_ref()?.number()));
         let handle = self.shared.reactors[index].handle();
         let disks = &self.shared.disks;
-        match place.and_then(|place| Served::create(request, disks, &handle, place)) {
+        let reactor = (index, &handle);
+        match place.and_then(|place| Served::create(request, disks, reactor, place)) {
             Ok(served) => {
                 let described = served.describe();
                 self.lock().insert(id, Slot::Served(Box::new(served)));
@@ -193,14 +231,16 @@ impl Plane {
     pub fn remove(&self, id: &str) -> Result<(), Error> {
         let (control, place) = {
             let mut endpoints = self.lock();
-            match endpoints.insert(id.to_owned(), Slot::Reserved) {
-                Some(Slot::Served(served)) => (served.control(), served.place()),
-                // Somebody else makes or ends it just now: theirs to finish.
-                Some(Slot::Reserved) => return Err(Error::Unknown(id.to_owned())),
-                None => {
-                    endpoints.remove(id);
-                    return Err(Error::Unknown(id.to_owned()));
+            match endpoints.get_mut(id) {
+                Some(slot @ Slot::Served(_)) => {
+                    let reserved = Slot::Reserved(slot.reactor());
+                    let Slot::Served(served) = std::mem::replace(slot, reserved) else {
+                        return Err(Error::Unknown(id.to_owned()));
+                    };
+                    (served.control(), served.place())
                 }
+                // Somebody else makes or ends it just now: theirs to finish.
+                Some(Slot::Reserved(_)) | None => return Err(Error::Unknown(id.to_owned())),
             }
         };
         control.close();
@@ -251,9 +291,21 @@ impl Plane {
         let endpoints = self.lock();
         let served = endpoints.values().filter_map(|slot| match slot {
             Slot::Served(served) => Some(served.describe()),
-            Slot::Reserved => None,
+            Slot::Reserved(_) => None,
         });
         served.collect()
+    }
+
+    /// Has an endpoint served by reactor number `reactor`, from 0, from now on. Its client goes on
+    /// as if nothing were. Where there are several reactors endpoints move by themselves too, from a
+    /// busy one to an idle one.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`]; [`Error::Invalid`]: there is no such reactor.
+    pub fn relocate(&self, id: &str, reactor: usize) -> Result<(), Error> {
+        let there = self.shared.reactors.get(reactor).map(Reactor::handle);
+        let handle = there.ok_or_else(|| Error::Invalid(format!("no reactor {reactor}")))?;
+        self.with_endpoint(id, |served| served.relocate(reactor, &handle))
     }
 
     /// The named disks.
@@ -293,13 +345,12 @@ impl Plane {
         let mut endpoints = self.lock();
         let served = endpoints.iter_mut().filter_map(|(id, slot)| match slot {
             Slot::Served(served) => Some(look(id, served)),
-            Slot::Reserved => None,
+            Slot::Reserved(_) => None,
         });
         served.collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
-        // The map is changed in single calls: a panic leaves it whole.
-        self.shared.endpoints.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.shared.endpoints.lock()
     }
 }

@@ -1,11 +1,11 @@
 //! An endpoint as other threads see it.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use slipway_reactor::Bell;
+use slipway_reactor::{Bell, Handle};
 
 use crate::Stats;
 use crate::stats::Live;
@@ -16,6 +16,10 @@ pub(crate) struct Shared {
     closing: AtomicBool,
     /// The function shall be polled once, whatever else there is to do.
     poked: AtomicBool,
+    /// Polls of its function that were not idle.
+    busy_polls: Arc<AtomicU64>,
+    /// The reactor that it shall live on from now on.
+    new_home: Mutex<Option<Handle>>,
     /// The thread that a client was to be moved to could not be had.
     pub(crate) move_failed: AtomicBool,
     bell: Bell,
@@ -24,11 +28,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new() -> std::io::Result<Self> {
+    pub(crate) fn new(busy_polls: Arc<AtomicU64>) -> std::io::Result<Self> {
         Ok(Self {
             live: Arc::default(),
             closing: AtomicBool::new(false),
             poked: AtomicBool::new(false),
+            busy_polls,
+            new_home: Mutex::default(),
             move_failed: AtomicBool::new(false),
             bell: Bell::new()?,
             gone: Mutex::new(false),
@@ -47,6 +53,11 @@ impl Shared {
     /// Whether the endpoint was poked since it was asked last.
     pub(crate) fn take_poke(&self) -> bool {
         self.poked.swap(false, Ordering::AcqRel)
+    }
+
+    /// The reactor that it was told to move to since it was asked last.
+    pub(crate) fn take_home(&self) -> Option<Handle> {
+        self.new_home.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -89,6 +100,27 @@ impl Control {
     pub fn poke(&self) {
         self.0.poked.store(true, Ordering::Release);
         self.0.bell.ring();
+    }
+
+    /// Has the endpoint live on another reactor: it goes there with all that it has between two of
+    /// its steps, and its client notices nothing. One that has a thread of its own goes there when its
+    /// client has gone. Of several calls before it gets to one the last counts. Returns at once.
+    pub fn relocate(&self, home: &Handle) {
+        let shared = &self.0;
+        *shared.new_home.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+            Some(home.clone());
+        shared.bell.ring();
+    }
+
+    /// How often a poll of the function found work, of all clients: what it has to do, as a part of
+    /// what others on its reactor have.
+    pub fn busy_polls(&self) -> u64 {
+        self.0.busy_polls.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has a thread of its own at present, because of message-only memory.
+    pub fn is_private(&self) -> bool {
+        self.0.live.is_private()
     }
 
     /// Whether the endpoint is gone, for whatever reason, with everything it owned.

@@ -1,7 +1,7 @@
 //! The function that an endpoint presents, and what stays with it when clients come and go.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use slipway_pci::{Bar, CellPage, Doorbells, Function, Progress, Turn};
@@ -12,6 +12,7 @@ use slipway_telemetry::Clock;
 use crate::EndpointParts;
 use crate::doorbells::SharedPage;
 use crate::interrupts::{EventSink, Line, drain};
+use crate::stats::add;
 
 /// The shortest of the growing waits between two looks at mapped doorbells.
 const FIRST_SWEEP: Duration = Duration::from_micros(50);
@@ -48,8 +49,8 @@ pub(crate) struct Device {
     /// The function may get work unannounced, until it is told to rest.
     watching: bool,
     turn: Turn,
-    /// Polls that were not idle.
-    progress: u64,
+    /// Polls that were not idle: written here, read by others too.
+    progress: Arc<AtomicU64>,
     deadline: Option<Instant>,
     last_progress: Instant,
     sweep_wait: Duration,
@@ -84,7 +85,7 @@ impl Device {
             behind: false,
             watching: false,
             turn: Turn::default(),
-            progress: 0,
+            progress: Arc::default(),
             deadline: None,
             last_progress: Instant::now(),
             sweep_wait: FIRST_SWEEP,
@@ -128,7 +129,7 @@ impl Device {
         match found {
             Progress::Busy | Progress::Behind => {
                 self.busy = true;
-                self.progress = self.progress.wrapping_add(1);
+                add(&self.progress, 1);
                 self.deadline = None;
                 self.last_progress = now;
                 self.sweep_wait = FIRST_SWEEP;
@@ -144,7 +145,12 @@ impl Device {
 
     /// Counts the polls that were not idle.
     pub(crate) fn progress(&self) -> u64 {
-        self.progress
+        self.progress.load(Ordering::Relaxed)
+    }
+
+    /// That counter.
+    pub(crate) fn progress_counter(&self) -> Arc<AtomicU64> {
+        self.progress.clone()
     }
 
     /// Has the function polled soon, which ends its quiesced state.

@@ -38,6 +38,9 @@ const ACCEPTS_PER_STEP: usize = 4;
 /// cleared away waits in the socket's queue. When a client goes, for whatever reason, interrupts
 /// are unrouted, the function is quiesced, its memory is unmapped, the function is reset, and the
 /// next client is accepted.
+///
+/// It moves to another reactor when it is told to ([`Control::relocate`]). What it watches tells of
+/// a level, and it has a step as soon as it has arrived, so nothing that came on the way is missed.
 pub struct Endpoint {
     config: Arc<Config>,
     state: State,
@@ -51,6 +54,8 @@ pub struct Endpoint {
     private: bool,
     /// On the way to one.
     moving: bool,
+    /// Over, but for requests of the function.
+    ended: bool,
     /// The last turn left messages unread.
     more: bool,
     /// Waiting for clients, as far as the reactor was told.
@@ -87,7 +92,7 @@ impl Endpoint {
         let kept = parts.kept.take();
         let device = Device::new(parts, function)?;
         let (listener, kept) = listen(&config, kept)?;
-        let shared = Arc::new(Shared::new()?);
+        let shared = Arc::new(Shared::new(device.progress_counter())?);
         let mut endpoint = Self {
             config: Arc::new(config),
             state: State::Listening,
@@ -97,6 +102,7 @@ impl Endpoint {
             home: home.clone(),
             private: false,
             moving: false,
+            ended: false,
             more: false,
             listening: true,
             accept_at: None,
@@ -220,6 +226,14 @@ impl Endpoint {
         true
     }
 
+    /// Takes another home, if it was given one. Whether it has to go there.
+    fn relocates(&mut self) -> bool {
+        let Some(home) = self.shared.take_home() else { return false };
+        self.home = home;
+        // From a thread of its own it goes when its client does.
+        !self.private && !self.shared.is_closing()
+    }
+
     /// Whether there is nothing but a function to poll for a client that rings mapped doorbells: no
     /// message to read or to answer, nobody who comes or goes. (Events are looked at apart; a
     /// closing or a poke is one. So is the client's reading of output, which only a message made.)
@@ -311,7 +325,8 @@ impl Endpoint {
     /// The last step. A function that still holds requests may wait for its medium when it is
     /// dropped, which must not hold up the reactor.
     fn end(&mut self) -> Step {
-        if self.device.function.quiesce() { Step::Done } else { Step::Leave }
+        self.ended = !self.device.function.quiesce();
+        if self.ended { Step::Leave } else { Step::Done }
     }
 
     /// What the endpoint wants next.
@@ -421,9 +436,11 @@ impl Task for Endpoint {
             context.watch(wake.as_fd(), Interest::Read, token)?;
         }
         if !std::mem::take(&mut self.moving) {
-            // A predecessor's client.
-            if let State::Connected { session, .. } = &self.state {
+            // A predecessor's client, or this one's on another reactor.
+            if let State::Connected { session, interest, .. } = &mut self.state {
+                *interest = Interest::Read;
                 session.channel.with(|wire| context.watch(wire.file(), Interest::Read, CLIENT))?;
+                self.more = true;
             }
             return Ok(());
         }
@@ -454,6 +471,9 @@ impl Task for Endpoint {
             self.shared.silence();
             if self.shared.take_poke() {
                 self.device.kick();
+            }
+            if self.relocates() {
+                return Step::Leave;
             }
         }
         if self.shared.is_closing() {
@@ -495,7 +515,7 @@ impl Task for Endpoint {
     }
 
     fn leave(mut self: Box<Self>) {
-        if self.shared.is_closing() && !self.moving {
+        if self.ended {
             // Without a thread to wait on, the reactor's has to do.
             let last = std::thread::Builder::new().name("closing".into());
             let _ = last.spawn(move || drop(self));

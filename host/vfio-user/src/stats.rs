@@ -130,6 +130,11 @@ pub(crate) fn add(counter: &AtomicU64, by: u64) {
 }
 
 impl Live {
+    pub(crate) fn is_private(&self) -> bool {
+        let client = self.client.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        client.0.is_some_and(|client| client.private)
+    }
+
     pub(crate) fn error(&self, errno: i32) {
         let index = usize::try_from(errno).unwrap_or(0).min(ERRNOS - 1);
         add(&self.errors[index], 1);

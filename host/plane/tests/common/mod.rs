@@ -50,8 +50,12 @@ pub struct Rig {
 
 impl Rig {
     pub fn new() -> Self {
+        Self::with(Settings::default())
+    }
+
+    pub fn with(settings: Settings) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let plane = Plane::new(Settings::default()).unwrap();
+        let plane = Plane::new(settings).unwrap();
         Self { plane, socket: dir.path().join("cntrl"), dir }
     }
 

@@ -1,0 +1,281 @@
+//! Which reactor has which endpoint: the least loaded one gets the next, and a busy one hands over to
+//! an idle one.
+//!
+//! A reactor says how long its tasks had work ([`Handle::busy`]), an endpoint how many polls of its
+//! function found some ([`Control::busy_polls`]). An endpoint's part of a reactor's time is taken to
+//! be its part of those polls: functions that share a thread have turns of one size
+//! (`slipway_pci::Turn`). Both are counted anyway, so that measuring costs nothing.
+//!
+//! An endpoint moves when its going makes the busier of the two reactors clearly less busy
+//! ([`GAIN`]), several times in a row ([`CONFIRMED`]), and then stays for a while ([`STAYS`]): load
+//! that comes and goes moves nothing to and fro. Moving costs the endpoint a few microseconds.
+//!
+//! [`Control::busy_polls`]: slipway_vfio_user::Control::busy_polls
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use slipway_reactor::Handle;
+
+use crate::plane::{Endpoints, Slot};
+
+/// Time between two looks.
+const PERIOD: Duration = Duration::from_millis(250);
+/// A reactor that had work for a smaller part of a period hands nothing over: nobody waits there.
+const BUSY: f64 = 0.5;
+/// By how much of a thread's time a move has to relieve the busier reactor.
+const GAIN: f64 = 0.2;
+/// Looks in a row that have to find the same move good.
+const CONFIRMED: u32 = 4;
+/// Looks after which an endpoint that has moved may move again.
+const STAYS: u64 = 40;
+
+/// The part of the last period in which each reactor had work, in millionths.
+pub struct Loads(Vec<AtomicU32>);
+
+impl Loads {
+    pub fn new(reactors: usize) -> Self {
+        Self((0..reactors).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// The reactor for the next endpoint, when they have so many: the one with the fewest, of several
+    /// the least busy.
+    pub fn least(&self, counts: &[usize]) -> usize {
+        let load = |at: usize| self.0.get(at).map_or(0, |load| load.load(Ordering::Relaxed));
+        (0..counts.len()).min_by_key(|at| (counts[*at], load(*at))).unwrap_or(0)
+    }
+
+    fn set(&self, shares: &[f64]) {
+        for (load, share) in self.0.iter().zip(shares) {
+            load.store((share * 1e6) as u32, Ordering::Relaxed);
+        }
+    }
+}
+
+/// An endpoint as the choice sees it.
+struct Candidate<'a> {
+    id: &'a str,
+    reactor: usize,
+    /// Polls with work in the last period.
+    polls: u64,
+    /// Whether it may move.
+    moves: bool,
+}
+
+/// The endpoint that shall move, and where to, if one shall: `shares` says how busy the reactors are,
+/// from 0 to 1.
+fn choose<'a, 'b>(
+    shares: &[f64],
+    endpoints: &'b [Candidate<'a>],
+) -> Option<(&'b Candidate<'a>, usize)> {
+    let by_share = |a: &usize, b: &usize| shares[*a].total_cmp(&shares[*b]);
+    let from = (0..shares.len()).max_by(by_share)?;
+    let to = (0..shares.len()).min_by(by_share)?;
+    if shares[from] < BUSY {
+        return None;
+    }
+    let there = || endpoints.iter().filter(|one| one.reactor == from);
+    let polls: u64 = there().map(|one| one.polls).sum();
+    let after = |one: &Candidate<'_>| {
+        let part = shares[from] * one.polls as f64 / polls.max(1) as f64;
+        (shares[from] - part).max(shares[to] + part)
+    };
+    let best = there().filter(|one| one.moves).min_by(|a, b| after(a).total_cmp(&after(b)))?;
+    (after(best) <= shares[from] - GAIN).then_some((best, to))
+}
+
+/// What was seen so far.
+struct Balance {
+    reactors: Vec<Handle>,
+    busy: Vec<Duration>,
+    read_at: Instant,
+    /// By id: polls at the last look. Empty while no reactor is busy, as nobody asks then.
+    polls: BTreeMap<String, u64>,
+    /// By id: the look before which an endpoint that has moved stays.
+    stays: BTreeMap<String, u64>,
+    /// From where to where a move was found good last, and how many looks in a row.
+    wanted: Option<(usize, usize, u32)>,
+    looks: u64,
+}
+
+impl Balance {
+    fn new(reactors: Vec<Handle>) -> Self {
+        Self {
+            busy: reactors.iter().map(Handle::busy).collect(),
+            reactors,
+            read_at: Instant::now(),
+            polls: BTreeMap::new(),
+            stays: BTreeMap::new(),
+            wanted: None,
+            looks: 0,
+        }
+    }
+
+    /// How busy each reactor was since the last look.
+    fn shares(&mut self) -> Vec<f64> {
+        let now = Instant::now();
+        let period = now.duration_since(std::mem::replace(&mut self.read_at, now));
+        let readings = self.busy.iter_mut().zip(&self.reactors);
+        let spent = readings.map(|(before, reactor)| {
+            let busy = reactor.busy();
+            busy.saturating_sub(std::mem::replace(before, busy))
+        });
+        spent.map(|spent| (spent.as_secs_f64() / period.as_secs_f64()).clamp(0.0, 1.0)).collect()
+    }
+
+    fn look(&mut self, endpoints: &Endpoints, loads: &Loads) {
+        self.looks += 1;
+        let shares = self.shares();
+        loads.set(&shares);
+        let looks = self.looks;
+        self.stays.retain(|_, until| looks < *until);
+        if shares.iter().all(|share| *share < BUSY) {
+            self.polls.clear();
+            self.wanted = None;
+            return;
+        }
+        let mut all = endpoints.lock();
+        // One that came since the last look has done nothing yet, as far as this is concerned.
+        let mut seen = BTreeMap::new();
+        let mut candidates = Vec::new();
+        for (id, slot) in all.iter() {
+            let Slot::Served(served) = slot else { continue };
+            let control = served.control();
+            let polls = control.busy_polls();
+            let before = self.polls.get(id).copied().unwrap_or(polls);
+            seen.insert(id.clone(), polls);
+            candidates.push(Candidate {
+                id,
+                reactor: served.reactor(),
+                polls: if control.is_private() { 0 } else { polls.wrapping_sub(before) },
+                moves: !self.stays.contains_key(id),
+            });
+        }
+        let chosen = choose(&shares, &candidates);
+        let chosen = chosen.map(|(one, to)| (one.id.to_owned(), one.reactor, to));
+        self.polls = seen;
+        let between = chosen.as_ref().map(|(_, from, to)| (*from, *to));
+        let Some((id, _, to)) = chosen.filter(|_| self.confirm(between)) else { return };
+        if let Some(Slot::Served(served)) = all.get_mut(&id) {
+            tracing::info!(id, from = served.reactor(), to, "an endpoint moves to an idle thread");
+            served.relocate(to, &self.reactors[to]);
+        }
+        self.stays.insert(id, self.looks + STAYS);
+    }
+
+    /// Whether a move between these two, of whichever endpoint, was found good often enough now.
+    fn confirm(&mut self, between: Option<(usize, usize)>) -> bool {
+        let before = self.wanted.take();
+        let Some((from, to)) = between else { return false };
+        let same = before.filter(|(source, target, _)| (*source, *target) == (from, to));
+        let times = same.map_or(0, |(.., times)| times) + 1;
+        if times < CONFIRMED {
+            self.wanted = Some((from, to, times));
+        }
+        times >= CONFIRMED
+    }
+}
+
+/// The thread that looks. Dropping it ends it.
+pub struct Balancer {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Balancer {
+    pub fn start(
+        reactors: Vec<Handle>,
+        endpoints: Arc<Endpoints>,
+        loads: Arc<Loads>,
+    ) -> std::io::Result<Self> {
+        let (end, ended) = channel();
+        let run = move || {
+            let mut balance = Balance::new(reactors);
+            while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                balance.look(&endpoints, &loads);
+            }
+        };
+        let thread = std::thread::Builder::new().name("balancer".into()).spawn(run)?;
+        Ok(Self { end: Some(end), thread: Some(thread) })
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        self.end = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there was printed; there is nothing to add here.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen<'a>(shares: &[f64], endpoints: &[Candidate<'a>]) -> Option<(&'a str, usize)> {
+        choose(shares, endpoints).map(|(one, to)| (one.id, to))
+    }
+
+    fn candidate(id: &str, reactor: usize, polls: u64) -> Candidate<'_> {
+        Candidate { id, reactor, polls, moves: true }
+    }
+
+    #[test]
+    fn one_of_two_goes_to_where_nothing_is() {
+        let all = [candidate("a", 0, 50), candidate("b", 0, 50), candidate("c", 1, 0)];
+        assert_eq!(chosen(&[1.0, 0.0], &all), Some(("a", 1)));
+        let stays = Candidate { moves: false, ..candidate("a", 0, 50) };
+        assert_eq!(chosen(&[1.0, 0.0], &[stays, candidate("b", 0, 50)]), Some(("b", 1)));
+    }
+
+    #[test]
+    fn what_relieves_nobody_stays() {
+        // Alone it would only take its load along.
+        assert_eq!(chosen(&[1.0, 0.0], &[candidate("a", 0, 9), candidate("b", 0, 0)]), None);
+        // The other has as much to do.
+        assert_eq!(chosen(&[1.0, 0.9], &[candidate("a", 0, 9), candidate("b", 0, 9)]), None);
+        // Nobody waits.
+        assert_eq!(chosen(&[0.4, 0.0], &[candidate("a", 0, 9), candidate("b", 0, 9)]), None);
+        // Too little to be worth it.
+        assert_eq!(chosen(&[1.0, 0.0], &[candidate("a", 0, 95), candidate("b", 0, 5)]), None);
+        assert_eq!(chosen(&[], &[]), None);
+    }
+
+    #[test]
+    fn the_one_that_evens_it_out_best_goes() {
+        let all = [candidate("a", 0, 60), candidate("b", 0, 30), candidate("c", 0, 10)];
+        assert_eq!(chosen(&[1.0, 0.0], &all), Some(("a", 1)));
+        assert_eq!(chosen(&[1.0, 0.3], &all), Some(("b", 1)));
+        assert_eq!(
+            chosen(&[0.2, 1.0, 0.0], &[candidate("a", 1, 1), candidate("b", 1, 1)]),
+            Some(("a", 2))
+        );
+    }
+
+    #[test]
+    fn a_move_is_confirmed_and_one_that_changes_is_not() {
+        let mut balance = Balance::new(Vec::new());
+        for look in 1..=2 * CONFIRMED {
+            assert_eq!(balance.confirm(Some((0, 1))), look.is_multiple_of(CONFIRMED));
+        }
+        let changing = [Some((0, 1)), Some((0, 2)), None, Some((0, 1)), Some((1, 0))];
+        for between in changing.iter().cycle().take(10 * CONFIRMED as usize) {
+            assert!(!balance.confirm(*between));
+        }
+    }
+
+    #[test]
+    fn the_next_endpoint_goes_where_the_fewest_are_and_then_where_least_is_done() {
+        let loads = Loads::new(3);
+        assert_eq!(loads.least(&[0, 0, 0]), 0);
+        loads.set(&[0.5, 0.2, 0.9]);
+        assert_eq!(loads.least(&[1, 1, 1]), 1);
+        assert_eq!(loads.least(&[1, 1, 0]), 2);
+    }
+}
