@@ -12,6 +12,8 @@
 //!   its frames at once;
 //! - frames whose checksum or segmentation was left to others cross as they are, and are worked on only
 //!   for a port whose peer cannot take them so ([`Abilities`]).
+//! - [`spawn`] gives a switch to a reactor: ports have turns while there is something, and are armed and
+//!   cost nothing while there is not. Other threads reach it by [`Handle`].
 //!
 //! What does not fit is dropped where it does not fit, before it is copied, and counted by cause
 //! ([`Drop`]); no port waits for another.
@@ -31,6 +33,7 @@ mod segment;
 mod stats;
 mod switch;
 mod table;
+mod task;
 
 pub use burst::{
     BURST, Builder, Burst, Frame, HEAD, MAX_FRAME, Offload, Pick, Reader, Segmentation,
@@ -43,3 +46,4 @@ pub use slipway_rate::Rate;
 pub use stats::{Drop, PortStats};
 pub use switch::{MAX_PORTS, PortIndex, Switch, Turn};
 pub use table::{Learning, LearningOptions};
+pub use task::{Handle, Owner, Waker, spawn};

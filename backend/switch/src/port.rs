@@ -1,6 +1,8 @@
 //! The contract of a port.
 
-use crate::{Burst, Pick};
+use std::os::fd::BorrowedFd;
+
+use crate::{Burst, Pick, Waker};
 
 /// What a port's peer can take without the switch's help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -46,7 +48,7 @@ pub struct Delivered {
 ///   are used. What is wrong with it is dropped and counted by the port ([`Port::malformed`]).
 /// - A frame that [`Port::take`] gave stays where its spans say until [`Port::release`], as far as the
 ///   port is concerned; its peer may change it.
-/// - It wakes the switch (its descriptor, or whatever its host arranged) when frames come while it is
+/// - It wakes the switch (by its [`Port::descriptor`] or its [`Waker`]) when frames come while it is
 ///   armed.
 ///
 /// # Duties of the switch
@@ -73,6 +75,17 @@ pub trait Port: Send {
     /// From now on the switch must be woken when a frame comes. Tells whether there is one already:
     /// then the switch must look and not sleep.
     fn arm(&mut self) -> bool;
+
+    /// Told once, when it is attached: how it can have the switch look at it, beside its descriptor.
+    fn attached(&mut self, waker: Waker) {
+        drop(waker);
+    }
+
+    /// A descriptor that is readable while the port is armed and frames have come. It is watched from
+    /// when the port is attached, level-triggered.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Frames from the peer that were wrong (no frame, too long, in memory that is not there) since the
     /// last call.
