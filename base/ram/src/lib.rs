@@ -47,6 +47,7 @@ mod lasting;
 mod map;
 mod mapping;
 mod span;
+mod window;
 
 #[cfg(test)]
 mod tests;
@@ -55,6 +56,7 @@ pub use lasting::{Lasting, Snapshots};
 pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed, View};
 pub use mapping::{Mapping, Remote};
 pub use span::Span;
+pub use window::Window;
 
 /// What a party may do with a region, or wants to do with a piece of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -192,6 +192,7 @@ impl Mapping {
     }
 
     /// Loads the little-endian word at `offset`, acquiring. None: the memory is gone.
+    #[inline]
     pub(crate) fn load_u32(&self, offset: usize) -> Option<u32> {
         let from = self.address(offset, 4);
         // SAFETY: as for `read`.
@@ -203,6 +204,22 @@ impl Mapping {
         let to = self.address(offset, 4);
         // SAFETY: as for `write`.
         unsafe { copy::store_u32(to, word.to_le(), self.guarded) }
+    }
+
+    /// As [`Mapping::load_u32`], for 16 bits.
+    #[inline]
+    pub(crate) fn load_u16(&self, offset: usize) -> Option<u16> {
+        let from = self.address(offset, 2);
+        // SAFETY: as for `read`.
+        unsafe { copy::load_u16(from, self.guarded) }.map(u16::from_le)
+    }
+
+    /// As [`Mapping::store_u32`], for 16 bits.
+    #[inline]
+    pub(crate) fn store_u16(&self, offset: usize, word: u16) -> bool {
+        let to = self.address(offset, 2);
+        // SAFETY: as for `write`.
+        unsafe { copy::store_u16(to, word.to_le(), self.guarded) }
     }
 
     /// Stores 16 bytes, little-endian, the last four with or after all others. False: the memory is

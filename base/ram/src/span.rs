@@ -188,6 +188,35 @@ impl Span {
         self.outcome(self.mapping.store_u32(self.offset + offset, value), offset)
     }
 
+    /// As [`Span::load_u32`], for 16 bits.
+    ///
+    /// # Errors
+    /// As for [`Span::read`].
+    ///
+    /// # Panics
+    /// When the word leaves the span.
+    #[inline]
+    pub fn load_u16(&self, offset: usize) -> Result<u16, Fault> {
+        assert!(offset.checked_add(2).is_some_and(|end| end <= self.len), "word out of span");
+        self.allow(Access::Read, offset)?;
+        let word = self.mapping.load_u16(self.offset + offset);
+        word.ok_or(Fault::Gone { iova: self.at(offset) })
+    }
+
+    /// As [`Span::store_u32`], for 16 bits.
+    ///
+    /// # Errors
+    /// As for [`Span::write`].
+    ///
+    /// # Panics
+    /// When the word leaves the span.
+    #[inline]
+    pub fn store_u16(&self, offset: usize, value: u16) -> Result<(), Fault> {
+        assert!(offset.checked_add(2).is_some_and(|end| end <= self.len), "word out of span");
+        self.allow(Access::Write, offset)?;
+        self.outcome(self.mapping.store_u16(self.offset + offset, value), offset)
+    }
+
     /// Stores 16 bytes at `offset` as [`Memory::publish`](crate::Memory::publish) does.
     ///
     /// # Errors

@@ -450,3 +450,45 @@ fn another_thread_sees_regions_come_and_go() {
     stop.store(true, Ordering::Relaxed);
     reader.join().unwrap();
 }
+
+#[test]
+fn half_words_of_a_span_are_loaded_and_stored_alone() {
+    let open = memfd(4096, SealFlags::empty());
+    let map = map([(0, mapped(&open, 0, 4096)), (0x1000, Region::heap(0x1000))]);
+    let mut spans = Vec::new();
+    map.memory().pin(0, 0x2000, Access::Write, &mut spans).unwrap();
+    for span in &spans {
+        span.write(0, &[0xee; 8]).unwrap();
+        span.store_u16(2, 0x0201).unwrap();
+        let mut around = [0; 8];
+        span.read(0, &mut around).unwrap();
+        assert_eq!(around, [0xee, 0xee, 1, 2, 0xee, 0xee, 0xee, 0xee]);
+        assert_eq!(span.load_u16(2), Ok(0x0201));
+        assert_eq!(span.load_u16(3), Ok(0xee02));
+    }
+    rustix::fs::ftruncate(&open, 0).unwrap();
+    assert_eq!(spans[0].load_u16(4), Err(Fault::Gone { iova: 4 }));
+    assert_eq!(spans[0].store_u16(4, 1), Err(Fault::Gone { iova: 4 }));
+}
+
+#[test]
+fn a_window_follows_the_map() {
+    let mut map = map([(0x1000, Region::heap(0x1000))]);
+    let memory = map.memory();
+    let mut window = Window::new(0x1800, 0x800, Access::Write);
+    assert_eq!(window.span(&memory).unwrap().iova(), 0x1800);
+    memory.write(0x1804, &[7]).unwrap();
+    let mut byte = [0];
+    window.read(&memory, 4, &mut byte).unwrap();
+    assert_eq!(byte, [7]);
+    window.release();
+    assert!(map.remove(0x1000, 0x1000).unwrap().is_idle(), "a window that was released");
+    assert!(window.span(&memory).is_none());
+    assert!(window.read(&memory, 4, &mut byte).is_err());
+    // In two regions it is read all the same, and in no one piece.
+    map.add(0x1000, Region::heap(0x900)).unwrap();
+    map.add(0x1900, Region::heap(0x700)).unwrap();
+    memory.write(0x1900, &[9]).unwrap();
+    window.read(&memory, 0x100, &mut byte).unwrap();
+    assert_eq!((byte, window.span(&memory).is_none()), ([9], true));
+}

@@ -118,7 +118,6 @@ mod steps;
 mod tests;
 mod trace;
 mod turn;
-mod window;
 
 pub use attachment::{ChangeError, Done};
 /// What `cell` needs of other crates: its test puts loom's atomics in their place.

@@ -10,12 +10,11 @@ use std::time::Duration;
 use slipway_nvme_spec::command::{
     COMPLETION_ENTRY, CompletionEntry, FUSE_FIRST, SUBMISSION_ENTRY, SubmissionEntry,
 };
-use slipway_ram::{Access, Fault, Memory};
+use slipway_ram::{Access, Fault, Memory, Window};
 use zerocopy::IntoBytes;
 
 use crate::cell::{BadDoorbell, Cell, ShadowPages, distance};
 use crate::journal::Ticket;
-use crate::window::Window;
 
 /// A submission queue (section 4.1.1).
 pub(crate) struct SubmissionQueue {

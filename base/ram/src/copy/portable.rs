@@ -2,7 +2,7 @@
 //! (`process_vm_readv(2)`), which answers a vanished page with a short count, not a signal.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
 
 /// Nothing to prepare.
 ///
@@ -98,6 +98,39 @@ pub(crate) unsafe fn load_u32(guest: *const u8, guarded: bool) -> Option<u32> {
 /// As for [`write`], for four bytes.
 pub(crate) unsafe fn store_u32(guest: *mut u8, word: u32, guarded: bool) -> bool {
     let place = guest.cast::<AtomicU32>();
+    if !guarded && place.is_aligned() {
+        // SAFETY: as for `load_u32`.
+        unsafe { &*place }.store(word, Ordering::Release);
+        return true;
+    }
+    fence(Ordering::Release);
+    // SAFETY: by this function's contract.
+    unsafe { write(guest, &word.to_ne_bytes(), guarded) }
+}
+
+/// As [`load_u32`], for 16 bits.
+///
+/// # Safety
+/// As for [`read`], for two bytes.
+pub(crate) unsafe fn load_u16(guest: *const u8, guarded: bool) -> Option<u16> {
+    let word = guest.cast::<AtomicU16>();
+    if !guarded && word.is_aligned() {
+        // SAFETY: as for `load_u32`.
+        return Some(unsafe { &*word }.load(Ordering::Acquire));
+    }
+    let mut bytes = [0; 2];
+    // SAFETY: by this function's contract.
+    let there = unsafe { read(guest, &mut bytes, guarded) };
+    fence(Ordering::Acquire);
+    there.then_some(u16::from_ne_bytes(bytes))
+}
+
+/// As [`store_u32`], for 16 bits.
+///
+/// # Safety
+/// As for [`write`], for two bytes.
+pub(crate) unsafe fn store_u16(guest: *mut u8, word: u16, guarded: bool) -> bool {
+    let place = guest.cast::<AtomicU16>();
     if !guarded && place.is_aligned() {
         // SAFETY: as for `load_u32`.
         unsafe { &*place }.store(word, Ordering::Release);

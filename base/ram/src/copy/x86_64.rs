@@ -124,6 +124,30 @@ std::arch::global_asm!(
     "ret",
     ".cfi_endproc",
     ".size slipway_ram_store, . - slipway_ram_store",
+    // slipway_ram_load_half(rdi: from) -> rax: 0 or 1, rdx: the 16-bit word.
+    ".p2align 4",
+    ".globl slipway_ram_load_half",
+    ".hidden slipway_ram_load_half",
+    ".type slipway_ram_load_half,@function",
+    "slipway_ram_load_half:",
+    ".cfi_startproc",
+    "movzx edx, word ptr [rdi]",
+    "xor eax, eax",
+    "ret",
+    ".cfi_endproc",
+    ".size slipway_ram_load_half, . - slipway_ram_load_half",
+    // slipway_ram_store_half(rdi: to, esi: word) -> rax: 0 or 1.
+    ".p2align 4",
+    ".globl slipway_ram_store_half",
+    ".hidden slipway_ram_store_half",
+    ".type slipway_ram_store_half,@function",
+    "slipway_ram_store_half:",
+    ".cfi_startproc",
+    "mov [rdi], si",
+    "xor eax, eax",
+    "ret",
+    ".cfi_endproc",
+    ".size slipway_ram_store_half, . - slipway_ram_store_half",
     // slipway_ram_publish(rdi: to, rsi: first 8 bytes, rdx: last 8 bytes) -> rax: 0 or 1.
     ".p2align 4",
     ".globl slipway_ram_publish",
@@ -164,6 +188,8 @@ unsafe extern "C" {
     fn slipway_ram_copy(to: *mut u8, from: *const u8, len: usize) -> u64;
     fn slipway_ram_load(from: *const u8) -> Loaded;
     fn slipway_ram_store(to: *mut u8, word: u32) -> u64;
+    fn slipway_ram_load_half(from: *const u8) -> Loaded;
+    fn slipway_ram_store_half(to: *mut u8, word: u32) -> u64;
     fn slipway_ram_publish(to: *mut u8, first: u64, last: u64) -> u64;
 }
 
@@ -232,6 +258,27 @@ pub(crate) unsafe fn load_u32(guest: *const u8, _guarded: bool) -> Option<u32> {
 pub(crate) unsafe fn store_u32(guest: *mut u8, word: u32, _guarded: bool) -> bool {
     // SAFETY: as for `write`; not moved by the compiler, as for `load_u32`.
     unsafe { slipway_ram_store(guest, word) == 0 }
+}
+
+/// As [`load_u32`], for 16 bits.
+///
+/// # Safety
+/// As for [`read`], for two bytes.
+#[inline]
+pub(crate) unsafe fn load_u16(guest: *const u8, _guarded: bool) -> Option<u16> {
+    // SAFETY: as for `load_u32`.
+    let loaded = unsafe { slipway_ram_load_half(guest) };
+    (loaded.gone == 0).then_some(loaded.word as u16)
+}
+
+/// As [`store_u32`], for 16 bits.
+///
+/// # Safety
+/// As for [`write`], for two bytes.
+#[inline]
+pub(crate) unsafe fn store_u16(guest: *mut u8, word: u16, _guarded: bool) -> bool {
+    // SAFETY: as for `store_u32`.
+    unsafe { slipway_ram_store_half(guest, word.into()) == 0 }
 }
 
 /// Stores 16 bytes so that whoever sees one of the last eight sees all of the rest.

@@ -1,10 +1,10 @@
 //! A ring of guest memory, kept pinned.
 
-use slipway_ram::{Access, Fault, Memory, Span};
+use crate::{Access, Fault, Memory, Span};
 
 /// The memory of a queue. Its addresses are looked up once and again when the client's map has
 /// changed, not with every entry.
-pub(crate) struct Window {
+pub struct Window {
     base: u64,
     len: usize,
     access: Access,
@@ -22,12 +22,19 @@ enum Place {
 }
 
 impl Window {
-    /// The `len` bytes at `base`, of which nothing is looked up yet.
+    /// The `len` bytes at `base`, of which nothing is looked up yet. `access` is the one that the
+    /// region must allow for the memory to be pinned; others are checked as they are made.
     pub fn new(base: u64, len: usize, access: Access) -> Self {
         Self { base, len, access, version: 0, place: Place::Unknown }
     }
 
     /// Fills `into` from `offset` on.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    ///
+    /// # Panics
+    /// When the range leaves the window, here and below: a programmer's error.
     pub fn read(&mut self, memory: &Memory, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
         match self.span(memory) {
             Some(span) => span.read(offset, into),
@@ -44,6 +51,12 @@ impl Window {
     }
 
     /// Stores an entry of 16 bytes, little-endian, so that whoever sees its last four sees all of it.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    ///
+    /// # Panics
+    /// As for [`Window::read`].
     #[inline]
     pub fn publish(&mut self, memory: &Memory, offset: usize, entry: u128) -> Result<(), Fault> {
         match self.span(memory) {
@@ -57,8 +70,10 @@ impl Window {
         self.place = Place::Unknown;
     }
 
+    /// All of it in one piece, for whoever makes many accesses in a row. None: it is not mapped, in
+    /// several regions, message-only, or does not allow the access.
     #[inline]
-    fn span(&mut self, memory: &Memory) -> Option<&Span> {
+    pub fn span(&mut self, memory: &Memory) -> Option<&Span> {
         let version = memory.version();
         if version != self.version || matches!(self.place, Place::Unknown) {
             self.version = version;
