@@ -54,6 +54,15 @@ pub enum Error {
     /// The endpoint has no such namespace.
     #[error("endpoint \"{0}\" has no such namespace or disk")]
     UnknownNamespace(String),
+    /// A switch has this name.
+    #[error("a switch called \"{0}\" is there already")]
+    ExistingSwitch(String),
+    /// No switch has this name.
+    #[error("there is no switch \"{0}\"")]
+    UnknownSwitch(String),
+    /// A port cannot have these settings.
+    #[error(transparent)]
+    Port(#[from] slipway_switch::BadConfig),
     /// A running controller refused a change.
     #[error(transparent)]
     Change(#[from] ChangeError),

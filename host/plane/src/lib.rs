@@ -8,6 +8,7 @@
 //! - `disks` has the named disks, which any number of endpoints share; `attach` changes what
 //!   endpoints have while they run, by messages to their controllers;
 //! - `balance` gives each endpoint a reactor, and another one when that has too much to do;
+//! - `switches` has the switches; a packet function is a port of one of them;
 //! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
 //!   device: it talks to reactors by message and reads counters.
 //!
@@ -28,6 +29,7 @@ mod keep;
 mod plane;
 mod service;
 mod snoop;
+mod switches;
 mod wakes;
 
 pub use endpoint::Error;

@@ -15,6 +15,7 @@ use crate::balance::{Balancer, Loads};
 use crate::disks::Disks;
 use crate::endpoint::Served;
 use crate::keep::{Keep, Place};
+use crate::switches::Switches;
 use crate::{Error, Service, snoop};
 
 /// How long an endpoint may take to end its I/O and go. A disk that hangs longer is reported, and
@@ -54,6 +55,7 @@ struct Shared {
     reactors: Vec<Reactor>,
     keep: Option<Keep>,
     disks: Disks,
+    switches: Switches,
     /// Read by who opens a named disk until its namespace is among its endpoint's, written by who
     /// changes a size and tells them.
     sizes: RwLock<()>,
@@ -153,6 +155,7 @@ impl Plane {
             reactors,
             keep,
             disks: Disks::default(),
+            switches: Switches::default(),
             sizes: RwLock::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -306,6 +309,21 @@ impl Plane {
         let there = self.shared.reactors.get(reactor).map(Reactor::handle);
         let handle = there.ok_or_else(|| Error::Invalid(format!("no reactor {reactor}")))?;
         self.with_endpoint(id, |served| served.relocate(reactor, &handle))
+    }
+
+    /// The switches.
+    pub(crate) fn switches(&self) -> &Switches {
+        &self.shared.switches
+    }
+
+    /// How many reactors there are; at least one.
+    pub(crate) fn reactors(&self) -> usize {
+        self.shared.reactors.len()
+    }
+
+    /// The reactor `index`, counted round.
+    pub(crate) fn reactor(&self, index: usize) -> Handle {
+        self.shared.reactors[index % self.reactors()].handle()
     }
 
     /// The named disks.

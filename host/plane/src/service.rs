@@ -25,10 +25,15 @@ impl From<Error> for Status {
             Error::Invalid(_) | Error::Controller(_) | Error::Change(_) => {
                 Self::invalid_argument(message)
             }
-            Error::Exists(_) | Error::ExistingDisk(_) => Self::already_exists(message),
-            Error::Unknown(_) | Error::UnknownDisk(_) | Error::UnknownNamespace(_) => {
-                Self::not_found(message)
+            Error::Port(slipway_switch::BadConfig::Full) => Self::resource_exhausted(message),
+            Error::Port(_) => Self::invalid_argument(message),
+            Error::Exists(_) | Error::ExistingDisk(_) | Error::ExistingSwitch(_) => {
+                Self::already_exists(message)
             }
+            Error::Unknown(_)
+            | Error::UnknownDisk(_)
+            | Error::UnknownNamespace(_)
+            | Error::UnknownSwitch(_) => Self::not_found(message),
             Error::Disk(_) | Error::DiskInUse(..) | Error::Socket { .. } | Error::Snooped(_) => {
                 Self::failed_precondition(message)
             }
@@ -144,5 +149,29 @@ impl v1::plane_server::Plane for Service {
         _: Request<v1::ListDisksRequest>,
     ) -> Result<Response<v1::ListDisksReply>, Status> {
         Ok(Response::new(v1::ListDisksReply { disks: self.plane.list_disks() }))
+    }
+
+    async fn create_switch(
+        &self,
+        request: Request<v1::CreateSwitchRequest>,
+    ) -> Result<Response<v1::Switch>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.create_switch(&request)).await
+    }
+
+    async fn remove_switch(
+        &self,
+        request: Request<v1::RemoveSwitchRequest>,
+    ) -> Result<Response<v1::RemoveSwitchReply>, Status> {
+        let (plane, name) = (self.plane.clone(), request.into_inner().name);
+        blocking(move || plane.remove_switch(&name).map(|()| v1::RemoveSwitchReply {})).await
+    }
+
+    async fn list_switches(
+        &self,
+        _: Request<v1::ListSwitchesRequest>,
+    ) -> Result<Response<v1::ListSwitchesReply>, Status> {
+        let plane = self.plane.clone();
+        blocking(move || Ok(v1::ListSwitchesReply { switches: plane.list_switches() })).await
     }
 }

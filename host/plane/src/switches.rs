@@ -1,0 +1,166 @@
+//! Switches: each a task of a reactor, whose ports are functions of endpoints and TAP interfaces.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use slipway_plane_api::v1;
+use slipway_switch::{Handle, Learning, LearningOptions, Owner, PortIndex, Switch};
+
+use crate::endpoint::check_id;
+use crate::{Error, Plane};
+
+/// A switch as the control thread knows it. Clones are the same one.
+#[derive(Clone)]
+pub struct Fabric {
+    /// How to reach it.
+    pub handle: Handle,
+    /// The number of the reactor that it lives on.
+    #[allow(dead_code)] // reason: functions are put beside their switch
+    pub reactor: usize,
+    /// Somebody made it by name; else it is there because an endpoint needs it.
+    made: bool,
+}
+
+/// All switches of a plane.
+#[derive(Default)]
+pub struct Switches(Mutex<BTreeMap<String, Fabric>>);
+
+impl Switches {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Fabric>> {
+        // Changed in single calls: a panic leaves it whole.
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Plane {
+    /// The switch of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSwitch`].
+    pub(crate) fn switch(&self, name: &str) -> Result<Fabric, Error> {
+        let found = self.switches().lock().get(name).cloned();
+        found.ok_or_else(|| Error::UnknownSwitch(name.to_owned()))
+    }
+
+    /// The switch of this name, made if it is not there: for an endpoint that outlived the last
+    /// process, before anybody has come to make its switch.
+    ///
+    /// # Errors
+    /// [`Error::Resources`].
+    pub(crate) fn switch_or_new(&self, name: &str) -> Result<Fabric, Error> {
+        let mut switches = self.switches().lock();
+        if let Some(fabric) = switches.get(name) {
+            return Ok(fabric.clone());
+        }
+        // Switches take turns on the reactors.
+        let reactor = switches.len() % self.reactors();
+        let mut secret = [0; 8];
+        // Never fails for so few bytes once the system has started.
+        let _ = rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty());
+        let options = LearningOptions::default();
+        let table = Learning::new(options, u64::from_ne_bytes(secret));
+        let switch = Switch::new(Box::new(table));
+        let handle = slipway_switch::spawn(&self.reactor(reactor), switch);
+        let handle = handle.map_err(|_| Error::Resources("the reactor has ended".to_owned()))?;
+        let fabric = Fabric { handle, reactor, made: false };
+        switches.insert(name.to_owned(), fabric.clone());
+        Ok(fabric)
+    }
+
+    /// Makes a switch; blocks.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left then.
+    pub fn create_switch(&self, request: &v1::CreateSwitchRequest) -> Result<v1::Switch, Error> {
+        let name = &request.name;
+        check_id(name)?;
+        if !request.tap.is_empty() {
+            return Err(Error::Invalid("a switch has no TAP ports yet".to_owned()));
+        }
+        if self.switch(name).is_ok_and(|fabric| fabric.made) {
+            return Err(Error::ExistingSwitch(name.clone()));
+        }
+        let fabric = self.switch_or_new(name)?;
+        if let Some(there) = self.switches().lock().get_mut(name) {
+            there.made = true;
+        }
+        Ok(describe(name, &fabric.handle))
+    }
+
+    /// Removes a switch; blocks until its ports are gone.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSwitch`].
+    pub fn remove_switch(&self, name: &str) -> Result<(), Error> {
+        let removed = self.switches().lock().remove(name);
+        let fabric = removed.ok_or_else(|| Error::UnknownSwitch(name.to_owned()))?;
+        fabric.handle.stop();
+        // Answered by nobody once it has stopped.
+        let _ = fabric.handle.call(|_| ());
+        Ok(())
+    }
+
+    /// All switches, by name.
+    pub fn list_switches(&self) -> Vec<v1::Switch> {
+        let all = self.switches().lock().clone();
+        all.iter().map(|(name, fabric)| describe(name, &fabric.handle)).collect()
+    }
+}
+
+fn describe(name: &str, handle: &Handle) -> v1::Switch {
+    let ports = handle.call(|owner| {
+        let indices: Vec<PortIndex> = owner.switch().ports().collect();
+        indices.into_iter().filter_map(|index| port(owner, index)).collect()
+    });
+    // One that has ended has none.
+    v1::Switch { name: name.to_owned(), ports: ports.unwrap_or_default() }
+}
+
+fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPort> {
+    let switch = owner.switch();
+    let config = switch.config(index)?.clone();
+    let up = switch.port_mut(index).is_some_and(|port| port.is_up());
+    let stats = switch.stats(index)?;
+    let named = |(cause, count): (&str, u64)| (cause.to_owned(), count);
+    Some(v1::SwitchPort {
+        index: index.into(),
+        name: config.name,
+        mac: config.mac.map(|mac| mac.to_string()).unwrap_or_default(),
+        addresses: config.addresses.iter().map(ToString::to_string).collect(),
+        spoof_check: config.spoof_check,
+        up: up && config.link != slipway_switch::Link::Down,
+        frames_in: stats.frames_in,
+        bytes_in: stats.bytes_in,
+        frames_out: stats.frames_out,
+        bytes_out: stats.bytes_out,
+        dropped_in: stats.causes_in().map(named).collect(),
+        dropped_out: stats.causes_out().map(named).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_come_and_go() {
+        let plane = Plane::new(crate::Settings { reactors: 2, ..Default::default() }).unwrap();
+        let named =
+            |name: &str| v1::CreateSwitchRequest { name: name.to_owned(), ..Default::default() };
+        for name in ["blue", "green", "red"] {
+            assert!(plane.create_switch(&named(name)).unwrap().ports.is_empty());
+        }
+        assert!(matches!(plane.create_switch(&named("red")), Err(Error::ExistingSwitch(_))));
+        assert!(matches!(plane.create_switch(&named("a/b")), Err(Error::Invalid(_))));
+        assert_eq!(plane.list_switches().len(), 3);
+        let red = plane.switch("red").unwrap();
+        plane.remove_switch("red").unwrap();
+        assert!(red.handle.call(|_| ()).is_err());
+        assert!(matches!(plane.remove_switch("red"), Err(Error::UnknownSwitch(_))));
+        // One that an endpoint needs is there before somebody makes it.
+        let kept = plane.switch_or_new("red").unwrap();
+        plane.create_switch(&named("red")).unwrap();
+        assert!(kept.handle.call(|_| ()).is_ok());
+        assert!(plane.create_switch(&named("red")).is_err());
+    }
+}
