@@ -34,6 +34,10 @@ SEEN_BY = {
         "sandbox/ and front/ reach the plane through slipway-plane-api, since it may be another "
         "process; slipway-cli is that process (slipway daemon)",
     ),
+    "slipway-network": (
+        ["slipway-cli"],
+        "sandbox/ and front/ reach networks through slipway-plane-api as well",
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = protox::compile(["proto/plane.proto"], ["proto"])?;
+    let files = protox::compile(["proto/plane.proto", "proto/network.proto"], ["proto"])?;
     tonic_prost_build::configure().compile_fds(files)?;
     Ok(())
 }

@@ -17,6 +17,12 @@ pub mod v1 {
     tonic::include_proto!("slipway.plane.v1");
 }
 
+/// Messages, client and server of the networks' service; `proto/network.proto`.
+#[allow(missing_docs)] // generated; the comments are in the .proto file
+pub mod network_v1 {
+    tonic::include_proto!("slipway.network.v1");
+}
+
 /// HTTP/2 receive windows of the daemon, in bytes. Input that its process does not read fills the
 /// window of its own stream only, and leaves the connection to the calls beside it (RFC 9113,
 /// section 5.2).
@@ -26,6 +32,9 @@ pub const CONNECTION_WINDOW: u32 = 64 * STREAM_WINDOW;
 
 /// A client of the plane.
 pub type PlaneClient = v1::plane_client::PlaneClient<Channel>;
+
+/// A client of the networks.
+pub type NetworkClient = network_v1::networks_client::NetworksClient<Channel>;
 
 /// Opens a gRPC channel to the daemon's socket.
 ///

@@ -1,0 +1,331 @@
+//! What a network's name server says to a query.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use simple_dns::rdata::{A, AAAA, PTR, RData};
+use simple_dns::{
+    CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, ResourceRecord, TYPE,
+};
+
+use crate::dns::{HOST, OURS};
+use crate::ledger::Network;
+
+/// Seconds that an answer may be remembered: the next sandbox of that name has another address.
+const TTL: u32 = 1;
+
+/// The names of one network.
+#[derive(Debug)]
+pub struct Zone {
+    /// Lower case, with a dot before it.
+    suffix: String,
+    /// By the name in lower case.
+    names: HashMap<String, (Ipv4Addr, Ipv6Addr)>,
+    /// Full names by address.
+    addresses: HashMap<IpAddr, String>,
+    subnet: Ipv4Net,
+    prefix: Ipv6Net,
+    internal: bool,
+}
+
+/// What becomes of a query.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// This is sent back.
+    Reply(Vec<u8>),
+    /// It is for the host's resolvers.
+    Forward,
+    /// Nothing: it is no query.
+    Nothing,
+}
+
+impl Zone {
+    /// The names that `network` has now.
+    pub fn of(network: &Network) -> Self {
+        let suffix = format!(".{}", network.name.to_ascii_lowercase());
+        let mut zone = Self {
+            names: HashMap::new(),
+            addresses: HashMap::new(),
+            subnet: network.subnet,
+            prefix: network.prefix,
+            internal: network.internal,
+            suffix,
+        };
+        for lease in network.leases.values() {
+            let name = lease.name.to_ascii_lowercase();
+            let full = format!("{name}{}", zone.suffix);
+            zone.add(name, full, lease.ipv4, lease.ipv6);
+        }
+        zone.add(HOST.to_owned(), HOST.to_owned(), network.gateway, network.gateway6());
+        zone
+    }
+
+    fn add(&mut self, name: String, full: String, ipv4: Ipv4Addr, ipv6: Ipv6Addr) {
+        self.addresses.insert(ipv4.into(), full.clone());
+        self.addresses.insert(ipv6.into(), full);
+        self.names.insert(name, (ipv4, ipv6));
+    }
+
+    /// Whether whoever has this address is answered.
+    pub fn serves(&self, client: IpAddr) -> bool {
+        match client {
+            IpAddr::V4(client) => self.subnet.contains(&client),
+            IpAddr::V6(client) => self.prefix.contains(&client),
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<(Ipv4Addr, Ipv6Addr)> {
+        let short = name.strip_suffix(&self.suffix);
+        let found = self.names.get(name).or_else(|| self.names.get(short?));
+        found.copied()
+    }
+
+    /// Whether nobody else could know the name: it is of one label, below the network's name, or below
+    /// Slipway's.
+    fn owns(&self, name: &str) -> bool {
+        let below =
+            |name: &str, top: &str| name.strip_suffix(top).is_some_and(|n| n.ends_with('.'));
+        (!name.is_empty() && !name.contains('.'))
+            || name.ends_with(&self.suffix)
+            || name == OURS
+            || below(name, OURS)
+    }
+}
+
+/// Decides on `query`, whatever it is.
+pub fn answer(zone: &Zone, query: &[u8]) -> Answer {
+    // Longer than a header, and not itself an answer (RFC 1035, section 4.1.1): else two servers could
+    // talk to each other for ever.
+    if query.len() < 12 || query[2] & 0x80 != 0 {
+        return Answer::Nothing;
+    }
+    let Ok(packet) = Packet::parse(query) else {
+        return Answer::Reply(failure(query, RCODE::FormatError));
+    };
+    if packet.opcode() != OPCODE::StandardQuery {
+        return Answer::Reply(failure(query, RCODE::NotImplemented));
+    }
+    let [question] = packet.questions.as_slice() else {
+        return Answer::Reply(failure(query, RCODE::FormatError));
+    };
+    if !matches!(question.qclass, QCLASS::CLASS(CLASS::IN) | QCLASS::ANY) {
+        return Answer::Reply(failure(query, RCODE::Refused));
+    }
+    let Some(name) = text(&question.qname) else {
+        return Answer::Reply(failure(query, RCODE::FormatError));
+    };
+    match records(zone, &name, question) {
+        Some(Ok(records)) => reply(&packet, question, records, RCODE::NoError),
+        Some(Err(NoName)) => reply(&packet, question, Vec::new(), RCODE::NameError),
+        // A network from which nothing leads out has no way out by names either.
+        None if zone.internal => Answer::Reply(failure(query, RCODE::Refused)),
+        None => Answer::Forward,
+    }
+}
+
+struct NoName;
+
+/// What is known of a name; `None`: it is not ours.
+fn records(
+    zone: &Zone,
+    name: &str,
+    question: &Question<'_>,
+) -> Option<Result<Vec<RData<'static>>, NoName>> {
+    let wants = |kind: TYPE| question.qtype == QTYPE::TYPE(kind) || question.qtype == QTYPE::ANY;
+    if let Some((ipv4, ipv6)) = zone.find(name) {
+        let four = wants(TYPE::A).then(|| RData::A(A { address: ipv4.to_bits() }));
+        let six = wants(TYPE::AAAA).then(|| RData::AAAA(AAAA { address: ipv6.to_bits() }));
+        return Some(Ok(four.into_iter().chain(six).collect()));
+    }
+    if let Some(address) = reversed(name).filter(|address| zone.serves(*address)) {
+        let Some(full) = zone.addresses.get(&address) else { return Some(Err(NoName)) };
+        let name = Name::new(full).ok().map(Name::into_owned);
+        let pointer = name.filter(|_| wants(TYPE::PTR)).map(|name| RData::PTR(PTR(name)));
+        return Some(Ok(pointer.into_iter().collect()));
+    }
+    zone.owns(name).then_some(Err(NoName))
+}
+
+fn reply(
+    query: &Packet<'_>,
+    question: &Question<'_>,
+    records: Vec<RData<'static>>,
+    code: RCODE,
+) -> Answer {
+    let mut reply = Packet::new_reply(query.id());
+    reply.set_flags(PacketFlag::AUTHORITATIVE_ANSWER | PacketFlag::RECURSION_AVAILABLE);
+    if query.has_flags(PacketFlag::RECURSION_DESIRED) {
+        reply.set_flags(PacketFlag::RECURSION_DESIRED);
+    }
+    *reply.rcode_mut() = code;
+    let record = |data| ResourceRecord::new(question.qname.clone(), CLASS::IN, TTL, data);
+    reply.answers = records.into_iter().map(record).collect();
+    reply.questions = vec![question.clone()];
+    // What could be read can be written again.
+    reply.build_bytes_vec().map_or(Answer::Nothing, Answer::Reply)
+}
+
+/// A reply to `query` that says only why there is no other; no question is repeated, since it may be
+/// what cannot be read. Shorter than a header: nothing.
+pub fn failure(query: &[u8], code: RCODE) -> Vec<u8> {
+    let Some(&[a, b, flags, ..]) = query.get(..12) else { return Vec::new() };
+    // QR, and of theirs the opcode and RD; RA and the code (RFC 1035, section 4.1.1).
+    let head = [a, b, 0x80 | flags & 0x79, 0x80 | code as u8 & 0xf];
+    let mut bytes = head.to_vec();
+    bytes.resize(12, 0);
+    bytes
+}
+
+/// A name in lower case without its last dot; `None` if it is not text as host names are.
+fn text(name: &Name<'_>) -> Option<String> {
+    let mut text = String::new();
+    for label in name.as_bytes() {
+        if !label.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'.') {
+            return None;
+        }
+        if !text.is_empty() {
+            text.push('.');
+        }
+        text.extend(label.iter().map(|byte| char::from(byte.to_ascii_lowercase())));
+    }
+    Some(text)
+}
+
+/// The address that a name of `in-addr.arpa` (RFC 1035, section 3.5) or `ip6.arpa` (RFC 3596, section
+/// 2.5) stands for.
+fn reversed(name: &str) -> Option<IpAddr> {
+    if let Some(rest) = name.strip_suffix(".in-addr.arpa") {
+        let mut parts: Vec<&str> = rest.split('.').collect();
+        parts.reverse();
+        return parts.join(".").parse::<Ipv4Addr>().ok().map(IpAddr::V4);
+    }
+    let rest = name.strip_suffix(".ip6.arpa")?;
+    let mut bits = 0_u128;
+    let mut count = 0;
+    for nibble in rest.split('.').rev() {
+        let digit = Some(nibble).filter(|nibble| nibble.len() == 1)?;
+        bits = bits << 4 | u128::from_str_radix(digit, 16).ok()?;
+        count += 1;
+        if count > 32 {
+            return None;
+        }
+    }
+    (count == 32).then(|| Ipv6Addr::from_bits(bits).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Mac;
+    use crate::ledger::Lease;
+
+    fn zone(internal: bool) -> Zone {
+        let subnet = "10.0.1.0/24".parse().unwrap();
+        let prefix = "fd00:1::/64".parse().unwrap();
+        let mut network = Network::new("Blue".into(), "slip0".into(), subnet, prefix);
+        network.internal = internal;
+        for (number, name) in [(2_u8, "web"), (3, "DB_1.x")] {
+            let ipv4 = Ipv4Addr::new(10, 0, 1, number);
+            let ipv6 = format!("fd00:1::{number}").parse().unwrap();
+            let mac = Mac::derived(ipv4);
+            let lease = Lease { name: name.into(), mac, ipv4, ipv6, published: Vec::new() };
+            network.leases.insert(name.into(), lease);
+        }
+        Zone::of(&network)
+    }
+
+    fn query(name: &str, kind: QTYPE) -> Vec<u8> {
+        let mut packet = Packet::new_query(0x1234);
+        packet.set_flags(PacketFlag::RECURSION_DESIRED);
+        let name = Name::new_unchecked(name);
+        packet.questions.push(Question::new(name, kind, QCLASS::CLASS(CLASS::IN), false));
+        packet.build_bytes_vec().unwrap()
+    }
+
+    fn ask(zone: &Zone, name: &str, kind: TYPE) -> Option<(RCODE, Vec<String>)> {
+        match answer(zone, &query(name, QTYPE::TYPE(kind))) {
+            Answer::Forward => None,
+            Answer::Nothing => panic!("no answer to {name}"),
+            Answer::Reply(bytes) => {
+                let packet = Packet::parse(&bytes).unwrap();
+                assert_eq!(packet.id(), 0x1234);
+                assert!(packet.has_flags(PacketFlag::RESPONSE | PacketFlag::RECURSION_DESIRED));
+                let records = packet.answers.iter().map(|record| match &record.rdata {
+                    RData::A(a) => Ipv4Addr::from_bits(a.address).to_string(),
+                    RData::AAAA(a) => Ipv6Addr::from_bits(a.address).to_string(),
+                    RData::PTR(name) => name.0.to_string(),
+                    other => panic!("{other:?}"),
+                });
+                Some((packet.rcode(), records.collect()))
+            }
+        }
+    }
+
+    #[test]
+    fn names_of_the_network_are_answered_and_others_forwarded() {
+        let zone = zone(false);
+        let found = |name: &str, kind, what: &str| {
+            let known = what.split_whitespace().map(str::to_owned).collect();
+            assert_eq!(ask(&zone, name, kind), Some((RCODE::NoError, known)), "{name}");
+        };
+        found("web", TYPE::A, "10.0.1.2");
+        found("WEB", TYPE::AAAA, "fd00:1::2");
+        found("web.blue", TYPE::A, "10.0.1.2");
+        found("db_1.x", TYPE::A, "10.0.1.3");
+        found("db_1.X.BLUE", TYPE::A, "10.0.1.3");
+        found("web", TYPE::MX, "");
+        found(HOST, TYPE::A, "10.0.1.1");
+        found(HOST, TYPE::AAAA, "fd00:1::1");
+        found("2.1.0.10.in-addr.arpa", TYPE::PTR, "web.blue");
+        found("1.1.0.10.in-addr.arpa", TYPE::PTR, HOST);
+        let six = "2.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.1.0.0.0.0.0.d.f.ip6.arpa";
+        found(six, TYPE::PTR, "web.blue");
+        for name in ["nobody", "nobody.blue", "x.slipway.internal", "9.1.0.10.in-addr.arpa"] {
+            assert_eq!(ask(&zone, name, TYPE::A), Some((RCODE::NameError, vec![])), "{name}");
+        }
+        for name in ["", "example.org", "web.green", "notslipway.internal", "1.2.3.4.in-addr.arpa"]
+        {
+            assert_eq!(ask(&zone, name, TYPE::A), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_internal_network_asks_nobody() {
+        let zone = zone(true);
+        assert_eq!(ask(&zone, "example.org", TYPE::A), Some((RCODE::Refused, vec![])));
+        assert_eq!(ask(&zone, "web", TYPE::A).unwrap().0, RCODE::NoError);
+    }
+
+    #[test]
+    fn what_is_no_query_is_refused_or_left() {
+        let zone = zone(false);
+        let good = query("web", QTYPE::TYPE(TYPE::A));
+        for cut in 0..12 {
+            assert_eq!(answer(&zone, &good[..cut]), Answer::Nothing);
+        }
+        let code = |bytes: &[u8]| match answer(&zone, bytes) {
+            Answer::Reply(reply) => reply[3] & 0xf,
+            other => panic!("{other:?}"),
+        };
+        for cut in 12..good.len() {
+            assert_eq!(code(&good[..cut]), 1, "{cut}");
+        }
+        let with = |at: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = byte;
+            bytes
+        };
+        assert_eq!(answer(&zone, &with(2, 0x81)), Answer::Nothing);
+        // Another operation (status), two questions where one is, a name that points at itself.
+        assert_eq!(code(&with(2, 0x11)), 4);
+        assert_eq!(code(&with(5, 2)), 1);
+        let mut pointer = good[..12].to_vec();
+        pointer.extend([0xc0, 12, 0, 1, 0, 1]);
+        assert_eq!(code(&pointer), 1);
+        // Class CHAOS.
+        assert_eq!(code(&with(good.len() - 1, 3)), 5);
+        // A label that is no text.
+        assert_eq!(code(&with(13, 0)), 1);
+    }
+}

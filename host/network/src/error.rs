@@ -1,0 +1,119 @@
+//! What can go wrong with a network: one clear line each, with the next step where there is one.
+
+use std::io;
+use std::net::IpAddr;
+
+use tonic::{Code, Status};
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation on a network failed. Nothing of it is left then.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Something that the caller said makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// No network has this name.
+    #[error(
+        "there is no network \"{0}\"; `slipway network ls` lists them, `slipway network create` makes one"
+    )]
+    Unknown(String),
+    /// A network has this name.
+    #[error("the network \"{0}\" exists already; `slipway network rm {0}` removes it")]
+    Exists(String),
+    /// Sandboxes use the network.
+    #[error("the network \"{network}\" has sandboxes: {}", sandboxes.join(", "))]
+    Used {
+        /// The network.
+        network: String,
+        /// Their names.
+        sandboxes: Vec<String>,
+    },
+    /// The address is another sandbox's.
+    #[error("the address {address} is taken by sandbox {sandbox}")]
+    Taken {
+        /// What was asked for: an IP or a MAC address.
+        address: String,
+        /// Who has it.
+        sandbox: String,
+    },
+    /// Its subnet overlaps something that is there.
+    #[error("{subnet} overlaps {other}; `--subnet` takes another one")]
+    Overlap {
+        /// What was asked for.
+        subnet: String,
+        /// What is there.
+        other: String,
+    },
+    /// No address left.
+    #[error(
+        "the network \"{network}\" is full: {subnet} has no address left; a sandbox that ends gives its address back"
+    )]
+    Full {
+        /// The network.
+        network: String,
+        /// Its subnet.
+        subnet: String,
+    },
+    /// Somebody on the host has the port.
+    #[error("port {port}/{protocol} of {address} is in use; `--publish` takes another one")]
+    PortInUse {
+        /// On the host.
+        address: IpAddr,
+        /// On the host.
+        port: u16,
+        /// "tcp" or "udp".
+        protocol: &'static str,
+    },
+    /// The host cannot do it.
+    #[error("{0}")]
+    Host(String),
+    /// The plane refused.
+    #[error("the plane: {0}")]
+    Plane(String),
+    /// A file of the ledger.
+    #[error("{what} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// Where.
+        path: std::path::PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn file(
+        what: &'static str,
+        path: impl Into<std::path::PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { what, path, source }
+    }
+
+    pub(crate) fn host(what: impl std::fmt::Display) -> impl FnOnce(io::Error) -> Self {
+        let what = what.to_string();
+        move |error| Self::Host(format!("{what}: {error}"))
+    }
+
+    fn code(&self) -> Code {
+        match self {
+            Self::Invalid(_) => Code::InvalidArgument,
+            Self::Unknown(_) => Code::NotFound,
+            Self::Exists(_) | Self::Taken { .. } => Code::AlreadyExists,
+            Self::Full { .. } => Code::ResourceExhausted,
+            Self::Host(_) | Self::Used { .. } | Self::Overlap { .. } | Self::PortInUse { .. } => {
+                Code::FailedPrecondition
+            }
+            Self::Plane(_) | Self::File { .. } => Code::Internal,
+        }
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        Self::new(error.code(), error.to_string())
+    }
+}

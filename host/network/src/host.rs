@@ -1,0 +1,241 @@
+//! The host's own end of a network: interfaces, addresses, forwarding.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use slipway_netlink::{Address, LinkChange, Netlink};
+
+use crate::ledger::Network;
+use crate::{Error, Result};
+
+/// Interfaces of networks are called so, and a number.
+const DEVICE: &str = "slip";
+/// Where subnets are taken from when none is asked for: 10.213.0.0/16, a /24 for each network; rarely
+/// used by others.
+const POOL: [u8; 2] = [10, 213];
+
+/// What the host has that a new network must not collide with.
+#[derive(Debug, Default)]
+pub struct Surroundings {
+    devices: Vec<String>,
+    /// Networks of its addresses and routes.
+    used: Vec<(IpNet, String)>,
+}
+
+impl Surroundings {
+    /// Looks around, except at the interface `except`.
+    ///
+    /// # Errors
+    /// [`Error::Host`].
+    pub fn look(except: &str) -> Result<Self> {
+        let look = || -> std::io::Result<Self> {
+            let mut netlink = Netlink::open()?;
+            let links = netlink.links()?;
+            let name = |index| links.iter().find(|link| link.index == index);
+            let name = |index| name(index).map_or("", |link| link.name.as_str());
+            let addresses = netlink.addresses()?.into_iter();
+            let addresses = addresses.map(|one| (one.address, one.prefix, one.index));
+            let routes = netlink.routes()?.into_iter();
+            let routes = routes.map(|one| (one.destination.0, one.destination.1, one.index));
+            let nets = addresses.chain(routes).filter(|(_, prefix, _)| *prefix > 0);
+            let nets = nets.filter(|(_, _, index)| except.is_empty() || name(*index) != except);
+            let used = nets.filter_map(|(address, prefix, index)| {
+                let net = IpNet::new(address, prefix).ok()?.trunc();
+                Some((net, format!("{net} of the interface {}", name(index))))
+            });
+            let used = used.collect();
+            Ok(Self { devices: links.into_iter().map(|link| link.name).collect(), used })
+        };
+        look().map_err(Error::host("cannot look at the host's interfaces"))
+    }
+
+    /// Adds what a network has, whether or not its interface is there.
+    pub fn add(&mut self, network: &Network) {
+        self.devices.push(network.device.clone());
+        let name = format!("the network \"{}\"", network.name);
+        self.used.push((network.subnet.into(), format!("{} of {name}", network.subnet)));
+        self.used.push((network.prefix.into(), format!("{} of {name}", network.prefix)));
+    }
+
+    /// Whether nothing overlaps `net`.
+    ///
+    /// # Errors
+    /// [`Error::Overlap`].
+    pub fn check(&self, net: IpNet) -> Result<()> {
+        let overlaps = |other: &IpNet| other.contains(&net) || net.contains(other);
+        match self.used.iter().find(|(other, _)| overlaps(other)) {
+            Some((_, other)) => {
+                Err(Error::Overlap { subnet: net.to_string(), other: other.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A name for an interface that nobody has.
+    pub fn free_device(&self) -> String {
+        let mut names = (0..).map(|number: u32| format!("{DEVICE}{number}"));
+        // There are fewer interfaces than numbers.
+        names.find(|name| !self.devices.contains(name)).unwrap_or_default()
+    }
+
+    /// A subnet that nothing overlaps.
+    ///
+    /// # Errors
+    /// [`Error::Host`]: the pool is used up.
+    pub fn free_subnet(&self) -> Result<Ipv4Net> {
+        let [a, b] = POOL;
+        let subnets = (0..=255).filter_map(|c| Ipv4Net::new([a, b, c, 0].into(), 24).ok());
+        let mut free = subnets.filter(|subnet| self.check((*subnet).into()).is_ok());
+        free.next().ok_or_else(|| {
+            Error::Host(format!("no subnet of {a}.{b}.0.0/16 is free; `--subnet` takes another"))
+        })
+    }
+
+    /// A random prefix of RFC 4193, section 3.2, that nothing overlaps.
+    ///
+    /// # Errors
+    /// [`Error::Host`]: no randomness.
+    pub fn free_prefix(&self) -> Result<Ipv6Net> {
+        loop {
+            let mut octets = [0; 16];
+            let flags = rustix::rand::GetRandomFlags::empty();
+            rustix::rand::getrandom(&mut octets[1..8], flags)
+                .map_err(|error| Error::Host(format!("no random numbers: {error}")))?;
+            octets[0] = 0xfd;
+            if let Ok(prefix) = Ipv6Net::new(octets.into(), 64)
+                && self.check(prefix.into()).is_ok()
+            {
+                return Ok(prefix);
+            }
+        }
+    }
+}
+
+/// Gives the network's interface its addresses and sets it up. Done again it changes nothing.
+///
+/// # Errors
+/// [`Error::Host`].
+pub fn set_up(network: &Network) -> Result<()> {
+    let device = &network.device;
+    let failed = |what: &str| Error::host(format!("cannot {what} {device}"));
+    let mut netlink = Netlink::open().map_err(failed("reach"))?;
+    let link = netlink.link(device).map_err(failed("find"))?;
+    let link = link.ok_or_else(|| Error::Host(format!("there is no interface {device}")))?;
+    // Before it is up: its own link-local address would make the host a peer that nobody asked for.
+    setting(&format!("ipv6/conf/{device}/accept_ra"), "0");
+    setting(&format!("ipv6/conf/{device}/accept_dad"), "0");
+    let mac = network.gateway_mac().octets();
+    if link.mac != Some(mac) {
+        let change = LinkChange { mac: Some(mac), ..Default::default() };
+        netlink.change(link.index, change).map_err(failed("set the address of"))?;
+    }
+    let change = LinkChange { mtu: Some(network.mtu), up: Some(true), ..Default::default() };
+    netlink.change(link.index, change).map_err(failed("set up"))?;
+    let four = (IpAddr::V4(network.gateway), network.subnet.prefix_len());
+    let six = (IpAddr::V6(network.gateway6()), network.prefix.prefix_len());
+    for (address, prefix) in [four, six] {
+        let added = netlink.add_address(&Address { index: link.index, address, prefix });
+        match added {
+            // A host that has IPv6 switched off.
+            Err(error) if address.is_ipv6() => {
+                tracing::warn!(%error, device, "the network has no IPv6 on this host");
+            }
+            added => added.map_err(failed(&format!("give the address {address} to")))?,
+        }
+    }
+    Ok(())
+}
+
+/// Which of `wanted` are addresses of the host.
+///
+/// # Errors
+/// [`Error::Host`].
+pub fn has(wanted: &[IpAddr]) -> Result<Vec<IpAddr>> {
+    let all = Netlink::open().and_then(|mut netlink| netlink.addresses());
+    let all = all.map_err(Error::host("cannot look at the host's addresses"))?;
+    let there = |address: &&IpAddr| all.iter().any(|one| one.address == **address);
+    Ok(wanted.iter().filter(there).copied().collect())
+}
+
+/// Removes the network's interface, if it is there.
+///
+/// # Errors
+/// [`Error::Host`].
+pub fn remove(device: &str) -> Result<()> {
+    let remove = || -> std::io::Result<()> {
+        let mut netlink = Netlink::open()?;
+        match netlink.link(device)? {
+            Some(link) => netlink.remove(link.index),
+            None => Ok(()),
+        }
+    };
+    remove().map_err(Error::host(format!("cannot remove the interface {device}")))
+}
+
+/// Has the host pass packets on.
+///
+/// # Errors
+/// [`Error::Host`].
+pub fn forward() -> Result<()> {
+    let path = Path::new("/proc/sys/net/ipv4/ip_forward");
+    if !is_set(path) {
+        fs::write(path, "1").map_err(Error::host("cannot switch IP forwarding on"))?;
+    }
+    let path = Path::new("/proc/sys/net/ipv6/conf/all/forwarding");
+    if path.exists() && !is_set(path) {
+        keep_router_advertisements();
+        fs::write(path, "1").map_err(Error::host("cannot switch IPv6 forwarding on"))?;
+    }
+    Ok(())
+}
+
+fn is_set(path: &Path) -> bool {
+    fs::read_to_string(path).is_ok_and(|value| value.trim() == "1")
+}
+
+/// A host that forwards takes no router advertisements (1) any more unless told to (2): it would lose
+/// its own default route.
+fn keep_router_advertisements() {
+    for link in fs::read_dir("/proc/sys/net/ipv6/conf").into_iter().flatten().flatten() {
+        let path = link.path().join("accept_ra");
+        if is_set(&path) {
+            let _ = fs::write(path, "2");
+        }
+    }
+}
+
+fn setting(name: &str, value: &str) {
+    // Not there where IPv6 is switched off.
+    let _ = fs::write(Path::new("/proc/sys/net").join(name), value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_overlaps_is_refused_and_what_is_free_is_found() {
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        let mut around = Surroundings {
+            devices: vec!["lo".into(), "slip0".into(), "slip2".into()],
+            used: vec![(net("10.213.0.0/23"), "a VPN".into())],
+        };
+        assert_eq!(around.free_device(), "slip1");
+        assert_eq!(around.free_subnet().unwrap().to_string(), "10.213.2.0/24");
+        for bad in ["10.213.0.0/24", "10.0.0.0/8", "10.213.1.128/30"] {
+            let error = around.check(net(bad)).unwrap_err().to_string();
+            assert!(error.contains("a VPN") && error.contains(bad), "{error}");
+        }
+        let prefix = around.free_prefix().unwrap();
+        assert_eq!((prefix.network().octets()[0], prefix.prefix_len()), (0xfd, 64));
+        let subnet = around.free_subnet().unwrap();
+        around.add(&Network::new("blue".into(), "slip1".into(), subnet, prefix));
+        assert_eq!(around.free_device(), "slip3");
+        assert_eq!(around.free_subnet().unwrap().to_string(), "10.213.3.0/24");
+        assert!(around.check(prefix.into()).unwrap_err().to_string().contains("\"blue\""));
+        around.used.push((net("10.213.0.0/16"), "all".into()));
+        assert!(around.free_subnet().is_err());
+    }
+}

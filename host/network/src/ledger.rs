@@ -1,0 +1,282 @@
+//! What is known of networks and of who has which address, kept on disk.
+//!
+//! Two files for each network, written aside and renamed: a crash of the daemon leaves the old one or
+//! the new one. What the network is, is flushed to the disk as well. Who has which address is not: that
+//! would cost each start milliseconds, and no sandbox outlives a crash of the machine. A lease is
+//! written before it is used, and names the sandbox that it is for; whoever starts next says which
+//! sandboxes there still are, and gives back what the others had.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
+
+use crate::publish::Published;
+use crate::{Error, Mac, Result};
+
+/// Version of the files. Another one is another build's, and is left alone.
+const VERSION: u32 = 1;
+
+/// A network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// Of the file's layout.
+    pub version: u32,
+    /// Unique on the node.
+    pub name: String,
+    /// The host's end of it: the name of a TAP interface.
+    pub device: String,
+    /// Its IPv4 addresses.
+    pub subnet: Ipv4Net,
+    /// The host's address in it.
+    pub gateway: Ipv4Addr,
+    /// Its IPv6 addresses.
+    pub prefix: Ipv6Net,
+    /// Largest packet in bytes, without the Ethernet header.
+    pub mtu: u32,
+    /// Nothing leads out of it, nor into it, but what the host itself sends.
+    pub internal: bool,
+    /// CLOCK_REALTIME of its creation, ns since the epoch.
+    pub created_ns: u64,
+    /// Who has which address, by the sandbox's id; in a file of its own.
+    #[serde(skip)]
+    pub leases: BTreeMap<String, Lease>,
+}
+
+/// What a sandbox has of a network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// The sandbox's name.
+    pub name: String,
+    /// Of its interface.
+    pub mac: Mac,
+    /// Its IPv4 address.
+    pub ipv4: Ipv4Addr,
+    /// Its IPv6 address.
+    pub ipv6: Ipv6Addr,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub published: Vec<Published>,
+}
+
+impl Network {
+    /// A network without leases.
+    pub fn new(name: String, device: String, subnet: Ipv4Net, prefix: Ipv6Net) -> Self {
+        let gateway = nth4(subnet, 1);
+        let created = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        Self {
+            version: VERSION,
+            name,
+            device,
+            subnet,
+            gateway,
+            prefix,
+            mtu: crate::DEFAULT_MTU,
+            internal: false,
+            created_ns: u64::try_from(created.as_nanos()).unwrap_or(0),
+            leases: BTreeMap::new(),
+        }
+    }
+
+    /// The host's IPv6 address in it: the prefix's first.
+    pub fn gateway6(&self) -> Ipv6Addr {
+        nth6(self.prefix, 1)
+    }
+
+    /// The address of the host's end, the same each time it is made.
+    pub fn gateway_mac(&self) -> Mac {
+        Mac::derived(self.gateway)
+    }
+
+    /// Whether an address is one of this network's.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => self.subnet.contains(&address),
+            IpAddr::V6(address) => self.prefix.contains(&address),
+        }
+    }
+}
+
+/// The `index`-th address of a subnet, from 0.
+pub(crate) fn nth4(subnet: Ipv4Net, index: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(subnet.network().to_bits() | index)
+}
+
+/// The `index`-th address of a prefix, from 0.
+pub(crate) fn nth6(prefix: Ipv6Net, index: u32) -> Ipv6Addr {
+    Ipv6Addr::from_bits(prefix.network().to_bits() | u128::from(index))
+}
+
+/// The directory of the files.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    dir: PathBuf,
+}
+
+impl Ledger {
+    /// Opens, or makes, the ledger in `dir`.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn open(dir: &Path) -> Result<Self> {
+        fs::create_dir_all(dir).map_err(Error::file("cannot create", dir))?;
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// All networks.
+    ///
+    /// # Errors
+    /// [`Error::File`]: one that cannot be read. Giving out its addresses again would be worse than
+    /// not starting.
+    pub fn load(&self) -> Result<Vec<Network>> {
+        let mut networks = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(Error::file("cannot read", &self.dir))? {
+            let path = entry.map_err(Error::file("cannot read", &self.dir))?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let text = fs::read(&path).map_err(Error::file("cannot read", &path))?;
+            let network = serde_json::from_slice::<Network>(&text).map_err(std::io::Error::from);
+            let network = network.and_then(|network| match network.version {
+                VERSION => Ok(network),
+                other => Err(std::io::Error::other(format!("version {other} of its layout"))),
+            });
+            let mut network = network.map_err(Error::file("cannot understand", &path))?;
+            network.leases = load_leases(&path.with_extension("leases"));
+            networks.push(network);
+        }
+        Ok(networks)
+    }
+
+    /// Writes down what a network is; on return it outlives a crash of the machine.
+    ///
+    /// # Errors
+    /// [`Error::File`]; the old one is still there.
+    pub fn save(&self, network: &Network) -> Result<()> {
+        let path = self.path(&network.name, "json");
+        self.write(&path, network, true)?;
+        self.flush().map_err(Error::file("cannot write", &path))
+    }
+
+    /// Writes down who has which address; on return it outlives a crash of the daemon.
+    ///
+    /// # Errors
+    /// [`Error::File`]; the old leases are still there.
+    pub fn save_leases(&self, network: &Network) -> Result<()> {
+        self.write(&self.path(&network.name, "leases"), &network.leases, false)
+    }
+
+    fn write(&self, path: &Path, content: &impl Serialize, flush: bool) -> Result<()> {
+        let mut new = path.as_os_str().to_owned();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        let json = serde_json::to_vec_pretty(content).map_err(std::io::Error::from);
+        let written = json.and_then(|json| {
+            let mut file = File::create(&new)?;
+            file.write_all(&json)?;
+            if flush { file.sync_all() } else { Ok(()) }
+        });
+        written.map_err(Error::file("cannot write", &new))?;
+        fs::rename(&new, path).map_err(Error::file("cannot write", path))
+    }
+
+    /// Forgets one.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn remove(&self, name: &str) -> Result<()> {
+        // Its leases last: without it they mean nothing.
+        for kind in ["json", "leases"] {
+            let path = self.path(name, kind);
+            match fs::remove_file(&path).and_then(|()| self.flush()) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Error::file("cannot remove", path)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        File::open(&self.dir)?.sync_all()
+    }
+
+    fn path(&self, name: &str, kind: &str) -> PathBuf {
+        self.dir.join(format!("{name}.{kind}"))
+    }
+}
+
+/// Leases that cannot be read were lost in a crash of the machine, with the sandboxes that had them.
+fn load_leases(path: &Path) -> BTreeMap<String, Lease> {
+    let text = match fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return BTreeMap::new(),
+        text => text,
+    };
+    let leases = text.and_then(|text| Ok(serde_json::from_slice(&text)?));
+    leases.unwrap_or_else(|error| {
+        tracing::warn!(path = %path.display(), %error, "leases are lost");
+        BTreeMap::new()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network() -> Network {
+        let subnet = "10.1.2.0/24".parse().unwrap();
+        let prefix = "fd00:1::/64".parse().unwrap();
+        Network::new("blue".into(), "slip0".into(), subnet, prefix)
+    }
+
+    #[test]
+    fn what_was_saved_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(&dir.path().join("networks")).unwrap();
+        assert!(ledger.load().unwrap().is_empty());
+        let mut network = network();
+        ledger.save(&network).unwrap();
+        let lease = Lease {
+            name: "web".into(),
+            mac: Mac::derived(Ipv4Addr::new(10, 1, 2, 2)),
+            ipv4: Ipv4Addr::new(10, 1, 2, 2),
+            ipv6: "fd00:1::2".parse().unwrap(),
+            published: Published::parse("8080:80").unwrap(),
+        };
+        network.leases.insert("0123456789ab".into(), lease);
+        ledger.save_leases(&network).unwrap();
+        assert_eq!(ledger.load().unwrap(), std::slice::from_ref(&network));
+        ledger.remove("blue").unwrap();
+        ledger.remove("blue").unwrap();
+        assert!(ledger.load().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_crash_while_it_writes_leaves_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(dir.path()).unwrap();
+        let network = network();
+        ledger.save(&network).unwrap();
+        fs::write(dir.path().join("blue.json.new"), "{\"half\": ").unwrap();
+        fs::write(dir.path().join("blue.leases.new"), "{").unwrap();
+        assert_eq!(ledger.load().unwrap(), std::slice::from_ref(&network));
+        // As after a crash of the machine.
+        fs::write(dir.path().join("blue.leases"), "").unwrap();
+        assert_eq!(ledger.load().unwrap(), [network]);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(dir.path()).unwrap();
+        ledger.save(&Network { version: 2, ..network() }).unwrap();
+        assert!(ledger.load().unwrap_err().to_string().contains("blue.json"));
+        fs::write(dir.path().join("blue.json"), "{}").unwrap();
+        assert!(ledger.load().unwrap_err().to_string().contains("blue.json"));
+    }
+}

@@ -1,0 +1,451 @@
+//! The networks of a node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use slipway_plane_api::PlaneClient;
+use slipway_plane_api::network_v1 as v1;
+use slipway_plane_api::v1 as plane_v1;
+use tokio::sync::Mutex;
+use tonic::Code;
+
+use crate::allocate::{self, Wish, choose};
+use crate::dns::{Server, Zone};
+use crate::host::{self, Surroundings};
+use crate::ledger::{Ledger, Network};
+use crate::publish::{MAX_PORTS, Published};
+use crate::{DEFAULT_NETWORK, Error, MTU, NO_NETWORK, Result, nft, proxy, rules};
+
+const DNS_PORT: u16 = 53;
+
+/// What networks need of their node.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where the ledger is.
+    pub dir: PathBuf,
+    /// The packet filter's table; another daemon on the host has another.
+    pub table: String,
+    /// Names the host's resolvers: `/etc/resolv.conf`.
+    pub resolv_conf: PathBuf,
+}
+
+/// All networks of a node.
+pub struct Networks {
+    settings: Settings,
+    ledger: Ledger,
+    plane: PlaneClient,
+    /// Names and published ports are served by a thread of their own: what a sandbox floods them
+    /// with keeps nobody from managing sandboxes.
+    serving: tokio::runtime::Handle,
+    _stop: tokio::sync::oneshot::Sender<()>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    networks: BTreeMap<String, Network>,
+    /// Those that are up.
+    up: BTreeMap<String, Up>,
+    /// The rules in force; `None`: not known.
+    rules: Option<String>,
+}
+
+/// What a network has while it is up, besides its switch, interface and rules.
+struct Up {
+    names: Server,
+    /// By sandbox.
+    ports: BTreeMap<String, proxy::Proxy>,
+}
+
+impl Networks {
+    /// Opens the ledger. Nothing is up: [`Networks::reconcile`] comes next.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Host`].
+    pub fn open(settings: Settings, plane: PlaneClient) -> Result<Self> {
+        let ledger = Ledger::open(&settings.dir)?;
+        let networks = ledger.load()?.into_iter().map(|one| (one.name.clone(), one)).collect();
+        let (serving, stop) = server_thread().map_err(Error::host("no thread for networks"))?;
+        let state = Mutex::new(State { networks, ..State::default() });
+        Ok(Self { settings, ledger, plane, serving, _stop: stop, state })
+    }
+
+    /// Makes a network; it comes up when a sandbox joins it.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left then.
+    pub async fn create(&self, request: &v1::CreateNetworkRequest) -> Result<v1::Network> {
+        let mut state = self.state.lock().await;
+        self.make(&mut state, request)?;
+        describe(&state, &request.name)
+    }
+
+    fn make(&self, state: &mut State, request: &v1::CreateNetworkRequest) -> Result<()> {
+        check_name(&request.name)?;
+        if state.networks.contains_key(&request.name) {
+            return Err(Error::Exists(request.name.clone()));
+        }
+        let mut around = Surroundings::look("")?;
+        state.networks.values().for_each(|network| around.add(network));
+        let subnet = match request.subnet.as_str() {
+            "" => around.free_subnet()?,
+            text => allocate::subnet(text)?,
+        };
+        let prefix = match request.ipv6_subnet.as_str() {
+            "" => around.free_prefix()?,
+            text => allocate::prefix(text)?,
+        };
+        around.check(subnet.into())?;
+        around.check(prefix.into())?;
+        let mut network = Network::new(request.name.clone(), around.free_device(), subnet, prefix);
+        if !request.gateway.is_empty() {
+            network.gateway = allocate::gateway(&request.gateway, subnet)?;
+        }
+        if request.mtu != 0 {
+            if !MTU.contains(&request.mtu) {
+                let (least, most) = (MTU.start(), MTU.end());
+                return Err(Error::Invalid(format!(
+                    "an MTU of {} is not possible: {least} to {most} bytes",
+                    request.mtu
+                )));
+            }
+            network.mtu = request.mtu;
+        }
+        network.internal = request.internal;
+        self.ledger.save(&network)?;
+        state.networks.insert(network.name.clone(), network);
+        Ok(())
+    }
+
+    /// Removes a network that nobody uses, with all that was made for it.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], [`Error::Used`].
+    pub async fn remove(&self, name: &str) -> Result<()> {
+        let mut state = self.state.lock().await;
+        let network = find(&state, name)?;
+        if !network.leases.is_empty() {
+            let sandboxes = network.leases.values().map(|lease| lease.name.clone()).collect();
+            return Err(Error::Used { network: name.to_owned(), sandboxes });
+        }
+        if state.up.contains_key(name) {
+            self.take_down(&mut state, name).await;
+            self.apply(&mut state).await?;
+        }
+        self.ledger.remove(name)?;
+        state.networks.remove(name);
+        Ok(())
+    }
+
+    /// A network as it is now.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`].
+    pub async fn get(&self, name: &str) -> Result<v1::Network> {
+        describe(&*self.state.lock().await, name)
+    }
+
+    /// All networks, by name.
+    pub async fn list(&self) -> Vec<v1::Network> {
+        let state = self.state.lock().await;
+        state.networks.keys().filter_map(|name| describe(&state, name).ok()).collect()
+    }
+
+    /// Gives a sandbox its place in a network.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left then.
+    pub async fn join(&self, request: &v1::JoinRequest) -> Result<v1::Attachment> {
+        let wish = Wish::parse(&request.addresses, &request.mac)?;
+        let wanted = ports(&request.publish)?;
+        let mut state = self.state.lock().await;
+        let (id, name) = (&request.sandbox_id, &request.network);
+        if name == DEFAULT_NETWORK && !state.networks.contains_key(name) {
+            let default = v1::CreateNetworkRequest { name: name.clone(), ..Default::default() };
+            self.make(&mut state, &default)?;
+        }
+        let network = find(&state, name)?;
+        if network.internal && !wanted.is_empty() {
+            return Err(Error::Invalid(format!(
+                "the network \"{name}\" is internal: nothing in it can be published"
+            )));
+        }
+        let mut lease = choose(network, &request.name, &wish)?;
+        let claimed = proxy::claim(&wanted)?;
+        lease.published.clone_from(&claimed.published);
+        if !state.up.contains_key(name) {
+            self.bring_up(&mut state, name).await?;
+        }
+        let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving)?;
+        if let Some(network) = state.networks.get_mut(name) {
+            network.leases.insert(id.clone(), lease);
+        }
+        let settled = self.settle(&mut state, name).await;
+        if let Err(error) = settled {
+            if let Some(network) = state.networks.get_mut(name) {
+                network.leases.remove(id);
+            }
+            // What it says was said by the first failure.
+            let _ = self.settle(&mut state, name).await;
+            return Err(error);
+        }
+        if let Some(up) = state.up.get_mut(name) {
+            up.ports.insert(id.clone(), served);
+        }
+        attachment(find(&state, name)?, id)
+    }
+
+    /// Gives back whatever a sandbox has.
+    ///
+    /// # Errors
+    /// [`Error`]: the ledger or the packet filter; its addresses are free all the same.
+    pub async fn leave(&self, id: &str) -> Result<()> {
+        let mut state = self.state.lock().await;
+        let of = |network: &&mut Network| network.leases.contains_key(id);
+        let Some(network) = state.networks.values_mut().find(of) else { return Ok(()) };
+        network.leases.remove(id);
+        let name = network.name.clone();
+        if let Some(up) = state.up.get_mut(&name) {
+            up.ports.remove(id);
+        }
+        self.settle(&mut state, &name).await
+    }
+
+    /// Gives back what all sandboxes had but `live`, brings those networks up that these use, and
+    /// removes what is left of others. For a daemon that has just come.
+    ///
+    /// # Errors
+    /// The first; the rest was done all the same.
+    pub async fn reconcile(&self, live: &BTreeSet<String>) -> Result<()> {
+        let mut state = self.state.lock().await;
+        let mut outcome = Ok(());
+        let names: Vec<String> = state.networks.keys().cloned().collect();
+        for name in names {
+            let done = self.reconcile_one(&mut state, &name, live).await;
+            outcome = outcome.and(done);
+        }
+        // Also where there are none: the last daemon's may be in force.
+        if !state.networks.is_empty() {
+            outcome = outcome.and(self.apply(&mut state).await);
+        }
+        outcome
+    }
+
+    async fn reconcile_one(
+        &self,
+        state: &mut State,
+        name: &str,
+        live: &BTreeSet<String>,
+    ) -> Result<()> {
+        let Some(network) = state.networks.get_mut(name) else { return Ok(()) };
+        let before = network.leases.len();
+        network.leases.retain(|id, _| live.contains(id));
+        if network.leases.len() < before {
+            self.ledger.save_leases(network)?;
+        }
+        if network.leases.is_empty() {
+            let device = network.device.clone();
+            return if state.up.contains_key(name) { Ok(()) } else { host::remove(&device) };
+        }
+        if state.up.contains_key(name) {
+            return Ok(());
+        }
+        let leases = network.leases.clone();
+        self.bring_up(state, name).await?;
+        for (id, lease) in leases {
+            // Somebody took the port while no daemon ran: the packet filter leads to the sandbox
+            // all the same.
+            let claimed = proxy::claim(&lease.published);
+            let served = claimed.and_then(|ok| ok.serve(lease.ipv4, lease.ipv6, &self.serving));
+            match (served, state.up.get_mut(name)) {
+                (Ok(served), Some(up)) => drop(up.ports.insert(id, served)),
+                (Err(error), _) => {
+                    tracing::warn!(%error, sandbox = lease.name, "published in part")
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes down whatever is up, for a daemon that ends and whose sandboxes have. The ledger stays.
+    pub async fn close(&self) {
+        let mut state = self.state.lock().await;
+        let names: Vec<String> = state.up.keys().cloned().collect();
+        let any = !names.is_empty();
+        for name in names {
+            self.take_down(&mut state, &name).await;
+        }
+        if any && let Err(error) = self.apply(&mut state).await {
+            tracing::warn!(%error, "rules of networks are left");
+        }
+    }
+
+    /// A switch with the host's end of the network, its addresses, its names, its rules.
+    async fn bring_up(&self, state: &mut State, name: &str) -> Result<()> {
+        let network = find(state, name)?.clone();
+        let around = Surroundings::look(&network.device)?;
+        around.check(network.subnet.into())?;
+        around.check(network.prefix.into())?;
+        let request =
+            plane_v1::CreateSwitchRequest { name: name.to_owned(), tap: network.device.clone() };
+        let made = self.plane.clone().create_switch(request).await;
+        made.map_err(|status| Error::Plane(status.message().to_owned()))?;
+        let up = async {
+            host::set_up(&network)?;
+            if !network.internal {
+                host::forward()?;
+            }
+            let gateways = [IpAddr::V4(network.gateway), IpAddr::V6(network.gateway6())];
+            let there = host::has(&gateways)?;
+            let addresses: Vec<_> =
+                there.into_iter().map(|address| SocketAddr::new(address, DNS_PORT)).collect();
+            let resolv_conf = self.settings.resolv_conf.clone();
+            let names = Server::start(&addresses, Zone::of(&network), resolv_conf, &self.serving)?;
+            state.up.insert(name.to_owned(), Up { names, ports: BTreeMap::new() });
+            self.apply(state).await
+        };
+        let outcome = up.await;
+        if outcome.is_err() {
+            self.take_down(state, name).await;
+        }
+        outcome
+    }
+
+    async fn take_down(&self, state: &mut State, name: &str) {
+        state.up.remove(name);
+        let request = plane_v1::RemoveSwitchRequest { name: name.to_owned() };
+        match self.plane.clone().remove_switch(request).await {
+            Err(status) if status.code() != Code::NotFound => {
+                tracing::warn!(network = name, error = status.message(), "its switch is left");
+            }
+            _ => {}
+        }
+        let removed = find(state, name).and_then(|network| host::remove(&network.device));
+        if let Err(error) = removed {
+            tracing::warn!(network = name, %error, "its interface is left");
+        }
+    }
+
+    /// Makes the ledger, the names and the rules follow the leases of a network.
+    async fn settle(&self, state: &mut State, name: &str) -> Result<()> {
+        let network = find(state, name)?;
+        let saved = self.ledger.save_leases(network);
+        if let Some(up) = state.up.get(name) {
+            up.names.set(Zone::of(network));
+        }
+        saved.and(self.apply(state).await)
+    }
+
+    /// Puts the rules into force that follow from what is up, unless they are.
+    async fn apply(&self, state: &mut State) -> Result<()> {
+        let up = state.networks.values().filter(|network| state.up.contains_key(&network.name));
+        let rules = rules::ruleset(&self.settings.table, &up.collect::<Vec<_>>());
+        if state.rules.as_ref() == Some(&rules) {
+            return Ok(());
+        }
+        nft::apply(&rules).await?;
+        state.rules = Some(rules);
+        Ok(())
+    }
+}
+
+fn server_thread() -> std::io::Result<(tokio::runtime::Handle, tokio::sync::oneshot::Sender<()>)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    std::thread::Builder::new().name("networks".to_owned()).spawn(move || {
+        // Ends when the sender is dropped, with all tasks.
+        let _ = runtime.block_on(stopped);
+    })?;
+    Ok((handle, stop))
+}
+
+fn find<'a>(state: &'a State, name: &str) -> Result<&'a Network> {
+    state.networks.get(name).ok_or_else(|| Error::Unknown(name.to_owned()))
+}
+
+/// A file's name, a label of names, and no word of the command line.
+fn check_name(name: &str) -> Result<()> {
+    let bad =
+        |why: &str| Err(Error::Invalid(format!("\"{name}\" is no name for a network: {why}")));
+    let ordinary = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if !begins || name.len() > 32 || !name.bytes().all(ordinary) {
+        return bad("letters, digits, '-' and '_', at most 32, the first a letter or a digit");
+    }
+    if [NO_NETWORK, "host"].contains(&name) {
+        return bad("the word stands for something else");
+    }
+    Ok(())
+}
+
+fn ports(texts: &[String]) -> Result<Vec<Published>> {
+    let mut all = Vec::new();
+    for text in texts {
+        all.extend(Published::parse(text)?);
+    }
+    if all.len() > MAX_PORTS {
+        return Err(Error::Invalid(format!("a sandbox publishes at most {MAX_PORTS} ports")));
+    }
+    Ok(all)
+}
+
+fn attachment(network: &Network, id: &str) -> Result<v1::Attachment> {
+    let lease = network.leases.get(id).ok_or_else(|| Error::Unknown(network.name.clone()))?;
+    Ok(v1::Attachment {
+        network: network.name.clone(),
+        switch: network.name.clone(),
+        mac: lease.mac.to_string(),
+        ipv4: lease.ipv4.to_string(),
+        ipv4_prefix: network.subnet.prefix_len().into(),
+        ipv4_gateway: network.gateway.to_string(),
+        ipv6: lease.ipv6.to_string(),
+        ipv6_prefix: network.prefix.prefix_len().into(),
+        ipv6_gateway: network.gateway6().to_string(),
+        mtu: network.mtu,
+        name_servers: vec![network.gateway.to_string()],
+        published: lease.published.iter().map(ToString::to_string).collect(),
+    })
+}
+
+fn describe(state: &State, name: &str) -> Result<v1::Network> {
+    let network = find(state, name)?;
+    let members = network.leases.iter().map(|(id, lease)| v1::Member {
+        sandbox_id: id.clone(),
+        name: lease.name.clone(),
+        mac: lease.mac.to_string(),
+        ipv4: lease.ipv4.to_string(),
+        ipv6: lease.ipv6.to_string(),
+        published: lease.published.iter().map(ToString::to_string).collect(),
+    });
+    Ok(v1::Network {
+        name: network.name.clone(),
+        device: network.device.clone(),
+        subnet: network.subnet.to_string(),
+        gateway: network.gateway.to_string(),
+        ipv6_subnet: network.prefix.to_string(),
+        ipv6_gateway: network.gateway6().to_string(),
+        mtu: network.mtu,
+        internal: network.internal,
+        created_ns: network.created_ns,
+        members: members.collect(),
+        up: state.up.contains_key(name),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_networks() {
+        for good in ["default", "a", "A_b-9", &"x".repeat(32)] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "none", "host", "a.b", "a/b", "-a", "a b", &"x".repeat(33)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}

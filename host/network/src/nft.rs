@@ -1,0 +1,38 @@
+//! The host's packet filter, by the program `nft`: its netlink interface is that program's private
+//! matter, its language is documented and stable.
+
+use std::process::Stdio;
+
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use crate::{Error, Result};
+
+/// Has `nft` carry `rules` out, all or nothing.
+///
+/// # Errors
+/// [`Error::Host`] with what it says; in one line.
+pub async fn apply(rules: &str) -> Result<()> {
+    let mut command = Command::new("nft");
+    command.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.kill_on_drop(true);
+    let mut child = command.spawn().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::Host(
+            "networks need the program nft: `apt-get install nftables` installs it; \
+             `--network none` does without a network"
+                .to_owned(),
+        ),
+        _ => Error::Host(format!("nft: {error}")),
+    })?;
+    if let Some(mut input) = child.stdin.take() {
+        // If it ended early, its own words tell more than the broken pipe.
+        let _ = input.write_all(rules.as_bytes()).await;
+    }
+    let output = child.wait_with_output().await.map_err(Error::host("nft"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let first = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it failed");
+    Err(Error::Host(format!("the host's packet filter refuses the network's rules: nft: {first}")))
+}

@@ -1,0 +1,307 @@
+//! Published ports on the host itself.
+//!
+//! A published port is a socket of the daemon: so it is known to be free before anything is started,
+//! and nobody else gets it. Packets from outside, and those to the host's own addresses, never reach
+//! it: the packet filter redirects them to the sandbox. What does reach it came over the loopback
+//! interface or by way of a gateway's address, and is carried on from here. (The other way, letting
+//! 127.0.0.1 be routed, would open every service that trusts that address.)
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::publish::{Protocol, Published};
+use crate::sockets::{self, Kind};
+use crate::{Error, Result};
+
+/// Connections, or pairs of UDP peers, at one time through one port.
+const FLOWS: usize = 512;
+/// How long a sandbox may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(10);
+/// After this time without a datagram a pair of UDP peers is forgotten, as by the kernel's own table.
+const UDP_IDLE: Duration = Duration::from_secs(120);
+const MAX_DATAGRAM: usize = 65_535;
+/// How often a port that is free for IPv4 is looked for that is so for IPv6 too.
+const TRIES: u32 = 16;
+
+/// Ports that are held for a sandbox, and not yet served.
+pub struct Claimed {
+    /// With the ports that were chosen.
+    pub published: Vec<Published>,
+    sockets: Vec<(Published, OwnedFd)>,
+}
+
+/// Takes the ports of `wanted`, all or none.
+///
+/// # Errors
+/// [`Error::PortInUse`]; [`Error::Host`] for an address that the host has not.
+pub fn claim(wanted: &[Published]) -> Result<Claimed> {
+    let mut claimed = Claimed { published: Vec::new(), sockets: Vec::new() };
+    for one in wanted {
+        if claimed.published.contains(one) {
+            continue;
+        }
+        let sockets = claim_one(*one)?;
+        let port = sockets.first().map(sockets::port).transpose();
+        let port = port.map_err(Error::host("a port"))?.unwrap_or(one.host);
+        let one = Published { host: port, ..*one };
+        claimed.published.push(one);
+        claimed.sockets.extend(sockets.into_iter().map(|socket| (one, socket)));
+    }
+    Ok(claimed)
+}
+
+fn claim_one(one: Published) -> Result<Vec<OwnedFd>> {
+    let mut tries = 0;
+    loop {
+        match bind_all(one) {
+            // Free for one protocol family and not for the other.
+            Err(Error::PortInUse { .. }) if one.host == 0 && tries < TRIES => tries += 1,
+            bound => return bound,
+        }
+    }
+}
+
+fn bind_all(one: Published) -> Result<Vec<OwnedFd>> {
+    let kind = match one.protocol {
+        Protocol::Tcp => Kind::Stream,
+        Protocol::Udp => Kind::Datagram,
+    };
+    let mut bound: Vec<OwnedFd> = Vec::new();
+    let mut port = one.host;
+    for address in one.listens_on() {
+        match sockets::bind(SocketAddr::new(address, port), kind) {
+            Ok(socket) => {
+                port = sockets::port(&socket).map_err(Error::host("a port"))?;
+                bound.push(socket);
+            }
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                return Err(Error::PortInUse { address, port, protocol: one.protocol.as_str() });
+            }
+            // A host without IPv6.
+            Err(_) if !bound.is_empty() && address.is_ipv6() => {}
+            Err(error) => {
+                let what = format!("cannot publish on {}", SocketAddr::new(address, port));
+                return Err(Error::host(what)(error));
+            }
+        }
+    }
+    Ok(bound)
+}
+
+/// Carries what comes to published ports; until it is dropped.
+pub struct Proxy {
+    _tasks: JoinSet<()>,
+}
+
+impl Claimed {
+    /// Serves the ports for a sandbox with these addresses, on the runtime `on`.
+    ///
+    /// # Errors
+    /// [`Error::Host`]: no descriptors left.
+    pub fn serve(
+        self,
+        ipv4: Ipv4Addr,
+        ipv6: Ipv6Addr,
+        on: &tokio::runtime::Handle,
+    ) -> Result<Proxy> {
+        let _entered = on.enter();
+        let mut tasks = JoinSet::new();
+        for (one, socket) in self.sockets {
+            let failed = || Error::host(format!("cannot publish {one}"));
+            let own: SocketAddr = rustix::net::getsockname(&socket)
+                .and_then(SocketAddr::try_from)
+                .map_err(|error| failed()(error.into()))?;
+            // A program in the sandbox may listen on IPv4 only: that is where all of it goes, unless
+            // the port was published on an IPv6 address by name.
+            let to: IpAddr = match one.address {
+                Some(IpAddr::V6(_)) => ipv6.into(),
+                _ => ipv4.into(),
+            };
+            let to = SocketAddr::new(to, one.container);
+            tracing::debug!(%own, %to, "published");
+            match one.protocol {
+                Protocol::Tcp => {
+                    let listener = TcpListener::from_std(socket.into()).map_err(failed())?;
+                    tasks.spawn_on(connections(listener, to), on);
+                }
+                Protocol::Udp => {
+                    let socket = UdpSocket::from_std(socket.into()).map_err(failed())?;
+                    tasks.spawn_on(datagrams(Arc::new(socket), to), on);
+                }
+            }
+        }
+        Ok(Proxy { _tasks: tasks })
+    }
+}
+
+async fn connections(listener: TcpListener, to: SocketAddr) {
+    let room = Arc::new(Semaphore::new(FLOWS));
+    let mut flows = JoinSet::new();
+    loop {
+        // Who is too many waits in the kernel.
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        while flows.try_join_next().is_some() {}
+        let Ok((mut near, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        flows.spawn(async move {
+            let far = tokio::time::timeout(CONNECT, TcpStream::connect(to)).await;
+            if let Ok(Ok(mut far)) = far {
+                let _ = (near.set_nodelay(true), far.set_nodelay(true));
+                // Whichever end breaks off, the other learns of it by the end of its stream.
+                let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+            }
+            drop(permit);
+        });
+    }
+}
+
+/// Sockets to the sandbox by the client whose datagrams they carry.
+type Flows = Arc<Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>>;
+
+async fn datagrams(near: Arc<UdpSocket>, to: SocketAddr) {
+    let flows = Flows::default();
+    let mut tasks = JoinSet::new();
+    let mut buffer = vec![0; MAX_DATAGRAM];
+    loop {
+        while tasks.try_join_next().is_some() {}
+        let Ok((length, client)) = near.recv_from(&mut buffer).await else {
+            // The answer to an earlier datagram was unwelcome.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            continue;
+        };
+        let known = lock(&flows).get(&client).cloned();
+        let far = match known {
+            Some(far) => far,
+            None if lock(&flows).len() >= FLOWS => continue,
+            None => {
+                let Ok(far) = connected(to).await else { continue };
+                let far = Arc::new(far);
+                lock(&flows).insert(client, Arc::clone(&far));
+                let (near, flows, back) = (Arc::clone(&near), Arc::clone(&flows), Arc::clone(&far));
+                tasks.spawn(async move {
+                    answers(&near, &back, client).await;
+                    lock(&flows).remove(&client);
+                });
+                far
+            }
+        };
+        let _ = far.send(&buffer[..length]).await;
+    }
+}
+
+async fn connected(to: SocketAddr) -> std::io::Result<UdpSocket> {
+    let any: IpAddr = match to {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(to).await?;
+    Ok(socket)
+}
+
+/// Carries answers back until there are none for a while.
+async fn answers(near: &UdpSocket, far: &UdpSocket, client: SocketAddr) {
+    let mut buffer = vec![0; MAX_DATAGRAM];
+    loop {
+        match tokio::time::timeout(UDP_IDLE, far.recv(&mut buffer)).await {
+            Err(_) => return,
+            // Nobody listens there (yet).
+            Ok(Err(_)) => tokio::time::sleep(Duration::from_millis(10)).await,
+            Ok(Ok(length)) => drop(near.send_to(&buffer[..length], client).await),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // A panic in between leaves a map that is whole.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    fn on_loopback(text: &str) -> Vec<Published> {
+        Published::parse(text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn streams_are_carried_both_ways_with_their_ends() {
+        let inside = TcpListener::bind("127.0.0.2:0").await.unwrap();
+        let port = inside.local_addr().unwrap().port();
+        let claimed = claim(&on_loopback(&format!("127.0.0.1::{port}"))).unwrap();
+        let outside = claimed.published[0].host;
+        assert_ne!(outside, 0);
+        let here = tokio::runtime::Handle::current();
+        let proxy =
+            claimed.serve("127.0.0.2".parse().unwrap(), Ipv6Addr::LOCALHOST, &here).unwrap();
+        let mut client = TcpStream::connect(("127.0.0.1", outside)).await.unwrap();
+        client.write_all(b"question").await.unwrap();
+        client.shutdown().await.unwrap();
+        let (mut server, _) = inside.accept().await.unwrap();
+        let mut asked = String::new();
+        server.read_to_string(&mut asked).await.unwrap();
+        assert_eq!(asked, "question");
+        server.write_all(b"answer").await.unwrap();
+        drop(server);
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, "answer");
+        // While it is published nobody else gets it; afterwards anybody.
+        let again = on_loopback(&format!("127.0.0.1:{outside}:{port}"));
+        let error = claim(&again).err().unwrap();
+        assert!(error.to_string().contains(&format!("port {outside}/tcp of 127.0.0.1 is in use")));
+        drop(proxy);
+        while claim(&again).is_err() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn datagrams_find_their_way_back() {
+        let inside = UdpSocket::bind("127.0.0.2:0").await.unwrap();
+        let port = inside.local_addr().unwrap().port();
+        let claimed = claim(&on_loopback(&format!("127.0.0.1::{port}/udp"))).unwrap();
+        let outside = claimed.published[0].host;
+        let here = tokio::runtime::Handle::current();
+        let _proxy =
+            claimed.serve("127.0.0.2".parse().unwrap(), Ipv6Addr::LOCALHOST, &here).unwrap();
+        let mut buffer = [0; 16];
+        for text in [b"one", b"two"] {
+            let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            client.connect(("127.0.0.1", outside)).await.unwrap();
+            client.send(text).await.unwrap();
+            let (length, from) = inside.recv_from(&mut buffer).await.unwrap();
+            assert_eq!(&buffer[..length], text);
+            inside.send_to(&buffer[..length], from).await.unwrap();
+            let length = client.recv(&mut buffer).await.unwrap();
+            assert_eq!(&buffer[..length], text);
+        }
+    }
+
+    #[test]
+    fn all_of_them_or_none() {
+        let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = held.local_addr().unwrap().port();
+        let mut wanted = on_loopback("127.0.0.1::80");
+        wanted.extend(on_loopback(&format!("127.0.0.1:{taken}:81")));
+        assert!(matches!(claim(&wanted), Err(Error::PortInUse { .. })));
+        let elsewhere = claim(&on_loopback("192.0.2.1:0080:80")).err().unwrap();
+        assert!(matches!(elsewhere, Error::Host(_)), "{elsewhere}");
+        // The same port twice is one port.
+        let twice = on_loopback("127.0.0.1::80").repeat(1);
+        assert_eq!(claim(&twice).unwrap().published.len(), 1);
+    }
+}

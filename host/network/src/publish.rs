@@ -1,0 +1,206 @@
+//! Published ports: `[ADDRESS:]HOST[-HOST]:CONTAINER[-CONTAINER][/tcp|/udp]`, as docker has it.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// Most ports that one sandbox publishes: each is a socket of the daemon.
+pub const MAX_PORTS: usize = 1024;
+
+/// A transport protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Protocol {
+    /// The word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// One port of the host that leads to one of a sandbox.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Published {
+    /// Only this address of the host; `None`: all of them.
+    pub address: Option<IpAddr>,
+    /// On the host; 0: any that is free.
+    pub host: u16,
+    /// In the sandbox.
+    pub container: u16,
+    /// Its protocol.
+    pub protocol: Protocol,
+}
+
+impl Published {
+    /// Every port that `text` stands for.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn parse(text: &str) -> Result<Vec<Self>> {
+        let bad = |why: String| {
+            Error::Invalid(format!(
+                "\"{text}\" is nothing to publish: {why}; [ADDRESS:]HOST:CONTAINER[/udp], as 8080:80"
+            ))
+        };
+        let (ports, protocol) = match text.rsplit_once('/') {
+            None => (text, Protocol::Tcp),
+            Some((ports, "tcp")) => (ports, Protocol::Tcp),
+            Some((ports, "udp")) => (ports, Protocol::Udp),
+            Some((_, other)) => return Err(bad(format!("\"{other}\" is neither tcp nor udp"))),
+        };
+        let (rest, container) = match ports.rsplit_once(':') {
+            Some((rest, container)) => (Some(rest), container),
+            None => (None, ports),
+        };
+        let container = range(container).map_err(bad)?;
+        let (address, host) = match rest {
+            None => (None, ""),
+            Some(rest) => match split_address(rest) {
+                Some((address, host)) => (Some(parse_address(address).map_err(bad)?), host),
+                None => (None, rest),
+            },
+        };
+        let count = container.1 - container.0;
+        let host = match host {
+            // As many free ones as there are.
+            "" => None,
+            host => Some(range(host).map_err(bad)?),
+        };
+        if host.is_some_and(|(first, last)| last - first != count) {
+            return Err(bad("the two ranges are not of the same length".to_owned()));
+        }
+        if usize::from(count) >= MAX_PORTS {
+            return Err(bad(format!("more than {MAX_PORTS} ports")));
+        }
+        let one = |offset| Self {
+            // All addresses of one family are all addresses.
+            address: address.filter(|address| !address.is_unspecified()),
+            host: host.map_or(0, |(first, _)| first + offset),
+            container: container.0 + offset,
+            protocol,
+        };
+        Ok((0..=count).map(one).collect())
+    }
+
+    /// Where the host listens: the address, or all IPv4 and all IPv6 ones.
+    pub fn listens_on(&self) -> Vec<IpAddr> {
+        match self.address {
+            Some(address) => vec![address],
+            None => vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()],
+        }
+    }
+}
+
+impl fmt::Display for Published {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Some(IpAddr::V6(address)) => write!(formatter, "[{address}]:")?,
+            Some(address) => write!(formatter, "{address}:")?,
+            None => {}
+        }
+        match (self.host, self.address) {
+            (0, None) => {}
+            (0, Some(_)) => write!(formatter, ":")?,
+            (host, _) => write!(formatter, "{host}:")?,
+        }
+        write!(formatter, "{}/{}", self.container, self.protocol.as_str())
+    }
+}
+
+impl fmt::Debug for Published {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// `127.0.0.1:80` and `[::1]:80` into their halves.
+fn split_address(text: &str) -> Option<(&str, &str)> {
+    match text.strip_prefix('[') {
+        Some(rest) => rest.split_once("]:"),
+        None => text.rsplit_once(':'),
+    }
+}
+
+fn parse_address(text: &str) -> Result<IpAddr, String> {
+    text.parse().map_err(|_| format!("\"{text}\" is no address of a host"))
+}
+
+fn range(text: &str) -> Result<(u16, u16), String> {
+    let port = |text: &str| match text.parse::<u16>() {
+        Ok(port) if port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(port),
+        _ => Err(format!("\"{text}\" is no port")),
+    };
+    let (first, last) = match text.split_once('-') {
+        Some((first, last)) => (port(first)?, port(last)?),
+        None => (port(text)?, port(text)?),
+    };
+    if last < first {
+        return Err(format!("\"{text}\" goes backwards"));
+    }
+    Ok((first, last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn show(text: &str) -> String {
+        Published::parse(text).unwrap().iter().map(|one| format!("{one} ")).collect()
+    }
+
+    #[test]
+    fn docker_s_forms() {
+        assert_eq!(show("8080:80"), "8080:80/tcp ");
+        assert_eq!(show("80"), "80/tcp ");
+        assert_eq!(show("53:53/udp"), "53:53/udp ");
+        assert_eq!(show("127.0.0.1:8080:80"), "127.0.0.1:8080:80/tcp ");
+        assert_eq!(show("127.0.0.1::80"), "127.0.0.1::80/tcp ");
+        assert_eq!(show("[::1]:8080:80/tcp"), "[::1]:8080:80/tcp ");
+        assert_eq!(show("0.0.0.0:8080:80"), "8080:80/tcp ");
+        assert_eq!(show("7000-7002:80-82"), "7000:80/tcp 7001:81/tcp 7002:82/tcp ");
+        assert_eq!(Published::parse("1-1024:1-1024").unwrap().len(), 1024);
+        assert_eq!(Published::parse("65535:65535").unwrap()[0].host, 65535);
+    }
+
+    #[test]
+    fn what_is_none_is_one_line() {
+        for bad in [
+            "",
+            ":",
+            "a",
+            "0:80",
+            "80:0",
+            "80:65536",
+            "80:+1",
+            "80:80/sctp",
+            "1.2.3:80:80",
+            "1-2:80",
+            "2-1:80-81",
+            "::80",
+            "[::1:80:80",
+            "-1:80",
+            "80:80:80:80",
+            "1-1025:1-1025",
+            "80:80/",
+            " 80:80",
+        ] {
+            let error = Published::parse(bad).unwrap_err().to_string();
+            assert!(
+                error.contains("nothing to publish") && !error.contains('\n'),
+                "{bad}: {error}"
+            );
+        }
+    }
+}

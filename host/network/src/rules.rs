@@ -1,0 +1,221 @@
+//! What the host's packet filter has to do for our networks, in nft's language.
+//!
+//! One table of our own, whose whole content follows from the ledger and is replaced in one
+//! transaction: nothing that was due once stays, and tables of others are not touched. An `accept` here
+//! is no promise: another table may still drop a packet.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use crate::ledger::Network;
+use crate::publish::Published;
+
+/// The table of `networks`, as an input of `nft -f -` that replaces the one before. Without networks
+/// there is no table.
+pub fn ruleset(table: &str, networks: &[&Network]) -> String {
+    // The first line makes it possible to delete what may not be there.
+    let mut text = format!("add table inet {table}\ndelete table inet {table}\n");
+    if networks.is_empty() {
+        return text;
+    }
+    let _ = writeln!(text, "table inet {table} {{");
+    for (name, head, rules) in [
+        ("source", "type filter hook prerouting priority raw", source(networks)),
+        ("input", "type filter hook input priority filter", input(networks)),
+        ("forward", "type filter hook forward priority filter", forward(networks)),
+        ("prerouting", "type nat hook prerouting priority dstnat", redirects(networks)),
+        ("output", "type nat hook output priority -100", format!("{OWN}{}", redirects(networks))),
+        ("postrouting", "type nat hook postrouting priority srcnat", postrouting(networks)),
+    ] {
+        let _ = writeln!(text, "chain {name} {{\n{head}; policy accept;\n{rules}}}");
+    }
+    // Before those who jump to it have been looked at: nft reads the table as a whole.
+    let _ = writeln!(text, "chain published {{\n{}}}\n}}", published(networks));
+    text
+}
+
+/// From the host to an address of its own. The loopback addresses are left to a proxy: a packet
+/// from there must not leave by another interface.
+const OWN: &str = "ip daddr 127.0.0.0/8 return\nip6 daddr ::1 return\n";
+
+/// Whatever is addressed to the host, from anywhere but itself. The gateways' addresses, where names
+/// are answered, are left to the proxy too: nobody publishes a port over that one.
+fn redirects(networks: &[&Network]) -> String {
+    let mut text = String::new();
+    for network in networks {
+        let _ = writeln!(text, "ip daddr {} return", network.gateway);
+        let _ = writeln!(text, "ip6 daddr {} return", network.gateway6());
+    }
+    text.push_str("fib daddr type local jump published\n");
+    text
+}
+
+/// No packet comes from a network with an address of elsewhere. The switch sees to it that it is the
+/// sender's own.
+fn source(networks: &[&Network]) -> String {
+    let mut text = String::new();
+    for Network { device, subnet, prefix, .. } in networks {
+        let _ = writeln!(text, "iifname \"{device}\" ip saddr != {subnet} drop");
+        let _ =
+            writeln!(text, "iifname \"{device}\" ip6 saddr != {{ {prefix}, fe80::/10, :: }} drop");
+        // A network's addresses come from nowhere else.
+        let _ = writeln!(text, "iifname != {{ \"{device}\", \"lo\" }} ip saddr {subnet} drop");
+        let _ = writeln!(text, "iifname != {{ \"{device}\", \"lo\" }} ip6 saddr {prefix} drop");
+    }
+    text
+}
+
+/// The gateway of a network is its sandboxes' and the host's alone.
+fn input(networks: &[&Network]) -> String {
+    let mut text = String::new();
+    for network in networks {
+        let Network { device, gateway, .. } = network;
+        let others = format!("iifname != {{ \"{device}\", \"lo\" }}");
+        let _ = writeln!(text, "{others} ip daddr {gateway} drop");
+        let _ = writeln!(text, "{others} ip6 daddr {} drop", network.gateway6());
+        if network.internal {
+            let _ = writeln!(text, "iifname \"{device}\" ip daddr != {gateway} drop");
+            let _ = writeln!(
+                text,
+                "iifname \"{device}\" ip6 daddr != {{ {}, fe80::/10, ff00::/8 }} drop",
+                network.gateway6()
+            );
+        }
+    }
+    text
+}
+
+fn forward(networks: &[&Network]) -> String {
+    let mut text = String::new();
+    let devices: Vec<String> = networks.iter().map(|one| format!("\"{}\"", one.device)).collect();
+    let all = devices.join(", ");
+    // All refusals before the first permission: a published port of one network is no way into it for
+    // another.
+    for Network { device, internal, .. } in networks {
+        if *internal {
+            let _ = writeln!(text, "iifname \"{device}\" drop\noifname \"{device}\" drop");
+            continue;
+        }
+        // By way of a published port back into the network that it came from.
+        let _ = writeln!(text, "iifname \"{device}\" oifname \"{device}\" ct status dnat accept");
+        let _ = writeln!(text, "iifname \"{device}\" oifname {{ {all} }} drop");
+    }
+    for Network { device, .. } in networks.iter().filter(|one| !one.internal) {
+        let _ = writeln!(text, "oifname \"{device}\" ct state established,related accept");
+        let _ = writeln!(text, "oifname \"{device}\" ct status dnat accept");
+        let _ = writeln!(text, "oifname \"{device}\" drop");
+    }
+    text
+}
+
+fn postrouting(networks: &[&Network]) -> String {
+    let mut text = String::new();
+    for Network { device, subnet, prefix, .. } in networks.iter().filter(|one| !one.internal) {
+        let _ = writeln!(text, "ip saddr {subnet} oifname != \"{device}\" masquerade");
+        let _ = writeln!(text, "ip6 saddr {prefix} oifname != \"{device}\" masquerade");
+        // Else the answer would go past the host, and be nobody's.
+        let _ =
+            writeln!(text, "iifname \"{device}\" oifname \"{device}\" ct status dnat masquerade");
+    }
+    text
+}
+
+fn published(networks: &[&Network]) -> String {
+    let mut text = String::new();
+    for network in networks.iter().filter(|network| !network.internal) {
+        for lease in network.leases.values() {
+            for one in &lease.published {
+                for to in [IpAddr::V4(lease.ipv4), IpAddr::V6(lease.ipv6)] {
+                    text.extend(redirect(one, to));
+                }
+            }
+        }
+    }
+    text
+}
+
+fn redirect(one: &Published, to: IpAddr) -> Option<String> {
+    let Published { host, container, protocol, .. } = one;
+    let (family, target) = match to {
+        IpAddr::V4(_) => ("ip", format!("{to}:{container}")),
+        IpAddr::V6(_) => ("ip6", format!("[{to}]:{container}")),
+    };
+    let only = match one.address {
+        Some(address) if address.is_ipv4() != to.is_ipv4() => return None,
+        Some(address) => format!("{family} daddr {address}"),
+        None => format!("meta nfproto ipv{}", if to.is_ipv4() { 4 } else { 6 }),
+    };
+    let protocol = protocol.as_str();
+    Some(format!("{only} {protocol} dport {host} dnat {family} to {target}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::Mac;
+    use crate::ledger::Lease;
+
+    fn network(name: &str, device: &str, third: u8) -> Network {
+        let subnet = format!("10.0.{third}.0/24").parse().unwrap();
+        let prefix = format!("fd00:{third}::/64").parse().unwrap();
+        let mut network = Network::new(name.into(), device.into(), subnet, prefix);
+        let lease = Lease {
+            name: "web".into(),
+            mac: Mac::derived(Ipv4Addr::new(10, 0, third, 2)),
+            ipv4: Ipv4Addr::new(10, 0, third, 2),
+            ipv6: format!("fd00:{third}::2").parse().unwrap(),
+            published: Vec::new(),
+        };
+        network.leases.insert("id".into(), lease);
+        network
+    }
+
+    #[test]
+    fn without_networks_there_is_no_table() {
+        let text = ruleset("slipway", &[]);
+        assert_eq!(text, "add table inet slipway\ndelete table inet slipway\n");
+    }
+
+    #[test]
+    fn published_ports_go_to_their_sandbox_only() {
+        let mut web = network("web", "slip0", 1);
+        let mut publish = |text: &str| {
+            let lease = web.leases.get_mut("id").unwrap();
+            lease.published.extend(Published::parse(text).unwrap());
+        };
+        publish("8080:80");
+        publish("192.0.2.1:53:53/udp");
+        publish("[2001:db8::1]:443:443");
+        let text = published(&[&web]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "meta nfproto ipv4 tcp dport 8080 dnat ip to 10.0.1.2:80",
+                "meta nfproto ipv6 tcp dport 8080 dnat ip6 to [fd00:1::2]:80",
+                "ip daddr 192.0.2.1 udp dport 53 dnat ip to 10.0.1.2:53",
+                "ip6 daddr 2001:db8::1 tcp dport 443 dnat ip6 to [fd00:1::2]:443",
+            ]
+        );
+        // An internal network publishes nothing.
+        web.internal = true;
+        assert_eq!(published(&[&web]), "");
+        assert_eq!(postrouting(&[&web]), "");
+    }
+
+    #[test]
+    fn networks_do_not_see_each_other() {
+        let (one, two) = (network("one", "slip0", 1), network("two", "slip1", 2));
+        let text = forward(&[&one, &two]);
+        let drop =
+            |from: &str| format!("iifname \"{from}\" oifname {{ \"slip0\", \"slip1\" }} drop");
+        for device in ["slip0", "slip1"] {
+            assert!(text.contains(&drop(device)), "{text}");
+        }
+        // Before anything of the other's is accepted.
+        let first_accept = text.find("established").unwrap();
+        assert!(text.rfind(&drop("slip1")).unwrap() < first_accept);
+    }
+}

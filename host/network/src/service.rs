@@ -1,0 +1,100 @@
+//! The gRPC service of the networks: requests to calls on [`Networks`], nothing more.
+
+use std::sync::Arc;
+
+use slipway_plane_api::network_v1 as v1;
+use tonic::{Request, Response, Status};
+
+use crate::{Networks, Result};
+
+/// Answers the calls of `network.proto`.
+pub struct Service {
+    networks: Arc<Networks>,
+}
+
+impl Service {
+    /// A service in front of `networks`.
+    pub fn new(networks: Arc<Networks>) -> Self {
+        Self { networks }
+    }
+
+    /// Runs `work` to its end even if the client hangs up meanwhile, so that nothing is left half made.
+    async fn complete<T, F>(
+        &self,
+        work: impl FnOnce(Arc<Networks>) -> F,
+    ) -> Result<Response<T>, Status>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let done = tokio::spawn(work(Arc::clone(&self.networks))).await;
+        let done = done.map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(done?))
+    }
+}
+
+#[tonic::async_trait]
+impl v1::networks_server::Networks for Service {
+    async fn create_network(
+        &self,
+        request: Request<v1::CreateNetworkRequest>,
+    ) -> Result<Response<v1::Network>, Status> {
+        let request = request.into_inner();
+        self.complete(|networks| async move { networks.create(&request).await }).await
+    }
+
+    async fn remove_network(
+        &self,
+        request: Request<v1::RemoveNetworkRequest>,
+    ) -> Result<Response<v1::RemoveNetworkReply>, Status> {
+        let name = request.into_inner().name;
+        self.complete(|networks| async move {
+            networks.remove(&name).await.map(|()| v1::RemoveNetworkReply {})
+        })
+        .await
+    }
+
+    async fn get_network(
+        &self,
+        request: Request<v1::GetNetworkRequest>,
+    ) -> Result<Response<v1::Network>, Status> {
+        Ok(Response::new(self.networks.get(&request.into_inner().name).await?))
+    }
+
+    async fn list_networks(
+        &self,
+        _: Request<v1::ListNetworksRequest>,
+    ) -> Result<Response<v1::ListNetworksReply>, Status> {
+        Ok(Response::new(v1::ListNetworksReply { networks: self.networks.list().await }))
+    }
+
+    async fn join(
+        &self,
+        request: Request<v1::JoinRequest>,
+    ) -> Result<Response<v1::Attachment>, Status> {
+        let request = request.into_inner();
+        self.complete(|networks| async move { networks.join(&request).await }).await
+    }
+
+    async fn leave(
+        &self,
+        request: Request<v1::LeaveRequest>,
+    ) -> Result<Response<v1::LeaveReply>, Status> {
+        let id = request.into_inner().sandbox_id;
+        self.complete(
+            |networks| async move { networks.leave(&id).await.map(|()| v1::LeaveReply {}) },
+        )
+        .await
+    }
+
+    async fn reconcile(
+        &self,
+        request: Request<v1::ReconcileRequest>,
+    ) -> Result<Response<v1::ReconcileReply>, Status> {
+        let live = request.into_inner().sandbox_ids.into_iter().collect();
+        self.complete(|networks| async move {
+            networks.reconcile(&live).await.map(|()| v1::ReconcileReply {})
+        })
+        .await
+    }
+}

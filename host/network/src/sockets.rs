@@ -1,0 +1,58 @@
+//! Sockets of the host, bound to exactly one address.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// TCP or UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A listening TCP socket.
+    Stream,
+    /// A UDP socket.
+    Datagram,
+}
+
+/// Makes a non-blocking socket. An IPv6 one is for IPv6 only, so that there may be an IPv4 one of the
+/// same port beside it.
+///
+/// # Errors
+/// The kernel's; `AddrInUse` when somebody else has it.
+pub fn bind(address: SocketAddr, kind: Kind) -> io::Result<OwnedFd> {
+    let family = match address.ip() {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    };
+    let socket_type = match kind {
+        Kind::Stream => SocketType::STREAM,
+        Kind::Datagram => SocketType::DGRAM,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, socket_type, flags, None)?;
+    if family == AddressFamily::INET6 {
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    if kind == Kind::Stream {
+        // Connections of the last daemon that are not quite over hold nobody up.
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+    }
+    rustix::net::bind(&socket, &address)?;
+    if kind == Kind::Stream {
+        rustix::net::listen(&socket, BACKLOG)?;
+    }
+    Ok(socket)
+}
+
+/// The port that a socket was given.
+///
+/// # Errors
+/// The kernel's.
+pub fn port(socket: &OwnedFd) -> io::Result<u16> {
+    let address = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
+    Ok(address.port())
+}
