@@ -9,8 +9,8 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# The agent is linked statically for its initramfs. The explicit target keeps these flags from
-# build scripts and macros.
+# What runs in guests is linked statically: the agent for its initramfs, slipway-load for any image. The
+# explicit target keeps these flags from build scripts and macros.
 HOST := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
@@ -22,11 +22,12 @@ help: ## this list
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
-build: ## the programs: target/release/slipway and the guest's agent
+build: ## the programs: target/release/slipway and those that run in guests
 	@deploy/setup/setup.sh build
 	cargo build --release --locked --package slipway-cli
 	RUSTFLAGS='-C target-feature=+crt-static' \
-	    cargo build --profile agent --locked --package slipway-agent --target $(HOST)
+	    cargo build --profile agent --locked --package slipway-agent \
+	    --package slipway-bench --bins --target $(HOST)
 
 demo: build ## run four containers, each in a microVM of its own, and show where the time went
 	@deploy/setup/setup.sh run demo
@@ -68,6 +69,8 @@ install: build ## install to PREFIX (/usr/local), with completions and man pages
 	$(TARGET)/release/slipway man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-agent \
 	    $(DESTDIR)/usr/libexec/slipway/slipway-agent
+	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-load \
+	    $(DESTDIR)/usr/libexec/slipway/slipway-load
 
 clean: ## remove what was built; tools and images stay in /var/lib/slipway
 	cargo clean

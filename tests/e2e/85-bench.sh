@@ -1,7 +1,7 @@
 #!/bin/bash
 # `slipway bench block`. Without a VM: every configuration moves data, the report survives being
 # written, a run is compared with an earlier one, and no target outlives its measurement. With guests:
-# fio on a device of QEMU's own and on ours.
+# fio on a device of QEMU's own and on ours, and our own driver in a guest's user space.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
@@ -91,20 +91,22 @@ ok "a host without fio is told which package brings it"
 
 need_node
 mkdir "$work/guests"
-timeout 300 "$slipway" bench block --quick --only virtio-blk,slipway --image "$image" --disk "file:$work/guests:16M" \
+timeout 300 "$slipway" bench block --quick --only virtio-blk,slipway,slipway-user --image "$image" --disk "file:$work/guests:16M" \
     --workload randrw-4k-d4 --rounds 1 --json --curves "$work/curves.svg" >"$work/guests.json" 2>"$work/errors" \
     || fail "fio in guests: $(cat "$work/errors")"
 python3 - "$work/guests.json" "$work/curves.svg" <<'CHECK' || fail "the guests' report does not hold what was asked for"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
-assert [run["subject"] for run in report["runs"]] == ["virtio-blk", "slipway"], report["runs"]
+assert [run["subject"] for run in report["runs"]] == ["virtio-blk", "slipway", "slipway-user"], report["runs"]
 assert report["environment"]["accelerator"] in ("tcg", "kvm"), report["environment"]
 for run in report["runs"]:
     commands = sum(count for _, count in run["measured"]["latency"]["buckets"])
     assert commands > 0 and abs(run["measured"]["bytes"] - 4096 * commands) <= 4096 * 64, run
+assert "slipway-user" in open(sys.argv[2]).read()
 xml.dom.minidom.parse(sys.argv[2])
 CHECK
-ok "fio in a guest on QEMU's virtio-blk and in one on Slipway: $(python3 -c '
+bench --report "$work/guests.json" | grep -q '^slipway-user ' || fail "no row for the driver in a guest's user space"
+ok "fio in a guest on QEMU's virtio-blk and in one on Slipway, our driver in one's user space: $(python3 -c '
 import json, sys
 print(", ".join("%s %d commands" % (run["subject"], sum(n for _, n in run["measured"]["latency"]["buckets"])) for run in json.load(open(sys.argv[1]))["runs"]))' "$work/guests.json")"
 [ "$("$slipway" ps --json)" = "[]" ] || fail "a guest is left: $("$slipway" ps)"

@@ -3,7 +3,7 @@
 //! Where a keeper holds what the plane serves, a daemon that is killed or replaced takes none of its
 //! sandboxes along: their VMMs are processes of their own, their functions are the next plane's, and
 //! their containers do not notice. The next daemon adopts each that is whole: its record says that
-//! its container ran, its VMM lives and answers, the plane has its function with that VMM as the
+//! its container ran, its VMM lives and answers, the plane has its functions with that VMM as the
 //! client, and its agent answers. Whatever is not whole is released, as after any daemon's death.
 //! Nothing is in between: until the last step has succeeded no part of a sandbox was changed.
 
@@ -19,7 +19,7 @@ use crate::record::{Record, State};
 use crate::sandbox::{Sandbox, lock};
 use crate::start::{CONTAINER, Running};
 use crate::stdio::{self, Input};
-use crate::{Error, Result, log};
+use crate::{Error, Result, function, log};
 
 /// How long a guest's agent may take to answer a daemon that it does not know.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -46,9 +46,10 @@ pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     if !left.record.is_running()? {
         return Err(lost("its VMM ended while no daemon ran"));
     }
-    let client = client_of(node, &record.id).await?;
-    if u32::try_from(left.record.pid) != Ok(client) {
-        return Err(lost("its disks ended with the daemon"));
+    for id in function::ids(&record) {
+        if u32::try_from(left.record.pid) != Ok(client_of(node, &id).await?) {
+            return Err(lost("its disks ended with the daemon"));
+        }
     }
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);
     vm.detach();
@@ -88,7 +89,7 @@ fn left(node: &Node, record: &Record) -> Option<LeftVm> {
     })
 }
 
-/// The process that is connected to the sandbox's function.
+/// The process that is connected to function `id`.
 async fn client_of(node: &Node, id: &str) -> Result<u32> {
     let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
     match node.plane.clone().get_endpoint(request).await {
@@ -116,12 +117,13 @@ async fn reach(socket: &std::path::Path) -> Result<Agent> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use slipway_hypervisor::VmRecord;
 
     use super::*;
 
-    fn record(state: State) -> Record {
+    /// A record of a sandbox without volumes.
+    pub(crate) fn record_of(state: State) -> Record {
         let text = serde_json::json!({
             "id": "0123456789ab", "name": "one", "image": "i", "image_digest": "d",
             "image_path": "/i", "state": state, "created_ns": 1, "exit_status": null, "reason": "",
@@ -141,10 +143,10 @@ mod tests {
         use State::{Created, Exited, Failed, Lost, Running, Starting, Stopping};
         for state in [Created, Starting, Running, Stopping, Exited, Failed, Lost] {
             let ran = matches!(state, Running | Stopping);
-            assert_eq!(may_live(&record(state)), ran, "{state:?}");
-            assert!(!may_live(&Record { vm: None, ..record(state) }));
-            assert!(!may_live(&Record { vmm_uid: None, ..record(state) }));
-            assert!(!may_live(&Record { exit_status: Some(0), ..record(state) }), "{state:?}");
+            assert_eq!(may_live(&record_of(state)), ran, "{state:?}");
+            assert!(!may_live(&Record { vm: None, ..record_of(state) }));
+            assert!(!may_live(&Record { vmm_uid: None, ..record_of(state) }));
+            assert!(!may_live(&Record { exit_status: Some(0), ..record_of(state) }), "{state:?}");
         }
     }
 }

@@ -125,25 +125,34 @@ impl Config {
     /// over.
     ///
     /// # Errors
-    /// [`Error::NoAgent`] with the places looked at; [`Error::Initramfs`] where what is there cannot
-    /// be an agent.
+    /// As for [`Config::find_guest_program`].
     pub fn find_agent(&self) -> Result<PathBuf> {
+        match &self.agent {
+            Some(path) => static_among("slipway-agent", std::slice::from_ref(path)),
+            None => self.find_guest_program("slipway-agent"),
+        }
+    }
+
+    /// A static program that comes with this one and runs in guests: beside it, in a freshly built
+    /// tree, or where it is installed.
+    ///
+    /// # Errors
+    /// [`Error::NoGuestProgram`] with the places looked at; [`Error::Initramfs`] where what is there
+    /// cannot run in every guest.
+    pub fn find_guest_program(&self, name: &str) -> Result<PathBuf> {
         let beside = std::env::current_exe().ok().and_then(|exe| {
-            // A freshly built tree keeps the agent under its own target and profile.
+            // A freshly built tree keeps the guest's programs under their own target and profile.
             let dir = exe.parent()?;
-            let built = dir.parent()?.join("x86_64-unknown-linux-gnu/agent/slipway-agent");
-            Some([dir.join("slipway-agent"), built])
+            let built = dir.parent()?.join("x86_64-unknown-linux-gnu/agent").join(name);
+            Some([dir.join(name), built])
         });
-        let installed = PathBuf::from("/usr/libexec/slipway/slipway-agent");
-        let places: Vec<PathBuf> = match &self.agent {
-            Some(path) => vec![path.clone()],
-            None => beside.into_iter().flatten().chain([installed]).collect(),
-        };
-        static_among(&places)
+        let installed = Path::new("/usr/libexec/slipway").join(name);
+        let places: Vec<PathBuf> = beside.into_iter().flatten().chain([installed]).collect();
+        static_among(name, &places)
     }
 }
 
-fn static_among(places: &[PathBuf]) -> Result<PathBuf> {
+fn static_among(name: &str, places: &[PathBuf]) -> Result<PathBuf> {
     let mut refused = None;
     for path in places.iter().filter(|path| path.is_file()) {
         match slipway_initramfs::check_agent(path) {
@@ -151,7 +160,10 @@ fn static_among(places: &[PathBuf]) -> Result<PathBuf> {
             Err(error) => _ = refused.get_or_insert(error),
         }
     }
-    Err(refused.map_or_else(|| Error::NoAgent { places: places.to_vec() }, Error::from))
+    Err(refused.map_or_else(
+        || Error::NoGuestProgram { name: name.to_owned(), places: places.to_vec() },
+        Error::from,
+    ))
 }
 
 fn sources(file: &Path) -> Result<Vec<PathBuf>> {
@@ -191,11 +203,11 @@ mod tests {
         header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         header[18] = 62;
         std::fs::write(&fixed, header).unwrap();
-        let found = static_among(&[absent.clone(), dynamic.clone(), fixed.clone()]).unwrap();
+        let found = static_among("x", &[absent.clone(), dynamic.clone(), fixed.clone()]).unwrap();
         assert_eq!(found, fixed);
-        let refused = static_among(&[absent.clone(), dynamic]).unwrap_err().to_string();
+        let refused = static_among("x", &[absent.clone(), dynamic]).unwrap_err().to_string();
         assert!(refused.contains("not static"), "{refused}");
-        assert!(matches!(static_among(&[absent]), Err(Error::NoAgent { .. })));
+        assert!(matches!(static_among("x", &[absent]), Err(Error::NoGuestProgram { .. })));
     }
 
     #[test]

@@ -18,10 +18,12 @@ pub enum Error {
         /// What is wrong in it.
         reason: String,
     },
-    /// The agent's binary is nowhere.
-    #[error("slipway-agent not found in {}; build it with `make build`",
+    /// The binary of a program that runs in guests is nowhere.
+    #[error("{name} not found in {}; build it with `make build`",
         places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
-    NoAgent {
+    NoGuestProgram {
+        /// Its name.
+        name: String,
         /// Where it was looked for.
         places: Vec<PathBuf>,
     },

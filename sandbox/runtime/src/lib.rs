@@ -7,7 +7,8 @@
 //! - [`Node`] owns the node's sandboxes, their names and the ids their VMMs run as, and takes over
 //!   what an earlier daemon left;
 //! - [`sandbox::Sandbox`] is one of them: its record on disk ([`record`]) and its handles;
-//! - `start` leads one through its stages (control group, disks, NVMe function, VMM, guest,
+//! - `function` describes its NVMe functions: the root and most volumes are namespaces of the first;
+//! - `start` leads one through its stages (control group, disks, NVMe functions, VMM, guest,
 //!   container) and releases all of it at the end, in one function that also clears up after a
 //!   daemon that was killed; `adopt` takes over one that outlived its daemon;
 //! - `snoop` hands on what the guest tells of its commands' latencies;
@@ -26,6 +27,7 @@ pub mod agent;
 pub mod cgroup;
 pub mod config;
 mod error;
+mod function;
 pub mod log;
 pub mod name;
 mod node;

@@ -65,19 +65,24 @@ pub struct Volume {
     /// Bytes of a logical block, 512 or 4096; 0 stands for 512.
     #[serde(default)]
     pub block_size: u32,
-    /// The VMM's own device; None: a namespace that the plane serves.
+    /// What the guest drives.
     #[serde(default)]
-    pub emulated: Option<Emulated>,
+    pub device: Device,
 }
 
-/// A device of the VMM's, for comparisons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The device behind a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Emulated {
-    /// An NVMe controller.
-    Nvme,
-    /// A virtio block device.
-    VirtioBlk,
+pub enum Device {
+    /// A namespace of the sandbox's first function, which the plane serves.
+    #[default]
+    Namespace,
+    /// Namespace 1 of a function of its own, which the plane serves.
+    Function,
+    /// An NVMe controller of the VMM's, for comparisons.
+    VmmNvme,
+    /// A virtio block device of the VMM's, for comparisons.
+    VmmVirtioBlk,
 }
 
 /// The container's process as asked for, after the image's configuration was applied.

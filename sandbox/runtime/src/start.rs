@@ -9,29 +9,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, DiskModel, EmulatedDisk, Hypervisor, Vm, VmSpec,
-};
+use slipway_hypervisor::{Accel, AccelChoice, Credentials, Hypervisor, Vm, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
 use crate::agent::{Agent, Hello, process};
 use crate::cgroup::{Cgroup, Limits};
 use crate::node::Node;
-use crate::record::{Emulated, Record, State, Volume};
+use crate::record::{Record, State};
 use crate::sandbox::{Sandbox, lock};
 use crate::time::realtime_ns;
-use crate::{Error, Result, log, name, stdio, volume};
+use crate::{Error, Result, function, log, name, stdio};
 
 /// Host memory that a VMM needs beside its guest's: QEMU's own, the translator's cache under
 /// software emulation, page tables.
 const VMM_OVERHEAD_BYTES: u64 = 768 << 20;
 /// Name of the only container of a sandbox; its protocol can hold more.
 pub(crate) const CONTAINER: &str = "main";
-/// Namespaces of a sandbox's NVMe function.
-const IMAGE_NSID: u32 = 1;
-const VOLATILE_NSID: u32 = 2;
-const FIRST_VOLUME_NSID: u32 = 3;
 
 /// How long a command whose daemon is gone looks for the next one.
 pub const RETURN: Duration = Duration::from_secs(30);
@@ -232,10 +226,10 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let run_dir = node.run_dir(&record.id);
     let cgroup = Cgroup::of(&record.id);
     stages.run("cgroup", async { cgroup.create(limits(&record)) }).await?;
-    let namespaces = stages.run("rootfs", rootfs(node, &record)).await?;
+    let functions = stages.run("rootfs", function::describe(node, &record)).await?;
     make_run_dir(&run_dir)?;
-    let endpoint = stages.run("vf-attach", attach(node, &record, uid, namespaces)).await?;
-    let spec = vm_spec(node, &record, uid, &cgroup, &endpoint).await?;
+    let sockets = stages.run("vf-attach", function::serve(node, &record, uid, functions)).await?;
+    let spec = vm_spec(node, &record, uid, &cgroup, sockets).await?;
     let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
     let vm: Arc<dyn Vm> = stages.run("vmm", launch).await?;
     if node.keeps {
@@ -273,27 +267,6 @@ fn limits(record: &Record) -> Limits {
     }
 }
 
-/// The disks of the sandbox's NVMe function.
-async fn rootfs(node: &Node, record: &Record) -> Result<Vec<plane_v1::Namespace>> {
-    use plane_v1::disk::Kind;
-    let size = node.config.volatile_layer_bytes;
-    let template = volume::volatile_template(&node.config.cache_dir(), size).await?;
-    volume::create_scratch(&record.volumes)?;
-    let text = |path: &Path| path.to_string_lossy().into_owned();
-    let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true };
-    let layer = plane_v1::OverlayDisk { base_path: text(&template), limit_bytes: 0 };
-    let mut disks = vec![(0, Kind::File(image)), (0, Kind::Overlay(layer))];
-    let served = record.volumes.iter().filter(|volume| volume.emulated.is_none());
-    disks.extend(served.map(|volume| {
-        let (path, read_only) = (text(&volume.path), volume.read_only);
-        (volume.block_size, Kind::File(plane_v1::FileDisk { path, read_only }))
-    }));
-    let namespaces = (IMAGE_NSID..).zip(disks).map(|(nsid, (block_size, kind))| {
-        plane_v1::Namespace { nsid, disk: Some(plane_v1::Disk { block_size, kind: Some(kind) }) }
-    });
-    Ok(namespaces.collect())
-}
-
 /// The directory of the sandbox's sockets. The VMM has no rights in it: a daemon that comes later
 /// trusts the names there.
 fn make_run_dir(dir: &Path) -> Result<()> {
@@ -304,36 +277,12 @@ fn make_run_dir(dir: &Path) -> Result<()> {
         .map_err(Error::file("cannot create", dir))
 }
 
-/// Serves the function; on return its socket accepts the VMM.
-async fn attach(
-    node: &Node,
-    record: &Record,
-    uid: u32,
-    namespaces: Vec<plane_v1::Namespace>,
-) -> Result<PathBuf> {
-    let socket = node.run_dir(&record.id).join("nvme.sock");
-    let request = plane_v1::CreateEndpointRequest {
-        id: record.id.clone(),
-        socket_path: socket.to_string_lossy().into_owned(),
-        owner: Some(plane_v1::Owner { uid, gid: uid }),
-        nvme: Some(plane_v1::NvmeController {
-            serial: record.id.to_uppercase(),
-            namespaces,
-            doorbells: plane_v1::nvme_controller::DoorbellMode::Trapped.into(),
-            ..Default::default()
-        }),
-    };
-    let created = node.plane.clone().create_endpoint(request).await;
-    created.map_err(|status| Error::Plane(status.message().to_owned()))?;
-    Ok(socket)
-}
-
 async fn vm_spec(
     node: &Node,
     record: &Record,
     uid: u32,
     cgroup: &Cgroup,
-    endpoint: &Path,
+    vfio_user_sockets: Vec<PathBuf>,
 ) -> Result<VmSpec> {
     let boot = node.boot_files(record.kernel.as_deref()).await?;
     let run_dir = node.run_dir(&record.id);
@@ -345,22 +294,14 @@ async fn vm_spec(
         initramfs: boot.initramfs,
         cmdline: Vec::new(),
         agent_socket: run_dir.join("agent.sock"),
-        vfio_user_sockets: vec![endpoint.to_path_buf()],
-        disks: record.volumes.iter().filter_map(emulated).collect(),
+        vfio_user_sockets,
+        disks: function::emulated(record),
         console_log: node.store(&record.id).console(),
         run_dir,
         credentials: Some(Credentials { uid, gid: uid }),
         cgroup_procs: cgroup.procs_files(),
         accel: accelerator(&record.accelerator)?,
     })
-}
-
-fn emulated(volume: &Volume) -> Option<EmulatedDisk> {
-    let model = match volume.emulated? {
-        Emulated::Nvme => DiskModel::Nvme,
-        Emulated::VirtioBlk => DiskModel::VirtioBlk,
-    };
-    Some(EmulatedDisk { model, path: volume.path.clone(), read_only: volume.read_only })
 }
 
 /// The accelerator by its word.
@@ -436,7 +377,7 @@ async fn container(
         entropy: (0..4).flat_map(|_| name::random().to_ne_bytes()).collect(),
     };
     agent.call(|mut client| async move { client.configure(configure).await }).await?;
-    let create = create_request(record);
+    let create = function::create_request(record);
     agent.call(|mut client| async move { client.create_container(create).await }).await?;
     let ended = || Error::Agent("its input was taken already".to_owned());
     let input = lock(&sandbox.input_end).take().ok_or_else(ended)?;
@@ -449,41 +390,6 @@ async fn container(
     let (carried, agent, container) = (Arc::clone(sandbox), agent.clone(), process(CONTAINER, ""));
     let carry = async move { carried.fanout.carry(agent, container, output, writer).await };
     Ok(tokio::spawn(carry))
-}
-
-fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
-    // By address: the VMM's own NVMe controller may be there as well.
-    let pci_address = VmSpec::function_address(0);
-    let device = |nsid| Some(agent_v1::BlockDevice { pci_address: pci_address.clone(), nsid });
-    let mut nsids = FIRST_VOLUME_NSID..;
-    let mut addresses = (1..).map(VmSpec::function_address);
-    let volumes = record.volumes.iter().map(|volume| agent_v1::Volume {
-        name: volume.name.clone(),
-        device: match volume.emulated {
-            None => nsids.next().and_then(device),
-            Some(emulated) => {
-                let nsid = if emulated == Emulated::Nvme { 1 } else { 0 };
-                Some(agent_v1::BlockDevice {
-                    pci_address: addresses.next().unwrap_or_default(),
-                    nsid,
-                })
-            }
-        },
-        read_only: volume.read_only,
-        mount_point: volume.mount_point.clone(),
-    });
-    agent_v1::CreateContainerRequest {
-        id: CONTAINER.to_owned(),
-        root: Some(agent_v1::RootFilesystem {
-            image: device(IMAGE_NSID),
-            volatile_layer: device(VOLATILE_NSID),
-            read_only: record.read_only,
-        }),
-        volumes: volumes.collect(),
-        process: Some(process_spec(&record.process)),
-        hostname: record.hostname.clone(),
-        privileged: record.privileged,
-    }
 }
 
 /// The agent's form of a process.
@@ -541,13 +447,7 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     } else {
         end_leftover(&record, node.run_dir(&record.id)).await
     };
-    let request = plane_v1::RemoveEndpointRequest { id: record.id.clone() };
-    let endpoint = match node.plane.clone().remove_endpoint(request).await {
-        Err(status) if status.code() != tonic::Code::NotFound => {
-            Err(Error::Plane(status.message().to_owned()))
-        }
-        _ => Ok(()),
-    };
+    let endpoint = function::remove(node, &record).await;
     let run_dir = node.run_dir(&record.id);
     let dir = match std::fs::remove_dir_all(&run_dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

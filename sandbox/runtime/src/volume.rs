@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::record::{Emulated, Store, Volume};
+use crate::record::{Device, Store, Volume};
 use crate::v1::VolumeSpec;
-use crate::v1::volume_spec::{Device, Source};
+use crate::v1::volume_spec::{Device as Asked, Source};
 use crate::{Error, Result, name};
 
 /// Smallest volume: one that a file system fits in.
@@ -38,7 +38,7 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
             read_only: spec.read_only,
             mount_point: spec.mount_point.clone(),
             block_size: check_block_size(spec)?,
-            emulated: check_device(spec)?,
+            device: check_device(spec)?,
         });
     }
     Ok(volumes)
@@ -54,16 +54,17 @@ fn check_block_size(spec: &VolumeSpec) -> Result<u32> {
     }
 }
 
-fn check_device(spec: &VolumeSpec) -> Result<Option<Emulated>> {
+fn check_device(spec: &VolumeSpec) -> Result<Device> {
     let invalid = |why| Error::Invalid(format!("volume {}: {why}", spec.name));
-    let emulated = match Device::try_from(spec.device) {
-        Ok(Device::Plane) => return Ok(None),
-        Ok(Device::VmmNvme) => Emulated::Nvme,
-        Ok(Device::VmmVirtioBlk) => Emulated::VirtioBlk,
+    let device = match Asked::try_from(spec.device) {
+        Ok(Asked::Plane) => return Ok(Device::Namespace),
+        Ok(Asked::PlaneFunction) => return Ok(Device::Function),
+        Ok(Asked::VmmNvme) => Device::VmmNvme,
+        Ok(Asked::VmmVirtioBlk) => Device::VmmVirtioBlk,
         Err(_) => return Err(invalid("no such device")),
     };
     match spec.block_size {
-        0 | 512 => Ok(Some(emulated)),
+        0 | 512 => Ok(device),
         _ => Err(invalid("a disk of the VMM's own has blocks of 512 bytes")),
     }
 }

@@ -1,6 +1,7 @@
 //! Memory for DMA.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use slipway_ram::Memory;
 
@@ -9,11 +10,11 @@ use super::DriverError;
 /// Bytes of a memory page, as the driver sets CC.MPS.
 const PAGE: u64 = 4096;
 
-/// Hands out page-aligned pieces of a range that driver and controller both reach.
+/// Hands out page-aligned pieces of ranges that driver and controller both reach.
 pub struct Arena {
     memory: Memory,
-    next: u64,
-    end: u64,
+    /// What was never handed out of each range.
+    fresh: Vec<Range<u64>>,
     /// Released pieces, by size.
     released: BTreeMap<u64, Vec<u64>>,
 }
@@ -21,7 +22,14 @@ pub struct Arena {
 impl Arena {
     /// The `len` bytes of `memory` at page-aligned address `base`.
     pub fn new(memory: Memory, base: u64, len: u64) -> Self {
-        Self { memory, next: base, end: base + len, released: BTreeMap::new() }
+        let mut arena = Self { memory, fresh: Vec::new(), released: BTreeMap::new() };
+        arena.add(base, len);
+        arena
+    }
+
+    /// Adds the `len` bytes at page-aligned address `base`. No piece lies in two ranges.
+    pub fn add(&mut self, base: u64, len: u64) {
+        self.fresh.push(base..base + len);
     }
 
     /// The memory behind it.
@@ -38,14 +46,17 @@ impl Arena {
         let again = self.released.get_mut(&size).and_then(Vec::pop);
         let at = match again {
             Some(at) => at,
-            None if self.end - self.next >= size => {
-                self.next += size;
-                self.next - size
-            }
-            None => return Err(DriverError::Memory),
+            None => self.carve(size)?,
         };
         self.memory.write(at, &vec![0; size as usize])?;
         Ok(at)
+    }
+
+    fn carve(&mut self, size: u64) -> Result<u64, DriverError> {
+        let fits = |range: &&mut Range<u64>| range.end - range.start >= size;
+        let range = self.fresh.iter_mut().find(fits).ok_or(DriverError::Memory)?;
+        range.start += size;
+        Ok(range.start - size)
     }
 
     /// Gives back what [`Arena::allocate`] gave for `len`.
@@ -83,5 +94,22 @@ impl Arena {
         }
         self.memory.write(list, &bytes)?;
         Ok(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_lies_in_one_range() {
+        let mut arena = Arena::new(Memory::heap(6 * PAGE as usize), 0, PAGE);
+        arena.add(2 * PAGE, 3 * PAGE);
+        assert_eq!(arena.allocate(2 * PAGE as usize).unwrap(), 2 * PAGE);
+        assert_eq!(arena.allocate(1).unwrap(), 0);
+        assert!(matches!(arena.allocate(2 * PAGE as usize), Err(DriverError::Memory)));
+        assert_eq!(arena.allocate(1).unwrap(), 4 * PAGE);
+        arena.release(2 * PAGE, 2 * PAGE as usize);
+        assert_eq!(arena.allocate(2 * PAGE as usize).unwrap(), 2 * PAGE);
     }
 }

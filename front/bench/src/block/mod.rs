@@ -7,7 +7,8 @@
 //!   minutes (a neighbour on the machine, a clock frequency) meets all of them alike: ABAB, and
 //!   never AABB;
 //! - [`fio_arguments`] and [`fio_measured`]: fio as the load, where the subject is a host's or a
-//!   guest's kernel; [`RocksJob`] and [`measure_rocksdb`]: RocksDB as the load, over time;
+//!   guest's kernel; [`load_command`] and [`load_measured`]: the program `slipway-load`, our user-space
+//!   driver in a guest; [`RocksJob`] and [`measure_rocksdb`]: RocksDB as the load, over time;
 //! - [`BlockReport`]: everything measured, as JSON; its tables show medians over rounds;
 //!   [`BlockComparison`] sets two of them side by side; [`plot`] draws one as bars, [`curves`] over
 //!   depth and over time.
@@ -21,6 +22,7 @@ mod plot;
 mod report;
 mod rocksdb;
 mod table;
+mod user;
 mod workload;
 
 pub use compare::{BlockComparison, compare_blocks};
@@ -34,4 +36,5 @@ pub use rocksdb::{
     measure_rocksdb, rocks_measured, rocks_script,
 };
 pub use table::block_table;
+pub use user::{load_command, load_measured};
 pub use workload::{Pattern, Workload};

@@ -186,7 +186,7 @@ fn guests(node: &NodeArgs, args: &BlockArgs) -> Result<BlockReport> {
     let environment = super::environment(super::accelerator(args.machine.accel.as_deref()));
     let command = super::command_line();
     if args.rocksdb {
-        let (plan, names) = (rocks_plan(args), vm::with_own_disk(&names));
+        let (plan, names) = (rocks_plan(args), vm::with_file_system(&names));
         // A database, what it is compacted into, and the file system's own.
         let bytes = (plan.keys * 1040 * 4).next_multiple_of(1 << 20) + (256 << 20);
         let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), bytes));

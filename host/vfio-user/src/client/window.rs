@@ -23,8 +23,12 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// Maps `len` bytes at `file_offset` of `file`, which are those at `offset` of a region.
-    pub(super) fn map(
+    /// Maps `len` bytes at `file_offset` of `file`, which are those at `offset` of a region. The file
+    /// may be a server's, or one that the kernel makes of a PCI function's registers.
+    ///
+    /// # Errors
+    /// Whatever mmap(2) says.
+    pub fn map(
         file: impl AsFd,
         file_offset: u64,
         offset: u64,

@@ -12,11 +12,12 @@ use slipway_vfio_user::client::{Client, Window};
 /// How the threads of a load ring.
 #[derive(Clone)]
 pub(super) enum Bell {
-    /// By a store to the page that the target sweeps.
+    /// By a store to a register: a page that the target sweeps, or a function's own.
     Page(Arc<Window>),
     /// By a message that nobody answers, as QEMU's client does; the lock keeps messages whole.
     Message(Arc<Mutex<Client>>),
-    /// By a store to a page of ours, and by a message when the target asked for one (section 7.13).
+    /// By a store to a page of ours, and by a register as well when the target asked for one (section
+    /// 7.13).
     Shadow(Shadow),
     /// By a store to memory of this process.
     Cells(Arc<[AtomicU32]>),
@@ -27,7 +28,8 @@ pub(super) enum Bell {
 pub(super) struct Shadow {
     pub doorbells: Span,
     pub events: Span,
-    pub client: Arc<Mutex<Client>>,
+    /// How registers are written.
+    pub beneath: Box<Bell>,
 }
 
 impl Shadow {
@@ -40,7 +42,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Stores `value`; whether the target wants a message.
+    /// Stores `value`; whether the target wants the register written.
     fn store(&self, doorbell: usize, value: u32) -> Result<bool> {
         let at = 4 * doorbell;
         let old = self.doorbells.load_u32(at)?;
@@ -66,7 +68,7 @@ impl Bell {
             Self::Message(client) => post(client, at, value)?,
             Self::Shadow(shadow) => {
                 if shadow.store(doorbell, value)? {
-                    post(&shadow.client, at, value)?;
+                    shadow.beneath.ring((doorbell, value))?;
                 }
             }
             Self::Cells(cells) => cells[doorbell].store(value, Ordering::Release),

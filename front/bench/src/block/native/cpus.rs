@@ -19,15 +19,26 @@ impl Cpus {
     /// # Errors
     /// The kernel does not say which there are.
     pub fn split(target: usize) -> Result<Self> {
-        let allowed = sched_getaffinity(None).context("the processors of this process")?;
-        let mut cpus: Vec<usize> =
-            (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+        let mut cpus = allowed()?;
         if cpus.len() < 2 {
             return Ok(Self { target: cpus.clone(), client: cpus });
         }
         let client = cpus.split_off(target.clamp(1, cpus.len() - 1));
         Ok(Self { target: cpus, client })
     }
+
+    /// All for clients: the target is not in this machine.
+    ///
+    /// # Errors
+    /// As for [`Cpus::split`].
+    pub fn all() -> Result<Self> {
+        Ok(Self { target: Vec::new(), client: allowed()? })
+    }
+}
+
+fn allowed() -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).context("the processors of this process")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect())
 }
 
 /// Binds the calling thread, and those that it starts from now on, to `cpus`.

@@ -15,11 +15,21 @@ use slipway_runtime::v1::volume_spec::{Device, Source};
 use super::node::{Guest, Node, SharedDisk, shells};
 
 /// The disk in a guest that has one of its own.
-const OWN: &str = "/dev/slipway/bench";
+pub const OWN: &str = "/dev/slipway/bench";
 /// The disk in guests that share one.
 const SHARED: &str = "/dev/slipway-bench";
 /// Where a database's file system is mounted.
 const MOUNTED: &str = "/bench";
+
+/// The disk of a guest that has one of its own.
+pub fn volume(file: &Path, device: Device) -> VolumeSpec {
+    VolumeSpec {
+        name: "bench".to_owned(),
+        source: Some(Source::Path(file.to_string_lossy().into_owned())),
+        device: device.into(),
+        ..VolumeSpec::default()
+    }
+}
 
 /// One guest, or several that work at once on one disk.
 pub struct Guests {
@@ -41,13 +51,7 @@ impl Guests {
         file: &Path,
         device: Device,
     ) -> Result<Self> {
-        let volume = VolumeSpec {
-            name: "bench".to_owned(),
-            source: Some(Source::Path(file.to_string_lossy().into_owned())),
-            device: device.into(),
-            ..VolumeSpec::default()
-        };
-        let guests = vec![Guest::start(node, name, vec![volume])?];
+        let guests = vec![Guest::start(node, name, vec![volume(file, device)])?];
         let (name, node) = (name.to_owned(), Rc::clone(node));
         Ok(Self { name, about, device: OWN, guests, node, _disk: None })
     }

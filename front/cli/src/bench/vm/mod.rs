@@ -2,16 +2,14 @@
 //!
 //! [`Medium`] is that file; [`node::Node`] starts a sandbox for each configuration, whose disk is a
 //! namespace of ours or a device of QEMU's own; [`guest::Guests`] runs fio or RocksDB in them, and
-//! [`host::Host`] beside them. All guests are up from the first turn to the last; one of them works.
-//!
-//! Not here: a user-space driver in the guest. fio's plug-in for it is in no package registry, and a
-//! driver of ours needs a function in an IOMMU group of its own: a second controller in the sandbox,
-//! since the root lies on the first, and an emulated IOMMU in front of vfio-user.
+//! [`host::Host`] beside them; [`user::UserGuest`] runs our own user-space driver in one. All guests
+//! are up from the first turn to the last; one of them works.
 
 mod guest;
 mod host;
 mod image;
 mod node;
+mod user;
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -26,27 +24,31 @@ use crate::args::{BlockArgs, NodeArgs};
 use guest::Guests;
 use host::Host;
 use node::Node;
+use user::UserGuest;
 
 /// Configurations, with what they are.
-pub const CONFIGURATIONS: [(&str, &str); 5] = [
+pub const CONFIGURATIONS: [(&str, &str); 6] = [
     ("host", "no guest: the host's kernel, straight on the file"),
     ("qemu-nvme", "a guest on the NVMe controller that QEMU emulates: io_uring, no page cache"),
     ("virtio-blk", "a guest on QEMU's virtio-blk: io_uring, no page cache, an I/O thread"),
     ("slipway", "a guest on Slipway's NVMe controller over vfio-user, the guest kernel's driver"),
-    ("slipway-shared", "two guests on one Slipway disk, both at work"),
+    (USER, "a guest on the same controller, our own polling driver in the guest's user space"),
+    (SHARED, "two guests on one Slipway disk, both at work"),
 ];
 
-/// The only configuration that has no disk of its own for a file system.
+/// The configuration without a block device.
+const USER: &str = "slipway-user";
+/// The configuration whose guests share a disk.
 const SHARED: &str = "slipway-shared";
 
 /// Those of `names` that can have a file system.
-pub fn with_own_disk<'a>(names: &[&'a str]) -> Vec<&'a str> {
-    names.iter().copied().filter(|name| *name != SHARED).collect()
+pub fn with_file_system<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    names.iter().copied().filter(|name| ![USER, SHARED].contains(name)).collect()
 }
 
-/// A directory with the file that every configuration is measured on, and one like it for the guests
-/// that share a disk: the plane lets nobody write a file that is a disk of its own already. Removed on
-/// drop, and when the user interrupts.
+/// A directory with the file that configurations are measured on. Those after the first whose disk is
+/// the plane's have one like it: it lets nobody write a file that is a disk of its own already. Removed
+/// on drop, and when the user interrupts.
 pub struct Medium {
     dir: Scratch,
     about: String,
@@ -65,24 +67,24 @@ impl Medium {
         let dir = Scratch::make_in(&place)?;
         remove_when_interrupted(dir.path().to_owned());
         let medium = Self { dir, about: DiskKind::File(place, bytes).to_string() };
-        let shared = names.contains(&SHARED).then(|| medium.shared());
-        for path in [Some(medium.disk()), shared].into_iter().flatten() {
+        let mut files: Vec<PathBuf> = names.iter().map(|name| medium.file(name)).collect();
+        files.sort();
+        files.dedup();
+        for path in files {
             let written = std::fs::File::create_new(&path).and_then(|file| fill(file, bytes));
             written.with_context(|| format!("filling {}", path.display()))?;
         }
         Ok(medium)
     }
 
-    fn disk(&self) -> PathBuf {
-        self.dir.path().join("disk")
-    }
-
-    fn shared(&self) -> PathBuf {
-        self.dir.path().join("shared")
+    /// The file of configuration `name`.
+    fn file(&self, name: &str) -> PathBuf {
+        let own = if [USER, SHARED].contains(&name) { name } else { "disk" };
+        self.dir.path().join(own)
     }
 
     fn host(&self) -> Result<Host> {
-        Host::new(self.disk(), self.dir.path().join("host"))
+        Host::new(self.file("host"), self.dir.path().join("host"))
     }
 }
 
@@ -152,35 +154,44 @@ impl Machines {
 
     /// One subject for each of `names`, for fio.
     pub fn subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn Subject>>> {
-        self.each(names, |host| Box::new(host) as _, |guests| Box::new(guests) as _)
-    }
-
-    /// One subject for each of `names`, for RocksDB.
-    pub fn rocks_subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn RocksSubject>>> {
-        self.each(names, |host| Box::new(host) as _, |guests| Box::new(guests) as _)
-    }
-
-    fn each<T>(
-        &self,
-        names: &[&str],
-        host: impl Fn(Host) -> T,
-        guests: impl Fn(Guests) -> T,
-    ) -> Result<Vec<T>> {
-        let subject = |name: &&str| match *name {
-            "host" => self.medium.host().map(&host),
-            name => self.guests(name).map(&guests),
+        let subject = |name: &&str| -> Result<Box<dyn Subject>> {
+            Ok(match *name {
+                "host" => Box::new(self.medium.host()?),
+                USER => Box::new(self.user()?),
+                name => Box::new(self.guests(name)?),
+            })
         };
         names.iter().map(subject).collect()
     }
 
+    /// One subject for each of `names`, for RocksDB.
+    pub fn rocks_subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn RocksSubject>>> {
+        let subject = |name: &&str| -> Result<Box<dyn RocksSubject>> {
+            Ok(match *name {
+                "host" => Box::new(self.medium.host()?),
+                name => Box::new(self.guests(name)?),
+            })
+        };
+        names.iter().map(subject).collect()
+    }
+
+    fn node(&self) -> Result<&Rc<Node>> {
+        self.node.as_ref().context("there is no node for guests")
+    }
+
+    fn user(&self) -> Result<UserGuest> {
+        let guest = UserGuest::start(self.node()?, USER, about(USER), &self.medium.file(USER));
+        guest.with_context(|| format!("configuration {USER}"))
+    }
+
     fn guests(&self, name: &str) -> Result<Guests> {
-        let node = self.node.as_ref().context("there is no node for guests")?;
+        let node = self.node()?;
         let about = about(name);
-        let file = &self.medium.disk();
+        let file = &self.medium.file(name);
         let guests = match name {
             "qemu-nvme" => Guests::alone(node, name, about, file, Device::VmmNvme),
             "virtio-blk" => Guests::alone(node, name, about, file, Device::VmmVirtioBlk),
-            SHARED => Guests::sharing(node, name, about, &self.medium.shared()),
+            SHARED => Guests::sharing(node, name, about, file),
             _ => Guests::alone(node, name, about, file, Device::Plane),
         };
         guests.with_context(|| format!("configuration {name}"))
@@ -194,7 +205,7 @@ pub fn rocksdb(
     plan: RocksPlan,
 ) -> Result<(Vec<Box<dyn RocksSubject>>, RocksReport)> {
     let mut subjects = machines.rocks_subjects(names)?;
-    ensure!(!subjects.is_empty(), "guests cannot share a file system: {SHARED} is for fio");
+    ensure!(!subjects.is_empty(), "{USER} and {SHARED} have no file system for a database");
     let bar = super::block::progress();
     let runs = measure_rocksdb(&mut subjects, &plan, |name, job, done, turns| {
         bar.set_length(turns as u64);
@@ -220,8 +231,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let kind = DiskKind::File(dir.path().to_owned(), 2 << 20);
         let medium = Medium::make(&kind, &["host", SHARED]).unwrap();
-        assert_eq!(std::fs::metadata(medium.shared()).unwrap().len(), 2 << 20);
-        let bytes = std::fs::read(medium.disk()).unwrap();
+        assert_eq!(std::fs::metadata(medium.file(SHARED)).unwrap().len(), 2 << 20);
+        assert!(!medium.file(USER).exists(), "nobody asked for it");
+        let bytes = std::fs::read(medium.file("slipway")).unwrap();
         assert_eq!(bytes.len(), 2 << 20);
         assert!(bytes.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
         drop(medium);

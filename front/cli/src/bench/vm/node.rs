@@ -31,6 +31,7 @@ pub struct Node {
     template: v1::RunSpec,
     /// What guests must have.
     program: &'static str,
+    config: Config,
 }
 
 impl Node {
@@ -66,7 +67,7 @@ impl Node {
         };
         let (sandboxes, plane) = (RefCell::new(sandboxes), RefCell::new(plane));
         let program = if args.rocksdb { "db_bench" } else { "fio" };
-        Ok(Self { runtime, sandboxes, plane, template, program })
+        Ok(Self { runtime, sandboxes, plane, template, program, config })
     }
 
     fn sandboxes(&self) -> SandboxClient {
@@ -75,6 +76,12 @@ impl Node {
 
     pub fn plane(&self) -> PlaneClient {
         self.plane.borrow().clone()
+    }
+
+    /// The bytes of a static program that comes with this one and runs in guests.
+    pub fn guest_program(&self, name: &str) -> Result<Vec<u8>> {
+        let path = self.config.find_guest_program(name)?;
+        std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
     /// Waits for something of the daemon's.
@@ -116,21 +123,36 @@ impl Guest {
 
     /// Standard output of a script that is to end well within `time` and what slow starts take.
     pub async fn shell(&self, script: &str, time: Duration) -> Result<String> {
+        self.within(time, self.run(script, None)).await
+    }
+
+    /// Has a script read `input`.
+    pub async fn feed(&self, script: &str, input: Vec<u8>) -> Result<String> {
+        self.within(Duration::ZERO, self.run(script, Some(input))).await
+    }
+
+    async fn within(
+        &self,
+        time: Duration,
+        run: impl Future<Output = Result<String>>,
+    ) -> Result<String> {
         const SLOW: Duration = Duration::from_secs(300);
         let limit = time + SLOW;
-        let run = tokio::time::timeout(limit, self.run(script));
+        let run = tokio::time::timeout(limit, run);
         run.await.map_err(|_| anyhow!("{} does nothing since {limit:?}", self.name))?
     }
 
-    async fn run(&self, script: &str) -> Result<String> {
+    async fn run(&self, script: &str, input: Option<Vec<u8>>) -> Result<String> {
         let spec = v1::ExecSpec {
             name: self.name.clone(),
             command: ["sh", "-c", script].map(str::to_owned).to_vec(),
             user: "0".to_owned(),
             privileged: true,
+            stdin: input.is_some(),
             ..v1::ExecSpec::default()
         };
-        let (_sender, stream) = requests(run_in::Kind::Exec(spec));
+        let (sender, stream) = requests(run_in::Kind::Exec(spec));
+        let _fed = input.map(|input| tokio::spawn(fed(sender.clone(), input)));
         let replies = self.node.sandboxes().exec(stream).await;
         let mut replies = replies.map_err(|status| refused(&status))?.into_inner();
         let (mut out, mut errors) = (Vec::new(), Vec::new());
@@ -157,6 +179,18 @@ impl Guest {
 /// Runs `script` in all `guests` at once.
 pub async fn shells(guests: &[Guest], script: &str, time: Duration) -> Result<Vec<String>> {
     try_join_all(guests.iter().map(|guest| guest.shell(script, time))).await
+}
+
+/// Sends `input` and its end.
+async fn fed(sender: mpsc::Sender<RunIn>, input: Vec<u8>) {
+    const PIECE: usize = 64 << 10;
+    let pieces = input.chunks(PIECE).map(|piece| run_in::Kind::Stdin(piece.to_vec()));
+    for kind in pieces.chain([run_in::Kind::StdinClosed(true)]) {
+        // Whoever does not want it any more has ended, and says so elsewhere.
+        if sender.send(RunIn { kind: Some(kind) }).await.is_err() {
+            return;
+        }
+    }
 }
 
 async fn next(replies: &mut Streaming<RunOut>) -> Result<Option<run_out::Kind>> {

@@ -1,0 +1,247 @@
+//! A controller that our driver has brought up, however its registers are reached.
+
+use anyhow::{Context, Result, ensure};
+use slipway_nvme::driver::{Arena, Driver, RegisterAccess, doorbell_buffer_config, io};
+use slipway_nvme_spec::command::SubmissionEntry;
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_ram::Access;
+
+use super::bell::{Bell, Shadow};
+use super::cpus::Cpus;
+use super::load::{self, Lane, Taker};
+use crate::block::{Measured, Workload};
+
+/// Entries of the admin queues.
+const ADMIN_ENTRIES: u16 = 32;
+/// The namespace that takes the load.
+const NSID: u32 = 1;
+/// Places whose content is looked at before anything is measured.
+const CHECKED: u64 = 32;
+/// Places that are tried before anything is measured, where the disk is filled otherwise.
+const TRIED: u64 = 4;
+/// A memory page.
+pub(super) const PAGE: usize = 4096;
+
+/// Our driver with a controller, and what a load on its namespace 1 needs to know.
+pub(super) struct Controller<R> {
+    pub driver: Driver<R>,
+    /// How the threads of a load ring.
+    pub bell: Bell,
+    /// What it calls itself.
+    pub model: String,
+    /// Logical blocks of the namespace.
+    blocks: u64,
+    /// Bytes of one.
+    block_size: u32,
+    /// Most bytes of a command.
+    largest: u32,
+}
+
+impl<R: RegisterAccess> Controller<R> {
+    /// Brings the controller up; queues and data lie in `arena`.
+    pub fn bring_up(registers: R, bell: Bell, arena: Arena) -> Result<Self> {
+        let mut driver = Driver::new(registers, arena, ADMIN_ENTRIES)?;
+        driver.set_queue_count(Workload::MOST_THREADS as u16)?;
+        let controller = driver.identify_controller()?;
+        let namespace = driver.identify_namespace(NSID)?;
+        let (blocks, block_size) = (namespace.size.get(), namespace.block_size());
+        ensure!(blocks > 0 && block_size.is_power_of_two(), "the controller has no namespace 1");
+        // MDTS: a power of two in pages, 0 for no limit.
+        let largest = match controller.max_transfer {
+            0 => Workload::LARGEST_BLOCK,
+            pages => (PAGE as u64)
+                .checked_shl(pages.into())
+                .map_or(u32::MAX, |most| u32::try_from(most).unwrap_or(u32::MAX)),
+        };
+        let model = String::from_utf8_lossy(&controller.model).trim().to_owned();
+        let largest = largest.min(Workload::LARGEST_BLOCK);
+        Ok(Self { driver, bell, model, blocks, block_size, largest })
+    }
+
+    /// Whether commands can have such blocks.
+    pub fn takes(&self, workload: &Workload) -> bool {
+        (self.block_size..=self.largest).contains(&workload.block_size)
+    }
+
+    /// Has loads ring by shadow doorbells (Doorbell Buffer Config), as Linux' driver does where the
+    /// doorbells of a controller are trapped; what the controller asks for still goes the old way.
+    pub fn shadow_doorbells(&mut self) -> Result<()> {
+        let arena = &mut self.driver.arena;
+        let pages = (arena.allocate(PAGE)?, arena.allocate(PAGE)?);
+        let [doorbells, events] = [pages.0, pages.1].map(|page| {
+            let mut spans = Vec::new();
+            arena.memory().pin(page, PAGE, Access::Write, &mut spans)?;
+            spans.pop().context("a page is one span")
+        });
+        let command = doorbell_buffer_config(pages.0, pages.1);
+        self.driver.admin(command).context("the controller has no shadow doorbells")?;
+        let (doorbells, events, beneath) = (doorbells?, events?, Box::new(self.bell.clone()));
+        self.bell = Bell::Shadow(Shadow { doorbells, events, beneath });
+        Ok(())
+    }
+
+    /// Bytes of the namespace.
+    pub fn disk_bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_size)
+    }
+
+    /// Writes the whole disk, each place with bytes of its own, and looks at some of them again: what
+    /// is measured afterwards is a disk whose blocks exist, and not one that makes things up.
+    pub fn fill(&mut self) -> Result<()> {
+        let chunks = self.chunks();
+        self.with_buffer(|this, buffer| {
+            (0..chunks).try_for_each(|number| this.write_chunk(number, buffer))?;
+            spread(chunks, CHECKED).try_for_each(|number| this.check_chunk(number, buffer))
+        })
+    }
+
+    /// Writes some places and reads them again: data goes where it is said to go.
+    pub fn check(&mut self) -> Result<()> {
+        let chunks = self.chunks();
+        self.with_buffer(|this, buffer| {
+            spread(chunks, TRIED).try_for_each(|number| this.write_chunk(number, buffer))?;
+            spread(chunks, TRIED).try_for_each(|number| this.check_chunk(number, buffer))
+        })
+    }
+
+    /// Gives `work` a queue and a buffer of as many bytes as a command may have.
+    fn with_buffer(&mut self, work: impl FnOnce(&mut Self, u64) -> Result<()>) -> Result<()> {
+        self.driver.create_pair(1, 16, None)?;
+        let buffer = self.driver.arena.allocate(self.largest as usize)?;
+        let done = work(self, buffer);
+        self.driver.arena.release(buffer, self.largest as usize);
+        self.driver.delete_pair(1)?;
+        done
+    }
+
+    /// Blocks of the largest command.
+    fn chunk(&self) -> u64 {
+        u64::from(self.largest / self.block_size)
+    }
+
+    fn chunks(&self) -> u64 {
+        self.blocks.div_ceil(self.chunk())
+    }
+
+    fn write_chunk(&mut self, number: u64, buffer: u64) -> Result<()> {
+        let content = self.content(number);
+        self.driver.arena.memory().write(buffer, &content)?;
+        self.move_chunk(NvmOpcode::Write, number, (buffer, content.len()))
+    }
+
+    fn check_chunk(&mut self, number: u64, buffer: u64) -> Result<()> {
+        let content = self.content(number);
+        let mut seen = vec![0; content.len()];
+        self.driver.arena.memory().write(buffer, &seen)?;
+        self.move_chunk(NvmOpcode::Read, number, (buffer, content.len()))?;
+        self.driver.arena.memory().read(buffer, &mut seen)?;
+        ensure!(seen == content, "the disk does not hold what was written to it");
+        Ok(())
+    }
+
+    fn move_chunk(&mut self, opcode: NvmOpcode, number: u64, data: (u64, usize)) -> Result<()> {
+        let lba = number * self.chunk();
+        let command = io(opcode, NSID, lba, (data.1 / self.block_size as usize) as u32);
+        let (_, list) = self.driver.arena.point(data.0, data.1)?;
+        release_list(&mut self.driver.arena, list, data.1);
+        Ok(self.driver.transfer(1, command, data)?)
+    }
+
+    /// What chunk `number` holds.
+    fn content(&self, number: u64) -> Vec<u8> {
+        let chunk = self.chunk();
+        let blocks = chunk.min(self.blocks - number * chunk);
+        let words = blocks * u64::from(self.block_size) / 8;
+        let word = |at: u64| (number << 32 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (0..words).flat_map(|at| word(at).to_le_bytes()).collect()
+    }
+
+    /// A lane for each thread of `workload`.
+    pub fn lanes(&mut self, workload: &Workload) -> Result<Vec<Lane>> {
+        let entries = (workload.depth + 1).next_power_of_two().max(16) as u16;
+        let mut lanes = Vec::new();
+        for id in 1..=workload.threads as u16 {
+            if let Bell::Shadow(shadow) = &self.bell {
+                shadow.clear(id)?;
+            }
+            self.driver.create_pair(id, entries, None).with_context(|| {
+                format!("the controller takes no queue {id} of {entries} entries")
+            })?;
+            let pair = self.driver.pin_pair(id)?;
+            let bell = self.bell.clone();
+            let commands = (0..workload.depth).map(|slot| self.command(workload, slot as u16));
+            lanes.push(Lane { pair, bell, commands: commands.collect::<Result<_>>()? });
+        }
+        Ok(lanes)
+    }
+
+    /// A command with a buffer of its own; where it goes and whether it reads is set later.
+    fn command(&mut self, workload: &Workload, slot: u16) -> Result<SubmissionEntry> {
+        let len = workload.block_size as usize;
+        let buffer = self.driver.arena.allocate(len)?;
+        let blocks = workload.block_size / self.block_size;
+        let mut command = io(NvmOpcode::Read, NSID, 0, blocks.max(1));
+        command.id.set(slot);
+        (command.prp1, command.prp2) = self.driver.point(buffer, len)?;
+        Ok(command)
+    }
+
+    /// Gives the lanes' queues and memory back.
+    pub fn clear(&mut self, lanes: Vec<Lane>, workload: &Workload) -> Result<()> {
+        let len = workload.block_size as usize;
+        for lane in lanes {
+            for command in &lane.commands {
+                self.driver.arena.release(command.prp1.get(), len);
+                release_list(&mut self.driver.arena, command.prp2.get(), len);
+            }
+            self.driver.delete_pinned(lane.pair)?;
+        }
+        Ok(())
+    }
+
+    /// As a load sees it.
+    pub fn taker<'a>(&self, cpus: &'a Cpus, pid: Option<u32>) -> Taker<'a> {
+        Taker { cpus, blocks: self.blocks, block_size: self.block_size, pid }
+    }
+
+    /// Puts the load on.
+    pub fn run(
+        &mut self,
+        (cpus, pid): (&Cpus, Option<u32>),
+        workload: &Workload,
+        (warm_up, time): (std::time::Duration, std::time::Duration),
+    ) -> Result<Measured> {
+        let lanes = self.lanes(workload)?;
+        let taker = self.taker(cpus, pid);
+        let (lanes, measured) = load::run(lanes, &taker, workload, warm_up, time)?;
+        self.clear(lanes, workload)?;
+        Ok(measured)
+    }
+}
+
+/// Up to `places` of `chunks`, evenly apart.
+fn spread(chunks: u64, places: u64) -> impl Iterator<Item = u64> {
+    let places = places.min(chunks);
+    (0..places).map(move |place| place * chunks / places)
+}
+
+/// Gives back the PRP list at `list` of `len` bytes of data, where they took one: one page names up
+/// to 2 MiB.
+fn release_list(arena: &mut Arena, list: u64, len: usize) {
+    if len > 2 * PAGE {
+        arena.release(list, PAGE);
+    }
+}
+
+/// Bytes of memory that a session needs for these loads, one after the other.
+pub(super) fn room(workloads: &[Workload]) -> u64 {
+    // Pieces are used again by loads of the same block size and depth; who counts all of them is
+    // never short. The file is sparse: only what is used takes memory.
+    let of = |load: &Workload| {
+        let command = load.block_size.max(PAGE as u32) as u64 + PAGE as u64;
+        let queue = u64::from((load.depth + 1).next_power_of_two()) * 80 + 2 * PAGE as u64;
+        u64::from(load.threads) * (u64::from(load.depth) * command + queue)
+    };
+    let loads: u64 = workloads.iter().map(of).sum();
+    (loads + (8 << 20)).next_multiple_of(2 << 20)
+}

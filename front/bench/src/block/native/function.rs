@@ -1,0 +1,83 @@
+//! The driver on a PCI function of the machine that it runs in: in a guest, in user space.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use slipway_nvme::driver::{DriverError, RegisterAccess};
+use slipway_nvme_spec::registers::{offset, tail_doorbell};
+use slipway_vfio_user::client::Window;
+
+use super::bell::Bell;
+use super::controller::{Controller, room};
+use super::cpus::Cpus;
+use super::huge::HugePages;
+use super::pci::PciFunction;
+use crate::block::{Measured, Workload};
+
+/// Every wait for the controller takes at most this: guests may be emulated.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes of BAR 0 up to the last doorbell of a load.
+const REGISTERS: u64 =
+    offset::DOORBELLS + 4 * tail_doorbell(Workload::MOST_THREADS as u16 + 1) as u64;
+
+/// BAR 0, mapped.
+struct Registers {
+    window: Arc<Window>,
+    bell: Bell,
+    since: Instant,
+}
+
+impl RegisterAccess for Registers {
+    fn read32(&mut self, offset: u64) -> Result<u32, DriverError> {
+        Ok(self.window.load_u32(offset))
+    }
+
+    fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+        self.since = Instant::now();
+        self.window.store_u32(offset, value);
+        Ok(())
+    }
+
+    fn ring(&mut self, doorbell: usize, value: u32) -> Result<(), DriverError> {
+        self.since = Instant::now();
+        let rung = self.bell.ring((doorbell, value));
+        rung.map_err(|error| DriverError::Access(error.to_string()))
+    }
+
+    fn idle(&mut self) -> Result<(), DriverError> {
+        if self.since.elapsed() > PATIENCE {
+            return Err(DriverError::Access("the controller does not answer".into()));
+        }
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
+/// Puts `workload` on the NVMe controller at PCI address `address`, which no driver of the kernel's
+/// has: our driver in user space, polling, with shadow doorbells. Some places of the disk are written
+/// and read again before.
+///
+/// # Errors
+/// There is no such function, or no huge pages for it; whatever [`crate::block::Subject::run`] has.
+pub fn load_function(
+    address: &str,
+    workload: &Workload,
+    warm_up: Duration,
+    time: Duration,
+) -> Result<Measured> {
+    let memory = HugePages::new(room(std::slice::from_ref(workload)))?;
+    // Goes before the memory does, and with it the function's way to memory.
+    let function = PciFunction::open(address, REGISTERS);
+    let function = function.with_context(|| format!("function {address}"))?;
+    let (window, bell) = (function.registers.clone(), Bell::Page(function.registers.clone()));
+    let registers = Registers { window, bell: bell.clone(), since: Instant::now() };
+    let mut controller = Controller::bring_up(registers, bell, memory.arena())?;
+    ensure!(controller.takes(workload), "the controller takes no commands of this size");
+    // Before doorbells are shadowed: only loads ring those.
+    controller.check()?;
+    controller.shadow_doorbells()?;
+    let measured = controller.run((&Cpus::all()?, None), workload, (warm_up, time));
+    controller.driver.disable()?;
+    measured
+}

@@ -1,0 +1,55 @@
+//! A guest whose disk is driven from its user space, as a subject.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use slipway_bench::block::{Measured, Subject, Workload, load_command, load_measured};
+use slipway_runtime::v1::volume_spec::Device;
+
+use super::guest::volume;
+use super::node::{Guest, Node};
+
+/// The static program that drives it, beside the agent; and where it lies in the guest.
+const PROGRAM: &str = "slipway-load";
+const PLACE: &str = "/run/slipway-load";
+
+/// One guest with a function of its own, which its kernel let go of.
+pub struct UserGuest {
+    name: String,
+    about: &'static str,
+    guest: Guest,
+    node: Rc<Node>,
+    /// PCI address of the function in the guest.
+    address: String,
+}
+
+impl UserGuest {
+    /// Starts it; its disk is `file`.
+    pub fn start(node: &Rc<Node>, name: &str, about: &'static str, file: &Path) -> Result<Self> {
+        let program = node.guest_program(PROGRAM)?;
+        let guest = Guest::start(node, name, vec![volume(file, Device::PlaneFunction)])?;
+        let install = format!("mkdir -p /run && cat >{PLACE} && chmod 700 {PLACE}");
+        node.wait(guest.feed(&install, program)).context("bringing the driver into the guest")?;
+        let take = format!("{PLACE} take {}", super::guest::OWN);
+        let address = node.wait(guest.shell(&take, Duration::ZERO))?.trim().to_owned();
+        Ok(Self { name: name.to_owned(), about, guest, node: Rc::clone(node), address })
+    }
+}
+
+impl Subject for UserGuest {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn about(&self) -> String {
+        self.about.to_owned()
+    }
+
+    fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured> {
+        let command = load_command(PLACE, &self.address, workload, warm_up, time);
+        let output = self.node.wait(self.guest.shell(&command, warm_up + time))?;
+        load_measured(&output, workload)
+    }
+}

@@ -1,0 +1,228 @@
+//! The NVMe functions of a sandbox: which disks lie behind which, and where the guest finds them.
+//!
+//! The first function has the image as namespace 1, the volatile layer as 2 and volumes from 3. A
+//! volume that wants a function of its own is namespace 1 of that. On the guest's bus the functions
+//! come first, then the devices that the VMM emulates.
+
+use std::path::{Path, PathBuf};
+
+use slipway_agent_protocol::v1 as agent_v1;
+use slipway_hypervisor::{DiskModel, EmulatedDisk, VmSpec};
+use slipway_plane_api::v1 as plane_v1;
+use slipway_plane_api::v1::disk::Kind;
+
+use crate::node::Node;
+use crate::record::{Device, Record, Volume};
+use crate::start::{CONTAINER, process_spec};
+use crate::{Error, Result, volume};
+
+/// Namespaces of the first function.
+const IMAGE_NSID: u32 = 1;
+const VOLATILE_NSID: u32 = 2;
+const FIRST_VOLUME_NSID: u32 = 3;
+/// The only namespace of a function of a volume's own.
+const OWN_NSID: u32 = 1;
+
+/// The plane's names of the sandbox's functions, in their order on the bus. The first one's is the
+/// sandbox's.
+pub fn ids(record: &Record) -> impl Iterator<Item = String> {
+    let (id, own) = (record.id.clone(), of(record, Device::Function).count());
+    (0..=own).map(move |number| match number {
+        0 => id.clone(),
+        number => format!("{id}.{number}"),
+    })
+}
+
+/// The volumes behind such a device.
+fn of(record: &Record, device: Device) -> impl Iterator<Item = &Volume> {
+    record.volumes.iter().filter(move |volume| volume.device == device)
+}
+
+/// Makes what disks the sandbox lacks; the namespaces of each function, in the order of [`ids`].
+///
+/// # Errors
+/// As for [`volume::volatile_template`] and [`volume::create_scratch`].
+pub async fn describe(node: &Node, record: &Record) -> Result<Vec<Vec<plane_v1::Namespace>>> {
+    let size = node.config.volatile_layer_bytes;
+    let template = volume::volatile_template(&node.config.cache_dir(), size).await?;
+    volume::create_scratch(&record.volumes)?;
+    let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true };
+    let layer = plane_v1::OverlayDisk { base_path: text(&template), limit_bytes: 0 };
+    let mut first = vec![disk(0, Kind::File(image)), disk(0, Kind::Overlay(layer))];
+    first.extend(of(record, Device::Namespace).map(volume_disk));
+    let own = of(record, Device::Function).map(|volume| vec![volume_disk(volume)]);
+    let functions = std::iter::once(first).chain(own);
+    Ok(functions.map(numbered).collect())
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn disk(block_size: u32, kind: Kind) -> plane_v1::Disk {
+    plane_v1::Disk { block_size, kind: Some(kind) }
+}
+
+fn volume_disk(volume: &Volume) -> plane_v1::Disk {
+    let file = plane_v1::FileDisk { path: text(&volume.path), read_only: volume.read_only };
+    disk(volume.block_size, Kind::File(file))
+}
+
+fn numbered(disks: Vec<plane_v1::Disk>) -> Vec<plane_v1::Namespace> {
+    let namespaces = (1..).zip(disks);
+    namespaces.map(|(nsid, disk)| plane_v1::Namespace { nsid, disk: Some(disk) }).collect()
+}
+
+/// Serves the functions; on return their sockets accept the VMM.
+///
+/// # Errors
+/// [`Error::Plane`].
+pub async fn serve(
+    node: &Node,
+    record: &Record,
+    uid: u32,
+    functions: Vec<Vec<plane_v1::Namespace>>,
+) -> Result<Vec<PathBuf>> {
+    let mut sockets = Vec::new();
+    for (number, (id, namespaces)) in ids(record).zip(functions).enumerate() {
+        let socket = node.run_dir(&record.id).join(format!("nvme-{number}.sock"));
+        let request = plane_v1::CreateEndpointRequest {
+            socket_path: text(&socket),
+            owner: Some(plane_v1::Owner { uid, gid: uid }),
+            nvme: Some(plane_v1::NvmeController {
+                serial: id.to_uppercase(),
+                namespaces,
+                doorbells: plane_v1::nvme_controller::DoorbellMode::Trapped.into(),
+                ..Default::default()
+            }),
+            id,
+        };
+        let created = node.plane.clone().create_endpoint(request).await;
+        created.map_err(|status| Error::Plane(status.message().to_owned()))?;
+        sockets.push(socket);
+    }
+    Ok(sockets)
+}
+
+/// Ends what [`serve`] began, as far as it is there.
+///
+/// # Errors
+/// [`Error::Plane`]: the first; the others went all the same.
+pub async fn remove(node: &Node, record: &Record) -> Result<()> {
+    let mut removed = Ok(());
+    for id in ids(record) {
+        let request = plane_v1::RemoveEndpointRequest { id };
+        match node.plane.clone().remove_endpoint(request).await {
+            Err(status) if status.code() != tonic::Code::NotFound => {
+                removed = removed.and(Err(Error::Plane(status.message().to_owned())));
+            }
+            _ => {}
+        }
+    }
+    removed
+}
+
+/// The disks whose devices the VMM emulates.
+pub fn emulated(record: &Record) -> Vec<EmulatedDisk> {
+    let emulated = record.volumes.iter().filter_map(|volume| {
+        let model = match volume.device {
+            Device::Namespace | Device::Function => return None,
+            Device::VmmNvme => DiskModel::Nvme,
+            Device::VmmVirtioBlk => DiskModel::VirtioBlk,
+        };
+        Some(EmulatedDisk { model, path: volume.path.clone(), read_only: volume.read_only })
+    });
+    emulated.collect()
+}
+
+/// What the agent makes of it.
+pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
+    let device = |nsid| Some(block_device(0, nsid));
+    agent_v1::CreateContainerRequest {
+        id: CONTAINER.to_owned(),
+        root: Some(agent_v1::RootFilesystem {
+            image: device(IMAGE_NSID),
+            volatile_layer: device(VOLATILE_NSID),
+            read_only: record.read_only,
+        }),
+        volumes: volumes(record),
+        process: Some(process_spec(&record.process)),
+        hostname: record.hostname.clone(),
+        privileged: record.privileged,
+    }
+}
+
+/// By address: there may be several NVMe controllers.
+fn block_device(function: usize, nsid: u32) -> agent_v1::BlockDevice {
+    agent_v1::BlockDevice { pci_address: VmSpec::function_address(function), nsid }
+}
+
+fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
+    let (mut nsids, mut own) = (FIRST_VOLUME_NSID.., 1..);
+    let mut emulated = ids(record).count()..;
+    let mut place = |device: Device| {
+        Some(match device {
+            Device::Namespace => block_device(0, nsids.next()?),
+            Device::Function => block_device(own.next()?, OWN_NSID),
+            Device::VmmNvme => block_device(emulated.next()?, 1),
+            // No namespace: the function is the disk.
+            Device::VmmVirtioBlk => block_device(emulated.next()?, 0),
+        })
+    };
+    let volumes = record.volumes.iter().map(|volume| agent_v1::Volume {
+        name: volume.name.clone(),
+        device: place(volume.device),
+        read_only: volume.read_only,
+        mount_point: volume.mount_point.clone(),
+    });
+    volumes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::State;
+
+    fn volume(name: &str, device: Device) -> Volume {
+        Volume {
+            name: name.to_owned(),
+            path: PathBuf::from("/v"),
+            scratch_bytes: None,
+            read_only: false,
+            mount_point: String::new(),
+            block_size: 0,
+            device,
+        }
+    }
+
+    #[test]
+    fn every_volume_is_found_where_its_device_is() {
+        let devices = [Device::VmmNvme, Device::Function, Device::Namespace, Device::VmmVirtioBlk];
+        let names = ["a", "b", "c", "d"];
+        let mut volumes_of: Vec<_> =
+            names.iter().zip(devices).map(|(name, device)| volume(name, device)).collect();
+        volumes_of.push(volume("e", Device::Function));
+        volumes_of.push(volume("f", Device::Namespace));
+        let record =
+            Record { volumes: volumes_of, ..crate::adopt::tests::record_of(State::Running) };
+        let ids: Vec<String> = ids(&record).collect();
+        assert_eq!(ids, ["0123456789ab", "0123456789ab.1", "0123456789ab.2"]);
+        let places = volumes(&record).into_iter().map(|volume| {
+            let device = volume.device.unwrap();
+            (volume.name, device.pci_address, device.nsid)
+        });
+        let expected = [
+            ("a", "0000:00:07.0", 1),
+            ("b", "0000:00:05.0", 1),
+            ("c", "0000:00:04.0", 3),
+            ("d", "0000:00:08.0", 0),
+            ("e", "0000:00:06.0", 1),
+            ("f", "0000:00:04.0", 4),
+        ];
+        let expected =
+            expected.map(|(name, address, nsid)| (name.to_owned(), address.to_owned(), nsid));
+        assert_eq!(places.collect::<Vec<_>>(), expected);
+        let models: Vec<_> = emulated(&record).iter().map(|disk| disk.model).collect();
+        assert_eq!(models, [DiskModel::Nvme, DiskModel::VirtioBlk]);
+    }
+}
