@@ -1,4 +1,4 @@
-//! Ethernet addresses (IEEE 802).
+//! Addresses of stations: what may be a sandbox's, in the ledger's and the command line's words.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -30,27 +30,18 @@ impl Mac {
 impl FromStr for Mac {
     type Err = Error;
 
-    /// Six pairs of hexadecimal digits with `:` or `-` between them.
+    /// Six pairs of hexadecimal digits with `:` or `-` between them, of one station.
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: &str| Error::Invalid(format!("\"{text}\" is no MAC address: {why}"));
-        let mut octets = [0; 6];
-        let mut parts = text.split([':', '-']);
-        for octet in &mut octets {
-            let part = parts.next().filter(|part| part.len() == 2);
-            let digits = part.filter(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit()));
-            let digits = digits.ok_or_else(|| bad("six pairs of digits, as 5a:11:00:00:00:01"))?;
-            *octet = u8::from_str_radix(digits, 16).map_err(|error| bad(&error.to_string()))?;
-        }
-        if parts.next().is_some() {
-            return Err(bad("more than six pairs of digits"));
-        }
-        if octets[0] & 1 != 0 {
+        let mac: slipway_ethernet_spec::Mac =
+            text.parse().map_err(|_| bad("six pairs of digits, as 5a:11:00:00:00:01"))?;
+        if mac.is_group() {
             return Err(bad("it is a group's (multicast), not a station's"));
         }
-        if octets == [0; 6] {
+        if !mac.is_unicast() {
             return Err(bad("all of it is zero"));
         }
-        Ok(Self(octets))
+        Ok(Self(mac.0))
     }
 }
 
@@ -70,8 +61,7 @@ impl From<Mac> for String {
 
 impl fmt::Display for Mac {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, f] = self.0;
-        write!(formatter, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+        fmt::Display::fmt(&slipway_ethernet_spec::Mac(self.0), formatter)
     }
 }
 
@@ -95,7 +85,7 @@ mod tests {
             ("ff:ff:ff:ff:ff:ff", "multicast"),
             ("00:00:00:00:00:00", "zero"),
             ("5a:11:00:00:00", "six pairs"),
-            ("5a:11:00:00:00:01:02", "more than six"),
+            ("5a:11:00:00:00:01:02", "six pairs"),
             ("5a:11:00:00:00:+1", "six pairs"),
             ("5a:11:0:00:00:01", "six pairs"),
             ("", "six pairs"),

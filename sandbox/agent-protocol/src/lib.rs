@@ -5,7 +5,7 @@
 
 /// The version of this protocol. An agent runs as long as its sandbox, whatever daemon comes after
 /// the one that started it: a daemon of another version ends such a sandbox instead of adopting it.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Name of the virtio-serial port: `/dev/virtio-ports/slipway.agent` in the guest.
 pub const PORT_NAME: &str = "slipway.agent";

@@ -68,6 +68,16 @@ impl Agent {
         }
     }
 
+    /// Configures the network interface once it is there; its name.
+    pub async fn network(&self, wanted: crate::network::Wanted) -> Result<String, Status> {
+        self.stages.network_begins();
+        self.stages.modules_loaded().await;
+        let interface = crate::network::configure(wanted).await;
+        let interface = interface.map_err(|error| Status::internal(format!("{error:#}")))?;
+        self.stages.network_ends();
+        Ok(interface)
+    }
+
     /// Runs a container's first process.
     pub async fn start(&self, id: &str) -> Result<u32, Status> {
         let container = self.container(id)?;

@@ -82,6 +82,7 @@ impl Container {
                 read_only: root.read_only,
                 volumes,
                 hostname: request.hostname,
+                names: request.names,
             }),
             join: 0,
         };

@@ -23,6 +23,8 @@ pub const CGROUPS: &str = "/sys/fs/cgroup/containers";
 const MODULES: &str = "/modules";
 /// Modules that few sandboxes need.
 const EXTRA_MODULES: &str = "/modules/extra";
+/// Modules that a sandbox with a network needs.
+const NETWORK_MODULES: &str = "/modules/network";
 const SELF: &str = "/run/agent";
 
 /// Writes a line to the kernel's console; a console that takes none stops nothing.
@@ -96,6 +98,11 @@ pub fn load_modules(stages: &Stages) {
 /// Loads the modules that are loaded only when they are needed, unless they are loaded.
 pub fn load_extra_modules() {
     load_modules_of(Path::new(EXTRA_MODULES));
+}
+
+/// Loads the modules of the network interface, unless they are loaded.
+pub fn load_network_modules() {
+    load_modules_of(Path::new(NETWORK_MODULES));
 }
 
 fn load_modules_of(directory: &Path) {

@@ -11,7 +11,8 @@
 //! [`device_policy`], its processes. A [`process`] begins as this program again in the role of
 //! [`init`], which sets itself up inside the container's namespaces and executes. [`stdio`] carries
 //! its streams ([`kept`] what the host may ask for again), the [`reaper`] its end. [`trace`] tells how long the NVMe driver and the block layer
-//! took over commands, while a host asks.
+//! took over commands, while a host asks. [`network`] configures the
+//! sandbox's interface beside all that.
 //!
 //! # What keeps a container in
 //!
@@ -24,7 +25,7 @@
 //!
 //! # Not implemented
 //!
-//! A network namespace for each container (all share the sandbox's, which has loopback only),
+//! A network namespace for each container (all share the sandbox's),
 //! user namespaces, seccomp filters, limits by cgroup, volumes with a file system other than ext4,
 //! resuming input that was on the way to a process when the host's connection broke.
 //!
@@ -34,7 +35,7 @@
 //! a process-to-be is told. `rustix` gives system calls safe types. `libc` has what it lacks:
 //! clone into namespaces, execve, signals by number, bpf, two ioctls; these, the adoption of
 //! inherited descriptors and the runtime's registration of descriptors are the `unsafe` blocks.
-//! `serde_json` writes histograms. `anyhow` because every error here ends as text for the host.
+//! `slipway-netlink` configures the interface. `serde_json` writes histograms. `anyhow` because every error here ends as text for the host.
 #![allow(unsafe_code)]
 
 mod agent;
@@ -45,6 +46,7 @@ mod file;
 mod init;
 mod kept;
 mod machine;
+mod network;
 mod nvme;
 mod port;
 mod process;

@@ -69,6 +69,17 @@ impl AgentService for Service {
         Ok(Response::new(ConfigureReply {}))
     }
 
+    async fn configure_network(
+        &self,
+        request: Request<ConfigureNetworkRequest>,
+    ) -> Result<Response<ConfigureNetworkReply>, Status> {
+        let request = request.into_inner();
+        let wanted = crate::network::Wanted::parse(&request)
+            .map_err(|error| Status::invalid_argument(format!("{error:#}")))?;
+        let interface = self.complete(|agent| async move { agent.network(wanted).await }).await?;
+        Ok(Response::new(ConfigureNetworkReply { interface }))
+    }
+
     async fn create_container(
         &self,
         request: Request<CreateContainerRequest>,

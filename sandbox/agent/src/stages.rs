@@ -26,6 +26,8 @@ pub struct Stages {
     modules: watch::Sender<bool>,
     namespaces_at: Mutex<Option<u64>>,
     serving_at: OnceLock<u64>,
+    network_from: OnceLock<u64>,
+    network_at: OnceLock<u64>,
 }
 
 impl Stages {
@@ -37,6 +39,8 @@ impl Stages {
             modules: watch::Sender::new(false),
             namespaces_at: Mutex::new(None),
             serving_at: OnceLock::new(),
+            network_from: OnceLock::new(),
+            network_at: OnceLock::new(),
         }
     }
 
@@ -62,6 +66,16 @@ impl Stages {
         let _ = self.serving_at.set(now());
     }
 
+    /// The host has asked for the network interface.
+    pub fn network_begins(&self) {
+        let _ = self.network_from.set(now());
+    }
+
+    /// The interface can be used.
+    pub fn network_ends(&self) {
+        let _ = self.network_at.set(now());
+    }
+
     /// Records when the first NVMe namespace is there.
     pub async fn watch_driver(&self, sysfs: PathBuf) {
         let probe = || Ok::<_, std::convert::Infallible>(nvme::any(&sysfs).then(now));
@@ -78,7 +92,9 @@ impl Stages {
         let driver_from = self.modules_from.get().copied().unwrap_or(first);
         let driver = namespaces_at.map(|at| stage("vf-driver", driver_from.min(at), at));
         let agent = self.serving_at.get().map(|at| stage("agent", first, *at));
-        [Some(stage("kernel", 0, first)), driver, agent].into_iter().flatten().collect()
+        let network = self.network_from.get().zip(self.network_at.get());
+        let network = network.map(|(from, at)| stage("network", *from, *at));
+        [Some(stage("kernel", 0, first)), driver, agent, network].into_iter().flatten().collect()
     }
 }
 
@@ -96,6 +112,10 @@ mod tests {
         stages.serving();
         *stages.namespaces_at.lock().unwrap() = Some(9);
         assert_eq!(names(&stages), ["kernel", "vf-driver", "agent"]);
+        stages.network_begins();
+        assert_eq!(stages.list().len(), 3);
+        stages.network_ends();
+        assert_eq!(names(&stages), ["kernel", "vf-driver", "agent", "network"]);
         let list = stages.list();
         assert_eq!((list[0].start_ns, list[0].end_ns), (0, 7));
         assert_eq!((list[1].start_ns, list[1].end_ns), (7, 9));

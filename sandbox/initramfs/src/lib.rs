@@ -4,7 +4,8 @@
 //! the user's. [`Kernel::bootable`] gives the form that starts fastest, an uncompressed ELF where
 //! there is a PVH entry. [`build`] makes the initramfs: the agent as `/init`, the modules that a
 //! sandbox needs and this kernel does not have built in, in the order in which they must be loaded
-//! (`/modules/NN-NAME.ko`; `/modules/extra` has those that few need), and the empty directories that the agent mounts on. Both results are
+//! (`/modules/NN-NAME.ko`; `/modules/network` has those of the network interface and `/modules/extra`
+//! those that few need), and the empty directories that the agent mounts on. Both results are
 //! kept in a cache directory, written aside and renamed into place, so that an interrupted build
 //! leaves nothing that a later one could take for whole.
 //!
@@ -31,7 +32,7 @@ mod unpack;
 
 pub use error::{Error, Result};
 pub use kernel::Kernel;
-pub use modules::{EXTRA, WANTED, Wanted};
+pub use modules::{EXTRA, NETWORK, WANTED, Wanted};
 
 use cpio::Archive;
 use elf::Elf;
@@ -42,7 +43,7 @@ const MAX_AGENT: u64 = 64 << 20;
 
 /// Empty directories of the initramfs, for the agent to mount on.
 const DIRECTORIES: &[&str] =
-    &["dev", "proc", "sys", "run", "containers", "modules", "modules/extra"];
+    &["dev", "proc", "sys", "run", "containers", "modules", "modules/extra", "modules/network"];
 
 /// Makes the initramfs for `kernel` with `agent` (a static x86-64 program) as its init, or finds
 /// it in the directory `cache`, which is made if it is not there.
@@ -55,17 +56,17 @@ const DIRECTORIES: &[&str] =
 /// none, or a file that cannot be read or written.
 pub fn build(kernel: &Kernel, agent: &Path, cache: &Path) -> Result<PathBuf> {
     let agent = read_agent(agent)?;
-    let (modules, extra) = match &kernel.modules {
-        Some(directory) => modules::resolve(directory, WANTED, EXTRA)?,
+    let modules = match &kernel.modules {
+        Some(directory) => modules::resolve(directory, [WANTED, NETWORK, EXTRA])?,
         None => Default::default(),
     };
-    let archive = assemble(&agent, &modules, &extra);
+    let archive = assemble(&agent, &modules);
     let release = kernel.release.as_deref().unwrap_or("unknown");
     cache::by_content(cache, &format!("initramfs-{release}"), "cpio", &archive)
 }
 
 /// Puts the archive together. Same input, same bytes: every time stamp is zero.
-fn assemble(agent: &[u8], modules: &[Module], extra: &[Module]) -> Vec<u8> {
+fn assemble(agent: &[u8], modules: &[Vec<Module>; 3]) -> Vec<u8> {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
@@ -73,7 +74,8 @@ fn assemble(agent: &[u8], modules: &[Module], extra: &[Module]) -> Vec<u8> {
     // The kernel opens it as the standard streams of init, before init can mount anything.
     archive.character_device("dev/console", 0o600, 5, 1);
     archive.file("init", 0o755, agent);
-    for (directory, modules) in [("modules", modules), ("modules/extra", extra)] {
+    for (directory, modules) in ["modules", "modules/network", "modules/extra"].iter().zip(modules)
+    {
         for (number, module) in modules.iter().enumerate() {
             let path = format!("{directory}/{number:02}-{}.ko", module.name);
             archive.file(&path, 0o644, &module.object);
@@ -120,6 +122,9 @@ mod tests {
         fs::write(directory.join("vmlinuz"), ElfFile::kernel().bytes()).unwrap();
         let erofs = ElfFile::module("depends=libcrc32c,lz4-decompress\0").bytes();
         fs::write(modules.join("erofs.ko"), erofs).unwrap();
+        let net = ElfFile::module("depends=failover,libcrc32c\0").bytes();
+        fs::write(modules.join("virtio_net.ko"), net).unwrap();
+        fs::write(modules.join("failover.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
         fs::write(modules.join("virtio_blk.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
         fs::write(modules.join("libcrc32c.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
         let zstd = zstd::encode_all(&ElfFile::module("").bytes()[..], 3).unwrap();
@@ -175,6 +180,8 @@ mod tests {
             "modules/00-libcrc32c.ko",
             "modules/01-lz4_decompress.ko",
             "modules/02-erofs.ko",
+            "modules/network/00-failover.ko",
+            "modules/network/01-virtio_net.ko",
             "modules/extra/00-virtio_blk.ko",
         ];
         assert_eq!(names, expected);

@@ -42,6 +42,9 @@ pub const WANTED: &[Wanted] = &[
 /// What few sandboxes use, loaded when it is asked for: the disk of a comparison with the VMM's own.
 pub const EXTRA: &[Wanted] = &[Wanted { name: "virtio_blk", required: false }];
 
+/// What a sandbox with a network needs beside these.
+pub const NETWORK: &[Wanted] = &[Wanted { name: "virtio_net", required: false }];
+
 /// A module, ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
@@ -51,17 +54,25 @@ pub(crate) struct Module {
     pub(crate) object: Vec<u8>,
 }
 
-/// The modules under `directory` that `wanted` asks for and that are not built in, each after those
-/// that it depends on; and those that `extra` needs beside them.
-pub(crate) fn resolve(
+/// The modules under `directory` that each of `groups` asks for and that are not built in, each after
+/// those that it depends on, without those of a group before. All groups may need what the first has,
+/// and nothing else of each other's.
+pub(crate) fn resolve<const N: usize>(
     directory: &Path,
-    wanted: &[Wanted],
-    extra: &[Wanted],
-) -> Result<(Vec<Module>, Vec<Module>)> {
+    groups: [&[Wanted]; N],
+) -> Result<[Vec<Module>; N]> {
     let mut resolver = Resolver::new(directory)?;
-    let wanted = resolver.all(wanted)?;
-    Ok((wanted, resolver.all(extra)?))
+    let mut first = None;
+    let mut resolved = [const { Vec::new() }; N];
+    for (modules, wanted) in resolved.iter_mut().zip(groups) {
+        *modules = resolver.all(wanted)?;
+        // What a later group needs comes with it, even if another later one has it too: it may be
+        // loaded alone.
+        resolver.visited.clone_from(first.get_or_insert_with(|| resolver.visited.clone()));
+    }
+    Ok(resolved)
 }
+
 struct Resolver {
     directory: PathBuf,
     builtin: HashSet<String>,
@@ -243,7 +254,7 @@ mod tests {
     }
 
     fn resolved(directory: &tempfile::TempDir, name: &'static str) -> Result<Vec<String>> {
-        let modules = resolve(directory.path(), &[Wanted { name, required: true }], &[])?.0;
+        let [modules] = resolve(directory.path(), [&[Wanted { name, required: true }]])?;
         Ok(modules.into_iter().map(|module| module.name).collect())
     }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Mode, OFlags};
+use slipway_agent_protocol::v1::Names;
 
 /// Creates `path` (absolute) and what is missing above it, mode 0755.
 pub fn create_directory(path: &str) -> Result<()> {
@@ -46,7 +47,7 @@ pub fn replace(path: &str, content: &str) -> Result<()> {
 }
 
 /// Writes the image's `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf`.
-pub fn write_etc() -> Result<()> {
+pub fn write_etc(names: Option<&Names>) -> Result<()> {
     if !matches!(std::fs::symlink_metadata("/etc"), Ok(metadata) if metadata.is_dir()) {
         if std::fs::symlink_metadata("/etc").is_ok() {
             return Ok(());
@@ -56,15 +57,24 @@ pub fn write_etc() -> Result<()> {
     let uname = rustix::system::uname();
     let hostname = uname.nodename().to_string_lossy();
     replace("/etc/hostname", &format!("{hostname}\n"))?;
-    replace("/etc/hosts", &hosts(&hostname))?;
-    // No name server is reachable yet; an image's own list would only make lookups wait.
-    replace("/etc/resolv.conf", "")
+    let addresses = names.map_or(&[][..], |names| &names.addresses);
+    replace("/etc/hosts", &hosts(&hostname, addresses))?;
+    // Without a name server that can be reached an image's own list would only make lookups wait.
+    replace("/etc/resolv.conf", &names.map(resolv_conf).unwrap_or_default())
 }
 
-fn hosts(hostname: &str) -> String {
-    let own = match hostname {
-        "" | "localhost" | "(none)" => String::new(),
-        name => format!("127.0.1.1\t{name}\n"),
+/// Names of one label are asked for as they are: the others' names are such.
+fn resolv_conf(names: &Names) -> String {
+    let servers = names.servers.iter().map(|server| format!("nameserver {server}\n"));
+    servers.chain(["options ndots:0\n".to_owned()]).collect()
+}
+
+/// The container's name stands for its addresses; without a network for one of the loopback's.
+fn hosts(hostname: &str, addresses: &[String]) -> String {
+    let own = match (hostname, addresses) {
+        ("" | "localhost" | "(none)", _) => String::new(),
+        (name, []) => format!("127.0.1.1\t{name}\n"),
+        (name, own) => own.iter().map(|address| format!("{address}\t{name}\n")).collect(),
     };
     format!(
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
@@ -102,7 +112,18 @@ mod tests {
 
     #[test]
     fn hosts_names_the_container() {
-        assert!(hosts("web").contains("127.0.1.1\tweb\n"));
-        assert!(!hosts("localhost").contains("127.0.1.1"));
+        assert!(hosts("web", &[]).contains("127.0.1.1\tweb\n"));
+        assert!(!hosts("localhost", &[]).contains("127.0.1.1"));
+        let own = ["10.213.0.2".to_owned(), "fd00::2".to_owned()];
+        let text = hosts("web", &own);
+        assert!(text.ends_with("10.213.0.2\tweb\nfd00::2\tweb\n"), "{text}");
+        assert!(!text.contains("127.0.1.1"));
+    }
+
+    #[test]
+    fn name_servers_are_listed() {
+        let servers = vec!["10.213.0.1".to_owned()];
+        let names = Names { servers, addresses: Vec::new() };
+        assert_eq!(resolv_conf(&names), "nameserver 10.213.0.1\noptions ndots:0\n");
     }
 }

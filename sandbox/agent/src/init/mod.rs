@@ -34,7 +34,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use prost::Message;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, pidfd_open, set_dumpable_behavior};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
-use slipway_agent_protocol::v1::ProcessSpec;
+use slipway_agent_protocol::v1::{Names, ProcessSpec};
 
 use channel::{Channel, Report};
 pub use terminal::size as window_size;
@@ -91,6 +91,9 @@ pub struct ContainerSpec {
     /// Empty: inherit.
     #[prost(string, tag = "6")]
     pub hostname: String,
+    /// How it finds others by name.
+    #[prost(message, optional, tag = "7")]
+    pub names: Option<Names>,
 }
 
 /// A block device by its number.

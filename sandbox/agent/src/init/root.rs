@@ -47,7 +47,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         .context("making mounts private")?;
     let devices = if privileged { dev::list(Path::new("/dev"))? } else { Vec::new() };
     pivot(&assemble(spec)?)?;
-    files::write_etc()?;
+    files::write_etc(spec.names.as_ref())?;
     mount_system(privileged)?;
     dev::populate(&devices)?;
     for spec in &spec.volumes {
