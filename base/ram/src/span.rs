@@ -1,8 +1,9 @@
 //! A pinned piece of guest memory.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::{Access, Fault, Mapping};
+use crate::{Access, Fault, Mapping, Permissions};
 
 /// A contiguous piece of guest memory in this process, pinned: the mapping stays as long as the
 /// span lives. What a disk reads into and writes from.
@@ -29,6 +30,16 @@ impl Span {
     /// `len` zeroed bytes of heap: a bounce buffer.
     pub fn heap(len: usize) -> Self {
         Self::new(Arc::new(Mapping::heap(len)), 0, len, 0)
+    }
+
+    /// `len` bytes at `offset` of `file`, mapped shared, to be read and written: as one region of a
+    /// client's memory, for who shares memory without a DMA map.
+    ///
+    /// # Errors
+    /// As for [`Mapping::file`].
+    pub fn file(file: BorrowedFd<'_>, offset: u64, len: usize) -> std::io::Result<Self> {
+        let mapping = Mapping::file(file, offset, len, Permissions::READ_WRITE)?;
+        Ok(Self::new(Arc::new(mapping), 0, len, 0))
     }
 
     /// Size in bytes.

@@ -1,0 +1,122 @@
+//! A link: the memory of two rings.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use slipway_ram::{Lasting, Span};
+
+use crate::ring::{Consumer, Producer, Ring};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"slipring");
+const VERSION: u64 = 1;
+const PAGE: usize = 4096;
+
+/// The shape of a link: both rings have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Slots of a ring: a power of two, 16 to 32,768.
+    pub slots: u32,
+    /// Bytes that a slot holds: a multiple of 64, 64 to 65,536.
+    pub payload: u32,
+}
+
+impl Default for Geometry {
+    /// 512 slots of 2,048 bytes: about 2 MiB.
+    fn default() -> Self {
+        Self { slots: 512, payload: 2048 }
+    }
+}
+
+impl Geometry {
+    fn is_possible(&self) -> bool {
+        self.slots.is_power_of_two()
+            && (16..=32_768).contains(&self.slots)
+            && self.payload.is_multiple_of(64)
+            && (64..=65_536).contains(&self.payload)
+    }
+
+    pub(crate) fn stride(&self) -> usize {
+        self.payload as usize + 64
+    }
+
+    /// Bytes of a ring, up to where the next may begin.
+    fn ring(&self) -> usize {
+        Ring::size(self).next_multiple_of(PAGE)
+    }
+}
+
+/// A link's memory.
+#[derive(Clone)]
+pub struct Link {
+    words: Lasting,
+    whole: Span,
+    geometry: Geometry,
+}
+
+impl Link {
+    /// A new link, in memory of its own.
+    ///
+    /// # Errors
+    /// `InvalidInput`: there is no such geometry. Whatever the system says when there is no memory.
+    pub fn new(geometry: Geometry) -> std::io::Result<Self> {
+        if !geometry.is_possible() {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        }
+        let words = Lasting::new("slipway-link", PAGE + 2 * geometry.ring())?;
+        let header = [MAGIC, VERSION, geometry.slots.into(), geometry.payload.into()];
+        for (word, value) in words.words().iter().zip(header) {
+            word.store(value, Ordering::Relaxed);
+        }
+        Self::of(words, geometry)
+    }
+
+    /// The link that somebody else made.
+    ///
+    /// # Errors
+    /// `InvalidData`: it is none, or of another version.
+    pub fn open(file: OwnedFd) -> std::io::Result<Self> {
+        let words = Lasting::of(file)?;
+        let word = |at: usize| words.words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
+        let number = |at: usize| u32::try_from(word(at)).unwrap_or(0);
+        let geometry = Geometry { slots: number(2), payload: number(3) };
+        let known = word(0) == MAGIC && word(1) == VERSION && geometry.is_possible();
+        if !known || words.len() < PAGE + 2 * geometry.ring() {
+            let text = "a file that is no link of packet rings, or of another version";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
+        }
+        Self::of(words, geometry)
+    }
+
+    fn of(words: Lasting, geometry: Geometry) -> std::io::Result<Self> {
+        let file = words.file().ok_or(std::io::ErrorKind::InvalidInput)?;
+        let whole = Span::file(file, 0, PAGE + 2 * geometry.ring())?;
+        Ok(Self { words, whole, geometry })
+    }
+
+    /// Its shape.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The file that it lies in, to be passed on.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.words.file()
+    }
+
+    /// What the server reads from, and what it writes to; once per link.
+    pub fn server(&self) -> (Consumer, Producer) {
+        (Consumer::new(self.ring(0)), Producer::new(self.ring(1)))
+    }
+
+    /// What the peer reads from, and what it writes to; once per link.
+    pub fn peer(&self) -> (Consumer, Producer) {
+        (Consumer::new(self.ring(1)), Producer::new(self.ring(0)))
+    }
+
+    fn ring(&self, number: usize) -> Ring {
+        let at = PAGE + number * self.geometry.ring();
+        // The length was made, or checked, to hold both rings.
+        let rest = self.words.split(at).map_or_else(|| self.words.clone(), |(_, rest)| rest);
+        Ring::new(rest, &self.whole, at, &self.geometry)
+    }
+}

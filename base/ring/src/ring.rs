@@ -1,0 +1,202 @@
+//! One ring: its producer and its consumer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use slipway_ram::{Lasting, Span};
+
+use crate::link::Geometry;
+use crate::{Descriptor, sleep};
+
+/// Words of a ring, of 8 bytes each.
+const HEAD: usize = 0;
+const TAIL: usize = 8;
+const ASLEEP: usize = 16;
+const DESCRIPTORS: usize = 24;
+
+/// The other side's counter cannot be: it is broken, or lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the other side of the link moved its counter where it cannot be")]
+pub struct Broken;
+
+/// What producer and consumer of a ring have in common.
+#[derive(Clone)]
+pub(crate) struct Ring {
+    words: Lasting,
+    /// The slots.
+    data: Span,
+    mask: u64,
+    stride: usize,
+}
+
+impl Ring {
+    /// Bytes of a ring.
+    pub fn size(geometry: &Geometry) -> usize {
+        Self::data_at(geometry) + geometry.slots as usize * geometry.stride()
+    }
+
+    /// Where its slots begin.
+    fn data_at(geometry: &Geometry) -> usize {
+        (8 * (DESCRIPTORS + geometry.slots as usize)).next_multiple_of(64)
+    }
+
+    /// The ring in `words`, which lie at `at` of `whole`.
+    pub fn new(words: Lasting, whole: &Span, at: usize, geometry: &Geometry) -> Self {
+        let from = at + Self::data_at(geometry);
+        let data = whole.slice(from, geometry.slots as usize * geometry.stride());
+        Self { words, data, mask: u64::from(geometry.slots) - 1, stride: geometry.stride() }
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.words.words()[index]
+    }
+
+    #[inline]
+    fn descriptor(&self, slot: u64) -> &AtomicU64 {
+        self.word(DESCRIPTORS + (slot & self.mask) as usize)
+    }
+
+    #[inline]
+    fn place(&self, slot: u64) -> usize {
+        (slot & self.mask) as usize * self.stride
+    }
+
+    /// `head - tail` of what one side says and the other knows.
+    #[inline]
+    fn distance(&self, head: u64, tail: u64) -> Result<usize, Broken> {
+        let distance = head.wrapping_sub(tail);
+        if distance > self.mask + 1 { Err(Broken) } else { Ok(distance as usize) }
+    }
+}
+
+/// The side that fills slots. Slots are named by their number among those not published yet.
+pub struct Producer {
+    ring: Ring,
+    head: u64,
+    /// The consumer's tail when it was looked at last.
+    tail: u64,
+}
+
+impl Producer {
+    /// Goes on where the ring is.
+    pub(crate) fn new(ring: Ring) -> Self {
+        let head = ring.word(HEAD).load(Ordering::Relaxed);
+        // A look that cannot be is found at the first use.
+        let tail = head;
+        let mut new = Self { ring, head, tail };
+        new.tail = new.ring.word(TAIL).load(Ordering::Relaxed);
+        new
+    }
+
+    /// How many slots can be filled; looks at what the consumer did only when it knows of fewer than
+    /// `wanted`.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    #[inline]
+    pub fn free(&mut self, wanted: usize) -> Result<usize, Broken> {
+        let slots = self.ring.mask as usize + 1;
+        let mut used = self.ring.distance(self.head, self.tail)?;
+        if slots - used < wanted {
+            // Pairs with the release in `Consumer::release`: slots were read before they are filled.
+            self.tail = self.ring.word(TAIL).load(Ordering::Acquire);
+            used = self.ring.distance(self.head, self.tail)?;
+        }
+        Ok(slots - used)
+    }
+
+    /// The memory of all slots.
+    #[inline]
+    pub fn memory(&self) -> &Span {
+        &self.ring.data
+    }
+
+    /// Where in the memory slot `number` begins.
+    #[inline]
+    pub fn place(&self, number: usize) -> usize {
+        self.ring.place(self.head + number as u64)
+    }
+
+    /// Says what slot `number` holds.
+    #[inline]
+    pub fn describe(&self, number: usize, descriptor: Descriptor) {
+        self.ring.descriptor(self.head + number as u64).store(descriptor.0, Ordering::Relaxed);
+    }
+
+    /// Gives the next `count` slots, which are filled, to the consumer. True: it sleeps and is to be
+    /// told.
+    #[inline]
+    #[must_use]
+    pub fn publish(&mut self, count: usize) -> bool {
+        self.head += count as u64;
+        sleep::publish(self.ring.word(HEAD), self.ring.word(ASLEEP), self.head)
+    }
+}
+
+/// The side that empties slots. Slots are named by their number among those not released yet.
+pub struct Consumer {
+    ring: Ring,
+    tail: u64,
+    /// The producer's head when it was looked at last.
+    head: u64,
+}
+
+impl Consumer {
+    /// Goes on where the ring is.
+    pub(crate) fn new(ring: Ring) -> Self {
+        let tail = ring.word(TAIL).load(Ordering::Relaxed);
+        Self { ring, tail, head: tail }
+    }
+
+    /// How many slots hold something; looks at what the producer did only when it knows of fewer than
+    /// `wanted`.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    #[inline]
+    pub fn available(&mut self, wanted: usize) -> Result<usize, Broken> {
+        if ((self.head - self.tail) as usize) < wanted {
+            // Pairs with the release in `sleep::publish`: slots were filled before they are read.
+            let head = self.ring.word(HEAD).load(Ordering::Acquire);
+            self.ring.distance(head, self.tail)?;
+            // One that went back is as wrong.
+            self.head = if head < self.head { return Err(Broken) } else { head };
+        }
+        Ok((self.head - self.tail) as usize)
+    }
+
+    /// The memory of all slots.
+    #[inline]
+    pub fn memory(&self) -> &Span {
+        &self.ring.data
+    }
+
+    /// Where in the memory slot `number` begins.
+    #[inline]
+    pub fn place(&self, number: usize) -> usize {
+        self.ring.place(self.tail + number as u64)
+    }
+
+    /// What slot `number` holds, as the producer says now: it may say something else the next time.
+    #[inline]
+    pub fn descriptor(&self, number: usize) -> Descriptor {
+        let word = self.ring.descriptor(self.tail + number as u64);
+        Descriptor(word.load(Ordering::Relaxed))
+    }
+
+    /// Gives the next `count` slots back.
+    ///
+    /// # Panics
+    /// When they were not available: a programmer's error.
+    #[inline]
+    pub fn release(&mut self, count: usize) {
+        assert!(count as u64 <= self.head - self.tail, "slots that were not available");
+        self.tail += count as u64;
+        self.ring.word(TAIL).store(self.tail, Ordering::Release);
+    }
+
+    /// Asks to be told when there is something. True: there is, and nobody may tell.
+    pub fn arm(&mut self) -> bool {
+        sleep::arm(self.ring.word(HEAD), self.ring.word(ASLEEP), self.tail)
+    }
+}

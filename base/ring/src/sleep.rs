@@ -1,0 +1,33 @@
+//! How a consumer falls asleep.
+//!
+//! Consumer: store asleep = 1, full barrier, load head. Producer: store head, full barrier, load asleep.
+//! Of two such stores with a full barrier before the loads, at least one is seen by the other side's
+//! load. Either the consumer sees the new head and does not sleep, or the producer sees that it is asleep
+//! and tells it. A producer that has told sets asleep to 0, so that it tells once; a consumer that is
+//! told, or found something, has to arm again before it sleeps again. What a lost wake-up would cost:
+//! packets that lie in the ring until the next one comes.
+
+use super::outside::{AtomicU64, Ordering, fence};
+
+/// Moves the head. True: the consumer sleeps and is to be told.
+#[inline]
+pub(crate) fn publish(head: &AtomicU64, asleep: &AtomicU64, value: u64) -> bool {
+    // Release: whoever sees the head sees what was written to the slots before it.
+    head.store(value, Ordering::Release);
+    // Pairs with the one in `arm`.
+    fence(Ordering::SeqCst);
+    asleep.load(Ordering::Relaxed) == 1
+        && asleep.compare_exchange(1, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
+/// Asks to be told when the head moves on from `seen`. True: it has, and nobody may tell.
+pub(crate) fn arm(head: &AtomicU64, asleep: &AtomicU64, seen: u64) -> bool {
+    asleep.store(1, Ordering::Relaxed);
+    // Pairs with the one in `publish`.
+    fence(Ordering::SeqCst);
+    let moved = head.load(Ordering::Acquire) != seen;
+    if moved {
+        asleep.store(0, Ordering::Relaxed);
+    }
+    moved
+}
