@@ -90,6 +90,8 @@ pub struct Burst {
     longest: u32,
     /// Some frame's sender left something to do.
     offloads: bool,
+    /// Nothing is to be said of any frame but its length.
+    plain: bool,
 }
 
 impl Default for Burst {
@@ -109,6 +111,7 @@ impl Burst {
             bytes: 0,
             longest: 0,
             offloads: false,
+            plain: true,
         }
     }
 
@@ -117,7 +120,8 @@ impl Burst {
     #[inline]
     pub fn clear(&mut self) {
         self.frames.clear();
-        (self.used, self.bytes, self.longest, self.offloads) = (0, 0, 0, false);
+        (self.used, self.bytes, self.longest) = (0, 0, 0);
+        (self.offloads, self.plain) = (false, true);
     }
 
     /// Lets go of all memory of peers.
@@ -145,6 +149,12 @@ impl Burst {
     /// Bytes of the longest frame.
     pub(crate) fn longest(&self) -> u32 {
         self.longest
+    }
+
+    /// Whether nothing is to be said of any frame but its length: no [`Offload`] need be looked at.
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        self.plain
     }
 
     /// Whether some frame's sender left something to do.
@@ -214,7 +224,10 @@ impl Burst {
     fn add(&mut self, frame: Frame) {
         self.bytes += u64::from(frame.len);
         self.longest = self.longest.max(frame.len);
-        self.offloads |= frame.offload.is_some();
+        if frame.offload != Offload::NONE {
+            self.plain = false;
+            self.offloads |= frame.offload.is_some();
+        }
         self.frames.push(frame);
     }
 
@@ -260,6 +273,30 @@ impl Burst {
         lead[12..14].copy_from_slice(&slipway_ethernet_spec::ethertype::VLAN.to_be_bytes());
         lead[14..].copy_from_slice(&pick.tci.to_be_bytes());
         Reader { lead, lead_at: 0, head: &head[12..], spans, skip: 0 }
+    }
+
+    /// Copies the whole frame to `at` of `to`, as a [`Reader`] would.
+    ///
+    /// # Errors
+    /// [`Fault`] of the source's or of the destination's memory.
+    ///
+    /// # Panics
+    /// When there is no such frame, or it leaves `to`.
+    #[inline]
+    pub fn copy(&self, pick: Pick, to: &Span, at: usize) -> Result<(), Fault> {
+        if pick.tci != 0 {
+            return self.read(pick).copy_to(to, at, self.len_of(pick)).map(drop);
+        }
+        let number = usize::from(pick.frame);
+        let head = self.head(number);
+        to.write(at, head)?;
+        let Frame { first_span, spans, .. } = self.frames[number];
+        let mut done = head.len();
+        for span in &self.spans[first_span as usize..][..usize::from(spans)] {
+            span.copy_to(0, to, at + done, span.len())?;
+            done += span.len();
+        }
+        Ok(())
     }
 
     /// The frame's bytes with its tag.

@@ -20,7 +20,7 @@
 //!
 //! Not here: spanning trees, link aggregation, IGMP and MLD snooping (groups are flooded), 802.1ad.
 //!
-//! Dependencies: `thiserror` for [`BadConfig`].
+//! Dependencies: `rustix` for eventfds, `thiserror` for [`BadConfig`].
 
 mod burst;
 mod cutter;
@@ -28,6 +28,7 @@ mod fan;
 mod judge;
 mod lookup;
 mod port;
+pub mod ports;
 mod rules;
 mod segment;
 mod stats;

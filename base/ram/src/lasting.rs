@@ -135,6 +135,7 @@ impl Lasting {
     }
 
     /// The words.
+    #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: aligned to 8 bytes at least and mapped, or allocated, for as long as `memory`
         // lives; the file is sealed against shrinking; `split` keeps parts within the whole. All

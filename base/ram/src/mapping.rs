@@ -121,6 +121,7 @@ impl Mapping {
     }
 
     /// What may be done with it.
+    #[inline]
     pub(crate) fn permissions(&self) -> Permissions {
         self.permissions
     }
@@ -129,6 +130,7 @@ impl Mapping {
     ///
     /// # Panics
     /// When `offset..offset + len` leaves the mapping: the caller has checked it.
+    #[inline]
     pub(crate) fn address(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "span out of mapping");
         // SAFETY: within the mapping, by the assertion.
@@ -136,6 +138,7 @@ impl Mapping {
     }
 
     /// Copies from `offset` into `into`. False: the memory is gone.
+    #[inline]
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         let from = self.address(offset, into.len());
         // SAFETY: within the mapping, which stays as long as `self`, and readable (the callers
@@ -144,6 +147,7 @@ impl Mapping {
     }
 
     /// Copies `from` to `offset`. False: the memory is gone.
+    #[inline]
     pub(crate) fn write(&self, offset: usize, from: &[u8]) -> bool {
         let to = self.address(offset, from.len());
         // SAFETY: as for `read`, writable.
@@ -171,6 +175,7 @@ impl Mapping {
     }
 
     /// Copies `len` bytes from `offset` to `at` of `to`. False: memory of one of them is gone.
+    #[inline]
     pub(crate) fn copy_to(&self, offset: usize, to: &Self, at: usize, len: usize) -> bool {
         let (from, into) = (self.address(offset, len), to.address(at, len));
         // SAFETY: as for `read` and `write`. Where the ranges overlap, since both are one client's
@@ -186,6 +191,20 @@ impl Mapping {
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(self.address(offset, 1).cast_const().cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = offset;
+    }
+
+    /// As [`Mapping::prefetch`], soon to be written: a line that another processor has is taken from it.
+    #[inline]
+    pub(crate) fn prefetch_to_write(&self, offset: usize) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch changes nothing and never faults; where there is no such instruction it does
+        // nothing at all.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) self.address(offset, 1),
+                options(nostack, preserves_flags));
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = offset;

@@ -43,6 +43,7 @@ impl Span {
     }
 
     /// Size in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -90,6 +91,7 @@ impl Span {
 
     /// Makes this span name another place, without counting references when it is of the same
     /// mapping: an atomic change of a count would wait for all copies before it.
+    #[inline]
     pub(crate) fn renew(&mut self, mapping: &Arc<Mapping>, offset: usize, len: usize, iova: u64) {
         debug_assert!(offset + len <= mapping.len());
         if !Arc::ptr_eq(&self.mapping, mapping) {
@@ -123,6 +125,7 @@ impl Span {
     ///
     /// # Panics
     /// When the range leaves the span.
+    #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Fault> {
         assert!(offset.checked_add(into.len()).is_some_and(|end| end <= self.len), "out of span");
         self.allow(Access::Read, offset)?;
@@ -137,6 +140,7 @@ impl Span {
     ///
     /// # Panics
     /// When the range leaves the span.
+    #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Fault> {
         assert!(offset.checked_add(from.len()).is_some_and(|end| end <= self.len), "out of span");
         self.allow(Access::Write, offset)?;
@@ -167,6 +171,14 @@ impl Span {
     pub fn prefetch(&self, offset: usize) {
         if offset < self.len {
             self.mapping.prefetch(self.offset + offset);
+        }
+    }
+
+    /// As [`Span::prefetch`], soon to be written.
+    #[inline]
+    pub fn prefetch_to_write(&self, offset: usize) {
+        if offset < self.len {
+            self.mapping.prefetch_to_write(self.offset + offset);
         }
     }
 
@@ -292,6 +304,7 @@ impl Span {
 
     /// Checked at `pin` for the access named there; a second check keeps a span that was pinned
     /// for the other one from touching pages that are not mapped for it.
+    #[inline]
     fn allow(&self, access: Access, offset: usize) -> Result<(), Fault> {
         if self.mapping.permissions().allow(access) {
             return Ok(());
@@ -299,11 +312,13 @@ impl Span {
         Err(Fault::Denied { iova: self.at(offset) })
     }
 
+    #[inline]
     fn outcome(&self, there: bool, offset: usize) -> Result<(), Fault> {
         if there { Ok(()) } else { Err(Fault::Gone { iova: self.at(offset) }) }
     }
 
     /// Address of byte `offset`. The end of a span at the top of the address space is 0.
+    #[inline]
     fn at(&self, offset: usize) -> u64 {
         self.iova.wrapping_add(offset as u64)
     }

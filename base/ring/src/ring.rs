@@ -117,6 +117,12 @@ impl Producer {
         self.ring.place(self.head + number as u64)
     }
 
+    /// Has the processor fetch slot `number`, soon to be filled.
+    #[inline]
+    pub fn fetch(&self, number: usize) {
+        self.ring.data.prefetch_to_write(self.place(number));
+    }
+
     /// Says what slot `number` holds.
     #[inline]
     pub fn describe(&self, number: usize, descriptor: Descriptor) {
@@ -177,6 +183,12 @@ impl Consumer {
         self.ring.place(self.tail + number as u64)
     }
 
+    /// Has the processor fetch slot `number`, soon to be read.
+    #[inline]
+    pub fn fetch(&self, number: usize) {
+        self.ring.data.prefetch(self.place(number));
+    }
+
     /// What slot `number` holds, as the producer says now: it may say something else the next time.
     #[inline]
     pub fn descriptor(&self, number: usize) -> Descriptor {
@@ -195,8 +207,9 @@ impl Consumer {
         self.ring.word(TAIL).store(self.tail, Ordering::Release);
     }
 
-    /// Asks to be told when there is something. True: there is, and nobody may tell.
+    /// Asks to be told when there is more than [`Consumer::available`] said last. True: there is, and
+    /// nobody may tell.
     pub fn arm(&mut self) -> bool {
-        sleep::arm(self.ring.word(HEAD), self.ring.word(ASLEEP), self.tail)
+        sleep::arm(self.ring.word(HEAD), self.ring.word(ASLEEP), self.head)
     }
 }

@@ -1,0 +1,273 @@
+//! Ports of programs on this host: packet rings in memory that switch and program share.
+//!
+//! The program is believed nothing but what concerns its own packets: see `slipway_ring`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use slipway_ring::{Broken, Consumer, Descriptor, Link, Producer, Segmentation as Cut};
+
+use crate::{Abilities, Burst, Delivered, MAX_FRAME, Offload, Pick, Port, Segmentation};
+
+/// How far ahead slots are fetched: about as many as the processor can have under way at a time.
+const AHEAD: usize = 8;
+
+/// Two eventfds: how each side tells the other that there is something.
+#[derive(Debug)]
+pub struct Tell {
+    /// The program writes to it when the switch sleeps.
+    pub server: OwnedFd,
+    /// The switch writes to it when the program sleeps.
+    pub peer: OwnedFd,
+}
+
+impl Tell {
+    /// Two new ones.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub fn new() -> std::io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self { server: eventfd(0, flags)?, peer: eventfd(0, flags)? })
+    }
+}
+
+/// A port whose peer is a program with a [`Link`].
+pub struct MemoryPort {
+    input: Consumer,
+    output: Producer,
+    payload: usize,
+    tell: Tell,
+    abilities: Abilities,
+    /// Slots of the burst taken last.
+    taken: usize,
+    malformed: u64,
+    broken: bool,
+}
+
+impl MemoryPort {
+    /// The switch's side of `link`. `abilities` are the program's.
+    pub fn new(link: &Link, tell: Tell, abilities: Abilities) -> Self {
+        let (input, output) = link.server();
+        let payload = link.geometry().payload as usize;
+        Self { input, output, payload, tell, abilities, taken: 0, malformed: 0, broken: false }
+    }
+
+    /// Whether the program moved a counter where it cannot be: nothing passes any more.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// The counter of the other side, or a broken port.
+    fn trust(&mut self, count: Result<usize, Broken>) -> usize {
+        self.broken |= count.is_err();
+        count.unwrap_or(0)
+    }
+
+    /// Takes the frame that begins `at` slots from the tail. How many slots it has; None: it is not
+    /// whole yet.
+    #[inline]
+    fn take_frame(&mut self, burst: &mut Burst, at: usize, there: usize) -> Option<usize> {
+        let first = self.input.descriptor(at);
+        if first.has_more() {
+            return self.take_long(burst, first, at, there);
+        }
+        let fits = (1..=self.payload).contains(&first.len());
+        let (memory, place) = (self.input.memory(), self.input.place(at));
+        let offload = if first.is_plain() { Offload::NONE } else { offload(first) };
+        if !fits || burst.push(memory, place, first.len(), offload).is_err() {
+            self.malformed += 1;
+        }
+        Some(1)
+    }
+
+    #[cold]
+    fn take_long(
+        &mut self,
+        burst: &mut Burst,
+        first: Descriptor,
+        at: usize,
+        mut there: usize,
+    ) -> Option<usize> {
+        let mut frame = burst.begin();
+        let (mut slot, mut descriptor, mut fits) = (at, first, true);
+        loop {
+            let len = descriptor.len();
+            fits &= (1..=self.payload).contains(&len) && frame.len() + len <= MAX_FRAME;
+            if fits {
+                fits = frame.append(self.input.memory(), self.input.place(slot), len).is_ok();
+            }
+            slot += 1;
+            if !descriptor.has_more() {
+                break;
+            }
+            if slot == there {
+                there = self.input.available(there + 1).unwrap_or(there);
+            }
+            if slot == there {
+                // The rest is to come, unless no ring could hold it.
+                let never = !fits || there - at > MAX_FRAME.div_ceil(self.payload);
+                self.malformed += u64::from(never);
+                return never.then_some(slot - at);
+            }
+            descriptor = self.input.descriptor(slot);
+        }
+        match fits {
+            true => frame.finish(offload(first)),
+            false => self.malformed += 1,
+        }
+        Some(slot - at)
+    }
+
+    /// Fills slots with a frame, `at` slots from the head. How many; None: it cannot be read.
+    #[inline]
+    fn fill(&self, burst: &Burst, pick: Pick, at: usize, len: usize) -> Option<usize> {
+        if len > self.payload {
+            return self.fill_long(burst, pick, at, len);
+        }
+        burst.copy(pick, self.output.memory(), self.output.place(at)).ok()?;
+        let mut descriptor = Descriptor::new(len as u32);
+        if !burst.is_plain() {
+            descriptor = describe(descriptor, &burst.offload_of(pick));
+        }
+        self.output.describe(at, descriptor);
+        Some(1)
+    }
+
+    #[cold]
+    fn fill_long(&self, burst: &Burst, pick: Pick, at: usize, len: usize) -> Option<usize> {
+        let mut reader = burst.read(pick);
+        let count = len.div_ceil(self.payload);
+        for number in 0..count {
+            let part = self.payload.min(len - number * self.payload);
+            reader.copy_to(self.output.memory(), self.output.place(at + number), part).ok()?;
+            let mut descriptor = Descriptor::new(part as u32);
+            if number == 0 {
+                descriptor = describe(descriptor, &burst.offload_of(pick));
+            }
+            if number + 1 < count {
+                descriptor = descriptor.and_more();
+            }
+            self.output.describe(at + number, descriptor);
+        }
+        Some(count)
+    }
+
+    fn publish(&mut self, slots: usize) {
+        if slots > 0 && self.output.publish(slots) {
+            // A full counter is as good: it is readable.
+            let _ = rustix::io::write(&self.tell.peer, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Port for MemoryPort {
+    fn abilities(&self) -> Abilities {
+        self.abilities
+    }
+
+    fn is_up(&self) -> bool {
+        !self.broken
+    }
+
+    #[inline]
+    fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
+        let limit = limit.min(burst.room());
+        let there = self.input.available(limit);
+        let there = self.trust(there);
+        let frames = burst.len();
+        let mut at = 0;
+        while at < there && burst.len() - frames < limit {
+            self.input.fetch(at + AHEAD);
+            let Some(slots) = self.take_frame(burst, at, there) else { break };
+            at += slots;
+        }
+        self.taken = at;
+        there > at && at > 0
+    }
+
+    #[inline]
+    fn release(&mut self) {
+        let taken = std::mem::take(&mut self.taken);
+        if taken > 0 {
+            self.input.release(taken);
+        }
+    }
+
+    #[inline]
+    fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+        let mut delivered = Delivered::default();
+        let mut at = 0;
+        let free = self.output.free(picks.len());
+        let mut free = self.trust(free);
+        for pick in picks {
+            let len = burst.len_of(*pick);
+            let slots = if len <= self.payload { 1 } else { len.div_ceil(self.payload) };
+            if at + slots > free {
+                let more = self.output.free(at + slots);
+                free = self.trust(more);
+                if at + slots > free {
+                    delivered.full = picks.len() as u32 - delivered.frames - delivered.refused;
+                    break;
+                }
+            }
+            self.output.fetch(at + AHEAD);
+            match self.fill(burst, *pick, at, len) {
+                Some(filled) => {
+                    at += filled;
+                    delivered.frames += 1;
+                    delivered.bytes += len as u64;
+                }
+                None => delivered.refused += 1,
+            }
+        }
+        self.publish(at);
+        delivered
+    }
+
+    fn arm(&mut self) -> bool {
+        // Silent first: what is told after this is not lost.
+        let _ = rustix::io::read(&self.tell.server, &mut [0; 8]);
+        !self.broken && self.input.arm()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.tell.server.as_fd())
+    }
+
+    fn malformed(&mut self) -> u64 {
+        std::mem::take(&mut self.malformed)
+    }
+}
+
+fn offload(descriptor: Descriptor) -> Offload {
+    Offload {
+        checksum: descriptor.checksum(),
+        valid: descriptor.is_checked(),
+        segmentation: match descriptor.segmentation() {
+            Cut::None => Segmentation::None,
+            Cut::Tcp4 => Segmentation::Tcp4,
+            Cut::Tcp6 => Segmentation::Tcp6,
+            Cut::Udp => Segmentation::Udp,
+        },
+        segment: descriptor.segment(),
+        ecn: descriptor.ecn(),
+    }
+}
+
+fn describe(mut descriptor: Descriptor, offload: &Offload) -> Descriptor {
+    if let Some((start, offset)) = offload.checksum {
+        // One that does not fit in is beyond any header: the frame is left without a checksum.
+        descriptor = descriptor.unsummed(start, offset).unwrap_or(descriptor);
+    }
+    if offload.valid {
+        descriptor = descriptor.checked();
+    }
+    let cut = match offload.segmentation {
+        Segmentation::None => return descriptor,
+        Segmentation::Tcp4 => Cut::Tcp4,
+        Segmentation::Tcp6 => Cut::Tcp6,
+        Segmentation::Udp => Cut::Udp,
+    };
+    descriptor.uncut(cut, offload.segment, offload.ecn)
+}

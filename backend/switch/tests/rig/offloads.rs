@@ -1,0 +1,185 @@
+//! Frames whose checksum and segmentation were left to the switch.
+
+use slipway_ring::{Descriptor, Segmentation};
+use slipway_switch::{Abilities, PortConfig};
+
+use super::Rig;
+
+/// The Internet checksum's sum over everything; 0 when a checksum is right.
+fn sum(bytes: &[u8], pseudo: u32) -> u16 {
+    let words = bytes.chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0)));
+    let mut sum = words.sum::<u32>() + pseudo;
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    !(sum as u16)
+}
+
+/// A TCP or UDP segment over IPv4 or IPv6, its checksum's place holding the pseudo header's sum.
+struct Segment {
+    frame: Vec<u8>,
+    ipv6: bool,
+    tcp: bool,
+    transport: usize,
+    payload_at: usize,
+}
+
+fn segment(ipv6: bool, tcp: bool, payload: usize) -> Segment {
+    let mut frame = super::untagged(1, 2, &[]);
+    frame[12..14].copy_from_slice(&if ipv6 { [0x86, 0xdd] } else { [8, 0] });
+    let header = if tcp { 32 } else { 8 };
+    let protocol = if tcp { 6 } else { 17 };
+    let above = (header + payload) as u16;
+    if ipv6 {
+        let mut ip = vec![0; 40];
+        ip[0] = 0x60;
+        ip[4..6].copy_from_slice(&above.to_be_bytes());
+        (ip[6], ip[7], ip[23], ip[39]) = (protocol, 64, 1, 2);
+        frame.extend(ip);
+    } else {
+        let mut ip =
+            vec![0x45, 0, 0, 0, 0xff, 0xfe, 0x40, 0, 64, protocol, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        ip[2..4].copy_from_slice(&(20 + above).to_be_bytes());
+        let checksum = sum(&ip, 0);
+        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+        frame.extend(ip);
+    }
+    let transport = frame.len();
+    let mut header = vec![0; header];
+    header[..4].copy_from_slice(&[0x12, 0x34, 0, 80]);
+    if tcp {
+        header[4..8].copy_from_slice(&0xffff_ff00_u32.to_be_bytes());
+        (header[12], header[13]) = (0x80, 0x80 | 0x10 | 8 | 1);
+    } else {
+        header[4..6].copy_from_slice(&above.to_be_bytes());
+    }
+    let place = if tcp { 16 } else { 6 };
+    let start = !pseudo(&frame, ipv6, tcp, transport, above);
+    header[place..place + 2].copy_from_slice(&(!start).to_be_bytes());
+    frame.extend(header);
+    let payload_at = frame.len();
+    frame.extend((0..payload).map(|at| (at * 7 + at / 251) as u8));
+    Segment { frame, ipv6, tcp, transport, payload_at }
+}
+
+fn pseudo(frame: &[u8], ipv6: bool, tcp: bool, transport: usize, above: u16) -> u16 {
+    let addresses =
+        if ipv6 { &frame[transport - 32..transport] } else { &frame[transport - 8..transport] };
+    !sum(addresses, u32::from(above) + if tcp { 6 } else { 17 })
+}
+
+impl Segment {
+    fn describe(&self, size: u16) -> impl Fn(Descriptor) -> Descriptor {
+        let place = if self.tcp { 16 } else { 6 };
+        let (transport, ipv6, tcp) = (self.transport as u16, self.ipv6, self.tcp);
+        move |descriptor| {
+            let descriptor = descriptor.unsummed(transport, place).unwrap();
+            match (size, tcp, ipv6) {
+                (0, ..) => descriptor,
+                (_, true, false) => descriptor.uncut(Segmentation::Tcp4, size, true),
+                (_, true, true) => descriptor.uncut(Segmentation::Tcp6, size, true),
+                (_, false, _) => descriptor.uncut(Segmentation::Udp, size, false),
+            }
+        }
+    }
+
+    /// Whether the pieces are the whole, as a peer gets them that fills in checksums if `summed` is not
+    /// set.
+    fn check(&self, pieces: &[Vec<u8>], size: usize, summed: bool) {
+        let payload = &self.frame[self.payload_at..];
+        assert_eq!(pieces.len(), payload.len().div_ceil(size));
+        let mut whole: Vec<u8> = Vec::new();
+        for (number, piece) in pieces.iter().enumerate() {
+            let part = &piece[self.payload_at..];
+            assert!(part.len() == size || number + 1 == pieces.len());
+            let above = (piece.len() - self.transport) as u16;
+            if !self.ipv6 {
+                assert_eq!(sum(&piece[14..34], 0), 0, "IPv4 header");
+                assert_eq!(piece[16..18], (20 + above).to_be_bytes());
+                assert_eq!(piece[18..20], 0xfffe_u16.wrapping_add(number as u16).to_be_bytes());
+            } else {
+                assert_eq!(piece[18..20], above.to_be_bytes());
+            }
+            let place = self.transport + if self.tcp { 16 } else { 6 };
+            let pseudo = pseudo(piece, self.ipv6, self.tcp, self.transport, above);
+            if summed {
+                assert_eq!(sum(&piece[self.transport..], pseudo.into()), 0, "checksum");
+            } else {
+                assert_eq!(piece[place..place + 2], pseudo.to_be_bytes());
+            }
+            if self.tcp {
+                let sequence = 0xffff_ff00_u32.wrapping_add(whole.len() as u32);
+                assert_eq!(piece[self.transport + 4..self.transport + 8], sequence.to_be_bytes());
+                let mut flags = 0x10;
+                flags |= if number == 0 { 0x80 } else { 0 };
+                flags |= if number + 1 == pieces.len() { 9 } else { 0 };
+                assert_eq!(piece[self.transport + 13], flags);
+            } else {
+                assert_eq!(piece[self.transport + 4..self.transport + 6], above.to_be_bytes());
+            }
+            whole.extend(part);
+        }
+        assert!(whole == payload);
+    }
+}
+
+/// Sends every kind of frame to a port with `abilities`.
+pub fn check(abilities: Abilities) {
+    let mut rig = Rig::default();
+    rig.attach(PortConfig::default());
+    rig.attach_able(PortConfig::default(), abilities);
+    for (ipv6, tcp) in [(false, true), (true, true), (false, false), (true, false)] {
+        for (payload, size) in
+            [(1, 0), (777, 0), (1460, 1460), (1461, 1460), (8000, 700), (9999, 1448)]
+        {
+            let segment = segment(ipv6, tcp, payload);
+            rig.queue_described(0, &segment.frame, segment.describe(size));
+            rig.run();
+            let got = rig.received_at(1);
+            let cut = match (tcp, ipv6) {
+                (true, false) => abilities.tcp4,
+                (true, true) => abilities.tcp6,
+                (false, _) => abilities.udp,
+            };
+            if size == 0 || cut {
+                assert_eq!(got.len(), 1, "whole");
+                if abilities.checksum {
+                    assert_eq!(got[0], segment.frame);
+                } else {
+                    segment.check(&got, payload, true);
+                }
+            } else {
+                segment.check(&got, size.into(), !abilities.checksum);
+            }
+        }
+    }
+    hostile(&mut rig, abilities);
+}
+
+/// Frames that are not what they say. None of them may do more than be dropped.
+fn hostile(rig: &mut Rig, abilities: Abilities) {
+    let good = segment(false, true, 3000);
+    let before = rig.stats(1).frames_out;
+    for size in [0_u16, 1, 10, u16::MAX] {
+        for at in 12..70 {
+            for value in [0, 0xff, 0x4f, 0x60] {
+                let mut frame = good.frame.clone();
+                frame[at] = value;
+                rig.queue_described(0, &frame, good.describe(size));
+                rig.run();
+                rig.received_at(1);
+            }
+        }
+    }
+    for (start, offset) in [(1023, 127), (3000, 0), (0, 0), (66, 127)] {
+        let short = &good.frame[..80];
+        rig.queue_described(0, short, |d| d.unsummed(start.min(1023), offset).unwrap());
+        rig.run();
+        rig.received_at(1);
+    }
+    let stats = rig.stats(1);
+    if abilities == Abilities::NONE {
+        assert!(stats.causes_out().any(|(cause, count)| cause == "refused" && count > 0));
+    }
+    assert!(stats.frames_out > before);
+}
