@@ -125,6 +125,7 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
         if args.mapped_doorbells { DoorbellMode::Mapped } else { DoorbellMode::Trapped };
     let namespaces = (1..).zip(&args.disk);
     Ok(v1::CreateEndpointRequest {
+        virtio_net: None,
         id: args.id.clone(),
         socket_path: socket.to_string_lossy().into_owned(),
         owner: args.owner.as_deref().map(owner).transpose()?,

@@ -57,6 +57,7 @@ fn target(directory: &Path, mode: &str, controllers: u64, sweep_ms: u64) -> Outc
         let disk = Some(Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 }));
         let disk = v1::Disk { block_size: 512, kind: disk };
         plane.create(&v1::CreateEndpointRequest {
+            virtio_net: None,
             id: index.to_string(),
             socket_path: socket.to_string_lossy().into_owned(),
             owner: None,

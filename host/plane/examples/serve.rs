@@ -25,6 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let disk = v1::Disk { block_size, kind: Some(disk(kind, mebibytes << 20)?) };
     let plane = Plane::new(Settings::default())?;
     let served = plane.create(&v1::CreateEndpointRequest {
+        virtio_net: None,
         id: ID.into(),
         socket_path: socket.to_str().ok_or("the path is not UTF-8")?.into(),
         owner: None,

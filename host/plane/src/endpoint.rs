@@ -118,6 +118,9 @@ impl Served {
     ) -> Result<Self, Error> {
         let created_ns = monotonic_ns();
         check_id(&request.id)?;
+        if request.virtio_net.is_some() {
+            return Err(Error::Invalid("network functions are not served yet".to_owned()));
+        }
         let wanted = request.nvme.clone().unwrap_or_default();
         let config = config(request, &wanted)?;
         let socket = config.location.socket();

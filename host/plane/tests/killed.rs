@@ -65,6 +65,7 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
     let namespaces = (1..).zip([ram, file, overlay, image]);
     let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
     v1::CreateEndpointRequest {
+        virtio_net: None,
         id: "kept".to_owned(),
         socket_path: dir.join("cntrl").to_string_lossy().into_owned(),
         owner: None,

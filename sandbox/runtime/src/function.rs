@@ -87,6 +87,7 @@ pub async fn serve(
     for (number, (id, namespaces)) in ids(record).zip(functions).enumerate() {
         let socket = node.run_dir(&record.id).join(format!("nvme-{number}.sock"));
         let request = plane_v1::CreateEndpointRequest {
+            virtio_net: None,
             socket_path: text(&socket),
             owner: Some(plane_v1::Owner { uid, gid: uid }),
             nvme: Some(plane_v1::NvmeController {
@@ -149,6 +150,7 @@ pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
         process: Some(process_spec(&record.process)),
         hostname: record.hostname.clone(),
         privileged: record.privileged,
+        names: None,
     }
 }
 

@@ -231,6 +231,7 @@ fn endpoint(
     doorbells: DoorbellMode,
 ) -> Result<v1::CreateEndpointRequest> {
     Ok(v1::CreateEndpointRequest {
+        virtio_net: None,
         id: id.to_owned(),
         socket_path: std::path::absolute(socket)?.to_string_lossy().into_owned(),
         owner: None,

@@ -81,6 +81,7 @@ fn show(loads: &[Load], args: &SnoopArgs) -> Result<()> {
 fn request(socket: &Path) -> v1::CreateEndpointRequest {
     let disk = v1::Disk { kind: Some(Kind::Ram(v1::RamDisk { size_bytes: DISK })), block_size: 0 };
     v1::CreateEndpointRequest {
+        virtio_net: None,
         id: ID.to_owned(),
         socket_path: socket.to_string_lossy().into_owned(),
         nvme: Some(v1::NvmeController {

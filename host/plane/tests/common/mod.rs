@@ -64,6 +64,7 @@ impl Rig {
         let namespaces = (1..).zip(disks);
         let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
         v1::CreateEndpointRequest {
+            virtio_net: None,
             id: id.to_owned(),
             socket_path: self.socket.to_string_lossy().into_owned(),
             owner: None,
