@@ -27,6 +27,37 @@ impl Capability {
     }
 }
 
+/// A vendor-specific capability (PCI Local Bus 3.0, 6.7 and appendix H), whole: ID and link, which
+/// are filled in, length, and what the vendor has there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VendorCapability {
+    /// Its bytes, at least 3 and at most 255: the ID, the link, the length, the rest.
+    pub bytes: Vec<u8>,
+    /// Of each byte the bits that software may change; as many bytes.
+    pub writable: Vec<u8>,
+}
+
+impl VendorCapability {
+    /// One that software only reads.
+    pub fn fixed(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.to_vec(), writable: vec![0; bytes.len()] }
+    }
+}
+
+/// The capability with ID and length as they must be.
+///
+/// # Panics
+/// When it is too short or too long, or its mask is of another length: a constant of a device.
+pub(crate) fn vendor(from: &VendorCapability) -> Capability {
+    const ID: u8 = 0x09;
+    assert!((3..=255).contains(&from.bytes.len()), "a vendor-specific capability's length");
+    assert!(from.bytes.len() == from.writable.len(), "a mask for each byte");
+    let mut capability = Capability { bytes: from.bytes.clone(), writable: from.writable.clone() };
+    capability.bytes[..3].copy_from_slice(&[ID, 0, from.bytes.len() as u8]);
+    capability.writable[..3].fill(0);
+    capability
+}
+
 /// PCI Power Management (PCI Bus Power Management 1.2, 3.2): D0 and D3hot, no PME, state kept over
 /// D3hot. PCI Express requires the capability (PCIe Base 5.0, 7.5.2).
 pub(crate) fn power_management() -> Capability {

@@ -6,7 +6,7 @@
 
 use crate::capability;
 use crate::state::{ConfigState, Register, VERSION};
-use crate::{Description, MsixControl, MsixLayout, StateError};
+use crate::{Description, MsixControl, MsixLayout, StateError, VendorCapability};
 
 /// Bytes of a PCI Express function's configuration space (PCIe Base 5.0, 7.2.2).
 pub const CONFIG_SIZE: usize = 4096;
@@ -92,6 +92,8 @@ pub struct ConfigSpace {
     initial: Box<[u8; CONFIG_SIZE]>,
     msix: Option<usize>,
     express: usize,
+    /// Where the vendor-specific capabilities are, in their order.
+    vendor: Vec<usize>,
     /// Status, Interrupt Status: the function's, not software's, so no part of the bytes.
     interrupt_status: bool,
     /// What [`ConfigSpace::pin_enabled`] says.
@@ -105,6 +107,19 @@ impl ConfigSpace {
     /// When `description` or `msix` break their own rules (BAR numbers, sizes, a table outside its
     /// BAR): they are constants of a device, so that is a programmer's error.
     pub fn new(identity: &Identity, description: &Description, msix: Option<&MsixLayout>) -> Self {
+        Self::with_vendor(identity, description, msix, &[])
+    }
+
+    /// As [`ConfigSpace::new`], with vendor-specific capabilities behind the others.
+    ///
+    /// # Panics
+    /// As [`ConfigSpace::new`]; also when the capabilities have no room in 192 bytes.
+    pub fn with_vendor(
+        identity: &Identity,
+        description: &Description,
+        msix: Option<&MsixLayout>,
+        vendor: &[VendorCapability],
+    ) -> Self {
         check(description, msix);
         let mut builder = Builder::new();
         builder.header(identity);
@@ -117,7 +132,10 @@ impl ConfigSpace {
         builder.capability(&capability::power_management());
         let express = builder.capability(&capability::express_endpoint());
         let msix = msix.map(|layout| builder.capability(&capability::msix(layout)));
+        let vendor = vendor.iter().map(|one| builder.capability(&capability::vendor(one)));
+        let vendor = vendor.collect();
         Self {
+            vendor,
             initial: builder.bytes.clone(),
             bytes: builder.bytes,
             writable: builder.writable,
@@ -126,6 +144,14 @@ impl ConfigSpace {
             interrupt_status: false,
             pin_enabled: description.pin,
         }
+    }
+
+    /// Offset of vendor-specific capability `number`, counted from 0.
+    ///
+    /// # Panics
+    /// When there is none: a programmer's error.
+    pub fn vendor_capability(&self, number: usize) -> u16 {
+        self.vendor[number] as u16
     }
 
     /// Fills `into` from `offset`; bytes past the end read as zeros.

@@ -251,3 +251,35 @@ fn a_table_outside_its_bar_is_a_mistake() {
     let description = Description { bars: Vec::new(), vectors: 1, pin: false };
     ConfigSpace::new(&IDENTITY, &description, Some(&MsixLayout::new(0, 1, 0, 64)));
 }
+
+#[test]
+fn vendor_capabilities_are_chained_behind_the_others_and_masked() {
+    let window = VendorCapability { bytes: vec![0xff; 8], writable: vec![0xff; 8] };
+    let more = [VendorCapability::fixed(&[0, 0, 0, 7, 8]), window];
+    let bar = Bar { index: 0, size: 16 << 10, wide: true, doorbell_page: None };
+    let description = Description { bars: vec![bar], vectors: 65, pin: false };
+    let layout = MsixLayout::new(0, 65, 0x2000, 0x3000);
+    let mut config = ConfigSpace::with_vendor(&IDENTITY, &description, Some(&layout), &more);
+    let mut at = [0];
+    let (mut found, mut link) = (Vec::new(), 0x34);
+    loop {
+        config.read(link, &mut at);
+        if at[0] == 0 {
+            break;
+        }
+        let mut id = [0];
+        config.read(at[0].into(), &mut id);
+        found.push((id[0], u16::from(at[0])));
+        link = u16::from(at[0]) + 1;
+    }
+    let vendor: Vec<u16> = found.iter().filter(|(id, _)| *id == 9).map(|(_, at)| *at).collect();
+    assert_eq!(vendor, [config.vendor_capability(0), config.vendor_capability(1)]);
+    assert_eq!(found.len(), 5);
+    assert_eq!(config.write(vendor[0], &[0xee; 5]), ConfigEffect::None);
+    assert_eq!(config.write(vendor[1], &[0xee; 8]), ConfigEffect::None);
+    let (mut first, mut second) = ([0; 5], [0; 8]);
+    config.read(vendor[0], &mut first);
+    config.read(vendor[1], &mut second);
+    assert_eq!((first[0], &first[2..]), (9, &[5, 7, 8][..]));
+    assert_eq!((second[0], second[2], &second[3..]), (9, 8, &[0xee; 5][..]));
+}

@@ -29,6 +29,7 @@ mod interrupt;
 mod msix;
 pub mod state;
 
+pub use capability::VendorCapability;
 pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
 pub use doorbell::{CellPage, Doorbells};
 pub use function::{Access, Bar, Description, Function, Progress, StateError, Turn};

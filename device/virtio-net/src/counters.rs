@@ -1,0 +1,82 @@
+//! What happened to frames and rings, for whoever asks from another thread.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that one thread counts and any thread reads.
+#[derive(Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    #[inline]
+    pub fn add(&self, more: u64) {
+        // One thread writes, so no exchange is needed.
+        self.0.store(self.0.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Live counts of one device.
+#[derive(Default)]
+pub(crate) struct Live {
+    pub shape: Count,
+    pub short: Count,
+    pub long: Count,
+    pub header: Count,
+    pub memory: Count,
+    pub filtered: Count,
+    pub too_large: Count,
+    pub no_buffer: Count,
+    pub interrupts: Count,
+    pub arms: Count,
+    /// Counted by the function's thread.
+    pub notifications: Count,
+}
+
+/// Counts since the device was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Sent frames dropped since a buffer was not as it must be (one that the device is to write, or
+    /// none at all).
+    pub bad_shape: u64,
+    /// Sent frames dropped that were shorter than an Ethernet header.
+    pub too_short: u64,
+    /// Sent frames dropped that were longer than 64 KiB.
+    pub too_long: u64,
+    /// Sent frames dropped since their header asked for what cannot be or was not negotiated.
+    pub bad_header: u64,
+    /// Sent frames dropped since their memory was not there.
+    pub bad_memory: u64,
+    /// Frames that the driver's filter did not want.
+    pub filtered: u64,
+    /// Frames dropped that were larger than the driver's buffers, or whose memory went away.
+    pub too_large: u64,
+    /// Frames dropped since the driver had no buffer for them.
+    pub no_buffer: u64,
+    /// Interrupts of queues.
+    pub interrupts: u64,
+    /// How often the driver was asked for a notification before the switch slept.
+    pub arms: u64,
+    /// Notifications that came.
+    pub notifications: u64,
+}
+
+impl Live {
+    pub fn snapshot(&self) -> Counters {
+        Counters {
+            bad_shape: self.shape.get(),
+            too_short: self.short.get(),
+            too_long: self.long.get(),
+            bad_header: self.header.get(),
+            bad_memory: self.memory.get(),
+            filtered: self.filtered.get(),
+            too_large: self.too_large.get(),
+            no_buffer: self.no_buffer.get(),
+            interrupts: self.interrupts.get(),
+            arms: self.arms.get(),
+            notifications: self.notifications.get(),
+        }
+    }
+}

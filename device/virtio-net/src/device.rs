@@ -1,0 +1,507 @@
+//! The device as a PCI function: registers, features, the control queue, and the life of the queues.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_pci::{
+    Access, ConfigEffect, ConfigSpace, Description, Function, Interrupt, Msix, Progress,
+    StateError, Turn,
+};
+use slipway_ram::{Memory, Snapshots};
+use slipway_telemetry::Clock;
+use slipway_virtio_spec::net::{Config, Features, config_status};
+use slipway_virtio_spec::{Status, pci::isr};
+use zerocopy::IntoBytes;
+
+use crate::control::{Change, ControlQueue, execute};
+use crate::driven::Driven;
+use crate::exchange::Exchange;
+use crate::layout::{self, BAR_SIZE, COMMON, DEVICE, ISR, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER};
+use crate::parts::FRAME_OVERHEAD;
+use crate::path::{DataPath, Rules};
+use crate::registers::{Effect, Registers};
+use crate::{Counters, DevicePort, Parts, PartsError, Settings};
+
+/// How long the switch's thread is given before it is looked for again.
+const RECHECK: Duration = Duration::from_micros(50);
+/// Commands of the control queue in one poll.
+const COMMANDS: usize = 16;
+/// Duplex of the configuration: full.
+const FULL_DUPLEX: u8 = 1;
+/// Speed of the configuration, Mbit/s: a number for tools that want one; there is no wire.
+const SPEED: u32 = 100_000;
+
+/// A network device; see the crate's head.
+///
+/// Before it is dropped its host quiesces it until that is true: the port then holds no guest memory.
+pub struct Device {
+    description: Description,
+    pub(crate) pci: ConfigSpace,
+    pub(crate) msix: Msix,
+    pub(crate) memory: Memory,
+    pub(crate) interrupts: Vec<Interrupt>,
+    clock: Arc<dyn Clock>,
+    pub(crate) settings: Settings,
+    pub(crate) registers: Registers,
+    pub(crate) driven: Driven,
+    pub(crate) exchange: Arc<Exchange>,
+    /// The queues of frames, while the port does not have them.
+    pub(crate) path: Option<Box<DataPath>>,
+    /// The port has them.
+    away: bool,
+    recalled: bool,
+    pub(crate) control: Option<ControlQueue>,
+    /// Nothing touches guest memory.
+    quiesced: bool,
+    /// The driver reset the device, and the port may still have the queues.
+    resetting: bool,
+    /// The port's queues are not those of the registers.
+    pub(crate) changed: bool,
+    /// Queues go on where their used index says, instead of at 0.
+    pub(crate) resumes: bool,
+    /// What the driver was told of the link.
+    pub(crate) link: bool,
+    pub(crate) isr: u8,
+    pub(crate) journal: Option<Snapshots>,
+}
+
+impl Device {
+    /// Makes a device as after power-on, and its port, which is to be attached to a switch.
+    ///
+    /// # Errors
+    /// [`PartsError`] when the parts do not fit together.
+    pub fn new(parts: Parts) -> Result<(Self, DevicePort), PartsError> {
+        parts.check()?;
+        let vectors = parts.interrupts.len() as u16;
+        let description = layout::description(vectors);
+        let msix = layout::msix(vectors);
+        let registers = Registers::new(&parts.settings, vectors);
+        let exchange = Exchange::new();
+        let journal = match &parts.journal {
+            Some(memory) => Some(Snapshots::new(memory).ok_or(PartsError::Journal)?),
+            None => None,
+        };
+        let device = Self {
+            pci: layout::config_space(&description, &msix, registers.queues.len()),
+            msix: Msix::new(msix),
+            description,
+            memory: parts.memory,
+            interrupts: parts.interrupts,
+            clock: parts.clock,
+            settings: parts.settings,
+            registers,
+            driven: Driven::new(parts.settings.mac, parts.settings.pairs),
+            exchange: Arc::clone(&exchange),
+            path: None,
+            away: false,
+            recalled: false,
+            control: None,
+            quiesced: false,
+            resetting: false,
+            changed: false,
+            resumes: false,
+            link: true,
+            isr: 0,
+            journal,
+        };
+        Ok((device, DevicePort::new(exchange)))
+    }
+
+    /// What other threads keep of it.
+    pub fn control(&self) -> Control {
+        Control(Arc::clone(&self.exchange))
+    }
+
+    /// Whether the driver runs and nothing is wrong.
+    pub(crate) fn runs(&self) -> bool {
+        let status = self.registers.status;
+        status.contains(Status::DRIVER_OK)
+            && !status.intersects(Status::DEVICE_NEEDS_RESET)
+            && !self.resetting
+    }
+
+    pub(crate) fn is_resetting(&self) -> bool {
+        self.resetting
+    }
+
+    pub(crate) fn interrupt(&self, vector: u16) -> Option<Interrupt> {
+        self.interrupts.get(usize::from(vector)).cloned()
+    }
+
+    /// The driver is told that only a reset helps (section 2.1.2).
+    pub(crate) fn need_reset(&mut self) {
+        if !self.registers.status.contains(Status::DEVICE_NEEDS_RESET) {
+            self.registers.status |= Status::DEVICE_NEEDS_RESET;
+            self.config_changed();
+        }
+    }
+
+    /// The driver is told to look, and finds that it shall announce itself.
+    pub(crate) fn need_announcement(&mut self) {
+        self.config_changed();
+    }
+
+    fn config_changed(&mut self) {
+        self.registers.generation = self.registers.generation.wrapping_add(1);
+        if self.registers.status.contains(Status::DRIVER_OK) {
+            self.isr |= isr::CONFIG;
+            if let Some(interrupt) = self.interrupt(self.registers.config_vector) {
+                interrupt.signal();
+            }
+        }
+    }
+
+    /// What the port goes by.
+    pub(crate) fn rules(&self) -> Rules {
+        let negotiated = self.registers.features();
+        let offloads = Features::from_bits_truncate(self.driven.offloads);
+        let mut filter = self.driven.filter.clone();
+        // Without receive modes a driver cannot ask for less than everything.
+        filter.promiscuous |= !negotiated.contains(Features::CTRL_RX);
+        let limited = negotiated.contains(Features::MTU);
+        let longest = usize::from(self.settings.mtu) + FRAME_OVERHEAD;
+        Rules {
+            features: (negotiated - Features::GUEST_OFFLOADS) | offloads,
+            pairs: self.driven.pairs,
+            longest: if limited { longest } else { usize::MAX },
+            filter,
+            config: self.interrupt(self.registers.config_vector),
+        }
+    }
+
+    /// Whether the port must not have the queues now.
+    fn wants_path(&self) -> bool {
+        let resets = self.registers.queues.iter().any(|queue| queue.resetting);
+        self.quiesced || resets || self.changed || !self.runs()
+    }
+
+    /// Brings what the registers say about, as far as the port lets it. Never waits.
+    fn advance(&mut self) {
+        if self.away && self.exchange.is_broken() {
+            self.need_reset();
+        }
+        self.fetch_path();
+        self.exchange.set_up(self.runs());
+        if self.away {
+            return;
+        }
+        if self.resetting {
+            self.finish_reset();
+        }
+        self.reset_queues();
+        if self.runs() && !self.quiesced {
+            self.dispatch();
+        }
+    }
+
+    /// Asks the port for the queues if they are wanted, and takes them if they are there.
+    fn fetch_path(&mut self) {
+        if !self.away {
+            return;
+        }
+        if self.wants_path() && !self.recalled {
+            self.recalled = true;
+            self.exchange.recall();
+            self.exchange.wake();
+        }
+        if let Some(path) = self.exchange.take_back() {
+            self.path = Some(path);
+            (self.away, self.recalled) = (false, false);
+            self.exchange.settle();
+            if self.exchange.is_broken() {
+                self.need_reset();
+            }
+        }
+    }
+
+    fn finish_reset(&mut self) {
+        self.resetting = false;
+        self.registers.reset();
+        self.driven = Driven::new(self.settings.mac, self.settings.pairs);
+        (self.path, self.control) = (None, None);
+        (self.changed, self.resumes, self.isr) = (false, false, 0);
+    }
+
+    fn begin_reset(&mut self) {
+        self.resetting = true;
+        self.exchange.set_up(false);
+        self.advance();
+    }
+
+    /// Hands the queues to the port, as the registers have them.
+    fn dispatch(&mut self) {
+        let rules = self.rules();
+        let mut path = match self.path.take() {
+            Some(path) => path,
+            None => {
+                let (memory, exchange) = (self.memory.clone(), Arc::clone(&self.exchange));
+                let pairs = usize::from(self.settings.pairs);
+                Box::new(DataPath::new(memory, rules.clone(), exchange, pairs))
+            }
+        };
+        path.set_rules(rules);
+        if self.equip(&mut path).is_err() {
+            self.path = Some(path);
+            self.exchange.set_up(false);
+            self.need_reset();
+            return;
+        }
+        (self.changed, self.away) = (false, true);
+        self.exchange.settle();
+        self.exchange.send(path);
+        self.exchange.wake();
+    }
+
+    fn write_common(&mut self, offset: u64, from: &[u8]) {
+        self.advance();
+        match self.registers.write(offset, from) {
+            Effect::None => {}
+            Effect::Reset => self.begin_reset(),
+            Effect::Status(new) => self.status_set(new),
+            Effect::Enable(queue) => self.enabled(queue),
+            Effect::ResetQueue(_) | Effect::Vector => self.changed = true,
+        }
+        self.advance();
+    }
+
+    fn status_set(&mut self, new: Status) {
+        if new.contains(Status::FEATURES_OK) {
+            self.driven.negotiated(self.registers.features());
+        }
+        if new.contains(Status::DRIVER_OK) {
+            self.link = self.exchange.link();
+        }
+    }
+
+    fn enabled(&mut self, queue: u16) {
+        let largest = self.settings.queue_size;
+        let one = &self.registers.queues[usize::from(queue)];
+        if one.is_sound(largest) {
+            self.changed = true;
+        } else {
+            self.need_reset();
+        }
+    }
+
+    /// The driver has something: in a queue of frames for the port, in the control queue for the poll
+    /// that follows every write.
+    fn notify(&mut self, offset: u64) {
+        let queue = (offset - NOTIFY.start) / u64::from(NOTIFY_MULTIPLIER);
+        self.exchange.live.notifications.add(1);
+        if self.away && queue < self.registers.queues.len() as u64 {
+            self.exchange.wake();
+        }
+    }
+
+    fn read_device(&self, offset: u64, into: &mut [u8]) {
+        let mut status = if self.exchange.link() { config_status::LINK_UP } else { 0 };
+        if self.driven.announce {
+            status |= config_status::ANNOUNCE;
+        }
+        let config = Config {
+            mac: self.driven.filter.mac,
+            status: status.into(),
+            max_virtqueue_pairs: self.settings.pairs.into(),
+            mtu: self.settings.mtu.into(),
+            speed: SPEED.into(),
+            duplex: FULL_DUPLEX,
+        };
+        let image = config.as_bytes();
+        for (at, byte) in (offset - DEVICE.start..).zip(into) {
+            *byte = usize::try_from(at).ok().and_then(|at| image.get(at)).copied().unwrap_or(0);
+        }
+    }
+
+    fn look_at_link(&mut self) {
+        let link = self.exchange.link();
+        let told = self.registers.features().contains(Features::STATUS);
+        if self.runs() && std::mem::replace(&mut self.link, link) != link && told {
+            self.config_changed();
+        }
+    }
+
+    /// Carries commands out. Whether there were any.
+    fn serve_control(&mut self) -> bool {
+        let Some(mut control) = self.control.take() else { return false };
+        let mut busy = false;
+        for _ in 0..COMMANDS {
+            match self.serve_one(&mut control) {
+                Ok(true) => busy = true,
+                Ok(false) => break,
+                Err(_) => {
+                    self.need_reset();
+                    break;
+                }
+            }
+        }
+        self.control = Some(control);
+        busy
+    }
+
+    /// Whether anything came of it.
+    fn serve_one(&mut self, control: &mut ControlQueue) -> Result<bool, crate::queue::Broken> {
+        let done = match control.pending {
+            // What the port does not go by yet is not acknowledged.
+            Some(_) if !self.exchange.is_settled() => return Ok(false),
+            Some(done) => done,
+            None => {
+                let features = self.registers.features();
+                let Some((mut done, bytes)) = control.next(&self.memory)? else { return Ok(false) };
+                let change = execute(bytes, features, &mut self.driven);
+                if change.is_some() {
+                    done.ack = slipway_virtio_spec::net::control::OK;
+                }
+                control.pending = Some(done);
+                if change == Some(Change::Rules) && self.away {
+                    self.exchange.update(self.rules());
+                    self.exchange.wake();
+                    return Ok(true);
+                }
+                done
+            }
+        };
+        control.pending = None;
+        if control.finish(&self.memory, done)?
+            && let Some(interrupt) = &control.lane.interrupt
+        {
+            interrupt.signal();
+        }
+        Ok(true)
+    }
+
+    fn is_waiting(&self) -> bool {
+        let pending = self.control.as_ref().is_some_and(|control| control.pending.is_some());
+        (self.away && self.recalled) || pending
+    }
+}
+
+impl Function for Device {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+        self.pci.read(offset, into);
+        if offset == layout::window_data(&self.pci)
+            && let Some((at, len)) = layout::window(&self.pci)
+        {
+            let len = len.min(into.len());
+            self.read(0, at, &mut into[..len]);
+        }
+    }
+
+    fn config_write(&mut self, offset: u16, from: &[u8]) {
+        if self.pci.write(offset, from) == ConfigEffect::FunctionLevelReset {
+            return self.reset();
+        }
+        if offset == layout::window_data(&self.pci)
+            && let Some((at, len)) = layout::window(&self.pci)
+        {
+            self.write(0, at, &from[..len.min(from.len())]);
+        }
+        self.checkpoint();
+    }
+
+    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
+        if bar != 0 {
+            return Access::Refused;
+        }
+        into.fill(0);
+        match offset {
+            _ if COMMON.contains(&offset) => {
+                self.advance();
+                self.registers.read(offset, into);
+            }
+            // Reading clears it (section 4.1.4.5).
+            _ if offset == ISR.start => into[0] = std::mem::take(&mut self.isr),
+            _ if DEVICE.contains(&offset) => self.read_device(offset, into),
+            MSIX_TABLE..BAR_SIZE => drop(self.msix.read(bar, offset, into)),
+            _ => {}
+        }
+        Access::Done
+    }
+
+    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
+        match offset {
+            _ if bar != 0 => return Access::Refused,
+            // No state of the device changes.
+            _ if NOTIFY.contains(&offset) => {
+                self.notify(offset);
+                return Access::Done;
+            }
+            _ if COMMON.contains(&offset) => self.write_common(offset, from),
+            MSIX_TABLE..BAR_SIZE => drop(self.msix.write(bar, offset, from)),
+            _ => {}
+        }
+        self.checkpoint();
+        Access::Done
+    }
+
+    fn set_turn(&mut self, _: Turn) {}
+
+    fn poll(&mut self) -> Progress {
+        self.quiesced = false;
+        self.advance();
+        self.look_at_link();
+        if self.runs() && self.serve_control() {
+            self.checkpoint();
+            return Progress::Busy;
+        }
+        let soon = self.is_waiting().then(|| self.clock.now() + RECHECK);
+        Progress::Idle(soon)
+    }
+
+    fn rest(&mut self) -> Progress {
+        self.poll()
+    }
+
+    fn reset(&mut self) {
+        self.pci.reset();
+        self.msix.reset();
+        self.begin_reset();
+        self.checkpoint();
+    }
+
+    fn quiesce(&mut self) -> bool {
+        self.quiesced = true;
+        self.advance();
+        if let Some(control) = &mut self.control {
+            control.lane.queue.release_memory();
+        }
+        !self.away
+    }
+
+    fn save(&self) -> Vec<u8> {
+        crate::state::save(self)
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let restored = crate::state::restore(self, state);
+        if restored.is_err() {
+            self.reset();
+        }
+        restored
+    }
+}
+
+/// A device as other threads see it. Cheap to clone; outlives the device harmlessly.
+#[derive(Clone)]
+pub struct Control(Arc<Exchange>);
+
+impl Control {
+    /// What was counted so far.
+    pub fn counters(&self) -> Counters {
+        self.0.live.snapshot()
+    }
+
+    /// Whether the driver runs.
+    pub fn is_up(&self) -> bool {
+        self.0.is_up()
+    }
+
+    /// Sets the link's state as the driver sees it. True: it is another one, and the device is to be
+    /// polled, so that it tells.
+    pub fn set_link(&self, up: bool) -> bool {
+        self.0.set_link(up)
+    }
+}

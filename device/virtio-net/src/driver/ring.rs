@@ -1,0 +1,217 @@
+//! The driver's side of a split virtqueue (section 2.7.13), pinned: no lookup, lock or allocation for a
+//! buffer.
+
+use std::sync::atomic::{Ordering, fence};
+
+use slipway_ram::{Fault, Span};
+use slipway_virtio_spec::queue::{
+    DESCRIPTOR, Descriptor, UsedElement, available, descriptor_area, flag, passes, used,
+};
+use zerocopy::IntoBytes;
+
+use super::{Arena, DriverError};
+
+/// A piece of memory for the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Its address.
+    pub at: u64,
+    /// Its bytes.
+    pub len: u32,
+    /// The device writes it.
+    pub writable: bool,
+}
+
+impl Buffer {
+    /// One that the device reads.
+    pub const fn readable(at: u64, len: u32) -> Self {
+        Self { at, len, writable: false }
+    }
+
+    /// One that the device writes.
+    pub const fn writable(at: u64, len: u32) -> Self {
+        Self { at, len, writable: true }
+    }
+}
+
+/// A chain that the device has used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// What [`Ring::push`] gave for it. As the device says it: not to be trusted as an index.
+    pub id: u16,
+    /// Bytes that the device wrote.
+    pub len: u32,
+}
+
+/// One queue.
+pub struct Ring {
+    entries: u16,
+    event_index: bool,
+    descriptors: Span,
+    available: Span,
+    used: Span,
+    /// Addresses of the three areas.
+    pub places: [u64; 3],
+    free: Vec<u16>,
+    /// Descriptors of the chain that begins with each.
+    chains: Vec<Vec<u16>>,
+    next: u16,
+    published: u16,
+    seen: u16,
+    /// The used index as loaded last.
+    limit: u16,
+}
+
+impl Ring {
+    /// An empty queue of `entries` entries.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn new(arena: &mut Arena, entries: u16, event_index: bool) -> Result<Self, DriverError> {
+        let descriptors = arena.allocate_span(descriptor_area(entries))?;
+        let available = arena.allocate_span(available::area(entries))?;
+        let used = arena.allocate_span(used::area(entries))?;
+        let places = [descriptors.iova(), available.iova(), used.iova()];
+        if !event_index {
+            available.store_u16(available::FLAGS, available::NO_INTERRUPT)?;
+        }
+        Ok(Self {
+            entries,
+            event_index,
+            descriptors,
+            available,
+            used,
+            places,
+            free: (0..entries).rev().collect(),
+            chains: vec![Vec::new(); usize::from(entries)],
+            next: 0,
+            published: 0,
+            seen: 0,
+            limit: 0,
+        })
+    }
+
+    /// How many descriptors are free.
+    pub fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Entries of the queue.
+    pub fn entries(&self) -> u16 {
+        self.entries
+    }
+
+    /// Makes a chain of `buffers` available; the device sees it with [`Ring::publish`]. Gives its ID.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`] when there are not as many descriptors.
+    #[inline]
+    pub fn push(&mut self, buffers: &[Buffer]) -> Result<u16, DriverError> {
+        if buffers.is_empty() || buffers.len() > self.free.len() {
+            return Err(DriverError::Memory);
+        }
+        let base = self.free.len() - buffers.len();
+        let head = self.free[self.free.len() - 1];
+        let chain = &mut self.chains[usize::from(head)];
+        chain.clear();
+        chain.extend(self.free.drain(base..).rev());
+        for (at, buffer) in buffers.iter().enumerate() {
+            let next = chain.get(at + 1);
+            let mut flags = if buffer.writable { flag::WRITE } else { 0 };
+            flags |= if next.is_some() { flag::NEXT } else { 0 };
+            let descriptor = Descriptor {
+                address: buffer.at.into(),
+                len: buffer.len.into(),
+                flags: flags.into(),
+                next: next.copied().unwrap_or(0).into(),
+            };
+            let place = DESCRIPTOR * usize::from(chain[at]);
+            self.descriptors.write(place, descriptor.as_bytes())?;
+        }
+        self.push_head(head)?;
+        Ok(head)
+    }
+
+    /// Makes one indirect chain available: `table` lies at an address in memory already.
+    ///
+    /// # Errors
+    /// [`DriverError::Memory`] when there is no descriptor.
+    pub fn push_indirect(&mut self, at: u64, len: u32) -> Result<u16, DriverError> {
+        let head = self.push(&[Buffer::readable(at, len)])?;
+        let flags = usize::from(head) * DESCRIPTOR + std::mem::offset_of!(Descriptor, flags);
+        self.descriptors.store_u16(flags, flag::INDIRECT)?;
+        Ok(head)
+    }
+
+    /// Makes the chain that begins at `head` available, whatever it is: for who writes descriptors
+    /// itself.
+    ///
+    /// # Errors
+    /// The memory is gone.
+    #[inline]
+    pub fn push_head(&mut self, head: u16) -> Result<(), Fault> {
+        self.available.store_u16(available::entry(self.next, self.entries), head)?;
+        self.next = self.next.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Has the device see what was pushed. Whether it wants to be notified (section 2.7.10.1).
+    ///
+    /// # Errors
+    /// The memory is gone.
+    #[inline]
+    pub fn publish(&mut self) -> Result<bool, Fault> {
+        let (old, new) = (self.published, self.next);
+        if old == new {
+            return Ok(false);
+        }
+        self.available.store_u16(available::INDEX, new)?;
+        self.published = new;
+        fence(Ordering::SeqCst);
+        if self.event_index {
+            let event = self.used.load_u16(used::avail_event(self.entries))?;
+            return Ok(passes(event, old, new));
+        }
+        Ok(self.used.load_u16(used::FLAGS)? & used::NO_NOTIFY == 0)
+    }
+
+    /// Takes a chain that the device has used, if there is one; its descriptors are free again.
+    ///
+    /// # Errors
+    /// The memory is gone.
+    #[inline]
+    pub fn pop(&mut self) -> Result<Option<Used>, Fault> {
+        if self.seen == self.limit {
+            self.limit = self.used.load_u16(used::INDEX)?;
+            if self.seen == self.limit {
+                return Ok(None);
+            }
+        }
+        let mut element = UsedElement::default();
+        self.used.read(used::entry(self.seen, self.entries), element.as_mut_bytes())?;
+        self.seen = self.seen.wrapping_add(1);
+        let id = element.id.get() as u16;
+        if let Some(chain) = self.chains.get_mut(usize::from(id)) {
+            self.free.extend(chain.drain(..).rev());
+        }
+        Ok(Some(Used { id, len: element.len.get() }))
+    }
+
+    /// Asks for an interrupt when the next chain is used, and tells whether one is already.
+    ///
+    /// # Errors
+    /// The memory is gone.
+    pub fn want_interrupt(&mut self) -> Result<bool, Fault> {
+        match self.event_index {
+            true => self.available.store_u16(available::used_event(self.entries), self.seen)?,
+            false => self.available.store_u16(available::FLAGS, 0)?,
+        }
+        fence(Ordering::SeqCst);
+        Ok(self.used.load_u16(used::INDEX)? != self.seen)
+    }
+
+    /// The three areas, for who is hostile to them: descriptors, available ring, used ring.
+    pub fn areas(&self) -> [&Span; 3] {
+        [&self.descriptors, &self.available, &self.used]
+    }
+}

@@ -1,0 +1,85 @@
+//! Queues as the registers have them.
+
+use crate::Device;
+use crate::control::ControlQueue;
+use crate::path::{DataPath, Lane};
+use crate::queue::{Broken, Queue};
+use crate::receive::Receiver;
+use crate::registers::{QueueRegisters, Role};
+use crate::transmit::Transmitter;
+use slipway_virtio_spec::RingFeatures;
+
+impl Device {
+    /// Makes the queues that were enabled, takes those away that were reset, and gives all their
+    /// vectors.
+    pub(crate) fn equip(&mut self, path: &mut DataPath) -> Result<(), Broken> {
+        for number in 0..self.registers.queues.len() as u16 {
+            let registers = self.registers.queues[usize::from(number)];
+            let interrupt = self.interrupt(registers.vector);
+            let fresh = |there: bool| registers.enabled && !there;
+            match self.registers.role(number) {
+                Role::Receive(pair) => {
+                    let Some(place) = path.receivers.get_mut(pair) else { continue };
+                    if fresh(place.is_some()) {
+                        *place = Some(Receiver::new(self.lane(&registers)?));
+                    }
+                    place.take_if(|_| !registers.enabled);
+                    if let Some(receiver) = place {
+                        receiver.lane.interrupt = interrupt;
+                    }
+                }
+                Role::Transmit(pair) => {
+                    let Some(place) = path.transmitters.get_mut(pair) else { continue };
+                    if fresh(place.is_some()) {
+                        *place = Some(Transmitter::new(self.lane(&registers)?));
+                    }
+                    place.take_if(|_| !registers.enabled);
+                    if let Some(transmitter) = place {
+                        transmitter.lane.interrupt = interrupt;
+                    }
+                }
+                Role::Control => {
+                    if fresh(self.control.is_some()) {
+                        self.control = Some(ControlQueue::new(self.lane(&registers)?));
+                    }
+                    self.control.take_if(|_| !registers.enabled);
+                    if let Some(control) = &mut self.control {
+                        control.lane.interrupt = interrupt;
+                    }
+                }
+                Role::None => {}
+            }
+        }
+        self.resumes = false;
+        Ok(())
+    }
+
+    fn lane(&self, registers: &QueueRegisters) -> Result<Lane, Broken> {
+        let features = self.registers.ring_features();
+        let event_index = features.contains(RingFeatures::EVENT_IDX);
+        let indirect = features.contains(RingFeatures::INDIRECT_DESC);
+        let mut queue = Queue::new(&registers.layout(), event_index, indirect);
+        if self.resumes {
+            queue.resume(&self.memory)?;
+        }
+        Ok(Lane { queue, interrupt: None })
+    }
+
+    /// Ends resets of queues, now that nobody uses them (section 2.6.1).
+    pub(crate) fn reset_queues(&mut self) {
+        for number in 0..self.registers.queues.len() as u16 {
+            if !self.registers.queues[usize::from(number)].resetting {
+                continue;
+            }
+            let role = self.registers.role(number);
+            let place = &mut self.registers.queues[usize::from(number)];
+            *place = QueueRegisters::new(self.settings.queue_size);
+            match (role, &mut self.path) {
+                (Role::Receive(pair), Some(path)) => path.receivers[pair] = None,
+                (Role::Transmit(pair), Some(path)) => path.transmitters[pair] = None,
+                (Role::Control, _) => self.control = None,
+                _ => {}
+            }
+        }
+    }
+}

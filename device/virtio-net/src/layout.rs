@@ -1,0 +1,115 @@
+//! BAR0 and the capabilities that say what is where in it (section 4.1.4).
+
+use std::ops::Range;
+
+use slipway_pci::{Bar, ConfigSpace, Description, MsixLayout, VendorCapability};
+use slipway_virtio_spec::net::{Config, DEVICE_TYPE};
+use slipway_virtio_spec::pci::{
+    CAPABILITY_ID, COMMON_SIZE, Capability, ConfigCapability, DEVICE_BASE, NotifyCapability,
+    VENDOR, config_type,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Bytes of BAR0: a page each for what follows.
+pub const BAR_SIZE: u64 = 0x8000;
+/// Common configuration.
+pub const COMMON: Range<u64> = 0..0x1000;
+/// ISR status.
+pub const ISR: Range<u64> = 0x1000..0x2000;
+/// Device configuration.
+pub const DEVICE: Range<u64> = 0x2000..0x3000;
+/// Notifications, four bytes for each queue. Always trapped.
+pub const NOTIFY: Range<u64> = 0x3000..0x4000;
+/// Bytes from one queue's notification to the next one's.
+pub const NOTIFY_MULTIPLIER: u32 = 4;
+pub(crate) const MSIX_TABLE: u64 = 0x4000;
+const MSIX_PENDING: u64 = 0x5000;
+
+/// PCI identity: a modern network device (section 4.1.2; class 02 00 00, Ethernet controller). A
+/// revision of 1 or more, and a subsystem ID from 0x40 on, keep legacy drivers away (4.1.2.1).
+const IDENTITY: slipway_pci::Identity = slipway_pci::Identity {
+    vendor: VENDOR,
+    device: DEVICE_BASE + DEVICE_TYPE,
+    subsystem_vendor: VENDOR,
+    subsystem: DEVICE_BASE + DEVICE_TYPE,
+    class: 0x02_00_00,
+    revision: 1,
+};
+
+/// Which vendor-specific capability is the window (section 4.1.4.9).
+const WINDOW: usize = 4;
+
+pub(crate) fn description(vectors: u16) -> Description {
+    let bar = Bar { index: 0, size: BAR_SIZE, wide: true, doorbell_page: None };
+    Description { bars: vec![bar], vectors, pin: false }
+}
+
+pub(crate) fn msix(vectors: u16) -> MsixLayout {
+    MsixLayout::new(0, vectors, MSIX_TABLE, MSIX_PENDING)
+}
+
+fn capability(config_type: u8, at: &Range<u64>, length: usize) -> Capability {
+    Capability {
+        id: CAPABILITY_ID,
+        next: 0,
+        len: size_of::<Capability>() as u8,
+        config_type,
+        bar: 0,
+        number: 0,
+        padding: [0; 2],
+        offset: (at.start as u32).into(),
+        length: (length as u32).into(),
+    }
+}
+
+/// Configuration space with virtio's capabilities, for `queues` queues.
+pub(crate) fn config_space(
+    description: &Description,
+    msix: &MsixLayout,
+    queues: usize,
+) -> ConfigSpace {
+    let notify = NotifyCapability {
+        capability: capability(config_type::NOTIFY, &NOTIFY, queues * NOTIFY_MULTIPLIER as usize),
+        multiplier: NOTIFY_MULTIPLIER.into(),
+    };
+    let common = capability(config_type::COMMON, &COMMON, COMMON_SIZE);
+    let isr = capability(config_type::ISR, &ISR, 1);
+    let device = capability(config_type::DEVICE, &DEVICE, size_of::<Config>());
+    let capabilities = [
+        VendorCapability::fixed(common.as_bytes()),
+        VendorCapability::fixed(notify.as_bytes()),
+        VendorCapability::fixed(isr.as_bytes()),
+        VendorCapability::fixed(device.as_bytes()),
+        window_capability(),
+    ];
+    ConfigSpace::with_vendor(&IDENTITY, description, Some(msix), &capabilities)
+}
+
+/// The driver says where it wants to look: BAR, offset and length are its to write.
+fn window_capability() -> VendorCapability {
+    let empty =
+        ConfigCapability { capability: capability(config_type::PCI, &(0..0), 0), data: [0; 4] };
+    let mut writable = vec![0; size_of::<ConfigCapability>()];
+    writable[4] = 0xff;
+    writable[8..16].fill(0xff);
+    VendorCapability { bytes: empty.as_bytes().to_vec(), writable }
+}
+
+/// Where in configuration space the window's data is.
+pub(crate) fn window_data(pci: &ConfigSpace) -> u16 {
+    pci.vendor_capability(WINDOW) + std::mem::offset_of!(ConfigCapability, data) as u16
+}
+
+/// Where the window shows BAR0: offset, bytes. None: it does not, as the driver chose what is not there
+/// or is no access of 1, 2 or 4 bytes (section 4.1.4.9.1).
+pub(crate) fn window(pci: &ConfigSpace) -> Option<(u64, usize)> {
+    let mut bytes = [0; size_of::<Capability>()];
+    pci.read(pci.vendor_capability(WINDOW), &mut bytes);
+    let chosen = Capability::read_from_bytes(&bytes).ok()?;
+    let (offset, len) = (u64::from(chosen.offset.get()), chosen.length.get());
+    let sound = chosen.bar == 0
+        && matches!(len, 1 | 2 | 4)
+        && offset.is_multiple_of(len.into())
+        && offset + u64::from(len) <= BAR_SIZE;
+    sound.then_some((offset, len as usize))
+}

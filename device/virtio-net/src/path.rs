@@ -1,0 +1,237 @@
+//! The data path: the queues of frames, and everything that moving a frame takes. The function makes
+//! it, the port works with it on the switch's thread.
+
+use std::sync::Arc;
+
+use slipway_pci::Interrupt;
+use slipway_ram::{Memory, View};
+use slipway_switch::{Abilities, Burst, Delivered, Pick};
+use slipway_virtio_spec::net::Features;
+
+use crate::exchange::Exchange;
+use crate::filter::{Filter, Steering};
+use crate::header::abilities;
+use crate::queue::{Broken, Queue};
+use crate::receive::Receiver;
+use crate::transmit::Transmitter;
+
+/// What may change while frames move.
+#[derive(Clone)]
+pub(crate) struct Rules {
+    /// What was negotiated, with those offloads of the driver's that are on now.
+    pub features: Features,
+    /// Queue pairs in use.
+    pub pairs: u16,
+    /// Bytes of the longest frame that the driver may be given whole.
+    pub longest: usize,
+    pub filter: Filter,
+    /// Tells the driver that the device needs a reset.
+    pub config: Option<Interrupt>,
+}
+
+/// One queue and the vector that it interrupts by.
+pub(crate) struct Lane {
+    pub queue: Queue,
+    pub interrupt: Option<Interrupt>,
+}
+
+/// What all lanes use.
+pub(crate) struct Common {
+    pub memory: Memory,
+    pub view: View,
+    pub rules: Rules,
+    pub steering: Steering,
+    pub exchange: Arc<Exchange>,
+}
+
+impl Common {
+    /// Has the driver see what `lane` reported, and interrupts once if it wants that.
+    #[inline]
+    pub fn publish(&self, lane: &mut Lane) -> Result<(), Broken> {
+        lane.queue.publish(&self.memory)?;
+        if lane.queue.wants_interrupt(&self.memory)?
+            && let Some(interrupt) = &lane.interrupt
+        {
+            interrupt.signal();
+            self.exchange.live.interrupts.add(1);
+        }
+        Ok(())
+    }
+}
+
+pub(crate) struct DataPath {
+    pub common: Common,
+    /// By pair; None: the driver has not enabled it.
+    pub receivers: Vec<Option<Receiver>>,
+    pub transmitters: Vec<Option<Transmitter>>,
+    /// The transmitter that is looked at first next time.
+    turn: usize,
+    /// Nothing moves until the function has reset the device.
+    broken: bool,
+    abilities: Abilities,
+}
+
+impl DataPath {
+    /// For `pairs` queue pairs, none of them enabled.
+    pub fn new(memory: Memory, rules: Rules, exchange: Arc<Exchange>, pairs: usize) -> Self {
+        let abilities = abilities(rules.features);
+        let (view, steering) = (View::new(memory.clone()), Steering::default());
+        Self {
+            common: Common { view, memory, rules, steering, exchange },
+            receivers: (0..pairs).map(|_| None).collect(),
+            transmitters: (0..pairs).map(|_| None).collect(),
+            turn: 0,
+            broken: false,
+            abilities,
+        }
+    }
+
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.abilities = abilities(rules.features);
+        self.common.rules = rules;
+    }
+
+    #[inline]
+    pub fn abilities(&self) -> Abilities {
+        self.abilities
+    }
+
+    fn pairs(&self) -> usize {
+        usize::from(self.common.rules.pairs).min(self.transmitters.len())
+    }
+
+    /// The driver is told that only a reset helps (section 2.1.2).
+    #[cold]
+    fn fail(&mut self) {
+        if !std::mem::replace(&mut self.broken, true) {
+            self.common.exchange.set_broken();
+            if let Some(interrupt) = &self.common.rules.config {
+                interrupt.signal();
+            }
+        }
+    }
+
+    /// See [`slipway_switch::Port::take`]: the transmit queues in turn, so that none is left behind.
+    #[inline]
+    pub fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
+        let pairs = self.pairs();
+        if self.broken || pairs == 0 {
+            return false;
+        }
+        let mut left = limit.min(burst.room());
+        let mut more = false;
+        let first = if self.turn < pairs { self.turn } else { 0 };
+        for step in 0..pairs {
+            let number = if first + step < pairs { first + step } else { first + step - pairs };
+            let Some(transmitter) = &mut self.transmitters[number] else { continue };
+            let before = burst.len();
+            match transmitter.take(&mut self.common, number as u8, burst, left) {
+                Ok(waits) => more |= waits,
+                Err(_) => {
+                    self.fail();
+                    return false;
+                }
+            }
+            left -= burst.len() - before;
+        }
+        self.turn = if first + 1 < pairs { first + 1 } else { 0 };
+        more
+    }
+
+    /// See [`slipway_switch::Port::release`].
+    #[inline]
+    pub fn release(&mut self) {
+        if self.broken {
+            return;
+        }
+        for transmitter in self.transmitters.iter_mut().flatten() {
+            if transmitter.release(&self.common).is_err() {
+                return self.fail();
+            }
+        }
+    }
+
+    /// See [`slipway_switch::Port::deliver`].
+    #[inline]
+    pub fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+        let nothing = Delivered { full: picks.len() as u32, ..Delivered::default() };
+        let pairs = self.pairs().min(self.receivers.len());
+        if self.broken || pairs == 0 {
+            return nothing;
+        }
+        let delivered = match pairs {
+            1 => match &mut self.receivers[0] {
+                Some(receiver) => receiver.deliver(&mut self.common, burst, picks),
+                None => Ok(nothing),
+            },
+            _ => self.steer(burst, picks, pairs),
+        };
+        let Ok(delivered) = delivered else {
+            self.fail();
+            return nothing;
+        };
+        let live = &self.common.exchange.live;
+        if delivered.full + delivered.refused > 0 {
+            live.no_buffer.add(delivered.full.into());
+            live.too_large.add(delivered.refused.into());
+        }
+        delivered
+    }
+
+    /// Frames of one flow stay in order: a flow has one queue, and its frames are given to that in
+    /// order. A queue that is full drops its own flows only.
+    fn steer(&mut self, burst: &Burst, picks: &[Pick], pairs: usize) -> Result<Delivered, Broken> {
+        let mut sum = Delivered::default();
+        let mut rest = picks;
+        while let Some(first) = rest.first() {
+            let queue = |pick: &Pick| {
+                let queue = self.common.steering.pick(burst.head(usize::from(pick.frame)));
+                if usize::from(queue) < pairs { usize::from(queue) } else { 0 }
+            };
+            let number = queue(first);
+            let run = rest.iter().take_while(|pick| queue(pick) == number).count();
+            let (here, others) = rest.split_at(run);
+            let one = match &mut self.receivers[number] {
+                Some(receiver) => receiver.deliver(&mut self.common, burst, here)?,
+                None => Delivered { full: run as u32, ..Delivered::default() },
+            };
+            sum.frames += one.frames;
+            sum.bytes += one.bytes;
+            sum.full += one.full;
+            sum.refused += one.refused;
+            rest = others;
+        }
+        Ok(sum)
+    }
+
+    /// See [`slipway_switch::Port::arm`].
+    pub fn arm(&mut self) -> bool {
+        if self.broken {
+            return false;
+        }
+        self.common.exchange.live.arms.add(1);
+        let mut more = false;
+        let pairs = self.pairs();
+        for transmitter in self.transmitters[..pairs].iter_mut().flatten() {
+            match transmitter.lane.queue.arm(&self.common.memory) {
+                Ok(waits) => more |= waits,
+                Err(_) => {
+                    self.fail();
+                    return false;
+                }
+            }
+        }
+        more
+    }
+
+    /// Lets go of all memory, with every chain that was not used given back.
+    pub fn rest(&mut self) {
+        for receiver in self.receivers.iter_mut().flatten() {
+            receiver.rest();
+        }
+        for transmitter in self.transmitters.iter_mut().flatten() {
+            transmitter.rest();
+        }
+        self.common.view.release();
+    }
+}

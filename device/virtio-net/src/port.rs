@@ -1,0 +1,87 @@
+//! The device as a port of the switch.
+
+use std::sync::Arc;
+
+use slipway_switch::{Abilities, Burst, Delivered, Pick, Port, Waker};
+
+use crate::exchange::Exchange;
+use crate::path::DataPath;
+
+/// The switch's end of a device; made together with it ([`crate::Device::new`]). It belongs to the
+/// switch's thread, which has to be woken by what the device was given for that.
+///
+/// While the driver does not run, or the function needs the queues for itself, it has no frames and
+/// takes none.
+pub struct DevicePort {
+    exchange: Arc<Exchange>,
+    path: Option<Box<DataPath>>,
+}
+
+impl DevicePort {
+    pub(crate) fn new(exchange: Arc<Exchange>) -> Self {
+        Self { exchange, path: None }
+    }
+}
+
+impl Drop for DevicePort {
+    fn drop(&mut self) {
+        self.exchange.close(self.path.take());
+    }
+}
+
+impl Port for DevicePort {
+    #[inline]
+    fn abilities(&self) -> Abilities {
+        self.path.as_ref().map_or(Abilities::ALL, |path| path.abilities())
+    }
+
+    #[inline]
+    fn is_up(&self) -> bool {
+        self.exchange.is_up()
+    }
+
+    #[inline]
+    fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
+        // Between `release` and `take` nothing of the path's is in use.
+        if self.exchange.has_post() {
+            // What an earlier burst pinned is part of what the function wants to have back.
+            burst.release();
+            self.exchange.serve(&mut self.path);
+        }
+        match &mut self.path {
+            Some(path) => path.take(burst, limit),
+            None => false,
+        }
+    }
+
+    #[inline]
+    fn release(&mut self) {
+        if let Some(path) = &mut self.path {
+            path.release();
+        }
+    }
+
+    #[inline]
+    fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+        match &mut self.path {
+            Some(path) => path.deliver(burst, picks),
+            None => Delivered { full: picks.len() as u32, ..Delivered::default() },
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        if self.exchange.has_post() {
+            return true;
+        }
+        self.path.as_mut().is_some_and(|path| path.arm())
+    }
+
+    fn attached(&mut self, waker: Waker) {
+        self.exchange.set_waker(waker);
+    }
+
+    fn malformed(&mut self) -> u64 {
+        let Some(path) = &mut self.path else { return 0 };
+        path.transmitters.iter_mut().flatten().map(|one| one.take_malformed()).sum()
+    }
+}

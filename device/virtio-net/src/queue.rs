@@ -1,0 +1,404 @@
+//! The device's side of a split virtqueue (section 2.7).
+//!
+//! Rings are pinned once and looked at through [`Window`]s. Each ring entry, descriptor and table is
+//! read once into a private copy. Buffers are used in the order in which they were made available, so
+//! the used index alone says how far a queue came: that is what a successor goes by.
+//!
+//! rust-vmm's `virtio-queue` is not used: it reaches memory through `vm-memory`'s `GuestMemory`, which
+//! gives out references and volatile slices into mappings that stay, where ours has bounded copies that
+//! survive a client which takes its memory away, pinned spans without a count of references for each
+//! packet, and faults as values. Its chain iterator also reads a descriptor when it is asked for it, so
+//! that lengths would be looked up again while the data moves.
+
+use std::sync::atomic::{Ordering, fence};
+
+use slipway_ram::{Access, Fault, Memory, Span, Window};
+use slipway_virtio_spec::queue::{
+    DESCRIPTOR, Descriptor, UsedElement, available, descriptor_area, flag, passes, used,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::notify::{Meeting, Notifications};
+
+/// Most elements that are collected before they are written to the used ring.
+pub(crate) const BATCH: usize = 64;
+
+/// Why a queue cannot go on: the device needs a reset (section 2.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// A ring, or a table of descriptors, is not where the driver said.
+    Memory,
+    /// More buffers than the queue has room for, or a descriptor that there is not.
+    Index,
+    /// A chain that is too long, goes in a circle, or has a table within a table.
+    Chain,
+}
+
+impl From<Fault> for Broken {
+    fn from(_: Fault) -> Self {
+        Self::Memory
+    }
+}
+
+/// Where a queue is, as the driver configured it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Entries, a power of two.
+    pub size: u16,
+    /// The descriptor area.
+    pub descriptors: u64,
+    /// The driver area: the available ring.
+    pub available: u64,
+    /// The device area: the used ring.
+    pub used: u64,
+}
+
+/// A piece of memory that the driver named: address, bytes.
+pub(crate) type Range = (u64, u32);
+
+/// The buffers of one chain. Used again, so that nothing is allocated once it is warm.
+#[derive(Default)]
+pub(crate) struct Chain {
+    /// What the device reads.
+    pub readable: Vec<Range>,
+    /// What the device writes.
+    pub writable: Vec<Range>,
+    /// The table of an indirect descriptor.
+    table: Vec<u8>,
+}
+
+impl Chain {
+    fn clear(&mut self) {
+        self.readable.clear();
+        self.writable.clear();
+    }
+
+    #[inline]
+    fn push(&mut self, descriptor: &Descriptor) {
+        let range = (descriptor.address.get(), descriptor.len.get());
+        match descriptor.flags.get() & flag::WRITE {
+            0 => self.readable.push(range),
+            _ => self.writable.push(range),
+        }
+    }
+}
+
+pub(crate) struct Queue {
+    size: u16,
+    descriptors: Window,
+    available: Window,
+    used: Window,
+    notifications: Notifications,
+    event_index: bool,
+    indirect: bool,
+    /// Index of the next buffer to take.
+    next: u16,
+    /// The available index as seen last.
+    seen: u16,
+    /// Elements that are yet to be written to the used ring, the first of them at index `written`.
+    elements: Vec<UsedElement>,
+    written: u16,
+    /// The used index as published last, and as it was at the last decision about an interrupt.
+    published: u16,
+    decided: u16,
+}
+
+impl Queue {
+    /// A queue of which nothing was used yet, with event indexes and indirect descriptors or without.
+    pub fn new(layout: &Layout, event_index: bool, indirect: bool) -> Self {
+        let size = layout.size;
+        let window = |at, len, access| Window::new(at, len, access);
+        Self {
+            size,
+            descriptors: window(layout.descriptors, descriptor_area(size), Access::Read),
+            available: window(layout.available, available::area(size), Access::Read),
+            used: window(layout.used, used::area(size), Access::Write),
+            notifications: Notifications::new(event_index),
+            event_index,
+            indirect,
+            next: 0,
+            seen: 0,
+            elements: Vec::with_capacity(BATCH),
+            written: 0,
+            published: 0,
+            decided: 0,
+        }
+    }
+
+    /// Goes on where the used index says that a predecessor was. What that one had begun and not
+    /// reported is begun again. The driver is interrupted once more, in case that it was not.
+    pub fn resume(&mut self, memory: &Memory) -> Result<(), Broken> {
+        let index = self.used.span(memory).ok_or(Broken::Memory)?.load_u16(used::INDEX)?;
+        (self.next, self.seen, self.written) = (index, index, index);
+        (self.published, self.decided) = (index, index.wrapping_sub(1));
+        self.notifications = Notifications::new(self.event_index);
+        Ok(())
+    }
+
+    /// Lets go of the memory until it is used again.
+    pub fn release_memory(&mut self) {
+        self.descriptors.release();
+        self.available.release();
+        self.used.release();
+    }
+
+    /// How many buffers wait, as far as was seen.
+    #[inline]
+    pub fn waiting(&self) -> u16 {
+        self.seen.wrapping_sub(self.next)
+    }
+
+    /// Looks at the available index. How many buffers wait.
+    #[inline]
+    pub fn look(&mut self, memory: &Memory) -> Result<u16, Broken> {
+        let ring = self.available.span(memory).ok_or(Broken::Memory)?;
+        let index = ring.load_u16(available::INDEX)?;
+        self.saw(index)
+    }
+
+    #[inline]
+    fn saw(&mut self, index: u16) -> Result<u16, Broken> {
+        let waiting = index.wrapping_sub(self.next);
+        // What was taken and is not yet published is not the driver's to give again.
+        if waiting > self.size - self.next.wrapping_sub(self.published).min(self.size) {
+            return Err(Broken::Index);
+        }
+        self.seen = index;
+        Ok(waiting)
+    }
+
+    /// Copies the heads of the next waiting chains, at most `into.len()`, without taking them. How many.
+    #[inline]
+    pub fn heads(&mut self, memory: &Memory, into: &mut [u16]) -> Result<usize, Broken> {
+        let count = usize::from(self.waiting()).min(into.len());
+        let ring = self.available.span(memory).ok_or(Broken::Memory)?;
+        let start = self.next & (self.size - 1);
+        let first = count.min(usize::from(self.size - start));
+        let (before, after) = into[..count].split_at_mut(first);
+        ring.read(available::entry(start, self.size), before.as_mut_bytes())?;
+        if !after.is_empty() {
+            ring.read(available::RING, after.as_mut_bytes())?;
+        }
+        for head in &mut into[..count] {
+            *head = u16::from_le(*head);
+            if *head >= self.size {
+                return Err(Broken::Index);
+            }
+        }
+        if let Some(table) = self.descriptors.span(memory) {
+            for head in &into[..count] {
+                table.prefetch(DESCRIPTOR * usize::from(*head));
+            }
+        }
+        Ok(count)
+    }
+
+    /// Reads a descriptor.
+    #[inline]
+    fn descriptor(&mut self, memory: &Memory, index: u16) -> Result<Descriptor, Broken> {
+        let table = self.descriptors.span(memory).ok_or(Broken::Memory)?;
+        let mut descriptor = Descriptor::default();
+        table.read(DESCRIPTOR * usize::from(index), descriptor.as_mut_bytes())?;
+        Ok(descriptor)
+    }
+
+    /// Reads the chain that begins at `head`, which is below the queue's size.
+    #[inline]
+    pub fn walk(&mut self, memory: &Memory, head: u16, chain: &mut Chain) -> Result<(), Broken> {
+        chain.clear();
+        let first = self.descriptor(memory, head)?;
+        if first.flags.get() & (flag::NEXT | flag::INDIRECT) == 0 {
+            chain.push(&first);
+            return Ok(());
+        }
+        self.walk_on(memory, first, chain)
+    }
+
+    fn walk_on(
+        &mut self,
+        memory: &Memory,
+        first: Descriptor,
+        chain: &mut Chain,
+    ) -> Result<(), Broken> {
+        let mut descriptor = first;
+        // A chain is at most as long as the queue (section 2.7.5.3.1), so a longer one is a circle.
+        for _ in 0..self.size {
+            let flags = descriptor.flags.get();
+            if flags & flag::INDIRECT != 0 {
+                if flags & flag::NEXT != 0 || !self.indirect {
+                    return Err(Broken::Chain);
+                }
+                return self.walk_table(memory, &descriptor, chain);
+            }
+            chain.push(&descriptor);
+            if flags & flag::NEXT == 0 {
+                return Ok(());
+            }
+            let next = descriptor.next.get();
+            if next >= self.size {
+                return Err(Broken::Index);
+            }
+            descriptor = self.descriptor(memory, next)?;
+        }
+        Err(Broken::Chain)
+    }
+
+    /// Reads the table that `descriptor` names, once and whole, and the chain that is in it.
+    fn walk_table(
+        &mut self,
+        memory: &Memory,
+        descriptor: &Descriptor,
+        chain: &mut Chain,
+    ) -> Result<(), Broken> {
+        let len = descriptor.len.get() as usize;
+        let entries = len / DESCRIPTOR;
+        let sound =
+            len.is_multiple_of(DESCRIPTOR) && (1..=usize::from(self.size)).contains(&entries);
+        if !sound {
+            return Err(Broken::Chain);
+        }
+        chain.table.resize(len, 0);
+        let address = descriptor.address.get();
+        if memory.is_remote(address, len) {
+            return Err(Broken::Memory);
+        }
+        memory.read(address, &mut chain.table)?;
+        let mut at = 0;
+        for _ in 0..entries {
+            let bytes = &chain.table[at * DESCRIPTOR..][..DESCRIPTOR];
+            let one = Descriptor::read_from_bytes(bytes).map_err(|_| Broken::Chain)?;
+            if one.flags.get() & flag::INDIRECT != 0 {
+                return Err(Broken::Chain);
+            }
+            chain.push(&one);
+            if one.flags.get() & flag::NEXT == 0 {
+                return Ok(());
+            }
+            at = usize::from(one.next.get());
+            if at >= entries {
+                return Err(Broken::Index);
+            }
+        }
+        Err(Broken::Chain)
+    }
+
+    /// Takes `count` chains whose heads were read.
+    #[inline]
+    pub fn advance(&mut self, count: u16) {
+        debug_assert!(count <= self.waiting());
+        self.next = self.next.wrapping_add(count);
+    }
+
+    /// Reports a chain that was taken, after all that were taken before. The driver sees it with
+    /// [`Queue::publish`].
+    #[inline]
+    pub fn report(&mut self, memory: &Memory, head: u16, len: u32) -> Result<(), Broken> {
+        self.elements.push(UsedElement { id: u32::from(head).into(), len: len.into() });
+        if self.elements.len() < BATCH {
+            return Ok(());
+        }
+        self.write_elements(memory)
+    }
+
+    fn write_elements(&mut self, memory: &Memory) -> Result<(), Broken> {
+        let ring = self.used.span(memory).ok_or(Broken::Memory)?;
+        let start = self.written & (self.size - 1);
+        let room = usize::from(self.size - start);
+        let first = self.elements.len().min(room);
+        let (before, after) = self.elements.split_at(first);
+        ring.write(used::entry(start, self.size), before.as_bytes())?;
+        if !after.is_empty() {
+            ring.write(used::RING, after.as_bytes())?;
+        }
+        self.written = self.written.wrapping_add(self.elements.len() as u16);
+        self.elements.clear();
+        Ok(())
+    }
+
+    /// Has the driver see what was reported.
+    #[inline]
+    pub fn publish(&mut self, memory: &Memory) -> Result<(), Broken> {
+        if !self.elements.is_empty() {
+            self.write_elements(memory)?;
+        }
+        if self.published != self.written {
+            let ring = self.used.span(memory).ok_or(Broken::Memory)?;
+            ring.store_u16(used::INDEX, self.written)?;
+            self.published = self.written;
+        }
+        Ok(())
+    }
+
+    /// Whether the driver wants to be interrupted for what was published since the last decision
+    /// (section 2.7.7.2). Driver: store used_event, full barrier, load the used index; the fence here
+    /// pairs with that one: either it sees the index, or we see the event.
+    #[inline]
+    pub fn wants_interrupt(&mut self, memory: &Memory) -> Result<bool, Broken> {
+        let (old, new) = (self.decided, self.published);
+        if old == new {
+            return Ok(false);
+        }
+        self.decided = new;
+        fence(Ordering::SeqCst);
+        let ring = self.available.span(memory).ok_or(Broken::Memory)?;
+        if self.event_index {
+            let event = ring.load_u16(available::used_event(self.size))?;
+            return Ok(passes(event, old, new));
+        }
+        Ok(ring.load_u16(available::FLAGS)? & available::NO_INTERRUPT == 0)
+    }
+
+    /// Asks the driver for no notifications.
+    #[inline]
+    pub fn stay_awake(&mut self, memory: &Memory) -> Result<(), Broken> {
+        let mut meeting = Rings {
+            available: self.available.span(memory).ok_or(Broken::Memory)?,
+            used: self.used.span(memory).ok_or(Broken::Memory)?,
+            size: self.size,
+        };
+        self.notifications.awake(&mut meeting, self.next)
+    }
+
+    /// Asks for a notification of the next buffer, and tells whether it is there already.
+    pub fn arm(&mut self, memory: &Memory) -> Result<bool, Broken> {
+        let mut meeting = Rings {
+            available: self.available.span(memory).ok_or(Broken::Memory)?,
+            used: self.used.span(memory).ok_or(Broken::Memory)?,
+            size: self.size,
+        };
+        let more = self.notifications.arm(&mut meeting, self.next)?;
+        Ok(more)
+    }
+
+    /// Gives back the last `count` chains taken, of which nothing was reported.
+    pub fn rewind(&mut self, count: u16) {
+        self.next = self.next.wrapping_sub(count);
+    }
+}
+
+/// The words of both rings that [`Notifications`] is about.
+struct Rings<'a> {
+    available: &'a Span,
+    used: &'a Span,
+    size: u16,
+}
+
+impl Meeting for Rings<'_> {
+    type Fault = Broken;
+
+    fn available(&mut self) -> Result<u16, Broken> {
+        Ok(self.available.load_u16(available::INDEX)?)
+    }
+
+    fn set_event(&mut self, index: u16) -> Result<(), Broken> {
+        Ok(self.used.store_u16(used::avail_event(self.size), index)?)
+    }
+
+    fn set_flags(&mut self, flags: u16) -> Result<(), Broken> {
+        Ok(self.used.store_u16(used::FLAGS, flags)?)
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}

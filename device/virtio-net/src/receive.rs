@@ -1,0 +1,201 @@
+//! Frames to the driver (sections 5.1.6.3 and 5.1.6.4).
+
+use slipway_ram::Access;
+use slipway_switch::{Burst, Delivered, MAX_FRAME, Pick, Segmentation};
+use slipway_virtio_spec::net::{Features, HEADER};
+use zerocopy::IntoBytes;
+
+use crate::filter::{destination, typed};
+use crate::header::header;
+use crate::path::{Common, Lane};
+use crate::queue::{BATCH, Broken, Chain};
+use crate::slots::{Cursor, Slot};
+
+/// Buffers that are read and pinned ahead of the frames that go into them; a power of two.
+const AHEAD: usize = 2 * BATCH;
+/// Most buffers of one frame: of 64 KiB in buffers of a kilobyte.
+const MOST: usize = BATCH + 1;
+
+/// A receive queue.
+pub(crate) struct Receiver {
+    pub lane: Lane,
+    chain: Chain,
+    /// Buffers of the driver, in order: `ready` of them, from `first` on, around.
+    slots: Vec<Slot>,
+    first: usize,
+    ready: usize,
+}
+
+/// What became of a frame.
+enum Outcome {
+    Done,
+    /// No buffers.
+    Full,
+    /// Larger than what the driver gave for it, or gone.
+    Refused,
+}
+
+impl Receiver {
+    pub fn new(lane: Lane) -> Self {
+        let slots = (0..AHEAD).map(|_| Slot::default()).collect();
+        Self { lane, chain: Chain::default(), slots, first: 0, ready: 0 }
+    }
+
+    /// See [`slipway_switch::Port::deliver`].
+    #[inline]
+    pub fn deliver(
+        &mut self,
+        common: &mut Common,
+        burst: &Burst,
+        picks: &[Pick],
+    ) -> Result<Delivered, Broken> {
+        let mut delivered = Delivered::default();
+        let mut filtered = 0;
+        for (index, &pick) in picks.iter().enumerate() {
+            if !wants(common, burst, pick) {
+                filtered += 1;
+                delivered.bytes += burst.len_of(pick) as u64;
+                continue;
+            }
+            if self.ready == 0 {
+                self.fill(common, picks.len() - index)?;
+            }
+            match self.put(common, burst, pick)? {
+                Outcome::Done => {
+                    delivered.frames += 1;
+                    delivered.bytes += burst.len_of(pick) as u64;
+                }
+                Outcome::Refused => delivered.refused += 1,
+                Outcome::Full => {
+                    delivered.full = (picks.len() - index) as u32;
+                    break;
+                }
+            }
+        }
+        if filtered > 0 {
+            // The peer has them, and its filter does not.
+            delivered.frames += filtered;
+            common.exchange.live.filtered.add(filtered.into());
+        }
+        common.publish(&mut self.lane)?;
+        Ok(delivered)
+    }
+
+    /// Reads and pins buffers ahead, at least `wanted` if there are as many and they fit.
+    #[inline]
+    fn fill(&mut self, common: &mut Common, wanted: usize) -> Result<(), Broken> {
+        let mut heads = [0; BATCH];
+        let queue = &mut self.lane.queue;
+        if usize::from(queue.waiting()) < wanted {
+            queue.look(&common.memory)?;
+            // It is never asked for a notification of a buffer; see when it has to be told again.
+            queue.stay_awake(&common.memory)?;
+        }
+        let most = wanted.min(BATCH).min(AHEAD - self.ready);
+        let count = queue.heads(&common.memory, &mut heads[..most])?;
+        for &head in &heads[..count] {
+            queue.walk(&common.memory, head, &mut self.chain)?;
+            let slot = &mut self.slots[(self.first + self.ready) % AHEAD];
+            let ranges = &self.chain.writable;
+            let len: u64 = ranges.iter().map(|(_, len)| u64::from(*len)).sum();
+            // A buffer for nothing would have frames go nowhere; one beyond all bounds is a mistake.
+            if len == 0 || len > u64::from(u32::MAX) {
+                return Err(Broken::Chain);
+            }
+            slot.pin(&mut common.view, head, ranges, Access::Write)?;
+            slot.spans[0].prefetch_to_write(0);
+            slot.spans[0].prefetch_to_write(64);
+            queue.advance(1);
+            self.ready += 1;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn slot(&self, index: usize) -> &Slot {
+        &self.slots[(self.first + index) % AHEAD]
+    }
+
+    /// Copies one frame into as many buffers as it takes.
+    #[inline]
+    fn put(&mut self, common: &mut Common, burst: &Burst, pick: Pick) -> Result<Outcome, Broken> {
+        let merges = common.rules.features.contains(Features::MRG_RXBUF);
+        let len = burst.len_of(pick);
+        let whole = burst.offload_of(pick).segmentation == Segmentation::None;
+        if len > MAX_FRAME + 4 || (whole && len > common.rules.longest) {
+            return Ok(Outcome::Refused);
+        }
+        let total = HEADER + len;
+        let (mut buffers, mut room) = (0, 0);
+        while room < total && buffers < if merges { MOST } else { 1 } {
+            if buffers == self.ready {
+                self.fill(common, BATCH)?;
+                if buffers == self.ready {
+                    return Ok(Outcome::Full);
+                }
+            }
+            room += self.slot(buffers).len;
+            buffers += 1;
+        }
+        if room < total || !self.copy(common, burst, pick, buffers) {
+            return Ok(Outcome::Refused);
+        }
+        self.report(common, total, buffers)?;
+        Ok(Outcome::Done)
+    }
+
+    /// False: memory of one side is gone. Nothing is reported then, so the buffers are used again.
+    #[inline]
+    fn copy(&self, common: &Common, burst: &Burst, pick: Pick, buffers: usize) -> bool {
+        let mut offload = burst.offload_of(pick);
+        offload.ecn &= common.rules.features.contains(Features::GUEST_ECN);
+        let header = header(&offload, buffers as u16);
+        let mut reader = burst.read(pick);
+        let slot = self.slot(0);
+        if let ([span], 1) = (slot.spans.as_slice(), buffers) {
+            let len = burst.len_of(pick);
+            return span.write(0, header.as_bytes()).is_ok()
+                && reader.copy_to(span, HEADER, len).is_ok_and(|copied| copied == len);
+        }
+        let end = (self.first + buffers).min(AHEAD);
+        let wrapped = self.first + buffers - end;
+        let mut cursor = Cursor::new(&self.slots[self.first..end], &self.slots[..wrapped]);
+        cursor.write(header.as_bytes()).is_ok() && cursor.fill(&mut reader).is_ok()
+    }
+
+    #[inline]
+    fn report(&mut self, common: &Common, total: usize, buffers: usize) -> Result<(), Broken> {
+        let mut left = total;
+        for index in 0..buffers {
+            let (head, len) = (self.slot(index).head, self.slot(index).len.min(left));
+            left -= len;
+            self.lane.queue.report(&common.memory, head, len as u32)?;
+        }
+        self.first = (self.first + buffers) % AHEAD;
+        self.ready -= buffers;
+        Ok(())
+    }
+
+    /// Lets go of all memory; buffers that were read ahead are given back.
+    pub fn rest(&mut self) {
+        self.lane.queue.rewind(self.ready as u16);
+        (self.first, self.ready) = (0, 0);
+        self.lane.queue.release_memory();
+        self.slots.iter_mut().for_each(|slot| slot.spans.clear());
+    }
+}
+
+#[inline]
+fn wants(common: &Common, burst: &Burst, pick: Pick) -> bool {
+    let filter = &common.rules.filter;
+    if filter.promiscuous && filter.vlans.is_none() {
+        return true;
+    }
+    let head = burst.head(usize::from(pick.frame));
+    let vlan = match (&filter.vlans, pick.tci) {
+        (None, _) => None,
+        (Some(_), 0) => typed(head).1,
+        (Some(_), tci) => Some(tci & slipway_ethernet_spec::tci::VLAN),
+    };
+    filter.wants(destination(head), vlan)
+}

@@ -1,0 +1,93 @@
+//! Chains that were read and pinned, on their way to be used.
+
+use slipway_ram::{Access, Fault, Span, View};
+
+use crate::queue::Range;
+
+/// The memory of one chain.
+#[derive(Default)]
+pub(crate) struct Slot {
+    /// Where the driver's chain begins: what is reported.
+    pub head: u16,
+    /// Bytes of all spans.
+    pub len: usize,
+    pub spans: Vec<Span>,
+}
+
+impl Slot {
+    /// Pins `ranges`, whose lengths were bounded.
+    #[inline]
+    pub fn pin(
+        &mut self,
+        view: &mut View,
+        head: u16,
+        ranges: &[Range],
+        access: Access,
+    ) -> Result<(), Fault> {
+        let ranges = ranges.iter().map(|(at, len)| (*at, *len as usize));
+        view.pin(ranges, access, &mut self.spans)?;
+        self.head = head;
+        self.len = self.spans.iter().map(Span::len).sum();
+        Ok(())
+    }
+}
+
+/// Writes one thing after the other to a row of slots.
+pub(crate) struct Cursor<'a> {
+    slots: [&'a [Slot]; 2],
+    /// Slot, span, and bytes into it.
+    slot: usize,
+    span: usize,
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// At the beginning of `slots`, which go on with those of `wrapped`.
+    pub fn new(slots: &'a [Slot], wrapped: &'a [Slot]) -> Self {
+        Self { slots: [slots, wrapped], slot: 0, span: 0, at: 0 }
+    }
+
+    /// Where the next byte goes, and how many follow in the same span. None: all is full.
+    #[inline]
+    fn place(&mut self) -> Option<(&'a Span, usize, usize)> {
+        let [first, second] = self.slots;
+        loop {
+            let slot = match first.get(self.slot) {
+                Some(slot) => slot,
+                None => second.get(self.slot - first.len())?,
+            };
+            match slot.spans.get(self.span) {
+                Some(span) if self.at < span.len() => {
+                    return Some((span, self.at, span.len() - self.at));
+                }
+                Some(_) => (self.span, self.at) = (self.span + 1, 0),
+                None => (self.slot, self.span, self.at) = (self.slot + 1, 0, 0),
+            }
+        }
+    }
+
+    /// Writes all of `bytes`, as far as there is room.
+    #[inline]
+    pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
+        while let (false, Some((span, at, room))) = (bytes.is_empty(), self.place()) {
+            let (part, rest) = bytes.split_at(room.min(bytes.len()));
+            span.write(at, part)?;
+            self.at += part.len();
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Copies what `reader` has, as far as there is room.
+    #[inline]
+    pub fn fill(&mut self, reader: &mut slipway_switch::Reader<'_>) -> Result<(), Fault> {
+        while let Some((span, at, room)) = self.place() {
+            let copied = reader.copy_to(span, at, room)?;
+            self.at += copied;
+            if copied < room {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

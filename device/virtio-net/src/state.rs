@@ -1,0 +1,155 @@
+//! Saved state: everything but the queues' indexes, which are in the guest's memory: buffers are used in
+//! order, so the used index says how far a queue came. A frame that was sent and not reported is sent
+//! again; one that was received and not reported is overwritten; a command of the control queue that was
+//! not acknowledged is carried out again, and each of them sets something, so twice is as good as once.
+
+use serde::{Deserialize, Serialize};
+use slipway_pci::StateError;
+use slipway_pci::state::{ConfigState, MsixState};
+use slipway_virtio_spec::Status;
+use slipway_virtio_spec::net::Features;
+use slipway_virtio_spec::pci::NO_VECTOR;
+
+use crate::Device;
+use crate::driven::Driven;
+use crate::registers::QueueRegisters;
+
+/// Version of the types here. A state of another version is refused.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    device: String,
+    version: u32,
+    pci: ConfigState,
+    msix: MsixState,
+    device_feature_select: u32,
+    driver_feature_select: u32,
+    driver_features: u64,
+    config_vector: u16,
+    status: u8,
+    generation: u8,
+    queue_select: u16,
+    queues: Vec<QueueRegisters>,
+    driven: Driven,
+    isr: u8,
+}
+
+/// What says that a state is of this kind of device.
+const DEVICE: &str = "virtio-net";
+
+pub(crate) fn save(device: &Device) -> Vec<u8> {
+    // A reset that waits for the port is over for a successor: its port has never had the queues.
+    let mut after = device.registers.clone();
+    let mut driven = device.driven.clone();
+    if device.is_resetting() {
+        after.reset();
+        driven = Driven::new(device.settings.mac, device.settings.pairs);
+    }
+    let registers = &after;
+    let state = State {
+        device: DEVICE.into(),
+        version: VERSION,
+        pci: device.pci.save(),
+        msix: device.msix.save(),
+        device_feature_select: registers.device_feature_select,
+        driver_feature_select: registers.driver_feature_select,
+        driver_features: registers.driver_features,
+        config_vector: registers.config_vector,
+        status: registers.status.bits(),
+        generation: registers.generation,
+        queue_select: registers.queue_select,
+        queues: registers.queues.clone(),
+        driven,
+        isr: device.isr,
+    };
+    // Numbers, and vectors of them: there is nothing that cannot be written.
+    serde_json::to_vec(&state).unwrap_or_default()
+}
+
+fn inconsistent(what: &str) -> StateError {
+    StateError::Inconsistent(what.into())
+}
+
+pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateError> {
+    let state: State =
+        serde_json::from_slice(bytes).map_err(|error| StateError::Unknown(error.to_string()))?;
+    if state.device != DEVICE || state.version != VERSION {
+        return Err(StateError::Unknown(format!("{} {}", state.device, state.version)));
+    }
+    let status = Status::from_bits(state.status).ok_or(inconsistent("an unknown status"))?;
+    let vectors = device.interrupts.len() as u16;
+    let known = |vector: u16| vector < vectors || vector == NO_VECTOR;
+    if state.queues.len() != device.registers.queues.len() {
+        return Err(inconsistent("another number of queues"));
+    }
+    let largest = device.settings.queue_size;
+    let sound = |queue: &QueueRegisters| {
+        let place = queue.is_sound(largest) || !queue.enabled && queue.size <= largest;
+        known(queue.vector) && place && !(queue.enabled && queue.resetting)
+    };
+    if !known(state.config_vector) || !state.queues.iter().all(sound) {
+        return Err(inconsistent("a queue that cannot be"));
+    }
+    let features = Features::from_bits_truncate(state.driver_features);
+    if !state.driven.is_sound(features, device.settings.pairs) {
+        return Err(inconsistent("settings that cannot be"));
+    }
+    device.pci.restore(&state.pci)?;
+    device.msix.restore(&state.msix)?;
+    let registers = &mut device.registers;
+    registers.device_feature_select = state.device_feature_select;
+    registers.driver_feature_select = state.driver_feature_select;
+    registers.driver_features = state.driver_features;
+    if status.contains(Status::FEATURES_OK) && !registers.may_accept() {
+        return Err(inconsistent("features that are not offered"));
+    }
+    if status.contains(Status::DRIVER_OK) && !status.contains(Status::FEATURES_OK) {
+        return Err(inconsistent("a driver that runs without features"));
+    }
+    registers.config_vector = state.config_vector;
+    registers.status = status;
+    registers.generation = state.generation;
+    registers.queue_select = state.queue_select;
+    registers.queues = state.queues;
+    device.driven = state.driven;
+    device.isr = state.isr;
+    (device.changed, device.resumes) = (true, true);
+    device.announce_again();
+    Ok(())
+}
+
+impl Device {
+    /// Has the driver tell the network where it is now, if it can (section 5.1.6.5.4).
+    fn announce_again(&mut self) {
+        let announces = self.registers.features().contains(Features::GUEST_ANNOUNCE);
+        if self.runs() && announces {
+            self.driven.announce = true;
+            self.need_announcement();
+        }
+    }
+
+    /// Leaves what a successor needs, if there may be one.
+    pub(crate) fn checkpoint(&mut self) {
+        let Some(journal) = &self.journal else { return };
+        if !journal.store(&save(self)) {
+            // Nothing of before would be true after a restart: better no successor than a wrong one.
+            debug_assert!(false, "a snapshot has room for every state");
+            self.journal = None;
+        }
+    }
+
+    /// Goes on where a predecessor was killed whose journal this device was made with. The client's
+    /// memory must be mapped. Without anything in the journal it is as made.
+    ///
+    /// # Errors
+    /// [`StateError`]: the device is then as after a reset.
+    pub fn recover(&mut self) -> Result<(), StateError> {
+        let left = self.journal.as_ref().and_then(slipway_ram::Snapshots::load);
+        match left {
+            Some(state) => slipway_pci::Function::restore(self, &state),
+            None => Ok(()),
+        }
+    }
+}

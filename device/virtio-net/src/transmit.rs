@@ -1,0 +1,198 @@
+//! Frames from the driver (section 5.1.6.2).
+
+use slipway_ram::{Access, Fault, Span};
+use slipway_switch::{Burst, MAX_FRAME};
+use slipway_virtio_spec::net::{HEADER, Header};
+use zerocopy::IntoBytes;
+
+use crate::counters::Count;
+use crate::header::{MIN_FRAME, offload};
+use crate::path::{Common, Lane};
+use crate::queue::{BATCH, Broken, Chain};
+use crate::slots::Slot;
+
+/// A transmit queue.
+pub(crate) struct Transmitter {
+    pub lane: Lane,
+    chain: Chain,
+    /// The chains of one batch: pinned and fetched all before the first is read.
+    slots: Vec<Slot>,
+    /// Frames that were wrong since somebody asked.
+    malformed: u64,
+}
+
+impl Transmitter {
+    pub fn new(lane: Lane) -> Self {
+        let slots = (0..BATCH).map(|_| Slot::default()).collect();
+        Self { lane, chain: Chain::default(), slots, malformed: 0 }
+    }
+
+    /// Appends up to `limit` frames to `burst`; whether more wait. This is queue `number`.
+    #[inline]
+    pub fn take(
+        &mut self,
+        common: &mut Common,
+        number: u8,
+        burst: &mut Burst,
+        limit: usize,
+    ) -> Result<bool, Broken> {
+        if self.lane.queue.look(&common.memory)? == 0 {
+            return Ok(false);
+        }
+        self.lane.queue.stay_awake(&common.memory)?;
+        let steers = common.rules.pairs > 1;
+        let began = burst.len();
+        let mut left = limit;
+        while left > 0 {
+            let count = self.gather(common, left)?;
+            if count == 0 {
+                break;
+            }
+            for index in 0..count {
+                if self.push(common, index, burst) && steers {
+                    common.steering.learn(burst.head(burst.len() - 1), number);
+                }
+                let head = self.slots[index].head;
+                self.lane.queue.report(&common.memory, head, 0)?;
+            }
+            left -= count;
+        }
+        if burst.len() == began {
+            // Nothing that anybody releases.
+            common.publish(&mut self.lane)?;
+        }
+        Ok(self.lane.queue.waiting() > 0)
+    }
+
+    /// Reads up to `most` chains into slots, and has their frames fetched.
+    #[inline]
+    fn gather(&mut self, common: &mut Common, most: usize) -> Result<usize, Broken> {
+        let mut heads = [0; BATCH];
+        let queue = &mut self.lane.queue;
+        let count = queue.heads(&common.memory, &mut heads[..most.min(BATCH)])?;
+        for (&head, slot) in heads[..count].iter().zip(&mut self.slots) {
+            queue.walk(&common.memory, head, &mut self.chain)?;
+            slot.head = head;
+            match check(&self.chain, common) {
+                Err(cause) => {
+                    slot.len = 0;
+                    cause.add(1);
+                    self.malformed += 1;
+                }
+                Ok(()) => {
+                    let ranges = &self.chain.readable;
+                    if slot.pin(&mut common.view, head, ranges, Access::Read).is_err() {
+                        slot.len = 0;
+                        slot.spans.clear();
+                        common.exchange.live.memory.add(1);
+                        self.malformed += 1;
+                    } else if let Some(span) = slot.spans.first() {
+                        span.prefetch(0);
+                        span.prefetch(64);
+                    }
+                }
+            }
+        }
+        queue.advance(count as u16);
+        Ok(count)
+    }
+
+    /// Puts the frame of a slot into the burst. Whether it did: there may be none, or a bad one.
+    #[inline]
+    fn push(&mut self, common: &Common, index: usize, burst: &mut Burst) -> bool {
+        let slot = &self.slots[index];
+        if slot.len == 0 {
+            return false;
+        }
+        let mut header = Header::default();
+        let live = &common.exchange.live;
+        if gather_header(&slot.spans, &mut header).is_err() {
+            live.memory.add(1);
+            self.malformed += 1;
+            return false;
+        }
+        let len = slot.len - HEADER;
+        let Some(offload) = offload(&header, len, common.rules.features) else {
+            live.header.add(1);
+            self.malformed += 1;
+            return false;
+        };
+        let pushed = match slot.spans.as_slice() {
+            [span] => burst.push(span, HEADER, len, offload),
+            spans => scatter(spans, burst, offload),
+        };
+        if pushed.is_err() {
+            live.memory.add(1);
+            self.malformed += 1;
+        }
+        pushed.is_ok()
+    }
+
+    /// Gives back what was taken.
+    #[inline]
+    pub fn release(&mut self, common: &Common) -> Result<(), Broken> {
+        common.publish(&mut self.lane)
+    }
+
+    /// How many frames were wrong since this was asked last.
+    pub fn take_malformed(&mut self) -> u64 {
+        std::mem::take(&mut self.malformed)
+    }
+
+    /// Lets go of all memory.
+    pub fn rest(&mut self) {
+        self.lane.queue.release_memory();
+        self.slots.iter_mut().for_each(|slot| slot.spans.clear());
+    }
+}
+
+/// Whether a chain may be a frame; else what counts it.
+#[inline]
+fn check<'a>(chain: &Chain, common: &'a Common) -> Result<(), &'a Count> {
+    let live = &common.exchange.live;
+    if !chain.writable.is_empty() {
+        return Err(&live.shape);
+    }
+    let len: u64 = chain.readable.iter().map(|(_, len)| u64::from(*len)).sum();
+    if len < (HEADER + MIN_FRAME) as u64 {
+        return Err(&live.short);
+    }
+    if len > (HEADER + MAX_FRAME) as u64 {
+        return Err(&live.long);
+    }
+    Ok(())
+}
+
+#[inline]
+fn gather_header(spans: &[Span], header: &mut Header) -> Result<(), Fault> {
+    let bytes = header.as_mut_bytes();
+    let mut done = 0;
+    for span in spans {
+        let part = span.len().min(HEADER - done);
+        span.read(0, &mut bytes[done..done + part])?;
+        done += part;
+        if done == HEADER {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// A frame in several pieces, the first of which begin with the header.
+fn scatter(
+    spans: &[Span],
+    burst: &mut Burst,
+    offload: slipway_switch::Offload,
+) -> Result<(), Fault> {
+    let mut frame = burst.begin();
+    let mut skip = HEADER;
+    for span in spans {
+        let skipped = skip.min(span.len());
+        skip -= skipped;
+        if span.len() > skipped {
+            frame.append(span, skipped, span.len() - skipped)?;
+        }
+    }
+    frame.finish(offload);
+    Ok(())
+}
