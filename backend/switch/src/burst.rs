@@ -459,6 +459,22 @@ impl Reader<'_> {
         Ok(done)
     }
 
+    /// Gives the pieces of what was not read yet: addresses and lengths for a system call's I/O vectors.
+    /// They are valid as long as the reader and the burst; the kernel answers memory that is gone with
+    /// an error, and nobody else may touch them.
+    pub(crate) fn pieces(&self, add: &mut dyn FnMut(*const u8, usize)) {
+        let lead = &self.lead[usize::from(self.lead_at)..];
+        for piece in [lead, self.head].into_iter().filter(|piece| !piece.is_empty()) {
+            add(piece.as_ptr(), piece.len());
+        }
+        let mut skip = self.skip;
+        for span in self.spans {
+            let (base, len) = span.io_vector();
+            add(base.cast_const().wrapping_add(skip), len - skip);
+            skip = 0;
+        }
+    }
+
     fn advance(&mut self, part: usize) {
         self.skip += part;
         if self.spans.first().is_some_and(|span| span.len() == self.skip) {

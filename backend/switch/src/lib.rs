@@ -20,7 +20,9 @@
 //!
 //! Not here: spanning trees, link aggregation, IGMP and MLD snooping (groups are flooded), 802.1ad.
 //!
-//! Dependencies: `rustix` for eventfds, `thiserror` for [`BadConfig`].
+//! Dependencies: `rustix` for eventfds, `libc` for the requests of TAP interfaces and packet sockets, which
+//! `rustix` has not, `thiserror` for [`BadConfig`].
+#![allow(unsafe_code)] // requests of TAP interfaces, and vectored writes of pinned memory
 
 mod burst;
 mod cutter;
@@ -35,6 +37,7 @@ mod stats;
 mod switch;
 mod table;
 mod task;
+pub mod vnet;
 
 pub use burst::{
     BURST, Builder, Burst, Frame, HEAD, MAX_FRAME, Offload, Pick, Reader, Segmentation,

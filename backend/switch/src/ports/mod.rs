@@ -2,6 +2,8 @@
 
 mod memory;
 mod simple;
+mod tap;
 
 pub use memory::{MemoryPort, Tell};
 pub use simple::{LoopbackPort, NullPort};
+pub use tap::TapPort;
