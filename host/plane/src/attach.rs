@@ -80,7 +80,7 @@ impl Plane {
         let opened = disk::open(&wanted, self.disks(), lasts)?;
         let (door, status, namespace) = self.with_endpoint(id, |served| {
             let (status, namespace) = served.reserve(&wanted, opened)?;
-            Ok::<_, Error>((served.door(), status, namespace))
+            Ok::<_, Error>((served.door()?, status, namespace))
         })??;
         let attached = door.attach(namespace).wait(id, Instant::now() + PATIENCE);
         if attached.is_err() {
@@ -105,7 +105,7 @@ impl Plane {
                 }
                 _ => Ok(Vec::new()),
             };
-            Ok::<_, Error>((served.door(), chosen?))
+            Ok::<_, Error>((served.door()?, chosen?))
         })??;
         if chosen.is_empty() {
             return Err(Error::UnknownNamespace(id.clone()));
@@ -126,7 +126,7 @@ impl Plane {
         let rates = rates(&limits);
         let door = self.with_endpoint(id, |served| {
             served.set_limits(limits)?;
-            Ok::<_, Error>(served.door())
+            served.door()
         })??;
         let asked = door.ask(move |controller, done| {
             controller.limit(rates);
@@ -211,8 +211,11 @@ impl Plane {
         let until = Instant::now() + PATIENCE;
         let doors = self.each_endpoint(|id, served| {
             let nsids = served.resized(&disk.name, disk.shared.geometry().bytes());
-            let door = served.door();
-            nsids.into_iter().map(|nsid| (id.to_owned(), door.refresh(nsid))).collect::<Vec<_>>()
+            let ask = |door: Door| {
+                nsids.into_iter().map(|nsid| (id.to_owned(), door.refresh(nsid))).collect()
+            };
+            // Who has no controller has no disks.
+            served.door().map_or(Vec::new(), ask)
         });
         let outcomes = doors.into_iter().flatten().map(|(id, asked)| asked.wait(&id, until));
         let outcomes: Vec<_> = outcomes.collect();

@@ -19,7 +19,9 @@ use crate::attach::{Door, namespace, rates};
 use crate::disk::{self, Lasts, Opened};
 use crate::disks::Disks;
 use crate::keep::Place;
+use crate::network::{self, Attached};
 use crate::snoop;
+use crate::switches::Fabric;
 use crate::wakes::Wakes;
 
 /// Longest path of a Unix socket, without the terminating zero (unix(7)).
@@ -51,6 +53,9 @@ pub enum Error {
     /// An endpoint has the disk.
     #[error("disk \"{0}\" is attached to endpoint \"{1}\"")]
     DiskInUse(String, String),
+    /// The endpoint is no NVMe controller.
+    #[error("endpoint \"{0}\" is a network function and has no disks")]
+    Network(String),
     /// The endpoint has no such namespace.
     #[error("endpoint \"{0}\" has no such namespace or disk")]
     UnknownNamespace(String),
@@ -93,12 +98,25 @@ pub struct Served {
     socket: PathBuf,
     created_ns: u64,
     ready_ns: u64,
+    control: Control,
+    kind: Kind,
+    /// Where it is kept.
+    place: Option<Place>,
+}
+
+/// What an endpoint's function is.
+enum Kind {
+    Nvme(Nvme),
+    /// Kept for its end, which detaches the port.
+    Network(#[allow(dead_code)] Attached),
+}
+
+/// An NVMe controller.
+struct Nvme {
     namespaces: BTreeMap<u32, v1::NamespaceStatus>,
     door: Door,
     wakes: Wakes,
     snoop: snoop::Target,
-    /// Where it is kept.
-    place: Option<Place>,
     doorbells: v1::nvme_controller::DoorbellMode,
     /// 0: doorbells are trapped.
     sweep_period_us: u32,
@@ -113,79 +131,47 @@ impl Served {
     pub fn create(
         request: &v1::CreateEndpointRequest,
         disks: &Disks,
+        fabric: Option<&Fabric>,
         (reactor, handle): (usize, &Handle),
         mut place: Option<Place>,
     ) -> Result<Self, Error> {
         let created_ns = monotonic_ns();
         check_id(&request.id)?;
-        if request.virtio_net.is_some() {
-            return Err(Error::Invalid("network functions are not served yet".to_owned()));
-        }
         let wanted = request.nvme.clone().unwrap_or_default();
         let config = config(request, &wanted)?;
         let socket = config.location.socket();
-        let sweep_period_us = match config.doorbells {
-            DoorbellMode::Trapped => 0,
-            DoorbellMode::Mapped => config.sweep_period.as_micros() as u32,
-        };
         let unserved = |source| Error::Socket { path: socket.clone(), source };
-        let wakes = Wakes::new()?;
-        let (namespaces, status) =
-            namespaces(&request.id, &wanted.namespaces, disks, &wakes, place.as_mut())?;
-        let mut parts = match &mut place {
-            Some(place) => EndpointParts::kept(&config, place.kept()).map_err(unserved)?,
-            None => EndpointParts::new(&config),
+        let (endpoint, kind) = match (&request.virtio_net, fabric) {
+            (Some(net), Some(fabric)) => {
+                let parts = endpoint_parts(&config, place.as_mut()).map_err(unserved)?;
+                let (device, attached) =
+                    network::make(&request.id, net, &parts, fabric, place.as_ref())?;
+                let endpoint = Endpoint::new(config, parts, Box::new(device), Vec::new(), handle);
+                (endpoint.map_err(unserved)?, Kind::Network(attached))
+            }
+            (Some(net), None) => return Err(Error::UnknownSwitch(net.switch.clone())),
+            (None, _) => nvme(request, &wanted, config, (disks, handle), place.as_mut())?,
         };
-        let limits = Limits { queue_pairs: QUEUE_PAIRS, ..Limits::default() };
-        let mut controller = Controller::new(Parts {
-            memory: parts.memory(),
-            interrupts: interrupts(&parts),
-            doorbells: parts.doorbells(doorbell_count(QUEUE_PAIRS)).map_err(unserved)?,
-            namespaces,
-            clock: parts.clock(),
-            identity: Identity::new(&serial(&request.id, &wanted.serial)),
-            limits,
-            journal: place.as_ref().map(|place| place.journal.clone()),
-        })?;
-        // Those of now, and at first those that it is made with.
-        let limited = place.as_ref().and_then(Place::limits).or(wanted.limits);
-        controller.limit(rates(&limited.unwrap_or_default()));
-        if parts.has_client() {
-            let recovered = controller.recover();
-            recovered.map_err(|error| Error::Resources(error.to_string()))?;
-        } else {
-            controller.abandon();
-        }
-        let mailbox = controller.mailbox();
-        let wake = vec![wakes.descriptor()?];
-        let endpoint = Endpoint::new(config, parts, Box::new(controller), wake, handle);
-        let endpoint = endpoint.map_err(unserved)?;
-        let door = Door { mailbox, control: endpoint.control() };
+        let control = endpoint.control();
         let stopped = |_| Error::Resources("the reactor has stopped".to_owned());
         handle.add(Box::new(endpoint)).map_err(stopped)?;
-        let ready_ns = monotonic_ns();
-        let id = request.id.clone();
-        let snoop = snoop::Target::new(door.mailbox.clone(), limits, door.control.clone());
-        Ok(Self {
-            id,
-            reactor,
-            socket,
-            created_ns,
-            ready_ns,
-            namespaces: status,
-            door,
-            wakes,
-            snoop,
-            place,
-            doorbells: wanted.doorbells(),
-            sweep_period_us,
-            limits: limited,
-        })
+        let (id, ready_ns) = (request.id.clone(), monotonic_ns());
+        Ok(Self { id, reactor, socket, created_ns, ready_ns, control, kind, place })
+    }
+
+    fn nvme(&self) -> Result<&Nvme, Error> {
+        match &self.kind {
+            Kind::Nvme(nvme) => Ok(nvme),
+            Kind::Network(_) => Err(Error::Network(self.id.clone())),
+        }
     }
 
     /// The way to its controller for whoever wants it traced.
-    pub fn snoop(&self) -> snoop::Target {
-        self.snoop.clone()
+    ///
+    /// # Errors
+    /// [`Error::Network`], here and below: it is no controller.
+    pub fn snoop(&self) -> Result<snoop::Target, Error> {
+        Ok(self.nvme()?.snoop.clone())
     }
 
     /// Where it is kept.
@@ -200,7 +186,8 @@ impl Served {
 
     /// It has these limits from now on, and so has a successor.
     pub fn set_limits(&mut self, limits: v1::Limits) -> Result<(), Error> {
-        self.limits = Some(limits);
+        let Kind::Nvme(nvme) = &mut self.kind else { return Err(Error::Network(self.id.clone())) };
+        nvme.limits = Some(limits);
         self.place.as_mut().map_or(Ok(()), |place| place.limit(limits))
     }
 
@@ -212,17 +199,17 @@ impl Served {
     /// Has it live on another reactor.
     pub fn relocate(&mut self, reactor: usize, handle: &Handle) {
         self.reactor = reactor;
-        self.door.control.relocate(handle);
+        self.control.relocate(handle);
     }
 
     /// The handle that closes it.
     pub fn control(&self) -> Control {
-        self.door.control.clone()
+        self.control.clone()
     }
 
     /// The way to its controller.
-    pub fn door(&self) -> Door {
-        self.door.clone()
+    pub fn door(&self) -> Result<Door, Error> {
+        Ok(self.nvme()?.door.clone())
     }
 
     /// Sets a number aside for the disk of `wanted`, the lowest that is free for 0, watches its
@@ -232,19 +219,20 @@ impl Served {
         wanted: &v1::Namespace,
         opened: Opened,
     ) -> Result<(v1::NamespaceStatus, Namespace), Error> {
-        let free = |nsid: &u32| !self.namespaces.contains_key(nsid);
+        let Kind::Nvme(nvme) = &mut self.kind else { return Err(Error::Network(self.id.clone())) };
+        let free = |nsid: &u32| !nvme.namespaces.contains_key(nsid);
         // What is too high is refused by the controller.
         let nsid = wanted.nsid;
         let chosen = if nsid == 0 { (1..).find(free) } else { Some(nsid).filter(free) };
         let nsid = chosen.ok_or(ChangeError::NamespaceId(nsid))?;
-        self.wakes.add(&*opened.disk)?;
+        nvme.wakes.add(&*opened.disk)?;
         if let Some(place) = &mut self.place {
             let wanted = v1::Namespace { nsid, ..wanted.clone() };
             let described = place.attach(wanted, opened.content.as_ref());
             described.or_else(|error| place.detach(&[nsid]).and(Err(error)))?;
         }
         let (status, namespace) = namespace(&self.id, nsid, opened);
-        self.namespaces.insert(nsid, status.clone());
+        nvme.namespaces.insert(nsid, status.clone());
         Ok((status, namespace))
     }
 
@@ -253,7 +241,8 @@ impl Served {
         &mut self,
         chosen: impl Fn(&v1::NamespaceStatus) -> bool,
     ) -> Result<Vec<u32>, Error> {
-        let taken = self.namespaces.extract_if(.., |_, one| chosen(one));
+        let Kind::Nvme(nvme) = &mut self.kind else { return Err(Error::Network(self.id.clone())) };
+        let taken = nvme.namespaces.extract_if(.., |_, one| chosen(one));
         let taken: Vec<u32> = taken.map(|(nsid, _)| nsid).collect();
         if let Some(place) = &mut self.place {
             place.detach(&taken)?;
@@ -263,7 +252,8 @@ impl Served {
 
     /// Notes the size of a named disk; gives the namespaces that are this disk.
     pub fn resized(&mut self, name: &str, size_bytes: u64) -> Vec<u32> {
-        let same = self.namespaces.values_mut().filter(|one| one.disk == name);
+        let Kind::Nvme(nvme) = &mut self.kind else { return Vec::new() };
+        let same = nvme.namespaces.values_mut().filter(|one| one.disk == name);
         let noted = same.map(|one| {
             one.size_bytes = size_bytes;
             one.nsid
@@ -273,7 +263,8 @@ impl Served {
 
     /// Where it has a named disk.
     pub fn uses(&self, name: &str) -> Vec<v1::DiskUser> {
-        let same = self.namespaces.values().filter(|one| one.disk == name);
+        let Kind::Nvme(nvme) = &self.kind else { return Vec::new() };
+        let same = nvme.namespaces.values().filter(|one| one.disk == name);
         let users = same.map(|one| v1::DiskUser {
             endpoint_id: self.id.clone(),
             nsid: one.nsid,
@@ -284,7 +275,8 @@ impl Served {
 
     /// Its state as the interface has it.
     pub fn describe(&self) -> v1::Endpoint {
-        let stats = self.door.control.stats();
+        let stats = self.control.stats();
+        let nvme = self.nvme().ok();
         v1::Endpoint {
             id: self.id.clone(),
             socket_path: self.socket.to_string_lossy().into_owned(),
@@ -296,10 +288,13 @@ impl Served {
                 errors: stats.errors.iter().map(|(_, count)| count).sum(),
                 clients: stats.connections,
             }),
-            namespaces: self.namespaces.values().cloned().collect(),
-            doorbells: self.doorbells.into(),
-            sweep_period_us: self.sweep_period_us,
-            limits: self.limits,
+            namespaces: nvme
+                .into_iter()
+                .flat_map(|nvme| nvme.namespaces.values().cloned())
+                .collect(),
+            doorbells: nvme.map_or(0, |nvme| nvme.doorbells.into()),
+            sweep_period_us: nvme.map_or(0, |nvme| nvme.sweep_period_us),
+            limits: nvme.and_then(|nvme| nvme.limits),
             reactor: self.reactor as u32,
         }
     }
@@ -315,6 +310,70 @@ impl Served {
             dma_map_total_ns: stats.dma_map_ns,
         }
     }
+}
+
+/// The parts of an endpoint, those of a predecessor if there is one.
+fn endpoint_parts(config: &Config, place: Option<&mut Place>) -> std::io::Result<EndpointParts> {
+    match place {
+        Some(place) => EndpointParts::kept(config, place.kept()),
+        None => Ok(EndpointParts::new(config)),
+    }
+}
+
+/// An NVMe controller on a socket.
+fn nvme(
+    request: &v1::CreateEndpointRequest,
+    wanted: &v1::NvmeController,
+    config: Config,
+    (disks, handle): (&Disks, &Handle),
+    mut place: Option<&mut Place>,
+) -> Result<(Endpoint, Kind), Error> {
+    let socket = config.location.socket();
+    let sweep_period_us = match config.doorbells {
+        DoorbellMode::Trapped => 0,
+        DoorbellMode::Mapped => config.sweep_period.as_micros() as u32,
+    };
+    let unserved = |source| Error::Socket { path: socket.clone(), source };
+    let wakes = Wakes::new()?;
+    let (namespaces, status) =
+        namespaces(&request.id, &wanted.namespaces, disks, &wakes, place.as_deref_mut())?;
+    let mut parts = endpoint_parts(&config, place.as_deref_mut()).map_err(unserved)?;
+    let limits = Limits { queue_pairs: QUEUE_PAIRS, ..Limits::default() };
+    let mut controller = Controller::new(Parts {
+        memory: parts.memory(),
+        interrupts: interrupts(&parts),
+        doorbells: parts.doorbells(doorbell_count(QUEUE_PAIRS)).map_err(unserved)?,
+        namespaces,
+        clock: parts.clock(),
+        identity: Identity::new(&serial(&request.id, &wanted.serial)),
+        limits,
+        journal: place.as_ref().map(|place| place.journal.clone()),
+    })?;
+    // Those of now, and at first those that it is made with.
+    let limited = place.as_ref().and_then(|place| place.limits()).or(wanted.limits);
+    controller.limit(rates(&limited.unwrap_or_default()));
+    if parts.has_client() {
+        let recovered = controller.recover();
+        recovered.map_err(|error| Error::Resources(error.to_string()))?;
+    } else {
+        controller.abandon();
+    }
+    let mailbox = controller.mailbox();
+    let wake = vec![wakes.descriptor()?];
+    let endpoint = Endpoint::new(config, parts, Box::new(controller), wake, handle);
+    let endpoint = endpoint.map_err(unserved)?;
+    let door = Door { mailbox, control: endpoint.control() };
+    let snoop = snoop::Target::new(door.mailbox.clone(), limits, door.control.clone());
+    let nvme = Nvme {
+        namespaces: status,
+        door,
+        wakes,
+        snoop,
+        doorbells: wanted.doorbells(),
+        sweep_period_us,
+        limits: limited,
+    };
+    Ok((endpoint, Kind::Nvme(nvme)))
 }
 
 fn regions(stats: &Stats) -> Vec<v1::DmaRegion> {

@@ -26,6 +26,7 @@ mod disk;
 mod disks;
 mod endpoint;
 mod keep;
+mod network;
 mod plane;
 mod service;
 mod snoop;

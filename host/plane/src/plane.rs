@@ -193,6 +193,12 @@ impl Plane {
         place: Option<Place>,
     ) -> Result<v1::Endpoint, Error> {
         let id = request.id.clone();
+        let fabric = match (&request.virtio_net, &place) {
+            (None, _) => None,
+            (Some(net), None) => Some(self.switch(&net.switch)?),
+            // Its switch is made, or taken over, later.
+            (Some(net), Some(_)) => Some(self.switch_or_new(&net.switch)?),
+        };
         let index = {
             let mut endpoints = self.lock();
             if endpoints.contains_key(&id) {
@@ -200,7 +206,9 @@ impl Plane {
             }
             let mut counts = vec![0; self.shared.reactors.len()];
             endpoints.values().for_each(|slot| counts[slot.reactor()] += 1);
-            let index = self.shared.loads.least(&counts);
+            // A network function begins beside its switch.
+            let beside = fabric.as_ref().map(|fabric| fabric.reactor);
+            let index = beside.unwrap_or_else(|| self.shared.loads.least(&counts));
             endpoints.insert(id.clone(), Slot::Reserved(index));
             index
         };
@@ -213,7 +221,9 @@ impl Plane {
         let handle = self.shared.reactors[index].handle();
         let disks = &self.shared.disks;
         let reactor = (index, &handle);
-        match place.and_then(|place| Served::create(request, disks, reactor, place)) {
+        match place
+            .and_then(|place| Served::create(request, disks, fabric.as_ref(), reactor, place))
+        {
             Ok(served) => {
                 let described = served.describe();
                 self.lock().insert(id, Slot::Served(Box::new(served)));
@@ -279,7 +289,7 @@ impl Plane {
     /// [`Error::Unknown`]; [`Error::Snooped`]; [`Error::Invalid`] for an interval that makes none.
     pub(crate) async fn snoop(&self, request: &v1::SnoopRequest) -> Result<snoop::Reports, Error> {
         let target = match self.lock().get(&request.id) {
-            Some(Slot::Served(served)) => served.snoop(),
+            Some(Slot::Served(served)) => served.snoop()?,
             _ => return Err(Error::Unknown(request.id.clone())),
         };
         let shared = Arc::clone(&self.shared);

@@ -22,7 +22,7 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let message = error.to_string();
         match error {
-            Error::Invalid(_) | Error::Controller(_) | Error::Change(_) => {
+            Error::Invalid(_) | Error::Controller(_) | Error::Change(_) | Error::Network(_) => {
                 Self::invalid_argument(message)
             }
             Error::Port(slipway_switch::BadConfig::Full) => Self::resource_exhausted(message),

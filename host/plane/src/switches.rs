@@ -15,7 +15,6 @@ pub struct Fabric {
     /// How to reach it.
     pub handle: Handle,
     /// The number of the reactor that it lives on.
-    #[allow(dead_code)] // reason: functions are put beside their switch
     pub reactor: usize,
     /// Somebody made it by name; else it is there because an endpoint needs it.
     made: bool,

@@ -1,0 +1,100 @@
+//! Network functions: a virtio-net device on a socket, whose port is attached to a switch.
+
+use std::net::IpAddr;
+
+use slipway_pci::{Function, Interrupt};
+use slipway_plane_api::v1;
+use slipway_switch::{BadConfig, Handle, Mac, PortConfig, PortIndex};
+use slipway_vfio_user::EndpointParts;
+use slipway_virtio_net::{Device, DevicePort, Parts, PartsError, Settings, vectors};
+
+use crate::Error;
+use crate::keep::Place;
+use crate::switches::Fabric;
+
+/// MTU of a function that says none.
+const MTU: u16 = 1500;
+
+/// The port of a network function. Dropped, it is detached from its switch.
+pub struct Attached {
+    switch: Handle,
+    port: PortIndex,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let port = self.port;
+        // A switch that is gone has no ports. Later calls find the port detached: jobs keep their order.
+        let _ = self.switch.run(move |owner| drop(owner.detach(port)));
+    }
+}
+
+/// Makes the function that `wanted` describes, for a client behind `parts`, and attaches its port under
+/// the name `id`. With a `place` that a predecessor with a client left, it goes on where that one was.
+///
+/// # Errors
+/// [`Error::Invalid`] for what no function can have; [`Error::Port`] for an address that another port
+/// has. Nothing is attached then.
+pub fn make(
+    id: &str,
+    wanted: &v1::VirtioNet,
+    parts: &EndpointParts,
+    fabric: &Fabric,
+    place: Option<&Place>,
+) -> Result<(Device, Attached), Error> {
+    let settings = settings(wanted)?;
+    let config = port_config(id, wanted, settings.mac)?;
+    let sink = parts.interrupts();
+    let interrupt = |vector| Interrupt::new(sink.clone(), vector);
+    let made = Device::new(Parts {
+        memory: parts.memory(),
+        interrupts: (0..vectors(settings.pairs)).map(interrupt).collect(),
+        clock: parts.clock(),
+        settings,
+        journal: place.map(|place| place.journal.clone()),
+    });
+    let (mut device, port) = made.map_err(|error: PartsError| Error::Invalid(error.to_string()))?;
+    if parts.has_client() {
+        let recovered = device.recover();
+        recovered.map_err(|error| Error::Resources(error.to_string()))?;
+    } else {
+        device.reset();
+    }
+    Ok((device, attach(port, config, fabric)?))
+}
+
+fn attach(port: DevicePort, config: PortConfig, fabric: &Fabric) -> Result<Attached, Error> {
+    let switch = fabric.handle.clone();
+    let attached = switch.call(move |owner| owner.attach(Box::new(port), config));
+    let attached: Result<PortIndex, BadConfig> =
+        attached.map_err(|_| Error::Resources("the switch has ended".to_owned()))?;
+    Ok(Attached { port: attached?, switch })
+}
+
+fn settings(wanted: &v1::VirtioNet) -> Result<Settings, Error> {
+    let mac: Mac = wanted.mac.parse().map_err(|error| {
+        Error::Invalid(format!("\"{}\" is no MAC address: {error}", wanted.mac))
+    })?;
+    let fits = |value: u32, what: &str| {
+        u16::try_from(value).map_err(|_| Error::Invalid(format!("{value} is too much for {what}")))
+    };
+    Ok(Settings {
+        mtu: if wanted.mtu == 0 { MTU } else { fits(wanted.mtu, "an MTU")? },
+        pairs: fits(wanted.queue_pairs.max(1), "queue pairs")?,
+        ..Settings::new(mac)
+    })
+}
+
+fn port_config(id: &str, wanted: &v1::VirtioNet, mac: Mac) -> Result<PortConfig, Error> {
+    let address = |text: &String| {
+        text.parse::<IpAddr>().map_err(|_| Error::Invalid(format!("\"{text}\" is no IP address")))
+    };
+    Ok(PortConfig {
+        name: id.to_owned(),
+        mac: Some(mac),
+        addresses: wanted.addresses.iter().map(address).collect::<Result<_, _>>()?,
+        spoof_check: wanted.spoof_check,
+        // The function itself refuses what is longer than its MTU and is not to be cut.
+        ..PortConfig::default()
+    })
+}

@@ -1,0 +1,193 @@
+//! Network functions of a plane: drivers on sockets that reach each other through a switch.
+#![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use slipway_plane::{Error, Plane, Settings};
+use slipway_plane_api::v1;
+use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_vfio_user::client::{Client, ClientError};
+use slipway_virtio_net::driver::{Arena, Driver, DriverError, Options, RegisterAccess};
+use slipway_virtio_spec::net::Header;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MEMORY: u64 = 4 << 20;
+
+/// BAR 0 over the socket.
+struct Registers(Client, Instant);
+
+fn refused(error: ClientError) -> DriverError {
+    DriverError::Access(error.to_string())
+}
+
+impl RegisterAccess for Registers {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DriverError> {
+        self.0.read(0, offset, into).map_err(refused)
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
+        self.0.write(0, offset, from).map_err(refused)
+    }
+
+    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
+        self.0.post(0, offset, from).map_err(refused)
+    }
+
+    fn idle(&mut self) -> Result<(), DriverError> {
+        std::thread::yield_now();
+        match self.1.elapsed() {
+            late if late > PATIENCE => Err(DriverError::Access("no answer".into())),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A driver in memory of its own, on the function at `path`.
+fn drive(path: &Path) -> (Driver<Registers>, DmaMap) {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, MEMORY).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+    let mut client = Client::connect(path, PATIENCE).unwrap();
+    client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
+    let mut map = DmaMap::new();
+    map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap()).unwrap();
+    let arena = Arena::new(map.memory(), 0, MEMORY);
+    let driver = Driver::new(Registers(client, Instant::now()), arena, Options::default());
+    (driver.unwrap(), map)
+}
+
+fn request(directory: &Path, number: u8, switch: &str) -> v1::CreateEndpointRequest {
+    v1::CreateEndpointRequest {
+        id: format!("net-{number}"),
+        socket_path: directory.join(format!("{number}")).to_string_lossy().into_owned(),
+        virtio_net: Some(v1::VirtioNet {
+            switch: switch.to_owned(),
+            mac: mac(number),
+            spoof_check: true,
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn mac(number: u8) -> String {
+    format!("02:00:00:00:00:{number:02x}")
+}
+
+fn frame(from: u8, to: u8, len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len).map(|at| at as u8).collect();
+    bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, to]);
+    bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, from]);
+    bytes[12..14].copy_from_slice(&[0x88, 0xb5]);
+    bytes
+}
+
+/// Sends until it arrives: the switch may not have seen yet that the other one is there.
+fn cross(from: &mut Driver<Registers>, to: &mut Driver<Registers>, sent: &[u8]) -> bool {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        from.transmit[0].push(&mut from.arena, &Header::default(), sent, &[]).unwrap();
+        from.flush(0).unwrap();
+        let soon = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < soon {
+            if let Some(received) = to.receive[0].pop().unwrap() {
+                assert!(received.frame == sent);
+                return true;
+            }
+        }
+    }
+    false
+}
+
+fn plane(reactors: u32) -> (Plane, tempfile::TempDir) {
+    let plane = Plane::new(Settings { reactors, ..Default::default() }).unwrap();
+    (plane, tempfile::tempdir().unwrap())
+}
+
+fn switch(plane: &Plane, name: &str) {
+    plane
+        .create_switch(&v1::CreateSwitchRequest { name: name.into(), ..Default::default() })
+        .unwrap();
+}
+
+#[test]
+fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
+    for reactors in [1, 2] {
+        let (plane, directory) = plane(reactors);
+        switch(&plane, "blue");
+        for number in 1..=2 {
+            plane.create(&request(directory.path(), number, "blue")).unwrap();
+        }
+        let (mut one, _first) = drive(&directory.path().join("1"));
+        let (mut two, second) = drive(&directory.path().join("2"));
+        for round in 0..20 {
+            assert!(cross(&mut one, &mut two, &frame(1, 2, 60 + round)));
+            assert!(cross(&mut two, &mut one, &frame(2, 1, 1000 + round)));
+            if round % 5 == 0 {
+                // Until the switch sleeps, which a notification wakes it from.
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        let ports = &plane.list_switches()[0].ports;
+        assert_eq!(ports.len(), 2);
+        assert!(ports.iter().all(|port| port.up && port.frames_in >= 20 && port.frames_out >= 20));
+        // Memory goes and comes under a function that runs.
+        let file = rustix::fs::memfd_create("more", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 8192).unwrap();
+        for _ in 0..10 {
+            two.registers.0.map(1 << 40, 8192, file.as_fd(), 0, true).unwrap();
+            two.registers.0.unmap(1 << 40, 8192).unwrap();
+            assert!(cross(&mut one, &mut two, &frame(1, 2, 1500)));
+        }
+        drop((two, second));
+        plane.remove("net-2").unwrap();
+        assert_eq!(plane.list_switches()[0].ports.len(), 1);
+        // Its address is free again.
+        plane.create(&request(directory.path(), 2, "blue")).unwrap();
+        let (mut two, _second) = drive(&directory.path().join("2"));
+        assert!(cross(&mut one, &mut two, &frame(1, 2, 64)));
+        one.reset().unwrap();
+        one.start().unwrap();
+        assert!(cross(&mut two, &mut one, &frame(2, 1, 64)));
+    }
+}
+
+#[test]
+fn what_no_function_can_have_is_one_clear_line_and_leaves_nothing() {
+    let (plane, directory) = plane(1);
+    let at = |number: u8| request(directory.path(), number, "blue");
+    let refuse = |request: &v1::CreateEndpointRequest| -> (Error, PathBuf) {
+        let error = plane.create(request).unwrap_err();
+        let socket = PathBuf::from(&request.socket_path);
+        assert!(!socket.exists(), "{error}");
+        (error, socket)
+    };
+    assert!(matches!(refuse(&at(1)).0, Error::UnknownSwitch(_)));
+    switch(&plane, "blue");
+    let with = |change: fn(&mut v1::VirtioNet)| {
+        let mut request = at(1);
+        change(request.virtio_net.as_mut().unwrap());
+        refuse(&request).0
+    };
+    for change in [
+        |net: &mut v1::VirtioNet| net.mac = "2:0".into(),
+        |net: &mut v1::VirtioNet| net.mac = "01:00:00:00:00:01".into(),
+        |net: &mut v1::VirtioNet| net.mtu = 67,
+        |net: &mut v1::VirtioNet| net.mtu = 65_536,
+        |net: &mut v1::VirtioNet| net.queue_pairs = 65,
+        |net: &mut v1::VirtioNet| net.addresses = vec!["10.0.0.256".into()],
+    ] {
+        let error = with(change);
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
+        assert!(!error.to_string().contains('\n'));
+    }
+    plane.create(&at(1)).unwrap();
+    let mut same = at(2);
+    same.virtio_net.as_mut().unwrap().mac = mac(1);
+    assert!(matches!(refuse(&same).0, Error::Port(_)));
+    assert_eq!((plane.list().len(), plane.list_switches()[0].ports.len()), (1, 1));
+    let limit = v1::LimitEndpointRequest { endpoint_id: "net-1".into(), limits: None };
+    assert!(matches!(plane.limit(&limit), Err(Error::Network(_))));
+}
