@@ -63,10 +63,12 @@ fn main() {
         })
     };
     pin(0);
+    // Frames to one port that follow each other.
+    let run = argument(6, 1);
     // Slots are filled once: the source's own work is a descriptor.
     let frames: Vec<_> = (1..ports as u64).map(|to| frame(0, to, bytes)).collect();
     for slot in 0..slots as usize {
-        source.memory().write(source.place(slot), &frames[slot % frames.len()]).unwrap();
+        source.memory().write(source.place(slot), &frames[slot / run % frames.len()]).unwrap();
     }
     let begin = Instant::now();
     let mut sent = 0_u64;
@@ -77,9 +79,13 @@ fn main() {
         for _ in 0..64 {
             let free = source.free(burst).unwrap().min(burst);
             for slot in 0..free {
+                if ports > 2 {
+                    let to = 1 + (sent as usize + slot) / run % (ports - 1);
+                    source.memory().write(source.place(slot), &Mac::local(to as u64).0).unwrap();
+                }
                 source.describe(slot, Descriptor::new(bytes as u32));
             }
-            let _ = source.publish(free);
+            source.publish(free);
             sent += free as u64;
             let _ = switch.turn(0, 256, now);
             if let Some((input, _)) = inline.as_mut() {
@@ -96,6 +102,8 @@ fn main() {
     }
     stop.store(true, Ordering::Relaxed);
     sink.join().unwrap();
+    let cost = begin.elapsed().as_nanos() as f64 / sent as f64;
+    println!("{cost:.1} ns a packet");
     let stats = switch.stats(1).unwrap();
     println!("sent {sent}, out {} {:?}", stats.frames_out, stats.causes_out().collect::<Vec<_>>());
 }
@@ -125,7 +133,7 @@ fn direct(bytes: usize, slots: u32, burst: usize) {
                     output.memory().write(output.place(slot), &frame).unwrap();
                     output.describe(slot, Descriptor::new(bytes as u32));
                 }
-                let _ = output.publish(free);
+                output.publish(free);
             }
         }
         let all = received.load(Ordering::Relaxed);

@@ -53,6 +53,12 @@ impl Fan {
         self.ports.len()
     }
 
+    /// Number `at` of the ports that have any.
+    #[inline]
+    pub fn port(&self, at: usize) -> PortIndex {
+        self.ports[at]
+    }
+
     /// Fills `picks` with a port's list, and gives the port: number `at` of those that have any.
     #[inline]
     pub fn gather(&mut self, at: usize, picks: &mut Vec<Pick>) -> PortIndex {

@@ -52,7 +52,8 @@ pub struct Delivered {
 ///   armed.
 ///
 /// # Duties of the switch
-/// - `take`, any number of `deliver`s to other ports, `release`, in this order; no second `take` before.
+/// - `take`, any number of `deliver`s to other ports, a full barrier, `notify` to each of those, and
+///   `release`, in this order; no second `take` before.
 /// - Before it sleeps it calls [`Port::arm`], and sleeps only if that found nothing.
 pub trait Port: Send {
     /// What the peer can take; may change between two calls.
@@ -68,9 +69,17 @@ pub trait Port: Send {
     /// The frames taken last have been carried out: gives their memory back to the peer.
     fn release(&mut self);
 
-    /// Gives the peer frames of `burst`, in order, as many as it has room for, and tells it if it wants
-    /// to be told. A frame that there is no room for, and all after it, are left out.
+    /// Gives the peer frames of `burst`, in order, as many as it has room for. A frame that there is no
+    /// room for, and all after it, are left out.
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered;
+
+    /// Tells the peer of what was delivered if it wants to be told. A full barrier lies between: a port
+    /// stores what its peer looks at in `deliver`, and looks here whether the peer sleeps. So one barrier,
+    /// which waits for all stores before it, serves all ports of a turn.
+    fn notify(&mut self) {}
+
+    /// A delivery follows soon: has the processor fetch what it will write.
+    fn prepare(&self) {}
 
     /// From now on the switch must be woken when a frame comes. Tells whether there is one already:
     /// then the switch must look and not sleep.

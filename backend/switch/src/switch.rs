@@ -1,5 +1,6 @@
 //! The switch: ports, their rules, and the way of a burst from one of them to the others.
 
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use slipway_rate::Bucket;
@@ -17,6 +18,9 @@ use crate::stats::{Drop, PortStats};
 pub const MAX_PORTS: usize = 4096;
 /// A port's number in its switch; used again after the port was detached.
 pub type PortIndex = u16;
+
+/// How many ports ahead of a delivery the processor fetches what it writes.
+const AHEAD: usize = 4;
 
 /// What a turn of a port found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,11 +227,7 @@ impl Switch {
         for at in 0..kept {
             self.direct(index, self.kept[at], self.targets[at]);
         }
-        for at in 0..self.fan.len() {
-            let to = self.fan.gather(at, &mut self.picks);
-            self.drain(to);
-        }
-        self.fan.clear();
+        self.deliver();
         if let Some(slot) = self.slot_mut(index) {
             slot.port.release();
         }
@@ -267,6 +267,37 @@ impl Switch {
             }
         }
         any
+    }
+
+    /// Second pass: gives each port the frames of its list, then tells those that want to be told.
+    fn deliver(&mut self) {
+        let count = self.fan.len();
+        for at in 0..count.min(AHEAD) {
+            self.prepare(at);
+        }
+        for at in 0..count {
+            if at + AHEAD < count {
+                self.prepare(at + AHEAD);
+            }
+            let to = self.fan.gather(at, &mut self.picks);
+            self.drain(to);
+        }
+        // See `Port::notify`.
+        fence(Ordering::SeqCst);
+        for at in 0..count {
+            if let Some(slot) = self.slot_mut(self.fan.port(at)) {
+                slot.port.notify();
+            }
+        }
+        self.fan.clear();
+    }
+
+    /// A delivery to a port follows soon.
+    #[inline]
+    fn prepare(&self, at: usize) {
+        if let Some(slot) = self.slot(self.fan.port(at)) {
+            slot.port.prepare();
+        }
     }
 
     /// Second pass: gives a port the frames of its list.

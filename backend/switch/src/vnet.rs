@@ -33,7 +33,7 @@ impl Offload {
         }
         Some(Self {
             checksum,
-            valid: header[0] & DATA_VALID != 0,
+            valid: checksum.is_none() && header[0] & DATA_VALID != 0,
             segmentation,
             segment: if cut { word(4) } else { 0 },
             ecn: cut && header[1] & GSO_ECN != 0,

@@ -41,6 +41,8 @@
 //!
 //! Dependencies: `thiserror` for [`Broken`].
 
+#![allow(unsafe_code)] // a prefetch of words that are soon written
+
 mod descriptor;
 mod link;
 mod outside;
@@ -50,3 +52,9 @@ mod sleep;
 pub use descriptor::{Descriptor, Segmentation};
 pub use link::{Geometry, Link};
 pub use ring::{Broken, Consumer, Producer};
+
+/// The full barrier between [`Producer::publish`] and [`Producer::must_tell`].
+#[inline]
+pub fn barrier() {
+    sleep::barrier();
+}

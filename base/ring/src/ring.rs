@@ -69,6 +69,18 @@ impl Ring {
     }
 }
 
+/// Has the processor take the word's line, soon to be written, from whoever has it. A hint.
+#[inline]
+fn prefetch_to_write(word: &AtomicU64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing and never faults.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) word, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
+}
+
 /// The side that fills slots. Slots are named by their number among those not published yet.
 pub struct Producer {
     ring: Ring,
@@ -123,19 +135,33 @@ impl Producer {
         self.ring.data.prefetch_to_write(self.place(number));
     }
 
+    /// Has the processor fetch what will be written when the next slot is filled and published.
+    #[inline]
+    pub fn fetch_next(&self) {
+        self.fetch(0);
+        prefetch_to_write(self.ring.descriptor(self.head));
+        prefetch_to_write(self.ring.word(HEAD));
+    }
+
     /// Says what slot `number` holds.
     #[inline]
     pub fn describe(&self, number: usize, descriptor: Descriptor) {
         self.ring.descriptor(self.head + number as u64).store(descriptor.0, Ordering::Relaxed);
     }
 
-    /// Gives the next `count` slots, which are filled, to the consumer. True: it sleeps and is to be
-    /// told.
+    /// Gives the next `count` slots, which are filled, to the consumer. It may sleep: see
+    /// [`Producer::must_tell`].
     #[inline]
-    #[must_use]
-    pub fn publish(&mut self, count: usize) -> bool {
+    pub fn publish(&mut self, count: usize) {
         self.head += count as u64;
-        sleep::publish(self.ring.word(HEAD), self.ring.word(ASLEEP), self.head)
+        sleep::publish(self.ring.word(HEAD), self.head);
+    }
+
+    /// Whether the consumer sleeps and is to be told of what was published. To be asked after a
+    /// [`barrier`](crate::barrier), of which one serves any number of rings.
+    #[inline]
+    pub fn must_tell(&self) -> bool {
+        sleep::is_asleep(self.ring.word(ASLEEP))
     }
 }
 

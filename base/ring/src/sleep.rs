@@ -9,13 +9,23 @@
 
 use super::outside::{AtomicU64, Ordering, fence};
 
-/// Moves the head. True: the consumer sleeps and is to be told.
+/// Moves the head. A full barrier and [`is_asleep`] must follow.
 #[inline]
-pub(crate) fn publish(head: &AtomicU64, asleep: &AtomicU64, value: u64) -> bool {
+pub(crate) fn publish(head: &AtomicU64, value: u64) {
     // Release: whoever sees the head sees what was written to the slots before it.
     head.store(value, Ordering::Release);
+}
+
+/// The full barrier between [`publish`] and [`is_asleep`]; one serves any number of rings.
+#[inline]
+pub(crate) fn barrier() {
     // Pairs with the one in `arm`.
     fence(Ordering::SeqCst);
+}
+
+/// Whether the consumer sleeps and is to be told; says so once.
+#[inline]
+pub(crate) fn is_asleep(asleep: &AtomicU64) -> bool {
     asleep.load(Ordering::Relaxed) == 1
         && asleep.compare_exchange(1, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }
@@ -23,7 +33,7 @@ pub(crate) fn publish(head: &AtomicU64, asleep: &AtomicU64, value: u64) -> bool 
 /// Asks to be told when the head moves on from `seen`. True: it has, and nobody may tell.
 pub(crate) fn arm(head: &AtomicU64, asleep: &AtomicU64, seen: u64) -> bool {
     asleep.store(1, Ordering::Relaxed);
-    // Pairs with the one in `publish`.
+    // Pairs with the one in `barrier`.
     fence(Ordering::SeqCst);
     let moved = head.load(Ordering::Acquire) != seen;
     if moved {

@@ -26,7 +26,9 @@ fn a_sleeper_is_always_told() {
             let words = words.clone();
             loom::thread::spawn(move || {
                 for value in 1..=COUNT {
-                    if sleep::publish(&words.0, &words.1, value) {
+                    sleep::publish(&words.0, value);
+                    sleep::barrier();
+                    if sleep::is_asleep(&words.1) {
                         bell.send(()).unwrap();
                     }
                 }

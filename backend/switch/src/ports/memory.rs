@@ -152,13 +152,6 @@ impl MemoryPort {
         }
         Some(count)
     }
-
-    fn publish(&mut self, slots: usize) {
-        if slots > 0 && self.output.publish(slots) {
-            // A full counter is as good: it is readable.
-            let _ = rustix::io::write(&self.tell.peer, &1_u64.to_ne_bytes());
-        }
-    }
 }
 
 impl Port for MemoryPort {
@@ -221,8 +214,23 @@ impl Port for MemoryPort {
                 None => delivered.refused += 1,
             }
         }
-        self.publish(at);
+        if at > 0 {
+            self.output.publish(at);
+        }
         delivered
+    }
+
+    #[inline]
+    fn notify(&mut self) {
+        if self.output.must_tell() {
+            // A full counter is as good: it is readable.
+            let _ = rustix::io::write(&self.tell.peer, &1_u64.to_ne_bytes());
+        }
+    }
+
+    #[inline]
+    fn prepare(&self) {
+        self.output.fetch_next();
     }
 
     fn arm(&mut self) -> bool {

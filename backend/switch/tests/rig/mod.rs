@@ -100,7 +100,7 @@ impl Rig {
                 if at + 1 < parts.len() { descriptor.and_more() } else { descriptor },
             );
         }
-        let _ = output.publish(parts.len());
+        output.publish(parts.len());
     }
 
     /// Fills the port's ring with copies of a frame.
