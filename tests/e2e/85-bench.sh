@@ -56,12 +56,13 @@ bench --quick --neighbour --only mapped --json --output "$work/beside.json" >/de
 python3 - "$work/beside.json" <<'CHECK' || fail "the neighbour's report does not hold what was asked for"
 import json, sys
 report = json.load(open(sys.argv[1]))
-names = ["mapped", "mapped+randread-4k-d128-t1", "mapped+randread-128k-d128-t1"]
+names = ["mapped", "mapped+4x", "mapped+randread-4k-d128-t1", "mapped+randread-128k-d128-t1"]
 assert [s["name"] for s in report["subjects"]] == names, report["subjects"]
-assert len(report["runs"]) == 3 * 3, len(report["runs"])
+assert len(report["runs"]) == 3 * 4, len(report["runs"])
 for run in report["runs"]:
     assert run["workload"] == "randread-4k-d1-t1" and run["measured"]["bytes"] > 0, run
-    assert (run["measured"].get("neighbour_commands", 0) > 0) == ("+" in run["subject"]), run
+    assert (run["measured"].get("neighbour_commands", 0) > 0) == ("+rand" in run["subject"]), run
+    assert sum(n for _, n in run["measured"]["at_least"]["buckets"]) > 0, run
 CHECK
 bench --report "$work/beside.json" | grep -q 'ratio' || fail "no table of ratios"
 ok "a quiet client alone and beside two loads of a noisy one"

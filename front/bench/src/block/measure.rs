@@ -20,6 +20,10 @@ pub struct Measured {
     pub elapsed_ns: u64,
     /// CPU time that the target's process took meanwhile, ns, where there is one.
     pub target_cpu_ns: Option<u64>,
+    /// The same, up to the last look that did not see the completion: what the command took at least.
+    /// Where the client has more to do than to look, which is part of what it saw.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<Histogram>,
     /// Commands that a neighbour had carried out meanwhile, where there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour_commands: Option<u64>,

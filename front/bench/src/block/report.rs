@@ -176,6 +176,16 @@ impl BlockReport {
         (iops.len() > 1).then(|| (most - least) / median(iops.clone()).max(f64::MIN_POSITIVE))
     }
 
+    /// The latency that 99 % of the commands exceed at the most, without what the client itself may
+    /// have been late to see, ns; a median over the rounds, None where that was not measured.
+    pub fn p99_at_least(&self, workload: &Workload, subject: &str) -> Option<f64> {
+        let each = self
+            .turns(workload, subject)
+            .filter_map(|run| Some(run.measured.at_least.as_ref()?.percentile(99.0) as f64));
+        let each: Vec<f64> = each.collect();
+        (!each.is_empty()).then(|| median(each))
+    }
+
     /// Commands a second that the neighbour of `subject` had, a median over the rounds; None where
     /// there was no neighbour.
     pub fn neighbour_iops(&self, workload: &Workload, subject: &str) -> Option<f64> {

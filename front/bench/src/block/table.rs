@@ -1,6 +1,6 @@
 //! A report of disks as tables for a terminal.
 
-use super::{BlockReport, Figures, RocksReport};
+use super::{BlockReport, Described, Figures, RocksReport};
 use crate::duration::human;
 use crate::table::{BOLD, PLAIN, grid};
 
@@ -38,21 +38,39 @@ pub fn block_table(report: &BlockReport, colour: bool) -> String {
     text + &neighbour_table(report, colour) + &notes(report)
 }
 
-const BESIDE: [&str; 8] =
-    ["", "p50", "beside", "ratio", "p99", "beside", "ratio", "neighbour IOPS"];
+const BESIDE: [&str; 11] = [
+    "",
+    "p50",
+    "beside",
+    "ratio",
+    "p99",
+    "beside",
+    "ratio",
+    "p99 ≥",
+    "beside",
+    "ratio",
+    "neighbour IOPS",
+];
 
 /// How much worse the quiet client's latencies are beside a neighbour, a row for each that was there.
 /// Empty where there was none.
 fn neighbour_table(report: &BlockReport, colour: bool) -> String {
     let mut text = String::new();
     for workload in &report.plan.workloads {
+        let beside = |subject: &Described| report.neighbour_iops(workload, &subject.name);
+        if !report.subjects.iter().any(|subject| beside(subject).is_some()) {
+            continue;
+        }
         let rows = report.subjects.iter().filter_map(|subject| {
             let (alone, _) = subject.name.split_once('+')?;
-            let loud = report.neighbour_iops(workload, &subject.name)?;
-            let [alone, beside] = [alone, &subject.name].map(|name| report.figures(workload, name));
-            Some(beside_row(&subject.name, &alone?, &beside?, loud))
+            let loud = beside(subject);
+            let [own, others] = [alone, &subject.name].map(|name| report.figures(workload, name));
+            let least = [alone, &subject.name].map(|name| report.p99_at_least(workload, name));
+            let least = least[0].zip(least[1]);
+            let figures = (&own?, &others?);
+            Some(beside_row(&subject.name, figures, least, loud))
         });
-        let rows: Vec<[String; 8]> = rows.collect();
+        let rows: Vec<[String; 11]> = rows.collect();
         if rows.is_empty() {
             continue;
         }
@@ -63,19 +81,31 @@ fn neighbour_table(report: &BlockReport, colour: bool) -> String {
             None if colour => format!("{BOLD}{line}{PLAIN}"),
             _ => line,
         }));
-        text.push('\n');
+        text.push_str(
+            "p99 \u{2265}: up to the client's last look that found nothing; what p99 has beyond it may be \
+             the client's own, which puts both loads on\n\n",
+        );
     }
     text
 }
 
-fn beside_row(name: &str, alone: &Figures, beside: &Figures, loud: f64) -> [String; 8] {
-    let [p50, p99] = [0, 1].map(|at| {
-        let (alone, beside) = (alone.percentiles_ns[at], beside.percentiles_ns[at]);
+fn beside_row(
+    name: &str,
+    (alone, beside): (&Figures, &Figures),
+    least: Option<(f64, f64)>,
+    loud: Option<f64>,
+) -> [String; 11] {
+    let three = |alone: f64, beside: f64| {
         let ns = |value: f64| human(value.round() as u64);
         [ns(alone), ns(beside), format!("{:.2}", beside / alone.max(1.0))]
-    });
-    let ([a, b, c], [d, e, f]) = (p50, p99);
-    [name.to_owned(), a, b, c, d, e, f, thousands(loud)]
+    };
+    let [p50, p99] = [0, 1].map(|at| three(alone.percentiles_ns[at], beside.percentiles_ns[at]));
+    let least = match least {
+        Some((alone, beside)) => three(alone, beside),
+        None => [(); 3].map(|()| "-".to_owned()),
+    };
+    let ([a, b, c], [d, e, f], [g, h, i]) = (p50, p99, least);
+    [name.to_owned(), a, b, c, d, e, f, g, h, i, loud.map_or_else(|| "-".to_owned(), thousands)]
 }
 
 /// A table for each load, a row for each subject: operations a second, medians over rounds, the

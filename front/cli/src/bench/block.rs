@@ -310,7 +310,8 @@ fn pair(
     plan: &Plan,
     (fill, loads): (bool, &[Workload]),
 ) -> Result<Pair> {
-    let quiet = session(name, &target.socket, cpus, plan, fill)?;
+    let quiet = Plan { workloads: Neighbours::all_of(&plan.workloads), ..plan.clone() };
+    let quiet = session(name, &target.socket, cpus, &quiet, fill)?;
     let loud = Plan { workloads: loads.to_vec(), ..plan.clone() };
     // The disk is the same, and has its content by now.
     let noisy = session(name, &target.neighbour, cpus, &loud, false)?;

@@ -16,6 +16,8 @@ use crate::block::{Measured, Pattern, Workload};
 
 /// A target that completes nothing for so long is given up.
 const PATIENCE_NS: u64 = 10_000_000_000;
+/// Most completions of a noisy client that are taken between two looks at a quiet one.
+const LOUD: usize = 4;
 /// Polls without a completion between two looks at the clock.
 const POLLS: u32 = 1 << 14;
 
@@ -161,6 +163,12 @@ struct Flow {
     lane: Lane,
     places: Places,
     latency: Histogram,
+    /// Of the same commands, up to the last look that found nothing.
+    at_least: Histogram,
+    /// When that was.
+    looked: u64,
+    /// Most completions that a step takes.
+    most: usize,
     /// When each command was written; 0 while it is not in flight.
     since: Vec<u64>,
     /// Slots of commands that ended, and when they were written.
@@ -173,8 +181,17 @@ impl Flow {
     fn start(lane: Lane, places: Places, now: u64) -> Result<Self> {
         let depth = lane.commands.len();
         let (since, ended) = (vec![now.max(1); depth], Vec::with_capacity(depth));
-        let (latency, in_flight) = (Histogram::new(), depth);
-        let mut flow = Self { lane, places, latency, since, ended, in_flight };
+        let mut flow = Self {
+            lane,
+            places,
+            latency: Histogram::new(),
+            at_least: Histogram::new(),
+            looked: now,
+            most: depth,
+            since,
+            ended,
+            in_flight: depth,
+        };
         for command in &mut flow.lane.commands {
             flow.places.aim(command);
             flow.lane.pair.push(command)?;
@@ -184,16 +201,21 @@ impl Flow {
     }
 
     /// Takes what completed, and writes as many commands anew unless `stop` or the time says
-    /// otherwise. Gives the time; None: nothing had completed.
+    /// otherwise. Gives the time; None: nothing had completed. `TIMED`: every look is timed, so that
+    /// it is known how late it was.
     #[inline]
-    fn step(
+    fn step<const TIMED: bool>(
         &mut self,
         clock: &dyn Clock,
         window: &mut Window,
         stop: &AtomicBool,
     ) -> Result<Option<u64>> {
-        take(&mut self.lane.pair, &mut self.since, &mut self.ended)?;
+        let begun = if TIMED { clock.nanos() } else { 0 };
+        take(&mut self.lane.pair, &mut self.since, &mut self.ended, self.most)?;
         if self.ended.is_empty() {
+            if TIMED {
+                self.looked = begun;
+            }
             return Ok(None);
         }
         let now = clock.nanos();
@@ -206,6 +228,9 @@ impl Flow {
         for &(slot, written) in &self.ended {
             if counted {
                 self.latency.record(now.saturating_sub(written));
+                if TIMED {
+                    self.at_least.record(self.looked.saturating_sub(written));
+                }
             }
             if more {
                 self.places.aim(&mut self.lane.commands[slot]);
@@ -239,7 +264,7 @@ fn drive(
     let mut flow = Flow::start(lane, places, last)?;
     let mut polls = 0_u32;
     while flow.in_flight > 0 {
-        match flow.step(clock, &mut window, stop)? {
+        match flow.step::<false>(clock, &mut window, stop)? {
             Some(now) => (polls, last) = (0, now),
             None => {
                 polls += 1;
@@ -272,8 +297,9 @@ impl Part<'_> {
 }
 
 /// Puts two loads on from one thread, which looks at the lanes of both in turn: on a machine of two
-/// processors both clients share the one that the target leaves. Gives the lanes of both back, and
-/// what the first measured.
+/// processors both clients share the one that the target leaves. So that the first waits little for
+/// the second, a look at that takes a few completions only; and how late its own looks were at most
+/// is measured with it. Gives the lanes of both back, and what the first measured.
 pub(super) fn run_beside(
     quiet: Part<'_>,
     loud: Option<Part<'_>>,
@@ -290,13 +316,16 @@ pub(super) fn run_beside(
         let mut before = None;
         let mut quiet = quiet.start(last)?;
         let mut loud = loud.map_or(Ok(Vec::new()), |loud| loud.start(last))?;
+        loud.iter_mut().for_each(|flow| flow.most = LOUD);
         let (mut polls, mut spent) = (0_u32, None);
         loop {
             let mut left = 0;
-            for flow in quiet.iter_mut().chain(&mut loud) {
-                if let Some(now) = flow.step(&*clock, &mut window, &stop)? {
-                    last = now;
-                }
+            for flow in &mut quiet {
+                last = flow.step::<true>(&*clock, &mut window, &stop)?.unwrap_or(last);
+                left += flow.in_flight;
+            }
+            for flow in &mut loud {
+                last = flow.step::<false>(&*clock, &mut window, &stop)?.unwrap_or(last);
                 left += flow.in_flight;
             }
             if left == 0 {
@@ -315,7 +344,12 @@ pub(super) fn run_beside(
         }
         let mut measured =
             Measured { elapsed_ns: window.until - window.from, ..Measured::default() };
-        quiet.iter().for_each(|flow| measured.latency.merge(&flow.latency));
+        let mut at_least = Histogram::new();
+        for flow in &quiet {
+            measured.latency.merge(&flow.latency);
+            at_least.merge(&flow.at_least);
+        }
+        measured.at_least = Some(at_least);
         measured.bytes = measured.latency.count() * block_size;
         let spent = spent.flatten().zip(before.flatten());
         measured.target_cpu_ns = spent.map(|(after, before)| after.saturating_sub(before));
@@ -331,9 +365,14 @@ pub(super) fn run_beside(
     })
 }
 
-/// Takes what completed.
+/// Takes what completed, at most so many.
 #[inline]
-fn take(pair: &mut PinnedPair, since: &mut [u64], ended: &mut Vec<(usize, u64)>) -> Result<()> {
+fn take(
+    pair: &mut PinnedPair,
+    since: &mut [u64],
+    ended: &mut Vec<(usize, u64)>,
+    most: usize,
+) -> Result<()> {
     while let Some(done) = pair.pop()? {
         let slot = usize::from(done.id);
         if !done.status.is_success() {
@@ -343,7 +382,7 @@ fn take(pair: &mut PinnedPair, since: &mut [u64], ended: &mut Vec<(usize, u64)>)
             None | Some(0) => bail!("the target completed command {slot}, which is not in flight"),
             Some(written) => ended.push((slot, written)),
         }
-        if ended.len() == since.len() {
+        if ended.len() == most {
             break;
         }
     }

@@ -17,25 +17,64 @@ pub struct Pair {
     pub noisy: Session,
 }
 
+/// How the quiet client is measured.
+#[derive(Clone, Copy)]
+enum Beside {
+    /// By itself.
+    Nobody,
+    /// By itself, with commands that are so many times as large. They take longer as those beside a
+    /// neighbour do, and nobody but the machine makes some of them take far longer.
+    Larger(u32),
+    /// Beside a load of the noisy client.
+    Load(Workload),
+}
+
+/// The control's commands, as a multiple: about what a neighbour's turn adds.
+const LARGER: u32 = 4;
+
 /// The quiet client, alone or beside a load of the noisy one. One thread puts both loads on, so what
 /// the quiet one sees has the work of the neighbour's client in it as well.
 pub struct Neighbours {
     name: String,
     pair: Rc<RefCell<Pair>>,
-    loud: Option<Workload>,
+    beside: Beside,
 }
 
 impl Neighbours {
-    /// Alone, as `name`, and beside each of `loads`, as `name+LOAD`.
+    /// Alone, as `name`; alone with larger commands, as `name+4x`; and beside each of `loads`, as
+    /// `name+LOAD`.
     pub fn of(name: &str, pair: Pair, loads: &[Workload]) -> Vec<Self> {
         let pair = Rc::new(RefCell::new(pair));
-        let beside = loads.iter().map(Some);
-        let all = [None].into_iter().chain(beside).map(|loud| Self {
-            name: loud.map_or_else(|| name.to_owned(), |load| format!("{name}+{load}")),
+        let alone = [Beside::Nobody, Beside::Larger(LARGER)];
+        let all = alone.into_iter().chain(loads.iter().copied().map(Beside::Load));
+        let subject = |beside| Self {
+            name: match beside {
+                Beside::Nobody => name.to_owned(),
+                Beside::Larger(times) => format!("{name}+{times}x"),
+                Beside::Load(load) => format!("{name}+{load}"),
+            },
             pair: Rc::clone(&pair),
-            loud: loud.copied(),
-        });
-        all.collect()
+            beside,
+        };
+        all.map(subject).collect()
+    }
+
+    /// What the quiet client does.
+    fn quiet(&self, workload: &Workload) -> Workload {
+        match self.beside {
+            Beside::Larger(times) => Self::larger(workload, times),
+            _ => *workload,
+        }
+    }
+
+    fn larger(workload: &Workload, times: u32) -> Workload {
+        Workload { block_size: workload.block_size.saturating_mul(times), ..*workload }
+    }
+
+    /// What the quiet client does in all, when it is asked for `workloads`.
+    pub fn all_of(workloads: &[Workload]) -> Vec<Workload> {
+        let larger = workloads.iter().map(|workload| Self::larger(workload, LARGER));
+        workloads.iter().copied().chain(larger).collect()
     }
 }
 
@@ -46,20 +85,33 @@ impl Subject for Neighbours {
 
     fn about(&self) -> String {
         let about = self.pair.borrow().quiet.about();
-        match &self.loud {
-            None => format!("{about}; alone"),
-            Some(loud) => format!("the same beside {loud} on another controller of the disk"),
+        match &self.beside {
+            Beside::Nobody => format!("{about}; alone"),
+            Beside::Larger(times) => format!(
+                "the same alone with commands {times} times as large: what longer commands have to \
+                 bear from the machine itself"
+            ),
+            Beside::Load(loud) => {
+                format!("the same beside {loud} on another controller of the disk")
+            }
         }
     }
 
     fn takes(&self, workload: &Workload) -> bool {
         let pair = self.pair.borrow();
-        pair.quiet.takes(workload) && self.loud.is_none_or(|loud| pair.noisy.takes(&loud))
+        let loud = match &self.beside {
+            Beside::Load(loud) => pair.noisy.takes(loud),
+            _ => true,
+        };
+        loud && pair.quiet.takes(&self.quiet(workload))
     }
 
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured> {
         let Pair { quiet, noisy } = &mut *self.pair.borrow_mut();
-        let neighbour = self.loud.as_ref().map(|loud| (noisy, loud));
-        quiet.run_beside(workload, neighbour, (warm_up, time))
+        let neighbour = match &self.beside {
+            Beside::Load(loud) => Some((noisy, loud)),
+            _ => None,
+        };
+        quiet.run_beside(&self.quiet(workload), neighbour, (warm_up, time))
     }
 }
