@@ -110,6 +110,11 @@ impl Receiving {
         Ok(queue)
     }
 
+    /// Where each buffer is, by ID: for who takes and gives them itself.
+    pub fn places(&self) -> Vec<Span> {
+        self.buffers.iter().flatten().cloned().collect()
+    }
+
     fn give(&mut self, span: Span) -> Result<(), DriverError> {
         let id = self.ring.push(&[Buffer::writable(span.iova(), span.len() as u32)])?;
         self.buffers[usize::from(id)] = Some(span);
