@@ -80,6 +80,12 @@ pub enum Command {
     /// Manage named disks, which any number of endpoints share
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Manage networks, which sandboxes join
+    #[command(subcommand)]
+    Network(NetworkCommand),
+    /// Show the ports of the networks' switches: sandboxes, and the host's own ends
+    #[command(subcommand)]
+    Port(PortCommand),
     /// Say what this host can do, what is missing and the command that mends it
     Doctor(DoctorArgs),
     /// Measure
@@ -120,6 +126,8 @@ pub struct RunArgs {
     pub machine: MachineArgs,
     #[command(flatten)]
     pub process: ProcessArgs,
+    #[command(flatten)]
+    pub network: NetworkArgs,
     /// Host name in the container [default: the sandbox's name]
     #[arg(long)]
     pub hostname: Option<String>,
@@ -180,6 +188,90 @@ pub struct MachineArgs {
     /// How guest code runs: auto, kvm, or tcg (software emulation)
     #[arg(long, value_name = "WORD")]
     pub accel: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct NetworkArgs {
+    /// Network that the sandbox joins, or "none". The network "default" is made when it is first
+    /// needed; `network create` makes others [default: default]
+    #[arg(long, value_name = "NAME|none")]
+    pub network: Option<String>,
+    /// Have a port of the host lead to one of the container, as 8080:80, 127.0.0.1:8080:80,
+    /// 53:53/udp or 8000-8009:8000-8009; with the container's port alone, any that is free
+    #[arg(short, long, value_name = "[[ADDRESS:]HOST:]CONTAINER[/udp]")]
+    pub publish: Vec<String>,
+    /// Address of the sandbox, IPv4 or IPv6 (or both, one after the other) [default: one that is free]
+    #[arg(long, value_name = "ADDRESS")]
+    pub ip: Vec<String>,
+    /// MAC address of the sandbox's interface [default: made from its IPv4 address]
+    #[arg(long, value_name = "ADDRESS")]
+    pub mac: Option<String>,
+    /// Start the container's process when its network can be used; without this the network comes up
+    /// beside it
+    #[arg(long)]
+    pub wait_network: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NetworkCommand {
+    /// Make a network; what is left out is chosen, and overlaps nothing that the host has
+    Create {
+        /// Letters, digits, "-" and "_"
+        name: String,
+        /// IPv4 subnet, as 10.1.0.0/24
+        #[arg(long, value_name = "SUBNET")]
+        subnet: Option<String>,
+        /// IPv6 subnet, as fd00:1::/64
+        #[arg(long, value_name = "SUBNET")]
+        ipv6_subnet: Option<String>,
+        /// The host's IPv4 address in it [default: the subnet's first]
+        #[arg(long, value_name = "ADDRESS")]
+        gateway: Option<String>,
+        /// Largest packet in bytes [default: 1500]
+        #[arg(long, value_name = "BYTES")]
+        mtu: Option<u32>,
+        /// Nothing leads out of it but to the host's end, and nothing is published
+        #[arg(long)]
+        internal: bool,
+    },
+    /// List networks
+    Ls {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove networks that no sandbox uses
+    Rm {
+        /// Names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Print all that is known of networks, as JSON: their sandboxes with addresses and ports
+    Inspect {
+        /// Names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PortCommand {
+    /// List ports with their addresses
+    Ls {
+        /// Only of this network
+        network: Option<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what passed each port, and what was dropped and why
+    Stats {
+        /// Only of this network
+        network: Option<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Clone, Debug, Args)]

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use slipway_plane_api::PlaneClient;
+use slipway_plane_api::{NetworkClient, PlaneClient};
 use slipway_runtime::{Config, SandboxClient, v1};
 use tonic::transport::Channel;
 
@@ -55,6 +55,11 @@ pub async fn connect(args: &NodeArgs, config: &Config) -> Result<SandboxClient> 
 /// Connects to the node's plane; starts a daemon where none runs.
 pub async fn connect_plane(args: &NodeArgs, config: &Config) -> Result<PlaneClient> {
     Ok(PlaneClient::new(channel(args, config).await?))
+}
+
+/// Connects to the node's networks; starts a daemon where none runs.
+pub async fn connect_networks(args: &NodeArgs, config: &Config) -> Result<NetworkClient> {
+    Ok(NetworkClient::new(channel(args, config).await?))
 }
 
 fn sandboxes(channel: Channel) -> SandboxClient {

@@ -11,7 +11,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::fs::FlockOperation;
 use slipway_hypervisor::qemu::Qemu;
+use slipway_network::Networks;
 use slipway_plane::Plane;
+use slipway_plane_api::network_v1::networks_server::NetworksServer;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::{Config, Node, Service};
@@ -84,7 +86,10 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
         .initial_stream_window_size(slipway_plane_api::STREAM_WINDOW)
         .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
         .add_service(PlaneServer::new(plane.service()));
-    let node = open_node(&config, &plane, keeps).await?;
+    let networks = Arc::new(open_networks(&config, &plane).await?);
+    let node = open_node(&config, &plane, &networks, keeps).await?;
+    let router = router
+        .add_service(NetworksServer::new(slipway_network::Service::new(Arc::clone(&networks))));
     let router =
         router.add_service(SandboxesServer::new(Service::new(Arc::clone(&node), ends_when_idle)));
     std::fs::rename(&unborn, &socket)?;
@@ -99,6 +104,9 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
         () = async { told(stopped).await; tokio::time::sleep(farewell).await } => {}
     }
     watcher.await?;
+    if !keeps {
+        networks.close().await;
+    }
     if keeps {
         // Without ending endpoints and sandboxes: the next daemon goes on with them.
         std::process::exit(0);
@@ -178,13 +186,40 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// The node reaches the plane by its interface only, over a socket pair within this process.
-async fn open_node(config: &Config, plane: &Plane, keeps: bool) -> Result<Arc<Node>> {
+/// Networks reach the plane by its interface only, over a socket pair within this process.
+async fn open_networks(config: &Config, plane: &Plane) -> Result<Networks> {
+    let plane = slipway_plane_api::PlaneClient::new(plane.connect().await?);
+    let settings = slipway_network::Settings {
+        dir: config.networks_dir(),
+        table: table(config),
+        resolv_conf: "/etc/resolv.conf".into(),
+    };
+    Ok(Networks::open(settings, plane)?)
+}
+
+/// The packet filter's table: each data directory, and with it each daemon, has its own.
+fn table(config: &Config) -> String {
+    if config.data_dir == Config::default().data_dir {
+        return "slipway".to_owned();
+    }
+    // FNV-1a: short, and the same in every build.
+    let bytes = config.data_dir.as_os_str().as_encoded_bytes();
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    format!("slipway_{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))
+}
+
+/// The node reaches plane and networks likewise.
+async fn open_node(
+    config: &Config,
+    plane: &Plane,
+    networks: &Arc<Networks>,
+    keeps: bool,
+) -> Result<Arc<Node>> {
     let images = image::cache(config)?;
     let hypervisor = Qemu::find(&config.cache_dir())?;
-    let channel = plane.connect().await?;
-    let client = slipway_plane_api::PlaneClient::new(channel);
-    Ok(Node::open(config.clone(), client, hypervisor, images, keeps).await?)
+    let plane = slipway_plane_api::PlaneClient::new(plane.connect().await?);
+    let networks = slipway_plane_api::NetworkClient::new(networks.connect().await?);
+    Ok(Node::open(config.clone(), plane, networks, hypervisor, images, keeps).await?)
 }
 
 /// Waits for a reason to end, ends the sandboxes that do not outlive this daemon, then says stop.

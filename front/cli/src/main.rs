@@ -21,7 +21,9 @@ mod endpoint;
 mod image;
 mod keeper;
 mod manage;
+mod network;
 mod out;
+mod port;
 mod progress;
 mod report;
 mod run;
@@ -112,6 +114,8 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         }
         Command::Snoop(args) => return snoop::snoop(&cli.node, &config, args).await,
         Command::Disk(command) => return disk::command(&cli.node, &config, command).await,
+        Command::Network(command) => return network::command(&cli.node, &config, command).await,
+        Command::Port(command) => return port::command(&cli.node, &config, command).await,
         Command::Doctor(args) => return doctor::doctor(&config, args).await,
         Command::Bench(BenchCommand::Startup(args)) => {
             return bench::startup(&cli.node, &config, args).await;

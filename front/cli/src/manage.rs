@@ -34,7 +34,7 @@ pub async fn ps(mut client: SandboxClient, args: &PsArgs) -> Result<i32> {
         sandboxes.iter().for_each(|one| crate::say!("{}", one.name));
     } else {
         let rows: Vec<_> = sandboxes.iter().map(row).collect();
-        let header = ["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "STATE"];
+        let header = ["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "ADDRESS", "PORTS", "STATE"];
         crate::out::print(format_args!("{}", table(header, &rows)));
     }
     Ok(0)
@@ -52,10 +52,14 @@ fn json(sandbox: &v1::Sandbox) -> serde_json::Value {
         "exit_status": ended.then_some(sandbox.exit_status),
         "reason": sandbox.reason,
         "vmm_pid": (sandbox.vmm_pid > 0).then_some(sandbox.vmm_pid),
+        "network": (!sandbox.network.is_empty()).then_some(&sandbox.network),
+        "mac": (!sandbox.mac.is_empty()).then_some(&sandbox.mac),
+        "addresses": sandbox.addresses,
+        "published": sandbox.published,
     })
 }
 
-fn row(sandbox: &v1::Sandbox) -> [String; 6] {
+fn row(sandbox: &v1::Sandbox) -> [String; 8] {
     let state = match (sandbox.state.as_str(), sandbox.reason.as_str()) {
         ("exited", "") => format!("exited ({})", sandbox.exit_status),
         ("exited", why) => format!("exited ({}): {}", sandbox.exit_status, printable(why)),
@@ -67,7 +71,10 @@ fn row(sandbox: &v1::Sandbox) -> [String; 6] {
         command = command.chars().take(29).collect::<String>() + "…";
     }
     let image = printable(&sandbox.image);
-    [sandbox.id.clone(), sandbox.name.clone(), image, command, ago(sandbox.created_ns), state]
+    let address = sandbox.addresses.first().cloned().unwrap_or_default();
+    let (id, name) = (sandbox.id.clone(), sandbox.name.clone());
+    let created = ago(sandbox.created_ns);
+    [id, name, image, command, created, address, sandbox.published.join(", "), state]
 }
 
 /// `slipway logs`.

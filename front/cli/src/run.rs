@@ -27,6 +27,9 @@ pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32
     if args.process.tty && !std::io::stdin().is_terminal() {
         bail!("--tty needs a terminal at standard input; without one, leave it out");
     }
+    if args.count > 1 && (args.network.mac.is_some() || !args.network.ip.is_empty()) {
+        bail!("--count and --mac or --ip do not go together: whose address would it be?");
+    }
     let client = connect(node, config).await?;
     let began = monotonic_ns();
     let image = image::ensure(config, &args.image, args.pull).await?;
@@ -364,6 +367,11 @@ fn spec(args: &RunArgs, digest: &str) -> Result<v1::RunSpec> {
         labels: args.label.iter().map(|text| label(text)).collect::<Result<_>>()?,
         limits: args.ulimit.iter().map(|text| limit(text)).collect::<Result<_>>()?,
         accelerator: accel.clone().unwrap_or_default(),
+        network: args.network.network.clone().unwrap_or_default(),
+        mac: args.network.mac.clone().unwrap_or_default(),
+        addresses: args.network.ip.clone(),
+        publish: args.network.publish.clone(),
+        wait_network: args.network.wait_network,
     })
 }
 

@@ -19,7 +19,7 @@ use crate::record::{Record, State};
 use crate::sandbox::{Sandbox, lock};
 use crate::start::{CONTAINER, Running};
 use crate::stdio::{self, Input};
-use crate::{Error, Result, function, log};
+use crate::{Error, Result, function, log, network};
 
 /// How long a guest's agent may take to answer a daemon that it does not know.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -50,6 +50,12 @@ pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         if u32::try_from(left.record.pid) != Ok(client_of(node, &id).await?) {
             return Err(lost("its disks ended with the daemon"));
         }
+    }
+    let net = network::function_id(&record);
+    if record.network.is_some()
+        && u32::try_from(left.record.pid) != Ok(client_of(node, &net).await?)
+    {
+        return Err(lost("its network ended with the daemon"));
     }
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);
     vm.detach();

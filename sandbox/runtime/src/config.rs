@@ -51,6 +51,8 @@ pub struct Config {
     /// Sandboxes, named disks and endpoints outlive the daemon: a keeper process holds what they
     /// consist of while the daemon is restarted, however it ended. Something must start it again.
     pub keeper: bool,
+    /// The network of sandboxes for which none is named, or "none".
+    pub network: String,
 }
 
 impl Default for Config {
@@ -72,6 +74,7 @@ impl Default for Config {
             reactors: 1,
             poll_budget_us: 200,
             keeper: false,
+            network: "none".into(),
         }
     }
 }
@@ -109,6 +112,11 @@ impl Config {
     /// Records, logs and scratch volumes of the sandboxes.
     pub fn sandboxes_dir(&self) -> PathBuf {
         self.data_dir.join("sandboxes")
+    }
+
+    /// Networks, and who has which address of them.
+    pub fn networks_dir(&self) -> PathBuf {
+        self.data_dir.join("networks")
     }
 
     /// The image cache.

@@ -90,6 +90,9 @@ pub enum Error {
     /// The plane refused.
     #[error("the plane: {0}")]
     Plane(String),
+    /// The networks refused.
+    #[error("{}", .0.message())]
+    Network(Box<Status>),
     /// The agent did not answer as it should.
     #[error("{0}")]
     Agent(String),
@@ -129,6 +132,7 @@ impl Error {
             Self::NoSandbox(_) | Self::Ambiguous(_) | Self::NoImage(_) => Code::NotFound,
             Self::Exec { .. } | Self::WrongState { .. } => Code::FailedPrecondition,
             Self::Full(_) => Code::ResourceExhausted,
+            Self::Network(status) => status.code(),
             Self::Closed => Code::Unavailable,
             _ => Code::Internal,
         }

@@ -1,8 +1,8 @@
 //! The NVMe functions of a sandbox: which disks lie behind which, and where the guest finds them.
 //!
 //! The first function has the image as namespace 1, the volatile layer as 2 and volumes from 3. A
-//! volume that wants a function of its own is namespace 1 of that. On the guest's bus the functions
-//! come first, then the devices that the VMM emulates.
+//! volume that wants a function of its own is namespace 1 of that. On the guest's bus these functions
+//! come first, then that of the network (`network`), then the devices that the VMM emulates.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use slipway_plane_api::v1::disk::Kind;
 use crate::node::Node;
 use crate::record::{Device, Record, Volume};
 use crate::start::{CONTAINER, process_spec};
-use crate::{Error, Result, volume};
+use crate::{Error, Result, network, volume};
 
 /// Namespaces of the first function.
 const IMAGE_NSID: u32 = 1;
@@ -150,7 +150,7 @@ pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
         process: Some(process_spec(&record.process)),
         hostname: record.hostname.clone(),
         privileged: record.privileged,
-        names: None,
+        names: network::names(record),
     }
 }
 
@@ -161,7 +161,7 @@ fn block_device(function: usize, nsid: u32) -> agent_v1::BlockDevice {
 
 fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
     let (mut nsids, mut own) = (FIRST_VOLUME_NSID.., 1..);
-    let mut emulated = ids(record).count()..;
+    let mut emulated = ids(record).count() + usize::from(record.network.is_some())..;
     let mut place = |device: Device| {
         Some(match device {
             Device::Namespace => block_device(0, nsids.next()?),

@@ -11,11 +11,12 @@
 //! - `start` leads one through its stages (control group, disks, NVMe functions, VMM, guest,
 //!   container) and releases all of it at the end, in one function that also clears up after a
 //!   daemon that was killed; `adopt` takes over one that outlived its daemon;
+//! - `network` gives it its place in a network, which `slipway-plane-api`'s other half hands out;
 //! - `snoop` hands on what the guest tells of its commands' latencies;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
 //!
-//! Not here: several containers in one sandbox (the agent's protocol can), networks, templates of
+//! Not here: several containers in one sandbox (the agent's protocol can), templates of
 //! microVMs, pools of control groups.
 //!
 //! Dependencies: `tokio`, `tonic` and `prost` for the service; `serde`, `serde_json` and `toml` for
@@ -30,6 +31,7 @@ mod error;
 mod function;
 pub mod log;
 pub mod name;
+mod network;
 mod node;
 pub mod proc;
 pub mod process;

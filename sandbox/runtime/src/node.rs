@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use slipway_hypervisor::qemu::Qemu;
 use slipway_image::{Cache, Image};
 use slipway_initramfs::Kernel;
-use slipway_plane_api::PlaneClient;
+use slipway_plane_api::{NetworkClient, PlaneClient};
 use slipway_telemetry::Timeline;
 use tokio::sync::watch;
 
@@ -19,7 +19,7 @@ use crate::record::{Record, State, Store};
 use crate::sandbox::{Sandbox, lock};
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
-use crate::{Error, Result, adopt, name, process, start, volume};
+use crate::{Error, Result, adopt, name, network, process, start, volume};
 
 /// Least memory of a sandbox: below it no kernel boots with an image mounted.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
@@ -38,6 +38,7 @@ pub struct Node {
     /// Its settings; constant.
     pub config: Config,
     pub(crate) plane: PlaneClient,
+    pub(crate) networks: NetworkClient,
     pub(crate) hypervisor: Qemu,
     images: Cache,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
@@ -60,6 +61,7 @@ impl Node {
     pub async fn open(
         config: Config,
         plane: PlaneClient,
+        networks: NetworkClient,
         hypervisor: Qemu,
         images: Cache,
         keeps: bool,
@@ -67,6 +69,7 @@ impl Node {
         let node = Arc::new(Self {
             config,
             plane,
+            networks,
             hypervisor,
             images,
             sandboxes: Mutex::default(),
@@ -106,6 +109,8 @@ impl Node {
             loaded.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))?;
         }
         self.sweep_run_dirs();
+        let live = self.list().into_iter().filter(|sandbox| sandbox.state().is_live());
+        network::reconcile(self, live.map(|sandbox| sandbox.id.clone()).collect()).await;
         Ok(())
     }
 
@@ -214,7 +219,11 @@ impl Node {
             sandboxes.insert(id.clone(), Arc::clone(&sandbox));
         }
         let saved = sandbox.store.create().and_then(|()| sandbox.update(|_| {}));
-        if let Err(error) = saved {
+        let joined = match saved {
+            Ok(()) => network::join(self, &sandbox, spec).await,
+            failed => failed,
+        };
+        if let Err(error) = joined {
             lock(&self.sandboxes).remove(&id);
             let _ = sandbox.store.remove();
             return Err(error);
@@ -248,6 +257,7 @@ impl Node {
             accelerator: process::or(&spec.accelerator, &self.config.accelerator),
             labels: spec.labels.clone().into_iter().collect(),
             remove: spec.remove,
+            network: None,
             vmm_uid: None,
             vm: None,
             timeline: Timeline::new(name.clone()),

@@ -108,6 +108,37 @@ pub struct Process {
     pub limits: Vec<(String, u64, u64)>,
 }
 
+/// A sandbox's place in a network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The network's name.
+    pub name: String,
+    /// The plane's switch that it lies on.
+    pub switch: String,
+    /// Of its interface.
+    pub mac: String,
+    /// Its IPv4 address.
+    pub ipv4: String,
+    /// Length of the network's prefix.
+    pub ipv4_prefix: u32,
+    /// The host's address.
+    pub ipv4_gateway: String,
+    /// Its IPv6 address.
+    pub ipv6: String,
+    /// Length of the network's prefix.
+    pub ipv6_prefix: u32,
+    /// The host's address.
+    pub ipv6_gateway: String,
+    /// Largest packet in bytes.
+    pub mtu: u32,
+    /// Who answers names.
+    pub name_servers: Vec<String>,
+    /// Ports of the host that lead to it, "8080:80/tcp".
+    pub published: Vec<String>,
+    /// The container's process waits for it.
+    pub wait: bool,
+}
+
 /// Everything about a sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -153,6 +184,9 @@ pub struct Record {
     pub labels: std::collections::BTreeMap<String, String>,
     /// Removed when it has ended.
     pub remove: bool,
+    /// Its place in a network, from its creation to its end.
+    #[serde(default)]
+    pub network: Option<Network>,
     /// User id of the VMM while it runs.
     pub vmm_uid: Option<u32>,
     /// The VMM's process while it runs.

@@ -565,6 +565,9 @@ async fn send_log(sender: &LogSender, record: log::Record) -> Result<(), ()> {
 }
 
 fn summary(record: &Record) -> v1::Sandbox {
+    // What has ended has given its addresses back.
+    let holds = record.state.is_live() || record.state == State::Created;
+    let network = record.network.as_ref().filter(|_| holds);
     v1::Sandbox {
         id: record.id.clone(),
         name: record.name.clone(),
@@ -575,5 +578,9 @@ fn summary(record: &Record) -> v1::Sandbox {
         exit_status: record.exit_status.unwrap_or(0),
         reason: record.reason.clone(),
         vmm_pid: record.vm.as_ref().map_or(0, |vm| vm.pid as u32),
+        network: network.map(|one| one.name.clone()).unwrap_or_default(),
+        mac: network.map(|one| one.mac.clone()).unwrap_or_default(),
+        addresses: network.map(|one| vec![one.ipv4.clone(), one.ipv6.clone()]).unwrap_or_default(),
+        published: network.map(|one| one.published.clone()).unwrap_or_default(),
     }
 }

@@ -19,7 +19,7 @@ use crate::node::Node;
 use crate::record::{Record, State};
 use crate::sandbox::{Sandbox, lock};
 use crate::time::realtime_ns;
-use crate::{Error, Result, function, log, name, stdio};
+use crate::{Error, Result, function, log, name, network, stdio};
 
 /// Host memory that a VMM needs beside its guest's: QEMU's own, the translator's cache under
 /// software emulation, page tables.
@@ -228,7 +228,12 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     stages.run("cgroup", async { cgroup.create(limits(&record)) }).await?;
     let functions = stages.run("rootfs", function::describe(node, &record)).await?;
     make_run_dir(&run_dir)?;
-    let sockets = stages.run("vf-attach", function::serve(node, &record, uid, functions)).await?;
+    let attach = async {
+        let mut sockets = function::serve(node, &record, uid, functions).await?;
+        sockets.extend(network::serve(node, &record, uid).await?);
+        Ok(sockets)
+    };
+    let sockets = stages.run("vf-attach", attach).await?;
     let spec = vm_spec(node, &record, uid, &cgroup, sockets).await?;
     let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
     let vm: Arc<dyn Vm> = stages.run("vmm", launch).await?;
@@ -245,8 +250,9 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let (agent, hello) = boot(node, &*vm, &spec.agent_socket).await?;
     guest_stages(&stages, &hello, booted)?;
     dma_stages(node, &stages, &record.id).await?;
-    let made =
-        stages.run("container", container(sandbox, &agent, &record, node.config.log_bytes)).await;
+    let network = network::begin(sandbox, &agent, &record);
+    let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
+    let made = stages.run("container", container).await;
     let carry = match made {
         Err(error @ Error::Agent(_)) => return Err(blame(&*vm, error).await),
         made => made?,
@@ -334,10 +340,12 @@ async fn boot(node: &Node, vm: &dyn Vm, socket: &Path) -> Result<(Agent, Hello)>
 }
 
 /// What the guest measured, on the host's axis. The kernel's stage begins with the VMM's: the
-/// loader's time is before the kernel's own zero. The agent's ends when the host has its answer.
+/// loader's time is before the kernel's own zero. The agent's ends when the host has its answer. The
+/// network's is recorded where it is waited for.
 fn guest_stages(stages: &Stages<'_>, hello: &Hello, booted: u64) -> Result<()> {
     let known = stages.sandbox.record().timeline;
-    for (name, start, end) in hello.stages.iter().filter(|(name, ..)| known.stage(name).is_none()) {
+    let new = |name: &str| known.stage(name).is_none() && name != network::STAGE;
+    for (name, start, end) in hello.stages.iter().filter(|(name, ..)| new(name)) {
         let (start, end) = match name.as_str() {
             "kernel" => (booted.min(*start), *end),
             "agent" => (*start, hello.at_ns),
@@ -369,6 +377,7 @@ async fn container(
     sandbox: &Arc<Sandbox>,
     agent: &Agent,
     record: &Record,
+    network: Option<network::Configuring>,
     log_bytes: u64,
 ) -> Result<tokio::task::JoinHandle<Result<()>>> {
     let configure = agent_v1::ConfigureRequest {
@@ -385,6 +394,9 @@ async fn container(
     let path = sandbox.store.log();
     let writer = log::Writer::open(&path, log_bytes);
     let writer = writer.map_err(Error::file("cannot write", &path))?;
+    if let Some(network) = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait)) {
+        network.done().await?;
+    }
     let start = agent_v1::StartContainerRequest { id: CONTAINER.to_owned() };
     agent.call(|mut client| async move { client.start_container(start).await }).await?;
     let (carried, agent, container) = (Arc::clone(sandbox), agent.clone(), process(CONTAINER, ""));
@@ -448,6 +460,7 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
         end_leftover(&record, node.run_dir(&record.id)).await
     };
     let endpoint = function::remove(node, &record).await;
+    let network = network::release(node, &record).await;
     let run_dir = node.run_dir(&record.id);
     let dir = match std::fs::remove_dir_all(&run_dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -460,5 +473,5 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     if let Some(uid) = record.vmm_uid.filter(|_| ended) {
         node.return_uid(uid);
     }
-    endpoint.and(dir).and(cgroup)
+    endpoint.and(network).and(dir).and(cgroup)
 }

@@ -94,6 +94,7 @@ async fn round(
         accelerator: args.machine.accel.clone().unwrap_or_default(),
         command: vec!["true".to_owned()],
         remove: true,
+        network: "none".to_owned(),
         ..v1::RunSpec::default()
     };
     let starts = (0..args.count).map(|_| {

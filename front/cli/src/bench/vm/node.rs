@@ -63,6 +63,7 @@ impl Node {
             remove: true,
             // Makes file systems and device nodes.
             privileged: true,
+            network: "none".to_owned(),
             ..v1::RunSpec::default()
         };
         let (sandboxes, plane) = (RefCell::new(sandboxes), RefCell::new(plane));

@@ -1,0 +1,102 @@
+//! `slipway network`: networks, which sandboxes join.
+
+use anyhow::Result;
+use slipway_plane_api::network_v1 as v1;
+use slipway_runtime::Config;
+
+use crate::args::{NetworkCommand, NodeArgs};
+use crate::client::{connect_networks, refused};
+use crate::table::table;
+
+/// Runs `slipway network …`.
+pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand) -> Result<i32> {
+    let mut networks = connect_networks(node, config).await?;
+    match command {
+        NetworkCommand::Create { name, subnet, ipv6_subnet, gateway, mtu, internal } => {
+            anyhow::ensure!(*mtu != Some(0), "an MTU of 0 lets nothing pass");
+            let request = v1::CreateNetworkRequest {
+                name: name.clone(),
+                subnet: subnet.clone().unwrap_or_default(),
+                ipv6_subnet: ipv6_subnet.clone().unwrap_or_default(),
+                gateway: gateway.clone().unwrap_or_default(),
+                mtu: mtu.unwrap_or(0),
+                internal: *internal,
+            };
+            let made = networks.create_network(request).await.map_err(|status| refused(&status))?;
+            crate::say!("{}", made.into_inner().name);
+        }
+        NetworkCommand::Ls { json } => {
+            let reply = networks.list_networks(v1::ListNetworksRequest {}).await;
+            let all = reply.map_err(|status| refused(&status))?.into_inner().networks;
+            if *json {
+                let all: Vec<_> = all.iter().map(as_json).collect();
+                crate::say!("{}", serde_json::to_string_pretty(&all)?);
+            } else {
+                let rows: Vec<_> = all.iter().map(row).collect();
+                let header = ["NAME", "SUBNET", "IPV6 SUBNET", "INTERFACE", "MTU", "SANDBOXES"];
+                crate::out::print(format_args!("{}", table(header, &rows)));
+            }
+        }
+        NetworkCommand::Rm { names } => {
+            let mut status = 0;
+            for name in names {
+                let request = v1::RemoveNetworkRequest { name: name.clone() };
+                match networks.remove_network(request).await {
+                    Ok(_) => crate::say!("{name}"),
+                    Err(error) => {
+                        crate::complain(&refused(&error));
+                        status = 1;
+                    }
+                }
+            }
+            return Ok(status);
+        }
+        NetworkCommand::Inspect { names } => {
+            let mut all = Vec::new();
+            for name in names {
+                let request = v1::GetNetworkRequest { name: name.clone() };
+                let reply = networks.get_network(request).await.map_err(|error| refused(&error))?;
+                all.push(as_json(reply.get_ref()));
+            }
+            crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        }
+    }
+    Ok(0)
+}
+
+fn row(network: &v1::Network) -> [String; 6] {
+    let internal = if network.internal { " (internal)" } else { "" };
+    [
+        format!("{}{internal}", network.name),
+        network.subnet.clone(),
+        network.ipv6_subnet.clone(),
+        if network.up { network.device.clone() } else { String::new() },
+        network.mtu.to_string(),
+        network.members.len().to_string(),
+    ]
+}
+
+fn as_json(network: &v1::Network) -> serde_json::Value {
+    let members = network.members.iter().map(|member| {
+        serde_json::json!({
+            "id": member.sandbox_id,
+            "name": member.name,
+            "mac": member.mac,
+            "ipv4": member.ipv4,
+            "ipv6": member.ipv6,
+            "published": member.published,
+        })
+    });
+    serde_json::json!({
+        "name": network.name,
+        "interface": network.up.then_some(&network.device),
+        "subnet": network.subnet,
+        "gateway": network.gateway,
+        "ipv6_subnet": network.ipv6_subnet,
+        "ipv6_gateway": network.ipv6_gateway,
+        "mtu": network.mtu,
+        "internal": network.internal,
+        "created_ns": network.created_ns,
+        "sandboxes": members.collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,192 @@
+//! A sandbox's place in a network: from the networks' service, through a function of the plane, to the
+//! agent, which configures the interface while the container is being made.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use slipway_agent_protocol::v1 as agent_v1;
+use slipway_plane_api::{network_v1, v1 as plane_v1};
+use tokio::task::JoinHandle;
+use tonic::{Code, Status};
+
+use crate::agent::{Agent, refused};
+use crate::node::Node;
+use crate::record::{Network, Record};
+use crate::sandbox::Sandbox;
+use crate::v1::RunSpec;
+use crate::{Error, Result, process};
+
+/// The stage of the timeline.
+pub const STAGE: &str = "network";
+/// The word for no network.
+const NONE: &str = "none";
+
+fn refusal(status: Status) -> Error {
+    Error::Network(Box::new(status))
+}
+
+/// Gives a recorded sandbox the place that `spec` asks for, and records it.
+///
+/// # Errors
+/// [`Error::Network`] with what is wrong; it has no place then.
+pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
+    let network = process::or(&spec.network, &node.config.network);
+    if network == NONE {
+        let asks = !(spec.mac.is_empty() && spec.addresses.is_empty() && spec.publish.is_empty());
+        if asks || spec.wait_network {
+            let what = "a sandbox without a network has no addresses and publishes nothing";
+            return Err(Error::Invalid(what.to_owned()));
+        }
+        return Ok(());
+    }
+    let request = network_v1::JoinRequest {
+        sandbox_id: sandbox.id.clone(),
+        name: sandbox.name.clone(),
+        network,
+        mac: spec.mac.clone(),
+        addresses: spec.addresses.clone(),
+        publish: spec.publish.clone(),
+    };
+    let place = node.networks.clone().join(request).await.map_err(refusal)?.into_inner();
+    let place = Network {
+        name: place.network,
+        switch: place.switch,
+        mac: place.mac,
+        ipv4: place.ipv4,
+        ipv4_prefix: place.ipv4_prefix,
+        ipv4_gateway: place.ipv4_gateway,
+        ipv6: place.ipv6,
+        ipv6_prefix: place.ipv6_prefix,
+        ipv6_gateway: place.ipv6_gateway,
+        mtu: place.mtu,
+        name_servers: place.name_servers,
+        published: place.published,
+        wait: spec.wait_network,
+    };
+    let recorded = sandbox.update(|record| record.network = Some(place));
+    if recorded.is_err() {
+        let _ = leave(node, &sandbox.id).await;
+    }
+    recorded
+}
+
+/// Tells the networks which sandboxes there are; what others had is free again.
+pub async fn reconcile(node: &Node, sandbox_ids: Vec<String>) {
+    let request = network_v1::ReconcileRequest { sandbox_ids };
+    if let Err(status) = node.networks.clone().reconcile(request).await {
+        // Sandboxes without a network, and those of other networks, run all the same.
+        tracing::warn!(error = status.message(), "networks are not as they should be");
+    }
+}
+
+async fn leave(node: &Node, id: &str) -> Result<()> {
+    let request = network_v1::LeaveRequest { sandbox_id: id.to_owned() };
+    node.networks.clone().leave(request).await.map(drop).map_err(refusal)
+}
+
+/// The plane's name of the sandbox's network function.
+pub fn function_id(record: &Record) -> String {
+    format!("{}.net", record.id)
+}
+
+/// Serves the network function; on return its socket accepts the VMM.
+///
+/// # Errors
+/// [`Error::Plane`].
+pub async fn serve(node: &Node, record: &Record, uid: u32) -> Result<Option<PathBuf>> {
+    let Some(network) = &record.network else { return Ok(None) };
+    let socket = node.run_dir(&record.id).join("net.sock");
+    let request = plane_v1::CreateEndpointRequest {
+        id: function_id(record),
+        socket_path: socket.to_string_lossy().into_owned(),
+        owner: Some(plane_v1::Owner { uid, gid: uid }),
+        nvme: None,
+        virtio_net: Some(plane_v1::VirtioNet {
+            switch: network.switch.clone(),
+            mac: network.mac.clone(),
+            mtu: network.mtu,
+            queue_pairs: 1,
+            addresses: vec![network.ipv4.clone(), network.ipv6.clone()],
+            spoof_check: true,
+        }),
+    };
+    let created = node.plane.clone().create_endpoint(request).await;
+    created.map_err(|status| Error::Plane(status.message().to_owned()))?;
+    Ok(Some(socket))
+}
+
+/// Ends the network function and gives the place back, as far as they are there.
+///
+/// # Errors
+/// The first; the rest was done all the same.
+pub async fn release(node: &Node, record: &Record) -> Result<()> {
+    let request = plane_v1::RemoveEndpointRequest { id: function_id(record) };
+    let removed = match node.plane.clone().remove_endpoint(request).await {
+        Err(status) if status.code() != Code::NotFound => {
+            Err(Error::Plane(status.message().to_owned()))
+        }
+        _ => Ok(()),
+    };
+    // Whether or not it was recorded: a daemon may have been killed in between.
+    removed.and(leave(node, &record.id).await)
+}
+
+/// What the container's files say of names.
+pub fn names(record: &Record) -> Option<agent_v1::Names> {
+    let network = record.network.as_ref()?;
+    Some(agent_v1::Names {
+        servers: network.name_servers.clone(),
+        addresses: vec![network.ipv4.clone(), network.ipv6.clone()],
+    })
+}
+
+/// An interface that is being configured. Who drops this lets it go on.
+pub struct Configuring(JoinHandle<Result<()>>);
+
+impl Configuring {
+    /// Waits until it can be used.
+    ///
+    /// # Errors
+    /// [`Error::Agent`]: what the agent said.
+    pub async fn done(self) -> Result<()> {
+        self.0.await.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
+    }
+}
+
+/// Has the agent configure the interface, beside whatever comes next.
+pub fn begin(sandbox: &Arc<Sandbox>, agent: &Agent, record: &Record) -> Option<Configuring> {
+    let network = record.network.clone()?;
+    let (sandbox, agent) = (Arc::clone(sandbox), agent.clone());
+    Some(Configuring(tokio::spawn(async move {
+        let configured = configure(&sandbox, &agent, &network).await;
+        if let Err(error) = &configured
+            && !sandbox.is_stopping()
+            && sandbox.state().is_live()
+        {
+            tracing::warn!(sandbox = sandbox.name, %error, "it has no network");
+        }
+        configured
+    })))
+}
+
+async fn configure(sandbox: &Sandbox, agent: &Agent, network: &Network) -> Result<()> {
+    let address =
+        |address: &String, prefix| agent_v1::InterfaceAddress { address: address.clone(), prefix };
+    let request = agent_v1::ConfigureNetworkRequest {
+        mac: network.mac.clone(),
+        addresses: vec![
+            address(&network.ipv4, network.ipv4_prefix),
+            address(&network.ipv6, network.ipv6_prefix),
+        ],
+        gateways: vec![network.ipv4_gateway.clone(), network.ipv6_gateway.clone()],
+        mtu: network.mtu,
+    };
+    // The agent itself gives up in time.
+    agent.client().configure_network(request).await.map_err(refused)?;
+    for (name, start, end) in agent.hello().await?.stages {
+        if name == STAGE {
+            sandbox.update(|record| record.timeline.record(&name, start, end))?;
+        }
+    }
+    Ok(())
+}
