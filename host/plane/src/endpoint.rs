@@ -65,6 +65,14 @@ pub enum Error {
     /// No switch has this name.
     #[error("there is no switch \"{0}\"")]
     UnknownSwitch(String),
+    /// A TAP interface cannot be had.
+    #[error("cannot have the TAP interface {name}: {source}")]
+    Tap {
+        /// Its name.
+        name: String,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// A port cannot have these settings.
     #[error(transparent)]
     Port(#[from] slipway_switch::BadConfig),

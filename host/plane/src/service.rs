@@ -34,6 +34,7 @@ impl From<Error> for Status {
             | Error::UnknownDisk(_)
             | Error::UnknownNamespace(_)
             | Error::UnknownSwitch(_) => Self::not_found(message),
+            Error::Tap { .. } => Self::failed_precondition(message),
             Error::Disk(_) | Error::DiskInUse(..) | Error::Socket { .. } | Error::Snooped(_) => {
                 Self::failed_precondition(message)
             }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
 use slipway_plane_api::v1;
-use slipway_switch::{Handle, Learning, LearningOptions, Owner, PortIndex, Switch};
+use slipway_switch::ports::TapPort;
+use slipway_switch::{Handle, Learning, LearningOptions, Owner, PortConfig, PortIndex, Switch};
 
 use crate::endpoint::check_id;
 use crate::{Error, Plane};
@@ -73,17 +74,39 @@ impl Plane {
     pub fn create_switch(&self, request: &v1::CreateSwitchRequest) -> Result<v1::Switch, Error> {
         let name = &request.name;
         check_id(name)?;
-        if !request.tap.is_empty() {
-            return Err(Error::Invalid("a switch has no TAP ports yet".to_owned()));
-        }
         if self.switch(name).is_ok_and(|fabric| fabric.made) {
             return Err(Error::ExistingSwitch(name.clone()));
         }
+        let tap = match request.tap.as_str() {
+            "" => None,
+            tap => Some(self.open_tap(tap)?),
+        };
         let fabric = self.switch_or_new(name)?;
+        if let Some(tap) = tap {
+            // The host is believed: it forwards for whoever is behind it.
+            let config = PortConfig {
+                name: format!("tap:{}", tap.name()),
+                trust: true,
+                ..PortConfig::default()
+            };
+            let attached = fabric.handle.call(move |owner| owner.attach(Box::new(tap), config));
+            let stopped = |_| Error::UnknownSwitch(name.clone());
+            attached.map_err(stopped)??;
+        }
         if let Some(there) = self.switches().lock().get_mut(name) {
             there.made = true;
         }
         Ok(describe(name, &fabric.handle))
+    }
+
+    /// A TAP interface; where endpoints outlive this process it does too, so that its addresses and
+    /// the routes over it stay.
+    fn open_tap(&self, name: &str) -> Result<TapPort, Error> {
+        let tap = TapPort::open(name).and_then(|tap| {
+            tap.set_persistent(self.keep().is_some())?;
+            Ok(tap)
+        });
+        tap.map_err(|source| Error::Tap { name: name.to_owned(), source })
     }
 
     /// Removes a switch; blocks until its ports are gone.

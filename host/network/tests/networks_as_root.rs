@@ -1,0 +1,286 @@
+//! Networks against the kernel and a real plane, in a network namespace of each test's own: nothing of
+//! the machine's own interfaces and rules is touched.
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_netlink::Netlink;
+use slipway_network::{Networks, Settings};
+use slipway_plane::Plane;
+use slipway_plane_api::PlaneClient;
+use slipway_plane_api::network_v1 as v1;
+
+/// Runs `body` in a namespace that has a loopback link only, on a runtime whose threads are there too.
+fn in_namespace<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F + Send + 'static) {
+    let test = test.to_owned();
+    let done = std::thread::spawn(move || {
+        if Command::new("nft").arg("--version").output().is_err() {
+            println!("SKIPPED: {test}: needs nft");
+            return;
+        }
+        // SAFETY: unshare(2) takes no pointers; it concerns this thread and those it starts.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            println!("SKIPPED: {test}: needs root");
+            return;
+        }
+        if !Path::new("/dev/net/tun").exists() {
+            println!("SKIPPED: {test}: needs /dev/net/tun");
+            return;
+        }
+        let mut netlink = Netlink::open().unwrap();
+        let lo = netlink.link("lo").unwrap().unwrap();
+        let up = slipway_netlink::LinkChange { up: Some(true), ..Default::default() };
+        netlink.change(lo.index, up).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(body());
+    });
+    done.join().unwrap();
+}
+
+struct Rig {
+    plane: Plane,
+    networks: Networks,
+}
+
+async fn open(dir: &Path) -> Rig {
+    let plane = Plane::new(slipway_plane::Settings::default()).unwrap();
+    let client = PlaneClient::new(plane.connect().await.unwrap());
+    let settings = Settings {
+        dir: dir.join("networks"),
+        table: "slipway_test".into(),
+        resolv_conf: dir.join("resolv.conf"),
+    };
+    Rig { plane, networks: Networks::open(settings, client).unwrap() }
+}
+
+fn request(id: &str, network: &str, publish: &[&str]) -> v1::JoinRequest {
+    v1::JoinRequest {
+        sandbox_id: id.into(),
+        name: format!("name-{id}"),
+        network: network.into(),
+        publish: publish.iter().map(|text| (*text).to_owned()).collect(),
+        ..Default::default()
+    }
+}
+
+fn rules() -> String {
+    let listed = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
+    String::from_utf8(listed.stdout).unwrap()
+}
+
+fn devices() -> BTreeSet<String> {
+    let links = Netlink::open().unwrap().links().unwrap();
+    links.into_iter().map(|link| link.name).filter(|name| name.starts_with("slip")).collect()
+}
+
+#[test]
+fn a_network_comes_up_and_goes_with_its_rules_as_root() {
+    in_namespace("a_network_comes_up_and_goes_with_its_rules_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let rig = open(dir.path()).await;
+        let place = rig.networks.join(&request("a", "default", &["18080:80"])).await.unwrap();
+        assert_eq!(
+            (place.ipv4.as_str(), place.ipv4_gateway.as_str()),
+            ("10.213.0.2", "10.213.0.1")
+        );
+        assert_eq!(place.published, ["18080:80/tcp"]);
+        assert_eq!(devices().len(), 1);
+        let addresses = Netlink::open().unwrap().addresses().unwrap();
+        for gateway in [&place.ipv4_gateway, &place.ipv6_gateway] {
+            let gateway: IpAddr = gateway.parse().unwrap();
+            assert!(addresses.iter().any(|one| one.address == gateway), "{addresses:?}");
+        }
+        let text = rules();
+        assert!(text.contains("tcp dport 18080 dnat ip to 10.213.0.2:80"), "{text}");
+        assert!(text.contains("masquerade"), "{text}");
+        let switches = rig.plane.list_switches();
+        assert_eq!(switches[0].ports[0].name, "tap:slip0");
+        // Somebody who joins without ports changes no rule.
+        rig.networks.join(&request("b", "default", &[])).await.unwrap();
+        assert_eq!(rules(), text);
+        let error = rig.networks.remove("default").await.unwrap_err().to_string();
+        assert!(error.contains("name-a, name-b"), "{error}");
+        rig.networks.leave("a").await.unwrap();
+        assert!(!rules().contains("18080"));
+        rig.networks.leave("b").await.unwrap();
+        rig.networks.leave("b").await.unwrap();
+        rig.networks.remove("default").await.unwrap();
+        assert_eq!((devices().len(), rules().as_str()), (0, ""));
+        assert!(rig.plane.list_switches().is_empty());
+    });
+}
+
+/// A query for the IPv4 address of `name`.
+fn query(name: &str) -> Vec<u8> {
+    let mut query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
+    for label in name.split('.') {
+        query.push(label.len() as u8);
+        query.extend(label.as_bytes());
+    }
+    query.extend(b"\0\0\x01\0\x01");
+    query
+}
+
+fn ask(gateway: &str, name: &str) -> Vec<u8> {
+    let socket = UdpSocket::bind((gateway, 0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.send_to(&query(name), (gateway, 53)).unwrap();
+    let mut reply = vec![0; 512];
+    let length = socket.recv(&mut reply).unwrap();
+    reply.truncate(length);
+    assert_eq!(reply[..2], query(name)[..2]);
+    reply
+}
+
+fn ask_stream(gateway: &str, name: &str) -> Vec<u8> {
+    let mut stream = TcpStream::connect((gateway, 53)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(&(query(name).len() as u16).to_be_bytes()).unwrap();
+    stream.write_all(&query(name)).unwrap();
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).unwrap();
+    let mut reply = vec![0; usize::from(u16::from_be_bytes(length))];
+    stream.read_exact(&mut reply).unwrap();
+    reply
+}
+
+#[test]
+fn names_are_answered_on_the_gateway_as_root() {
+    in_namespace("names_are_answered_on_the_gateway_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        // A resolver of the host's, which says yes to one query.
+        std::fs::write(dir.path().join("resolv.conf"), "nameserver 127.0.0.77\n").unwrap();
+        let upstream = UdpSocket::bind("127.0.0.77:53").unwrap();
+        let answering = std::thread::spawn(move || {
+            let mut query = [0; 512];
+            let (length, client) = upstream.recv_from(&mut query).unwrap();
+            query[2] |= 0x80;
+            // One with a wrong identifier first: it must be passed over.
+            let mut other = query;
+            other[0] ^= 1;
+            other[3] = 5;
+            upstream.send_to(&other[..length], client).unwrap();
+            upstream.send_to(&query[..length], client).unwrap();
+        });
+        let rig = open(dir.path()).await;
+        let place = rig.networks.join(&request("a", "default", &[])).await.unwrap();
+        let gateway = place.ipv4_gateway.clone();
+        let asked = tokio::task::spawn_blocking(move || {
+            let reply = ask(&gateway, "name-a");
+            assert!(reply.ends_with(&[10, 213, 0, 2]), "{reply:?}");
+            assert_eq!(ask_stream(&gateway, "name-a"), reply);
+            assert_eq!(ask(&gateway, "nobody")[3] & 0xf, 3);
+            let forwarded = ask(&gateway, "www.example.org");
+            assert_eq!((forwarded[2] & 0x80, forwarded[3] & 0xf), (0x80, 0));
+        });
+        asked.await.unwrap();
+        answering.join().unwrap();
+        rig.networks.close().await;
+        assert_eq!(devices().len(), 0);
+    });
+}
+
+#[test]
+fn what_a_dead_daemon_left_is_taken_up_or_given_back_as_root() {
+    in_namespace("what_a_dead_daemon_left_is_taken_up_or_given_back_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let rig = open(dir.path()).await;
+        let before = rig.networks.join(&request("a", "default", &["18081:80"])).await.unwrap();
+        rig.networks.join(&request("b", "default", &[])).await.unwrap();
+        rig.networks.join(&request("c", "default", &[])).await.unwrap();
+        // Without a word, as by kill -9: rules and ledger stay.
+        leave_behind(rig).await;
+        assert!(rules().contains("18081"));
+        let rig = open(dir.path()).await;
+        let live: BTreeSet<String> = ["a".to_owned(), "c".to_owned()].into();
+        rig.networks.reconcile(&live).await.unwrap();
+        let network = rig.networks.get("default").await.unwrap();
+        let members: Vec<_> = network.members.iter().map(|one| one.ipv4.as_str()).collect();
+        assert_eq!(members, ["10.213.0.2", "10.213.0.4"]);
+        assert_eq!(network.ipv6_gateway, before.ipv6_gateway);
+        assert!(rules().contains("18081"));
+        assert!(TcpListener::bind("0.0.0.0:18081").is_err(), "the port is held again");
+        let place = rig.networks.join(&request("d", "default", &[])).await.unwrap();
+        assert_eq!(place.ipv4, "10.213.0.3");
+        // And one that finds nobody alive removes it all.
+        leave_behind(rig).await;
+        let rig = open(dir.path()).await;
+        rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
+        assert_eq!((devices().len(), rules().as_str()), (0, ""));
+        assert!(rig.networks.get("default").await.unwrap().members.is_empty());
+    });
+}
+
+/// Ends a daemon's threads without giving it a say; waits until they are gone, as a successor would.
+async fn leave_behind(rig: Rig) {
+    for switch in rig.plane.list_switches() {
+        rig.plane.remove_switch(&switch.name).unwrap();
+    }
+    drop(rig);
+    // The thread that held ports and name server ends soon after.
+    while TcpListener::bind("0.0.0.0:18081").is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn what_is_refused_leaves_nothing_as_root() {
+    in_namespace("what_is_refused_leaves_nothing_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let rig = open(dir.path()).await;
+        let error = rig.networks.join(&request("a", "blue", &[])).await.unwrap_err().to_string();
+        assert!(error.contains("no network \"blue\""), "{error}");
+        let small = v1::CreateNetworkRequest {
+            name: "blue".into(),
+            subnet: "10.7.0.0/30".into(),
+            ..Default::default()
+        };
+        rig.networks.create(&small).await.unwrap();
+        assert!(rig.networks.create(&small).await.unwrap_err().to_string().contains("exists"));
+        for (subnet, mtu) in [("10.0.0.0/8", 0), ("10.8.0.0/24", 100), ("10.8.0.0/24", 65_535)] {
+            let name = "green".to_owned();
+            let subnet = subnet.to_owned();
+            let request = v1::CreateNetworkRequest { name, subnet, mtu, ..Default::default() };
+            assert!(rig.networks.create(&request).await.is_err(), "{request:?}");
+        }
+        // A port that somebody has: nothing comes up for it.
+        let held = TcpListener::bind("0.0.0.0:0").unwrap();
+        let port = format!("{}:80", held.local_addr().unwrap().port());
+        let error = rig.networks.join(&request("a", "blue", &[&port])).await.unwrap_err();
+        assert!(error.to_string().contains("is in use"), "{error}");
+        assert_eq!((devices().len(), rules().as_str()), (0, ""));
+        rig.networks.join(&request("a", "blue", &[])).await.unwrap();
+        let error = rig.networks.join(&request("b", "blue", &[])).await.unwrap_err();
+        assert!(error.to_string().contains("is full"), "{error}");
+        let names: Vec<_> = rig.networks.list().await.into_iter().map(|one| one.name).collect();
+        assert_eq!(names, ["blue"]);
+        rig.networks.close().await;
+    });
+}
+
+#[test]
+fn many_join_at_once_and_nobody_shares_an_address_as_root() {
+    in_namespace("many_join_at_once_and_nobody_shares_an_address_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let Rig { networks, plane: _plane } = open(dir.path()).await;
+        let networks = Arc::new(networks);
+        let joining = (0..200).map(|number| {
+            let networks = Arc::clone(&networks);
+            let request = request(&number.to_string(), "default", &[]);
+            tokio::spawn(async move { networks.join(&request).await.unwrap() })
+        });
+        let joining: Vec<_> = joining.collect();
+        let mut all = BTreeSet::new();
+        for one in joining {
+            let place = one.await.unwrap();
+            assert!(all.insert(place.mac) && all.insert(place.ipv4) && all.insert(place.ipv6));
+        }
+        networks.close().await;
+    });
+}
