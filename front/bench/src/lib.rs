@@ -1,6 +1,7 @@
 //! The papers' experiments: measurements as people read them.
 //!
-//! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's. The rest is about start-up:
+//! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's; [`packet`]
+//! measures the switch. The rest is about start-up:
 //! statistics for each stage, a table, a picture in the terminal, a picture as SVG, and the
 //! comparison of two runs. It is a pure function of [`slipway_telemetry::Timeline`]s; whoever calls
 //! starts the sandboxes, prints the strings and writes the files. The pieces:
@@ -20,7 +21,7 @@
 //!
 //! Dependencies: `plotters` writes SVG (its SVG back end only: no fonts, no bitmaps), `serde` and
 //! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
-//! processors and shared memory, `zerocopy` for queue entries.
+//! processors and shared memory, `zerocopy` for queue entries, `tempfile` for a peer's socket.
 //!
 //! `unsafe` in one place: the advice that the floor's disk shall have huge pages.
 
@@ -28,6 +29,7 @@ mod bars;
 pub mod block;
 mod compare;
 mod duration;
+pub mod packet;
 mod palette;
 mod report;
 mod slices;

@@ -1,6 +1,17 @@
 //! A letter and a colour for each stage.
 
+use plotters::style::RGBColor;
 use slipway_telemetry::Timeline;
+
+/// Colours of subjects, in their order.
+pub(crate) const FILLS: [RGBColor; 6] = [
+    RGBColor(0xBB, 0xBB, 0xBB),
+    RGBColor(0x33, 0x22, 0x88),
+    RGBColor(0x44, 0xAA, 0x99),
+    RGBColor(0xCC, 0x66, 0x77),
+    RGBColor(0x99, 0x99, 0x33),
+    RGBColor(0x88, 0x22, 0x55),
+];
 
 /// How a stage is shown.
 #[derive(Clone, Debug, PartialEq)]

@@ -619,6 +619,8 @@ pub enum BenchCommand {
     Startup(StartupArgs),
     /// Put loads on disks, configuration by configuration in turn, and say how they compare
     Block(Box<BlockArgs>),
+    /// Send frames through the switch, and through what it is measured against, in turn
+    Packet(PacketArgs),
     /// Serve one endpoint until standard input ends: what `block` measures
     #[command(hide = true)]
     Target(TargetArgs),
@@ -716,6 +718,47 @@ pub struct BlockArgs {
     #[arg(long)]
     pub json: bool,
     /// List configurations and loads
+    #[arg(long)]
+    pub list: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PacketArgs {
+    /// Only these subjects [default: all that are installed]; --list shows them
+    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Only these loads, as 64b-p2 (bytes of a frame, ports of the switch), 64b-p1024-r32 (frames in a
+    /// row to one port) or 64b-p2-o5M (frames offered a second; else as many as the source can)
+    #[arg(long, value_name = "LOAD", value_delimiter = ',')]
+    pub load: Vec<slipway_bench::packet::PacketLoad>,
+    /// Turns of each subject with each load
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Seconds of a turn that are measured; whole ones for testpmd, which tells no finer
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    pub time: f64,
+    /// Seconds of load before that
+    #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
+    pub warm_up: f64,
+    /// Three loads, three short turns at most: shows that everything works, in seconds
+    #[arg(long)]
+    pub quick: bool,
+    /// Show an earlier report instead of measuring
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// Write the picture: a bar for each load and subject
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub svg: Option<PathBuf>,
+    /// Compare with an earlier report: which differences are more than the noise
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub compare: Option<PathBuf>,
+    /// Print the report as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// List subjects and loads
     #[arg(long)]
     pub list: bool,
 }

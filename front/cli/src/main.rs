@@ -89,6 +89,7 @@ fn dispatch(cli: &Cli) -> Result<i32> {
         }
         // Neither has to do with the node.
         Command::Bench(BenchCommand::Block(args)) => return bench::block(&cli.node, args),
+        Command::Bench(BenchCommand::Packet(args)) => return bench::packet(args),
         Command::Bench(BenchCommand::Target(args)) => return bench::target(args),
         _ => {}
     }

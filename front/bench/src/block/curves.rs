@@ -4,11 +4,11 @@ use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use super::plot::FILLS;
 use super::table::thousands;
 use super::workload::block_name;
 use super::{BlockReport, Figures, Pattern, RocksJob, RocksReport, Workload};
 use crate::duration::human;
+use crate::palette::FILLS;
 use crate::svg::{Area, FONT, LINES, printable, write};
 
 /// Width of the picture in pixels: two panels beside each other.

@@ -7,6 +7,7 @@ use plotters::style::text_anchor::HPos;
 use super::table::thousands;
 use super::{BlockReport, Figures, Workload};
 use crate::duration::human;
+use crate::palette::FILLS;
 use crate::svg::{Area, FONT, INK, LINES, printable, write};
 
 /// Width of the picture in pixels.
@@ -23,14 +24,6 @@ const NAMES: i32 = 190;
 const BARS: (i32, i32) = (200, 320);
 /// The axis of latencies: first pixel, pixels.
 const AXIS: (i32, i32) = (660, 480);
-pub(super) const FILLS: [RGBColor; 6] = [
-    RGBColor(0xBB, 0xBB, 0xBB),
-    RGBColor(0x33, 0x22, 0x88),
-    RGBColor(0x44, 0xAA, 0x99),
-    RGBColor(0xCC, 0x66, 0x77),
-    RGBColor(0x99, 0x99, 0x33),
-    RGBColor(0x88, 0x22, 0x55),
-];
 
 /// A picture of `report`: for each workload a row for each subject, with a bar for its IOPS (as long
 /// as the best of that workload allows) and, on a logarithmic axis that all share, a line from its

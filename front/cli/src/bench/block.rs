@@ -73,7 +73,7 @@ fn read(path: &Path) -> Result<BlockReport> {
     BlockReport::from_json(&text).with_context(|| format!("{} is no report", path.display()))
 }
 
-fn write(path: &Path, text: &str) -> Result<()> {
+pub(super) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     eprintln!("Written: {}", path.display());
     Ok(())

@@ -1,6 +1,7 @@
-//! `slipway bench`: `startup` here, `block` in a module of its own, with its targets and guests.
+//! `slipway bench`: `startup` here, `block` and `packet` in modules of their own, with its targets and guests.
 
 mod block;
+mod packet;
 pub mod scratch;
 mod target;
 mod vm;
@@ -14,6 +15,7 @@ use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
 pub use block::block;
+pub use packet::packet;
 pub use target::{DiskKind, Doorbells, Named, serve as target};
 
 use crate::args::{NodeArgs, Pull, StartupArgs};

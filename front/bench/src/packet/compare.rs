@@ -1,0 +1,56 @@
+//! Two reports of packets side by side.
+
+use super::PacketReport;
+use crate::table::grid;
+
+const HEADINGS: [&str; 5] = ["load, subject", "before", "now", "ratio", ""];
+
+/// A row for each load and subject that both reports have. A difference is called one when it exceeds
+/// what the rounds of both lie apart; single rounds say nothing of that.
+pub fn compare_packets(before: &PacketReport, now: &PacketReport) -> String {
+    let mut rows = Vec::new();
+    for load in &now.plan.loads {
+        for subject in &now.subjects {
+            let both = before.figures(load, &subject.name).zip(now.figures(load, &subject.name));
+            let Some((old, new)) = both else { continue };
+            let ratio = new.delivered / old.delivered.max(f64::MIN_POSITIVE);
+            let noise = old.spread.max(new.spread);
+            let known = before.plan.rounds.min(now.plan.rounds) >= 3;
+            let verdict = match ratio - 1.0 {
+                _ if !known => "needs three rounds",
+                difference if difference > noise => "faster",
+                difference if -difference > noise => "slower",
+                _ => "noise",
+            };
+            let mpps = |rate: f64| format!("{:.2}", rate / 1e6);
+            let name = format!("{load} {}", subject.name);
+            let (old, new) = (mpps(old.delivered), mpps(new.delivered));
+            rows.push([name, old, new, format!("{ratio:.2}"), verdict.to_owned()]);
+        }
+    }
+    if rows.is_empty() {
+        return "The reports have nothing in common.\n".to_owned();
+    }
+    grid(&HEADINGS, &rows, |_, line| line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::report::tests::report;
+
+    #[test]
+    fn differences_are_told_from_noise() {
+        let before = report(&[("switch", &[100, 101, 102]), ("link", &[100, 150, 200])]);
+        let now = report(&[("switch", &[150, 151, 152]), ("link", &[130, 180, 230])]);
+        let text = compare_packets(&before, &now);
+        let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap().to_owned();
+        assert!(line("switch").ends_with("faster") && line("link").ends_with("noise"), "{text}");
+        let back = compare_packets(&now, &before);
+        assert!(
+            back.lines().any(|line| line.contains("switch") && line.ends_with("slower")),
+            "{back}"
+        );
+        assert!(compare_packets(&report(&[]), &now).contains("nothing in common"));
+    }
+}

@@ -1,0 +1,140 @@
+//! What is put on a switch.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A load: frames of one length from one port to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PacketLoad {
+    /// Bytes of a frame, its header included: 60 to 2,048.
+    pub bytes: u32,
+    /// Ports of the switch, that of the source included: 2 to 4,096.
+    pub ports: u32,
+    /// Frames in a row that go to the same port.
+    pub row: u32,
+    /// Frames offered a second, in bursts of 100; 0: as many as the source can.
+    pub offered: u64,
+}
+
+impl Default for PacketLoad {
+    fn default() -> Self {
+        Self { bytes: 64, ports: 2, row: 1, offered: 0 }
+    }
+}
+
+impl fmt::Display for PacketLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}b-p{}", self.bytes, self.ports)?;
+        if self.ports > 2 {
+            write!(f, "-r{}", self.row)?;
+        }
+        match self.offered {
+            0 => Ok(()),
+            offered if offered.is_multiple_of(1_000_000) => write!(f, "-o{}M", offered / 1_000_000),
+            offered if offered.is_multiple_of(1_000) => write!(f, "-o{}k", offered / 1_000),
+            offered => write!(f, "-o{offered}"),
+        }
+    }
+}
+
+/// A text that is no load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadPacketLoad(String);
+
+impl fmt::Display for BadPacketLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let about = "64b-p2: bytes of a frame (60 to 2048) and ports (2 to 4096); with more than two ports \
+                     -r32, frames in a row to one of them; -o5M, frames offered a second";
+        write!(f, "\"{}\" is no load such as {about}", self.0)
+    }
+}
+
+impl std::error::Error for BadPacketLoad {}
+
+impl FromStr for PacketLoad {
+    type Err = BadPacketLoad;
+
+    fn from_str(text: &str) -> Result<Self, BadPacketLoad> {
+        parse(text).ok_or_else(|| BadPacketLoad(text.to_owned()))
+    }
+}
+
+fn parse(text: &str) -> Option<PacketLoad> {
+    let mut parts = text.split('-');
+    let mut load = PacketLoad {
+        bytes: parts.next()?.strip_suffix('b')?.parse().ok()?,
+        ..PacketLoad::default()
+    };
+    for part in parts {
+        let (kind, value) = part.split_at_checked(1)?;
+        match kind {
+            "p" => load.ports = value.parse().ok()?,
+            "r" => load.row = value.parse().ok()?,
+            "o" => load.offered = count(value)?,
+            _ => return None,
+        }
+    }
+    let fits =
+        (60..=2048).contains(&load.bytes) && (2..=4096).contains(&load.ports) && load.row > 0;
+    fits.then_some(load)
+}
+
+/// A number with `k` or `M` behind it.
+fn count(text: &str) -> Option<u64> {
+    let (digits, unit) = match text.strip_suffix('M') {
+        Some(digits) => (digits, 1_000_000),
+        None => text.strip_suffix('k').map_or((text, 1), |digits| (digits, 1_000)),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit).filter(|count| *count > 0)
+}
+
+impl TryFrom<String> for PacketLoad {
+    type Error = BadPacketLoad;
+
+    fn try_from(text: String) -> Result<Self, BadPacketLoad> {
+        text.parse()
+    }
+}
+
+impl From<PacketLoad> for String {
+    fn from(load: PacketLoad) -> Self {
+        load.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_reads_as_it_prints() {
+        for text in
+            ["64b-p2", "1500b-p2", "64b-p1024-r32", "64b-p2-o5M", "60b-p3-r1-o1500k", "64b-p2-o17"]
+        {
+            assert_eq!(text.parse::<PacketLoad>().unwrap().to_string(), text);
+        }
+        assert_eq!("64b".parse::<PacketLoad>().unwrap(), PacketLoad::default());
+    }
+
+    #[test]
+    fn what_is_no_load_is_refused() {
+        for text in [
+            "",
+            "64",
+            "59b",
+            "2049b",
+            "64b-p1",
+            "64b-p4097",
+            "64b-r0",
+            "64b-o0",
+            "64b-x",
+            "64b-",
+            "64b-oM",
+        ] {
+            assert!(text.parse::<PacketLoad>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Measurements of packets: the same loads on several subjects, in turn (ABAB, never AABB).
+//!
+//! - [`PacketLoad`]: how long frames are, to how many ports they go, how many in a row to the same one,
+//!   and how many are offered;
+//! - [`PacketSubject`]: what is measured. [`native`] has a link of packet rings without any switch,
+//!   which is the floor, and the switch with memory ports; [`Memif`] is a peer, where it is installed;
+//! - [`measure_packets`] runs a [`PacketPlan`]; [`PacketReport`] is everything measured, as JSON, with
+//!   medians over the rounds; [`packet_table`] and [`packet_plot`] show it; [`compare_packets`] sets two
+//!   side by side.
+//!
+//! A source and what moves its frames share a processor, the sink has another one and looks at headers
+//! only: as VALE was measured (*Speeding Up Packet I/O in Virtual Machines*, section 4.4).
+
+mod compare;
+mod load;
+mod memif;
+pub mod native;
+mod plot;
+mod report;
+mod table;
+
+pub use compare::compare_packets;
+pub use load::PacketLoad;
+pub use memif::Memif;
+pub use plot::packet_plot;
+pub use report::{
+    PacketFigures, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject, PacketTurn,
+    measure_packets,
+};
+pub use table::packet_table;

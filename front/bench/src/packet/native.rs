@@ -1,0 +1,286 @@
+//! Subjects on this machine's memory alone: packet rings, and the switch between them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
+use slipway_switch::ports::{MemoryPort, Tell};
+use slipway_switch::{Abilities, BURST, Learning, LearningOptions, Mac, PortConfig, Switch};
+
+use super::{PacketLoad, PacketMeasured, PacketSubject};
+use crate::block::native::{Cpus, pin};
+
+/// Frames of a burst when a number of them is offered a second (the paper's figure).
+const OFFERED: usize = 100;
+/// Slots of rings, while there are few.
+const SLOTS: u32 = 512;
+/// Slots of rings when there are many: their memory is that of many small guests.
+const FEW_SLOTS: u32 = 64;
+/// Turns between two looks at the clock.
+const TURNS: u32 = 32;
+
+fn geometry(load: &PacketLoad) -> Geometry {
+    Geometry { slots: if load.ports > 64 { FEW_SLOTS } else { SLOTS }, payload: 2048 }
+}
+
+fn frame(to: u32, bytes: u32) -> Vec<u8> {
+    let mut frame = vec![0; bytes as usize];
+    frame[..6].copy_from_slice(&Mac::local(to.into()).0);
+    frame[6..12].copy_from_slice(&Mac::local(0).0);
+    // For experiments (IEEE 802, table 9-1).
+    frame[12..14].copy_from_slice(&0x88b5_u16.to_be_bytes());
+    frame
+}
+
+/// A program that sends: it fills slots once, then gives them away again and again. With several
+/// destinations it writes each frame's address.
+struct Source {
+    output: Producer,
+    load: PacketLoad,
+    begin: Instant,
+    sent: u64,
+}
+
+impl Source {
+    fn new(mut output: Producer, load: &PacketLoad) -> Result<Self> {
+        let slots = output.free(usize::MAX)?;
+        let frame = frame(1, load.bytes);
+        for slot in 0..slots {
+            output.memory().write(output.place(slot), &frame)?;
+        }
+        Ok(Self { output, load: *load, begin: Instant::now(), sent: 0 })
+    }
+
+    /// Sends what is due and fits.
+    fn send(&mut self) -> Result<()> {
+        let due = match self.load.offered {
+            0 => BURST,
+            offered => {
+                let due = self.begin.elapsed().as_secs_f64() * offered as f64 - self.sent as f64;
+                if due < OFFERED as f64 {
+                    return Ok(());
+                }
+                OFFERED
+            }
+        };
+        let count = self.output.free(due)?.min(due);
+        for slot in 0..count {
+            if self.load.ports > 2 {
+                let row = (self.sent + slot as u64) / u64::from(self.load.row);
+                let to = 1 + row % u64::from(self.load.ports - 1);
+                self.output.memory().write(self.output.place(slot), &Mac::local(to).0)?;
+            }
+            self.output.describe(slot, Descriptor::new(self.load.bytes));
+        }
+        self.output.publish(count);
+        self.sent += count as u64;
+        Ok(())
+    }
+}
+
+/// Sinks on a thread of their own, which look at headers only.
+struct Sinks {
+    stop: Arc<AtomicBool>,
+    received: Arc<AtomicU64>,
+    thread: Option<std::thread::JoinHandle<Result<()>>>,
+}
+
+impl Sinks {
+    fn start(inputs: Vec<Consumer>, cpus: Vec<usize>) -> Self {
+        let (stop, received) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (until, count) = (Arc::clone(&stop), Arc::clone(&received));
+        let thread = std::thread::spawn(move || {
+            pin(&cpus)?;
+            drain(inputs, &until, &count)
+        });
+        Self { stop, received, thread: Some(thread) }
+    }
+
+    fn count(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        match self.thread.take().map(std::thread::JoinHandle::join) {
+            Some(Ok(result)) => result,
+            _ => anyhow::bail!("the sinks' thread panicked"),
+        }
+    }
+}
+
+impl Drop for Sinks {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn drain(mut inputs: Vec<Consumer>, stop: &AtomicBool, received: &AtomicU64) -> Result<()> {
+    const AHEAD: usize = 8;
+    let (mut sum, mut count) = (0_u64, 0);
+    while !stop.load(Ordering::Relaxed) {
+        for input in &mut inputs {
+            let there = input.available(1)?;
+            for slot in 0..there {
+                input.fetch(slot + AHEAD);
+                let mut header = [0; 14];
+                input.memory().read(input.place(slot), &mut header)?;
+                sum = sum.wrapping_add(u64::from(header[5]) + input.descriptor(slot).len() as u64);
+            }
+            input.release(there);
+            count += there as u64;
+        }
+        received.store(count, Ordering::Relaxed);
+    }
+    std::hint::black_box(sum);
+    Ok(())
+}
+
+/// Has `turn` run for `warm_up`, then for `time`; what was sent and what the sinks had in the latter.
+fn timed(
+    sinks: &Sinks,
+    (warm_up, time): (Duration, Duration),
+    mut turn: impl FnMut() -> Result<u64>,
+) -> Result<PacketMeasured> {
+    let mut run = |time: Duration| {
+        let (begin, mut sent) = (Instant::now(), 0);
+        while begin.elapsed() < time {
+            for _ in 0..TURNS {
+                sent = turn()?;
+            }
+        }
+        anyhow::Ok((sent, begin.elapsed()))
+    };
+    let (before, _) = run(warm_up)?;
+    let delivered = sinks.count();
+    let (sent, elapsed) = run(time)?;
+    Ok(PacketMeasured {
+        sent: sent - before,
+        delivered: sinks.count() - delivered,
+        elapsed_ns: elapsed.as_nanos() as u64,
+    })
+}
+
+/// A link of packet rings, without a switch: frames are copied into it and nothing else.
+pub struct RawLink(pub Cpus);
+
+impl PacketSubject for RawLink {
+    fn name(&self) -> &'static str {
+        "link"
+    }
+
+    fn about(&self) -> String {
+        "a ring in shared memory without a switch: the floor".to_owned()
+    }
+
+    fn takes(&self, load: &PacketLoad) -> bool {
+        load.ports == 2 && load.offered == 0
+    }
+
+    fn run(
+        &mut self,
+        load: &PacketLoad,
+        warm_up: Duration,
+        time: Duration,
+    ) -> Result<PacketMeasured> {
+        const AHEAD: usize = 8;
+        let link = Link::new(geometry(load)).context("memory for the rings")?;
+        let (_, mut output) = link.server();
+        let (input, _) = link.peer();
+        let sinks = Sinks::start(vec![input], self.0.client.clone());
+        pin(&self.0.target)?;
+        let frame = frame(1, load.bytes);
+        let mut sent = 0;
+        let measured = timed(&sinks, (warm_up, time), || {
+            let free = output.free(BURST)?.min(BURST);
+            for slot in 0..free {
+                output.fetch(slot + AHEAD);
+                output.memory().write(output.place(slot), &frame)?;
+                output.describe(slot, Descriptor::new(load.bytes));
+            }
+            output.publish(free);
+            sent += free as u64;
+            Ok(sent)
+        })?;
+        sinks.finish()?;
+        Ok(measured)
+    }
+}
+
+/// The switch, a program that sends at one of its memory ports, sinks at all others.
+pub struct Switched(pub Cpus);
+
+impl PacketSubject for Switched {
+    fn name(&self) -> &'static str {
+        "switch"
+    }
+
+    fn about(&self) -> String {
+        "Slipway's switch between memory ports, sharing a processor with the source".to_owned()
+    }
+
+    fn takes(&self, _: &PacketLoad) -> bool {
+        true
+    }
+
+    fn run(
+        &mut self,
+        load: &PacketLoad,
+        warm_up: Duration,
+        time: Duration,
+    ) -> Result<PacketMeasured> {
+        // Any number will do where nobody is hostile.
+        let table = Learning::new(LearningOptions::default(), 0x9e37_79b9_7f4a_7c15);
+        let mut switch = Switch::new(Box::new(table));
+        let mut peers = Vec::new();
+        for number in 0..load.ports {
+            peers.push(attach(&mut switch, number, &geometry(load))?);
+        }
+        let (_, output) = peers.swap_remove(0);
+        let inputs = peers.into_iter().map(|(input, _)| input).collect();
+        let sinks = Sinks::start(inputs, self.0.client.clone());
+        pin(&self.0.target)?;
+        let mut source = Source::new(output, load)?;
+        let measured = timed(&sinks, (warm_up, time), || {
+            source.send()?;
+            // The source's port was attached first.
+            let _ = switch.turn(0, BURST, Duration::ZERO);
+            Ok(source.sent)
+        })?;
+        sinks.finish()?;
+        Ok(measured)
+    }
+}
+
+fn attach(switch: &mut Switch, number: u32, geometry: &Geometry) -> Result<(Consumer, Producer)> {
+    let link = Link::new(*geometry).context("memory for the rings")?;
+    let port = MemoryPort::new(&link, Tell::new()?, Abilities::NONE);
+    let config = PortConfig { mac: Some(Mac::local(number.into())), ..PortConfig::default() };
+    switch.attach(Box::new(port), config).map_err(|(error, _)| error)?;
+    Ok(link.peer())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_load_is_carried() {
+        let cpus = Cpus::split(1).unwrap();
+        let ms = Duration::from_millis;
+        for load in ["64b-p2", "1500b-p2", "64b-p100-r8", "64b-p2-o100k"] {
+            let load: PacketLoad = load.parse().unwrap();
+            let subjects: [Box<dyn PacketSubject>; 2] =
+                [Box::new(RawLink(cpus.clone())), Box::new(Switched(cpus.clone()))];
+            for mut subject in subjects {
+                if subject.takes(&load) {
+                    let measured = subject.run(&load, ms(20), ms(100)).unwrap();
+                    assert!(measured.delivered > 0 && measured.sent > 0, "{load}: {measured:?}");
+                    assert!(load.offered == 0 || measured.sent <= 20_000, "{measured:?}");
+                }
+            }
+        }
+    }
+}

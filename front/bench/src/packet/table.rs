@@ -1,0 +1,61 @@
+//! A report of packets as tables for a terminal.
+
+use super::PacketReport;
+use crate::table::{BOLD, PLAIN, grid};
+
+const HEADINGS: [&str; 6] = ["", "Mpps", "spread", "Gbit/s", "offered", "of the first"];
+
+/// One table for each load of `report`: medians over rounds, a row for each subject. Ended by a newline;
+/// bold headings when `colour`.
+pub fn packet_table(report: &PacketReport, colour: bool) -> String {
+    let mut text = String::new();
+    for load in &report.plan.loads {
+        let mut first = None;
+        let rows = report.subjects.iter().filter_map(|subject| {
+            let figures = report.figures(load, &subject.name)?;
+            let base = *first.get_or_insert(figures.delivered);
+            Some([
+                subject.name.clone(),
+                format!("{:.2}", figures.delivered / 1e6),
+                format!("{:.0}%", figures.spread * 100.0),
+                format!("{:.1}", figures.bits / 1e9),
+                format!("{:.2}", figures.sent / 1e6),
+                format!("{:.2}", figures.delivered / base.max(f64::MIN_POSITIVE)),
+            ])
+        });
+        let rows: Vec<[String; 6]> = rows.collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let mut headings = HEADINGS;
+        let name = load.to_string();
+        headings[0] = &name;
+        text.push_str(&grid(&headings, &rows, |row, line| match row {
+            None if colour => format!("{BOLD}{line}{PLAIN}"),
+            _ => line,
+        }));
+        text.push('\n');
+    }
+    for subject in &report.subjects {
+        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::report::tests::report;
+
+    #[test]
+    fn rows_are_subjects() {
+        let text =
+            packet_table(&report(&[("link", &[40_000_000]), ("switch", &[20_000_000])]), false);
+        assert!(
+            text.contains("64b-p2") && text.contains("40.00") && text.contains("0.50"),
+            "{text}"
+        );
+        assert!(text.contains("10.2") && text.contains("link: <&>"), "{text}");
+        assert!(packet_table(&report(&[("x", &[1])]), true).contains(BOLD));
+    }
+}

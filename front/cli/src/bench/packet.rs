@@ -1,0 +1,149 @@
+//! `slipway bench packet`.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use slipway_bench::block::native::Cpus;
+use slipway_bench::packet::native::{RawLink, Switched};
+use slipway_bench::packet::{
+    Memif, PacketLoad, PacketPlan, PacketReport, PacketRun, PacketSubject, PacketTurn,
+    compare_packets, measure_packets, packet_plot, packet_table,
+};
+
+use super::block::{progress, write};
+use crate::args::PacketArgs;
+
+/// What is measured, with what it is.
+const SUBJECTS: [(&str, &str); 3] = [
+    ("link", "a ring in shared memory without a switch: the floor"),
+    ("switch", "Slipway's switch between memory ports, sharing a processor with the source"),
+    (
+        "memif",
+        "a memif link between two of DPDK's testpmd, where that is installed; no switch in it",
+    ),
+];
+/// Short and long frames, more and more ports, and more and more frames offered.
+const LOADS: [&str; 13] = [
+    "64b-p2",
+    "128b-p2",
+    "256b-p2",
+    "512b-p2",
+    "1024b-p2",
+    "1500b-p2",
+    "64b-p16-r32",
+    "64b-p128-r32",
+    "64b-p1024-r32",
+    "64b-p1024-r1",
+    "64b-p2-o1M",
+    "64b-p2-o5M",
+    "64b-p2-o10M",
+];
+/// The loads of a quick run.
+const QUICK: [&str; 3] = ["64b-p2", "1500b-p2", "64b-p128-r32"];
+
+/// Measures, or shows an earlier report.
+pub fn packet(args: &PacketArgs) -> Result<i32> {
+    if args.list {
+        list(args)?;
+        return Ok(0);
+    }
+    let before = args.compare.as_deref().map(read).transpose()?;
+    let report = match &args.report {
+        Some(path) => read(path)?,
+        None => run(args)?,
+    };
+    if let Some(path) = &args.output {
+        write(path, &report.to_json()?)?;
+    }
+    if let Some(path) = &args.svg {
+        let title = format!("packets on {}", report.environment.machine);
+        write(path, &packet_plot(&report, &title)?)?;
+    }
+    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    if args.json {
+        crate::out::print(format_args!("{}", report.to_json()?));
+    } else {
+        crate::out::print(format_args!("{}", packet_table(&report, colour)));
+    }
+    if let Some(before) = before {
+        let table = compare_packets(&before, &report);
+        // Standard output is the report's then.
+        if args.json { eprint!("{table}") } else { crate::say!("\n{table}") }
+    }
+    Ok(0)
+}
+
+fn read(path: &Path) -> Result<PacketReport> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    PacketReport::from_json(&text).with_context(|| format!("{} is no report", path.display()))
+}
+
+fn list(args: &PacketArgs) -> Result<()> {
+    crate::say!("subjects:");
+    for (name, about) in SUBJECTS {
+        crate::say!("  {name:<8} {about}");
+    }
+    crate::say!("loads, unless --load names others:");
+    for load in loads(args)? {
+        crate::say!("  {load}");
+    }
+    Ok(())
+}
+
+fn loads(args: &PacketArgs) -> Result<Vec<PacketLoad>> {
+    let own: &[&str] = if args.quick { &QUICK } else { &LOADS };
+    match args.load.as_slice() {
+        [] => own.iter().map(|text| Ok(text.parse::<PacketLoad>()?)).collect(),
+        asked => Ok(asked.to_vec()),
+    }
+}
+
+fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {
+    let known = |name: &str| SUBJECTS.iter().any(|(known, _)| *known == name);
+    if let Some(unknown) = args.only.iter().find(|name| !known(name)) {
+        bail!("there is no subject \"{unknown}\"; --list shows them");
+    }
+    let cpus = Cpus::split(1)?;
+    let mut subjects: Vec<Box<dyn PacketSubject>> = Vec::new();
+    for (name, _) in SUBJECTS {
+        let asked = args.only.iter().any(|only| only == name);
+        match name {
+            _ if !asked && !args.only.is_empty() => {}
+            "link" => subjects.push(Box::new(RawLink(cpus.clone()))),
+            "switch" => subjects.push(Box::new(Switched(cpus.clone()))),
+            _ => match Memif::find(&cpus) {
+                Some(memif) => subjects.push(Box::new(memif)),
+                None if asked => bail!(
+                    "memif needs DPDK's testpmd (Debian: apt install dpdk) and two processors"
+                ),
+                None => eprintln!("Left out: memif (DPDK's testpmd is not installed)"),
+            },
+        }
+    }
+    Ok(subjects)
+}
+
+fn run(args: &PacketArgs) -> Result<PacketReport> {
+    let (warm_up, time) = match args.quick {
+        true => (Duration::from_millis(20), Duration::from_millis(200)),
+        false => (Duration::from_secs_f64(args.warm_up), Duration::from_secs_f64(args.time)),
+    };
+    let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
+    let plan = PacketPlan { loads: loads(args)?, rounds, warm_up, time };
+    let mut subjects = subjects(args)?;
+    let takes = |load| subjects.iter().any(|subject| subject.takes(load));
+    ensure!(plan.loads.iter().any(takes), "there is nothing to measure");
+    let bar = progress();
+    let runs: Result<Vec<PacketRun>> =
+        measure_packets(&mut subjects, &plan, |turn: PacketTurn<'_>| {
+            bar.set_length(turn.turns as u64);
+            bar.set_position(turn.done as u64);
+            bar.set_message(format!("{} {}", turn.load, turn.subject));
+        });
+    bar.finish_and_clear();
+    let environment = super::environment("none".to_owned());
+    Ok(PacketReport::new(environment, super::command_line(), plan, &subjects, runs?))
+}
