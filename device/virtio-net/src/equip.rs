@@ -50,8 +50,20 @@ impl Device {
                 Role::None => {}
             }
         }
-        self.resumes = false;
+        if std::mem::take(&mut self.resumes) {
+            self.interrupt_all();
+        }
         Ok(())
+    }
+
+    /// A predecessor may have published something and not interrupted any more: one interrupt too many
+    /// does no harm.
+    fn interrupt_all(&self) {
+        for queue in self.registers.queues.iter().filter(|queue| queue.enabled) {
+            if let Some(interrupt) = self.interrupt(queue.vector) {
+                interrupt.signal();
+            }
+        }
     }
 
     fn lane(&self, registers: &QueueRegisters) -> Result<Lane, Broken> {

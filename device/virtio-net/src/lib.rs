@@ -76,3 +76,4 @@ pub use counters::Counters;
 pub use device::{Control, Device};
 pub use parts::{MAX_PAIRS, MAX_QUEUE, Parts, PartsError, Settings, journal_len, vectors};
 pub use port::DevicePort;
+pub use state::STATE_VERSION;

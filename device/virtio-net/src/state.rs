@@ -14,8 +14,8 @@ use crate::Device;
 use crate::driven::Driven;
 use crate::registers::QueueRegisters;
 
-/// Version of the types here. A state of another version is refused.
-const VERSION: u32 = 1;
+/// Version of the types here, and of what a journal holds. A state of another version is refused.
+pub const STATE_VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,7 +50,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
     let registers = &after;
     let state = State {
         device: DEVICE.into(),
-        version: VERSION,
+        version: STATE_VERSION,
         pci: device.pci.save(),
         msix: device.msix.save(),
         device_feature_select: registers.device_feature_select,
@@ -75,7 +75,7 @@ fn inconsistent(what: &str) -> StateError {
 pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateError> {
     let state: State =
         serde_json::from_slice(bytes).map_err(|error| StateError::Unknown(error.to_string()))?;
-    if state.device != DEVICE || state.version != VERSION {
+    if state.device != DEVICE || state.version != STATE_VERSION {
         return Err(StateError::Unknown(format!("{} {}", state.device, state.version)));
     }
     let status = Status::from_bits(state.status).ok_or(inconsistent("an unknown status"))?;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use slipway_nvme::{JOURNAL_VERSION, Limits, journal_len};
 use slipway_ram::Lasting;
 use slipway_vfio_user::{KEPT_LEN, KEPT_VERSION};
+use slipway_virtio_net::{MAX_PAIRS, STATE_VERSION};
 
 /// Bytes before everything else.
 pub const HEAD: usize = 64;
@@ -16,14 +17,23 @@ const MAGIC: u64 = u64::from_be_bytes(*b"SLIPKEEP");
 pub const VERSION: u32 = 2;
 
 /// The words after the first: what an endpoint's memory consists of, versions and lengths.
-pub fn endpoint() -> [u64; 3] {
+///
+/// A network function has its journal where a controller would have its own, which is longer.
+pub fn endpoint() -> [u64; 4] {
     let journal = journal_len(&Limits::default());
-    [part(VERSION, HEAD), part(KEPT_VERSION, KEPT_LEN), part(JOURNAL_VERSION, journal)]
+    let network = slipway_virtio_net::journal_len(MAX_PAIRS);
+    debug_assert!(network <= journal, "the journal of a network function has no room");
+    [
+        part(VERSION, HEAD),
+        part(KEPT_VERSION, KEPT_LEN),
+        part(JOURNAL_VERSION, journal),
+        part(STATE_VERSION, network),
+    ]
 }
 
 /// The same of a named disk's memory.
-pub fn disk() -> [u64; 3] {
-    [part(VERSION, HEAD), 0, 0]
+pub fn disk() -> [u64; 4] {
+    [part(VERSION, HEAD), 0, 0, 0]
 }
 
 fn part(version: u32, len: usize) -> u64 {
@@ -40,7 +50,7 @@ pub enum Unknown {
 }
 
 /// Notes the layout in fresh `memory` and gives the rest of it.
-pub fn begin(memory: &Lasting, layout: [u64; 3]) -> Option<Lasting> {
+pub fn begin(memory: &Lasting, layout: [u64; 4]) -> Option<Lasting> {
     let (head, rest) = memory.split(HEAD)?;
     for (word, value) in head.words()[1..].iter().zip(layout) {
         word.store(value, Ordering::Relaxed);
@@ -50,13 +60,13 @@ pub fn begin(memory: &Lasting, layout: [u64; 3]) -> Option<Lasting> {
 }
 
 /// What follows the head of memory that a predecessor left.
-pub fn check(memory: &Lasting, layout: [u64; 3]) -> Result<Lasting, Unknown> {
+pub fn check(memory: &Lasting, layout: [u64; 4]) -> Result<Lasting, Unknown> {
     let (head, rest) = memory.split(HEAD).ok_or(Unknown::Damaged)?;
     let word = |at: usize| head.words()[at].load(Ordering::Acquire);
     if word(0) != MAGIC {
         return Err(Unknown::Layout("none that has a version".to_owned()));
     }
-    let found = [word(1), word(2), word(3)];
+    let found = [word(1), word(2), word(3), word(4)];
     if found != layout {
         return Err(Unknown::Layout(format!("{}; this build knows {}", show(found), show(layout))));
     }
@@ -64,7 +74,7 @@ pub fn check(memory: &Lasting, layout: [u64; 3]) -> Result<Lasting, Unknown> {
 }
 
 /// The versions, and the lengths where they say anything.
-fn show(layout: [u64; 3]) -> String {
+fn show(layout: [u64; 4]) -> String {
     let parts = layout.map(|part| format!("{}/{}", part >> 32, part as u32));
     format!("layout {}", parts.join(" "))
 }

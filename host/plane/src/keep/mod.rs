@@ -198,7 +198,7 @@ impl Keep {
 }
 
 /// Memory with its layout noted, and what follows that.
-fn fresh(name: &str, len: usize, layout: [u64; 3]) -> Result<(Lasting, Lasting), Error> {
+fn fresh(name: &str, len: usize, layout: [u64; 4]) -> Result<(Lasting, Lasting), Error> {
     let memory = Lasting::new(name, len).map_err(|error| Error::Resources(error.to_string()))?;
     let rest = layout::begin(&memory, layout).ok_or_else(short)?;
     Ok((memory, rest))
