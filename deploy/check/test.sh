@@ -26,6 +26,8 @@ part() {
 # Output of passed tests is shown too, since that is where they say that they were skipped.
 part units '^ +Running|^test result|^error|FAILED|panicked' \
     cargo test --locked --workspace --no-fail-fast -- --show-output
+# Built just now; a test that needs a test program finds it.
+export SLIPWAY_TEST_SCOPE=--workspace
 for test in tests/e2e/*.sh; do
     [ -x "$test" ] && part "$(basename "$test")" . "$test"
 done

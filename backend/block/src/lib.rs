@@ -41,6 +41,7 @@ mod passthrough;
 mod ram;
 mod shared;
 mod uring;
+mod users;
 mod vectors;
 
 pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDisk};

@@ -2,14 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rustix::fs::FileType;
 
 use super::job::Alignment;
 use super::open::{FileOptions, capacity, failed, file_type, open, size};
-use crate::{DiskError, Geometry, OpenError};
+use crate::users::Users;
+use crate::{Geometry, OpenError};
 
 /// An open file or block device. One description for all of its disks: it holds the lock, and the
 /// kernel reports a lost write to it once.
@@ -18,71 +18,21 @@ pub(crate) struct Common {
     /// What O_DIRECT asks of requests; None when the page cache is used.
     pub(super) direct: Option<Alignment>,
     shape: Geometry,
-    /// The size to be taken over.
-    blocks: AtomicU64,
     /// See [`FileOptions::witness`].
     pub(super) witness: Option<Arc<OwnedFd>>,
-    /// The first flush that failed, whose disk it was.
-    pub(super) lost: OnceLock<DiskError>,
-    /// Disks on it.
-    disks: AtomicU32,
-}
-
-/// What the disks on a file may have with the kernel at a time, each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Share {
-    /// Requests.
-    pub requests: usize,
-    /// Bytes that they move; a single request may have more.
-    pub bytes: u64,
-}
-
-impl Share {
-    /// Of one that has the file alone: as many as a ring has places.
-    const ALONE: Self = Self { requests: crate::uring::RING_ENTRIES as usize, bytes: u64::MAX };
-    /// Of one that shares it. What comes after waits for what the medium has: few enough that
-    /// somebody else's request does not stand behind hundreds, and enough for a fast drive's full
-    /// speed.
-    const SHARED: Self = Self { requests: 32, bytes: 1 << 20 };
+    pub users: Users,
 }
 
 impl Common {
     pub fn open(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
         let opened = open(path, options)?;
-        let blocks = AtomicU64::new(opened.geometry.blocks);
+        let users = Users::new(opened.geometry.blocks);
         let (fd, direct, shape) = (opened.fd, opened.direct, opened.geometry);
-        let (witness, lost) = (options.witness.clone(), OnceLock::new());
-        Ok(Self { fd, direct, shape, blocks, witness, lost, disks: AtomicU32::new(0) })
-    }
-
-    /// There is one disk more on it.
-    pub fn join(&self) {
-        self.disks.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// There is one less.
-    pub fn leave(&self) {
-        self.disks.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// What each of its disks may have with the kernel.
-    pub(super) fn share(&self) -> Share {
-        // Who comes or goes at this moment makes a difference to the next request.
-        if self.disks.load(Ordering::Relaxed) > 1 { Share::SHARED } else { Share::ALONE }
+        Ok(Self { fd, direct, shape, witness: options.witness.clone(), users })
     }
 
     pub fn geometry(&self) -> Geometry {
-        Geometry { blocks: self.blocks.load(Ordering::Acquire), ..self.shape }
-    }
-
-    /// A flush failed: what it would have vouched for may be lost.
-    pub fn lose(&self, error: DiskError) {
-        // The first error stands.
-        let _ = self.lost.set(error);
-    }
-
-    pub fn set_blocks(&self, blocks: u64) {
-        self.blocks.store(blocks, Ordering::Release);
+        Geometry { blocks: self.users.blocks(), ..self.shape }
     }
 }
 

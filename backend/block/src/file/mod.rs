@@ -9,7 +9,7 @@
 //!
 //! All requests of a `submit` go to the kernel in one call, and so does what a `poll` starts.
 //!
-//! Disks that share a file have few requests each with the kernel ([`Share`](common::Share)); the
+//! Disks that share a file have few requests each with the kernel (`users`); the
 //! others wait here, in their own disk's queue and in nobody else's way.
 //!
 //! What io_uring offers and is not used:
@@ -38,7 +38,6 @@ use crate::{
     BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, PassthroughDisk,
     Request,
 };
-use common::Share;
 use job::{Job, Target};
 
 pub(crate) use common::{Common, cut, measure, set_size};
@@ -52,11 +51,16 @@ pub use open::{FileOptions, create_sparse};
 /// # Errors
 /// Those of the two.
 pub fn open_file(path: &Path, options: &FileOptions) -> Result<Box<dyn Disk>, OpenError> {
-    use std::os::unix::fs::FileTypeExt;
-    match std::fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device()) {
+    match is_namespace(path) {
         true => Ok(Box::new(PassthroughDisk::open(path, options)?)),
         false => Ok(Box::new(FileDisk::open(path, options)?)),
     }
+}
+
+/// Whether what is at `path` can only be an NVMe namespace's generic character device.
+pub(crate) fn is_namespace(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device())
 }
 
 /// A disk in a regular file or on a block device.
@@ -92,7 +96,7 @@ impl FileDisk {
         let target = Target::new(fd, common.direct);
         let engine = Engine::new(target, geometry.block_size, common.witness.as_ref());
         let engine = engine.map_err(OpenError::Ring)?;
-        common.join();
+        common.users.join();
         Ok(Self {
             engine,
             geometry: Geometry { read_only: read_only || geometry.read_only, ..geometry },
@@ -121,8 +125,8 @@ impl FileDisk {
             Ok(extent) => extent,
             Err(error) => return Some(Err(error)),
         };
-        match (request.operation, self.common.lost.get()) {
-            (Operation::Flush, Some(error)) => Some(Err(*error)),
+        match (request.operation, self.common.users.lost()) {
+            (Operation::Flush, Some(error)) => Some(Err(error)),
             (Operation::Flush, None) if self.geometry.read_only => Some(Ok(())),
             (Operation::Flush, None) => None,
             _ => (extent.len == 0).then_some(Ok(())),
@@ -131,8 +135,8 @@ impl FileDisk {
 
     /// Hands waiting requests to the kernel as long as there is a place.
     fn start_waiting(&mut self, completions: &mut Vec<Completion>) {
-        let share = self.common.share();
-        while self.has_room(share) && self.engine.has_place() {
+        let share = self.common.users.share();
+        while share.has_room(&self.engine, &self.waiting) && self.engine.has_place() {
             let Some(request) = self.waiting.pop_front() else { return };
             match self.immediate(&request) {
                 Some(result) => completions.push(complete(request, result)),
@@ -144,15 +148,6 @@ impl FileDisk {
         }
     }
 
-    /// Whether the kernel may have the first of the waiting requests.
-    fn has_room(&self, share: Share) -> bool {
-        let running = self.engine.running();
-        let Some(next) = self.waiting.front().filter(|_| running < share.requests) else {
-            return false;
-        };
-        running == 0 || self.engine.bytes().saturating_add(self.engine.moved(next)) <= share.bytes
-    }
-
     /// Takes the kernel's answers.
     fn reap(&mut self, completions: &mut Vec<Completion>) {
         self.engine.reap(completions);
@@ -162,7 +157,7 @@ impl FileDisk {
     /// Tells all disks on the file of a flush that failed.
     fn note_lost(&mut self) {
         if let Some(error) = self.engine.target.lost.take() {
-            self.common.lose(error);
+            self.common.users.lose(error);
         }
     }
 
@@ -213,7 +208,7 @@ impl Disk for FileDisk {
 
 impl Drop for FileDisk {
     fn drop(&mut self) {
-        self.common.leave();
+        self.common.users.leave();
         self.waiting.clear();
         self.engine.close();
         self.note_lost();

@@ -33,6 +33,8 @@ pub(super) struct Device {
     /// Its Write Zeroes may deallocate, and what is deallocated reads as zeros.
     pub deallocates: bool,
     pub geometry: Geometry,
+    /// What the disk was asked to be.
+    options: FileOptions,
     /// The block device of the same namespace, taken exclusively.
     _claim: Option<OwnedFd>,
 }
@@ -54,11 +56,9 @@ impl Device {
         };
         let claim = if options.read_only { None } else { claim(path)? };
         lock(&file, path, options.read_only)?;
-        let asked = |source| OpenError::File { path: path.to_owned(), action: "identify", source };
-        let controller = command::identify_controller(&file).map_err(asked)?;
-        let namespace = command::identify_namespace(&file, nsid).map_err(asked)?;
-        let unusable = |why| OpenError::Namespace { path: path.to_owned(), why };
-        let geometry = shape(&namespace, options).map_err(unusable)?;
+        let controller = command::identify_controller(&file).map_err(asked(path))?;
+        let namespace = command::identify_namespace(&file, nsid).map_err(asked(path))?;
+        let geometry = shape(&namespace, options).map_err(unusable(path))?;
         Ok(Self {
             file,
             nsid,
@@ -68,9 +68,27 @@ impl Device {
             zeroes: controller.nvm_commands.get() & IdentifyController::WRITE_ZEROES != 0,
             deallocates: namespace.deallocated & 0xf == IdentifyNamespace::READS_ZEROES,
             geometry,
+            options: FileOptions { witness: None, ..options.clone() },
             _claim: claim,
         })
     }
+
+    /// The shape that a disk opened now would have.
+    pub fn shape(&self, path: &Path) -> Result<Geometry, OpenError> {
+        let namespace = command::identify_namespace(&self.file, self.nsid).map_err(asked(path))?;
+        if namespace.block_size() != self.lba_size {
+            return Err(unusable(path)("it was formatted".to_owned()));
+        }
+        shape(&namespace, &self.options).map_err(unusable(path))
+    }
+}
+
+fn asked(path: &Path) -> impl Fn(std::io::Error) -> OpenError {
+    |source| OpenError::File { path: path.to_owned(), action: "identify", source }
+}
+
+fn unusable(path: &Path) -> impl Fn(String) -> OpenError {
+    |why| OpenError::Namespace { path: path.to_owned(), why }
 }
 
 /// The shape of a disk on a namespace; or why there can be none.

@@ -1,11 +1,14 @@
 //! One request as commands of the drive, one after the other.
 
+use std::sync::Arc;
+
 use io_uring::{cqueue, squeue};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::status::Status;
 use slipway_ram::Fault;
 
 use super::command::Command;
+use super::common::Common;
 use super::device::Device;
 use crate::aligned::Aligned;
 use crate::uring::{Next, Work, refused};
@@ -23,7 +26,11 @@ const BUFFER: usize = 128 << 10;
 
 /// What requests are carried out on.
 pub(super) struct Target {
-    pub device: Device,
+    pub common: Arc<Common>,
+    /// Most bytes of a command, as far as is known by now.
+    most_bytes: u64,
+    /// Whether the drive has Write Zeroes, as far as is known by now.
+    zeroes: bool,
     /// Zeros to write where the drive has no Write Zeroes.
     zeros: Option<Aligned>,
     /// The error of a flush that nobody has heard of yet.
@@ -31,15 +38,20 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub fn new(device: Device) -> Self {
-        Self { device, zeros: None, lost: None }
+    pub fn new(common: Arc<Common>) -> Self {
+        let (most_bytes, zeroes) = (common.device.most_bytes, common.device.zeroes);
+        Self { common, most_bytes, zeroes, zeros: None, lost: None }
+    }
+
+    fn device(&self) -> &Device {
+        &self.common.device
     }
 
     /// Fewer bytes a command from now on: the kernel refused one of `bytes`. False: it cannot be less.
     fn halve(&mut self, bytes: u64) -> bool {
-        let least = u64::from(self.device.lba_size.max(4096));
+        let least = u64::from(self.device().lba_size.max(4096));
         let half = bytes / 2 / least * least;
-        self.device.most_bytes = self.device.most_bytes.min(half.max(least));
+        self.most_bytes = self.most_bytes.min(half.max(least));
         bytes > least
     }
 }
@@ -72,7 +84,7 @@ pub(super) struct Job {
 impl Job {
     /// `request` was admitted for the disk.
     pub fn new(request: Request, target: &Target) -> Self {
-        let block = u64::from(target.device.geometry.block_size);
+        let block = u64::from(target.device().geometry.block_size);
         let (start, len) = match request.operation {
             Operation::Flush => (0, 0),
             _ => (request.lba.wrapping_mul(block), u64::from(request.blocks) * block),
@@ -80,7 +92,7 @@ impl Job {
         let step = match request.operation {
             Operation::Read | Operation::Write => Step::Move,
             Operation::Flush => Step::Flush,
-            Operation::WriteZeroes | Operation::Discard if target.device.zeroes => Step::Zero,
+            Operation::WriteZeroes | Operation::Discard if target.zeroes => Step::Zero,
             Operation::WriteZeroes | Operation::Discard => Step::WriteZeros,
         };
         Self { request, start, len, done: 0, piece: 0, step }
@@ -153,7 +165,7 @@ impl Job {
         let unknown = [Status::INVALID_OPCODE, Status::INVALID_FIELD].map(Status::code);
         if matches!(self.step, Step::Zero) && unknown.contains(&code) {
             // Drives that say they have it and do not, or not with these bits.
-            target.device.zeroes = false;
+            target.zeroes = false;
             self.step = Step::WriteZeros;
             return Next::Again;
         }
@@ -182,16 +194,16 @@ impl Work for Job {
         vectors: &mut IoVectors,
     ) -> Result<squeue::Entry128, DiskError> {
         vectors.clear();
-        let lba_size = u64::from(target.device.lba_size);
+        let lba_size = u64::from(target.device().lba_size);
         let left = self.len - self.done;
-        let most = left.min(target.device.most_bytes).min(MOST_BLOCKS * lba_size);
+        let most = left.min(target.most_bytes).min(MOST_BLOCKS * lba_size);
         let command = match &self.step {
-            Step::Flush => Command::of_blocks(NvmOpcode::Flush.0, target.device.nsid, 0, 1),
+            Step::Flush => Command::of_blocks(NvmOpcode::Flush.0, target.device().nsid, 0, 1),
             Step::Zero => {
                 self.piece = left.min(MOST_BLOCKS * lba_size);
-                let mut command = self.command(NvmOpcode::WriteZeroes, &target.device);
+                let mut command = self.command(NvmOpcode::WriteZeroes, target.device());
                 let discards = self.request.operation == Operation::Discard;
-                if discards && target.device.deallocates {
+                if discards && target.device().deallocates {
                     command.cdw10[2] |= DEALLOCATE;
                 }
                 command
@@ -199,16 +211,16 @@ impl Work for Job {
             Step::WriteZeros => {
                 let zeros = target.zeros.get_or_insert_with(|| Aligned::zeroed(BUFFER));
                 self.piece = vectors.repeat(zeros.bytes_mut(), most);
-                self.command(NvmOpcode::Write, &target.device)
+                self.command(NvmOpcode::Write, target.device())
             }
             Step::Move | Step::Bounce(_) => {
                 self.piece = self.lend(most, lba_size, vectors)?;
                 let read = self.request.operation == Operation::Read;
                 let opcode = if read { NvmOpcode::Read } else { NvmOpcode::Write };
-                self.command(opcode, &target.device)
+                self.command(opcode, target.device())
             }
         };
-        Ok(command.entry(&target.device.file, vectors))
+        Ok(command.entry(&target.device().file, vectors))
     }
 
     fn advance(&mut self, result: i32, target: &mut Target) -> Next {

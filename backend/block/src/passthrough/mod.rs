@@ -13,31 +13,35 @@
 //! - What a drive takes at a time (MDTS) bounds a command; a longer request takes several, one after
 //!   the other. A command that the kernel refuses, as it has too many segments, goes in halves.
 //!
+//! Disks that share a namespace have few requests each with the kernel, as those that share a file.
+//!
 //! Not supported, and refused when it is opened: metadata with each block, blocks larger than 4 KiB. The
-//! size is that of the moment when it was opened. Section numbers are those of *NVM Express Base
+//! size is that of the moment when it was opened, or when it was asked for again. Section numbers are those of *NVM Express Base
 //! Specification, Revision 1.4*; the interface is Linux's (`include/uapi/linux/nvme_ioctl.h`).
 
 mod command;
+mod common;
 mod device;
 mod job;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::check::{admit, complete};
 use crate::uring::{Engine, give_up};
 use crate::{Completion, Disk, DiskError, FileOptions, Geometry, OpenError, Operation, Request};
-use device::Device;
 use job::{Job, Target};
+
+pub(crate) use common::Common;
 
 /// See the module's head.
 pub struct PassthroughDisk {
     engine: Engine<Job>,
     geometry: Geometry,
     waiting: VecDeque<Request>,
-    /// The first flush that failed: what it would have vouched for may be lost.
-    lost: Option<DiskError>,
+    common: Arc<Common>,
 }
 
 impl PassthroughDisk {
@@ -49,12 +53,18 @@ impl PassthroughDisk {
     /// in use as a disk, [`OpenError::Namespace`] for one that cannot be used; the others as for
     /// [`FileDisk::open`](crate::FileDisk::open).
     pub fn open(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
-        let device = Device::open(path, options)?;
-        let geometry = device.geometry;
-        let target = Target::new(device);
-        let engine = Engine::new(target, geometry.block_size, options.witness.as_ref());
+        Self::over(Arc::new(Common::open(path, options)?), options.read_only)
+    }
+
+    /// One more disk on an open namespace; `read_only` protects this one alone.
+    pub(crate) fn over(common: Arc<Common>, read_only: bool) -> Result<Self, OpenError> {
+        let geometry = common.geometry();
+        let target = Target::new(Arc::clone(&common));
+        let engine = Engine::new(target, geometry.block_size, common.witness.as_ref());
         let engine = engine.map_err(OpenError::Ring)?;
-        Ok(Self { engine, geometry, waiting: VecDeque::new(), lost: None })
+        common.users.join();
+        let geometry = Geometry { read_only: read_only || geometry.read_only, ..geometry };
+        Ok(Self { engine, geometry, waiting: VecDeque::new(), common })
     }
 
     /// Whether a request ends without the drive, and how.
@@ -63,9 +73,10 @@ impl PassthroughDisk {
             Ok(extent) => extent,
             Err(error) => return Some(Err(error)),
         };
-        let flushes = self.engine.target.device.caches && !self.geometry.read_only;
+        let flushes = self.common.device.caches && !self.geometry.read_only;
+        let lost = self.common.users.lost();
         match request.operation {
-            Operation::Flush if self.lost.is_some() => self.lost.map(Err),
+            Operation::Flush if lost.is_some() => lost.map(Err),
             Operation::Flush => (!flushes).then_some(Ok(())),
             _ => (extent.len == 0).then_some(Ok(())),
         }
@@ -73,7 +84,8 @@ impl PassthroughDisk {
 
     /// Hands waiting requests to the kernel as long as there is a place.
     fn start_waiting(&mut self, completions: &mut Vec<Completion>) {
-        while !self.waiting.is_empty() && self.engine.has_place() {
+        let share = self.common.users.share();
+        while share.has_room(&self.engine, &self.waiting) && self.engine.has_place() {
             let Some(request) = self.waiting.pop_front() else { return };
             match self.immediate(&request) {
                 Some(result) => completions.push(complete(request, result)),
@@ -85,14 +97,21 @@ impl PassthroughDisk {
         }
     }
 
+    /// Tells all disks on the namespace of a flush that failed.
     fn note_lost(&mut self) {
-        let error = self.engine.target.lost.take();
-        self.lost = self.lost.or(error);
+        if let Some(error) = self.engine.target.lost.take() {
+            self.common.users.lose(error);
+        }
     }
 }
 
 impl Disk for PassthroughDisk {
     fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn refresh(&mut self) -> Geometry {
+        self.geometry.blocks = self.common.geometry().blocks;
         self.geometry
     }
 
@@ -116,5 +135,14 @@ impl Disk for PassthroughDisk {
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.engine.wake_descriptor())
+    }
+}
+
+impl Drop for PassthroughDisk {
+    fn drop(&mut self) {
+        self.common.users.leave();
+        self.waiting.clear();
+        self.engine.close();
+        self.note_lost();
     }
 }

@@ -50,7 +50,7 @@ impl Medium for FileMedium {
                 blocks
             }
         };
-        self.common.set_blocks(blocks);
+        self.common.users.set_blocks(blocks);
         Ok(())
     }
 

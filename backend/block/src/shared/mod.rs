@@ -13,6 +13,7 @@
 //! guests agree on.
 
 mod file;
+mod namespace;
 mod null;
 mod ram;
 
@@ -20,10 +21,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::file::is_namespace;
 use crate::ram::whole_blocks;
 use crate::{Disk, FileOptions, Geometry, OpenError};
 
 use file::FileMedium;
+use namespace::NamespaceMedium;
 use null::NullMedium;
 use ram::RamMedium;
 
@@ -56,13 +59,17 @@ impl SharedDisk {
         Ok(Self(Arc::new(RamMedium::new(bytes, block_size, file)?)))
     }
 
-    /// A file or block device, opened once; see [`FileDisk`](crate::FileDisk). Unless it is opened
-    /// read-only it is locked against every other disk.
+    /// A file, a block device or an NVMe namespace's generic character device, opened once; see
+    /// [`open_file`](crate::open_file). Unless it is opened read-only it is locked against every other
+    /// disk.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn file(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
-        Ok(Self(Arc::new(FileMedium::open(path, options)?)))
+        Ok(match is_namespace(path) {
+            true => Self(Arc::new(NamespaceMedium::open(path, options)?)),
+            false => Self(Arc::new(FileMedium::open(path, options)?)),
+        })
     }
 
     /// Takes writes, gives nothing; see [`NullDisk`](crate::NullDisk).

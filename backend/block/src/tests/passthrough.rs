@@ -8,7 +8,8 @@ use slipway_ram::Span;
 use super::{against_model, read, refuses_the_impossible, request, write};
 use crate::model::one;
 use crate::{
-    Disk, DiskError, FileOptions, OpenError, Operation, PassthroughDisk, Request, open_file,
+    Disk, DiskError, FileOptions, OpenError, Operation, PassthroughDisk, Request, SharedDisk,
+    open_file,
 };
 
 /// Names the generic character device, /dev/ngXnY, of a namespace that a test may write to.
@@ -45,7 +46,39 @@ fn a_namespace_equals_its_model() {
         longer_than_a_command(&mut disk, blocks);
         drop(disk);
         protected(path, block_size);
+        shared(path, block_size);
     }
+}
+
+/// Several disks on one open namespace: what one writes the others read, its size is one, and it is
+/// somebody else's when the last of them has gone.
+fn shared(path: &Path, block_size: u32) {
+    let options = FileOptions { block_size, ..FileOptions::default() };
+    let medium = SharedDisk::file(path, &options).unwrap();
+    let shape = medium.geometry();
+    let [mut one, mut two] = [false, true].map(|read_only| medium.open(read_only).unwrap());
+    assert!(matches!(SharedDisk::file(path, &options), Err(OpenError::InUse(_))));
+    for round in 1..=3 {
+        let data = vec![round; 3 * block_size as usize];
+        write(&mut *one, 5, &data).unwrap();
+        assert_eq!(read(&mut *two, 5, 3).unwrap(), data);
+    }
+    assert_eq!(write(&mut *two, 5, &vec![1; block_size as usize]), Err(DiskError::ReadOnly));
+    let end = shape.blocks - 1;
+    medium.resize(Some(end * u64::from(block_size))).unwrap();
+    read(&mut *one, end, 1).unwrap();
+    assert_eq!(one.refresh().blocks, end);
+    assert_eq!(read(&mut *one, end, 1), Err(DiskError::OutOfRange));
+    let larger = medium.resize(Some(shape.bytes() + u64::from(block_size)));
+    assert!(matches!(larger, Err(OpenError::Fixed(_))));
+    medium.resize(None).unwrap();
+    medium.trim().unwrap();
+    assert_eq!([one.refresh(), two.refresh()].map(|found| found.blocks), [shape.blocks; 2]);
+    drop((one, medium));
+    read(&mut *two, end, 1).unwrap();
+    assert!(matches!(SharedDisk::file(path, &options), Err(OpenError::InUse(_))));
+    drop(two);
+    SharedDisk::file(path, &options).unwrap();
 }
 
 /// A request of as many bytes as several commands take, from spans of all lengths.

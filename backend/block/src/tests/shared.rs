@@ -131,7 +131,7 @@ fn a_lost_flush_is_lost_for_all() {
     let mut two = crate::FileDisk::over(common.clone(), false).unwrap();
     let flush = || request(Operation::Flush, 0, 0, Vec::new());
     assert_eq!(super::one(&mut two, flush()), Ok(()));
-    common.lose(DiskError::Io(5));
+    common.users.lose(DiskError::Io(5));
     assert_eq!(super::one(&mut two, flush()), Err(DiskError::Io(5)));
 }
 
