@@ -1,7 +1,7 @@
 //! The first pass, first half: which frames of a burst the rules of their port let in. All of it is
 //! decided on the burst's private copies.
 
-use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TAG, TYPE, ethertype};
+use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TAG, TYPE, ethertype, ipv4, ipv6};
 
 use crate::burst::{BURST, Burst};
 use crate::lookup::{Key, Station};
@@ -64,9 +64,13 @@ fn admit(config: &PortConfig, burst: &mut Burst, frame: usize) -> Result<(Key, u
         (tag, kind) = (Some(u16::from_be_bytes([a, b])), u16::from_be_bytes([c, d]));
     }
     let vlan = config.vlan_in(tag).ok_or(Drop::Vlan)?;
+    let network = HEADER + if tag.is_some() { TAG } else { 0 };
+    let checksum = burst.frames()[frame].offload.checksum;
+    if checksum.is_some_and(|(start, _)| !is_above_ip(kind, network, start)) {
+        return Err(Drop::BadOffload);
+    }
     if config.spoof_check {
-        let packet = &head[HEADER + if tag.is_some() { TAG } else { 0 }..];
-        check_sender(config, source, kind, packet)?;
+        check_sender(config, source, kind, &head[network..], checksum.is_some())?;
     }
     let priority = tag.map_or(0, |tag| tag & 0xf000);
     if tag.is_some() {
@@ -77,13 +81,31 @@ fn admit(config: &PortConfig, burst: &mut Burst, frame: usize) -> Result<(Key, u
     Ok((key, vlan | priority))
 }
 
-fn check_sender(config: &PortConfig, source: Mac, kind: u16, packet: &[u8]) -> Result<(), Drop> {
+/// Whether a checksum that begins at `start` leaves addresses alone, wherever it goes from there: it is
+/// filled in after the frame was judged, by the switch or by who gets the frame.
+#[inline]
+fn is_above_ip(kind: u16, network: usize, start: u16) -> bool {
+    let header = match kind {
+        ethertype::IPV4 => ipv4::MIN_HEADER,
+        ethertype::IPV6 => ipv6::HEADER,
+        _ => return false,
+    };
+    usize::from(start) >= network + header
+}
+
+fn check_sender(
+    config: &PortConfig,
+    source: Mac,
+    kind: u16,
+    packet: &[u8],
+    summed_later: bool,
+) -> Result<(), Drop> {
     if config.mac != Some(source) {
         return Err(Drop::SpoofedMac);
     }
     // A second tag would hide what the first one's network takes for the frame's own.
     let hidden = kind == ethertype::VLAN;
-    let own = config.addresses.is_empty() || config.owns_sender(kind, packet);
+    let own = config.addresses.is_empty() || config.owns_sender(kind, packet, summed_later);
     if hidden || !own { Err(Drop::SpoofedAddress) } else { Ok(()) }
 }
 

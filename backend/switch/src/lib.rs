@@ -27,6 +27,8 @@
 mod burst;
 mod cutter;
 mod fan;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod judge;
 mod lookup;
 mod port;

@@ -211,7 +211,8 @@ impl PortConfig {
     /// Whether the IP addresses that the frame claims to be from are its own. `packet` is what of the
     /// frame lies in its head from the end of the Ethernet header on. What is cut short claims nothing
     /// that its receiver would believe, except where addresses lie beyond the head: that is refused.
-    pub(crate) fn owns_sender(&self, kind: u16, packet: &[u8]) -> bool {
+    /// With `summed_later` a checksum will be put somewhere above the IP header.
+    pub(crate) fn owns_sender(&self, kind: u16, packet: &[u8], summed_later: bool) -> bool {
         match kind {
             ethertype::IPV4 => field(packet, ipv4::SOURCE).is_some_and(|from: [u8; 4]| {
                 // All zeros: it asks for an address (RFC 2131).
@@ -225,7 +226,8 @@ impl PortConfig {
             }),
             ethertype::IPV6 => field(packet, ipv6::SOURCE).is_some_and(|from: [u8; 16]| {
                 let from = IpAddr::from(from);
-                (from.is_unspecified() || self.has(from)) && self.owns_advertised(packet)
+                (from.is_unspecified() || self.has(from))
+                    && self.owns_advertised(packet, summed_later)
             }),
             // Not IP: no address is claimed.
             _ => true,
@@ -235,9 +237,11 @@ impl PortConfig {
     /// Whether the packet says nothing of the network that is not the port's to say: neighbour
     /// advertisements are for its own addresses, and router advertisements and redirects are for
     /// routers, of whom the switch knows none but those it trusts.
-    fn owns_advertised(&self, packet: &[u8]) -> bool {
+    fn owns_advertised(&self, packet: &[u8], summed_later: bool) -> bool {
         let Some(message) = icmpv6(packet) else { return false };
         match message.first() {
+            // The kernel that sends one sums it itself; a sum that is put in later could change the target.
+            Some(&ipv6::NEIGHBOR_ADVERTISEMENT) if summed_later => false,
             Some(&ipv6::NEIGHBOR_ADVERTISEMENT) => field(message, ipv6::ADVERTISED_TARGET)
                 .is_some_and(|target: [u8; 16]| self.has(IpAddr::from(target))),
             Some(&(ipv6::ROUTER_ADVERTISEMENT | ipv6::REDIRECT)) => self.trust,

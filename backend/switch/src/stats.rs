@@ -28,11 +28,13 @@ pub enum Drop {
     Down,
     /// The peer's descriptors were wrong.
     Malformed,
+    /// Its checksum was to be put where no checksum is.
+    BadOffload,
 }
 
 impl Drop {
     /// Every cause, with the name that it is reported under.
-    pub const ALL: [(Self, &'static str); 11] = [
+    pub const ALL: [(Self, &'static str); 12] = [
         (Self::Short, "short"),
         (Self::BadSource, "bad-source"),
         (Self::SpoofedMac, "spoofed-mac"),
@@ -44,6 +46,7 @@ impl Drop {
         (Self::Refused, "refused"),
         (Self::Down, "down"),
         (Self::Malformed, "malformed"),
+        (Self::BadOffload, "bad-offload"),
     ];
 }
 

@@ -195,6 +195,28 @@ fn nobody_speaks_for_another() {
 }
 
 #[test]
+fn a_checksum_changes_no_address() {
+    let mut rig = Rig::default();
+    rig.attach(guarded(1));
+    rig.attach_able(PortConfig::default(), Abilities::NONE);
+    let mut passes = |frame: &[u8], start: u16, offset: u16| {
+        rig.queue_described(0, frame, |descriptor| descriptor.unsummed(start, offset).unwrap());
+        rig.run();
+        rig.counts() == [0, 1]
+    };
+    let mut tcp = with_type(untagged(1, 9, &ipv4([10, 0, 0, 1])), 0x0800);
+    tcp.extend([0; 20]);
+    assert!(passes(&tcp, 34, 16));
+    for (start, offset) in [(0, 0), (0, 6), (14, 12), (33, 0)] {
+        assert!(!passes(&tcp, start, offset), "{start} {offset}");
+    }
+    assert!(!passes(&with_type(untagged(1, 9, &arp(1, [10, 0, 0, 1])), 0x0806), 34, 0));
+    let own = advertisement(136, "fd00::5", "fd00::5", 0);
+    assert!(!passes(&with_type(untagged(1, 9, &own), 0x86dd), 62, 14), "into the target");
+    assert_eq!(rig.dropped_in(0), [("spoofed-address", 1), ("bad-offload", 5)]);
+}
+
+#[test]
 fn vlans_are_apart() {
     let mut rig = Rig::default();
     let access = |vlan| PortConfig { vlans: VlanMode::Access(vlan), ..PortConfig::default() };
