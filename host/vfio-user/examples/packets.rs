@@ -1,6 +1,7 @@
 //! Serves two virtio-net functions on sockets, on one switch, in a process of its own on CPU 0, and
 //! drives both from CPU 1: how many frames of 64 bytes a second go from one driver to the other.
-//! `cargo run --release -p slipway-vfio-user --example packets [SECONDS [FRAME]]`.
+//! `cargo run --release -p slipway-vfio-user --example packets [SECONDS [FRAME]]`; or `… packets serve
+//! DIRECTORY [PAIRS [MTU]]` alone, for other clients, such as two QEMUs.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -34,7 +35,7 @@ fn pin(cpu: usize) -> Result<(), Failure> {
 }
 
 /// Serves until standard input ends.
-fn serve(directory: &Path) -> Result<(), Failure> {
+fn serve(directory: &Path, pairs: u16, mtu: u16) -> Result<(), Failure> {
     pin(0)?;
     let reactor = Reactor::spawn(ReactorSettings::default())?;
     let lookup = Learning::new(LearningOptions::default(), 1);
@@ -45,11 +46,11 @@ fn serve(directory: &Path) -> Result<(), Failure> {
         let (sink, mac) = (parts.interrupts(), Mac::local(number));
         let (device, port) = Device::new(Parts {
             memory: parts.memory(),
-            interrupts: (0..vectors(1))
+            interrupts: (0..vectors(pairs))
                 .map(|vector| Interrupt::new(sink.clone(), vector))
                 .collect(),
             clock: parts.clock(),
-            settings: Settings::new(mac),
+            settings: Settings { pairs, mtu, ..Settings::new(mac) },
             journal: None,
         })?;
         let wanted = PortConfig { mac: Some(mac), spoof_check: true, ..PortConfig::default() };
@@ -210,10 +211,11 @@ impl Sink {
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().collect();
-    if let [_, mode, directory] = arguments.as_slice()
+    if let [_, mode, directory, rest @ ..] = arguments.as_slice()
         && mode == "serve"
     {
-        return serve(Path::new(directory));
+        let number = |at: usize, none| rest.get(at).map_or(Ok(none), |text: &String| text.parse());
+        return serve(Path::new(directory), number(0, 1)?, number(1, 1500)?);
     }
     let seconds = arguments.get(1).map_or(Ok(3), |text| text.parse())?;
     let len: usize = arguments.get(2).map_or(Ok(64), |text| text.parse())?;
