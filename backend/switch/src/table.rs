@@ -59,7 +59,7 @@ impl Learning {
         let stations = options.stations.clamp(WAYS, MOST_STATIONS).next_power_of_two();
         Self {
             sets: vec![Set::default(); stations / WAYS].into_boxed_slice(),
-            secret: secret | 1,
+            secret: spread(secret) | 1,
             options,
             learned: vec![0; MAX_PORTS].into_boxed_slice(),
             swept: 0,
@@ -214,6 +214,15 @@ impl Lookup for Learning {
     }
 }
 
+/// Spreads a number over all 64 bits (the finaliser of splitmix64): a multiplier with few of them would
+/// put many stations into one set.
+fn spread(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,13 +319,17 @@ mod tests {
 
     #[test]
     fn there_is_room_for_every_fixed_station() {
-        let mut table = table(4, 100);
-        for number in 0..4096 {
-            assert!(table.fix(station(number), number as PortIndex));
-        }
-        for number in 0..4096 {
-            let port = Target::Port(number as PortIndex);
-            assert_eq!(look(&mut table, 1, 5000, number, 0), port);
+        for secret in 0..4 {
+            let options = LearningOptions { stations: 4, per_port: 100, age: 300 };
+            let mut table = Learning::new(options, secret);
+            for number in 0..4096 {
+                assert!(table.fix(station(number), number as PortIndex));
+            }
+            assert!(table.sets.len() * WAYS <= 1 << 18, "{} for 4,096", table.sets.len() * WAYS);
+            for number in 0..4096 {
+                let port = Target::Port(number as PortIndex);
+                assert_eq!(look(&mut table, 1, 5000, number, 0), port);
+            }
         }
     }
 
