@@ -60,13 +60,35 @@ print(next((s["vmm_pid"] or 0 for s in json.load(sys.stdin) if s["name"] == sys.
 runs() { [ "$1" != 0 ] && grep -q '^State:[[:space:]]*[RSDTtI]' "/proc/$1/status" 2>/dev/null; }
 is_state() { [ "$(state_of "$1")" = "$2" ]; }
 
+# Processes of VMMs of this node, one a line: all nodes use the same user ids, and each VMM works in a
+# directory of its node's. What is dead and waits for init to take note of it holds nothing any more.
+vmms() {
+    local stat pid args
+    ps -o stat=,pid=,args= -U "$(seq -s, 1879048192 1879048255)" | while read -r stat pid args; do
+        case $stat:$(readlink "/proc/$pid/cwd") in
+            Z*) ;;
+            *:"$SLIPWAY_RUN_DIR"/*) printf '%s %s %s\n' "$stat" "$pid" "$args" ;;
+        esac
+    done
+}
+
+# Control groups of sandboxes, but those with a process in them that is no VMM of this node's.
+groups_left() {
+    local group pid
+    find /sys/fs/cgroup -maxdepth 3 -path '*/slipway/*' -type d 2>/dev/null | while read -r group; do
+        read -r pid 2>/dev/null <"$group/cgroup.procs" || pid=
+        case $pid:$(readlink "/proc/${pid:-none}/cwd") in
+            :* | *:"$SLIPWAY_RUN_DIR"/*) printf '%s\n' "$group" ;;
+        esac
+    done
+}
+
 # Everything on the host that belongs to sandboxes of this node, one thing a line.
 leftovers() {
-    # What is dead and waits for init to take note of it holds nothing any more.
-    ps -o stat=,pid=,args= -U "$(seq -s, 1879048192 1879048255)" | grep -v '^Z'
+    vmms
+    groups_left
     find "$SLIPWAY_RUN_DIR/s" -mindepth 1 -maxdepth 1 2>/dev/null
     find "$SLIPWAY_DATA_DIR/sandboxes" -mindepth 1 -maxdepth 1 2>/dev/null
-    find /sys/fs/cgroup -maxdepth 3 -path '*/slipway/*' -type d 2>/dev/null
     grep -F "$SLIPWAY_RUN_DIR" /proc/mounts
     find /tmp -maxdepth 1 -name '.slipway*' 2>/dev/null
     return 0

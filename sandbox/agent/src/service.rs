@@ -201,7 +201,8 @@ impl AgentService for Service {
     ) -> Result<Response<Self::TraceStream>, Status> {
         let interval = Duration::from_millis(request.into_inner().interval_ms.max(10).into());
         let (sender, replies) = mpsc::channel(TRACES);
-        crate::trace::start(&self.0.places.sysfs, interval, sender).map_err(|error| {
+        let begun = crate::trace::start(&self.0.places.sysfs, interval, sender).await;
+        begun.map_err(|error| {
             Status::failed_precondition(format!("tracing the guest: {error:#}"))
         })?;
         Ok(Response::new(ReceiverStream::new(replies)))

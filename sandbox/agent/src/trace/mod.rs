@@ -11,7 +11,7 @@ mod tracefs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use rustix::time::{ClockId, clock_gettime};
 use slipway_agent_protocol::v1::{TraceLatency, TraceReply};
 use tokio::sync::mpsc;
@@ -23,6 +23,12 @@ use tracefs::Tracing;
 /// How often the rings are emptied.
 const READ: Duration = Duration::from_millis(100);
 
+/// How long somebody who traced has to let go of it: that its listener hung up comes here a moment after
+/// the listener has ended.
+const LETTING_GO: Duration = Duration::from_secs(3);
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(20);
+
 /// CLOCK_MONOTONIC, the clock of the traces, in ns.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
@@ -33,12 +39,19 @@ fn now() -> u64 {
 ///
 /// # Errors
 /// A kernel that cannot; somebody who traces already.
-pub fn start(
+pub async fn start(
     sysfs: &Path,
     interval: Duration,
     sender: mpsc::Sender<Result<TraceReply, Status>>,
 ) -> Result<()> {
-    let tracing = Tracing::start(sysfs)?;
+    let begun = tokio::time::Instant::now();
+    let tracing = loop {
+        match Tracing::start(sysfs)? {
+            Some(tracing) => break tracing,
+            None if begun.elapsed() > LETTING_GO => bail!("somebody traces this guest already"),
+            None => tokio::time::sleep(AGAIN).await,
+        }
+    };
     tokio::spawn(run(tracing, interval, sender));
     Ok(())
 }

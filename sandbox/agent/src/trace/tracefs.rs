@@ -178,27 +178,30 @@ pub struct Tracing {
 }
 
 impl Tracing {
-    /// Begins.
+    /// Begins. None: somebody traces already.
     ///
     /// # Errors
-    /// A kernel without tracefs or these tracepoints; somebody traces already.
-    pub fn start(sysfs: &Path) -> Result<Self> {
+    /// A kernel without tracefs or these tracepoints.
+    pub fn start(sysfs: &Path) -> Result<Option<Self>> {
         let root = sysfs.join("kernel/tracing");
         if !root.join("events").is_dir() {
             let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
             mount("tracefs", &root, "tracefs", flags, c"").context("mounting tracefs")?;
         }
         let instance = root.join(INSTANCE);
-        std::fs::create_dir(&instance).context("an instance of tracefs")?;
+        match std::fs::create_dir(&instance) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(None),
+            made => made.context("an instance of tracefs")?,
+        }
         match Self::set_up(&instance) {
-            Ok((layout, rings)) => Ok(Self {
+            Ok((layout, rings)) => Ok(Some(Self {
                 instance,
                 layout,
                 rings,
                 page: vec![0; PAGE],
                 held: Vec::new(),
                 losses: 0,
-            }),
+            })),
             Err(error) => {
                 let _ = std::fs::remove_dir(&instance);
                 Err(error)
