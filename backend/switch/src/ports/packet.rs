@@ -1,0 +1,299 @@
+//! Network interfaces of the host: ports whose peer is whatever is at the other end of the interface's
+//! wire (packet(7)).
+//!
+//! The interface is put into promiscuous mode while the port lives. What the host itself sends through it
+//! is not seen, and what the port gets the host's own stack gets as well: give the interface no addresses.
+//! Its calls allocate a little, which system calls hide.
+
+use std::ffi::{CString, c_int, c_void};
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use slipway_ethernet_spec::{TAG, TYPE, ethertype};
+use slipway_ram::Span;
+
+use crate::vnet::HEADER;
+use crate::{Abilities, Burst, Delivered, MAX_FRAME, Offload, Pick, Port};
+
+/// Frames in a system call.
+const BATCH: usize = 32;
+/// Room for a frame: a tag that the kernel took off, then header and frame.
+const ROOM: usize = (TAG + HEADER + MAX_FRAME).next_multiple_of(64) + 64;
+/// Room for what the kernel tells of a frame.
+const CONTROL: usize = 64;
+
+// From <linux/if_packet.h>, which the libc crate has in part.
+const PACKET_ADD_MEMBERSHIP: c_int = 1;
+const PACKET_AUXDATA: c_int = 8;
+const PACKET_VNET_HDR: c_int = 15;
+const PACKET_IGNORE_OUTGOING: c_int = 23;
+const PACKET_MR_PROMISC: u16 = 1;
+const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
+
+#[repr(C)]
+struct Membership {
+    interface: c_int,
+    kind: u16,
+    address_len: u16,
+    address: [u8; 8],
+}
+
+/// `struct tpacket_auxdata`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Auxdata {
+    status: u32,
+    len: u32,
+    captured: u32,
+    mac: u16,
+    network: u16,
+    tci: u16,
+    kind: u16,
+}
+
+/// A port at an interface of the host.
+pub struct PacketPort {
+    socket: OwnedFd,
+    /// Frames received, [`ROOM`] bytes apart.
+    memory: Span,
+    /// What the kernel tells of them.
+    control: Box<[[u64; CONTROL / 8]; BATCH]>,
+    /// The pieces of frames that are being sent.
+    vectors: Vec<libc::iovec>,
+    malformed: u64,
+}
+
+// SAFETY: `vectors` points anywhere only within a call.
+unsafe impl Send for PacketPort {}
+
+impl PacketPort {
+    /// A port at the interface `name`.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such interface. `PermissionDenied`: it takes CAP_NET_RAW.
+    pub fn open(name: &str) -> std::io::Result<Self> {
+        let missing = || {
+            let text = format!("there is no network interface {name}; `ip link` lists them");
+            std::io::Error::new(std::io::ErrorKind::NotFound, text)
+        };
+        let text = CString::new(name).map_err(|_| missing())?;
+        // SAFETY: a string that ends with a zero.
+        let index = unsafe { libc::if_nametoindex(text.as_ptr()) };
+        if index == 0 {
+            return Err(missing());
+        }
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: no pointers. Protocol 0: nothing is received before it is bound.
+        let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+        check(socket)?;
+        // SAFETY: just made, and nobody else's.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let one: c_int = 1;
+        for option in [PACKET_VNET_HDR, PACKET_AUXDATA, PACKET_IGNORE_OUTGOING] {
+            set(&socket, option, &one)?;
+        }
+        let membership = Membership {
+            interface: index as c_int,
+            kind: PACKET_MR_PROMISC,
+            address_len: 0,
+            address: [0; 8],
+        };
+        set(&socket, PACKET_ADD_MEMBERSHIP, &membership)?;
+        // SAFETY: all zeros is a valid address.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = index as c_int;
+        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: an address of this length.
+        check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
+        Ok(Self {
+            socket,
+            memory: Span::heap(BATCH * ROOM),
+            control: Box::new([[0; CONTROL / 8]; BATCH]),
+            vectors: Vec::new(),
+            malformed: 0,
+        })
+    }
+
+    /// Receives up to `limit` frames; their lengths and the tags that were taken off.
+    fn receive(&mut self, limit: usize) -> Vec<(usize, Option<u16>)> {
+        let (base, _) = self.memory.io_vector();
+        let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|number| libc::iovec {
+            iov_base: base.wrapping_add(number * ROOM + TAG).cast(),
+            iov_len: ROOM - TAG,
+        });
+        // SAFETY: all zeros is a valid message.
+        let mut messages: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
+        for (number, message) in messages.iter_mut().enumerate() {
+            message.msg_hdr.msg_iov = &raw mut vectors[number];
+            message.msg_hdr.msg_iovlen = 1;
+            message.msg_hdr.msg_control = self.control[number].as_mut_ptr().cast::<c_void>();
+            message.msg_hdr.msg_controllen = CONTROL as _;
+        }
+        let (socket, count) = (self.socket.as_raw_fd(), limit.min(BATCH) as u32);
+        let none = std::ptr::null_mut();
+        // SAFETY: messages with a vector and a control buffer each, all of this function's or of `self`.
+        let received = unsafe {
+            libc::recvmmsg(socket, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _, none)
+        };
+        let received = usize::try_from(received).unwrap_or(0);
+        messages[..received].iter().map(|m| (m.msg_len as usize, tag(&m.msg_hdr))).collect()
+    }
+
+    /// Adds the frame in place `number`, of `len` bytes with its header. False: it is none.
+    fn add(&self, burst: &mut Burst, number: usize, len: usize, tag: Option<u16>) -> bool {
+        let at = number * ROOM + TAG;
+        let mut header = [0; HEADER];
+        let Some(frame) = len.checked_sub(HEADER).filter(|len| (TYPE..=MAX_FRAME).contains(len))
+        else {
+            return false;
+        };
+        let read = self.memory.read(at, &mut header).ok();
+        let Some(mut offload) = read.and(Offload::from_header(&header)) else { return false };
+        let Some(tci) = tag else {
+            return burst.push(&self.memory, at + HEADER, frame, offload).is_ok();
+        };
+        // Back in, where it was. The place before the header has room for it.
+        let [a, b] = ethertype::VLAN.to_be_bytes();
+        let [c, d] = tci.to_be_bytes();
+        if let Some((start, _)) = &mut offload.checksum {
+            *start = start.saturating_add(TAG as u16);
+        }
+        let mut whole = burst.begin();
+        let added = self.memory.write(at - TAG, &[a, b, c, d]).is_ok()
+            && whole.append(&self.memory, at + HEADER, TYPE).is_ok()
+            && whole.append(&self.memory, at - TAG, TAG).is_ok()
+            && whole.append(&self.memory, at + HEADER + TYPE, frame - TYPE).is_ok();
+        if added {
+            whole.finish(offload);
+        }
+        added
+    }
+
+    /// Sends frames, up to [`BATCH`]. How many were; the error of the first that was not.
+    fn send(&mut self, burst: &Burst, picks: &[Pick]) -> (usize, std::io::Result<()>) {
+        let readers: Vec<_> = picks.iter().map(|pick| burst.read(*pick)).collect();
+        let headers: Vec<_> =
+            picks.iter().map(|pick| burst.offload_of(*pick).to_header(0)).collect();
+        self.vectors.clear();
+        let mut ends = Vec::with_capacity(picks.len());
+        for (reader, header) in readers.iter().zip(&headers) {
+            let mut add = |base: *const u8, len| {
+                let iov_base = base.cast_mut().cast();
+                self.vectors.push(libc::iovec { iov_base, iov_len: len });
+            };
+            add(header.as_ptr(), HEADER);
+            reader.pieces(&mut add);
+            ends.push(self.vectors.len());
+        }
+        // SAFETY: all zeros is a valid message.
+        let mut messages: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
+        let mut begin = 0;
+        for (message, end) in messages.iter_mut().zip(ends) {
+            message.msg_hdr.msg_iov = self.vectors[begin..].as_mut_ptr();
+            message.msg_hdr.msg_iovlen = (end - begin) as _;
+            begin = end;
+        }
+        let (socket, count) = (self.socket.as_raw_fd(), picks.len().min(BATCH) as u32);
+        // SAFETY: the vectors name headers and heads that are borrowed for the call, and memory that the
+        // burst pins; the kernel answers memory that is gone with an error.
+        let sent = unsafe {
+            libc::sendmmsg(socket, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _)
+        };
+        match usize::try_from(sent) {
+            Ok(sent) => (sent, Ok(())),
+            Err(_) => (0, Err(std::io::Error::last_os_error())),
+        }
+    }
+}
+
+/// The tag that the kernel took off, of what it tells of a frame.
+fn tag(message: &libc::msghdr) -> Option<u16> {
+    // SAFETY: the kernel filled in the control buffer, whose length it set.
+    let mut control = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !control.is_null() {
+        // SAFETY: within the control buffer, as the kernel laid it out.
+        let (header, data) = unsafe { (&*control, libc::CMSG_DATA(control).cast::<Auxdata>()) };
+        if (header.cmsg_level, header.cmsg_type) == (libc::SOL_PACKET, PACKET_AUXDATA) {
+            // SAFETY: of this type by level and type; not necessarily aligned.
+            let told = unsafe { data.read_unaligned() };
+            return (told.status & TP_STATUS_VLAN_VALID != 0).then_some(told.tci);
+        }
+        // SAFETY: as for the first.
+        control = unsafe { libc::CMSG_NXTHDR(message, control) };
+    }
+    None
+}
+
+impl Port for PacketPort {
+    fn abilities(&self) -> Abilities {
+        // Linux takes UDP datagrams to be cut from 6.2 on; most hosts are older.
+        Abilities { udp: false, ..Abilities::ALL }
+    }
+
+    fn is_up(&self) -> bool {
+        true
+    }
+
+    fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
+        let limit = limit.min(burst.room()).min(BATCH);
+        let received = self.receive(limit);
+        for (number, (len, tag)) in received.iter().enumerate() {
+            self.malformed += u64::from(!self.add(burst, number, *len, *tag));
+        }
+        received.len() == limit
+    }
+
+    fn release(&mut self) {}
+
+    fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+        use std::io::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
+        let mut delivered = Delivered::default();
+        let mut rest = picks;
+        while !rest.is_empty() {
+            let (sent, error) = self.send(burst, &rest[..rest.len().min(BATCH)]);
+            delivered.frames += sent as u32;
+            delivered.bytes +=
+                rest[..sent].iter().map(|pick| burst.len_of(*pick) as u64).sum::<u64>();
+            rest = &rest[sent..];
+            match error.map_err(|error| error.kind()) {
+                Ok(()) => {}
+                Err(WouldBlock | Interrupted | OutOfMemory) => {
+                    delivered.full += rest.len() as u32;
+                    break;
+                }
+                // The first of them is nothing that the interface takes, or it is down.
+                Err(_) => {
+                    delivered.refused += 1;
+                    rest = &rest[1..];
+                }
+            }
+        }
+        delivered
+    }
+
+    fn arm(&mut self) -> bool {
+        // Its descriptor is readable for as long as a frame waits.
+        false
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn malformed(&mut self) -> u64 {
+        std::mem::take(&mut self.malformed)
+    }
+}
+
+fn set<T>(socket: &OwnedFd, option: c_int, value: &T) -> std::io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    let value = (value as *const T).cast();
+    // SAFETY: a value of this length; all the options' values are plain structures.
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, option, value, len) })
+}
+
+fn check(result: c_int) -> std::io::Result<()> {
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
