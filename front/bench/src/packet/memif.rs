@@ -55,8 +55,18 @@ impl Memif {
             .arg("--total-num-mbufs=20000")
             .args(mode)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            // Only who receives is listened to.
+            .stdout(if role == "server" { Stdio::piped() } else { Stdio::null() })
             .stderr(Stdio::null());
+        let dies_with_us = || {
+            let signal = rustix::process::Signal::KILL;
+            Ok(rustix::process::set_parent_process_death_signal(Some(signal))?)
+        };
+        #[allow(unsafe_code)] // testpmd does not end by itself when this process is killed
+        // SAFETY: one system call, which may be made between fork and exec.
+        unsafe {
+            std::os::unix::process::CommandExt::pre_exec(&mut command, dies_with_us);
+        }
         let child =
             command.spawn().with_context(|| format!("cannot start {}", self.program.display()))?;
         Ok(Running(child))
@@ -129,9 +139,7 @@ impl PacketSubject for Memif {
             std::thread::sleep(Duration::from_millis(20));
         }
         let sends = ["--forward-mode=txonly".to_owned(), format!("--txpkts={}", load.bytes)];
-        let mut client = self.start("client", folder.path(), &sends)?;
-        // Nobody reads what it prints, so it must not be kept from printing.
-        drop(client.rates());
+        let _client = self.start("client", folder.path(), &sends)?;
         let wanted = (time.as_secs_f64() / PERIOD.as_secs_f64()).ceil().max(1.0) as u64;
         let (mut sum, mut count, mut warm) = (0, 0, false);
         while count < wanted {
