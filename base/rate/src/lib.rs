@@ -10,6 +10,7 @@
 //!
 //! Times are those of any one clock, from its own beginning. No dependencies.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A rate with a burst.
@@ -55,5 +56,90 @@ impl Bucket {
     /// Something of `units` starts at `now`.
     pub fn take(&mut self, units: u64, now: Duration) {
         self.full_at = self.full_at.max(now.as_nanos() * TICKS) + self.cost(units);
+    }
+}
+
+/// Parts of a nanosecond that a [`SharedBucket`] counts in: so its times reach for 36 years.
+const SHARED_TICKS: u128 = 1 << 5;
+
+/// A bucket that several threads take from, without a lock: the rate holds for all of them together.
+/// Two that look at the same moment may both start, so there may be one too many for each thread
+/// besides the first; what they take is paid for all the same.
+#[derive(Debug)]
+pub struct SharedBucket {
+    rate: Rate,
+    /// When it will be full again, in parts of a nanosecond.
+    full_at: AtomicU64,
+}
+
+impl SharedBucket {
+    /// A full bucket.
+    pub fn new(rate: Rate) -> Self {
+        Self { rate: Bucket::new(rate).rate, full_at: AtomicU64::new(0) }
+    }
+
+    /// The time that `units` take.
+    fn cost(&self, units: u64) -> u64 {
+        let second = 1_000_000_000 * SHARED_TICKS;
+        let ticks = (u128::from(units) * second).div_ceil(u128::from(self.rate.per_second));
+        u64::try_from(ticks).unwrap_or(u64::MAX)
+    }
+
+    /// As [`Bucket::opens_at`].
+    pub fn opens_at(&self) -> Duration {
+        let ahead = self.full_at.load(Ordering::Relaxed).saturating_add(self.cost(1));
+        let ticks = ahead.saturating_sub(self.cost(self.rate.burst));
+        Duration::from_nanos(ticks.div_ceil(SHARED_TICKS as u64))
+    }
+
+    /// As [`Bucket::take`].
+    pub fn take(&self, units: u64, now: Duration) {
+        let now = u64::try_from(now.as_nanos() * SHARED_TICKS).unwrap_or(u64::MAX);
+        let cost = self.cost(units);
+        let taken = |full_at: u64| Some(full_at.max(now).saturating_add(cost));
+        // Nothing else is published by it. It cannot fail: there is always a next value.
+        let _ = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What starts within `millis` ms, units of `units`, as soon as each may.
+    fn started(bucket: &SharedBucket, millis: u64, units: u64) -> u64 {
+        let (mut now, mut count) = (Duration::ZERO, 0);
+        while now < Duration::from_millis(millis) {
+            match bucket.opens_at() {
+                at if at <= now => {
+                    bucket.take(units, now);
+                    count += 1;
+                }
+                at => now = at,
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn a_shared_bucket_has_the_burst_and_then_the_rate() {
+        let bucket = SharedBucket::new(Rate { per_second: 1000, burst: 50 });
+        // The last may be due just after the end.
+        assert!((1049..=1050).contains(&started(&bucket, 1000, 1)));
+        let bucket = SharedBucket::new(Rate { per_second: 10_000_000_000, burst: 4096 });
+        let expected = 10_000_000 / 4096;
+        assert!(started(&bucket, 1, 4096).abs_diff(expected) < 5);
+    }
+
+    #[test]
+    fn several_threads_have_one_rate() {
+        let bucket = SharedBucket::new(Rate { per_second: 1000, burst: 1 });
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..1000).for_each(|_| bucket.take(1, Duration::ZERO)));
+            }
+        });
+        // All 4,000 are paid for.
+        assert_eq!(bucket.opens_at(), Duration::from_secs(4));
     }
 }

@@ -20,6 +20,9 @@ pub enum ChangeError {
     /// The disk's shape is none, or its block size is another one.
     #[error("the disk of namespace {0} has an impossible shape")]
     Geometry(u32),
+    /// There is no disk of the namespace for each lane.
+    #[error("namespace {0} needs its disk once more for each lane")]
+    Lanes(u32),
 }
 
 /// Who is told when a change is complete. Dropped without a call when the controller is dropped
@@ -30,8 +33,8 @@ impl Controller {
     /// Adds a namespace.
     ///
     /// # Errors
-    /// [`ChangeError::NamespaceId`], [`ChangeError::Geometry`].
-    pub fn attach(&mut self, namespace: Namespace) -> Result<(), ChangeError> {
+    /// [`ChangeError::NamespaceId`], [`ChangeError::Geometry`], [`ChangeError::Lanes`].
+    pub fn attach(&mut self, mut namespace: Namespace) -> Result<(), ChangeError> {
         let nsid = namespace.nsid;
         // A number is free when its last disk is gone: commands in flight know it by that.
         let taken = self.namespaces.working(nsid).is_some();
@@ -41,6 +44,12 @@ impl Controller {
         if !namespace.has_shape() {
             return Err(ChangeError::Geometry(nsid));
         }
+        let lanes = self.lane_count();
+        if namespace.lanes.len() < lanes {
+            return Err(ChangeError::Lanes(nsid));
+        }
+        let far = (0..lanes).filter_map(|_| namespace.of_lane());
+        self.attach_far(far.collect());
         self.namespaces.attach(namespace);
         self.namespace_changed(nsid);
         Ok(())
@@ -53,7 +62,8 @@ impl Controller {
         match self.namespaces.detach(nsid) {
             Some(namespace) => {
                 self.namespace_changed(nsid);
-                self.namespaces.leave(namespace, done);
+                self.namespaces.leave(namespace, done, self.lane_count());
+                self.detach_far(nsid);
                 self.settle_namespaces();
             }
             None => done(Err(ChangeError::Unknown(nsid))),
@@ -63,7 +73,15 @@ impl Controller {
     /// Has a namespace take over its disk's size ([`slipway_block::Disk::refresh`]). Requests that
     /// were checked against the old size have ended when `done` is called; new ones wait meanwhile.
     pub fn refresh(&mut self, nsid: u32, done: Done) {
-        self.namespaces.refresh(nsid, done);
+        if let Some(done) = self.refresh_far(nsid, done) {
+            self.namespaces.refresh(nsid, done);
+        }
+    }
+
+    /// In a lane all requests of a namespace that was taken away have ended.
+    pub(crate) fn namespace_left(&mut self, nsid: u32) {
+        self.namespaces.left(nsid);
+        self.settle_namespaces();
     }
 
     /// Completes changes whose requests have ended.
@@ -77,6 +95,10 @@ impl Controller {
     /// Notes a change for the Changed Namespace List, and raises its event when the host asked for
     /// such events.
     pub(crate) fn namespace_changed(&mut self, nsid: u32) {
+        if self.link.is_some() {
+            // The guest is told by the home.
+            return;
+        }
         // A host that has not enabled the controller reads everything when it does.
         if self.may_post() {
             self.events.namespace_changed(nsid, self.features.namespace_notices());

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::task::Waker;
 use std::time::Duration;
 
 use slipway_block::Completion;
@@ -12,8 +13,8 @@ use slipway_nvme_spec::log::ErrorEntry;
 use slipway_nvme_spec::registers::offset;
 use slipway_nvme_spec::status::Status;
 use slipway_pci::{
-    Access, Bar, ConfigEffect, ConfigSpace, Description, Doorbells, Function, Interrupt, Msix,
-    MsixLayout, Pin, Progress, StateError, Turn,
+    Access, Bar, ConfigEffect, ConfigSpace, Description, Doorbells, Function, Interrupt, Lane,
+    Msix, MsixLayout, Pin, Progress, StateError, Turn,
 };
 use slipway_ram::{Memory, Span, View};
 use slipway_telemetry::Clock;
@@ -24,6 +25,8 @@ use crate::events::Events;
 use crate::health::Health;
 use crate::inflight::Inflight;
 use crate::journal::{Journal, Ticket};
+use crate::lane::Link;
+use crate::lanes::Lanes;
 use crate::lifecycle::{Phase, Shutdown};
 use crate::limiter::{Limiter, Rates};
 use crate::mailbox::Inbox;
@@ -108,6 +111,15 @@ pub struct Controller {
     pub(crate) inbox: Inbox,
     /// Only while somebody asks where the time goes.
     pub(crate) tracer: Option<Box<Tracer>>,
+    /// Its lanes, if it has any.
+    pub(crate) lanes: Option<Box<Lanes>>,
+    /// The controller that it is a lane of, if it is one.
+    pub(crate) link: Option<Arc<Link>>,
+    /// The order to stop that a lane carries out.
+    pub(crate) stopping: Option<u64>,
+    /// Its lanes, polled with it: the same tests run with and without.
+    #[cfg(test)]
+    pub(crate) beside: Vec<Box<dyn Lane>>,
     /// The submission queue that is looked at before the first of the next poll.
     pub(crate) turn: u16,
     /// What a poll may do.
@@ -186,6 +198,11 @@ impl Controller {
             changed: false,
             inbox: Inbox::default(),
             tracer: None,
+            lanes: None,
+            link: None,
+            stopping: None,
+            #[cfg(test)]
+            beside: Vec::new(),
             turn: 0,
             quota: Turn::default().into(),
             commands_left: 0,
@@ -211,9 +228,13 @@ impl Controller {
     /// begin anew. Not part of the saved state: a host that restores one sets its limits again.
     pub fn limit(&mut self, rates: Rates) {
         self.limiter = Limiter::new(rates);
+        if self.lanes.is_some() {
+            let limiter = self.limiter.clone();
+            self.order(move |lane| lane.limiter = limiter.clone());
+        }
     }
 
-    /// Requests that disks work on.
+    /// Requests that disks work on, those of its lanes apart.
     pub fn requests_in_flight(&self) -> u32 {
         self.inflight.requests()
     }
@@ -236,7 +257,9 @@ impl Controller {
         }
         let index = (at / 4) as usize;
         // A value that cannot be is noticed at once, even if a good one follows before the poll.
-        match self.store_doorbell(index, u32::from_le_bytes(value)) {
+        let value = u32::from_le_bytes(value);
+        match self.store_doorbell(index, value) {
+            None if self.lanes.is_some() && self.ring_far(index, value) => {}
             None if self.may_post() => self.invalid_doorbell(Event::INVALID_DOORBELL_REGISTER),
             Some(Err(bad)) => self.bad_doorbell(bad),
             None | Some(Ok(())) => {}
@@ -275,7 +298,7 @@ impl Controller {
     /// When the keep alive timer runs out; None when it is off (section 7.12).
     fn keep_alive_deadline(&self) -> Option<Duration> {
         let timeout = self.features.keep_alive()?;
-        self.is_running().then(|| self.keep_alive_since + timeout)
+        (self.is_running() && self.link.is_none()).then(|| self.keep_alive_since + timeout)
     }
 
     fn check_keep_alive(&mut self) {
@@ -302,13 +325,41 @@ impl Controller {
         (0..LOOKS / queues).any(|_| self.queues.submissions().any(SubmissionQueue::is_rung))
     }
 
+    /// Whether work may come that only looking finds: in the shadow page, or in cells that a lane's
+    /// home stores. (A mapped page is looked at by the host.)
+    fn is_watching(&self) -> bool {
+        self.shadow.is_some() || (self.link.is_some() && !self.doorbells.is_shared())
+    }
+
+    /// Looks by itself again: what it asked to hear of may be something else now.
+    pub(crate) fn get_up(&mut self) {
+        self.resting = false;
+    }
+
+    /// Whether the host, or the home, was asked to announce what comes.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.resting
+    }
+
+    /// Lets go of the guest's memory until it is used again.
+    pub(crate) fn release_memory(&mut self) {
+        self.queues.release_memory();
+        self.view.release();
+        self.spans.clear();
+        self.spare_spans.clear();
+        self.spares = Spares::default();
+    }
+
     fn poll_once(&mut self) -> Progress {
         if self.inbox.has_post() {
             self.run_jobs();
             self.changed = true;
         }
         self.bytes_left = self.quota.bytes;
-        let mut busy = self.advance();
+        let mut busy = match self.link {
+            None => self.advance(),
+            Some(_) => self.advance_lane(),
+        };
         self.settle();
         if self.is_running() {
             busy |= self.fetch_all();
@@ -327,13 +378,17 @@ impl Controller {
         match times.min() {
             _ if busy && self.is_behind() => Progress::Behind,
             _ if busy => Progress::Busy,
-            deadline if self.shadow.is_none() || self.resting => Progress::Idle(deadline),
+            deadline if self.resting || !self.is_watching() => Progress::Idle(deadline),
             deadline => Progress::Watching(deadline),
         }
     }
 }
 
 impl Function for Controller {
+    fn take_lanes(&mut self, home: Waker, wakers: Vec<Waker>) -> Vec<Box<dyn Lane>> {
+        self.make_lanes(home, wakers)
+    }
+
     fn description(&self) -> &Description {
         &self.description
     }
@@ -395,14 +450,19 @@ impl Function for Controller {
 
     fn set_turn(&mut self, turn: Turn) {
         self.quota = turn.into();
+        #[cfg(test)]
+        self.beside.iter_mut().for_each(|lane| lane.set_turn(turn));
     }
 
     fn poll(&mut self) -> Progress {
         let found = self.poll_once();
-        match found {
+        let found = match found {
             Progress::Idle(_) if self.is_rung_soon() => self.poll_once(),
             found => found,
-        }
+        };
+        #[cfg(test)]
+        let found = self.poll_beside(found);
+        found
     }
 
     fn rest(&mut self) -> Progress {
@@ -415,7 +475,10 @@ impl Function for Controller {
             // Between the event indexes and the last look; see the head of `cell`.
             fence(Ordering::SeqCst);
         }
-        self.poll()
+        let found = self.poll();
+        #[cfg(test)]
+        let found = self.rest_beside(found);
+        found
     }
 
     fn reset(&mut self) {
@@ -439,13 +502,12 @@ impl Function for Controller {
         self.drive_disks();
         self.signal_all();
         self.update_pin();
-        let quiet = self.inflight.is_empty();
+        let quiet = self.stop_lanes() & self.inflight.is_empty();
+        #[cfg(test)]
+        let quiet = self.quiesce_beside(quiet);
         if quiet {
-            self.queues.release_memory();
-            self.view.release();
-            self.spans.clear();
-            self.spare_spans.clear();
-            self.spares = Spares::default();
+            self.collect_reports();
+            self.release_memory();
         }
         quiet
     }
@@ -456,8 +518,9 @@ impl Function for Controller {
 
     fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
         let restored = crate::state::restore(self, state);
-        if restored.is_err() {
-            self.reset();
+        match restored {
+            Ok(()) => self.deal_queues(),
+            Err(_) => self.reset(),
         }
         self.update_pin();
         restored

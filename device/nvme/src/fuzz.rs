@@ -200,7 +200,8 @@ fn namespace() -> Namespace {
 
 fn make(memory: &Memory, clock: &ManualClock) -> Controller {
     let sink = FifoSink::new();
-    let limits = Limits { queue_pairs: 4, queue_entries: 16, transfer: 1 << 16, in_flight: 64 };
+    let limits =
+        Limits { queue_pairs: 4, queue_entries: 16, transfer: 1 << 16, in_flight: 64, lanes: 1 };
     let parts = Parts {
         memory: memory.clone(),
         interrupts: (0..4).map(|vector| Interrupt::new(sink.clone(), vector)).collect(),

@@ -55,6 +55,12 @@ impl Health {
         }
     }
 
+    /// What a lane counts for itself: units read, units written, reads, writes, media errors.
+    pub fn counters_mut(&mut self) -> [&mut u64; 5] {
+        let Self { sectors_read, sectors_written, reads, writes, media_errors, .. } = self;
+        [sectors_read, sectors_written, reads, writes, media_errors]
+    }
+
     /// Adds `entry` to the Error Information log; its number is set here.
     pub fn log(&mut self, mut entry: ErrorEntry) {
         let at = (self.errors % ERROR_ENTRIES as u64) as usize;

@@ -16,6 +16,9 @@
 //! 4. the disks take the requests and give completions; completion queue entries are written;
 //! 5. each completion queue that got entries interrupts once (`interrupts`).
 //!
+//! `lane` and `lanes`: some of the I/O queues may have other threads ([`Limits::lanes`]); each such lane
+//! takes steps 2 to 5 for itself, and no command knows of another lane.
+//!
 //! `journal` and `recover`: with memory that outlives the process a successor goes on where the
 //! controller was killed, at whatever instruction.
 //!
@@ -26,7 +29,8 @@
 //! [`Controller::refresh`]); a disk may be one of several on the same medium, for several
 //! controllers. Other threads post such calls to the [`Mailbox`].
 //!
-//! A host may limit a controller's commands and bytes per second ([`Controller::limit`]).
+//! A host may limit a controller's commands and bytes per second ([`Controller::limit`]), all lanes
+//! together. Lanes that wait for the same limit race for it; within a lane queues have turns.
 //!
 //! Decisions where the specification leaves room:
 //! - NN is 1,024 whichever namespaces there are, so that it is constant. A namespace that is not
@@ -48,6 +52,8 @@
 //! - Interrupts are one per queue and poll, or fewer with Interrupt Coalescing, whose threshold and
 //!   time count for each completion queue by itself. They are not held back on the ground that the
 //!   guest is behind: `interrupts` says why that could lose one.
+//! - With lanes, of more than 64 errors that come between two polls of the home the newest 64 are logged
+//!   and counted; SMART counters trail a lane by one poll.
 //! - Command identifiers are not compared with those in flight: a host that uses one twice gets two
 //!   completions.
 //! - Commands are processed whether or not Bus Master Enable is set: the host of the function
@@ -62,8 +68,9 @@
 //!   destination are copied piece by piece from their start.
 //! - A fused Compare and Write has the disk for itself, as far as this controller goes: its other
 //!   commands to that namespace end before the compare or start after the write. Other controllers
-//!   of the same disk are not held back, so for a shared namespace it is refused (Invalid Field),
-//!   and not advertised (FUSES) by a controller that has one; nor is it by one with a journal, as
+//!   of the same disk are not held back, nor are other lanes, so for a shared namespace and on a
+//!   controller with lanes it is refused (Invalid Field), and not advertised (FUSES); nor is it by one
+//!   with a journal, as
 //!   after a restart its comparison would find its own write. Its halves must come with one doorbell
 //!   (section 4.11); a half without the other is refused.
 //! - A write is atomic in units of one block (AWUN, AWUPF and ACWU are 0), whatever disks do better.
@@ -100,10 +107,13 @@ mod inflight;
 mod interrupts;
 mod io;
 mod journal;
+mod lane;
+mod lanes;
 mod lifecycle;
 mod limiter;
 mod mailbox;
 mod namespace;
+mod nap;
 mod parts;
 mod prp;
 mod queue;
@@ -120,8 +130,10 @@ mod trace;
 mod turn;
 
 pub use attachment::{ChangeError, Done};
-/// What `cell` needs of other crates: its test puts loom's atomics in their place.
+/// What `cell` and `nap` need of elsewhere: their tests put loom's atomics in its place.
 mod outside {
+    pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
+
     pub(crate) use slipway_pci::Doorbells;
     pub(crate) use slipway_ram::{Fault, Memory};
 }

@@ -53,7 +53,11 @@ impl Controller {
     /// A fatal error: nothing goes on until the host resets (section 9.5).
     pub(crate) fn fail(&mut self) {
         self.changed = true;
+        let before = self.registers.status;
         self.registers.status.0 |= ControllerStatus::FATAL;
+        if !before.fatal() && !self.report(|outbox| outbox.fatal = true) {
+            self.order(|lane| lane.registers.status.0 |= ControllerStatus::FATAL);
+        }
     }
 
     /// CC was written; `old` is what it was.
@@ -67,13 +71,14 @@ impl Controller {
         if asked && self.shutdown == Shutdown::None {
             self.shutdown = Shutdown::Draining;
             self.set_shutdown_status(ControllerStatus::SHUTDOWN_OCCURRING);
+            self.stop_lanes();
         }
     }
 
     /// Takes every step that is due. True when one was.
     pub(crate) fn advance(&mut self) -> bool {
         let before = (self.phase, self.shutdown);
-        if self.phase == Phase::Resetting && self.inflight.is_empty() {
+        if self.phase == Phase::Resetting && self.inflight.is_empty() && self.stop_lanes() {
             self.finish_reset();
         }
         if self.phase == Phase::Disabled && self.registers.configuration.enabled() {
@@ -88,17 +93,24 @@ impl Controller {
     /// Controller reset (section 7.3.2): queues and settings go at once; CSTS.RDY falls when the
     /// disks have given all guest memory back.
     pub(crate) fn begin_reset(&mut self) {
+        self.registers.status.0 &= !ControllerStatus::FATAL;
+        self.drop_queues();
+        self.reset_lanes();
+        self.events = Events::default();
+        self.features = self.default_features();
+        for namespace in self.namespaces.iter_mut() {
+            namespace.error_recovery = 0;
+        }
+    }
+
+    /// Gives up all queues; what is in flight is nobody's concern any more.
+    pub(crate) fn drop_queues(&mut self) {
         self.inflight.orphan_all();
         self.queues.clear();
         if let Some(tracer) = &mut self.tracer {
             tracer.forget();
         }
         self.shadow = None;
-        self.events = Events::default();
-        self.features = self.default_features();
-        for namespace in self.namespaces.iter_mut() {
-            namespace.error_recovery = 0;
-        }
         self.phase = Phase::Resetting;
     }
 
@@ -136,6 +148,7 @@ impl Controller {
         self.keep_alive_since = self.clock.now();
         self.registers.status.0 |= ControllerStatus::READY;
         self.phase = Phase::Enabled;
+        self.begin_lanes();
     }
 
     fn make_admin_queues(&mut self) {
@@ -168,6 +181,9 @@ impl Controller {
         }
         match self.shutdown {
             Shutdown::Draining => {
+                if !self.stop_lanes() {
+                    return;
+                }
                 self.shutdown = Shutdown::Flushing;
                 self.flush_everything();
             }

@@ -1,12 +1,14 @@
 //! Limits of a controller: I/O commands and bytes per second, each with a burst.
 //!
 //! Commands that may not start stay where they are, in the guest's queues. A limited controller
-//! starts one of each queue in turn, so its queues share what there is.
+//! starts one of each queue in turn, so its queues share what there is. Lanes take from the same
+//! buckets, so that a limit holds for the controller, however many threads it has.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_rate::Bucket;
 pub use slipway_rate::Rate;
+use slipway_rate::SharedBucket;
 
 /// What a controller is limited to; None: not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,10 +20,10 @@ pub struct Rates {
 }
 
 /// The limits of a controller and how far they are used up.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Limiter {
-    commands: Option<Bucket>,
-    bytes: Option<Bucket>,
+    commands: Option<Arc<SharedBucket>>,
+    bytes: Option<Arc<SharedBucket>>,
     /// The first queue of which a command was held back since [`Limiter::begin`].
     held: Option<u16>,
     now: Duration,
@@ -29,7 +31,8 @@ pub(crate) struct Limiter {
 
 impl Limiter {
     pub fn new(rates: Rates) -> Self {
-        let (commands, bytes) = (rates.commands.map(Bucket::new), rates.bytes.map(Bucket::new));
+        let bucket = |rate| Arc::new(SharedBucket::new(rate));
+        let (commands, bytes) = (rates.commands.map(bucket), rates.bytes.map(bucket));
         Self { commands, bytes, ..Self::default() }
     }
 
@@ -51,7 +54,7 @@ impl Limiter {
 
     fn opens_at(&self) -> Duration {
         let buckets = [&self.commands, &self.bytes].into_iter().flatten();
-        buckets.map(Bucket::opens_at).max().unwrap_or_default()
+        buckets.map(|bucket| bucket.opens_at()).max().unwrap_or_default()
     }
 
     /// A command of `queue` waits that may not start.
@@ -62,7 +65,7 @@ impl Limiter {
     /// A command starts that moves `bytes`.
     pub fn start(&mut self, bytes: u64) {
         let now = self.now;
-        if let Some(commands) = &mut self.commands {
+        if let Some(commands) = &self.commands {
             commands.take(1, now);
         }
         self.move_bytes(bytes);
@@ -70,7 +73,7 @@ impl Limiter {
 
     /// A command that has started moves `bytes` more.
     pub fn move_bytes(&mut self, bytes: u64) {
-        if let Some(bucket) = &mut self.bytes {
+        if let Some(bucket) = &self.bytes {
             bucket.take(bytes, self.now);
         }
     }
@@ -121,14 +124,16 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_exact_in_the_long_run() {
+    fn bytes_are_counted_in_the_long_run() {
         for (per_second, bytes) in [(100 << 20, 4096), (10_000_000_000, 512), (1_000_003, 4096)] {
             let mut limiter =
                 Limiter::new(Rates { commands: None, bytes: rate(per_second, bytes) });
             let millis = if per_second > 1 << 30 { 10 } else { 1000 };
             let moved = run(&mut limiter, 0, millis, bytes) * bytes;
             let due = per_second * millis / 1000;
-            assert!((due..=due + 2 * bytes).contains(&moved), "{moved} of {due}");
+            // A command's time is rounded up to a 32nd of a nanosecond.
+            let least = due - due / 1000;
+            assert!((least..=due + 2 * bytes).contains(&moved), "{moved} of {due}");
         }
     }
 

@@ -6,7 +6,8 @@
 //! it the channel's sender.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::Waker;
 
 use crate::Controller;
 
@@ -17,6 +18,8 @@ struct Shared {
     /// Whether jobs wait: what a poll looks at. Written under the lock only.
     waiting: AtomicBool,
     post: Mutex<Post>,
+    /// Has the controller polled.
+    waker: OnceLock<Waker>,
 }
 
 #[derive(Default)]
@@ -44,12 +47,29 @@ impl Mailbox {
     /// the poster could have allocated for them.
     ///
     /// A controller that sleeps does not look: the caller has its host poll it afterwards
-    /// (`slipway_vfio_user::Control::poke`). A job for a controller that is gone is dropped.
+    /// (`slipway_vfio_user::Control::poke`), unless it has lanes or is one: those are woken here. A job
+    /// for a controller that is gone is dropped.
     pub fn post(&self, job: impl FnOnce(&mut Controller) + Send + 'static) {
         let mut post = self.0.lock();
         if !post.closed {
             post.jobs.push(Box::new(job));
             self.0.waiting.store(true, Ordering::Release);
+        }
+        drop(post);
+        self.wake();
+    }
+
+    /// Has the controller look at what lies elsewhere for it, soon: in the next poll, or in the one
+    /// that takes its jobs just now and looks afterwards.
+    pub(crate) fn look(&self) {
+        self.0.waiting.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Has the controller polled, where it is known how.
+    pub(crate) fn wake(&self) {
+        if let Some(waker) = self.0.waker.get() {
+            waker.wake_by_ref();
         }
     }
 }
@@ -67,6 +87,16 @@ impl Inbox {
     /// poster asks for after posting.
     pub fn has_post(&self) -> bool {
         self.0.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Has jobs wake the controller from now on.
+    pub fn wake_by(&self, waker: Waker) {
+        let _ = self.0.waker.set(waker);
+    }
+
+    /// Has the next poll look for jobs, whether there are any or not.
+    pub fn look_again(&self) {
+        self.0.waiting.store(true, Ordering::Relaxed);
     }
 
     fn take(&self) -> Vec<Job> {
@@ -97,8 +127,11 @@ impl Controller {
     /// Runs the jobs that wait.
     #[cold]
     pub(crate) fn run_jobs(&mut self) {
+        self.get_up();
         for job in self.inbox.take() {
             job(self);
         }
+        self.collect_reports();
+        self.resume_lanes();
     }
 }

@@ -22,19 +22,33 @@ pub struct Namespace {
     pub uuid: [u8; 16],
     /// Other controllers may have the same disk, under the same names (NMIC bit 0).
     pub shared: bool,
+    /// The same disk once more for each lane of the controller ([`Limits::lanes`](crate::Limits::lanes)
+    /// less one): lanes share a medium and no `Disk`.
+    pub lanes: Vec<Box<dyn Disk>>,
 }
 
 impl Namespace {
     /// A namespace with `uuid` as its UUID and NGUID, of this controller alone. Linux names a disk
     /// by these.
     pub fn new(nsid: u32, disk: Box<dyn Disk>, uuid: [u8; 16]) -> Self {
-        Self { nsid, disk, nguid: uuid, eui64: [0; 8], uuid, shared: false }
+        Self { nsid, disk, nguid: uuid, eui64: [0; 8], uuid, shared: false, lanes: Vec::new() }
+    }
+
+    /// The same namespace for a lane, with the next of its disks.
+    pub(crate) fn of_lane(&mut self) -> Option<Self> {
+        let Self { nsid, nguid, eui64, uuid, shared, .. } = *self;
+        let disk = next(&mut self.lanes)?;
+        Some(Self { nsid, disk, nguid, eui64, uuid, shared, lanes: Vec::new() })
     }
 
     /// Whether the disk has a shape that can be presented.
     pub(crate) fn has_shape(&self) -> bool {
         is_shape(&self.disk.geometry())
     }
+}
+
+fn next(disks: &mut Vec<Box<dyn Disk>>) -> Option<Box<dyn Disk>> {
+    if disks.is_empty() { None } else { Some(disks.remove(0)) }
 }
 
 fn is_shape(geometry: &Geometry) -> bool {
@@ -53,6 +67,8 @@ pub(crate) struct Attached {
     /// The Error Recovery feature, TLER in 100 ms (section 5.21.1.5).
     pub error_recovery: u16,
     pub disk: Box<dyn Disk>,
+    /// Disks for lanes that have not been made.
+    pub lanes: Vec<Box<dyn Disk>>,
     /// Requests for the next `submit`.
     pub requests: Vec<Request>,
     /// Requests that the disk carries out with no other beside them.
@@ -124,11 +140,19 @@ impl Attached {
             error_recovery: 0,
             feeder: Feeder::new(&*namespace.disk),
             disk: namespace.disk,
+            lanes: namespace.lanes,
             requests: Vec::new(),
             alone: Alone::default(),
             in_flight: 0,
             refreshing: Vec::new(),
         }
+    }
+
+    /// The same namespace for a lane, with the next of the disks for lanes.
+    pub fn of_lane(&mut self) -> Option<Namespace> {
+        let Self { nsid, nguid, eui64, uuid, shared, .. } = *self;
+        let disk = next(&mut self.lanes)?;
+        Some(Namespace { nsid, disk, nguid, eui64, uuid, shared, lanes: Vec::new() })
     }
 
     /// Gives up request `tag`, if that can still be done: it ends with [`DiskError::Cancelled`].
@@ -244,6 +268,8 @@ impl Attached {
 struct Leaving {
     namespace: Attached,
     done: Done,
+    /// Lanes that have requests of it.
+    lanes: usize,
 }
 
 /// All namespaces, ascending by NSID.
@@ -287,9 +313,17 @@ impl Namespaces {
     }
 
     /// Drops a namespace that was taken out when its disk has nothing in flight, and tells `done`.
-    pub fn leave(&mut self, namespace: Attached, done: Done) {
-        self.leaving.push(Leaving { namespace, done });
+    /// `lanes` lanes have it as well, and each is to say when it has not ([`Namespaces::left`]).
+    pub fn leave(&mut self, namespace: Attached, done: Done, lanes: usize) {
+        self.leaving.push(Leaving { namespace, done, lanes });
         self.changing = true;
+    }
+
+    /// A lane has no requests any more of a namespace that was taken out.
+    pub fn left(&mut self, nsid: u32) {
+        if let Some(leaving) = self.leaving.iter_mut().find(|one| one.namespace.nsid == nsid) {
+            leaving.lanes = leaving.lanes.saturating_sub(1);
+        }
     }
 
     /// Has a namespace take over its disk's size as soon as no request is in flight; until then new
@@ -318,8 +352,8 @@ impl Namespaces {
     pub fn settle(&mut self) -> Vec<u32> {
         let resized = self.all.iter_mut().filter_map(|one| one.resize().then_some(one.nsid));
         let resized = resized.collect();
-        let quiet = self.leaving.extract_if(.., |one| one.namespace.is_done());
-        for Leaving { namespace, done } in quiet {
+        let quiet = self.leaving.extract_if(.., |one| one.lanes == 0 && one.namespace.is_done());
+        for Leaving { namespace, done, .. } in quiet {
             // The disk first: who is told may open what it had open.
             drop(namespace);
             done(Ok(()));

@@ -67,13 +67,22 @@ pub struct Limits {
     pub queue_entries: u16,
     /// Most bytes of one transfer (MDTS), a power of two, 4 KiB to 16 MiB.
     pub transfer: u32,
-    /// Most disk requests in flight; more commands wait in their queues. At least 1.
+    /// Most disk requests in flight on one thread; more commands wait in their queues. At least 1.
     pub in_flight: u32,
+    /// Threads that its I/O queues are spread over, the controller's own included, 1 to 64: with more
+    /// than one it gives its host a [`Lane`](slipway_pci::Lane) for each other.
+    pub lanes: u16,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { queue_pairs: 64, queue_entries: 1024, transfer: 1 << 20, in_flight: 16_384 }
+        Self {
+            queue_pairs: 64,
+            queue_entries: 1024,
+            transfer: 1 << 20,
+            in_flight: 16_384,
+            lanes: 1,
+        }
     }
 }
 
@@ -101,6 +110,9 @@ pub enum PartsError {
     /// A disk's shape is none.
     #[error("the disk of namespace {0} has an impossible shape")]
     Geometry(u32),
+    /// A namespace has too few disks.
+    #[error("namespace {0} needs its disk once more for each lane")]
+    Lanes(u32),
 }
 
 /// The highest namespace ID, whichever are there (NN, section 5.15.2.2), as namespaces come and go:
@@ -126,6 +138,10 @@ impl Parts {
             }
             if !namespace.has_shape() {
                 return Err(PartsError::Geometry(nsid));
+            }
+            if self.journal.is_none() && namespace.lanes.len() + 1 < usize::from(self.limits.lanes)
+            {
+                return Err(PartsError::Lanes(nsid));
             }
         }
         Ok(())
@@ -160,6 +176,7 @@ impl Limits {
                 self.transfer.is_power_of_two() && (1 << 12..=1 << 24).contains(&self.transfer),
             ),
             ("in_flight", self.in_flight > 0),
+            ("lanes", (1..=64).contains(&self.lanes)),
         ];
         match ranges.into_iter().find(|(_, fine)| !fine) {
             Some((name, _)) => Err(PartsError::Limit(name)),

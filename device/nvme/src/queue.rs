@@ -338,6 +338,12 @@ impl Queues {
         completion.is_some_and(|queue| queue.fresh > 0)
     }
 
+    /// All queues: submission queues, completion queues.
+    pub fn into_parts(self) -> (Vec<SubmissionQueue>, Vec<CompletionQueue>) {
+        let submission = self.submission.into_iter().flatten();
+        (submission.collect(), self.completion.into_iter().flatten().collect())
+    }
+
     /// Whether any I/O queue is there.
     pub fn has_io(&self) -> bool {
         self.submission.iter().skip(1).any(Option::is_some)

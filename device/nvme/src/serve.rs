@@ -98,6 +98,10 @@ impl Controller {
         if let Err(bad) = observed {
             self.bad_doorbell(bad);
         }
+        // What a lane is told comes before what its guest was told afterwards.
+        if waits && self.has_orders() {
+            return true;
+        }
         wrong | (waits && self.fetch_waiting(id))
     }
 
@@ -404,10 +408,18 @@ impl Controller {
         if let Some(tracer) = &mut self.tracer {
             tracer.closed(queue);
         }
+        if self.tell_home(move |home| home.far_submission_gone(queue)).is_ok() {
+            return;
+        }
         if let Some((id, ticket)) = removed.deleting {
             self.ticket = ticket;
-            self.complete(0, id, Status::SUCCESS, 0, Subject { nsid: 0, lba: 0 });
+            self.end_admin(id, Status::SUCCESS, 0);
         }
+    }
+
+    /// Ends an admin command that waited, which is the one at hand.
+    pub(crate) fn end_admin(&mut self, id: u16, status: Status, result: u32) {
+        self.complete(0, id, status, result, Subject { nsid: 0, lba: 0 });
     }
 
     /// Reports events for which there are requests, as far as the admin completion queue has free
@@ -436,7 +448,12 @@ impl Controller {
 
     /// A doorbell was written that cannot be: an event, a log entry, nothing else (section 5.2.1).
     pub(crate) fn invalid_doorbell(&mut self, event: Event) {
-        if self.events.waiting.contains(&event) {
+        let lane = self.report(|outbox| {
+            if !outbox.events.contains(&event) {
+                outbox.events.push(event);
+            }
+        });
+        if lane || self.events.waiting.contains(&event) {
             return;
         }
         self.events.raise(event);
@@ -453,7 +470,9 @@ impl Controller {
         let mut error = ErrorEntry::new(queue, id, status);
         error.lba.set(subject.lba);
         error.nsid.set(subject.nsid);
-        self.health.log(error);
+        if !self.report(|outbox| outbox.errors.push_back(error)) {
+            self.health.log(error);
+        }
         status
     }
 

@@ -122,7 +122,7 @@ struct ShadowState {
 }
 
 /// What a queue saw last.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DoorbellState {
     register: u32,
@@ -130,7 +130,7 @@ struct DoorbellState {
     shadow: Option<(u32, bool)>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SubmissionState {
     id: u16,
@@ -142,7 +142,7 @@ struct SubmissionState {
     doorbell: DoorbellState,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CompletionState {
     id: u16,
@@ -207,8 +207,33 @@ pub(crate) fn save(controller: &Controller) -> Vec<u8> {
     running(controller)
 }
 
+/// Queues as a state has them.
+#[derive(Clone, Default)]
+pub(crate) struct QueueStates {
+    submission: Vec<SubmissionState>,
+    completion: Vec<CompletionState>,
+}
+
+impl QueueStates {
+    /// Adds those of another thread.
+    pub fn append(&mut self, other: &Self) {
+        self.submission.extend_from_slice(&other.submission);
+        self.completion.extend_from_slice(&other.completion);
+    }
+}
+
+/// The queues that `controller` serves itself.
+pub(crate) fn save_queues(controller: &Controller) -> QueueStates {
+    QueueStates {
+        submission: controller.queues.submissions().map(save_submission).collect(),
+        completion: controller.queues.completions().map(save_completion).collect(),
+    }
+}
+
 /// The state of `controller` as it is; commands in flight are the journal's business.
 pub(crate) fn running(controller: &Controller) -> Vec<u8> {
+    let mut queues = save_queues(controller);
+    queues.append(&controller.far_states());
     let state = State {
         kind: KIND.into(),
         version: VERSION,
@@ -219,8 +244,8 @@ pub(crate) fn running(controller: &Controller) -> Vec<u8> {
         phase: controller.phase,
         shutdown: controller.shutdown,
         shadow: controller.shadow.map(save_shadow),
-        submission_queues: controller.queues.submissions().map(save_submission).collect(),
-        completion_queues: controller.queues.completions().map(save_completion).collect(),
+        submission_queues: queues.submission,
+        completion_queues: queues.completion,
         features: controller.features.stopped(controller.clock.now()),
         error_recovery: controller.namespaces.iter().map(|one| one.error_recovery).collect(),
         event_requests: controller.events.requests.iter().copied().collect(),
@@ -307,7 +332,7 @@ fn save_event(event: &Event) -> EventState {
 }
 
 fn save_health(controller: &Controller) -> HealthState {
-    let health = &controller.health;
+    let health = &controller.whole_health();
     let entries = health.entries.iter().map(|entry| ErrorState {
         count: entry.count.get(),
         queue: entry.queue.get(),

@@ -169,7 +169,9 @@ impl Controller {
             && first.nsid == second.nsid
             && first.starting_lba() == second.starting_lba()
             && first.block_count() == second.block_count();
-        let shared = self.namespaces.get(first.nsid.get()).is_some_and(|one| one.shared);
+        // Other lanes' commands would come between as well.
+        let lanes = self.lanes.is_some() || self.link.is_some();
+        let shared = lanes || self.namespaces.get(first.nsid.get()).is_some_and(|one| one.shared);
         if !same || shared || first.data_pointer_type() == 3 || second.data_pointer_type() == 3 {
             return [Some(Status::INVALID_FIELD.dnr()), failed];
         }

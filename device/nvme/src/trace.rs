@@ -104,6 +104,16 @@ impl Latencies {
         Some(&queue[class as usize][layer as usize])
     }
 
+    /// Adds what another thread counted: queues that both have, and what it missed.
+    pub fn merge(&mut self, other: &Self) {
+        for (own, other) in self.queues.iter_mut().zip(&other.queues) {
+            for (own, other) in own.iter_mut().flatten().zip(other.iter().flatten()) {
+                own.merge(other);
+            }
+        }
+        self.missed += other.missed;
+    }
+
     /// The I/O queues that there are histograms for: 1 to this.
     pub fn queues(&self) -> u16 {
         self.queues.len() as u16
@@ -373,7 +383,7 @@ impl Tracer {
 impl Controller {
     /// The highest number of its I/O submission queues: how many [`Latencies`] are made for.
     pub fn io_queues(&self) -> u16 {
-        self.queues.submission_bound().saturating_sub(1)
+        self.queues.submission_bound().saturating_sub(1).max(self.last_far_queue())
     }
 
     /// Traces with `tracer` from now on, or stops; gives the tracer of before. Drop it elsewhere:

@@ -1,6 +1,9 @@
 //! The contract of a PCI function.
 
+use std::task::Waker;
 use std::time::Duration;
+
+use crate::Lane;
 
 /// Outcome of an access to a register. What is wrong with the *device* goes into its status
 /// registers, never in here.
@@ -86,7 +89,8 @@ pub enum StateError {
     Inconsistent(String),
 }
 
-/// A PCI function. The host owns it on one thread and calls it from there only.
+/// A PCI function. The host owns it on one thread and calls it from there only. Parts of it may have
+/// other threads: [`Lane`].
 ///
 /// Duties of the host: offsets and lengths lie within the BAR or the 4096-byte configuration
 /// space; lengths are 1 to 8 for registers of BARs unless the region is memory-like; `poll` is
@@ -97,6 +101,16 @@ pub enum StateError {
 /// reached through its `Memory` only; after `quiesce` returned true and until the next register
 /// access or `poll`, nothing refers to guest memory.
 pub trait Function: Send {
+    /// Gives the parts of it that the host polls apart from it, each with the calls by which it is to
+    /// be woken: `wakers` has one for each that the host has a thread for, `home` wakes the function
+    /// itself, which is then polled, or asked once more whether it is quiet. At most once, before
+    /// anything else. A function without such parts gives none, and one that is not asked, or whose
+    /// host has no thread for them, does everything itself.
+    fn take_lanes(&mut self, home: Waker, wakers: Vec<Waker>) -> Vec<Box<dyn Lane>> {
+        let _ = (home, wakers);
+        Vec::new()
+    }
+
     /// The function's shape.
     fn description(&self) -> &Description;
 

@@ -9,6 +9,9 @@
 //! - doorbells: [`Doorbells`], cells that a trapped write or a shared page changes;
 //! - its backend; and a clock, `slipway_telemetry::Clock`.
 //!
+//! A function may hand its host [`Lane`]s: parts of it, some of its queues say, that other threads
+//! poll.
+//!
 //! A device implements [`Function`] and builds on [`ConfigSpace`] (registers with writable bits;
 //! a write tells when it asks for a function-level reset) and [`Msix`] (table and pending bits as
 //! memory of a BAR). Their saved states are in [`state`].
@@ -26,6 +29,7 @@ mod function;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod interrupt;
+mod lane;
 mod msix;
 pub mod state;
 
@@ -34,4 +38,5 @@ pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, Identity};
 pub use doorbell::{CellPage, Doorbells};
 pub use function::{Access, Bar, Description, Function, Progress, StateError, Turn};
 pub use interrupt::{FifoSink, Interrupt, InterruptSink, Pin};
+pub use lane::Lane;
 pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};

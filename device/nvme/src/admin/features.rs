@@ -258,8 +258,15 @@ impl Controller {
         let cache = FeatureId(entry.dword(10) as u8) == FeatureId::VolatileWriteCache;
         // A predecessor may have switched it off and been killed before its flush.
         let cached = cache && (self.features.write_cache || self.journal.is_some());
-        match self.set_feature(entry) {
-            Ok(_) if cached && !self.features.write_cache => self.flush_all(0, entry),
+        let set = self.set_feature(entry);
+        match set {
+            Ok(_) if cached && !self.features.write_cache => {
+                let features = self.features.clone();
+                self.order(move |lane| lane.features = features.clone());
+                self.flush_all(0, entry)
+            }
+            // It ends when all have it, so a guest has no more under way than its queue holds.
+            Ok(result) if self.lanes.is_some() => self.set_far_features(entry.id.get(), result),
             ended => ended.into(),
         }
     }
@@ -306,7 +313,7 @@ impl Controller {
         if submission == 0xffff || completion == 0xffff {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        if self.queues.has_io() {
+        if self.queues.has_io() || self.has_far_queues() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
         // One number serves both kinds: a host that asks for fewer of one uses fewer of it.

@@ -25,6 +25,7 @@ impl Controller {
         if !offset.is_multiple_of(4) || len > self.limits.transfer as usize {
             return Err(Status::INVALID_FIELD.dnr());
         }
+        self.collect_reports();
         let mut page = std::mem::take(&mut self.page);
         page.clear();
         let sent = self.fill_log(id, entry.nsid.get(), &mut page).and_then(|()| {
@@ -61,7 +62,7 @@ impl Controller {
                 if nsid != 0 && nsid != NSID_ALL {
                     return Err(Status::INVALID_FIELD.dnr());
                 }
-                let log = self.health.log_page(self.features.warning(), self.powered());
+                let log = self.whole_health().log_page(self.features.warning(), self.powered());
                 page.extend_from_slice(log.as_bytes());
             }
             LogId::FirmwareSlot => {

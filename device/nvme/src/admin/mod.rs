@@ -55,15 +55,15 @@ impl Controller {
             AdminOpcode::DeleteSubmissionQueue => self.delete_submission_queue(entry),
             AdminOpcode::CreateSubmissionQueue => self.create_submission_queue(entry).into(),
             AdminOpcode::GetLogPage => self.get_log_page(entry).into(),
-            AdminOpcode::DeleteCompletionQueue => self.delete_completion_queue(entry).into(),
+            AdminOpcode::DeleteCompletionQueue => self.delete_completion_queue(entry),
             AdminOpcode::CreateCompletionQueue => self.create_completion_queue(entry).into(),
             AdminOpcode::Identify => self.identify(entry).into(),
-            AdminOpcode::Abort => self.abort(entry).into(),
+            AdminOpcode::Abort => self.abort(entry),
             AdminOpcode::SetFeatures => self.set_features(entry),
             AdminOpcode::GetFeatures => self.get_features(entry).into(),
             AdminOpcode::AsynchronousEventRequest => self.event_request(entry),
             AdminOpcode::KeepAlive => self.keep_alive().into(),
-            AdminOpcode::DoorbellBufferConfig => self.configure_doorbell_buffer(entry).into(),
+            AdminOpcode::DoorbellBufferConfig => self.configure_doorbell_buffer(entry),
             _ => Status::INVALID_OPCODE.dnr().into(),
         }
     }
@@ -93,10 +93,13 @@ impl Controller {
     /// Abort (section 5.1): takes back Asynchronous Event Requests, and commands of I/O queues whose
     /// disk has not begun with them or stops between two steps. Others end by themselves. Bit 0 of
     /// the result: not aborted.
-    fn abort(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
+    fn abort(&mut self, entry: &SubmissionEntry) -> Outcome {
         let (queue, id) = (entry.dword(10) as u16, (entry.dword(10) >> 16) as u16);
+        if let Some(far) = self.abort_far(entry.id.get(), queue, id) {
+            return far;
+        }
         if self.queues.submission(queue).is_none() {
-            return Err(Status::INVALID_FIELD.dnr());
+            return Status::INVALID_FIELD.dnr().into();
         }
         let at_hand = self.ticket;
         let aborted = match queue {
@@ -104,7 +107,7 @@ impl Controller {
             _ => self.abort_io(queue, id),
         };
         self.ticket = at_hand;
-        Ok(u32::from(!aborted))
+        Outcome::Done(Status::SUCCESS, u32::from(!aborted))
     }
 
     fn abort_event_request(&mut self, id: u16) -> bool {
@@ -118,7 +121,7 @@ impl Controller {
 
     /// The command ends before the Abort where the disk gives its request back at once. What
     /// several requests work on, as Dataset Management of many ranges, is left to end.
-    fn abort_io(&mut self, queue: u16, id: u16) -> bool {
+    pub(crate) fn abort_io(&mut self, queue: u16, id: u16) -> bool {
         let Some((slot, command)) = self.inflight.find(queue, id) else { return false };
         let (nsid, single) = (command.nsid, command.parts == 1);
         let mut stops = false;

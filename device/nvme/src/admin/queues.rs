@@ -10,6 +10,7 @@ use slipway_ram::{Access, Fault};
 use crate::cell::{Cell, ShadowPages};
 use crate::controller::Controller;
 use crate::io::Outcome;
+use crate::journal::Ticket;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 
 /// PC: the queue is physically contiguous (dword 11 of both creations).
@@ -24,7 +25,7 @@ impl Controller {
         entry: &SubmissionEntry,
     ) -> Result<u32, Status> {
         let (id, flags) = (entry.dword(10) as u16, entry.dword(11));
-        if !self.is_queue_id(id) || self.queues.completion(id).is_some() {
+        if !self.is_queue_id(id) || self.has_completion(id) {
             return Err(Status::INVALID_QUEUE_ID.dnr());
         }
         let shift = self.registers.configuration.completion_entry_shift();
@@ -39,7 +40,7 @@ impl Controller {
         if let Some(journal) = &mut self.journal {
             journal.open_completion(id);
         }
-        self.queues.add_completion(queue);
+        self.add_completion(queue);
         Ok(0)
     }
 
@@ -49,13 +50,13 @@ impl Controller {
         entry: &SubmissionEntry,
     ) -> Result<u32, Status> {
         let (id, completion) = (entry.dword(10) as u16, (entry.dword(11) >> 16) as u16);
-        if !self.is_queue_id(id) || self.queues.submission(id).is_some() {
+        if !self.is_queue_id(id) || self.has_submission(id) {
             return Err(Status::INVALID_QUEUE_ID.dnr());
         }
         if !self.is_queue_id(completion) {
             return Err(Status::INVALID_QUEUE_ID.dnr());
         }
-        if self.queues.completion(completion).is_none() {
+        if !self.takes_completions(completion) {
             return Err(Status::COMPLETION_QUEUE_INVALID.dnr());
         }
         let shift = self.registers.configuration.submission_entry_shift();
@@ -63,7 +64,7 @@ impl Controller {
         let doorbell = self.new_cell(tail_doorbell(id), size)?;
         let mut queue = SubmissionQueue::new(id, completion, entry.prp1.get(), size, doorbell);
         queue.epoch = self.journal.as_mut().map_or(0, |journal| journal.open_submission(id));
-        self.queues.add_submission(queue);
+        self.add_submission(queue);
         Ok(0)
     }
 
@@ -71,55 +72,66 @@ impl Controller {
     /// the command ends when those in flight have.
     pub(super) fn delete_submission_queue(&mut self, entry: &SubmissionEntry) -> Outcome {
         let id = entry.dword(10) as u16;
-        let queue = if id == 0 { None } else { self.queues.submission(id) };
-        let Some(queue) = queue.filter(|queue| queue.deleting.is_none()) else {
-            return Status::INVALID_QUEUE_ID.dnr().into();
-        };
-        queue.deleting = Some((entry.id.get(), self.ticket));
-        if queue.in_flight == 0 {
-            self.finish_deletion(id);
+        if let Some(far) = self.delete_far_submission(id, entry.id.get()) {
+            return far;
         }
+        let queue = if id == 0 { None } else { self.queues.submission(id) };
+        if queue.is_none_or(|queue| queue.deleting.is_some()) {
+            return Status::INVALID_QUEUE_ID.dnr().into();
+        }
+        self.begin_deletion(id, (entry.id.get(), self.ticket));
         Outcome::Pending
     }
 
+    /// Deletes a submission queue as soon as nothing of it is in flight; `command` asked for it.
+    pub(crate) fn begin_deletion(&mut self, id: u16, command: (u16, Ticket)) {
+        let Some(queue) = self.queues.submission(id) else { return };
+        queue.deleting = Some(command);
+        if queue.in_flight == 0 {
+            self.finish_deletion(id);
+        }
+    }
+
     /// Delete I/O Completion Queue (section 5.5).
-    pub(super) fn delete_completion_queue(
-        &mut self,
-        entry: &SubmissionEntry,
-    ) -> Result<u32, Status> {
+    pub(super) fn delete_completion_queue(&mut self, entry: &SubmissionEntry) -> Outcome {
         let id = entry.dword(10) as u16;
+        if let Some(far) = self.delete_far_completion(id, entry.id.get()) {
+            return far;
+        }
         let queue = if id == 0 { None } else { self.queues.completion(id) };
         match queue {
-            None => Err(Status::INVALID_QUEUE_ID.dnr()),
-            Some(queue) if queue.users > 0 => Err(Status::INVALID_QUEUE_DELETION.dnr()),
+            None => Status::INVALID_QUEUE_ID.dnr().into(),
+            Some(queue) if queue.users > 0 => Status::INVALID_QUEUE_DELETION.dnr().into(),
             Some(_) => {
                 self.queues.remove_completion(id);
-                Ok(0)
+                Status::SUCCESS.into()
             }
         }
     }
 
     /// Doorbell Buffer Config (section 5.7), where doorbells are trapped.
-    pub(super) fn configure_doorbell_buffer(
-        &mut self,
-        entry: &SubmissionEntry,
-    ) -> Result<u32, Status> {
+    pub(super) fn configure_doorbell_buffer(&mut self, entry: &SubmissionEntry) -> Outcome {
         if self.doorbells.is_shared() {
-            return Err(Status::INVALID_OPCODE.dnr());
+            return Status::INVALID_OPCODE.dnr().into();
         }
         let pages = ShadowPages { doorbells: entry.prp1.get(), events: entry.prp2.get() };
-        let invalid = Status::INVALID_FIELD.dnr();
-        self.check_buffer(pages.doorbells, Access::Read).map_err(|_| invalid)?;
-        self.check_buffer(pages.events, Access::Write).map_err(|_| invalid)?;
-        if pages.doorbells == pages.events {
-            return Err(invalid);
+        let checked = self.check_buffer(pages.doorbells, Access::Read);
+        let checked = checked.and_then(|()| self.check_buffer(pages.events, Access::Write));
+        if checked.is_err() || pages.doorbells == pages.events {
+            return Status::INVALID_FIELD.dnr().into();
         }
+        self.follow(pages);
+        let far = self.follow_far(entry.id.get(), pages);
+        far.unwrap_or_else(|| Status::SUCCESS.into())
+    }
+
+    /// Looks at shadow doorbells from now on.
+    pub(crate) fn follow(&mut self, pages: ShadowPages) {
         self.shadow = Some(pages);
         if self.queues.follow(&self.memory, pages).is_err() {
             // It was there a moment ago.
             self.fail();
         }
-        Ok(0)
     }
 
     /// A buffer is one whole memory page that can be reached directly: a look at message-only memory

@@ -93,7 +93,8 @@ fn commands_of_several_steps_stop_between_them() {
 
 #[test]
 fn a_pair_is_aborted_as_far_as_it_has_not_written() {
-    let (mut rig, gate) = held();
+    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let mut rig = Setup::new().alone().disk(disk).rig();
     let page = rig.buffer(4096);
     let half = |opcode, flags| SubmissionEntry { flags, prp1: page.into(), ..io(opcode, 1, 0, 1) };
     let pair = [half(NvmOpcode::Compare, 1), half(NvmOpcode::Write, 2)];

@@ -36,7 +36,7 @@ fn log(rig: &mut Rig, id: u32, len: usize, offset: u32, retain: bool) -> Vec<u8>
 
 #[test]
 fn identify_controller_says_what_there_is() {
-    let mut rig = Setup::new().admin();
+    let mut rig = Setup::new().alone().admin();
     let page = rig.driver.identify_controller().unwrap();
     assert_eq!(&page.serial, b"TEST0001            ");
     assert_eq!(page.max_transfer, 8, "1 MiB of 4 KiB pages");

@@ -13,7 +13,8 @@ use slipway_nvme_spec::identify::{Cns, IdentifyNamespace};
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::status::Status;
 
-use super::rig::{Held, ReadOnly, Rig, Setup, ram};
+use super::lanes;
+use super::rig::{self, Held, ReadOnly, Rig, Setup, ram};
 use crate::driver::{admin, io};
 use crate::{ChangeError, Done, Namespace};
 
@@ -26,7 +27,7 @@ fn waiter() -> (Done, Receiver<Outcome>) {
 }
 
 fn namespace(nsid: u32, disk: Box<dyn Disk>) -> Namespace {
-    Namespace::new(nsid, disk, [nsid as u8; 16])
+    rig::namespace(nsid, disk, lanes::wanted())
 }
 
 /// Asks for events, and leaves `requests` requests for them.
@@ -162,7 +163,7 @@ fn a_namespace_goes_when_its_disk_has_ended() {
 #[test]
 fn a_command_of_several_steps_takes_all_of_them_on_the_disk_that_goes() {
     let (disk, gate) = Held::make(ram(8 << 20, 512));
-    let mut rig = Setup::new().disk(disk).rig();
+    let mut rig = Setup::new().alone().disk(disk).rig();
     let verify = io(NvmOpcode::Verify, 1, 0, 8192);
     rig.driver.submit(1, verify).unwrap();
     let (compare, page) = (read(&mut rig, 1, 0), rig.buffer(512));
@@ -209,8 +210,8 @@ fn a_reset_and_a_quiesce_end_what_leaves() {
     assert!(rig.csts().ready(), "the disk still has guest memory");
     gate.open();
     assert!(slipway_pci::Function::quiesce(rig.controller()));
-    assert_eq!(outcome.try_recv(), Ok(Ok(())));
     rig.poll(2);
+    assert_eq!(outcome.try_recv(), Ok(Ok(())));
     assert!(!rig.csts().ready());
 }
 
@@ -331,6 +332,7 @@ fn the_changed_list_is_saved() {
     let mut rig = Setup::new().rig();
     let (done, _outcome) = waiter();
     rig.controller().detach(1, done);
+    rig.poll(1);
     for (nsid, disk) in (1..).zip(disks()) {
         rig.controller().attach(namespace(nsid, disk)).unwrap();
     }

@@ -26,7 +26,7 @@ use crate::{Controller, Limits, Namespace, doorbell_count, journal_len};
 const MEMORY: usize = 4 << 20;
 const PAGE: usize = 4096;
 const LIMITS: Limits =
-    Limits { queue_pairs: 4, queue_entries: 64, transfer: 1 << 16, in_flight: 32 };
+    Limits { queue_pairs: 4, queue_entries: 64, transfer: 1 << 16, in_flight: 32, lanes: 1 };
 
 /// What outlives a controller.
 #[derive(Clone)]

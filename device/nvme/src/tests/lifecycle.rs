@@ -226,7 +226,7 @@ fn registers_answer_any_access() {
 
 #[test]
 fn keep_alive_expires_into_a_fatal_status() {
-    let mut rig = Setup::new().admin();
+    let mut rig = Setup::new().alone().admin();
     let set = admin(AdminOpcode::SetFeatures)
         .with_dword(10, FeatureId::KeepAliveTimer.0.into())
         .with_dword(11, 1500);

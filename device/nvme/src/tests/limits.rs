@@ -60,7 +60,7 @@ fn bytes_are_limited_and_limits_can_be_lifted() {
 
 #[test]
 fn queues_share_what_there_is_and_the_admin_queue_is_free() {
-    let mut rig = Setup::new().rig();
+    let mut rig = Setup::new().alone().rig();
     rig.driver.create_pair(2, 64, None).unwrap();
     let page = rig.buffer(4096);
     rig.controller().limit(limited(1000, 0));
@@ -81,7 +81,7 @@ fn queues_share_what_there_is_and_the_admin_queue_is_free() {
 
 #[test]
 fn a_fused_pair_passes_a_limit() {
-    let mut rig = Setup::new().rig();
+    let mut rig = Setup::new().alone().rig();
     let page = rig.buffer(4096);
     rig.controller()
         .limit(Rates { commands: Some(Rate { per_second: 10, burst: 1 }), bytes: None });

@@ -24,7 +24,7 @@ fn read(page: u64, lba: u64) -> SubmissionEntry {
 #[test]
 fn four_deep_queues_are_in_flight_at_once() {
     let (disk, gate) = Held::make(ram(16 << 20, 512));
-    let mut rig = Setup::new().disk(disk).admin();
+    let mut rig = Setup::new().alone().disk(disk).admin();
     let page = rig.buffer(4096);
     for queue in 1..=4 {
         rig.driver.create_pair(queue, 1024, Some(queue)).unwrap();
@@ -50,7 +50,7 @@ fn four_deep_queues_are_in_flight_at_once() {
 fn bytes_in_flight_are_bounded_and_everything_ends() {
     const TRANSFER: usize = 1 << 20;
     let (disk, gate) = Held::make(ram(4 << 20, 512));
-    let mut rig = Setup::new().disk(disk).admin();
+    let mut rig = Setup::new().alone().disk(disk).admin();
     let buffer = rig.buffer(TRANSFER);
     let read = rig.with_data(io(NvmOpcode::Read, 1, 0, 2048), buffer, TRANSFER);
     for queue in 1..=4 {
@@ -71,7 +71,7 @@ fn bytes_in_flight_are_bounded_and_everything_ends() {
 
 #[test]
 fn sixty_four_pairs_work_at_once_and_fairly() {
-    let mut rig = Setup::new().admin();
+    let mut rig = Setup::new().alone().admin();
     assert_eq!(rig.driver.set_queue_count(128).unwrap(), 64);
     let page = rig.buffer(4096);
     for queue in 1..=64 {
@@ -345,7 +345,7 @@ fn a_pinned_pair_goes_round_its_queues() {
 #[test]
 fn a_queue_starts_no_more_than_the_arbitration_burst() {
     let (disk, gate) = Held::make(ram(1 << 20, 512));
-    let mut rig = Setup::new().disk(disk).rig();
+    let mut rig = Setup::new().alone().disk(disk).rig();
     for (log2, burst) in [(0, 1), (2, 4), (4, 16), (5, 16), (7, 16)] {
         let set = admin(AdminOpcode::SetFeatures).with_dword(10, 1).with_dword(11, log2);
         rig.driver.admin(set).unwrap();

@@ -10,9 +10,10 @@ use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
 use slipway_nvme_spec::registers::{ControllerStatus, offset};
 use slipway_nvme_spec::status::Status;
 use slipway_pci::{Doorbells, FifoSink, Function, Interrupt, Progress};
-use slipway_ram::{Lasting, Memory};
+use slipway_ram::{Lasting, Memory, Span};
 use slipway_telemetry::ManualClock;
 
+use super::lanes;
 use crate::driver::{Arena, Direct, Driver, RegisterAccess};
 use crate::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 
@@ -30,6 +31,8 @@ pub struct Setup {
     pub journal: Option<Lasting>,
     /// The namespaces are shared with other controllers.
     pub shared: bool,
+    /// On one thread, also where other tests have lanes.
+    pub alone: bool,
 }
 
 impl Setup {
@@ -49,7 +52,14 @@ impl Setup {
             vectors: 65,
             journal: None,
             shared: false,
+            alone: false,
         }
+    }
+
+    /// On one thread always: for what lanes do otherwise, as fused pairs, or each by itself, as
+    /// turns.
+    pub fn alone(self) -> Self {
+        Self { alone: true, ..self }
     }
 
     pub fn disk(mut self, disk: Box<dyn Disk>) -> Self {
@@ -63,8 +73,10 @@ impl Setup {
     }
 
     pub fn with_doorbells(self, doorbells: Doorbells) -> Controller {
+        let alone = self.alone || self.journal.is_some();
+        let lanes = if alone { 1 } else { lanes::wanted().max(self.limits.lanes) };
         let namespaces = self.disks.into_iter().zip(1..);
-        Controller::new(Parts {
+        let controller = Controller::new(Parts {
             memory: self.memory,
             interrupts: (0..self.vectors)
                 .map(|vector| Interrupt::new(self.sink.clone(), vector))
@@ -73,15 +85,15 @@ impl Setup {
             namespaces: namespaces
                 .map(|(disk, nsid)| {
                     let shared = self.shared;
-                    Namespace { shared, ..Namespace::new(nsid, disk, [nsid as u8; 16]) }
+                    Namespace { shared, ..namespace(nsid, disk, lanes) }
                 })
                 .collect(),
             clock: Arc::new(self.clock),
             identity: Identity::new("TEST0001"),
-            limits: self.limits,
+            limits: Limits { lanes, ..self.limits },
             journal: self.journal,
-        })
-        .unwrap()
+        });
+        controller.unwrap().with_lanes_beside()
     }
 
     /// A rig with the admin queues enabled.
@@ -102,6 +114,13 @@ impl Setup {
 
 pub fn ram(bytes: u64, block_size: u32) -> Box<dyn Disk> {
     Box::new(RamDisk::new(bytes, block_size).unwrap())
+}
+
+/// A namespace for a controller on so many threads.
+pub fn namespace(nsid: u32, disk: Box<dyn Disk>, lanes: u16) -> Namespace {
+    let mut disks = Routed::make(disk, lanes.into());
+    let first = Namespace::new(nsid, disks.remove(0), [nsid as u8; 16]);
+    Namespace { lanes: disks, ..first }
 }
 
 /// A driver on a controller, with the clock and the interrupts of both.
@@ -129,7 +148,9 @@ impl Rig {
     }
 
     pub fn poll(&mut self, times: usize) {
-        for _ in 0..times {
+        // A message between home and lane takes a poll each way.
+        let each = if self.controller().lane_count() > 0 { 3 } else { 1 };
+        for _ in 0..each * times {
             self.controller().poll();
         }
     }
@@ -334,6 +355,91 @@ impl Disk for ReadOnly {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         self.0.poll(completions);
+    }
+}
+
+/// One of several disks on one disk, as lanes have them: each gets the ends of its own requests.
+struct Routed {
+    medium: Arc<Mutex<Medium>>,
+    own: usize,
+}
+
+struct Medium {
+    disk: Box<dyn Disk>,
+    ended: Vec<Vec<Completion>>,
+    fresh: Vec<Completion>,
+}
+
+/// Where a request's tag says whose it is: above the number of any part.
+const OWNER: u32 = 56;
+
+impl Routed {
+    /// So many disks on `disk`; `disk` itself where one is enough.
+    fn make(disk: Box<dyn Disk>, count: usize) -> Vec<Box<dyn Disk>> {
+        if count == 1 {
+            return vec![disk];
+        }
+        let ended = (0..count).map(|_| Vec::new()).collect();
+        let medium = Arc::new(Mutex::new(Medium { disk, ended, fresh: Vec::new() }));
+        let one = |own| Box::new(Self { medium: medium.clone(), own }) as Box<dyn Disk>;
+        (0..count).map(one).collect()
+    }
+
+    fn with<T>(
+        &self,
+        completions: &mut Vec<Completion>,
+        call: impl FnOnce(&mut dyn Disk, &mut Vec<Completion>) -> T,
+    ) -> T {
+        let mut medium = self.medium.lock().unwrap();
+        let Medium { disk, ended, fresh } = &mut *medium;
+        let result = call(&mut **disk, fresh);
+        for mut one in fresh.drain(..) {
+            let owner = (one.tag >> OWNER) as usize;
+            one.tag &= (1 << OWNER) - 1;
+            ended[owner].push(one);
+        }
+        completions.append(&mut medium.ended[self.own]);
+        result
+    }
+}
+
+impl Disk for Routed {
+    fn geometry(&self) -> Geometry {
+        self.medium.lock().unwrap().disk.geometry()
+    }
+
+    fn refresh(&mut self) -> Geometry {
+        self.medium.lock().unwrap().disk.refresh()
+    }
+
+    fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
+        for request in requests.iter_mut() {
+            request.tag |= (self.own as u64) << OWNER;
+        }
+        self.with(completions, |disk, ended| disk.submit(requests, ended));
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.with(completions, |disk, ended| disk.poll(ended));
+    }
+
+    fn transfer(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        spans: &[Span],
+    ) -> Option<Result<(), DiskError>> {
+        self.medium.lock().unwrap().disk.transfer(operation, lba, blocks, spans)
+    }
+
+    fn copies(&self, operation: Operation) -> bool {
+        self.medium.lock().unwrap().disk.copies(operation)
+    }
+
+    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        let tag = tag | (self.own as u64) << OWNER;
+        self.with(completions, |disk, ended| disk.cancel(tag, ended))
     }
 }
 

@@ -220,7 +220,7 @@ const SUCCESS: Status = Status::SUCCESS;
 
 #[test]
 fn a_fused_pair_writes_if_it_finds_what_it_expects() {
-    let mut rig = Setup::new().rig();
+    let mut rig = Setup::new().alone().rig();
     let (old, new, page) = (rig.buffer(4096), rig.buffer(4096), rig.buffer(4096));
     write(&mut rig, 5, old, &[1; 4096]);
     rig.fill(new, &[2; 4096]);
@@ -234,7 +234,7 @@ fn a_fused_pair_writes_if_it_finds_what_it_expects() {
 
 #[test]
 fn halves_of_pairs_that_do_not_fit_are_refused() {
-    let mut rig = Setup::new().rig();
+    let mut rig = Setup::new().alone().rig();
     let (old, new) = (rig.buffer(4096), rig.buffer(4096));
     rig.fill(new, &[9; 4096]);
     let [first, second] = pair(&mut rig, 0, old, new, 4096);
@@ -268,7 +268,7 @@ fn halves_of_pairs_that_do_not_fit_are_refused() {
 #[test]
 fn pairs_are_never_torn_apart() {
     // Wherever they lie in the ring, and whatever else the burst takes.
-    let mut rig = Setup::new().rig();
+    let mut rig = Setup::new().alone().rig();
     let (zeros, page) = (rig.buffer(4096), rig.buffer(4096));
     let [first, second] = pair(&mut rig, 0, zeros, zeros, 512);
     let plain = with(&mut rig, READ, 0, page, 512);
@@ -287,7 +287,7 @@ fn pairs_are_never_torn_apart() {
 
 fn held() -> (Rig, Arc<Gate>) {
     let (disk, gate) = Held::make(ram(1 << 20, 512));
-    (Setup::new().disk(disk).rig(), gate)
+    (Setup::new().alone().disk(disk).rig(), gate)
 }
 
 #[test]
@@ -313,7 +313,7 @@ fn a_pair_has_the_disk_for_itself() {
 
 #[test]
 fn a_shared_namespace_takes_no_pairs() {
-    let mut setup = Setup::new();
+    let mut setup = Setup::new().alone();
     setup.shared = true;
     let mut rig = setup.rig();
     assert_eq!(rig.driver.identify_controller().unwrap().fused.get(), 0);

@@ -14,7 +14,7 @@ use crate::turn::Quota;
 
 /// A rig whose controller has neighbours.
 fn shared() -> Rig {
-    let mut rig = Setup::new().rig();
+    let mut rig = Setup::new().alone().rig();
     rig.controller().set_turn(Turn::Short);
     rig
 }
@@ -88,7 +88,7 @@ fn queues_take_turns() {
 fn a_turn_ends_after_so_many_bytes_within_a_command() {
     let len = 128 << 10;
     for turn in [Turn::Short, Turn::Long] {
-        let mut rig = Setup::new().rig();
+        let mut rig = Setup::new().alone().rig();
         rig.controller().set_turn(turn);
         let data = Random(7).bytes(len);
         let (write, from) = transfer(&mut rig, NvmOpcode::Write, 3, len);

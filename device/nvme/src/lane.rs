@@ -1,0 +1,256 @@
+//! A lane: some of a controller's I/O queues, with a thread of their own.
+//!
+//! Of a controller with lanes the *home* has what is one thing: registers, admin queue, events, logs,
+//! configuration; and its share of the I/O queues. A lane has whole completion queues with all
+//! submission queues that complete there, and everything that their commands need: in-flight table,
+//! buffers, tracer, and a `Disk` of its own for each namespace. So no command takes a lock, and none
+//! leaves its lane. A lane is itself a [`Controller`], without registers that anybody writes and without
+//! an admin queue: what serves I/O commands is the same code in both. A controller without lanes has
+//! nothing of this but a branch where a queue's entries are about to be fetched.
+//!
+//! They talk by messages:
+//! - home to lane: *orders*, jobs of the lane's [`Mailbox`]: queues to serve or to give up, features,
+//!   namespaces, limits, to stop and to go on (`lanes`);
+//! - lane to home: answers to orders, jobs of the home's mailbox, as many as there are orders; that it
+//!   has stopped; and what a guest can cause at will, errors and wrong doorbells, in an [`Outbox`] that
+//!   cannot grow.
+//!
+//! # Orders come first
+//! What the guest was told of holds for the commands that it rings for afterwards: a lane looks for
+//! orders once more after it saw a doorbell and before it fetches (`Controller::fetch`). The home
+//! leaves the order, then completes the guest's command; the guest rings after that; who sees the
+//! doorbell sees the order.
+//!
+//! # Stopping
+//! An order to stop has a number. A lane that stops fetches nothing, lets its commands end, lets go of
+//! the guest's memory, and then publishes the number. So the home can be asked again and again whether
+//! all is quiet (`quiesce`), and a reset is over when all lanes have stopped for it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
+
+use slipway_nvme_spec::event::Event;
+use slipway_nvme_spec::log::ErrorEntry;
+use slipway_nvme_spec::registers::{Configuration, ControllerStatus};
+use slipway_pci::{Lane, Progress, Turn};
+
+use crate::cell::ShadowPages;
+use crate::controller::Controller;
+use crate::health::{ERROR_ENTRIES, Health};
+use crate::lifecycle::{Phase, Shutdown};
+use crate::mailbox::Mailbox;
+use crate::nap::Nap;
+use crate::state::QueueStates;
+
+/// What a home and one of its lanes share.
+pub(crate) struct Link {
+    /// The lane's mailbox.
+    pub orders: Mailbox,
+    /// The home's.
+    home: Mailbox,
+    pub nap: Nap,
+    /// The number of the last order to stop that has been carried out.
+    stopped: AtomicU64,
+    /// The lane's queues as they were when it stopped.
+    saved: Mutex<QueueStates>,
+    /// The counters of the lane's [`Health`], in their order: they trail by a poll.
+    counters: [AtomicU64; 5],
+    outbox: Mutex<Outbox>,
+}
+
+/// What a lane has to tell that no order asked for. It holds so much and no more, however much the
+/// guest does wrong: of errors the newest, of which there is room for no others in the log anyway.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    pub errors: VecDeque<ErrorEntry>,
+    pub events: Vec<Event>,
+    /// Memory of a queue cannot be reached.
+    pub fatal: bool,
+    /// The home was told to look.
+    announced: bool,
+}
+
+impl Link {
+    pub fn new(orders: Mailbox, home: Mailbox) -> Self {
+        Self {
+            orders,
+            home,
+            nap: Nap::default(),
+            stopped: AtomicU64::new(0),
+            saved: Mutex::default(),
+            counters: Default::default(),
+            outbox: Mutex::new(Outbox {
+                errors: VecDeque::with_capacity(ERROR_ENTRIES + 1),
+                ..Outbox::default()
+            }),
+        }
+    }
+
+    /// Whether the order to stop with this number, or a later one, has been carried out: what the lane
+    /// did before is seen then.
+    pub fn has_stopped(&self, number: u64) -> bool {
+        self.stopped.load(Ordering::Acquire) >= number
+    }
+
+    /// Its queues as they were when it stopped last.
+    pub fn saved(&self) -> MutexGuard<'_, QueueStates> {
+        self.saved.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What the lane has to tell, to be taken out; from here on it announces anew.
+    pub fn open_outbox(&self) -> MutexGuard<'_, Outbox> {
+        let mut outbox = self.outbox();
+        outbox.announced = false;
+        outbox
+    }
+
+    fn outbox(&self) -> MutexGuard<'_, Outbox> {
+        self.outbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Adds what the lane counted to `health`.
+    pub fn add_to(&self, health: &mut Health) {
+        let totals = health.counters_mut();
+        totals.into_iter().zip(&self.counters).for_each(|(total, own)| {
+            *total = total.saturating_add(own.load(Ordering::Relaxed));
+        });
+    }
+
+    fn publish(&self, health: &mut Health) {
+        health.counters_mut().into_iter().zip(&self.counters).for_each(|(own, shared)| {
+            shared.store(*own, Ordering::Relaxed);
+        });
+    }
+}
+
+/// The lane's side.
+impl Controller {
+    /// Whether there is an order that comes before what a doorbell announced.
+    #[inline]
+    pub(crate) fn has_orders(&self) -> bool {
+        self.link.is_some() && self.inbox.has_post()
+    }
+
+    /// Has the home, if this is a lane, do `job`; gives it back if it is not.
+    pub(crate) fn tell_home<J: FnOnce(&mut Controller) + Send + 'static>(
+        &self,
+        job: J,
+    ) -> Result<(), J> {
+        match &self.link {
+            Some(link) => {
+                link.home.post(job);
+                Ok(())
+            }
+            None => Err(job),
+        }
+    }
+
+    /// Leaves something for the home, if this is a lane. Whether it is one.
+    pub(crate) fn report(&mut self, leave: impl FnOnce(&mut Outbox)) -> bool {
+        let Some(link) = &self.link else { return false };
+        let mut outbox = link.outbox();
+        leave(&mut outbox);
+        while outbox.errors.len() > ERROR_ENTRIES {
+            outbox.errors.pop_front();
+        }
+        let announced = std::mem::replace(&mut outbox.announced, true);
+        drop(outbox);
+        if !announced {
+            link.home.look();
+        }
+        true
+    }
+
+    /// The guest enabled the controller.
+    pub(crate) fn begin_lane(&mut self, configuration: Configuration, shadow: Option<ShadowPages>) {
+        self.registers.configuration = configuration;
+        self.registers.status = ControllerStatus(ControllerStatus::READY);
+        self.phase = Phase::Enabled;
+        self.shadow = shadow;
+        self.go_on();
+    }
+
+    /// Fetches nothing from now on, and says so when nothing is in flight.
+    pub(crate) fn stop(&mut self, number: u64) {
+        self.shutdown = Shutdown::Draining;
+        self.stopping = Some(number);
+    }
+
+    /// Fetches again.
+    pub(crate) fn go_on(&mut self) {
+        self.shutdown = Shutdown::None;
+        self.stopping = None;
+    }
+
+    /// Gives up all queues and stops.
+    pub(crate) fn reset_lane(&mut self, number: u64) {
+        self.drop_queues();
+        self.registers.configuration = Configuration::default();
+        self.registers.status = ControllerStatus::default();
+        self.stop(number);
+    }
+
+    /// What `advance` is for a home. True when it has stopped.
+    pub(crate) fn advance_lane(&mut self) -> bool {
+        let Some(number) = self.stopping.filter(|_| self.inflight.is_empty()) else { return false };
+        let Some(link) = self.link.clone() else { return false };
+        self.stopping = None;
+        self.signal_all();
+        self.release_memory();
+        *link.saved() = crate::state::save_queues(self);
+        link.publish(&mut self.health);
+        link.stopped.store(number, Ordering::Release);
+        link.home.wake();
+        true
+    }
+}
+
+/// What a host gets.
+pub(crate) struct QueueLane {
+    controller: Controller,
+    link: Arc<Link>,
+}
+
+impl QueueLane {
+    /// Makes a lane of `controller`, which no host has, for the controller with the mailbox `home`;
+    /// `waker` has it polled. Gives what the home keeps of it.
+    pub fn make(mut controller: Controller, home: Mailbox, waker: Waker) -> (Self, Arc<Link>) {
+        controller.inbox.wake_by(waker);
+        let link = Arc::new(Link::new(controller.mailbox(), home));
+        controller.link = Some(link.clone());
+        (Self { controller, link: link.clone() }, link)
+    }
+
+    fn after(&mut self, found: Progress) -> Progress {
+        if !self.controller.is_resting() {
+            self.link.nap.end();
+        }
+        if found.is_busy() {
+            self.link.publish(&mut self.controller.health);
+        }
+        found
+    }
+}
+
+impl Lane for QueueLane {
+    fn set_turn(&mut self, turn: Turn) {
+        slipway_pci::Function::set_turn(&mut self.controller, turn);
+    }
+
+    fn poll(&mut self) -> Progress {
+        let found = slipway_pci::Function::poll(&mut self.controller);
+        self.after(found)
+    }
+
+    fn rest(&mut self) -> Progress {
+        self.link.nap.begin();
+        let found = slipway_pci::Function::rest(&mut self.controller);
+        self.after(found)
+    }
+
+    fn quiesce(&mut self) -> bool {
+        slipway_pci::Function::quiesce(&mut self.controller)
+    }
+}

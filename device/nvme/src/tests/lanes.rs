@@ -1,0 +1,86 @@
+//! Controllers with lanes. All other tests of this crate run with lanes too: see
+//! [`everything_with_two_lanes`].
+
+use std::process::Command;
+use std::task::Waker;
+
+use slipway_pci::{Function, Progress};
+
+use crate::Controller;
+
+/// Names the number of lanes that controllers of tests have, where nothing else is said.
+const VARIABLE: &str = "SLIPWAY_NVME_TEST_LANES";
+
+/// How many lanes the controller of a test has.
+pub fn wanted() -> u16 {
+    std::env::var(VARIABLE).ok().and_then(|lanes| lanes.parse().ok()).unwrap_or(1)
+}
+
+impl Controller {
+    /// Has it poll its lanes itself, in its own polls, as a host with one thread for all would.
+    pub fn with_lanes_beside(mut self) -> Self {
+        let wakers = vec![Waker::noop().clone(); usize::from(self.limits.lanes) - 1];
+        self.beside = self.take_lanes(Waker::noop().clone(), wakers);
+        self
+    }
+
+    pub(crate) fn poll_beside(&mut self, found: Progress) -> Progress {
+        let mut lanes = std::mem::take(&mut self.beside);
+        let found = lanes.iter_mut().fold(found, |found, lane| join(found, lane.poll()));
+        self.beside = lanes;
+        // What a lane left for the home wakes it.
+        let mail = !self.beside.is_empty() && self.inbox.has_post();
+        if mail { join(found, Progress::Busy) } else { found }
+    }
+
+    pub(crate) fn rest_beside(&mut self, found: Progress) -> Progress {
+        let mut lanes = std::mem::take(&mut self.beside);
+        let found = lanes.iter_mut().fold(found, |found, lane| join(found, lane.rest()));
+        self.beside = lanes;
+        found
+    }
+
+    pub(crate) fn quiesce_beside(&mut self, quiet: bool) -> bool {
+        if self.beside.is_empty() {
+            return quiet;
+        }
+        for _ in 0..4 {
+            self.beside.iter_mut().for_each(|lane| {
+                lane.poll();
+            });
+        }
+        let quiet = self.stop_lanes() && self.inflight.is_empty();
+        if quiet {
+            self.collect_reports();
+            self.release_memory();
+        }
+        quiet
+    }
+}
+
+/// What two parts of a function found, together.
+fn join(one: Progress, other: Progress) -> Progress {
+    use Progress::{Behind, Busy, Idle, Watching};
+    let first = |a: Option<_>, b: Option<_>| a.into_iter().chain(b).min();
+    match (one, other) {
+        (Behind, _) | (_, Behind) => Behind,
+        (Busy, _) | (_, Busy) => Busy,
+        (Watching(a), Watching(b) | Idle(b)) | (Idle(a), Watching(b)) => Watching(first(a, b)),
+        (Idle(a), Idle(b)) => Idle(first(a, b)),
+    }
+}
+
+#[test]
+fn everything_with_two_lanes() {
+    if std::env::var_os(VARIABLE).is_some() {
+        return;
+    }
+    let run = Command::new(std::env::current_exe().unwrap())
+        .env(VARIABLE, "2")
+        .args(["tests::", "--test-threads", "2"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "with two lanes:\n{said}");
+    assert!(!said.contains(" 0 passed"), "nothing was run:\n{said}");
+}
