@@ -515,6 +515,12 @@ pub struct EndpointArgs {
     /// after a pause waits for up to as long, and a shorter one takes more CPU [default: 20ms]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "mapped_doorbells")]
     pub sweep_period: Option<Duration>,
+    /// Threads of the daemon (`reactors` in its settings) that the controller's I/O queues are spread
+    /// over. Worth it for a client that keeps several queues busy. Disks: not overlays. Where endpoints
+    /// outlive the daemon (`keeper`) it is 1
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub lanes: u32,
     #[command(flatten)]
     pub limits: LimitArgs,
 }

@@ -140,6 +140,7 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
             doorbells: doorbells.into(),
             sweep_period_us: args.sweep_period.map_or(Ok(0), sweep_period)?,
             limits: limits_of(&args.limits)?,
+            lanes: args.lanes,
         }),
     })
 }
@@ -196,6 +197,11 @@ fn dma_bytes(endpoint: &v1::Endpoint) -> u64 {
     endpoint.dma_regions.iter().map(|region| region.size_bytes).sum()
 }
 
+/// The threads that serve it, its own first.
+fn reactors(endpoint: &v1::Endpoint) -> impl Iterator<Item = u32> {
+    std::iter::once(endpoint.reactor).chain(endpoint.lane_reactors.iter().copied())
+}
+
 fn row(endpoint: &v1::Endpoint) -> [String; 8] {
     let disks = endpoint.namespaces.iter().map(|namespace| {
         let read_only = if namespace.read_only { ", read-only" } else { "" };
@@ -213,7 +219,7 @@ fn row(endpoint: &v1::Endpoint) -> [String; 8] {
     [
         endpoint.id.clone(),
         client,
-        endpoint.reactor.to_string(),
+        reactors(endpoint).map(|number| number.to_string()).collect::<Vec<_>>().join(","),
         show(dma_bytes(endpoint)),
         endpoint.counters.map_or(0, |counters| counters.errors).to_string(),
         show_limits(endpoint.limits.as_ref()),
@@ -249,6 +255,7 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
         "client_pid": (endpoint.client_pid > 0).then_some(endpoint.client_pid),
         "clients": counters.clients,
         "reactor": endpoint.reactor,
+        "lane_reactors": endpoint.lane_reactors,
         "messages": counters.messages,
         "errors": counters.errors,
         "doorbells": match endpoint.doorbells() {

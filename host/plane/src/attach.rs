@@ -76,8 +76,9 @@ impl Plane {
         let _sizes = self.sizes_stay();
         let wanted = v1::Namespace { nsid: request.nsid, disk: request.disk.clone() };
         // Before the disk: an unknown endpoint is the likelier mistake.
-        let lasts = self.with_endpoint(id, |served| served.lasts())?;
-        let opened = disk::open(&wanted, self.disks(), lasts)?;
+        let (lasts, lanes) =
+            self.with_endpoint(id, |served| (served.lasts(), served.reactors().len() - 1))?;
+        let opened = disk::open(&wanted, self.disks(), lasts, lanes)?;
         let (door, status, namespace) = self.with_endpoint(id, |served| {
             let (status, namespace) = served.reserve(&wanted, opened)?;
             Ok::<_, Error>((served.door()?, status, namespace))
@@ -260,5 +261,6 @@ pub fn namespace(id: &str, nsid: u32, opened: Opened) -> (v1::NamespaceStatus, N
     };
     let uuid = named.as_ref().map_or_else(|| crate::endpoint::uuid(id, nsid), Named::uuid);
     let namespace = Namespace::new(nsid, opened.disk, uuid);
-    (status, Namespace { shared: named.is_some(), ..namespace })
+    let (shared, lanes) = (named.is_some(), opened.lanes);
+    (status, Namespace { shared, lanes, ..namespace })
 }

@@ -49,6 +49,16 @@ impl Loads {
         (0..counts.len()).min_by_key(|at| (counts[*at], load(*at))).unwrap_or(0)
     }
 
+    /// So many different reactors, as many as there are at most, the least loaded first.
+    pub fn choose(&self, mut counts: Vec<usize>, many: usize) -> Vec<usize> {
+        let next = |_| {
+            let chosen = self.least(&counts);
+            counts[chosen] = usize::MAX;
+            chosen
+        };
+        (0..many.min(self.0.len())).map(next).collect()
+    }
+
     fn set(&self, shares: &[f64]) {
         for (load, share) in self.0.iter().zip(shares) {
             load.store((share * 1e6) as u32, Ordering::Relaxed);
@@ -150,9 +160,10 @@ impl Balance {
             seen.insert(id.clone(), polls);
             candidates.push(Candidate {
                 id,
-                reactor: served.reactor(),
+                reactor: served.reactors()[0],
                 polls: if control.is_private() { 0 } else { polls.wrapping_sub(before) },
-                moves: !self.stays.contains_key(id),
+                // One that is spread already has its share of several.
+                moves: served.reactors().len() == 1 && !self.stays.contains_key(id),
             });
         }
         let chosen = choose(&shares, &candidates);
@@ -161,7 +172,12 @@ impl Balance {
         let between = chosen.as_ref().map(|(_, from, to)| (*from, *to));
         let Some((id, _, to)) = chosen.filter(|_| self.confirm(between)) else { return };
         if let Some(Slot::Served(served)) = all.get_mut(&id) {
-            tracing::info!(id, from = served.reactor(), to, "an endpoint moves to an idle thread");
+            tracing::info!(
+                id,
+                from = served.reactors()[0],
+                to,
+                "an endpoint moves to an idle thread"
+            );
             served.relocate(to, &self.reactors[to]);
         }
         self.stays.insert(id, self.looks + STAYS);
@@ -277,5 +293,7 @@ mod tests {
         loads.set(&[0.5, 0.2, 0.9]);
         assert_eq!(loads.least(&[1, 1, 1]), 1);
         assert_eq!(loads.least(&[1, 1, 0]), 2);
+        assert_eq!(loads.choose(vec![1, 1, 0], 2), [2, 1]);
+        assert_eq!(loads.choose(vec![0, 0, 0], 9), [1, 0, 2]);
     }
 }

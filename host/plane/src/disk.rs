@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use slipway_block::{
-    Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk, open_file, overlay_file,
+    Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk, SharedDisk, open_file,
+    overlay_file,
 };
 use slipway_plane_api::v1;
 
@@ -18,6 +19,8 @@ const BLOCK_SIZE: u32 = 512;
 /// A disk with what a host must know of it.
 pub struct Opened {
     pub disk: Box<dyn Disk>,
+    /// The same disk once more for each lane of the endpoint.
+    pub lanes: Vec<Box<dyn Disk>>,
     /// One word: ram, null, file, overlay.
     pub kind: &'static str,
     /// The named disk that it is one of.
@@ -34,21 +37,55 @@ pub struct Lasts {
     pub content: Option<OwnedFd>,
 }
 
-/// Opens the disk of a namespace.
+/// Opens the disk of a namespace, and once more for each of `lanes` lanes besides the home.
 pub fn open(
     namespace: &v1::Namespace,
     disks: &Disks,
     lasts: Option<Lasts>,
+    lanes: usize,
 ) -> Result<Opened, Error> {
     let missing = || Error::Invalid(format!("namespace {} has no disk", namespace.nsid));
     let disk = namespace.disk.as_ref().ok_or_else(missing)?;
     let kind = disk.kind.as_ref().ok_or_else(missing)?;
     if let v1::disk::Kind::Named(reference) = kind {
         let named = disks.get(&reference.name)?;
-        let disk = named.shared.open(reference.read_only)?;
-        return Ok(Opened { disk, kind: named.kind, named: Some(named), content: None });
+        let (disk, lanes) = open_all(&named.shared, reference.read_only, lanes)?;
+        return Ok(Opened { disk, lanes, kind: named.kind, named: Some(named), content: None });
     }
-    of_kind(kind, block_size(disk), lasts)
+    match lanes {
+        0 => of_kind(kind, block_size(disk), lasts),
+        lanes => spread(kind, block_size(disk), lanes),
+    }
+}
+
+type Spread = (Box<dyn Disk>, Vec<Box<dyn Disk>>);
+
+/// A disk on a shared medium for the home, and one for each lane.
+fn open_all(shared: &SharedDisk, read_only: bool, lanes: usize) -> Result<Spread, Error> {
+    let lanes = (0..lanes).map(|_| shared.open(read_only)).collect::<Result<_, _>>()?;
+    Ok((shared.open(read_only)?, lanes))
+}
+
+/// A disk of an endpoint's own whose lanes share it as endpoints share a named one.
+fn spread(kind: &v1::disk::Kind, block_size: u32, lanes: usize) -> Result<Opened, Error> {
+    use v1::disk::Kind;
+    let (kind, shared, read_only) = match kind {
+        Kind::Ram(ram) => ("ram", SharedDisk::ram(ram.size_bytes, block_size, None)?, false),
+        Kind::Null(null) => ("null", SharedDisk::null(null.size_bytes, block_size)?, false),
+        Kind::File(file) => {
+            let (read_only, direct) = (file.read_only, !file.read_only);
+            let options = FileOptions { read_only, block_size, direct, witness: None };
+            ("file", SharedDisk::file(Path::new(&file.path), &options)?, read_only)
+        }
+        Kind::Overlay(_) => {
+            let text = "an overlay is one thread's: its endpoint has one lane";
+            return Err(Error::Invalid(text.to_owned()));
+        }
+        // A named disk is opened where they are known.
+        Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
+    };
+    let (disk, lanes) = open_all(&shared, read_only, lanes)?;
+    Ok(Opened { disk, lanes, kind, named: None, content: None })
 }
 
 /// Bytes in a logical block.
@@ -86,7 +123,7 @@ fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Resu
         // A named disk is opened where they are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
-    Ok(Opened { disk, kind, named: None, content })
+    Ok(Opened { disk, lanes: Vec::new(), kind, named: None, content })
 }
 
 /// The overlay, and what its content lies in if that lasts.

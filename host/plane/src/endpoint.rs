@@ -12,7 +12,7 @@ use slipway_plane_api::v1;
 use slipway_reactor::Handle;
 use slipway_telemetry::monotonic_ns;
 use slipway_vfio_user::{
-    Config, Control, DoorbellMode, Endpoint, EndpointParts, RegionKind, Stats,
+    Config, Control, DoorbellMode, Endpoint, EndpointParts, LaneHome, RegionKind, Stats,
 };
 
 use crate::attach::{Door, namespace, rates};
@@ -22,7 +22,7 @@ use crate::keep::Place;
 use crate::network::{self, Attached};
 use crate::snoop;
 use crate::switches::Fabric;
-use crate::wakes::Wakes;
+use crate::wakes::{Wakes, watch_all};
 
 /// Longest path of a Unix socket, without the terminating zero (unix(7)).
 const SOCKET_PATH: usize = 107;
@@ -101,8 +101,8 @@ pub enum Error {
 /// An endpoint that a reactor serves, as the control thread knows it.
 pub struct Served {
     id: String,
-    /// The number of the reactor that it lives on.
-    reactor: usize,
+    /// The numbers of the reactors that it lives on, its own first, then those of its lanes.
+    reactors: Vec<usize>,
     socket: PathBuf,
     created_ns: u64,
     ready_ns: u64,
@@ -123,7 +123,8 @@ enum Kind {
 struct Nvme {
     namespaces: BTreeMap<u32, v1::NamespaceStatus>,
     door: Door,
-    wakes: Wakes,
+    /// Of its own disks, then of each lane's.
+    wakes: Vec<Wakes>,
     snoop: snoop::Target,
     doorbells: v1::nvme_controller::DoorbellMode,
     /// 0: doorbells are trapped.
@@ -132,15 +133,15 @@ struct Nvme {
 }
 
 impl Served {
-    /// Makes what `request` describes and hands it to a reactor, of which the plane's number and the
-    /// handle are given. On return its socket listens.
+    /// Makes what `request` describes and hands it to the first of `reactors`, which are told by the
+    /// plane's number and handle, and its lanes to the others. On return its socket listens.
     ///
     /// With a `place` that a predecessor used, it goes on where that one was.
     pub fn create(
         request: &v1::CreateEndpointRequest,
         disks: &Disks,
         fabric: Option<&Fabric>,
-        (reactor, handle): (usize, &Handle),
+        reactors: Vec<(usize, Handle)>,
         mut place: Option<Place>,
     ) -> Result<Self, Error> {
         let created_ns = monotonic_ns();
@@ -149,6 +150,8 @@ impl Served {
         let config = config(request, &wanted)?;
         let socket = config.location.socket();
         let unserved = |source| Error::Socket { path: socket.clone(), source };
+        let nobody = || Error::Invalid("an endpoint needs a reactor".to_owned());
+        let (_, handle) = reactors.first().ok_or_else(nobody)?;
         let (endpoint, kind) = match (&request.virtio_net, fabric) {
             (Some(net), Some(fabric)) => {
                 let parts = endpoint_parts(&config, place.as_mut()).map_err(unserved)?;
@@ -158,13 +161,14 @@ impl Served {
                 (endpoint.map_err(unserved)?, Kind::Network(attached))
             }
             (Some(net), None) => return Err(Error::UnknownSwitch(net.switch.clone())),
-            (None, _) => nvme(request, &wanted, config, (disks, handle), place.as_mut())?,
+            (None, _) => nvme(request, &wanted, config, (disks, &reactors), place.as_mut())?,
         };
         let control = endpoint.control();
         let stopped = |_| Error::Resources("the reactor has stopped".to_owned());
         handle.add(Box::new(endpoint)).map_err(stopped)?;
         let (id, ready_ns) = (request.id.clone(), monotonic_ns());
-        Ok(Self { id, reactor, socket, created_ns, ready_ns, control, kind, place })
+        let reactors = reactors.iter().map(|(number, _)| *number).collect();
+        Ok(Self { id, reactors, socket, created_ns, ready_ns, control, kind, place })
     }
 
     fn nvme(&self) -> Result<&Nvme, Error> {
@@ -199,14 +203,14 @@ impl Served {
         self.place.as_mut().map_or(Ok(()), |place| place.limit(limits))
     }
 
-    /// The number of its reactor.
-    pub fn reactor(&self) -> usize {
-        self.reactor
+    /// The numbers of its reactors: its own, and those of its lanes.
+    pub fn reactors(&self) -> &[usize] {
+        &self.reactors
     }
 
     /// Has it live on another reactor.
     pub fn relocate(&mut self, reactor: usize, handle: &Handle) {
-        self.reactor = reactor;
+        self.reactors[0] = reactor;
         self.control.relocate(handle);
     }
 
@@ -233,7 +237,7 @@ impl Served {
         let nsid = wanted.nsid;
         let chosen = if nsid == 0 { (1..).find(free) } else { Some(nsid).filter(free) };
         let nsid = chosen.ok_or(ChangeError::NamespaceId(nsid))?;
-        nvme.wakes.add(&*opened.disk)?;
+        watch_all(&nvme.wakes, &opened)?;
         if let Some(place) = &mut self.place {
             let wanted = v1::Namespace { nsid, ..wanted.clone() };
             let described = place.attach(wanted, opened.content.as_ref());
@@ -303,7 +307,8 @@ impl Served {
             doorbells: nvme.map_or(0, |nvme| nvme.doorbells.into()),
             sweep_period_us: nvme.map_or(0, |nvme| nvme.sweep_period_us),
             limits: nvme.and_then(|nvme| nvme.limits),
-            reactor: self.reactor as u32,
+            reactor: self.reactors[0] as u32,
+            lane_reactors: self.reactors[1..].iter().map(|number| *number as u32).collect(),
         }
     }
 
@@ -333,7 +338,7 @@ fn nvme(
     request: &v1::CreateEndpointRequest,
     wanted: &v1::NvmeController,
     config: Config,
-    (disks, handle): (&Disks, &Handle),
+    (disks, reactors): (&Disks, &[(usize, Handle)]),
     mut place: Option<&mut Place>,
 ) -> Result<(Endpoint, Kind), Error> {
     let socket = config.location.socket();
@@ -342,11 +347,12 @@ fn nvme(
         DoorbellMode::Mapped => config.sweep_period.as_micros() as u32,
     };
     let unserved = |source| Error::Socket { path: socket.clone(), source };
-    let wakes = Wakes::new()?;
+    let wakes = reactors.iter().map(|_| Wakes::new()).collect::<Result<Vec<_>, _>>()?;
     let (namespaces, status) =
         namespaces(&request.id, &wanted.namespaces, disks, &wakes, place.as_deref_mut())?;
     let mut parts = endpoint_parts(&config, place.as_deref_mut()).map_err(unserved)?;
-    let limits = Limits { queue_pairs: QUEUE_PAIRS, ..Limits::default() };
+    let lanes = reactors.len() as u16;
+    let limits = Limits { queue_pairs: QUEUE_PAIRS, lanes, ..Limits::default() };
     let mut controller = Controller::new(Parts {
         memory: parts.memory(),
         interrupts: interrupts(&parts),
@@ -367,9 +373,14 @@ fn nvme(
         controller.abandon();
     }
     let mailbox = controller.mailbox();
-    let wake = vec![wakes.descriptor()?];
-    let endpoint = Endpoint::new(config, parts, Box::new(controller), wake, handle);
-    let endpoint = endpoint.map_err(unserved)?;
+    let homes = reactors.iter().zip(&wakes).map(|((_, reactor), wakes)| {
+        Ok(LaneHome { reactor: reactor.clone(), wakes: vec![wakes.descriptor()?] })
+    });
+    let mut homes = homes.collect::<Result<Vec<_>, Error>>()?;
+    let LaneHome { reactor, wakes: wake } = homes.remove(0);
+    let endpoint = Endpoint::new(config, parts, Box::new(controller), wake, &reactor);
+    let mut endpoint = endpoint.map_err(unserved)?;
+    endpoint.spread(homes).map_err(unserved)?;
     let door = Door { mailbox, control: endpoint.control() };
     let snoop = snoop::Target::new(door.mailbox.clone(), limits, door.control.clone());
     let nvme = Nvme {
@@ -430,17 +441,17 @@ fn namespaces(
     id: &str,
     wanted: &[v1::Namespace],
     disks: &Disks,
-    wakes: &Wakes,
+    wakes: &[Wakes],
     mut place: Option<&mut Place>,
 ) -> Result<Namespaces, Error> {
     let (mut made, mut status) = (Vec::new(), BTreeMap::new());
     for one in wanted {
         let lasts = place.as_deref_mut().map(|place| place.found(one.nsid)).transpose()?;
-        let opened = disk::open(one, disks, lasts)?;
+        let opened = disk::open(one, disks, lasts, wakes.len() - 1)?;
         if let (Some(place), Some(file)) = (&mut place, &opened.content) {
             place.put_content(one.nsid, file)?;
         }
-        wakes.add(&*opened.disk)?;
+        watch_all(wakes, &opened)?;
         let (described, namespace) = namespace(id, one.nsid, opened);
         status.insert(one.nsid, described);
         made.push(namespace);

@@ -7,7 +7,8 @@
 //! - `snoop` has an endpoint's controller tell where the time of its commands goes;
 //! - `disks` has the named disks, which any number of endpoints share; `attach` changes what
 //!   endpoints have while they run, by messages to their controllers;
-//! - `balance` gives each endpoint a reactor, and another one when that has too much to do;
+//! - `balance` gives each endpoint a reactor, or several if its controller has lanes, and another one
+//!   when that has too much to do;
 //! - `switches` has the switches; a packet function is a port of one of them;
 //! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
 //!   device: it talks to reactors by message and reads counters.

@@ -63,17 +63,17 @@ struct Shared {
 
 /// An id is taken while its endpoint is made and while it goes.
 pub(crate) enum Slot {
-    /// Counts for this reactor already, or still.
-    Reserved(usize),
+    /// Counts for these reactors already, or still.
+    Reserved(Vec<usize>),
     Served(Box<Served>),
 }
 
 impl Slot {
-    /// The number of its reactor.
-    fn reactor(&self) -> usize {
+    /// The numbers of its reactors.
+    fn reactors(&self) -> &[usize] {
         match self {
-            Self::Reserved(reactor) => *reactor,
-            Self::Served(served) => served.reactor(),
+            Self::Reserved(reactors) => reactors,
+            Self::Served(served) => served.reactors(),
         }
     }
 }
@@ -199,18 +199,24 @@ impl Plane {
             // Its switch is made, or taken over, later.
             (Some(net), Some(_)) => Some(self.switch_or_new(&net.switch)?),
         };
-        let index = {
+        let reactors = {
             let mut endpoints = self.lock();
             if endpoints.contains_key(&id) {
                 return Err(Error::Exists(id));
             }
             let mut counts = vec![0; self.shared.reactors.len()];
-            endpoints.values().for_each(|slot| counts[slot.reactor()] += 1);
+            let placed = endpoints.values().flat_map(|slot| slot.reactors());
+            placed.for_each(|number| counts[*number] += 1);
+            let lanes = request.nvme.as_ref().map_or(1, |nvme| nvme.lanes.max(1) as usize);
+            // A journal knows of one thread's commands only.
+            let most = if self.shared.keep.is_some() { 1 } else { counts.len() };
             // A network function begins beside its switch.
-            let beside = fabric.as_ref().map(|fabric| fabric.reactor);
-            let index = beside.unwrap_or_else(|| self.shared.loads.least(&counts));
-            endpoints.insert(id.clone(), Slot::Reserved(index));
-            index
+            let reactors = match &fabric {
+                Some(fabric) => vec![fabric.reactor],
+                None => self.shared.loads.choose(counts, lanes.min(most)),
+            };
+            endpoints.insert(id.clone(), Slot::Reserved(reactors.clone()));
+            reactors
         };
         let _sizes = self.sizes_stay();
         let place = match (place, &self.shared.keep) {
@@ -218,11 +224,11 @@ impl Plane {
             (place, _) => Ok(place),
         };
         let number = place.as_ref().ok().and_then(|place| Some(place.as_ref()?.number()));
-        let handle = self.shared.reactors[index].handle();
+        let handle = |number: usize| (number, self.shared.reactors[number].handle());
+        let reactors = reactors.into_iter().map(handle).collect();
         let disks = &self.shared.disks;
-        let reactor = (index, &handle);
         match place
-            .and_then(|place| Served::create(request, disks, fabric.as_ref(), reactor, place))
+            .and_then(|place| Served::create(request, disks, fabric.as_ref(), reactors, place))
         {
             Ok(served) => {
                 let described = served.describe();
@@ -246,7 +252,7 @@ impl Plane {
             let mut endpoints = self.lock();
             match endpoints.get_mut(id) {
                 Some(slot @ Slot::Served(_)) => {
-                    let reserved = Slot::Reserved(slot.reactor());
+                    let reserved = Slot::Reserved(slot.reactors().to_vec());
                     let Slot::Served(served) = std::mem::replace(slot, reserved) else {
                         return Err(Error::Unknown(id.to_owned()));
                     };

@@ -48,8 +48,17 @@ impl Target {
         &self,
         job: impl FnOnce(&mut Controller) -> T + Send + 'static,
     ) -> Option<T> {
+        self.ask_at(&self.mailbox, job).await
+    }
+
+    /// As [`Target::ask`], of the part of the controller that has this mailbox.
+    async fn ask_at<T: Send + 'static>(
+        &self,
+        mailbox: &Mailbox,
+        job: impl FnOnce(&mut Controller) -> T + Send + 'static,
+    ) -> Option<T> {
         let (sender, answer) = oneshot::channel();
-        self.mailbox.post(move |controller| {
+        mailbox.post(move |controller| {
             // Nobody waits any more when the patience was over: what it would have got goes.
             let _ = sender.send(job(controller));
         });
@@ -61,13 +70,17 @@ impl Target {
 /// The one session of a target; its end lets the next one in.
 struct Session {
     target: Target,
+    /// Of the controller and of each of its lanes, which count for themselves.
+    mailboxes: Vec<Mailbox>,
     from_ns: u64,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         // Also when a job of `start` ran only after nobody waited for it any more.
-        self.target.mailbox.post(|controller| drop(controller.trace(None)));
+        for mailbox in &self.mailboxes {
+            mailbox.post(|controller| drop(controller.trace(None)));
+        }
         self.target.control.poke();
         self.target.taken.store(false, Ordering::Release);
     }
@@ -92,17 +105,23 @@ pub async fn start(
     if target.taken.swap(true, Ordering::AcqRel) {
         return Err(Error::Snooped(request.id.clone()));
     }
-    let mut session = Session { target, from_ns: 0 };
+    let mailboxes = vec![target.mailbox.clone()];
+    let mut session = Session { target, mailboxes, from_ns: 0 };
     let gone = || Error::Unknown(request.id.clone());
-    let queues = session.target.ask(|controller| controller.io_queues()).await.ok_or_else(gone)?;
-    let limits = &session.target.limits;
-    let tracer = Box::new(Tracer::new(clock, request.every, limits, Latencies::new(queues)));
-    let started = session.target.ask(|controller| {
-        // None was there: only sessions trace, and this is the one.
-        drop(controller.trace(Some(tracer)));
-        monotonic_ns()
-    });
-    session.from_ns = started.await.ok_or_else(gone)?;
+    let shape = session.target.ask(|one| (one.io_queues(), one.lane_mailboxes()));
+    let (queues, lanes) = shape.await.ok_or_else(gone)?;
+    session.mailboxes.extend(lanes);
+    for mailbox in &session.mailboxes {
+        let limits = &session.target.limits;
+        let latencies = Latencies::new(queues);
+        let tracer = Box::new(Tracer::new(clock.clone(), request.every, limits, latencies));
+        let started = session.target.ask_at(mailbox, |controller| {
+            // None was there: only sessions trace, and this is the one.
+            drop(controller.trace(Some(tracer)));
+            monotonic_ns()
+        });
+        session.from_ns = started.await.ok_or_else(gone)?;
+    }
     let (sender, reports) = mpsc::channel(QUEUE);
     tokio::spawn(session.run(Duration::from_millis(interval.into()), sender));
     Ok(reports)
@@ -133,17 +152,24 @@ impl Session {
             }
         }
         // The tracer is let go here, not on the reactor.
-        drop(self.target.ask(|controller| controller.trace(None)).await);
+        for mailbox in &self.mailboxes {
+            drop(self.target.ask_at(mailbox, |controller| controller.trace(None)).await);
+        }
     }
 
     /// What was counted since the last report.
     async fn report(&mut self) -> Option<v1::SnoopReport> {
         let queues = self.target.ask(|controller| controller.io_queues()).await?;
-        let fresh = Latencies::new(queues);
-        let taken =
-            self.target.ask(|controller| (controller.take_latencies(fresh), monotonic_ns()));
-        let (latencies, to_ns) = taken.await?;
-        let latencies = latencies?;
+        let (mut latencies, mut to_ns) = (Latencies::new(queues), 0);
+        for mailbox in &self.mailboxes {
+            let fresh = Latencies::new(queues);
+            let taken = self
+                .target
+                .ask_at(mailbox, |controller| (controller.take_latencies(fresh), monotonic_ns()));
+            let (counted, at) = taken.await?;
+            latencies.merge(&counted?);
+            to_ns = at;
+        }
         let from_ns = std::mem::replace(&mut self.from_ns, to_ns);
         Some(v1::SnoopReport { from_ns, to_ns, rows: rows(&latencies), missed: latencies.missed() })
     }

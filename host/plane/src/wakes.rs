@@ -10,6 +10,7 @@ use rustix::event::epoll;
 use slipway_block::Disk;
 
 use crate::Error;
+use crate::disk::Opened;
 
 /// The descriptors of an endpoint's disks.
 pub struct Wakes(OwnedFd);
@@ -31,6 +32,12 @@ impl Wakes {
     pub fn descriptor(&self) -> Result<OwnedFd, Error> {
         self.0.as_fd().try_clone_to_owned().map_err(|error| Error::Resources(error.to_string()))
     }
+}
+
+/// Adds a namespace's descriptors: of its disk to the first, of each lane's disk to that lane's.
+pub fn watch_all(wakes: &[Wakes], opened: &Opened) -> Result<(), Error> {
+    let disks = std::iter::once(&opened.disk).chain(&opened.lanes);
+    wakes.iter().zip(disks).try_for_each(|(wakes, disk)| wakes.add(&**disk))
 }
 
 fn lacking(errno: rustix::io::Errno) -> Error {

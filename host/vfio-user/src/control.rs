@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use slipway_reactor::{Bell, Handle};
@@ -23,7 +23,8 @@ pub(crate) struct Shared {
     /// The thread that a client was to be moved to could not be had.
     pub(crate) move_failed: AtomicBool,
     bell: Bell,
-    gone: Mutex<bool>,
+    /// Tasks that it consists of: the endpoint's and those of its lanes.
+    parts: Mutex<usize>,
     told: Condvar,
 }
 
@@ -37,7 +38,7 @@ impl Shared {
             new_home: Mutex::default(),
             move_failed: AtomicBool::new(false),
             bell: Bell::new()?,
-            gone: Mutex::new(false),
+            parts: Mutex::new(0),
             told: Condvar::new(),
         })
     }
@@ -48,6 +49,16 @@ impl Shared {
 
     pub(crate) fn silence(&self) {
         self.bell.silence();
+    }
+
+    /// See [`Control::poke`].
+    pub(crate) fn poke(&self) {
+        self.poked.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+
+    fn parts(&self) -> MutexGuard<'_, usize> {
+        self.parts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Whether the endpoint was poked since it was asked last.
@@ -65,14 +76,26 @@ impl Shared {
     }
 }
 
-/// Tells that an endpoint is gone; its last field, so that everything else is dropped before.
-pub(crate) struct Gone(pub(crate) Arc<Shared>);
+/// Tells that a task of an endpoint is gone, and with the last one the endpoint; its last field, so
+/// that everything else is dropped before.
+pub(crate) struct Gone(Arc<Shared>);
+
+impl Gone {
+    /// Of one more task.
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        *shared.parts() += 1;
+        Self(shared.clone())
+    }
+}
 
 impl Drop for Gone {
     fn drop(&mut self) {
-        self.0.live.ended();
-        *self.0.gone.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
-        self.0.told.notify_all();
+        let mut parts = self.0.parts();
+        *parts -= 1;
+        if *parts == 0 {
+            self.0.live.ended();
+            self.0.told.notify_all();
+        }
     }
 }
 
@@ -98,8 +121,7 @@ impl Control {
     /// for the function. Returns at once. While a client is being cleared away the poll waits until
     /// that is done.
     pub fn poke(&self) {
-        self.0.poked.store(true, Ordering::Release);
-        self.0.bell.ring();
+        self.0.poke();
     }
 
     /// Has the endpoint live on another reactor: it goes there with all that it has between two of
@@ -125,13 +147,13 @@ impl Control {
 
     /// Whether the endpoint is gone, for whatever reason, with everything it owned.
     pub fn is_closed(&self) -> bool {
-        *self.0.gone.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        *self.0.parts() == 0
     }
 
     /// Waits for that; false when `timeout` passed first. Not for reactor threads.
     pub fn wait_closed(&self, timeout: Duration) -> bool {
-        let gone = self.0.gone.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let waited = self.0.told.wait_timeout_while(gone, timeout, |gone| !*gone);
-        *waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0
+        let parts = self.0.parts();
+        let waited = self.0.told.wait_timeout_while(parts, timeout, |parts| *parts > 0);
+        *waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0 == 0
     }
 }

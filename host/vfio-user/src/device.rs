@@ -1,26 +1,20 @@
 //! The function that an endpoint presents, and what stays with it when clients come and go.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-use slipway_pci::{Bar, CellPage, Doorbells, Function, Progress, Turn};
+use slipway_pci::{Bar, Function, Turn};
 use slipway_ram::DmaMap;
-use slipway_reactor::Step;
-use slipway_telemetry::Clock;
 
 use crate::EndpointParts;
 use crate::doorbells::SharedPage;
 use crate::interrupts::{EventSink, Line, drain};
-use crate::stats::add;
-
-/// The shortest of the growing waits between two looks at mapped doorbells.
-const FIRST_SWEEP: Duration = Duration::from_micros(50);
+use crate::pace::{Cells, Pace};
 
 /// A page of doorbells that clients map.
 pub(crate) struct Mapped {
     pub(crate) page: Arc<SharedPage>,
-    doorbells: Doorbells,
     /// The BAR it is in.
     pub(crate) bar: u8,
     /// From the BAR's start, in bytes.
@@ -42,20 +36,11 @@ pub(crate) struct Device {
     pub(crate) unmasking: Line,
     /// That may have another route than before.
     unmasking_changed: AtomicBool,
-    clock: Arc<dyn Clock>,
-    busy: bool,
-    /// Of its work more waits than it has turns for.
-    behind: bool,
-    /// The function may get work unannounced, until it is told to rest.
-    watching: bool,
+    /// When the function is polled.
+    pub(crate) pace: Pace,
     turn: Turn,
-    /// Polls that were not idle: written here, read by others too.
-    progress: Arc<AtomicU64>,
-    deadline: Option<Instant>,
-    last_progress: Instant,
-    sweep_wait: Duration,
-    /// The mapped doorbells, as noted last.
-    rung: Vec<u32>,
+    /// Other threads poll parts of the function.
+    pub(crate) has_lanes: bool,
 }
 
 impl Device {
@@ -65,10 +50,14 @@ impl Device {
     pub(crate) fn new(parts: EndpointParts, function: Box<dyn Function>) -> std::io::Result<Self> {
         let description = function.description().clone();
         parts.sink.size(description.vectors);
-        let mapped = match parts.page {
-            Some(page) => find_doorbells(page, &description.bars)?,
+        let mut pace = Pace::new(parts.clock);
+        let mapped = match &parts.page {
+            Some((page, _)) => find_doorbells(page.clone(), &description.bars)?,
             None => None,
         };
+        if mapped.is_some() {
+            pace.cells = parts.page.map(|(page, doorbells)| Cells { page, doorbells });
+        }
         Ok(Self {
             function,
             map: parts.map,
@@ -80,16 +69,9 @@ impl Device {
             has_pin: description.pin,
             unmasking: Line::default(),
             unmasking_changed: AtomicBool::new(true),
-            clock: parts.clock,
-            busy: false,
-            behind: false,
-            watching: false,
+            pace,
             turn: Turn::default(),
-            progress: Arc::default(),
-            deadline: None,
-            last_progress: Instant::now(),
-            sweep_wait: FIRST_SWEEP,
-            rung: Vec::new(),
+            has_lanes: false,
         })
     }
 
@@ -110,109 +92,17 @@ impl Device {
     /// Polls the function once. Whether it made progress.
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
         let found = self.function.poll();
-        self.note(found, now)
+        self.pace.note(found, now)
     }
 
     /// Tells the function that it will not be polled, if it has to be told. Whether polling goes
     /// on all the same.
     pub(crate) fn rest(&mut self, now: Instant) -> bool {
-        if !self.watching {
+        if !self.pace.is_watching() {
             return false;
         }
         let found = self.function.rest();
-        self.note(found, now) || self.watching
-    }
-
-    fn note(&mut self, found: Progress, now: Instant) -> bool {
-        self.watching = matches!(found, Progress::Watching(_));
-        self.behind = found == Progress::Behind;
-        match found {
-            Progress::Busy | Progress::Behind => {
-                self.busy = true;
-                add(&self.progress, 1);
-                self.deadline = None;
-                self.last_progress = now;
-                self.sweep_wait = FIRST_SWEEP;
-            }
-            Progress::Idle(deadline) | Progress::Watching(deadline) => {
-                self.busy = false;
-                let wait = deadline.map(|at| at.saturating_sub(self.clock.now()));
-                self.deadline = wait.and_then(|wait| now.checked_add(wait));
-            }
-        }
-        self.busy
-    }
-
-    /// Counts the polls that were not idle.
-    pub(crate) fn progress(&self) -> u64 {
-        self.progress.load(Ordering::Relaxed)
-    }
-
-    /// That counter.
-    pub(crate) fn progress_counter(&self) -> Arc<AtomicU64> {
-        self.progress.clone()
-    }
-
-    /// Has the function polled soon, which ends its quiesced state.
-    pub(crate) fn kick(&mut self) {
-        self.busy = true;
-    }
-
-    /// Whether the function wants to be polled at once.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.busy
-    }
-
-    /// What a task says whose function [wants to be polled at once](Device::is_busy).
-    pub(crate) fn busy_step(&self) -> Step {
-        if self.behind { Step::Behind } else { Step::Busy }
-    }
-
-    /// Whether the function wants to be polled at `now`: it was busy, or its time has come.
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
-        self.busy || self.deadline.is_some_and(|at| at <= now)
-    }
-
-    /// When the function wants to be polled again; None: when something happens.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.deadline
-    }
-
-    /// Whether work may come that only a poll finds.
-    pub(crate) fn is_unannounced(&self) -> bool {
-        self.mapped.is_some() || self.watching
-    }
-
-    /// Whether the function shall be polled again at once, as work may have come that nothing
-    /// announces: some was found less than `budget` ago.
-    pub(crate) fn is_hot(&self, now: Instant, budget: Duration) -> bool {
-        self.is_unannounced() && now.duration_since(self.last_progress) < budget
-    }
-
-    /// When mapped doorbells are to be looked at next: the waits double up to `period` while nothing
-    /// is found, so one that paused briefly is found quickly. None: they are at `period` already.
-    pub(crate) fn next_sweep(&mut self, now: Instant, period: Duration) -> Option<Instant> {
-        let wait = self.sweep_wait;
-        self.sweep_wait = wait.saturating_mul(2).min(period);
-        if wait < period { now.checked_add(wait) } else { None }
-    }
-
-    /// Notes what the mapped doorbells are, before the last poll of a device that is then asked
-    /// [`Device::stirs`] only: what is rung before is found by the poll, and after by the sweep.
-    pub(crate) fn note_doorbells(&mut self) {
-        if let Some(mapped) = &self.mapped {
-            let cells = &mapped.page.cells()[..mapped.doorbells.watched()];
-            self.rung.clear();
-            self.rung.extend(cells.iter().map(|cell| cell.load(Ordering::Acquire)));
-        }
-    }
-
-    /// Whether a mapped doorbell is another one than noted.
-    pub(crate) fn stirs(&self) -> bool {
-        let Some(mapped) = &self.mapped else { return true };
-        let changed = |(cell, rung): (&AtomicU32, &u32)| cell.load(Ordering::Relaxed) != *rung;
-        // What the function looks at changes only while it is polled, and that was before the note.
-        mapped.page.cells().iter().zip(&self.rung).any(changed)
+        self.pace.note(found, now) || self.pace.is_watching()
     }
 
     /// After a client has gone: no routes, no memory, a fresh function, fresh doorbells.
@@ -221,9 +111,7 @@ impl Device {
         self.function.reset();
         self.unroute();
         // Polled once: it may have been poked meanwhile, and the reset has a step to take.
-        self.busy = true;
-        self.watching = false;
-        self.deadline = None;
+        self.pace.renew();
         match &self.mapped {
             Some(mapped) => mapped.page.renew(mapped.offset),
             None => Ok(()),
@@ -260,10 +148,7 @@ impl Device {
     }
 }
 
-fn find_doorbells(
-    (page, doorbells): (Arc<SharedPage>, Doorbells),
-    bars: &[Bar],
-) -> std::io::Result<Option<Mapped>> {
+fn find_doorbells(page: Arc<SharedPage>, bars: &[Bar]) -> std::io::Result<Option<Mapped>> {
     let ranges = bars.iter().filter_map(|bar| Some((bar, bar.doorbell_page.clone()?)));
     let Some((bar, range)) = ranges.into_iter().next() else { return Ok(None) };
     if page.len() > range.end.saturating_sub(range.start) {
@@ -274,5 +159,5 @@ fn find_doorbells(
     if page.offset() != range.start {
         page.renew(range.start)?;
     }
-    Ok(Some(Mapped { page, doorbells, bar: bar.index, offset: range.start }))
+    Ok(Some(Mapped { page, bar: bar.index, offset: range.start }))
 }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use slipway_pci::Function;
@@ -12,6 +13,7 @@ use crate::channel::Channel;
 use crate::control::{Gone, Shared};
 use crate::device::Device;
 use crate::kept;
+use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
 use crate::listener::{Listener, Peer};
 use crate::server::{Keeping, Session, Turn};
 use crate::stats::{ClientInfo, add};
@@ -63,6 +65,8 @@ pub struct Endpoint {
     /// When to accept again after an error.
     accept_at: Option<Instant>,
     shared: Arc<Shared>,
+    /// After the function, for which they work.
+    lanes: Doors,
     _gone: Gone,
 }
 
@@ -92,7 +96,7 @@ impl Endpoint {
         let kept = parts.kept.take();
         let device = Device::new(parts, function)?;
         let (listener, kept) = listen(&config, kept)?;
-        let shared = Arc::new(Shared::new(device.progress_counter())?);
+        let shared = Arc::new(Shared::new(device.pace.progress_counter())?);
         let mut endpoint = Self {
             config: Arc::new(config),
             state: State::Listening,
@@ -107,8 +111,9 @@ impl Endpoint {
             listening: true,
             accept_at: None,
             kept: None,
-            shared: shared.clone(),
-            _gone: Gone(shared),
+            lanes: Doors::default(),
+            _gone: Gone::new(&shared),
+            shared,
         };
         if let Some((parts, keeping)) = kept {
             endpoint.resume(*parts, keeping)?;
@@ -130,13 +135,35 @@ impl Endpoint {
         let around = (&mut self.device, &mut parts);
         let session = Session::resume_kept(channel, self.config.clone(), live, keeping, around);
         let session = session.map_err(|end| std::io::Error::other(end.to_string()))?;
-        self.device.kick();
+        self.device.pace.kick();
         self.more = true;
         self.state = State::Connected {
             session: Box::new(session),
             since: Instant::now(),
             interest: Interest::Read,
         };
+        Ok(())
+    }
+
+    /// Has the function's lanes polled by other reactors than its own, if it has lanes: one for each
+    /// home, as far as there are. To be called before the endpoint is added to its reactor. They end
+    /// with the endpoint, wherever that is then. A client of such an endpoint cannot have message-only
+    /// memory above [`Config::remote_threshold`], for which all of the function would have to move.
+    ///
+    /// # Errors
+    /// No descriptors left; a reactor that has ended. The endpoint is of no use then.
+    pub fn spread(&mut self, homes: Vec<LaneHome>) -> std::io::Result<()> {
+        let doors = homes.iter().map(|_| Door::new());
+        self.lanes = Doors(doors.collect::<Result<_, _>>()?);
+        let home = Waker::from(Arc::new(Home(self.shared.clone())));
+        let lanes = self.device.function.take_lanes(home, self.lanes.wakers());
+        self.device.has_lanes = !lanes.is_empty();
+        for ((lane, home), door) in lanes.into_iter().zip(homes).zip(&self.lanes.0) {
+            let (pace, period) = (self.device.pace.beside(), self.config.sweep_period);
+            let entrance = (door.clone(), home.wakes);
+            let task = LaneTask::new(lane, entrance, pace, period, &self.shared);
+            home.reactor.add(Box::new(task)).map_err(std::io::Error::other)?;
+        }
         Ok(())
     }
 
@@ -254,9 +281,9 @@ impl Endpoint {
         let wanted = match &self.state {
             State::Connected { session, .. } if session.is_quiescing() => false,
             State::Connected { .. } => {
-                ready.wake || self.device.is_unannounced() || self.device.is_due(now)
+                ready.wake || self.device.pace.is_unannounced() || self.device.pace.is_due(now)
             }
-            State::Listening => ready.wake || self.device.is_due(now),
+            State::Listening => ready.wake || self.device.pace.is_due(now),
             State::Draining { .. } => false,
         };
         if wanted {
@@ -344,12 +371,12 @@ impl Endpoint {
             }
         };
         let connected = matches!(self.state, State::Connected { .. });
-        let hot = connected && self.device.is_hot(now, context.poll_budget());
+        let hot = connected && self.device.pace.is_hot(now, context.poll_budget());
         if !quiescing && self.more && !pending {
             return Step::Busy;
         }
-        if !quiescing && self.device.is_busy() {
-            return self.device.busy_step();
+        if !quiescing && self.device.pace.is_busy() {
+            return self.device.pace.busy_step();
         }
         if !quiescing && hot {
             return Step::Looking;
@@ -359,16 +386,16 @@ impl Endpoint {
         }
         let period = self.config.sweep_period;
         let mapped = connected && !quiescing && self.device.mapped.is_some();
-        let sweep = if mapped { self.device.next_sweep(now, period) } else { None };
+        let sweep = if mapped { self.device.pace.next_sweep(now, period) } else { None };
         let sleeps = mapped && sweep.is_none();
         if sleeps {
-            self.device.note_doorbells();
+            self.device.pace.note_doorbells();
             if self.device.poll(now) {
                 return Step::Busy;
             }
         }
         let recheck = pending.then(|| now + RECHECK);
-        let times = [self.device.deadline(), sweep, recheck, handshake, self.accept_at];
+        let times = [self.device.pace.deadline(), sweep, recheck, handshake, self.accept_at];
         let until = times.into_iter().flatten().min();
         if sleeps { Step::Sweep(period, until) } else { Step::Idle(until) }
     }
@@ -470,7 +497,7 @@ impl Task for Endpoint {
         if ready.control {
             self.shared.silence();
             if self.shared.take_poke() {
-                self.device.kick();
+                self.device.pace.kick();
             }
             if self.relocates() {
                 return Step::Leave;
@@ -511,7 +538,7 @@ impl Task for Endpoint {
     }
 
     fn stirs(&mut self) -> bool {
-        self.device.stirs()
+        self.device.pace.stirs()
     }
 
     fn leave(mut self: Box<Self>) {

@@ -74,7 +74,7 @@ fn turns(session: &mut Session, device: &mut Device) -> bool {
             Ok(Turn::More | Turn::Pending) => {}
             // Without a thread, sometimes the move works and sometimes it does not.
             Ok(Turn::Move) => {
-                let moved = device.progress().is_multiple_of(2);
+                let moved = device.pace.progress().is_multiple_of(2);
                 if session.settle_on_thread(device, moved).is_err() {
                     return false;
                 }

@@ -7,6 +7,8 @@
 //! - [`EndpointParts`] are what a host makes first: guest memory, interrupt sink, doorbells and clock
 //!   of a function that is yet to be built from them;
 //! - an [`Endpoint`] is a task: it owns the function, the socket and at most one client at a time;
+//! - a function with lanes ([`slipway_pci::Lane`]) may be spread over reactors ([`Endpoint::spread`]):
+//!   each lane is a task of its own, which knows no socket; both end together;
 //! - a [`Control`] is what other threads keep: it closes the endpoint and reads its [`Stats`];
 //! - [`client`] is the other end of the socket.
 //!
@@ -80,8 +82,10 @@ mod endpoint;
 mod fault;
 mod interrupts;
 mod kept;
+mod lane;
 mod listener;
 mod mask;
+mod pace;
 mod parts;
 mod server;
 mod stats;
@@ -99,6 +103,7 @@ pub use endpoint::Endpoint;
 #[cfg(feature = "fuzz")]
 pub use fuzz::fuzz;
 pub use kept::{HOST_SLOTS, KEPT_LEN, KEPT_SLOTS, KEPT_VERSION, Kept};
+pub use lane::LaneHome;
 pub use parts::EndpointParts;
 pub use stats::{ClientInfo, RegionKind, RegionStats, Stats};
 

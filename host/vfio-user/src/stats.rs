@@ -1,7 +1,7 @@
 //! What an endpoint tells of itself to other threads.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use slipway_ram::DmaMap;
@@ -98,6 +98,8 @@ pub(crate) struct Live {
     pub(crate) first_route_at: AtomicU64,
     errors: [AtomicU64; ERRNOS],
     regions: ArcSwap<Vec<RegionStats>>,
+    /// A client is there.
+    connected: AtomicBool,
     /// Changed when clients come and go only.
     client: Mutex<(Option<ClientInfo>, Option<String>)>,
 }
@@ -119,6 +121,7 @@ impl Default for Live {
             first_route_at: AtomicU64::default(),
             errors: [const { AtomicU64::new(0) }; ERRNOS],
             regions: ArcSwap::default(),
+            connected: AtomicBool::new(false),
             client: Mutex::default(),
         }
     }
@@ -175,6 +178,12 @@ impl Live {
         }
         self.stamp(&self.connected_at);
         self.lock().0 = Some(client);
+        self.connected.store(true, Ordering::Release);
+    }
+
+    /// Whether a client is there.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Acquire)
     }
 
     pub(crate) fn moved(&self) {
@@ -184,6 +193,7 @@ impl Live {
     }
 
     pub(crate) fn disconnected(&self, why: &str) {
+        self.connected.store(false, Ordering::Release);
         *self.lock() = (None, Some(why.to_owned()));
     }
 

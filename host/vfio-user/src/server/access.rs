@@ -173,7 +173,7 @@ impl Access {
 
     /// Goes as far as the function lets it. Whether it is done.
     fn go_on(&mut self, device: &mut Device, now: Instant) -> Result<bool, Errno> {
-        if self.asked_at == Some(device.progress()) {
+        if self.asked_at == Some(device.pace.progress()) {
             return Ok(false);
         }
         let whole = self.data.len() <= WIDEST;
@@ -187,7 +187,7 @@ impl Access {
             } else {
                 device.function.write(self.bar, at, part)
             };
-            self.asked_at = (outcome == pci::Access::Deferred).then(|| device.progress());
+            self.asked_at = (outcome == pci::Access::Deferred).then(|| device.pace.progress());
             if !is_read || self.asked_at.is_some() {
                 device.poll(now);
             }

@@ -46,8 +46,8 @@ impl Session {
         let Some(file) = files.pop() else {
             let map = RemoteMap { iova, len, permissions };
             let moves = permissions.write && len > self.config.remote_threshold && !self.private;
-            if moves && self.kept.is_some() {
-                // On a thread of its own it would not be found again.
+            if moves && (self.kept.is_some() || device.has_lanes) {
+                // On a thread of its own it would not be found again; its lanes would stay.
                 return Err(Errno::NOTSUP);
             }
             if moves {
@@ -142,12 +142,12 @@ impl Session {
         match &unmap.removed {
             Some(removed) if idle(removed) => {
                 self.stuck = false;
-                device.kick();
+                device.pace.kick();
                 Ok(Answer::Reply(unmap.request.as_bytes().to_vec()))
             }
             _ if expired => {
                 self.stuck = true;
-                device.kick();
+                device.pace.kick();
                 Err(Errno::BUSY)
             }
             _ => Ok(Answer::Later(Waiting::Unmap(unmap))),

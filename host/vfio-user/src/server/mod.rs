@@ -263,7 +263,7 @@ impl Session {
             return Ok(Answer::Later(Waiting::Reset));
         }
         self.stuck = !quiet;
-        device.kick();
+        device.pace.kick();
         if quiet { Ok(Answer::Reply(Vec::new())) } else { Err(Errno::BUSY) }
     }
 
