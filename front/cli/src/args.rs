@@ -630,6 +630,9 @@ pub enum BenchCommand {
     /// Serve one endpoint until standard input ends: what `block` measures
     #[command(hide = true)]
     Target(TargetArgs),
+    /// Network functions that `bench packet` measures
+    #[command(hide = true)]
+    PacketTarget(PacketTargetArgs),
 }
 
 #[derive(Debug, Args)]
@@ -794,6 +797,16 @@ pub struct TargetArgs {
     /// Threads that serve
     #[arg(long, default_value_t = 1)]
     pub reactors: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct PacketTargetArgs {
+    /// Where the sockets are
+    #[arg(long)]
+    pub directory: PathBuf,
+    /// Processors that it may use
+    #[arg(long)]
+    pub cpu: Vec<usize>,
 }
 
 #[derive(Debug, Args)]

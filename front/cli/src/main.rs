@@ -91,6 +91,7 @@ fn dispatch(cli: &Cli) -> Result<i32> {
         Command::Bench(BenchCommand::Block(args)) => return bench::block(&cli.node, args),
         Command::Bench(BenchCommand::Packet(args)) => return bench::packet(args),
         Command::Bench(BenchCommand::Target(args)) => return bench::target(args),
+        Command::Bench(BenchCommand::PacketTarget(args)) => return bench::packet_target(args),
         _ => {}
     }
     let config = client::config(&cli.node)?;

@@ -4,6 +4,7 @@
 //!   and how many are offered;
 //! - [`PacketSubject`]: what is measured. [`native`] has a link of packet rings without any switch,
 //!   which is the floor, and the switch with memory ports; [`Memif`] is a peer, where it is installed;
+//!   [`Devices`] are two virtio-net functions in another process, with our own driver on both;
 //! - [`measure_packets`] runs a [`PacketPlan`]; [`PacketReport`] is everything measured, as JSON, with
 //!   medians over the rounds; [`packet_table`] and [`packet_plot`] show it; [`compare_packets`] sets two
 //!   side by side.
@@ -12,6 +13,7 @@
 //! only: as VALE was measured (*Speeding Up Packet I/O in Virtual Machines*, section 4.4).
 
 mod compare;
+mod devices;
 mod load;
 mod memif;
 pub mod native;
@@ -20,6 +22,7 @@ mod report;
 mod table;
 
 pub use compare::compare_packets;
+pub use devices::{Devices, Serve};
 pub use load::PacketLoad;
 pub use memif::Memif;
 pub use plot::packet_plot;

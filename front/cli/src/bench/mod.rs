@@ -2,6 +2,7 @@
 
 mod block;
 mod packet;
+mod packet_target;
 pub mod scratch;
 mod target;
 mod vm;
@@ -16,6 +17,7 @@ use slipway_telemetry::{Timeline, monotonic_ns};
 
 pub use block::block;
 pub use packet::packet;
+pub use packet_target::serve as packet_target;
 pub use target::{DiskKind, Doorbells, Named, serve as target};
 
 use crate::args::{NodeArgs, Pull, StartupArgs};

@@ -8,17 +8,22 @@ use anyhow::{Context, Result, bail, ensure};
 use slipway_bench::block::native::Cpus;
 use slipway_bench::packet::native::{RawLink, Switched};
 use slipway_bench::packet::{
-    Memif, PacketLoad, PacketPlan, PacketReport, PacketRun, PacketSubject, PacketTurn,
+    Devices, Memif, PacketLoad, PacketPlan, PacketReport, PacketRun, PacketSubject, PacketTurn,
     compare_packets, measure_packets, packet_plot, packet_table,
 };
 
 use super::block::{progress, write};
+use super::packet_target;
 use crate::args::PacketArgs;
 
 /// What is measured, with what it is.
-const SUBJECTS: [(&str, &str); 3] = [
+const SUBJECTS: [(&str, &str); 4] = [
     ("link", "a ring in shared memory without a switch: the floor"),
     ("switch", "Slipway's switch between memory ports, sharing a processor with the source"),
+    (
+        "virtio-net",
+        "two virtio-net functions over vfio-user and the switch on one processor, drivers on another",
+    ),
     (
         "memif",
         "a memif link between two of DPDK's testpmd, where that is installed; no switch in it",
@@ -114,6 +119,9 @@ fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {
             _ if !asked && !args.only.is_empty() => {}
             "link" => subjects.push(Box::new(RawLink(cpus.clone()))),
             "switch" => subjects.push(Box::new(Switched(cpus.clone()))),
+            "virtio-net" => {
+                subjects.push(Box::new(Devices::new(cpus.clone(), Box::new(packet_target::start))));
+            }
             _ => match Memif::find(&cpus) {
                 Some(memif) => subjects.push(Box::new(memif)),
                 None if asked => bail!(

@@ -1,0 +1,257 @@
+//! Two virtio-net functions over vfio-user sockets, in another process, with the switch between them;
+//! our own driver on both.
+
+use std::any::Any;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use slipway_ram::{DmaMap, Permissions, Region, Span};
+use slipway_switch::Mac;
+use slipway_vfio_user::client::{Client, ClientError};
+use slipway_virtio_net::driver::{
+    Arena, Driver, DriverError, Options, RegisterAccess, notification,
+};
+
+use super::{PacketLoad, PacketMeasured, PacketSubject};
+use crate::block::native::{Cpus, pin};
+
+/// Patience with a function.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Memory of each driver.
+const MEMORY: u64 = 8 << 20;
+/// Entries of each queue.
+const ENTRIES: u16 = 256;
+/// Frames that a driver gives or takes at once.
+const BATCH: usize = 64;
+/// Bytes in front of every frame (virtio 1.2, section 5.1.6).
+const HEADER: usize = 12;
+/// Bytes of a frame that the receiver looks at: addresses, type, number.
+const LOOKED_AT: usize = 22;
+/// Turns between two looks at the clock.
+const TURNS: u32 = 32;
+
+/// Starts a process that serves two functions on the sockets `1` and `2` of a directory, with the MAC
+/// addresses of [`Devices::mac`]. What it gives ends the process when it is dropped.
+pub type Serve = dyn FnMut(&Path, &Cpus) -> Result<Box<dyn Any>>;
+
+/// Driver to driver: functions and switch on the target's processors, both drivers on the client's.
+pub struct Devices {
+    cpus: Cpus,
+    serve: Box<Serve>,
+}
+
+impl Devices {
+    /// With functions that `serve` serves.
+    pub fn new(cpus: Cpus, serve: Box<Serve>) -> Self {
+        Self { cpus, serve }
+    }
+
+    /// The MAC address of function `number`, as text.
+    pub fn mac(number: u64) -> String {
+        Mac::local(number).to_string()
+    }
+}
+
+impl PacketSubject for Devices {
+    fn name(&self) -> &'static str {
+        "virtio-net"
+    }
+
+    fn about(&self) -> String {
+        "two virtio-net functions over vfio-user sockets and the switch on one processor, their drivers \
+         on another"
+            .to_owned()
+    }
+
+    fn takes(&self, load: &PacketLoad) -> bool {
+        load.ports == 2 && load.offered == 0 && load.bytes <= 1518
+    }
+
+    fn run(
+        &mut self,
+        load: &PacketLoad,
+        warm_up: Duration,
+        time: Duration,
+    ) -> Result<PacketMeasured> {
+        let directory = tempfile::tempdir().context("no place for sockets")?;
+        let served = (self.serve)(directory.path(), &self.cpus)?;
+        let (path, cpus) = (directory.path(), &self.cpus.client);
+        // A thread of its own: another subject may have bound this one elsewhere.
+        let measured = std::thread::scope(|scope| {
+            let driving = scope.spawn(|| {
+                pin(cpus)?;
+                drive(path, load, warm_up, time)
+            });
+            driving.join().unwrap_or_else(|_| bail!("the drivers' thread panicked"))
+        });
+        drop(served);
+        measured
+    }
+}
+
+/// BAR 0 over a socket.
+struct Registers(Client);
+
+fn refused(error: ClientError) -> DriverError {
+    DriverError::Access(error.to_string())
+}
+
+impl RegisterAccess for Registers {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DriverError> {
+        self.0.read(0, offset, into).map_err(refused)
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
+        self.0.write(0, offset, from).map_err(refused)
+    }
+
+    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError> {
+        self.0.post(0, offset, from).map_err(refused)
+    }
+
+    fn idle(&mut self) -> Result<(), DriverError> {
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
+/// A driver in memory of its own.
+struct Host {
+    driver: Driver<Registers>,
+    _map: DmaMap,
+}
+
+impl Host {
+    fn new(socket: &Path) -> Result<Self> {
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, MEMORY)?;
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK)?;
+        let mut map = DmaMap::new();
+        map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE)?)?;
+        let mut client = Client::connect(socket, PATIENCE)?;
+        client.map(0, MEMORY, file.as_fd(), 0, true)?;
+        let options = Options { entries: ENTRIES, ..Options::default() };
+        let arena = Arena::new(map.memory(), 0, MEMORY);
+        Ok(Self { driver: Driver::new(Registers(client), arena, options)?, _map: map })
+    }
+
+    /// Gives the device what was pushed; notifies if it wants that.
+    fn publish(&mut self, queue: u16) -> Result<()> {
+        let driver = &mut self.driver;
+        let ring = match queue {
+            0 => &mut driver.receive[0].ring,
+            _ => &mut driver.transmit[0].ring,
+        };
+        if ring.publish()? {
+            driver.registers.post(notification(queue), &queue.to_le_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// The sender: one buffer for each descriptor, which stays its own. Each frame is written anew, with its
+/// number.
+struct Sender {
+    host: Host,
+    buffers: Vec<Span>,
+    free: Vec<u16>,
+    bytes: Vec<u8>,
+    sent: u64,
+}
+
+impl Sender {
+    fn new(mut host: Host, len: usize) -> Result<Self> {
+        let mut bytes = vec![0; HEADER + len];
+        bytes[HEADER..HEADER + 6].copy_from_slice(&Mac::local(2).0);
+        bytes[HEADER + 6..HEADER + 12].copy_from_slice(&Mac::local(1).0);
+        // For experiments (IEEE 802, table 9-1).
+        bytes[HEADER + 12..HEADER + 14].copy_from_slice(&[0x88, 0xb5]);
+        let mut buffers = Vec::new();
+        for index in 0..usize::from(ENTRIES) {
+            let buffer = host.driver.arena.allocate_span(2048)?;
+            let len = (bytes.len() as u32).to_le_bytes();
+            let descriptor = [&buffer.iova().to_le_bytes()[..], &len, &[0; 4]].concat();
+            host.driver.transmit[0].ring.areas()[0].write(16 * index, &descriptor)?;
+            buffers.push(buffer);
+        }
+        Ok(Self { host, buffers, free: (0..ENTRIES).collect(), bytes, sent: 0 })
+    }
+
+    fn send(&mut self) -> Result<()> {
+        let ring = &mut self.host.driver.transmit[0].ring;
+        while let Some(used) = ring.pop()? {
+            self.free.push(used.id);
+        }
+        for _ in 0..BATCH {
+            let Some(id) = self.free.pop() else { break };
+            let number = HEADER + LOOKED_AT - 8..HEADER + LOOKED_AT;
+            self.bytes[number].copy_from_slice(&self.sent.to_le_bytes());
+            let buffer = self.buffers.get(usize::from(id)).context("a buffer that there is not")?;
+            buffer.write(0, &self.bytes)?;
+            ring.push_head(id)?;
+            self.sent += 1;
+        }
+        self.host.publish(1)
+    }
+}
+
+/// The receiver, which looks at headers.
+struct Receiver {
+    host: Host,
+    buffers: Vec<Span>,
+    received: u64,
+    /// The number of the frame that is due; those before it that did not come were dropped.
+    due: u64,
+}
+
+impl Receiver {
+    fn new(host: Host) -> Self {
+        let buffers = host.driver.receive[0].places();
+        Self { host, buffers, received: 0, due: 0 }
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        let ring = &mut self.host.driver.receive[0].ring;
+        for _ in 0..BATCH {
+            let Some(used) = ring.pop()? else { break };
+            let mut bytes = [0; HEADER + LOOKED_AT];
+            let buffer = self.buffers.get(usize::from(used.id));
+            buffer.context("a buffer that there is not")?.read(0, &mut bytes)?;
+            let number = bytes.last_chunk().map_or(0, |number| u64::from_le_bytes(*number));
+            ensure!(number >= self.due, "frame {number} came after frame {}", self.due);
+            self.due = number + 1;
+            self.received += 1;
+            ring.push_head(used.id)?;
+        }
+        self.host.publish(0)
+    }
+}
+
+fn drive(
+    directory: &Path,
+    load: &PacketLoad,
+    warm_up: Duration,
+    time: Duration,
+) -> Result<PacketMeasured> {
+    let mut sender = Sender::new(Host::new(&directory.join("1"))?, load.bytes as usize)?;
+    let mut receiver = Receiver::new(Host::new(&directory.join("2"))?);
+    let mut run = |time: Duration| -> Result<(u64, u64, Duration)> {
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            for _ in 0..TURNS {
+                sender.send()?;
+                receiver.receive()?;
+            }
+        }
+        Ok((sender.sent, receiver.received, begin.elapsed()))
+    };
+    let (sent_before, before, _) = run(warm_up)?;
+    let (sent, delivered, elapsed) = run(time)?;
+    Ok(PacketMeasured {
+        sent: sent - sent_before,
+        delivered: delivered - before,
+        elapsed_ns: elapsed.as_nanos() as u64,
+    })
+}
