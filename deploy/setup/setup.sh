@@ -14,7 +14,7 @@ usage() {
 usage: setup.sh build|run|demo|test|fuzz|check...
 
   build  a C compiler for linking, Rust 1.95 or later
-  run    QEMU 10.1 or later, erofs-utils, e2fsprogs, a guest kernel
+  run    QEMU 10.1 or later, erofs-utils, e2fsprogs, nftables, a guest kernel
   demo   mmdebstrap, which makes an image where no registry answers
   test   what the tests use beside these: a registry, mmdebstrap, python3, procps, cpio, xz
   fuzz   a C++ compiler, for the fuzzing engine
@@ -29,13 +29,13 @@ set_up() {
             want_rust
             ;;
         run)
-            want_packages "running sandboxes" ca-certificates e2fsprogs
+            want_packages "running sandboxes" ca-certificates e2fsprogs nftables
             want_tools
             want_kernel
             ;;
         demo) want_packages "making an image where no registry answers" mmdebstrap ;;
         test)
-            want_packages "the tests" busybox-static cpio erofs-utils mmdebstrap procps python3 xz-utils
+            want_packages "the tests" busybox-static cpio erofs-utils iproute2 mmdebstrap procps python3 xz-utils
             want_registry
             ;;
         fuzz) want_packages "fuzzing" g++ ;;

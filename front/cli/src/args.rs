@@ -193,7 +193,7 @@ pub struct MachineArgs {
 #[derive(Clone, Debug, Args)]
 pub struct NetworkArgs {
     /// Network that the sandbox joins, or "none". The network "default" is made when it is first
-    /// needed; `network create` makes others [default: default]
+    /// needed; `network create` makes others [default: default, on a host that has nft and /dev/net/tun]
     #[arg(long, value_name = "NAME|none")]
     pub network: Option<String>,
     /// Have a port of the host lead to one of the container, as 8080:80, 127.0.0.1:8080:80,

@@ -104,9 +104,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
         () = async { told(stopped).await; tokio::time::sleep(farewell).await } => {}
     }
     watcher.await?;
-    if !keeps {
-        networks.close().await;
-    }
+    networks.close().await;
     if keeps {
         // Without ending endpoints and sandboxes: the next daemon goes on with them.
         std::process::exit(0);

@@ -52,6 +52,7 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         mkfs_erofs(config),
         mkfs_ext4(),
         cgroups(),
+        networks(),
         space(config),
         daemon(config),
     ];
@@ -158,6 +159,14 @@ fn cgroups() -> Finding {
     };
     let mend = "mount -t cgroup2 none /sys/fs/cgroup";
     Finding { what: "control groups", verdict, detail, mend }
+}
+
+fn networks() -> Finding {
+    let (verdict, detail) = match slipway_runtime::missing_for_networks() {
+        None => (Verdict::Fine, "nft and /dev/net/tun".to_owned()),
+        Some(what) => (Verdict::Lesser, format!("{what} is missing: sandboxes have none")),
+    };
+    Finding { what: "networks", verdict, detail, mend: "apt-get install nftables; modprobe tun" }
 }
 
 fn space(config: &Config) -> Finding {

@@ -286,10 +286,12 @@ impl Networks {
         Ok(())
     }
 
-    /// Takes down whatever is up, for a daemon that ends and whose sandboxes have. The ledger stays.
+    /// Takes down whatever is up and has no sandboxes, for a daemon that ends: sandboxes that outlive it
+    /// keep their networks. The ledger stays.
     pub async fn close(&self) {
         let mut state = self.state.lock().await;
-        let names: Vec<String> = state.up.keys().cloned().collect();
+        let unused = |name: &&String| find(&state, name).is_ok_and(|one| one.leases.is_empty());
+        let names: Vec<String> = state.up.keys().filter(unused).cloned().collect();
         let any = !names.is_empty();
         for name in names {
             self.take_down(&mut state, &name).await;

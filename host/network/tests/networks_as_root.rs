@@ -181,6 +181,10 @@ fn names_are_answered_on_the_gateway_as_root() {
         });
         asked.await.unwrap();
         answering.join().unwrap();
+        // In use: it stays.
+        rig.networks.close().await;
+        assert_eq!(devices().len(), 1);
+        rig.networks.leave("a").await.unwrap();
         rig.networks.close().await;
         assert_eq!(devices().len(), 0);
     });

@@ -51,7 +51,8 @@ pub struct Config {
     /// Sandboxes, named disks and endpoints outlive the daemon: a keeper process holds what they
     /// consist of while the daemon is restarted, however it ended. Something must start it again.
     pub keeper: bool,
-    /// The network of sandboxes for which none is named, or "none".
+    /// The network of sandboxes for which none is named; "none"; or "auto": the network "default" on a
+    /// host that can have networks, and none elsewhere.
     pub network: String,
 }
 
@@ -74,7 +75,7 @@ impl Default for Config {
             reactors: 1,
             poll_budget_us: 200,
             keeper: false,
-            network: "none".into(),
+            network: "auto".into(),
         }
     }
 }

@@ -20,6 +20,19 @@ use crate::{Error, Result, process};
 pub const STAGE: &str = "network";
 /// The word for no network.
 const NONE: &str = "none";
+/// The word for the default network, where there can be networks.
+const AUTO: &str = "auto";
+/// The network that is made when it is first needed.
+const DEFAULT: &str = "default";
+
+/// What this host lacks for networks.
+pub fn missing() -> Option<&'static str> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if !std::env::split_paths(&path).any(|dir| dir.join("nft").is_file()) {
+        return Some("the program nft");
+    }
+    (!std::path::Path::new("/dev/net/tun").exists()).then_some("/dev/net/tun")
+}
 
 fn refusal(status: Status) -> Error {
     Error::Network(Box::new(status))
@@ -30,10 +43,15 @@ fn refusal(status: Status) -> Error {
 /// # Errors
 /// [`Error::Network`] with what is wrong; it has no place then.
 pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
-    let network = process::or(&spec.network, &node.config.network);
+    let addresses = !(spec.mac.is_empty() && spec.addresses.is_empty());
+    let asks = addresses || !spec.publish.is_empty() || spec.wait_network;
+    let mut network = process::or(&spec.network, &node.config.network);
+    if network == AUTO {
+        // Who asks for something is told what is missing.
+        network = if asks || missing().is_none() { DEFAULT } else { NONE }.to_owned();
+    }
     if network == NONE {
-        let asks = !(spec.mac.is_empty() && spec.addresses.is_empty() && spec.publish.is_empty());
-        if asks || spec.wait_network {
+        if asks {
             let what = "a sandbox without a network has no addresses and publishes nothing";
             return Err(Error::Invalid(what.to_owned()));
         }

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# A network under the daemon's kill -9 and restart, with a keeper: addresses, MAC addresses, ports and
+# rules are as before, and traffic goes on. In a network namespace of the test's own.
+if [ "$(id -u)" = 0 ] && [ -z "${SLIPWAY_E2E_NAMESPACE:-}" ]; then
+    SLIPWAY_E2E_NAMESPACE=1 exec unshare --net -- "$0" "$@"
+fi
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_root
+for program in nft ip; do command -v "$program" >/dev/null || skip "$program"; done
+[ -c /dev/net/tun ] || skip "/dev/net/tun"
+ip link set lo up
+need_node
+stop_daemon
+rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
+export SLIPWAY_CONFIG=$work/config.toml
+echo 'keeper = true' >"$SLIPWAY_CONFIG"
+keeper='' daemon=''
+end_all() {
+    [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
+    [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
+    [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
+}
+trap 'status=$?; end_all; (exit "$status"); leave' EXIT
+start_daemon() {
+    "$slipway" daemon 2>>"$work/daemon.log" & daemon=$!
+    wait_until 60 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(tail "$work/daemon.log")"
+}
+"$slipway" keeper 2>"$work/keeper.log" & keeper=$!
+wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
+start_daemon
+
+# Says back what it is told, line by line, on each connection.
+echo_text='
+import socket, threading
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("0.0.0.0", 80))
+server.listen(16)
+def serve(client):
+    while True:
+        data = client.recv(4096)
+        if not data: return
+        client.sendall(data)
+while True:
+    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+'
+"$slipway" run --detach --name e --wait-network --publish 8080:80 "$image" python3 -c "$echo_text" >/dev/null ||
+    fail "run: $(tail "$work/daemon.log")"
+"$slipway" run --detach --name f --wait-network "$image" sleep 3600 >/dev/null || fail "run"
+shape() { "$slipway" network inspect default; nft list ruleset; ip -o address show dev slip0 | sort; }
+shape >"$work/before"
+address=$("$slipway" network inspect default | python3 -c 'import json,sys
+print(next(s["ipv4"] for s in json.load(sys.stdin)[0]["sandboxes"] if s["name"] == "e"))')
+
+# One connection that lasts over all of it: a line each 20 ms, the longest wait for an answer.
+cat >"$work/talk.py" <<'END'
+import socket, sys, time
+talk = socket.create_connection((sys.argv[1], 80), 30)
+talk.settimeout(60)
+longest, count, end = 0, 0, time.time() + float(sys.argv[2])
+while time.time() < end:
+    line, begin, told = b"line %d\n" % count, time.time(), b""
+    talk.sendall(line)
+    while len(told) < len(line):
+        told += talk.recv(4096)
+    assert told == line, told
+    longest, count = max(longest, time.time() - begin), count + 1
+    time.sleep(0.02)
+print("%d lines, longest wait %.0f ms" % (count, longest * 1000))
+END
+python3 "$work/talk.py" "$address" 30 >"$work/talk" 2>&1 & talking=$!
+for _ in 1 2 3; do
+    sleep 3
+    kill -9 "$daemon"; wait "$daemon" 2>/dev/null
+    rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
+    start_daemon
+done
+wait "$talking" || fail "the connection broke: $(cat "$work/talk") $(tail "$work/daemon.log")"
+ok "a connection to a sandbox goes on over three kills of the daemon: $(cat "$work/talk")"
+shape >"$work/after"
+diff "$work/before" "$work/after" >"$work/diff" || fail "not as before: $(cat "$work/diff")"
+ok "addresses, ports and rules are as before"
+python3 "$work/talk.py" 127.0.0.1 1 >/dev/null 2>&1 && fail "port 80 of the host answers"
+timeout 20 python3 - <<'END' || fail "the published port"
+import socket
+talk = socket.create_connection(("127.0.0.1", 8080), 10)
+talk.sendall(b"hello\n")
+assert talk.recv(16) == b"hello\n"
+END
+told=$("$slipway" exec f python3 -c 'import socket
+talk = socket.create_connection(("e", 80), 20)
+talk.sendall(b"by name\n")
+print(talk.recv(16).decode())') || fail "from sandbox to sandbox: $told"
+ok "published ports, names and sandboxes answer"
+"$slipway" rm --force --all >/dev/null || fail "rm"
+kill "$daemon"; wait "$daemon" 2>/dev/null
+ip -o link | grep -q ': slip' && fail "interfaces are left: $(ip -o link)"
+nft list tables | grep -q slipway && fail "rules are left"
+ok "a daemon that ends takes unused networks along"
