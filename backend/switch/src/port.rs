@@ -90,6 +90,10 @@ pub trait Port: Send {
         drop(waker);
     }
 
+    /// Called when the port was woken though its rate does not let it send: other things than frames may
+    /// wait (a peer that wants its memory back), and do not wait for a rate. Between `release` and `take`.
+    fn attend(&mut self) {}
+
     /// A descriptor that is readable while the port is armed and frames have come. It is watched from
     /// when the port is attached, level-triggered.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -193,6 +193,15 @@ impl Switch {
         self.slot_mut(index).is_some_and(|slot| slot.port.arm())
     }
 
+    /// Has a port that may not send look at what else there is: nothing of its peer's memory is named by
+    /// the switch after that, but in the port itself.
+    pub fn attend(&mut self, index: PortIndex) {
+        self.release();
+        if let Some(slot) = self.slot_mut(index) {
+            slot.port.attend();
+        }
+    }
+
     /// Takes up to `limit` frames from a port, at most [`BURST`], and gives them to those that they are
     /// for.
     pub fn turn(&mut self, index: PortIndex, limit: usize, now: Duration) -> Turn {

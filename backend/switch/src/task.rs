@@ -289,7 +289,9 @@ impl Running {
 
     fn wake(&mut self, index: PortIndex) {
         let Some(place) = self.places.get_mut(usize::from(index)) else { return };
-        if !place.awake && !place.held {
+        if place.held {
+            self.switch.attend(index);
+        } else if !place.awake {
             place.awake = true;
             place.last = None;
             self.awake.push_back(index);

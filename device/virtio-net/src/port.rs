@@ -76,6 +76,12 @@ impl Port for DevicePort {
         self.path.as_mut().is_some_and(|path| path.arm())
     }
 
+    fn attend(&mut self) {
+        if self.exchange.has_post() {
+            self.exchange.serve(&mut self.path);
+        }
+    }
+
     fn attached(&mut self, waker: Waker) {
         self.exchange.set_waker(waker);
     }
