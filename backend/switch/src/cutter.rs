@@ -125,7 +125,7 @@ impl Workplace {
         match offload.segmentation {
             Segmentation::None => {
                 segment::fill_checksum(&mut self.frame, offload.checksum?)?;
-                add(&self.frame, &[], Offload { valid: true, ..Offload::NONE })
+                add(&self.frame, &[], Offload::NONE)
             }
             _ => segment::cut(&self.frame, &offload, abilities.checksum, &mut add),
         }

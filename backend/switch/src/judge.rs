@@ -103,8 +103,9 @@ fn check_sender(
     if config.mac != Some(source) {
         return Err(Drop::SpoofedMac);
     }
-    // A second tag would hide what the first one's network takes for the frame's own.
-    let hidden = kind == ethertype::VLAN;
+    // Another tag would hide what its receiver takes for the frame's own: kernels take tags off.
+    let hidden =
+        matches!(kind, ethertype::VLAN | ethertype::PROVIDER_VLAN | ethertype::OLD_PROVIDER_VLAN);
     let own = config.addresses.is_empty() || config.owns_sender(kind, packet, summed_later);
     if hidden || !own { Err(Drop::SpoofedAddress) } else { Ok(()) }
 }

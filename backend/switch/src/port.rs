@@ -95,7 +95,7 @@ pub trait Port: Send {
     fn attend(&mut self) {}
 
     /// A descriptor that is readable while the port is armed and frames have come. It is watched from
-    /// when the port is attached, level-triggered.
+    /// when the port is attached, level-triggered, until there is none any more.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -226,22 +226,23 @@ impl PortConfig {
             }),
             ethertype::IPV6 => field(packet, ipv6::SOURCE).is_some_and(|from: [u8; 16]| {
                 let from = IpAddr::from(from);
-                (from.is_unspecified() || self.has(from))
-                    && self.owns_advertised(packet, summed_later)
+                // Anything but TCP and UDP is summed by who sends it; a sum that is put in later could make
+                // another message of it.
+                let next = packet.get(ipv6::NEXT_HEADER).copied();
+                let fixed = !summed_later || matches!(next, Some(protocol::TCP | protocol::UDP));
+                fixed && (from.is_unspecified() || self.has(from)) && self.owns_advertised(packet)
             }),
-            // Not IP: no address is claimed.
-            _ => true,
+            // Who has addresses of IP speaks IP: nothing else is known well enough to be believed.
+            _ => false,
         }
     }
 
     /// Whether the packet says nothing of the network that is not the port's to say: neighbour
     /// advertisements are for its own addresses, and router advertisements and redirects are for
     /// routers, of whom the switch knows none but those it trusts.
-    fn owns_advertised(&self, packet: &[u8], summed_later: bool) -> bool {
+    fn owns_advertised(&self, packet: &[u8]) -> bool {
         let Some(message) = icmpv6(packet) else { return false };
         match message.first() {
-            // The kernel that sends one sums it itself; a sum that is put in later could change the target.
-            Some(&ipv6::NEIGHBOR_ADVERTISEMENT) if summed_later => false,
             Some(&ipv6::NEIGHBOR_ADVERTISEMENT) => field(message, ipv6::ADVERTISED_TARGET)
                 .is_some_and(|target: [u8; 16]| self.has(IpAddr::from(target))),
             Some(&(ipv6::ROUTER_ADVERTISEMENT | ipv6::REDIRECT)) => self.trust,

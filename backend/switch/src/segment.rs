@@ -140,7 +140,7 @@ pub(crate) fn cut(
         }
         let place = if headers.is_tcp { tcp::CHECKSUM } else { udp::CHECKSUM };
         let checksum = leave_checksum.then_some((headers.transport as u16, place as u16));
-        add(header, part, Offload { checksum, valid: !leave_checksum, ..Offload::NONE })?;
+        add(header, part, Offload { checksum, ..Offload::NONE })?;
     }
     Some(())
 }

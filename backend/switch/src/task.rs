@@ -329,12 +329,24 @@ impl Running {
 
     /// A port found nothing: it stays awake for a while, or is armed.
     fn rest(&mut self, index: PortIndex, context: &mut Context<'_>) {
+        self.forget_descriptor(index, context);
         let place = &mut self.places[usize::from(index)];
         let last = *place.last.get_or_insert(context.now());
         if context.now() - last < context.poll_budget() || self.switch.arm(index) {
             self.awake.push_back(index);
         } else {
             self.places[usize::from(index)].awake = false;
+        }
+    }
+
+    /// A port that has no descriptor any more is not woken by it.
+    fn forget_descriptor(&mut self, index: PortIndex, context: &mut Context<'_>) {
+        let place = &mut self.places[usize::from(index)];
+        if place.watched
+            && self.switch.port_mut(index).is_some_and(|port| port.descriptor().is_none())
+        {
+            place.watched = false;
+            context.unwatch(u32::from(index));
         }
     }
 

@@ -192,6 +192,13 @@ fn nobody_speaks_for_another() {
     assert!(!passes(&twice));
     twice.drain(12..16);
     assert!(!passes(&twice));
+    // Tags of providers, which kernels take off as well.
+    for kind in [[0x88, 0xa8], [0x91, 0x00]] {
+        twice[12..14].copy_from_slice(&kind);
+        twice[14..16].fill(0);
+        assert!(!passes(&twice));
+    }
+    assert!(!passes(&untagged(1, 9, b"what is this")), "who has IP addresses speaks IP");
 }
 
 #[test]
@@ -213,7 +220,11 @@ fn a_checksum_changes_no_address() {
     assert!(!passes(&with_type(untagged(1, 9, &arp(1, [10, 0, 0, 1])), 0x0806), 34, 0));
     let own = advertisement(136, "fd00::5", "fd00::5", 0);
     assert!(!passes(&with_type(untagged(1, 9, &own), 0x86dd), 62, 14), "into the target");
-    assert_eq!(rig.dropped_in(0), [("spoofed-address", 1), ("bad-offload", 5)]);
+    // An echo request that the sum would make an advertisement of.
+    let mut echo = advertisement(128, "fd00::5", "fd00::6", 0);
+    echo[40] = 128;
+    assert!(!passes(&with_type(untagged(1, 9, &echo), 0x86dd), 54, 0), "into the type");
+    assert_eq!(rig.dropped_in(0), [("spoofed-address", 2), ("bad-offload", 5)]);
 }
 
 #[test]

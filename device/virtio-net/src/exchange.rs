@@ -107,8 +107,11 @@ impl Exchange {
 
     /// Gives rules to whoever has the path. They count when [`Exchange::is_settled`].
     pub fn update(&self, rules: Rules) {
-        self.lock().rules = Some(rules);
+        let mut slot = self.lock();
+        slot.rules = Some(rules);
+        // With the rules, under the lock: who takes them settles what was asked with them.
         self.asked.fetch_add(1, Ordering::Relaxed);
+        drop(slot);
         self.for_port.store(true, Ordering::Release);
     }
 

@@ -149,6 +149,8 @@ impl Receiver {
     fn copy(&self, common: &Common, burst: &Burst, pick: Pick, buffers: usize) -> bool {
         let mut offload = burst.offload_of(pick);
         offload.ecn &= common.rules.features.contains(Features::GUEST_ECN);
+        // Flags are 0 for a driver that did not ask for them (section 5.1.6.4.1).
+        offload.valid &= common.rules.features.contains(Features::GUEST_CSUM);
         let header = header(&offload, buffers as u16);
         let mut reader = burst.read(pick);
         let slot = self.slot(0);

@@ -220,8 +220,9 @@ impl Registers {
         if self.status.contains(Status::FEATURES_OK) {
             return;
         }
-        let shift = 32 * self.driver_feature_select;
-        if shift < 64 {
+        // There are two words of them (section 4.1.4.3); the driver may select any.
+        if self.driver_feature_select < 2 {
+            let shift = 32 * self.driver_feature_select;
             let kept = self.driver_features & !(u64::from(u32::MAX) << shift);
             self.driver_features = kept | u64::from(value) << shift;
         }

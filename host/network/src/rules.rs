@@ -82,6 +82,36 @@ fn input(networks: &[&Network]) -> String {
             );
         }
     }
+    text + &closed_doors(networks)
+}
+
+/// A published port is listened to on all of the host's addresses, a gateway's and a link-local one
+/// among them, which no other network's sandboxes may use as a way in. Names are answered all the same.
+fn closed_doors(networks: &[&Network]) -> String {
+    let mut text = String::new();
+    for network in networks {
+        let Network { device, gateway, .. } = network;
+        let names = "meta l4proto { tcp, udp } th dport 53 accept";
+        let _ = writeln!(text, "iifname \"{device}\" ip daddr {gateway} {names}");
+        let _ = writeln!(text, "iifname \"{device}\" ip6 daddr {} {names}", network.gateway6());
+    }
+    for network in networks {
+        let others = networks.iter().filter(|other| other.device != network.device);
+        let others: Vec<String> = others.map(|other| format!("\"{}\"", other.device)).collect();
+        if others.is_empty() {
+            continue;
+        }
+        let from = format!("iifname {{ {} }}", others.join(", "));
+        for one in network.leases.values().flat_map(|lease| &lease.published) {
+            let to = match one.address {
+                Some(IpAddr::V4(address)) => format!("ip daddr {address} "),
+                Some(IpAddr::V6(address)) => format!("ip6 daddr {address} "),
+                None => String::new(),
+            };
+            let (protocol, port) = (one.protocol.as_str(), one.host);
+            let _ = writeln!(text, "{from} {to}{protocol} dport {port} drop");
+        }
+    }
     text
 }
 
@@ -203,6 +233,23 @@ mod tests {
         web.internal = true;
         assert_eq!(published(&[&web]), "");
         assert_eq!(postrouting(&[&web]), "");
+    }
+
+    #[test]
+    fn a_published_port_is_no_door_for_other_networks() {
+        let (mut one, two) = (network("one", "slip0", 1), network("two", "slip1", 2));
+        let lease = one.leases.get_mut("id").unwrap();
+        lease.published.extend(Published::parse("8080:80").unwrap());
+        lease.published.extend(Published::parse("192.0.2.1:53:53/udp").unwrap());
+        let text = input(&[&one, &two]);
+        assert!(text.contains("iifname { \"slip1\" } tcp dport 8080 drop"), "{text}");
+        assert!(
+            text.contains("iifname { \"slip1\" } ip daddr 192.0.2.1 udp dport 53 drop"),
+            "{text}"
+        );
+        let names = text.find("th dport 53 accept").unwrap();
+        assert!(names < text.find("dport 8080 drop").unwrap());
+        assert!(!input(&[&one]).contains("8080"), "nobody else is there");
     }
 
     #[test]

@@ -36,6 +36,10 @@ pub mod ethertype {
     pub const VLAN: u16 = 0x8100;
     /// IPv6.
     pub const IPV6: u16 = 0x86dd;
+    /// An 802.1ad tag follows.
+    pub const PROVIDER_VLAN: u16 = 0x88a8;
+    /// The same before 802.1ad had a type of its own.
+    pub const OLD_PROVIDER_VLAN: u16 = 0x9100;
 }
 
 /// The control information of an 802.1Q tag (clause 9.6).

@@ -38,6 +38,8 @@ pub struct TapPort {
     /// The pieces of the frame that is being written.
     vectors: Vec<libc::iovec>,
     malformed: u64,
+    /// The interface was removed.
+    gone: bool,
 }
 
 // SAFETY: `vectors` points anywhere only within a call.
@@ -93,7 +95,14 @@ impl TapPort {
         // SAFETY: the request takes a number.
         check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD as _, offload) })?;
         let memory = Span::heap(BATCH * ROOM);
-        Ok(Self { file, name: name.to_owned(), memory, vectors: Vec::new(), malformed: 0 })
+        Ok(Self {
+            file,
+            name: name.to_owned(),
+            memory,
+            vectors: Vec::new(),
+            malformed: 0,
+            gone: false,
+        })
     }
 
     /// The interface's name.
@@ -121,11 +130,15 @@ impl TapPort {
     }
 
     /// Reads a frame into place `number`. None: there is none.
-    fn read(&self, number: usize) -> Option<usize> {
+    fn read(&mut self, number: usize) -> Option<usize> {
         let place = self.memory.slice(number * ROOM, ROOM);
         let (address, len) = place.io_vector();
         // SAFETY: memory of our own, of this length, which `self.memory` keeps.
         let read = unsafe { libc::read(self.file.as_raw_fd(), address.cast(), len) };
+        if read < 0 {
+            let error = std::io::Error::last_os_error();
+            self.gone = matches!(error.raw_os_error(), Some(libc::EBADFD | libc::EIO));
+        }
         usize::try_from(read).ok()
     }
 
@@ -171,7 +184,7 @@ impl Port for TapPort {
     }
 
     fn is_up(&self) -> bool {
-        true
+        !self.gone
     }
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
@@ -210,7 +223,8 @@ impl Port for TapPort {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.file.as_fd())
+        // That of an interface that is gone reports an error for ever.
+        (!self.gone).then(|| self.file.as_fd())
     }
 
     fn malformed(&mut self) -> u64 {
