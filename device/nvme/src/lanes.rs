@@ -71,7 +71,7 @@ pub(crate) struct Lanes {
     /// The number of the last order to stop.
     stops: u64,
     /// It is in effect.
-    stopped: bool,
+    pub stopped: bool,
 }
 
 impl Lanes {

@@ -55,7 +55,8 @@ impl Controller {
         self.changed = true;
         let before = self.registers.status;
         self.registers.status.0 |= ControllerStatus::FATAL;
-        if !before.fatal() && !self.report(|outbox| outbox.fatal = true) {
+        let serving = self.lanes.as_ref().is_some_and(|lanes| !lanes.stopped);
+        if !before.fatal() && !self.report(|outbox| outbox.fatal = true) && serving {
             self.order(|lane| lane.registers.status.0 |= ControllerStatus::FATAL);
         }
     }
@@ -79,6 +80,10 @@ impl Controller {
     pub(crate) fn advance(&mut self) -> bool {
         let before = (self.phase, self.shutdown);
         if self.phase == Phase::Resetting && self.inflight.is_empty() && self.stop_lanes() {
+            if self.lanes.is_some() {
+                // What lanes said before they stopped is of before the reset: nobody's.
+                self.run_jobs();
+            }
             self.finish_reset();
         }
         if self.phase == Phase::Disabled && self.registers.configuration.enabled() {

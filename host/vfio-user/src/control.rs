@@ -71,6 +71,12 @@ impl Shared {
         self.new_home.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
+    /// See [`Control::close`].
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
@@ -113,8 +119,7 @@ impl Control {
     /// Asks the endpoint to go: its client is hung up on, the function quiesced, everything
     /// dropped, the socket's name removed. Returns at once.
     pub fn close(&self) {
-        self.0.closing.store(true, Ordering::Release);
-        self.0.bell.ring();
+        self.0.close();
     }
 
     /// Has the endpoint poll its function soon, also when it sleeps: another thread left something

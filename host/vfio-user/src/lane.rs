@@ -92,6 +92,16 @@ pub(crate) struct LaneTask {
     _gone: Gone,
 }
 
+impl Drop for LaneTask {
+    /// One that ends before its function (it panicked, or could not start) takes the endpoint with it:
+    /// its queues would stand still, and whoever waits for it would wait for ever.
+    fn drop(&mut self) {
+        if !self.door.ended.load(Ordering::Acquire) {
+            self.endpoint.close();
+        }
+    }
+}
+
 impl LaneTask {
     pub(crate) fn new(
         lane: Box<dyn Lane>,

@@ -121,9 +121,7 @@ impl Session {
             let exact = regions.iter().any(|(start, region)| *start == iova && region.len() == len);
             exact.then_some(()).ok_or(Errno::NOENT)?;
         }
-        // Clients send several unmaps and then wait for all replies: they must not each wait for
-        // the deadline in turn.
-        self.resume_unmap(device, Unmap { request, removed: None }, self.stuck)
+        self.resume_unmap(device, Unmap { request, removed: None }, false)
     }
 
     /// Waits until the function is quiet, takes the memory away, and waits until nothing refers to

@@ -12,7 +12,7 @@ mod kept;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use slipway_vfio_user_spec::{Command, Header};
@@ -33,6 +33,8 @@ pub(crate) use kept::Keeping;
 const COST_PER_TURN: usize = 32;
 const BYTES_PER_COST: usize = 64;
 const REGIONS_PER_COST: usize = 16;
+/// How long an unmap or a reset waits after one for which the function did not come to rest in time.
+const STUCK_PATIENCE: Duration = Duration::from_millis(20);
 
 /// What a request leads to.
 enum Answer {
@@ -177,7 +179,7 @@ impl Session {
         let first = !self.is_negotiated();
         let outcome = self.dispatch(device, message, now);
         let refused = outcome.is_err();
-        self.answer(&header, outcome, now + self.config.reply_deadline)?;
+        self.answer(&header, outcome, now + self.patience(&header))?;
         if first && refused && header.command.get() == Command::Version as u16 {
             return Err(End::Broken("no common version of the protocol"));
         }
@@ -247,6 +249,19 @@ impl Session {
         Ok(Answer::Reply(reply))
     }
 
+    /// How long a reply may take. Clients send several unmaps and then wait for all replies: they must not
+    /// each wait for the deadline in turn when the function did not come to rest for the first of them.
+    /// A moment they do wait, since it may have come to rest meanwhile, and some take a turn to say so.
+    fn patience(&self, header: &Header) -> Duration {
+        let code = header.command.get();
+        let waits_for_rest =
+            [Command::DmaUnmap as u16, Command::DeviceReset as u16].contains(&code);
+        match self.stuck && waits_for_rest {
+            true => STUCK_PATIENCE.min(self.config.reply_deadline),
+            false => self.config.reply_deadline,
+        }
+    }
+
     /// Section *VFIO_USER_DEVICE_RESET*: a function-level reset; memory and routes stay. It is
     /// answered when no request of before can reach the client's memory any more.
     fn device_reset(&mut self, device: &mut Device, payload: &[u8]) -> Result<Answer, Errno> {
@@ -254,7 +269,7 @@ impl Session {
             return Err(Errno::INVAL);
         }
         device.function.reset();
-        self.resume_reset(device, self.stuck)
+        self.resume_reset(device, false)
     }
 
     fn resume_reset(&mut self, device: &mut Device, expired: bool) -> Result<Answer, Errno> {
