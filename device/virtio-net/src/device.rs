@@ -375,6 +375,12 @@ impl Device {
     }
 }
 
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.exchange.abandon();
+    }
+}
+
 impl Function for Device {
     fn description(&self) -> &Description {
         &self.description

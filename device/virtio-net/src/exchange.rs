@@ -41,6 +41,18 @@ struct Slot {
     waker: Option<Waker>,
     /// There is no port any more.
     closed: bool,
+    /// There is no function any more. A path shares the exchange: one that stayed in here would keep
+    /// itself, and the guest's memory, for ever.
+    abandoned: bool,
+}
+
+impl Slot {
+    /// Puts the path where the function finds it. False: there is none, and the path is gone.
+    fn give_back(&mut self, path: Box<DataPath>) -> bool {
+        let there = !self.abandoned;
+        self.to_function = there.then_some(path);
+        there
+    }
 }
 
 impl Exchange {
@@ -125,6 +137,18 @@ impl Exchange {
         self.applied.store(self.asked.load(Ordering::Relaxed), Ordering::Release);
     }
 
+    /// There will be no function: the path goes, wherever it is, as soon as whoever has it can let go.
+    pub fn abandon(&self) {
+        let mut slot = self.lock();
+        slot.abandoned = true;
+        slot.recalled = true;
+        let paths = (slot.to_port.take(), slot.to_function.take());
+        drop(slot);
+        drop(paths);
+        self.for_port.store(true, Ordering::Release);
+        self.wake();
+    }
+
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
@@ -171,9 +195,9 @@ impl Exchange {
             && let Some(mut path) = path.take()
         {
             path.rest();
-            slot.to_function = Some(path);
+            let given = slot.give_back(path);
             drop(slot);
-            self.for_function.store(true, Ordering::Release);
+            self.for_function.store(given, Ordering::Release);
         }
     }
 
@@ -184,8 +208,8 @@ impl Exchange {
         slot.waker = None;
         if let Some(mut path) = slot.to_port.take().or(path) {
             path.rest();
-            slot.to_function = Some(path);
-            self.for_function.store(true, Ordering::Release);
+            let given = slot.give_back(path);
+            self.for_function.store(given, Ordering::Release);
         }
     }
 

@@ -89,6 +89,26 @@ fn quiesced_it_lets_go_of_all_memory() {
 }
 
 #[test]
+fn memory_goes_with_the_function_wherever_the_queues_are() {
+    use slipway_ram::{DmaMap, Region};
+    let mut map = DmaMap::new();
+    map.add(0, Region::heap(super::rig::MEMORY)).unwrap();
+    let mut setup = Setup::new(1);
+    setup.memory = map.memory();
+    let (world, mut a, b) = pair(setup, Setup::new(2));
+    a.send(&frame(a.mac, b.mac, 1514));
+    world.settle();
+    let removed = map.remove(0, super::rig::MEMORY as u64).unwrap();
+    a.driver.receive.clear();
+    a.driver.transmit.clear();
+    // The port has the queues, and nobody asked for them: the device goes all the same.
+    drop(a.driver);
+    world.settle();
+    world.0.borrow_mut().release();
+    assert!(removed.is_idle(), "a path that nobody has keeps the guest's memory");
+}
+
+#[test]
 fn one_queue_is_reset_while_the_others_run() {
     let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
     b.driver.reset_queue(0).unwrap();
