@@ -171,11 +171,6 @@ impl Owner<'_, '_> {
         self.running.held.retain(|(_, held)| *held != index);
         Ok(port)
     }
-
-    /// Gives a port a turn soon, whatever it said.
-    pub fn wake(&mut self, index: PortIndex) {
-        self.running.wake(index);
-    }
 }
 
 /// What the task knows of a port.

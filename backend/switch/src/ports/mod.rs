@@ -9,3 +9,15 @@ pub use memory::{MemoryPort, Tell};
 pub use packet::PacketPort;
 pub use simple::{LoopbackPort, NullPort};
 pub use tap::TapPort;
+
+/// What a system call returned, as a result.
+fn check(result: std::ffi::c_int) -> std::io::Result<()> {
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Whether the kernel would have taken the frame with more room; else it takes no such frame, or the
+/// interface is down.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
+    matches!(error.kind(), WouldBlock | Interrupted | OutOfMemory)
+}

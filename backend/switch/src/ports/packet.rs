@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use slipway_ethernet_spec::{TAG, TYPE, ethertype};
 use slipway_ram::Span;
 
+use super::{check, is_full};
 use crate::vnet::HEADER;
 use crate::{Abilities, Burst, Delivered, MAX_FRAME, Offload, Pick, Port};
 
@@ -248,7 +249,6 @@ impl Port for PacketPort {
     fn release(&mut self) {}
 
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
-        use std::io::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
         let mut delivered = Delivered::default();
         let mut rest = picks;
         while !rest.is_empty() {
@@ -257,13 +257,13 @@ impl Port for PacketPort {
             delivered.bytes +=
                 rest[..sent].iter().map(|pick| burst.len_of(*pick) as u64).sum::<u64>();
             rest = &rest[sent..];
-            match error.map_err(|error| error.kind()) {
+            match error {
                 Ok(()) => {}
-                Err(WouldBlock | Interrupted | OutOfMemory) => {
+                Err(error) if is_full(&error) => {
                     delivered.full += rest.len() as u32;
                     break;
                 }
-                // The first of them is nothing that the interface takes, or it is down.
+                // That is the first of them.
                 Err(_) => {
                     delivered.refused += 1;
                     rest = &rest[1..];
@@ -292,8 +292,4 @@ fn set<T>(socket: &OwnedFd, option: c_int, value: &T) -> std::io::Result<()> {
     let value = (value as *const T).cast();
     // SAFETY: a value of this length; all the options' values are plain structures.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, option, value, len) })
-}
-
-fn check(result: c_int) -> std::io::Result<()> {
-    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }

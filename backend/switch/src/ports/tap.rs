@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use slipway_ram::Span;
 
+use super::{check, is_full};
 use crate::vnet::HEADER;
 use crate::{Abilities, Burst, Delivered, MAX_FRAME, Offload, Pick, Port};
 
@@ -199,7 +200,6 @@ impl Port for TapPort {
     fn release(&mut self) {}
 
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
-        use std::io::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
         let mut delivered = Delivered::default();
         for pick in picks {
             match self.write(burst, *pick) {
@@ -207,10 +207,7 @@ impl Port for TapPort {
                     delivered.frames += 1;
                     delivered.bytes += burst.len_of(*pick) as u64;
                 }
-                Err(error) if matches!(error.kind(), WouldBlock | Interrupted | OutOfMemory) => {
-                    delivered.full += 1;
-                }
-                // The interface is down, or the frame is nothing that it takes.
+                Err(error) if is_full(&error) => delivered.full += 1,
                 Err(_) => delivered.refused += 1,
             }
         }
@@ -230,8 +227,4 @@ impl Port for TapPort {
     fn malformed(&mut self) -> u64 {
         std::mem::take(&mut self.malformed)
     }
-}
-
-fn check(result: c_int) -> std::io::Result<()> {
-    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
