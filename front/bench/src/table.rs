@@ -61,6 +61,21 @@ fn footnote(statistics: &Statistics) -> String {
     note + "\n"
 }
 
+/// Lays `rows` out below `headings`, the first of which is `title`; bold ones when `colour`.
+pub(crate) fn titled<const N: usize>(
+    title: &str,
+    headings: &[&str; N],
+    rows: &[[String; N]],
+    colour: bool,
+) -> String {
+    let mut headings = *headings;
+    headings[0] = title;
+    grid(&headings, rows, |row, line| match row {
+        None if colour => format!("{BOLD}{line}{PLAIN}"),
+        _ => line,
+    })
+}
+
 /// Lays `rows` out below `headings`: the first column to the left, the others to the right.
 /// `finish` decorates a line: a row by its number, the headings without one.
 pub(crate) fn grid<const N: usize>(

@@ -8,6 +8,7 @@ use super::{
     Measured, Plan, RocksJob, RocksPlan, RocksReport, RocksRun, RocksSubject, Subject, Workload,
 };
 use crate::report::Environment;
+use crate::statistics::median;
 
 /// One turn of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -254,17 +255,6 @@ impl RocksReport {
             seconds.entry(at.max(0.0).round() as u64).or_default().push(rate);
         }
         seconds.into_iter().map(|(at, rates)| (at as f64, median(rates))).collect()
-    }
-}
-
-/// The middle of `values`, or the mean of the two in the middle; 0 of nothing.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => 0.0,
-        odd if odd % 2 == 1 => values[middle],
-        _ => f64::midpoint(values[middle - 1], values[middle]),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{BlockReport, Described, Figures, RocksReport};
 use crate::duration::human;
-use crate::table::{BOLD, PLAIN, grid};
+use crate::table::titled;
 
 const HEADINGS: [&str; 9] =
     ["", "IOPS", "spread", "MB/s", "mean", "p50", "p99", "p99.9", "target CPU"];
@@ -23,13 +23,7 @@ pub fn block_table(report: &BlockReport, colour: bool) -> String {
         if rows.is_empty() {
             continue;
         }
-        let mut headings = HEADINGS;
-        let name = workload.to_string();
-        headings[0] = &name;
-        text.push_str(&grid(&headings, &rows, |row, line| match row {
-            None if colour => format!("{BOLD}{line}{PLAIN}"),
-            _ => line,
-        }));
+        text.push_str(&titled(&workload.to_string(), &HEADINGS, &rows, colour));
         text.push('\n');
     }
     if let Some(rocksdb) = &report.rocksdb {
@@ -74,13 +68,7 @@ fn neighbour_table(report: &BlockReport, colour: bool) -> String {
         if rows.is_empty() {
             continue;
         }
-        let mut headings = BESIDE;
-        let name = format!("{workload}, alone and");
-        headings[0] = &name;
-        text.push_str(&grid(&headings, &rows, |row, line| match row {
-            None if colour => format!("{BOLD}{line}{PLAIN}"),
-            _ => line,
-        }));
+        text.push_str(&titled(&format!("{workload}, alone and"), &BESIDE, &rows, colour));
         text.push_str(
             "p99 \u{2265}: up to the client's last look that found nothing; what p99 has beyond it may be \
              the client's own, which puts both loads on\n\n",
@@ -124,13 +112,7 @@ fn rocks_table(report: &BlockReport, rocksdb: &RocksReport, colour: bool) -> Str
         if rows.is_empty() {
             continue;
         }
-        let mut headings = HEADINGS;
-        let name = job.to_string();
-        headings[0] = &name;
-        text.push_str(&grid(&headings, &rows, |row, line| match row {
-            None if colour => format!("{BOLD}{line}{PLAIN}"),
-            _ => line,
-        }));
+        text.push_str(&titled(&job.to_string(), &HEADINGS, &rows, colour));
         text.push('\n');
     }
     let plan = &rocksdb.plan;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::PacketLoad;
 use crate::block::Described;
 use crate::report::Environment;
+use crate::statistics::median;
 
 /// What a turn gave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,14 +163,15 @@ impl PacketReport {
         let rate = |count: u64, run: &PacketRun| {
             count as f64 * 1e9 / run.measured.elapsed_ns.max(1) as f64
         };
-        let (mut delivered, mut sent): (Vec<f64>, Vec<f64>) = turns
+        let (mut delivered, sent): (Vec<f64>, Vec<f64>) = turns
             .map(|run| (rate(run.measured.delivered, run), rate(run.measured.sent, run)))
             .unzip();
-        let middle = median(&mut delivered)?;
+        delivered.sort_by(f64::total_cmp);
         let apart = delivered.last()? - delivered.first()?;
+        let middle = median(delivered);
         Some(PacketFigures {
             delivered: middle,
-            sent: median(&mut sent)?,
+            sent: median(sent),
             bits: middle * f64::from(load.bytes) * 8.0,
             spread: apart / middle.max(f64::MIN_POSITIVE),
         })
@@ -197,14 +199,6 @@ impl PacketReport {
         );
         Ok(report)
     }
-}
-
-/// Sorts, and gives the middle, or the mean of the two in the middle.
-fn median(values: &mut [f64]) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let upper = *values.get(values.len() / 2)?;
-    let lower = *values.get(values.len().checked_sub(1)? / 2)?;
-    Some(f64::midpoint(lower, upper))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A report of packets as tables for a terminal.
 
 use super::PacketReport;
-use crate::table::{BOLD, PLAIN, grid};
+use crate::table::titled;
 
 const HEADINGS: [&str; 6] = ["", "Mpps", "spread", "Gbit/s", "offered", "of the first"];
 
@@ -27,13 +27,7 @@ pub fn packet_table(report: &PacketReport, colour: bool) -> String {
         if rows.is_empty() {
             continue;
         }
-        let mut headings = HEADINGS;
-        let name = load.to_string();
-        headings[0] = &name;
-        text.push_str(&grid(&headings, &rows, |row, line| match row {
-            None if colour => format!("{BOLD}{line}{PLAIN}"),
-            _ => line,
-        }));
+        text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
         text.push('\n');
     }
     for subject in &report.subjects {
@@ -46,6 +40,7 @@ pub fn packet_table(report: &PacketReport, colour: bool) -> String {
 mod tests {
     use super::*;
     use crate::packet::report::tests::report;
+    use crate::table::BOLD;
 
     #[test]
     fn rows_are_subjects() {
