@@ -4,16 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 need_node
 command -v cargo >/dev/null || skip "cargo, to find the test program"
-# `make test` has built the whole workspace's, with features of their own: they are not built twice.
-scope=${SLIPWAY_TEST_SCOPE:---package slipway-block --lib}
-# shellcheck disable=SC2086 # words
-program=$(cd "$(dirname "$0")/../.." && cargo test --locked $scope --no-run --message-format=json 2>"$work/cargo.log" |
-    python3 -c 'import json, sys
-for line in sys.stdin:
-    one = json.loads(line) if line.startswith("{") else {}
-    if one.get("executable") and one["target"]["name"] == "slipway_block" and one["profile"]["test"]:
-        print(one["executable"])')
-[ -x "$program" ] || fail "no test program of slipway-block: $(tail -3 "$work/cargo.log")"
+program=$(test_program slipway-block --lib slipway_block) || fail "no test program of slipway-block: $(tail -3 "$work/cargo.log")"
 strip -o "$work/program" "$program" || fail "strip"
 for size in 16M 16M:4k; do
     "$slipway" run --privileged --interactive --memory 512M --volume "data:$size" "$image" -- sh -c '

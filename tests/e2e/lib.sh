@@ -105,3 +105,16 @@ need_node() {
     "$here/image" "$slipway" "$image" || fail "the test image could not be made"
     "$slipway" rm --force --all >/dev/null 2>&1 || true
 }
+
+# test_program PACKAGE SCOPE TARGET: the program with the tests of a target of PACKAGE that cargo finds by
+# SCOPE, "--lib" or "--test NAME". `make test` has built the whole workspace's, with features of their
+# own: they are not built twice.
+test_program() {
+    # shellcheck disable=SC2086 # words
+    (cd "$top" && cargo test --locked ${SLIPWAY_TEST_SCOPE:---package $1 $2} --no-run --message-format=json) 2>"$work/cargo.log" |
+        python3 -c 'import json, sys
+for line in sys.stdin:
+    one = json.loads(line) if line.startswith("{") else {}
+    if one.get("executable") and one["target"]["name"] == sys.argv[1] and one["profile"]["test"]:
+        print(one["executable"])' "$3" | grep .
+}

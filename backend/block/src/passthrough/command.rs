@@ -132,3 +132,22 @@ fn identify(file: &OwnedFd, cns: u32, nsid: u32) -> std::io::Result<[u8; IDENTIF
         _ => Err(std::io::Error::last_os_error()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_commands_are_those_of_linux() {
+        assert_eq!([ID, ADMIN, IO, IO_VEC], [0x4e40, 0xc048_4e41, 0xc048_4e80, 0xc048_4e81]);
+        let command = Command::of_blocks(2, 7, 0x0123_4567_89ab_cdef, 1 << 16);
+        let mut expected = [0; 72];
+        expected[0] = 2;
+        expected[4] = 7;
+        expected[40..48].copy_from_slice(&0x0123_4567_89ab_cdef_u64.to_le_bytes());
+        expected[48..50].fill(0xff);
+        if cfg!(target_endian = "little") {
+            assert_eq!(command.as_bytes(), expected);
+        }
+    }
+}

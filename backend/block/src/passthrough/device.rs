@@ -83,6 +83,26 @@ impl Device {
     }
 }
 
+#[cfg(test)]
+impl Device {
+    /// A drive of 1,000 blocks of 512 bytes that takes two pages at a time; no command gets anywhere.
+    pub fn nowhere() -> Self {
+        let file = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
+        Self {
+            file,
+            nsid: 7,
+            lba_size: 512,
+            most_bytes: 2 * PAGE,
+            caches: true,
+            zeroes: true,
+            deallocates: true,
+            geometry: Geometry { block_size: 512, blocks: 1000, read_only: false },
+            options: FileOptions::default(),
+            _claim: None,
+        }
+    }
+}
+
 fn asked(path: &Path) -> impl Fn(std::io::Error) -> OpenError {
     |source| OpenError::File { path: path.to_owned(), action: "identify", source }
 }

@@ -21,6 +21,8 @@ const FORCE_UNIT_ACCESS: u32 = 1 << 30;
 const DEALLOCATE: u32 = 1 << 25;
 /// Most blocks that a command names (NLB is 16 bits, 0's based).
 const MOST_BLOCKS: u64 = 1 << 16;
+/// Times that a command is carried out again, at most: as Linux's driver does it for its own.
+const RETRIES: u8 = 5;
 /// Bytes of a buffer of ours: of zeros, or of data that lies in too many places.
 const BUFFER: usize = 128 << 10;
 
@@ -78,6 +80,8 @@ pub(super) struct Job {
     done: u64,
     /// Bytes that the drive has.
     piece: u64,
+    /// Times that the command was carried out again.
+    retries: u8,
     step: Step,
 }
 
@@ -95,7 +99,7 @@ impl Job {
             Operation::WriteZeroes | Operation::Discard if target.zeroes => Step::Zero,
             Operation::WriteZeroes | Operation::Discard => Step::WriteZeros,
         };
-        Self { request, start, len, done: 0, piece: 0, step }
+        Self { request, start, len, done: 0, piece: 0, retries: 0, step }
     }
 
     /// The command for `piece` bytes after those that are through.
@@ -153,10 +157,22 @@ impl Job {
 
     fn failed(&mut self, errno: i32, target: &mut Target) -> Next {
         match errno {
-            libc::EINTR | libc::EAGAIN => Next::Again,
+            libc::EAGAIN => Next::Again,
+            // The driver took it back, as it resets the drive: nobody else tries it again.
+            libc::EINTR => self.retry(DiskError::Io(libc::EIO)),
             libc::EINVAL if self.moves() && target.halve(self.piece) => Next::Again,
             errno => Next::Done(Err(refused(errno, &self.request))),
         }
+    }
+
+    /// Has the command carried out again, or else ends with `error`: Linux does not do that for
+    /// commands from user space, and a drive that was reset would be a fault of the medium to a guest.
+    fn retry(&mut self, error: DiskError) -> Next {
+        if self.retries == RETRIES {
+            return Next::Done(Err(error));
+        }
+        self.retries += 1;
+        Next::Again
     }
 
     /// The drive ended the command with an error.
@@ -174,8 +190,11 @@ impl Job {
             (Status::CAPACITY_EXCEEDED, DiskError::NoSpace),
             (Status::WRITE_PROTECTED, DiskError::ReadOnly),
         ];
-        let found = known.into_iter().find(|(status, _)| status.code() == code);
-        Next::Done(Err(found.map_or(DiskError::Io(libc::EIO), |(_, error)| error)))
+        match known.into_iter().find(|(status, _)| status.code() == code) {
+            Some((_, error)) => Next::Done(Err(error)),
+            None if status.do_not_retry() => Next::Done(Err(DiskError::Io(libc::EIO))),
+            None => self.retry(DiskError::Io(libc::EIO)),
+        }
     }
 }
 
@@ -232,6 +251,7 @@ impl Work for Job {
                     return Next::Done(Err(fault.into()));
                 }
                 self.done += self.piece;
+                self.retries = 0;
                 match self.done >= self.len {
                     true => Next::Done(Ok(())),
                     false => Next::Again,
@@ -245,5 +265,95 @@ impl Work for Job {
             target.lost = Some(error);
         }
         self.request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_ram::Span;
+
+    use super::*;
+    use crate::users::Users;
+
+    fn target() -> Target {
+        let device = Device::nowhere();
+        let users = Users::new(device.geometry.blocks);
+        Target::new(Arc::new(Common { device, witness: None, users }))
+    }
+
+    fn job(operation: Operation, blocks: u32, target: &Target) -> Job {
+        let moves = matches!(operation, Operation::Read | Operation::Write);
+        let spans = if moves { vec![Span::heap(blocks as usize * 512)] } else { Vec::new() };
+        Job::new(Request { tag: 1, operation, lba: 5, blocks, durable: false, spans }, target)
+    }
+
+    /// How the job's command ends when the drive says so as often as it is asked; and how often.
+    fn ends(operation: Operation, answer: i32) -> (Result<(), DiskError>, u32) {
+        let mut target = target();
+        let mut job = job(operation, 8, &target);
+        for tries in 1..100 {
+            job.entry(&mut target, &mut IoVectors::default()).unwrap();
+            if let Next::Done(result) = job.advance(answer, &mut target) {
+                return (result, tries);
+            }
+        }
+        panic!("{operation:?} and {answer} for ever");
+    }
+
+    #[test]
+    fn what_the_drive_did_not_do_is_tried_a_few_times() {
+        let (eio, most) = (Err(DiskError::Io(libc::EIO)), u32::from(RETRIES) + 1);
+        let status = |status: Status| i32::from(status.0);
+        let tried = [-libc::EINTR, status(Status::ABORTED_QUEUE_DELETED), 0x371, 0x281, 0xffff];
+        for (answer, tries) in tried.into_iter().zip([most, most, most, most, 1]) {
+            assert_eq!(ends(Operation::Write, answer), (eio, tries), "{answer:#x}");
+        }
+        let refused = [
+            (status(Status::UNRECOVERED_READ_ERROR.dnr()), DiskError::Io(libc::EIO)),
+            (status(Status::LBA_OUT_OF_RANGE), DiskError::OutOfRange),
+            (status(Status::CAPACITY_EXCEEDED.dnr()), DiskError::NoSpace),
+            (status(Status::WRITE_PROTECTED), DiskError::ReadOnly),
+            (-libc::ENODEV, DiskError::Io(libc::ENODEV)),
+        ];
+        for (answer, error) in refused {
+            assert_eq!(ends(Operation::Read, answer), (Err(error), 1), "{answer:#x}");
+        }
+    }
+
+    #[test]
+    fn each_command_of_a_request_has_tries_of_its_own() {
+        let mut target = target();
+        let mut job = job(Operation::Write, 48, &target);
+        for answer in [-libc::EINTR; 5].into_iter().chain([0]).cycle().take(17) {
+            job.entry(&mut target, &mut IoVectors::default()).unwrap();
+            assert!(matches!(job.advance(answer, &mut target), Next::Again));
+        }
+        assert!(matches!(job.advance(0, &mut target), Next::Done(Ok(()))));
+        assert_eq!((job.done, job.piece), (48 * 512, 8192));
+    }
+
+    #[test]
+    fn a_command_that_is_too_large_goes_in_halves() {
+        // 8 blocks are the least that is cut.
+        assert_eq!(ends(Operation::Read, -libc::EINVAL), (Err(DiskError::Io(libc::EINVAL)), 1));
+        let mut target = target();
+        let mut job = job(Operation::Read, 48, &target);
+        job.entry(&mut target, &mut IoVectors::default()).unwrap();
+        assert!(matches!(job.advance(-libc::EINVAL, &mut target), Next::Again));
+        job.entry(&mut target, &mut IoVectors::default()).unwrap();
+        assert_eq!((job.piece, target.most_bytes), (4096, 4096));
+    }
+
+    #[test]
+    fn a_drive_without_write_zeroes_gets_zeros_written() {
+        let mut target = target();
+        let mut job = job(Operation::WriteZeroes, 40, &target);
+        job.entry(&mut target, &mut IoVectors::default()).unwrap();
+        assert_eq!(job.piece, 40 * 512);
+        let unknown = i32::from(Status::INVALID_OPCODE.dnr().0);
+        assert!(matches!(job.advance(unknown, &mut target), Next::Again));
+        let mut vectors = IoVectors::default();
+        job.entry(&mut target, &mut vectors).unwrap();
+        assert_eq!((vectors.as_slice()[0].iov_len, target.zeroes), (8192, false));
     }
 }

@@ -12,6 +12,8 @@
 //!   Management is not used: it is a hint, and these have to read as zeros afterwards.
 //! - What a drive takes at a time (MDTS) bounds a command; a longer request takes several, one after
 //!   the other. A command that the kernel refuses, as it has too many segments, goes in halves.
+//! - What the drive did not carry out, because it was reset for example, is tried again a few times
+//!   unless it forbids that, as Linux does with commands of its own and not with those from user space.
 //!
 //! Disks that share a namespace have few requests each with the kernel, as those that share a file.
 //!
