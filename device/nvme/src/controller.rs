@@ -130,6 +130,9 @@ pub struct Controller {
     pub(crate) bytes_left: u64,
     /// Requests were left for the next poll.
     pub(crate) behind: bool,
+    /// With a journal: the queue with a fused pair that is under way, or waits for all else to end.
+    /// Nothing else is fetched from I/O queues until then.
+    pub(crate) exclusive: Option<u16>,
     // Buffers that are kept from poll to poll, so that nothing is allocated in the steady state.
     pub(crate) walker: Walker,
     pub(crate) entries: Vec<SubmissionEntry>,
@@ -208,6 +211,7 @@ impl Controller {
             commands_left: 0,
             bytes_left: 0,
             behind: false,
+            exclusive: None,
             walker: Walker::default(),
             entries: Vec::new(),
             completions: Vec::new(),

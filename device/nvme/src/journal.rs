@@ -22,6 +22,25 @@
 //!    will not look at before the queue has gone round;
 //! 6. the queue's count of written entries rises; 7. the slot is free.
 //!
+//! A fused Compare and Write is more than its two commands: either nothing of it has happened, and it
+//! is carried out again whole, or its comparison has held, and never again is anything compared, for
+//! what would be found may be its own write. Its second half's slot says which:
+//! - steps 1 and 2 are one for both: the second slot is filled first, as `PAIRED`, then the first one,
+//!   as `FETCHED`, and then both are counted at once. A `PAIRED` slot without its first is of a pair
+//!   that was not fetched: it is freed, and both entries are fetched again;
+//! - as long as nothing is decided the successor carries out the pair again, from its comparison on:
+//!   the write has not begun, and nobody was told of an end;
+//! - before the first half's step 4, and before the write may touch the disk, the second slot becomes
+//!   `DECIDED`, with a status. Success: the comparison held, so the first half ends with success and
+//!   the write, which may have been done, is all that is carried out again. Another: the second half
+//!   ends with it once the first has ended; if that is `FETCHED` still, nobody was told of anything,
+//!   and the pair begins anew.
+//!
+//! What is carried out again must not be seen twice: a write of elsewhere that was done, compared with
+//! by a pair, and done again over the pair's write would undo it. So a pair is fetched when nothing
+//! else of the controller's I/O queues is in flight, and nothing else is before it has ended
+//! (`Controller::exclusive`): no journal has a pair beside another command that has not ended.
+//!
 //! An admin command changes the snapshot as well: between 3 and 4 a snapshot is written that has the
 //! change *and* the command's number and status, so it is carried out exactly once. An asynchronous
 //! event is posted with a slot of its own, since its request's is long gone.
@@ -43,7 +62,7 @@ use crate::Limits;
 
 /// First word of a journal, with the layout's version in its lowest byte.
 const MAGIC: u64 = 0x534c_4950_4e56_4d00 | LAYOUT as u64;
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// Version of all that a journal holds. A controller goes on with a journal of this version only.
 pub const JOURNAL_VERSION: u32 = LAYOUT << 16 | crate::state::VERSION;
@@ -79,6 +98,8 @@ const FREE: u64 = 0;
 const FETCHED: u64 = 1;
 const COMPLETING: u64 = 2;
 const EVENT: u64 = 3;
+const PAIRED: u64 = 4;
+const DECIDED: u64 = 5;
 
 /// A command's slot, if there is a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +136,10 @@ pub(crate) struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Fetched,
+    /// The second half of a fused pair, of which nothing is decided.
+    Paired,
+    /// The second half of a fused pair, whose comparison has held (success), or which ends with this.
+    Decided(Status),
     /// Its completion is entry `place` of its completion queue, counted from 0.
     Completing {
         place: u64,
@@ -217,6 +242,30 @@ impl Journal {
         self.set_state(ticket, FETCHED, queue, epoch);
         self.set_taken(queue, number + 1);
         ticket
+    }
+
+    /// Entries `number` and the next of `queue` were fetched, a fused pair (steps 1 and 2 of both).
+    pub fn begin_pair(
+        &mut self,
+        queue: u16,
+        epoch: u32,
+        number: u64,
+        [first, second]: [&SubmissionEntry; 2],
+    ) -> [Ticket; 2] {
+        let paired = self.fill(number + 1, second);
+        self.set_state(paired, PAIRED, queue, epoch);
+        let ticket = self.fill(number, first);
+        self.set_state(ticket, FETCHED, queue, epoch);
+        self.set_taken(queue, number + 2);
+        [ticket, paired]
+    }
+
+    /// The second half of a fused pair is to be carried out (success), or ends with `status`.
+    pub fn decide(&self, ticket: Ticket, status: Status) {
+        let Some(state) = self.state(ticket) else { return };
+        // One store, should it have been decided before: then with an error, and nobody was told.
+        self.store_slot(ticket, RESULT, u64::from(status.0) << 32);
+        self.store_slot(ticket, STATE, state & !0xff | DECIDED);
     }
 
     pub fn set_taken(&self, queue: u16, count: u64) {
@@ -329,6 +378,8 @@ impl Journal {
             FETCHED => Stage::Fetched,
             COMPLETING => Stage::Completing { place, status, result },
             EVENT => Stage::Event { place, status, result },
+            PAIRED => Stage::Paired,
+            DECIDED => Stage::Decided(status),
             _ => return None,
         };
         let mut bytes = [0u8; 64];

@@ -67,12 +67,12 @@
 //!   those whose data is in message-only memory. Copy is that of TP 4065 with source ranges of format 0; ranges that overlap the
 //!   destination are copied piece by piece from their start.
 //! - A fused Compare and Write has the disk for itself, as far as this controller goes: its other
-//!   commands to that namespace end before the compare or start after the write. Other controllers
-//!   of the same disk are not held back, nor are other lanes, so for a shared namespace and on a
-//!   controller with lanes it is refused (Invalid Field), and not advertised (FUSES); nor is it by one
-//!   with a journal, as
-//!   after a restart its comparison would find its own write. Its halves must come with one doorbell
-//!   (section 4.11); a half without the other is refused.
+//!   commands to that namespace end before the compare or start after the write. With a journal it has
+//!   the controller for itself, as what is carried out again after a restart must not come between
+//!   (`journal`). Other controllers of the same disk are not held back, nor are other lanes, so for a
+//!   shared namespace and on a controller with lanes it is refused (Invalid Field), and not advertised
+//!   (FUSES). Its halves must come with one doorbell (section 4.11); a half without the other is
+//!   refused.
 //! - A write is atomic in units of one block (AWUN, AWUPF and ACWU are 0), whatever disks do better.
 //! - Abort gives up what waits for a disk, what the disk has not begun with ([`Disk::cancel`]), and
 //!   Verify, Copy and Compare between their steps. Everything else ends by itself, as does a command

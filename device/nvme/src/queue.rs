@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use slipway_nvme_spec::command::{
-    COMPLETION_ENTRY, CompletionEntry, FUSE_FIRST, SUBMISSION_ENTRY, SubmissionEntry,
+    COMPLETION_ENTRY, CompletionEntry, FUSE_FIRST, FUSE_SECOND, SUBMISSION_ENTRY, SubmissionEntry,
 };
 use slipway_ram::{Access, Fault, Memory, Window};
 use zerocopy::IntoBytes;
@@ -135,6 +135,18 @@ impl SubmissionQueue {
             self.in_flight -= 1;
         }
         Ok(())
+    }
+
+    /// Makes the fetched entries one fused pair and nothing else, if they begin with one and it may
+    /// start now; or else end before the first pair. Whether there is one.
+    pub fn part_pairs(&mut self, may_start: bool, entries: &mut Vec<SubmissionEntry>) -> bool {
+        let pair =
+            |two: &[SubmissionEntry]| two[0].fuse() == FUSE_FIRST && two[1].fuse() == FUSE_SECOND;
+        let Some(at) = entries.windows(2).position(pair) else { return false };
+        let kept = if at == 0 && may_start { 2 } else { at };
+        self.in_flight -= (entries.len() - kept) as u32;
+        entries.truncate(kept);
+        true
     }
 
     /// Takes one fetched entry off the ring: the host learns of it by the next completion.

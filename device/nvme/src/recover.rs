@@ -7,6 +7,7 @@ use slipway_pci::StateError;
 use crate::controller::Controller;
 use crate::journal::{Done, Found, Stage, Ticket};
 use crate::lifecycle::Shutdown;
+use crate::serve::lone_half;
 use crate::state;
 
 impl Controller {
@@ -73,7 +74,22 @@ impl Controller {
         });
         // In the order in which they were fetched.
         found.sort_by_key(|one| (one.queue, one.number));
-        found
+        self.without_unfetched(found)
+    }
+
+    /// Frees the slots of second halves whose first has none: of pairs that were being fetched.
+    fn without_unfetched(&mut self, found: Vec<Found>) -> Vec<Found> {
+        let mut kept: Vec<Found> = Vec::with_capacity(found.len());
+        for one in found {
+            let has_first = kept.last().is_some_and(|first| is_pair(first, &one));
+            match &mut self.journal {
+                Some(journal) if one.stage == Stage::Paired && !has_first => {
+                    journal.end(one.ticket)
+                }
+                _ => kept.push(one),
+            }
+        }
+        kept
     }
 
     /// Sets every queue's indexes by what the journal counted.
@@ -107,7 +123,7 @@ impl Controller {
             {
                 Some((None, status, result))
             }
-            (Stage::Fetched, _) => None,
+            (Stage::Fetched | Stage::Paired | Stage::Decided(_), _) => None,
         };
         let mut all: Vec<_> = found.iter().filter_map(|one| Some((one, ended(one)?))).collect();
         // What has no place yet comes after what has.
@@ -133,28 +149,74 @@ impl Controller {
 
     /// Carries out again what was fetched and has not ended.
     fn restart(&mut self, found: &[Found], done: Option<((u32, u64), Done)>) {
-        let fetched = found.iter().filter(|one| one.stage == Stage::Fetched);
+        let ended =
+            |one: &Found| matches!(one.stage, Stage::Completing { .. } | Stage::Event { .. });
+        let fetched = found.iter().filter(|one| !ended(one));
         // Admin commands last: one that deletes a queue waits for the queue's commands.
         let (admin, io): (Vec<_>, Vec<_>) = fetched.partition(|one| one.queue == 0);
-        for one in io.into_iter().chain(admin) {
+        let mut io = io.into_iter().peekable();
+        while let Some(one) = io.next() {
+            match io.next_if(|next| is_pair(one, next)) {
+                Some(second) => self.restart_pair(one, second),
+                None => self.restart_one(one),
+            }
+        }
+        for one in admin {
             match done {
                 Some((command, Done::Ended(..))) if is_done(one, command) => {}
                 Some((command, Done::Kept)) if is_done(one, command) => {
                     self.ticket = one.ticket;
                     self.conclude();
                 }
-                _ if self.may_post() => {
-                    self.make_room(one.queue);
-                    if let Some((submission, completion)) = self.queues.pair(one.queue) {
-                        submission.in_flight += 1;
-                        completion.reserved += 1;
-                    }
-                    self.ticket = one.ticket;
-                    self.execute(one.queue, &one.entry);
-                }
-                _ => {}
+                _ => self.restart_one(one),
             }
         }
+    }
+
+    fn restart_one(&mut self, one: &Found) {
+        if !self.may_post() {
+            return;
+        }
+        self.take_up(one);
+        match one.stage {
+            // The comparison has held; nothing is fetched until the write is done.
+            Stage::Decided(status) if status.is_success() => {
+                self.exclusive = Some(one.queue);
+                self.execute(one.queue, &one.entry);
+            }
+            Stage::Decided(status) => self.conclude_with(one.queue, &one.entry, status),
+            _ if one.queue != 0 && one.entry.fuse() != 0 => {
+                self.conclude_with(one.queue, &one.entry, lone_half(&one.entry));
+            }
+            _ => self.execute(one.queue, &one.entry),
+        }
+    }
+
+    /// Carries out again a fused pair of which nobody was told anything: the whole of it, or its write
+    /// when the comparison has held.
+    fn restart_pair(&mut self, first: &Found, second: &Found) {
+        if !self.may_post() {
+            return;
+        }
+        self.take_up(first);
+        if second.stage == Stage::Decided(Status::SUCCESS) {
+            self.conclude_with(first.queue, &first.entry, Status::SUCCESS);
+            return self.restart_one(second);
+        }
+        self.take_up(second);
+        self.exclusive = Some(first.queue);
+        let tickets = [first.ticket, second.ticket];
+        self.carry_out_pair(first.queue, [&first.entry, &second.entry], tickets, 0);
+    }
+
+    /// Makes a command the one at hand, fetched and not ended.
+    fn take_up(&mut self, one: &Found) {
+        self.make_room(one.queue);
+        if let Some((submission, completion)) = self.queues.pair(one.queue) {
+            submission.in_flight += 1;
+            completion.reserved += 1;
+        }
+        self.ticket = one.ticket;
     }
 
     /// A guest that changes its doorbells behind our back may have left no room where there was
@@ -180,6 +242,27 @@ impl Controller {
             }
             _ => Ticket::NONE,
         };
+    }
+
+    /// The two commands of a fused pair were fetched; gives their slots.
+    pub(crate) fn note_pair(
+        &mut self,
+        queue: u16,
+        pair: [&slipway_nvme_spec::command::SubmissionEntry; 2],
+    ) -> [Ticket; 2] {
+        match (&mut self.journal, self.queues.submission(queue)) {
+            (Some(journal), Some(submission)) => {
+                journal.begin_pair(queue, submission.epoch, submission.taken - 2, pair)
+            }
+            _ => [Ticket::NONE; 2],
+        }
+    }
+
+    /// The second half of a fused pair is to be carried out (success), or ends with `status`.
+    pub(crate) fn decide(&self, ticket: Ticket, status: Status) {
+        if let Some(journal) = &self.journal {
+            journal.decide(ticket, status);
+        }
     }
 
     /// The command at hand needs its slot no more.
@@ -230,6 +313,13 @@ impl Controller {
 
 fn is_done(one: &Found, (epoch, number): (u32, u64)) -> bool {
     one.queue == 0 && (one.epoch, one.number) == (epoch, number)
+}
+
+/// Whether `second` is the second half of the fused pair that `first` begins, and `first` has not ended.
+fn is_pair(first: &Found, second: &Found) -> bool {
+    first.stage == Stage::Fetched
+        && matches!(second.stage, Stage::Paired | Stage::Decided(_))
+        && (first.queue, first.number + 1) == (second.queue, second.number)
 }
 
 impl crate::events::Events {

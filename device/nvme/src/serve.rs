@@ -14,7 +14,7 @@ use crate::cell::BadDoorbell;
 use crate::controller::Controller;
 use crate::inflight::{Command, Kind};
 use crate::io::{Outcome, disk_status};
-use crate::journal::Done;
+use crate::journal::{Done, Ticket};
 use crate::namespace::Namespaces;
 use crate::prp::write_runs;
 
@@ -51,6 +51,9 @@ impl Controller {
             let held = self.limiter.begin(self.clock.now());
             self.turn = held.filter(|queue| *queue < bound).unwrap_or(self.turn);
         }
+        if let Some(queue) = self.exclusive {
+            return busy | self.fetch_exclusive(queue);
+        }
         for step in 0..bound {
             let at = self.turn + step;
             let at = if at < bound { at } else { at - bound };
@@ -64,6 +67,18 @@ impl Controller {
             }
         }
         busy
+    }
+
+    /// Fetches from the admin queue, and from queue `id` when no I/O command is in flight: the fused
+    /// pair there, or, after one, whatever comes.
+    #[cold]
+    fn fetch_exclusive(&mut self, id: u16) -> bool {
+        let busy = self.fetch(0);
+        if !self.inflight.is_empty() || !self.is_running() {
+            return busy;
+        }
+        self.exclusive = None;
+        busy | self.fetch(id)
     }
 
     fn observe_completion_doorbells(&mut self) -> bool {
@@ -141,6 +156,12 @@ impl Controller {
                 })
             }
         };
+        if self.journal.is_some()
+            && id != 0
+            && submission.part_pairs(self.inflight.is_empty(), &mut entries)
+        {
+            self.exclusive = Some(id);
+        }
         completion.reserved += if fetched.is_ok() { entries.len() as u32 } else { 0 };
         if fetched.is_err() {
             self.fail();
@@ -198,30 +219,49 @@ impl Controller {
         match (first.fuse(), second) {
             // No admin command is fused: it ends with Invalid Field.
             _ if queue == 0 => self.start(queue, first),
-            // Carried out again after a restart, the comparison would find the pair's own write.
-            _ if self.journal.is_some() => {
-                self.start_with(queue, first, |_| Status::INVALID_FIELD.dnr().into());
-            }
             (FUSE_FIRST, Some(second)) => {
                 rest.next();
-                self.start_pair(queue, first, second);
+                self.start_pair(queue, [first, second]);
             }
-            (FUSE_FIRST | FUSE_SECOND, _) => {
-                self.start_with(queue, first, |_| Status::FUSED_MISSING.dnr().into());
-            }
-            _ => self.start_with(queue, first, |_| Status::INVALID_FIELD.dnr().into()),
+            _ => self.start_with(queue, first, |_| lone_half(first).into()),
         }
     }
 
-    fn start_pair(&mut self, queue: u16, first: &SubmissionEntry, second: &SubmissionEntry) {
+    fn start_pair(&mut self, queue: u16, pair: [&SubmissionEntry; 2]) {
+        if !self.is_running() {
+            return;
+        }
+        let mut head = 0;
+        if let Some(submission) = self.queues.submission(queue) {
+            head = submission.head;
+            submission.advance();
+            submission.advance();
+        }
+        let tickets = self.note_pair(queue, pair);
+        self.carry_out_pair(queue, pair, tickets, head);
+    }
+
+    /// Carries out a fused pair that was fetched, the first half as entry `head`.
+    pub(crate) fn carry_out_pair(
+        &mut self,
+        queue: u16,
+        [first, second]: [&SubmissionEntry; 2],
+        tickets: [Ticket; 2],
+        head: u32,
+    ) {
         let [mut status, mut other] = [None; 2];
-        self.start_with(queue, first, |controller| {
-            [status, other] = controller.compare_and_write(queue, first, second);
+        self.ticket = tickets[0];
+        self.carry_out(queue, first, head, |controller| {
+            [status, other] = controller.compare_and_write(queue, first, (second, tickets[1]));
+            if let Some(ended) = other {
+                controller.decide(tickets[1], ended);
+            }
             // Pairs wait for their turn and are not traced.
             controller.inflight.latest = None;
             status.map_or(Outcome::Pending, Outcome::from)
         });
-        self.start_with(queue, second, |_| other.map_or(Outcome::Pending, Outcome::from));
+        self.ticket = tickets[1];
+        self.carry_out(queue, second, head, |_| other.map_or(Outcome::Pending, Outcome::from));
     }
 
     fn start(&mut self, queue: u16, entry: &SubmissionEntry) {
@@ -257,6 +297,11 @@ impl Controller {
             0 => controller.execute_admin(entry),
             _ => controller.execute_io(queue, entry),
         });
+    }
+
+    /// Ends the command at hand, which a predecessor had fetched.
+    pub(crate) fn conclude_with(&mut self, queue: u16, entry: &SubmissionEntry, status: Status) {
+        self.carry_out(queue, entry, 0, |_| status.into());
     }
 
     #[inline]
@@ -499,6 +544,14 @@ fn transferred(namespaces: &Namespaces, entry: &SubmissionEntry) -> u64 {
             u64::from(entry.block_count()) * u64::from(block_size)
         }
         _ => 0,
+    }
+}
+
+/// How a command ends that says that it is half of a fused pair, and is not.
+pub(crate) fn lone_half(entry: &SubmissionEntry) -> Status {
+    match entry.fuse() {
+        FUSE_FIRST | FUSE_SECOND => Status::FUSED_MISSING.dnr(),
+        _ => Status::INVALID_FIELD.dnr(),
     }
 }
 

@@ -14,6 +14,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::controller::Controller;
 use crate::inflight::{Command, Inflight, Kind};
+use crate::journal::Ticket;
 use crate::prp::Run;
 use crate::spares::{Step, Work};
 
@@ -155,13 +156,13 @@ impl Controller {
     }
 
     /// Compare and Write as a fused operation (section 6.2): the write is done if the blocks hold
-    /// what the host says, and no other command of this controller comes between. Gives the status
-    /// of each command that has ended.
+    /// what the host says, and no other command of this controller comes between. The first is the
+    /// command at hand; the second has `ticket`. Gives the status of each command that has ended.
     pub(crate) fn compare_and_write(
         &mut self,
         queue: u16,
         first: &SubmissionEntry,
-        second: &SubmissionEntry,
+        (second, ticket): (&SubmissionEntry, Ticket),
     ) -> [Option<Status>; 2] {
         let failed = Some(Status::FUSED_FAILED.dnr());
         let same = NvmOpcode(first.opcode) == NvmOpcode::Compare
@@ -188,6 +189,7 @@ impl Controller {
             }
         };
         if let Some(work) = &mut compare.work {
+            let command = Command { ticket, ..command };
             work.write = Some(FusedWrite { command, request: write });
         }
         let nsid = compare.nsid;
@@ -220,6 +222,10 @@ impl Controller {
                     command.status = compare(&self.memory, &work.runs, &work.buffer);
                 }
                 let ended = (command.status, command.queue);
+                if let Some(write) = &work.write {
+                    // Before anybody is told, and before the write.
+                    self.decide(write.command.ticket, second_status(command.status));
+                }
                 self.end(command, 0);
                 self.after_compare(ended, work);
             }
@@ -284,7 +290,7 @@ impl Controller {
             self.end_pair(nsid);
             self.spares.put(work);
             self.recycle(request.spans);
-            return self.end(Command { status: Status::FUSED_FAILED.dnr(), ..command }, 0);
+            return self.end(Command { status: second_status(status), ..command }, 0);
         }
         work.step = Step::FusedWrite;
         command.work = Some(work);
@@ -338,6 +344,11 @@ impl CopyStep {
     fn kind(&self) -> Kind {
         if self.writing { Kind::Other } else { Kind::Scan }
     }
+}
+
+/// How the second half of a fused pair ends when the first has ended with `first`; success: it runs.
+fn second_status(first: Status) -> Status {
+    if first.is_success() { first } else { Status::FUSED_FAILED.dnr() }
 }
 
 /// Whether the host's data at `runs` is that of `buffer`. Each byte is read once.

@@ -162,6 +162,20 @@ struct Guest {
     pin: [OwnedFd; 2],
     buffers: Vec<u64>,
     round: u64,
+    /// What block [`EXCHANGED`] of each namespace holds that is written to.
+    exchanged: [u64; WRITTEN as usize],
+}
+
+/// The block that fused pairs are about.
+const EXCHANGED: u64 = 2000;
+
+fn value_page(value: u64) -> [u8; PAGE] {
+    std::array::from_fn(|byte| value.to_le_bytes()[byte % 8])
+}
+
+/// Exchanges, old value and new, of a block that holds `now`: queue 0 has the first two.
+fn exchanges(now: u64) -> [(usize, [u64; 2]); 3] {
+    [(0, [now, now + 1]), (0, [now + 1, now + 2]), (1, [now, now + 3])]
 }
 
 /// What the base holds from block `lba` on.
@@ -208,7 +222,12 @@ impl Guest {
             driver.create_pair(queue, 16, Some(queue)).unwrap();
         }
         let buffers = (0..24).map(|_| driver.arena.allocate(PAGE).unwrap()).collect();
-        Self { driver, other, event: event(), pin, buffers, round: 0 }
+        assert_eq!(driver.identify_controller().unwrap().fused.get(), 1);
+        let exchanged = [0; WRITTEN as usize];
+        let mut guest = Self { driver, other, event: event(), pin, buffers, round: 0, exchanged };
+        let everywhere = |at: usize| (1 + at as u32 % WRITTEN, EXCHANGED);
+        guest.run(NvmOpcode::WriteZeroes, everywhere);
+        guest
     }
 
     fn stamp(&self, at: usize) -> [u8; PAGE] {
@@ -225,19 +244,69 @@ impl Guest {
             let queue = 1 + (at as u16 / 2) % 2;
             open.push((queue, self.driver.submit(queue, command).unwrap()));
         }
+        self.wait(open, |_, status| assert_eq!(status, Status::SUCCESS));
+    }
+
+    /// Waits until each of these commands, queue and ID, has ended, once; tells of each by its place.
+    fn wait(&mut self, open: Vec<(u16, u16)>, mut ended: impl FnMut(usize, Status)) {
+        let mut open: Vec<_> = open.into_iter().enumerate().collect();
         while !open.is_empty() {
             for queue in [1, 2] {
-                let mut ended = Vec::new();
-                self.driver.reap(queue, &mut ended).unwrap();
-                for entry in ended {
+                let mut entries = Vec::new();
+                self.driver.reap(queue, &mut entries).unwrap();
+                for entry in entries {
                     let one = (queue, entry.id.get());
-                    let at = open.iter().position(|other| *other == one);
-                    open.swap_remove(at.unwrap_or_else(|| panic!("{one:?} ended twice")));
-                    assert_eq!(entry.status(), Status::SUCCESS);
+                    let at = open.iter().position(|(_, other)| *other == one);
+                    let (at, _) =
+                        open.swap_remove(at.unwrap_or_else(|| panic!("{one:?} ended twice")));
+                    ended(at, entry.status());
                 }
             }
             self.driver.registers.idle().unwrap();
         }
+    }
+
+    /// Fused pairs, each of which exchanges the value of a block if that is what it expects: two on one
+    /// queue that belong together, and one on another queue that wants the same block. Either the two
+    /// succeed or the one, and the block holds what the last of them wrote. A half's buffer is used
+    /// for something else as soon as that half has ended.
+    fn pairs(&mut self) {
+        let (mut all, mut pages) = ([Vec::new(), Vec::new()], Vec::new());
+        let memory = self.driver.arena.memory().clone();
+        for (at, now) in self.exchanged.into_iter().enumerate() {
+            for (pair, (queue, [old, new])) in exchanges(now).into_iter().enumerate() {
+                for (half, value) in [old, new].into_iter().enumerate() {
+                    let page = self.buffers[6 * at + 2 * pair + half];
+                    memory.write(page, &value_page(value)).unwrap();
+                    let opcode = [NvmOpcode::Compare, NvmOpcode::Write][half];
+                    let command = io(opcode, 1 + at as u32, EXCHANGED, 8);
+                    let flags = 1 << half;
+                    all[queue].push(SubmissionEntry { prp1: page.into(), flags, ..command });
+                    pages.push((queue, page));
+                }
+            }
+        }
+        let mut ids = [1, 2].map(|queue| {
+            let all = &all[usize::from(queue) - 1];
+            self.driver.submit_all(queue, all).unwrap().into_iter()
+        });
+        let id = |(queue, _): &(usize, u64)| (1 + *queue as u16, ids[*queue].next().unwrap());
+        let open = pages.iter().map(id).collect();
+        let mut ends = vec![Status::SUCCESS; pages.len()];
+        self.wait(open, |at, status| {
+            memory.write(pages[at].1, &[0xdd; PAGE]).unwrap();
+            ends[at] = Status(status.0 & !(1 << 13));
+        });
+        const DONE: [Status; 2] = [Status::SUCCESS; 2];
+        const NOT: [Status; 2] = [Status::COMPARE_FAILURE.dnr(), Status::FUSED_FAILED.dnr()];
+        for (at, ends) in ends.chunks(6).enumerate() {
+            let two = [DONE, DONE, NOT].concat() == ends;
+            assert!(two || [NOT, NOT, DONE].concat() == ends, "round {}: {ends:?}", self.round);
+            self.exchanged[at] += if two { 2 } else { 3 };
+        }
+        let now = self.exchanged;
+        let place = |at: usize| (1 + (at % now.len()) as u32, EXCHANGED);
+        self.read(place, |_, at| value_page(now[at % now.len()]));
     }
 
     /// Reads into all buffers and compares each with what is expected there.
@@ -275,6 +344,7 @@ impl Guest {
             self.run(NvmOpcode::WriteZeroes, written);
             self.read(written, |_, _| [0; PAGE]);
         }
+        self.pairs();
         self.admin();
     }
 

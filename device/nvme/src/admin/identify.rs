@@ -101,9 +101,9 @@ impl Controller {
                 | Page::COPY,
         );
         // A pair is atomic among this controller's commands, which is all only where no other
-        // controller has the disk; for the journal see `Controller::start_fused`.
+        // controller has the disk, and among those of one thread.
         let shared = self.namespaces.iter().any(|namespace| namespace.shared);
-        let fused = self.journal.is_none() && self.lanes.is_none() && !shared;
+        let fused = self.lanes.is_none() && !shared;
         page.fused.set(if fused { Page::COMPARE_AND_WRITE } else { 0 });
         page.copy_formats.set(1);
         page.sgl.set(Page::SGL_DWORD_ALIGNED | Page::SGL_LONGER);

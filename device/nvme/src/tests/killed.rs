@@ -23,15 +23,15 @@ use crate::driver::{Arena, Driver, DriverError, RegisterAccess, Shadowed, admin,
 use crate::journal::testing::{Killed, kill_after};
 use crate::{Controller, Limits, Namespace, doorbell_count, journal_len};
 
-const MEMORY: usize = 4 << 20;
-const PAGE: usize = 4096;
+pub const MEMORY: usize = 4 << 20;
+pub const PAGE: usize = 4096;
 const LIMITS: Limits =
     Limits { queue_pairs: 4, queue_entries: 64, transfer: 1 << 16, in_flight: 32, lanes: 1 };
 
 /// What outlives a controller.
 #[derive(Clone)]
-struct Lives {
-    memory: Memory,
+pub struct Lives {
+    pub memory: Memory,
     disk: Shared,
     journal: Lasting,
     doorbells: Doorbells,
@@ -42,7 +42,7 @@ struct Lives {
 }
 
 impl Lives {
-    fn new(slow: bool) -> Self {
+    pub fn new(slow: bool) -> Self {
         Self {
             memory: Memory::heap(MEMORY),
             disk: Shared::new(ram(1 << 20, 512)),
@@ -103,20 +103,28 @@ impl Drop for Slow {
 }
 
 /// Registers of a controller that is killed now and then. It sleeps when it may.
-struct Killable {
+pub struct Killable {
     lives: Lives,
     controller: Option<Controller>,
     asleep: bool,
-    kills: u32,
+    pub kills: u32,
     /// Points until the next kill; None: no more kills.
     next: Box<dyn FnMut() -> Option<u64>>,
 }
 
 impl Killable {
     /// Killed at the points that `next` says, each counted from the last kill.
-    fn new(lives: Lives, mut next: impl FnMut() -> Option<u64> + 'static) -> Self {
+    pub fn new(lives: Lives, next: impl FnMut() -> Option<u64> + 'static) -> Self {
+        let none = Box::new(|| None);
+        let mut killable = Self { lives, controller: None, asleep: false, kills: 0, next: none };
+        killable.kill(next);
+        killable
+    }
+
+    /// From now on it is killed as `next` says.
+    pub fn kill(&mut self, mut next: impl FnMut() -> Option<u64> + 'static) {
         kill_after(next());
-        Self { lives, controller: None, asleep: false, kills: 0, next: Box::new(next) }
+        self.next = Box::new(next);
     }
 
     fn call<T>(&mut self, mut call: impl FnMut(&mut Controller) -> T) -> T {
@@ -173,7 +181,7 @@ impl RegisterAccess for Killable {
     }
 }
 
-type Guest = Driver<Shadowed<Killable>>;
+pub type Guest = Driver<Shadowed<Killable>>;
 
 /// Submits `commands` to queues 1 and 2 in turn and waits until each has ended, once, well.
 fn run_all(guest: &mut Guest, commands: &[SubmissionEntry]) {
@@ -204,7 +212,7 @@ fn pages(guest: &mut Guest, count: usize) -> Vec<u64> {
     (0..count).map(|_| guest.arena.allocate(PAGE).unwrap()).collect()
 }
 
-fn with_page(command: SubmissionEntry, page: u64) -> SubmissionEntry {
+pub fn with_page(command: SubmissionEntry, page: u64) -> SubmissionEntry {
     SubmissionEntry { prp1: page.into(), ..command }
 }
 

@@ -10,6 +10,7 @@ mod hostile;
 mod init;
 mod io;
 mod killed;
+mod killed_pairs;
 mod lanes;
 mod lifecycle;
 mod limits;

@@ -1,0 +1,228 @@
+//! Fused pairs of a controller that is killed on either side of every store to its journal.
+//!
+//! A pair is an exchange of a block's value. What the guest was told of all commands of a batch, and
+//! what the block holds in the end, must be what some order of them, one after the other, would give:
+//! nothing written of a pair that failed, nothing lost of one that succeeded, no comparison that found
+//! the pair's own write. A half's buffer is used for something else as soon as that half has ended.
+
+use slipway_nvme_spec::command::{CopyRange, SubmissionEntry};
+use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_nvme_spec::status::Status;
+use zerocopy::IntoBytes;
+
+use super::killed::{Guest, Killable, Lives, MEMORY, PAGE, with_page};
+use super::rig::Random;
+use crate::driver::{Arena, Driver, RegisterAccess, Shadowed, io};
+use crate::journal::testing::kill_after;
+
+/// The block whose value changes, and one whose value is copied there.
+const BLOCK: u64 = 0;
+const SOURCE: u64 = 64;
+const SOURCE_VALUE: u8 = 0x77;
+const JUNK: u8 = 0xdd;
+const SUCCESS: Status = Status::SUCCESS;
+const FAILED: Status = Status::FUSED_FAILED.dnr();
+const MISSING: Status = Status::FUSED_MISSING.dnr();
+
+/// What a guest asks for.
+#[derive(Clone, Copy, Debug)]
+enum Ask {
+    /// If the block holds the first value, the second one shall be there.
+    Exchange(u8, u8),
+    Write(u8),
+    /// Copy, of several ranges, the last of which brings [`SOURCE_VALUE`].
+    Copy,
+    /// The second half of a pair without its first.
+    Half(u8),
+    /// A pair whose write has its data nowhere.
+    Nowhere(u8),
+}
+
+/// A command under way, and what is in flight of it: ID and page.
+struct Open {
+    queue: u16,
+    ask: usize,
+    half: usize,
+    id: u16,
+    page: u64,
+}
+
+fn filled(guest: &mut Guest, value: u8) -> u64 {
+    let page = guest.arena.allocate(PAGE).unwrap();
+    guest.arena.memory().write(page, &[value; PAGE]).unwrap();
+    page
+}
+
+fn commands(guest: &mut Guest, ask: Ask) -> Vec<(SubmissionEntry, u64)> {
+    let mut command = |opcode, value, flags| {
+        let page = filled(guest, value);
+        let command = with_page(io(opcode, 1, BLOCK, 8), page);
+        (SubmissionEntry { flags, ..command }, page)
+    };
+    match ask {
+        Ask::Exchange(old, new) => {
+            vec![command(NvmOpcode::Compare, old, 1), command(NvmOpcode::Write, new, 2)]
+        }
+        Ask::Nowhere(old) => {
+            let (write, page) = command(NvmOpcode::Write, JUNK, 2);
+            let write = with_page(write, MEMORY as u64);
+            vec![command(NvmOpcode::Compare, old, 1), (write, page)]
+        }
+        Ask::Half(value) => vec![command(NvmOpcode::Write, value, 2)],
+        Ask::Write(value) => vec![command(NvmOpcode::Write, value, 0)],
+        Ask::Copy => {
+            let (copy, page) = command(NvmOpcode::Copy, 0, 0);
+            let ranges = [CopyRange::new(SOURCE, 4), CopyRange::new(SOURCE + 4, 4)];
+            guest.arena.memory().write(page, ranges.as_slice().as_bytes()).unwrap();
+            vec![(copy.with_dword(12, 1), page)]
+        }
+    }
+}
+
+/// Submits all that queues 1 and 2 are asked for, each with one doorbell, and gives how the halves of
+/// each have ended.
+fn run(guest: &mut Guest, asked: [&[Ask]; 2]) -> Vec<(Ask, Vec<Status>)> {
+    let (mut open, mut ends) = (Vec::new(), Vec::new());
+    for (queue, asked) in (1..).zip(asked) {
+        let mut all = Vec::new();
+        for ask in asked {
+            let commands = commands(guest, *ask);
+            for (half, (command, page)) in commands.iter().enumerate() {
+                open.push(Open { queue, ask: ends.len(), half, id: 0, page: *page });
+                all.push(*command);
+            }
+            ends.push((*ask, vec![None; commands.len()]));
+        }
+        if all.is_empty() {
+            continue;
+        }
+        let ids = guest.submit_all(queue, &all).unwrap();
+        let own = open.iter_mut().filter(|one| one.queue == queue);
+        own.zip(ids).for_each(|(one, id)| one.id = id);
+    }
+    let mut polls = 0;
+    while !open.is_empty() {
+        for queue in [1, 2] {
+            let mut ended = Vec::new();
+            guest.reap(queue, &mut ended).unwrap();
+            for entry in ended {
+                let is_it = |one: &Open| (one.queue, one.id) == (queue, entry.id.get());
+                let at = open.iter().position(is_it).expect("each ends once");
+                let one = open.swap_remove(at);
+                guest.arena.memory().write(one.page, &[JUNK; PAGE]).unwrap();
+                guest.arena.release(one.page, PAGE);
+                ends[one.ask].1[one.half] = Some(Status(entry.status().0 & !(1 << 13)));
+            }
+        }
+        polls += 1;
+        assert!(polls < 2000, "{} never ended", open.len());
+        guest.registers.idle().unwrap();
+    }
+    ends.into_iter().map(|(ask, ends)| (ask, ends.into_iter().flatten().collect())).collect()
+}
+
+fn value(guest: &mut Guest) -> u8 {
+    let page = guest.arena.allocate(PAGE).unwrap();
+    guest.transfer(1, io(NvmOpcode::Read, 1, BLOCK, 8), (page, PAGE)).unwrap();
+    let mut found = [0; PAGE];
+    guest.arena.memory().read(page, &mut found).unwrap();
+    guest.arena.release(page, PAGE);
+    assert!(found.iter().all(|byte| *byte == found[0]), "a torn block");
+    found[0]
+}
+
+/// Whether some order of `steps` leads from the value `from` to `to`: from a value, if it is one, to
+/// another.
+fn is_explained(steps: &[(Option<u8>, Option<u8>, bool)], from: u8, to: u8) -> bool {
+    if steps.is_empty() {
+        return from == to;
+    }
+    (0..steps.len()).any(|at| {
+        let (expected, new, held) = steps[at];
+        let fits = expected.is_none_or(|expected| (expected == from) == held);
+        let mut rest = steps.to_vec();
+        rest.remove(at);
+        fits && is_explained(&rest, if held { new.unwrap_or(from) } else { from }, to)
+    })
+}
+
+/// One batch, and what came of it; gives the block's value afterwards.
+fn batch(guest: &mut Guest, before: u8, asked: [&[Ask]; 2]) -> u8 {
+    let ends = run(guest, asked);
+    let steps = ends.iter().map(|(ask, ends)| match (ask, &ends[..]) {
+        (Ask::Exchange(old, new), [SUCCESS, SUCCESS]) => (Some(*old), Some(*new), true),
+        (Ask::Exchange(old, _), [first, FAILED]) if *first == Status::COMPARE_FAILURE.dnr() => {
+            (Some(*old), None, false)
+        }
+        (Ask::Write(value), [SUCCESS]) => (None, Some(*value), true),
+        (Ask::Copy, [SUCCESS]) => (None, Some(SOURCE_VALUE), true),
+        (Ask::Half(_), [MISSING]) => (None, None, true),
+        (Ask::Nowhere(_), [FAILED, Status::DATA_TRANSFER_ERROR]) => (None, None, true),
+        (ask, ends) => panic!("{ask:?} ended with {ends:?}"),
+    });
+    let steps: Vec<_> = steps.collect();
+    let after = value(guest);
+    assert!(is_explained(&steps, before, after), "from {before} to {after} by {ends:?}");
+    after
+}
+
+fn guest(lives: Lives, next: impl FnMut() -> Option<u64> + 'static) -> Guest {
+    let memory = lives.memory.clone();
+    let arena = Arena::new(memory.clone(), 0, MEMORY as u64);
+    let registers = Shadowed::new(Killable::new(lives, || None), memory);
+    let mut guest = Driver::new(registers, arena, 8).unwrap();
+    assert_eq!(guest.identify_controller().unwrap().fused.get(), 1);
+    guest.create_pair(1, 16, Some(1)).unwrap();
+    guest.create_pair(2, 16, None).unwrap();
+    let page = filled(&mut guest, SOURCE_VALUE);
+    guest.transfer(1, io(NvmOpcode::Write, 1, SOURCE, 8), (page, PAGE)).unwrap();
+    guest.arena.release(page, PAGE);
+    guest.registers.inner.kill(next);
+    guest
+}
+
+/// Batches of every kind, from a block of zeros.
+fn life(guest: &mut Guest) {
+    use Ask::{Copy, Exchange, Half, Nowhere, Write};
+    // Nobody else has the block: these have one outcome.
+    assert_eq!(batch(guest, 0, [&[Exchange(0, 1)], &[]]), 1);
+    assert_eq!(batch(guest, 1, [&[Exchange(0, 2)], &[]]), 1);
+    assert_eq!(batch(guest, 1, [&[Exchange(1, 2), Exchange(2, 3)], &[]]), 3);
+    assert_eq!(batch(guest, 3, [&[Half(9)], &[Nowhere(3)]]), 3);
+    // Two want the same, and others come between.
+    let now = batch(guest, 3, [&[Exchange(3, 4)], &[Exchange(3, 5)]]);
+    let now =
+        batch(guest, now, [&[Write(6), Exchange(6, 7)], &[Write(8), Exchange(8, 9), Half(1)]]);
+    batch(guest, now, [&[Copy, Exchange(SOURCE_VALUE, 10)], &[Exchange(now, 11)]]);
+}
+
+#[test]
+fn one_kill_at_every_point() {
+    for slow in [false, true] {
+        for at in 0.. {
+            let mut plan = Some(at).into_iter();
+            let mut guest = guest(Lives::new(slow), move || plan.next());
+            life(&mut guest);
+            kill_after(None);
+            if guest.registers.inner.kills == 0 {
+                assert!(at > 300, "only {at} points");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn many_kills_anywhere_recovery_included() {
+    let mut kills = 0;
+    for seed in 0..60 {
+        let mut random = Random(seed);
+        // Rarely enough that a recovery and a pair fit between two.
+        let most = if seed % 2 == 0 { 60 } else { 400 };
+        let mut guest = guest(Lives::new(seed % 3 == 0), move || Some(random.below(most)));
+        life(&mut guest);
+        kill_after(None);
+        kills += guest.registers.inner.kills;
+    }
+    assert!(kills > 500, "only {kills} kills");
+}
