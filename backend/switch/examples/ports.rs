@@ -1,6 +1,6 @@
 //! Port to port: a source and the switch on one processor, the sink on another, over memory ports.
 //!
-//!     cargo run --release -p slipway-switch --example ports -- [BYTES [PORTS [SECONDS]]]
+//!     cargo run --release -p slipway-switch --example ports -- [BYTES [PORTS [SECONDS [BURST [SLOTS [ROW [PAYLOAD]]]]]]]
 #![allow(clippy::unwrap_used)] // a program to measure with
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ fn main() {
     let (bytes, ports, seconds) = (argument(1, 64), argument(2, 2), argument(3, 2));
     let burst = argument(4, 256);
     let slots = argument(5, 512) as u32;
-    let geometry = Geometry { slots, payload: 2048 };
+    let geometry = Geometry { slots, payload: argument(7, 2048) as u32 };
     if ports == 2 && std::env::var_os("DIRECT").is_some() {
         return direct(bytes, slots, burst);
     }
@@ -147,8 +147,15 @@ fn drain(mut sinks: Vec<(Consumer, Producer)>, stop: &AtomicBool, received: &Ato
     let mut sum = 0_u32;
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
-        for (input, _) in &mut sinks {
+        for at in 0..sinks.len() {
+            if let Some((later, _)) = sinks.get(at + 8) {
+                later.fetch_next();
+            }
+            let (input, _) = &mut sinks[at];
             let there = input.available(1).unwrap();
+            for slot in 1..there.min(8) {
+                input.fetch(slot);
+            }
             for slot in 0..there {
                 input.fetch(slot + 8);
                 let mut header = [0; 14];

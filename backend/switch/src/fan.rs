@@ -10,6 +10,8 @@ const END: u32 = u32::MAX;
 struct List {
     first: u32,
     last: u32,
+    /// Meaningless when it is empty.
+    len: u32,
 }
 
 /// Lists of picks by port.
@@ -28,7 +30,7 @@ impl Fan {
 
     /// Makes room for ports up to number `ports`.
     pub fn grow(&mut self, ports: usize) {
-        let empty = List { first: END, last: END };
+        let empty = List { first: END, last: END, len: 0 };
         self.lists.resize(self.lists.len().max(ports), empty);
     }
 
@@ -40,12 +42,13 @@ impl Fan {
         let list = &mut self.lists[usize::from(port)];
         match list.first {
             END => {
-                list.first = node;
+                (list.first, list.len) = (node, 0);
                 self.ports.push(port);
             }
             _ => self.nodes[list.last as usize].1 = node,
         }
         list.last = node;
+        list.len += 1;
     }
 
     /// How many ports have any.
@@ -57,6 +60,13 @@ impl Fan {
     #[inline]
     pub fn port(&self, at: usize) -> PortIndex {
         self.ports[at]
+    }
+
+    /// Number `at` of the ports that have any, before it is gathered, and how long its list is.
+    #[inline]
+    pub fn next(&self, at: usize) -> (PortIndex, usize) {
+        let port = self.ports[at];
+        (port, self.lists[usize::from(port)].len as usize)
     }
 
     /// Fills `picks` with a port's list, and gives the port: number `at` of those that have any.

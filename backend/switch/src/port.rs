@@ -78,8 +78,10 @@ pub trait Port: Send {
     /// which waits for all stores before it, serves all ports of a turn.
     fn notify(&mut self) {}
 
-    /// A delivery follows soon: has the processor fetch what it will write.
-    fn prepare(&self) {}
+    /// A delivery of `frames` frames follows soon: has the processor fetch what it will write first.
+    fn prepare(&self, frames: usize) {
+        let _ = frames;
+    }
 
     /// From now on the switch must be woken when a frame comes. Tells whether there is one already:
     /// then the switch must look and not sleep.

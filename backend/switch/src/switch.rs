@@ -304,8 +304,9 @@ impl Switch {
     /// A delivery to a port follows soon.
     #[inline]
     fn prepare(&self, at: usize) {
-        if let Some(slot) = self.slot(self.fan.port(at)) {
-            slot.port.prepare();
+        let (port, frames) = self.fan.next(at);
+        if let Some(slot) = self.slot(port) {
+            slot.port.prepare(frames);
         }
     }
 

@@ -69,6 +69,19 @@ impl Ring {
     }
 }
 
+/// Has the processor fetch the word's line, soon to be read. A hint.
+#[inline]
+fn prefetch(word: &AtomicU64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing as far as the program can tell, and never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(word).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
+}
+
 /// Has the processor take the word's line, soon to be written, from whoever has it. A hint.
 #[inline]
 fn prefetch_to_write(word: &AtomicU64) {
@@ -129,18 +142,21 @@ impl Producer {
         self.ring.place(self.head + number as u64)
     }
 
-    /// Has the processor fetch slot `number`, soon to be filled.
+    /// Has the processor fetch slot `number`, soon to be filled and described.
     #[inline]
     pub fn fetch(&self, number: usize) {
         self.ring.data.prefetch_to_write(self.place(number));
+        prefetch_to_write(self.ring.descriptor(self.head + number as u64));
     }
 
-    /// Has the processor fetch what will be written when the next slot is filled and published.
+    /// Has the processor fetch what will be written when the next `count` slots are filled and
+    /// published.
     #[inline]
-    pub fn fetch_next(&self) {
-        self.fetch(0);
-        prefetch_to_write(self.ring.descriptor(self.head));
+    pub fn fetch_next(&self, count: usize) {
         prefetch_to_write(self.ring.word(HEAD));
+        for number in 0..count {
+            self.fetch(number);
+        }
     }
 
     /// Says what slot `number` holds.
@@ -213,6 +229,15 @@ impl Consumer {
     #[inline]
     pub fn fetch(&self, number: usize) {
         self.ring.data.prefetch(self.place(number));
+    }
+
+    /// Has the processor fetch what is read to find whether there is anything, and the next slot: for a
+    /// program that looks at many rings in turn, some rings ahead.
+    #[inline]
+    pub fn fetch_next(&self) {
+        prefetch(self.ring.word(HEAD));
+        prefetch(self.ring.descriptor(self.tail));
+        self.fetch(0);
     }
 
     /// What slot `number` holds, as the producer says now: it may say something else the next time.

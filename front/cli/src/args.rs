@@ -737,7 +737,8 @@ pub struct PacketArgs {
     #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Only these loads, as 64b-p2 (bytes of a frame, ports of the switch), 64b-p1024-r32 (frames in a
-    /// row to one port) or 64b-p2-o5M (frames offered a second; else as many as the source can)
+    /// row to one port), 64b-p2-s64x256 (slots of a ring, bytes of each) or 64b-p2-o5M (frames offered
+    /// a second; else as many as the source can)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     pub load: Vec<slipway_bench::packet::PacketLoad>,
     /// Turns of each subject with each load

@@ -229,8 +229,8 @@ impl Port for MemoryPort {
     }
 
     #[inline]
-    fn prepare(&self) {
-        self.output.fetch_next();
+    fn prepare(&self, frames: usize) {
+        self.output.fetch_next(frames.min(AHEAD));
     }
 
     fn arm(&mut self) -> bool {

@@ -17,11 +17,13 @@ pub struct PacketLoad {
     pub row: u32,
     /// Frames offered a second, in bursts of 100; 0: as many as the source can.
     pub offered: u64,
+    /// Slots of a ring and bytes of a slot; None: 512 of 2,048, and 64 of 2,048 with more than 64 ports.
+    pub ring: Option<(u32, u32)>,
 }
 
 impl Default for PacketLoad {
     fn default() -> Self {
-        Self { bytes: 64, ports: 2, row: 1, offered: 0 }
+        Self { bytes: 64, ports: 2, row: 1, offered: 0, ring: None }
     }
 }
 
@@ -30,6 +32,9 @@ impl fmt::Display for PacketLoad {
         write!(f, "{}b-p{}", self.bytes, self.ports)?;
         if self.ports > 2 {
             write!(f, "-r{}", self.row)?;
+        }
+        if let Some((slots, payload)) = self.ring {
+            write!(f, "-s{slots}x{payload}")?;
         }
         match self.offered {
             0 => Ok(()),
@@ -47,7 +52,8 @@ pub struct BadPacketLoad(String);
 impl fmt::Display for BadPacketLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let about = "64b-p2: bytes of a frame (60 to 2048) and ports (2 to 4096); with more than two ports \
-                     -r32, frames in a row to one of them; -o5M, frames offered a second";
+                     -r32, frames in a row to one of them; -s64x256, slots of a ring (16 to 32768) and bytes of \
+                     each (64 to 65536); -o5M, frames offered a second";
         write!(f, "\"{}\" is no load such as {about}", self.0)
     }
 }
@@ -74,12 +80,25 @@ fn parse(text: &str) -> Option<PacketLoad> {
             "p" => load.ports = value.parse().ok()?,
             "r" => load.row = value.parse().ok()?,
             "o" => load.offered = count(value)?,
+            "s" => load.ring = Some(ring(value)?),
             _ => return None,
         }
     }
     let fits =
         (60..=2048).contains(&load.bytes) && (2..=4096).contains(&load.ports) && load.row > 0;
-    fits.then_some(load)
+    let slots_fit = load.ring.is_none_or(|(_, payload)| payload >= load.bytes);
+    (fits && slots_fit).then_some(load)
+}
+
+/// Slots and the bytes of each, as `slipway_ring::Geometry` allows them.
+fn ring(text: &str) -> Option<(u32, u32)> {
+    let (slots, payload) = text.split_once('x')?;
+    let (slots, payload): (u32, u32) = (slots.parse().ok()?, payload.parse().ok()?);
+    let fits = slots.is_power_of_two()
+        && (16..=32_768).contains(&slots)
+        && payload.is_multiple_of(64)
+        && (64..=65_536).contains(&payload);
+    fits.then_some((slots, payload))
 }
 
 /// A number with `k` or `M` behind it.
@@ -111,9 +130,15 @@ mod tests {
 
     #[test]
     fn a_load_reads_as_it_prints() {
-        for text in
-            ["64b-p2", "1500b-p2", "64b-p1024-r32", "64b-p2-o5M", "60b-p3-r1-o1500k", "64b-p2-o17"]
-        {
+        for text in [
+            "64b-p2",
+            "1500b-p2",
+            "64b-p1024-r32",
+            "64b-p2-o5M",
+            "60b-p3-r1-o1500k",
+            "64b-p2-o17",
+            "64b-p2-s64x256-o5M",
+        ] {
             assert_eq!(text.parse::<PacketLoad>().unwrap().to_string(), text);
         }
         assert_eq!("64b".parse::<PacketLoad>().unwrap(), PacketLoad::default());
@@ -133,6 +158,10 @@ mod tests {
             "64b-x",
             "64b-",
             "64b-oM",
+            "64b-s63x256",
+            "64b-s64x100",
+            "65b-s64x64",
+            "64b-s64",
         ] {
             assert!(text.parse::<PacketLoad>().is_err(), "{text}");
         }

@@ -22,7 +22,9 @@ const FEW_SLOTS: u32 = 64;
 const TURNS: u32 = 32;
 
 fn geometry(load: &PacketLoad) -> Geometry {
-    Geometry { slots: if load.ports > 64 { FEW_SLOTS } else { SLOTS }, payload: 2048 }
+    let slots = if load.ports > 64 { FEW_SLOTS } else { SLOTS };
+    let (slots, payload) = load.ring.unwrap_or((slots, 2048));
+    Geometry { slots, payload }
 }
 
 fn frame(to: u32, bytes: u32) -> Vec<u8> {
@@ -121,8 +123,16 @@ fn drain(mut inputs: Vec<Consumer>, stop: &AtomicBool, received: &AtomicU64) -> 
     const AHEAD: usize = 8;
     let (mut sum, mut count) = (0_u64, 0);
     while !stop.load(Ordering::Relaxed) {
-        for input in &mut inputs {
+        for at in 0..inputs.len() {
+            // A program has one port; this one stands for as many programs as there are ports.
+            if let Some(later) = inputs.get(at + AHEAD) {
+                later.fetch_next();
+            }
+            let input = &mut inputs[at];
             let there = input.available(1)?;
+            for slot in 1..there.min(AHEAD) {
+                input.fetch(slot);
+            }
             for slot in 0..there {
                 input.fetch(slot + AHEAD);
                 let mut header = [0; 14];
