@@ -23,8 +23,18 @@ part() {
     tail -n 60 "$log"
 }
 
-# Output of passed tests is shown too, since that is where they say that they were skipped.
-part units '^ +Running|^test result|^error|FAILED|panicked' \
+# Of each part that failed the lines that say so, and those of a panic.
+reasons() {
+    local name
+    for name in "${failed[@]}"; do
+        printf '== %s\n' "$name"
+        grep -hE -A 6 'FAILED|^error|panicked at|ERROR: libFuzzer' "$logs/${name//[^a-z0-9.-]/_}" | tail -n 40
+    done
+}
+
+# Output of passed tests is kept too, since that is where they say that they were skipped; what panics
+# in a test that passes was meant to.
+part units '^ +Running|^test result|^error|FAILED' \
     cargo test --locked --workspace --no-fail-fast -- --show-output
 # Built just now; a test that needs a test program finds it.
 export SLIPWAY_TEST_SCOPE=--workspace
@@ -42,6 +52,7 @@ else
     printf '\n== no test was skipped\n'
 fi
 if [ ${#failed[@]} -gt 0 ]; then
+    reasons
     printf '\n== FAILED: %s\n' "${failed[*]}"
     exit 1
 fi

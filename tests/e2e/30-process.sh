@@ -40,22 +40,29 @@ if pid == 0:
     os.execv(sys.argv[1], [sys.argv[1], "run", "--rm", "-it", sys.argv[2], "--", "sh"])
 fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 132, 0, 0))
 seen = b""
-def expect(pattern, seconds):
+def expect(pattern, seconds, again=None):
+    """Reads until the pattern has come; types `again` every 2 s meanwhile."""
     global seen
-    end = time.time() + seconds
+    end, next_time = time.time() + seconds, time.time() + 2
     while not re.search(pattern, seen):
         ready, _, _ = select.select([fd], [], [], 0.2)
         if ready:
             try: seen += os.read(fd, 65536)
-            except OSError: break
+            except OSError: sys.exit(f"it ended without {pattern!r}: {seen!r}")
         if time.time() > end: sys.exit(f"no {pattern!r} in {seen!r}")
+        if again and time.time() > next_time:
+            os.write(fd, again)
+            next_time = time.time() + 2
     seen = re.split(pattern, seen, maxsplit=1)[-1]
-expect(rb"[#$] ", 60)
-os.write(fd, b"tty; echo size:$(stty size)\n"); expect(rb"/dev/pts/\d+", 20); expect(rb"size:40 132", 20)
-os.write(fd, b"sleep 100\n"); time.sleep(1.5); os.write(fd, b"\x03"); expect(rb"[#$] ", 20)
-fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0)); os.kill(pid, 28); time.sleep(1)
-os.write(fd, b"echo size:$(stty size)\n"); expect(rb"size:50 100", 20)
-os.write(fd, b"exit 5\n")
+def type(text): os.write(fd, text)
+expect(rb"[#$] ", 120)
+type(b"tty; echo size:$(stty size)\n"); expect(rb"/dev/pts/\d+", 60); expect(rb"size:40 132\r\n[#$] ", 60)
+# It says that it is there before it sleeps; interrupted, the shell goes on.
+type(b"sh -c 'echo is; exec sleep 1000'; echo inter''rupted\n"); expect(rb"\nis\r\n", 60)
+expect(rb"interrupted|\^C\r\n", 60, again=b"\x03")
+fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
+expect(rb"size:50 100", 60, again=b"echo size:$(stty size)\n")
+type(b"exit 5\n")
 _, status = os.waitpid(pid, 0)
 sys.exit(0 if os.waitstatus_to_exitcode(status) == 5 else f"status {status}")
 P

@@ -4,12 +4,12 @@
 #
 # The guest is QEMU's, started here: a sandbox would die with its daemon.
 #   SLIPWAY_RESTART_SECONDS  how long the guest works, 30 unless told otherwise
-#   SLIPWAY_RESTART_PAUSE    the longest pause that passes, in ms: 3000 (1000 is what is promised, on
-#                            a machine that does nothing else)
+#   SLIPWAY_RESTART_PAUSE    the longest pause that passes, in ms: 10000, less than the guest's
+#                            patience (1000 is what is promised, on a machine that does nothing else)
 #   SLIPWAY_OTHER            another build of slipway, which takes turns with SLIPWAY: an upgrade
 #                            and a way back with each kill
 . "$(dirname "$0")/lib.sh"
-seconds=${SLIPWAY_RESTART_SECONDS:-30} longest=${SLIPWAY_RESTART_PAUSE:-3000}
+seconds=${SLIPWAY_RESTART_SECONDS:-30} longest=${SLIPWAY_RESTART_PAUSE:-10000}
 other=${SLIPWAY_OTHER:-$slipway}
 tools=${SLIPWAY_TOOLS:-/var/lib/slipway/tools} kernel=${SLIPWAY_KERNEL_DIR:-/var/lib/slipway/kernel}
 period=5

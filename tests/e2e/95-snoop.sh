@@ -20,27 +20,22 @@ tracing() {
 
 # What fio's own start reads is in no system call: it is read before.
 load --time_based --runtime=1 >/dev/null 2>&1 || fail "fio does not run"
-# From before the load until after it, however long that takes, so that both see the same commands.
-"$slipway" snoop snooped --interval 1s --json --svg "$work/stack.svg" >"$work/snoop.json" 2>"$work/snoop.err" &
-snoop=$!
-wait_until 60 test -s "$work/snoop.json" || fail "no report: $(cat "$work/snoop.err")"
-load --number_ios=12000 --runtime=45 >"$work/fio.json" 2>"$work/fio.err" || fail "fio: $(cat "$work/fio.err")"
-sleep 3
-kill -INT "$snoop"
-wait "$snoop" || fail "snoop: $(cat "$work/snoop.err")"
-grep -q "no layers of the guest" "$work/snoop.err" && fail "$(cat "$work/snoop.err")"
-load --time_based --runtime=200 >"$work/fio-2.json" 2>"$work/fio.err" &
-fio=$!
-# As soon as there is a command.
-for _ in {1..20}; do
-    "$slipway" snoop snooped --interval 500ms --duration 1200ms >"$work/table" || fail "snoop as a table"
-    grep -q 'guest driver' "$work/table" && break
-done
-"$slipway" snoop snooped --measure-overhead >"$work/overhead" || fail "overhead"
-"$slipway" exec snooped pkill -x fio || fail "the load ended early: $(cat "$work/fio.err")"
-wait "$fio"
-
-facts=$(python3 - "$work" 2>&1 <<'PYTHON'
+# measured: whether the layers add up to what fio saw, in `facts`.
+#
+# A processor that is taken away between two clock readings is in one of them only, so on a machine
+# that others use too it is tried again: what adds up wrongly does so each time.
+measured() {
+    # From before the load until after it, however long that takes, so that both see the same commands.
+    rm -f "$work/snoop.json"
+    "$slipway" snoop snooped --interval 1s --json --svg "$work/stack.svg" >"$work/snoop.json" 2>"$work/snoop.err" &
+    snoop=$!
+    wait_until 60 test -s "$work/snoop.json" || fail "no report: $(cat "$work/snoop.err")"
+    load --number_ios=12000 --runtime=45 >"$work/fio.json" 2>"$work/fio.err" || fail "fio: $(cat "$work/fio.err")"
+    sleep 3
+    kill -INT "$snoop"
+    wait "$snoop" || fail "snoop: $(cat "$work/snoop.err")"
+    grep -q "no layers of the guest" "$work/snoop.err" && fail "$(cat "$work/snoop.err")"
+    facts=$(python3 - "$work" 2>&1 <<'PYTHON'
 import json, sys
 work = sys.argv[1]
 lines = [json.loads(line) for line in open(f"{work}/snoop.json")]
@@ -70,8 +65,24 @@ for opcode in ("read", "write"):
     print(f"{opcode}: {host} commands, layers {parts / 1e3:.1f} us, fio {seen / 1e3:.1f} us, "
           f"ratio {parts / seen:.3f}, clock error {error / 1e3:.2f} us", end="; ")
 PYTHON
-) || fail "figures: $facts $(tail -1 "$work/snoop.json" | cut -c -600)"
+)
+}
+for _ in 1 2 3; do
+    measured && facts_hold=yes && break
+    say "once more: $facts"
+done
+[ "${facts_hold:-}" ] || fail "figures: $facts $(tail -1 "$work/snoop.json" | cut -c -600)"
 ok "layers add up: ${facts%; }"
+load --time_based --runtime=200 >"$work/fio-2.json" 2>"$work/fio.err" &
+fio=$!
+# As soon as there is a command.
+for _ in {1..20}; do
+    "$slipway" snoop snooped --interval 500ms --duration 1200ms >"$work/table" || fail "snoop as a table"
+    grep -q 'guest driver' "$work/table" && break
+done
+"$slipway" snoop snooped --measure-overhead >"$work/overhead" || fail "overhead"
+"$slipway" exec snooped pkill -x fio || fail "the load ended early: $(cat "$work/fio.err")"
+wait "$fio"
 grep -q 'guest driver' "$work/table" && grep -q '^In all:' "$work/table" || fail "no table: $(cat "$work/table")"
 ok "a table"
 python3 -c 'import sys, xml.dom.minidom as x; t = open(sys.argv[1]).read(); x.parseString(t); assert "guest driver" in t and "read" in t' \
