@@ -256,6 +256,24 @@ impl Burst {
         }
     }
 
+    /// Takes those of the frames from number `from` on out that `keep` says no to; it is asked once for each,
+    /// in order.
+    pub(crate) fn retain(&mut self, from: usize, mut keep: impl FnMut() -> bool) {
+        let mut kept = from;
+        for at in from..self.frames.len() {
+            if !keep() {
+                self.bytes -= u64::from(self.frames[at].len);
+                continue;
+            }
+            if kept < at {
+                self.frames[kept] = self.frames[at];
+                self.heads[kept] = self.heads[at];
+            }
+            kept += 1;
+        }
+        self.frames.truncate(kept);
+    }
+
     /// A reader of the frame's bytes, with the tag `tci` put in when that is not 0.
     ///
     /// # Panics

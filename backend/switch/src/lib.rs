@@ -14,6 +14,7 @@
 //!   for a port whose peer cannot take them so ([`Abilities`]).
 //! - [`spawn`] gives a switch to a reactor: ports have turns while there is something, and are armed and
 //!   cost nothing while there is not. Other threads reach it by [`Handle`].
+//! - [`decorators`] watch what passes a port (captures, traces), lose, delay or slow it down.
 //!
 //! What does not fit is dropped where it does not fit, before it is copied, and counted by cause
 //! ([`Drop`]); no port waits for another.
@@ -26,6 +27,7 @@
 
 mod burst;
 mod cutter;
+pub mod decorators;
 mod fan;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;

@@ -2,7 +2,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::{Burst, Pick, Waker};
+use crate::decorators::{Layer, Timed};
+use crate::{Burst, Drop, Pick, PortStats, Waker};
 
 /// What a port's peer can take without the switch's help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -24,7 +25,8 @@ impl Abilities {
     pub const NONE: Self = Self { checksum: false, tcp4: false, tcp6: false, udp: false };
 }
 
-/// How a delivery went: every pick is counted once, as had, as not fitting, or as refused.
+/// How a delivery went: every pick is counted once, as had, as not fitting, or as refused; here, or later by
+/// [`Port::account`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Delivered {
     /// The peer has them.
@@ -35,6 +37,16 @@ pub struct Delivered {
     pub full: u32,
     /// The peer cannot take a frame of this size, or its memory was gone.
     pub refused: u32,
+}
+
+impl Delivered {
+    /// Adds another delivery.
+    pub fn add(&mut self, other: &Self) {
+        self.frames += other.frames;
+        self.bytes += other.bytes;
+        self.full += other.full;
+        self.refused += other.refused;
+    }
 }
 
 /// One end of a link to the switch. The *peer* is whoever is at the other end: a guest, a program, the
@@ -106,5 +118,20 @@ pub trait Port: Send {
     /// last call.
     fn malformed(&mut self) -> u64 {
         0
+    }
+
+    /// Adds what happened since the last call and the switch was told nothing of.
+    fn account(&mut self, stats: &mut PortStats) {
+        stats.dropped_in[Drop::Malformed as usize] += self.malformed();
+    }
+
+    /// What it does by time. A port that begins or ceases to is attached anew, or decorated.
+    fn timed(&mut self) -> Option<&mut dyn Timed> {
+        None
+    }
+
+    /// Of a decorator: the port behind it.
+    fn inner(&mut self) -> Option<(Layer, &mut Box<dyn Port>)> {
+        None
     }
 }

@@ -144,6 +144,9 @@ pub enum BadConfig {
     /// It has gone, or never was.
     #[error("the switch has no such port")]
     NoSuchPort,
+    /// An impairment that cannot be.
+    #[error(transparent)]
+    Impairment(#[from] crate::decorators::BadImpairment),
 }
 
 impl PortConfig {

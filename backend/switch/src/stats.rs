@@ -30,11 +30,15 @@ pub enum Drop {
     Malformed,
     /// Its checksum was to be put where no checksum is.
     BadOffload,
+    /// An impairment lost it.
+    Loss,
+    /// The queue of an impairment had no room.
+    Queue,
 }
 
 impl Drop {
     /// Every cause, with the name that it is reported under.
-    pub const ALL: [(Self, &'static str); 12] = [
+    pub const ALL: [(Self, &'static str); 14] = [
         (Self::Short, "short"),
         (Self::BadSource, "bad-source"),
         (Self::SpoofedMac, "spoofed-mac"),
@@ -47,6 +51,8 @@ impl Drop {
         (Self::Down, "down"),
         (Self::Malformed, "malformed"),
         (Self::BadOffload, "bad-offload"),
+        (Self::Loss, "loss"),
+        (Self::Queue, "queue"),
     ];
 }
 
@@ -95,6 +101,13 @@ impl PortStats {
         self.bytes_out += delivered.bytes;
         self.drop_out(Drop::Full, delivered.full.into());
         self.drop_out(Drop::Refused, delivered.refused.into());
+    }
+
+    /// Counts frames that were lost between the peer and the switch; the counters given are reset.
+    pub(crate) fn lose_in(&mut self, cause: Drop, frames: &mut u64, bytes: &mut u64) {
+        self.dropped_in[cause as usize] += *frames;
+        self.frames_in += std::mem::take(frames);
+        self.bytes_in += std::mem::take(bytes);
     }
 
     #[inline]

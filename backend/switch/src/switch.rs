@@ -8,6 +8,7 @@ use slipway_rate::Bucket;
 use crate::Port;
 use crate::burst::{BURST, Burst, Pick};
 use crate::cutter::Cutter;
+use crate::decorators::{Impairment, Layer, Observed, Observer, strip, wrap_here, wrap_innermost};
 use crate::fan::Fan;
 use crate::judge::{Kept, judge};
 use crate::lookup::{Key, Lookup, Station, Target};
@@ -40,6 +41,9 @@ struct Slot {
     config: PortConfig,
     stats: PortStats,
     bucket: Option<Bucket>,
+    /// It does things by time.
+    timed: bool,
+    impairment: Option<Impairment>,
 }
 
 /// A switch. One thread owns it, with all of its ports.
@@ -56,6 +60,10 @@ pub struct Switch {
     fan: Fan,
     picks: Vec<Pick>,
     cutter: Cutter,
+    /// Ports that do things by time.
+    timed: Vec<PortIndex>,
+    /// When the present turn began.
+    now: Duration,
 }
 
 impl Switch {
@@ -71,6 +79,8 @@ impl Switch {
             fan: Fan::new(),
             picks: Vec::with_capacity(BURST),
             cutter: Cutter::default(),
+            timed: Vec::new(),
+            now: Duration::ZERO,
         }
     }
 
@@ -93,12 +103,14 @@ impl Switch {
             return Err((error, port));
         }
         let bucket = config.max_rate.map(Bucket::new);
-        let slot = Slot { port, config, stats: PortStats::default(), bucket };
+        let (stats, impairment) = (PortStats::default(), None);
+        let slot = Slot { port, config, stats, bucket, timed: false, impairment };
         if free == self.slots.len() {
             self.slots.push(None);
         }
         self.slots[free] = Some(slot);
         self.fan.grow(self.slots.len());
+        self.settle_time(index);
         Ok(index)
     }
 
@@ -110,6 +122,7 @@ impl Switch {
         let slot = self.slots.get_mut(usize::from(index)).and_then(Option::take);
         let slot = slot.ok_or(BadConfig::NoSuchPort)?;
         self.lookup.remove(index);
+        self.timed.retain(|timed| *timed != index);
         // Spans of an earlier burst may still name the peer's memory.
         self.burst.release();
         self.cutter.release();
@@ -155,7 +168,7 @@ impl Switch {
     /// A port's counters.
     pub fn stats(&mut self, index: PortIndex) -> Option<&PortStats> {
         let slot = self.slot_mut(index)?;
-        slot.stats.dropped_in[Drop::Malformed as usize] += slot.port.malformed();
+        slot.port.account(&mut slot.stats);
         Some(&slot.stats)
     }
 
@@ -211,6 +224,10 @@ impl Switch {
         let opens = slot.bucket.as_ref().map(Bucket::opens_at).filter(|opens| *opens > now);
         if let Some(opens) = opens {
             return Turn::Held(opens);
+        }
+        self.now = now;
+        if slot.timed {
+            tick(&mut *slot.port, now);
         }
         self.burst.clear();
         let more = slot.port.take(&mut self.burst, limit.min(BURST));
@@ -315,6 +332,9 @@ impl Switch {
     fn drain(&mut self, to: PortIndex) {
         let Some(Some(slot)) = self.slots.get_mut(usize::from(to)) else { return };
         let picks = &self.picks[..];
+        if slot.timed {
+            tick(&mut *slot.port, self.now);
+        }
         if slot.config.link == Link::Down || !slot.port.is_up() {
             slot.stats.drop_out(Drop::Down, picks.len() as u64);
             return;
@@ -326,6 +346,80 @@ impl Switch {
         slot.stats.count_out(&delivered);
     }
 
+    /// Sets what is done to the port's frames from now on, or takes it away. What waits in a former
+    /// impairment is dropped.
+    ///
+    /// # Errors
+    /// [`BadConfig::NoSuchPort`], [`BadConfig::Impairment`]: nothing has changed then.
+    pub fn impair(
+        &mut self,
+        index: PortIndex,
+        impairment: Option<Impairment>,
+    ) -> Result<(), BadConfig> {
+        if let Some(impairment) = &impairment {
+            impairment.check()?;
+        }
+        let slot = self.slot_mut(index).ok_or(BadConfig::NoSuchPort)?;
+        strip(&mut slot.port, Layer::Impairment, &mut slot.stats);
+        if let Some(impairment) = &impairment {
+            wrap_here(&mut slot.port, |port| impairment.wrap(port));
+        }
+        slot.impairment = impairment;
+        self.settle_time(index);
+        Ok(())
+    }
+
+    /// What is done to the port's frames at present.
+    pub fn impairment(&self, index: PortIndex) -> Option<&Impairment> {
+        self.slot(index)?.impairment.as_ref()
+    }
+
+    /// Has `observer` see what passes the port from now on; `number` names it.
+    ///
+    /// # Errors
+    /// [`BadConfig::NoSuchPort`].
+    pub fn observe(
+        &mut self,
+        index: PortIndex,
+        number: u64,
+        observer: Box<dyn Observer>,
+    ) -> Result<(), BadConfig> {
+        let slot = self.slot_mut(index).ok_or(BadConfig::NoSuchPort)?;
+        wrap_innermost(&mut slot.port, |port| Box::new(Observed::new(port, number, observer)));
+        Ok(())
+    }
+
+    /// Drops the observer of this number. False: the port has none such.
+    pub fn unobserve(&mut self, index: PortIndex, number: u64) -> bool {
+        let Some(slot) = self.slot_mut(index) else { return false };
+        strip(&mut slot.port, Layer::Observer(number), &mut slot.stats)
+    }
+
+    /// Ports that do things by time.
+    pub(crate) fn timed(&self) -> &[PortIndex] {
+        &self.timed
+    }
+
+    /// When such a port does something next; with `inward` also: when it has a frame from its peer.
+    pub(crate) fn due(&mut self, index: PortIndex, inward: bool) -> Option<Duration> {
+        self.slot_mut(index)?.port.timed()?.due(inward)
+    }
+
+    /// Has such a port do what is due; true: it wants a turn.
+    pub(crate) fn tick(&mut self, index: PortIndex, now: Duration) -> bool {
+        self.slot_mut(index).is_some_and(|slot| tick(&mut *slot.port, now))
+    }
+
+    /// Takes note of whether the port does things by time.
+    fn settle_time(&mut self, index: PortIndex) {
+        self.timed.retain(|timed| *timed != index);
+        let Some(slot) = self.slot_mut(index) else { return };
+        slot.timed = slot.port.timed().is_some();
+        if slot.timed {
+            self.timed.push(index);
+        }
+    }
+
     fn slot(&self, index: PortIndex) -> Option<&Slot> {
         self.slots.get(usize::from(index))?.as_ref()
     }
@@ -333,6 +427,12 @@ impl Switch {
     fn slot_mut(&mut self, index: PortIndex) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(index))?.as_mut()
     }
+}
+
+/// Tells the port the time; true: it wants a turn.
+#[cold]
+fn tick(port: &mut dyn Port, now: Duration) -> bool {
+    port.timed().is_some_and(|timed| timed.tick(now))
 }
 
 /// The time in whole seconds, as the table counts it; it wraps after 136 years.

@@ -300,6 +300,7 @@ impl Running {
             self.wake(event.token as PortIndex);
         }
         self.resume(now, context);
+        self.expire(now);
         let limit = if context.is_shared() { SHORT } else { BURST };
         let (mut worked, mut behind) = (false, false);
         for _ in 0..self.awake.len().min(TURNS) {
@@ -315,7 +316,7 @@ impl Running {
             }
         }
         match (self.awake.is_empty(), worked) {
-            (true, _) => Step::Idle(self.held.iter().map(|(until, _)| *until).min()),
+            (true, _) => Step::Idle(self.next()),
             (false, true) if behind => Step::Behind,
             (false, true) => Step::Busy,
             (false, false) => Step::Looking,
@@ -353,6 +354,30 @@ impl Running {
         if place.watched {
             let _ = context.rewatch(u32::from(index), Interest::None);
         }
+    }
+
+    /// Has ports do what they do by time; those that have frames from their peers are woken.
+    fn expire(&mut self, now: Instant) {
+        for at in 0..self.switch.timed().len() {
+            let index = self.switch.timed()[at];
+            let due = self.due(index);
+            if due.is_some_and(|due| due <= now) && self.switch.tick(index, now - self.begin) {
+                self.wake(index);
+            }
+        }
+    }
+
+    /// When a port does something by time. One that may not send has no frame from its peer before it may.
+    fn due(&mut self, index: PortIndex) -> Option<Instant> {
+        let inward = !self.places.get(usize::from(index)).is_some_and(|place| place.held);
+        self.switch.due(index, inward).map(|due| self.begin + due)
+    }
+
+    /// When something is to be done that nobody wakes the switch for.
+    fn next(&mut self) -> Option<Instant> {
+        let held = self.held.iter().map(|(until, _)| *until).min();
+        let due = (0..self.switch.timed().len()).filter_map(|at| self.due(self.switch.timed()[at]));
+        due.min().into_iter().chain(held).min()
     }
 
     /// Wakes the ports that may send again, and forgets silent stations now and then.

@@ -1,11 +1,13 @@
 //! A switch on a reactor: ports that are woken, held back by their rate, and attended all the same.
 #![allow(clippy::unwrap_used)]
 
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use slipway_ram::Span;
 use slipway_reactor::{Reactor, Settings};
+use slipway_switch::decorators::Impairment;
 use slipway_switch::{
     Abilities, Burst, Delivered, Learning, LearningOptions, Offload, Pick, Port, PortConfig, Rate,
     Switch, Waker, spawn,
@@ -90,5 +92,50 @@ fn who_is_held_back_is_attended_when_woken() {
     assert!(attended);
     let taken = handle.call(move |owner| owner.switch().stats(index).unwrap().frames_in).unwrap();
     assert_eq!(taken, 1);
+    handle.stop();
+}
+
+/// A port whose program is this test, which wakes it by the descriptor.
+fn program(number: u64) -> (Box<dyn Port>, slipway_ring::Link, OwnedFd, PortConfig) {
+    let link = slipway_ring::Link::new(slipway_ring::Geometry::default()).unwrap();
+    let tell = slipway_switch::ports::Tell::new().unwrap();
+    let wake = tell.server.try_clone().unwrap();
+    let port = slipway_switch::ports::MemoryPort::new(&link, tell, Abilities::NONE);
+    let mac = Some(slipway_switch::Mac::local(number));
+    (Box::new(port), link, wake, PortConfig { mac, ..PortConfig::default() })
+}
+
+#[test]
+fn what_is_delayed_comes_though_nobody_wakes_the_switch() {
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let table = Learning::new(LearningOptions::default(), 1);
+    let handle = spawn(&reactor.handle(), Switch::new(Box::new(table))).unwrap();
+    let ((a, from, wake, a_config), (b, to, _, b_config)) = (program(1), program(2));
+    let delay = Duration::from_millis(30);
+    handle
+        .call(move |owner| {
+            let (a, b) = (owner.attach(a, a_config).unwrap(), owner.attach(b, b_config).unwrap());
+            // A frame waits on its way in, and again on its way out.
+            for port in [a, b] {
+                let impairment = Impairment { delay, ..Impairment::default() };
+                owner.switch().impair(port, Some(impairment)).unwrap();
+            }
+        })
+        .unwrap();
+    let (_, mut output) = from.peer();
+    let (mut input, _) = to.peer();
+    let frame = [slipway_switch::Mac::local(2).0, slipway_switch::Mac::local(1).0].concat();
+    output.free(1).unwrap();
+    output.memory().write(output.place(0), &[&frame[..], &[0x88, 0xb5, 1, 2]].concat()).unwrap();
+    output.describe(0, slipway_ring::Descriptor::new(16));
+    let begin = std::time::Instant::now();
+    output.publish(1);
+    rustix::io::write(&wake, &1_u64.to_ne_bytes()).unwrap();
+    // Nobody wakes the switch after that.
+    while input.available(1).unwrap() == 0 && begin.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(input.available(1), Ok(1));
+    assert!(begin.elapsed() >= 2 * delay, "{:?}", begin.elapsed());
     handle.stop();
 }

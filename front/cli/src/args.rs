@@ -1,6 +1,10 @@
 //! The command line as data: parser, help, completions and man pages all come from here.
 #![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
 
+mod port;
+
+pub use port::{CaptureArgs, Direction, ImpairArgs, TraceArgs};
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -272,6 +276,18 @@ pub enum PortCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Make a port's link worse, as `tc netem` does: lose, delay or slow down its frames
+    ///
+    /// It lasts until --clear, until the port goes, or until the daemon ends. What is dropped is counted:
+    /// `port stats` has it under loss and queue.
+    Impair(ImpairArgs),
+    /// Capture what passes a port, as a pcapng file, until Ctrl-C
+    ///
+    /// Frames are captured as whoever is at the port sends and receives them: with `port impair`, before
+    /// and after what that does. Capturing slows nothing; frames that there is no room for are counted.
+    Capture(CaptureArgs),
+    /// Count what passes a port by kind, and print the headers of some of it, until Ctrl-C
+    Trace(TraceArgs),
 }
 
 #[derive(Clone, Debug, Args)]

@@ -24,6 +24,7 @@ mod manage;
 mod network;
 mod out;
 mod port;
+mod port_tools;
 mod progress;
 mod report;
 mod run;

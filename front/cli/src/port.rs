@@ -8,6 +8,7 @@ use slipway_runtime::Config;
 
 use crate::args::{NodeArgs, PortCommand};
 use crate::client::{connect_plane, refused};
+use crate::port_tools;
 use crate::size::show;
 use crate::table::table;
 
@@ -19,7 +20,13 @@ struct Port {
 
 /// Runs `slipway port …`.
 pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) -> Result<i32> {
-    let (PortCommand::Ls { network, json } | PortCommand::Stats { network, json }) = command;
+    let (network, json, is_list) = match command {
+        PortCommand::Ls { network, json } => (network, json, true),
+        PortCommand::Stats { network, json } => (network, json, false),
+        PortCommand::Impair(args) => return port_tools::impair(node, config, args).await,
+        PortCommand::Capture(args) => return port_tools::capture(node, config, args).await,
+        PortCommand::Trace(args) => return port_tools::trace(node, config, args).await,
+    };
     let mut plane = connect_plane(node, config).await?;
     let reply = plane.list_switches(v1::ListSwitchesRequest {}).await;
     let mut switches = reply.map_err(|status| refused(&status))?.into_inner().switches;
@@ -37,7 +44,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) ->
     if *json {
         let all: Vec<_> = ports.iter().map(as_json).collect();
         crate::say!("{}", serde_json::to_string_pretty(&all)?);
-    } else if matches!(command, PortCommand::Ls { .. }) {
+    } else if is_list {
         let rows: Vec<_> = ports.iter().map(address_row).collect();
         let header = ["NETWORK", "PORT", "NAME", "MAC", "ADDRESSES", "LINK"];
         crate::out::print(format_args!("{}", table(header, &rows)));
@@ -56,8 +63,16 @@ fn address_row(Port { network, port }: &Port) -> [String; 6] {
         port.name.clone(),
         port.mac.clone(),
         port.addresses.join(", "),
-        if port.up { "up" } else { "down" }.to_owned(),
+        link(port),
     ]
+}
+
+fn link(port: &v1::SwitchPort) -> String {
+    let state = if port.up { "up" } else { "down" };
+    match &port.impairment {
+        Some(impairment) => format!("{state}, {}", port_tools::describe(impairment)),
+        None => state.to_owned(),
+    }
 }
 
 /// As the port's peer sees it: sent is what came in.
@@ -100,5 +115,6 @@ fn as_json(Port { network, port }: &Port) -> serde_json::Value {
         "bytes_out": port.bytes_out,
         "dropped_in": port.dropped_in,
         "dropped_out": port.dropped_out,
+        "impairment": port.impairment.as_ref().map(port_tools::describe),
     })
 }

@@ -38,6 +38,41 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * unit).map_err(|_| format!("\"{text}\" is too long"))
 }
 
+/// Bytes per second from a rate in bits as tc(8) has it: "10Mbit", "1gbit", "64kbit", "8000bit" (powers of
+/// 1000).
+pub fn parse_bit_rate(text: &str) -> Result<u64, String> {
+    let wrong = || format!("\"{text}\" is no rate, as 10Mbit or 64kbit");
+    let lower = text.to_ascii_lowercase();
+    let number = lower.strip_suffix("bit").ok_or_else(wrong)?;
+    let scale = match number.chars().last() {
+        Some('k') => 1e3,
+        Some('m') => 1e6,
+        Some('g') => 1e9,
+        Some('0'..='9') => 1.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = number.trim_end_matches(['k', 'm', 'g']).parse().map_err(|_| wrong())?;
+    let bytes = number * scale / 8.0;
+    match bytes {
+        0.0 => Ok(0),
+        1.0..1e18 => Ok(bytes as u64),
+        _ => Err(format!("\"{text}\" is no rate that can be kept")),
+    }
+}
+
+/// A fraction from "1%" or "0.01".
+pub fn parse_fraction(text: &str) -> Result<f64, String> {
+    let (number, scale) = match text.strip_suffix('%') {
+        Some(number) => (number, 100.0),
+        None => (text, 1.0),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("\"{text}\" is no fraction, as 1%"))?;
+    match number / scale {
+        fraction @ 0.0..=1.0 => Ok(fraction),
+        _ => Err(format!("\"{text}\" is not within 0% and 100%")),
+    }
+}
+
 /// Bytes as people read them: "1.5 GiB".
 pub fn show(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -86,6 +121,27 @@ mod tests {
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
         for bad in ["", "s", "1x", "-1s", "1e9s", "9999999999999999999999h"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn rates() {
+        assert_eq!(parse_bit_rate("10Mbit"), Ok(1_250_000));
+        assert_eq!(parse_bit_rate("1.5gbit"), Ok(187_500_000));
+        assert_eq!(parse_bit_rate("8000bit"), Ok(1000));
+        assert_eq!(parse_bit_rate("0bit"), Ok(0));
+        for bad in ["", "bit", "10", "10M", "Mbit", "-1Mbit", "1e3bit3", "nanbit", "1bit"] {
+            assert!(parse_bit_rate(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn fractions() {
+        assert_eq!(parse_fraction("1%"), Ok(0.01));
+        assert_eq!(parse_fraction("0.5"), Ok(0.5));
+        assert_eq!(parse_fraction("100%"), Ok(1.0));
+        for bad in ["", "%", "101%", "1.1", "-1%", "nan", "inf"] {
+            assert!(parse_fraction(bad).is_err(), "{bad}");
         }
     }
 

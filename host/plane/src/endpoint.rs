@@ -65,6 +65,12 @@ pub enum Error {
     /// No switch has this name.
     #[error("there is no switch \"{0}\"")]
     UnknownSwitch(String),
+    /// No switch has a port of this name or index.
+    #[error("there is no port \"{0}\"; `slipway port ls` lists ports")]
+    UnknownPort(String),
+    /// Several switches have one.
+    #[error("there is a port \"{0}\" in more than one network: say which as NETWORK/PORT")]
+    AmbiguousPort(String),
     /// A TAP interface cannot be had.
     #[error("cannot have the TAP interface {name}: {source}")]
     Tap {

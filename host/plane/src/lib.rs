@@ -10,6 +10,7 @@
 //! - `balance` gives each endpoint a reactor, or several if its controller has lanes, and another one
 //!   when that has too much to do;
 //! - `switches` has the switches; a packet function is a port of one of them;
+//! - `ports` changes single ports of them, and `capture` tells what passes one;
 //! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
 //!   device: it talks to reactors by message and reads counters.
 //!
@@ -23,12 +24,14 @@
 
 mod attach;
 mod balance;
+mod capture;
 mod disk;
 mod disks;
 mod endpoint;
 mod keep;
 mod network;
 mod plane;
+mod ports;
 mod service;
 mod snoop;
 mod switches;

@@ -12,6 +12,7 @@ use slipway_reactor::{Handle, Reactor};
 use slipway_telemetry::{Clock, stamp_clock};
 
 use crate::balance::{Balancer, Loads};
+use crate::capture::Captures;
 use crate::disks::Disks;
 use crate::endpoint::Served;
 use crate::keep::{Keep, Place};
@@ -56,6 +57,7 @@ struct Shared {
     keep: Option<Keep>,
     disks: Disks,
     switches: Switches,
+    captures: Captures,
     /// Read by who opens a named disk until its namespace is among its endpoint's, written by who
     /// changes a size and tells them.
     sizes: RwLock<()>,
@@ -156,6 +158,7 @@ impl Plane {
             keep,
             disks: Disks::default(),
             switches: Switches::default(),
+            captures: Captures::default(),
             sizes: RwLock::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -325,6 +328,11 @@ impl Plane {
         let there = self.shared.reactors.get(reactor).map(Reactor::handle);
         let handle = there.ok_or_else(|| Error::Invalid(format!("no reactor {reactor}")))?;
         self.with_endpoint(id, |served| served.relocate(reactor, &handle))
+    }
+
+    /// Captures at ports.
+    pub(crate) fn captures(&self) -> &Captures {
+        &self.shared.captures
     }
 
     /// The switches.

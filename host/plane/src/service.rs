@@ -33,7 +33,9 @@ impl From<Error> for Status {
             Error::Unknown(_)
             | Error::UnknownDisk(_)
             | Error::UnknownNamespace(_)
+            | Error::UnknownPort(_)
             | Error::UnknownSwitch(_) => Self::not_found(message),
+            Error::AmbiguousPort(_) => Self::invalid_argument(message),
             Error::Tap { .. } => Self::failed_precondition(message),
             Error::Disk(_) | Error::DiskInUse(..) | Error::Socket { .. } | Error::Snooped(_) => {
                 Self::failed_precondition(message)
@@ -55,6 +57,8 @@ async fn blocking<T: Send + 'static>(
 #[tonic::async_trait]
 impl v1::plane_server::Plane for Service {
     type SnoopStream = ReceiverStream<Result<v1::SnoopReport, Status>>;
+    type CapturePortStream = ReceiverStream<Result<v1::CaptureChunk, Status>>;
+    type TracePortStream = ReceiverStream<Result<v1::TraceReport, Status>>;
 
     async fn snoop(
         &self,
@@ -174,5 +178,29 @@ impl v1::plane_server::Plane for Service {
     ) -> Result<Response<v1::ListSwitchesReply>, Status> {
         let plane = self.plane.clone();
         blocking(move || Ok(v1::ListSwitchesReply { switches: plane.list_switches() })).await
+    }
+
+    async fn impair_port(
+        &self,
+        request: Request<v1::ImpairPortRequest>,
+    ) -> Result<Response<v1::SwitchPort>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.impair_port(&request)).await
+    }
+
+    async fn capture_port(
+        &self,
+        request: Request<v1::CapturePortRequest>,
+    ) -> Result<Response<Self::CapturePortStream>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.capture_port(&request).map(ReceiverStream::new)).await
+    }
+
+    async fn trace_port(
+        &self,
+        request: Request<v1::TracePortRequest>,
+    ) -> Result<Response<Self::TracePortStream>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.trace_port(&request).map(ReceiverStream::new)).await
     }
 }

@@ -122,10 +122,14 @@ impl Plane {
         Ok(())
     }
 
+    /// How to reach each of them, by name.
+    pub(crate) fn fabrics(&self) -> BTreeMap<String, Fabric> {
+        self.switches().lock().clone()
+    }
+
     /// All switches, by name.
     pub fn list_switches(&self) -> Vec<v1::Switch> {
-        let all = self.switches().lock().clone();
-        all.iter().map(|(name, fabric)| describe(name, &fabric.handle)).collect()
+        self.fabrics().iter().map(|(name, fabric)| describe(name, &fabric.handle)).collect()
     }
 }
 
@@ -138,9 +142,11 @@ fn describe(name: &str, handle: &Handle) -> v1::Switch {
     v1::Switch { name: name.to_owned(), ports: ports.unwrap_or_default() }
 }
 
-fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPort> {
+/// A port with its settings and counters.
+pub(crate) fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPort> {
     let switch = owner.switch();
     let config = switch.config(index)?.clone();
+    let impairment = switch.impairment(index).map(crate::ports::impairment_of);
     let up = switch.port_mut(index).is_some_and(|port| port.is_up());
     let stats = switch.stats(index)?;
     let named = |(cause, count): (&str, u64)| (cause.to_owned(), count);
@@ -157,6 +163,7 @@ fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPort> {
         bytes_out: stats.bytes_out,
         dropped_in: stats.causes_in().map(named).collect(),
         dropped_out: stats.causes_out().map(named).collect(),
+        impairment,
     })
 }
 

@@ -1,0 +1,117 @@
+//! What can be done to a port's frames, as one setting: loss, delay, rate.
+
+use std::time::Duration;
+
+use super::{ByDelay, ByRate, Loss, Queued, Ways};
+use crate::{Port, Rate};
+
+/// Longest delay.
+pub const MAX_DELAY: Duration = Duration::from_secs(60);
+/// Most frames of a queue.
+pub const MAX_QUEUE: u32 = 65_536;
+/// Frames of a queue unless something else is said; netem's default.
+const QUEUE: u32 = 1000;
+
+/// A link that is worse than the one there is. A frame may be lost, then is delayed, then waits for the
+/// rate; each way has all of it for itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Impairment {
+    /// The fraction of frames that is lost, 0 to 1, each frame for itself.
+    pub loss: f64,
+    /// How long a frame takes.
+    pub delay: Duration,
+    /// How much longer or shorter at random, at most `delay`. Frames keep their order.
+    pub jitter: Duration,
+    /// Most bytes per second, with a burst.
+    pub rate: Option<Rate>,
+    /// Frames of 2,048 bytes on average that may wait for the delay, and as many for the rate; 0: 1,000.
+    pub queue: u32,
+    /// The ways that it is done to.
+    pub ways: Ways,
+    /// What chance follows from.
+    pub seed: u64,
+}
+
+impl Default for Impairment {
+    /// None, both ways.
+    fn default() -> Self {
+        Self {
+            loss: 0.0,
+            delay: Duration::ZERO,
+            jitter: Duration::ZERO,
+            rate: None,
+            queue: 0,
+            ways: Ways::BOTH,
+            seed: 0,
+        }
+    }
+}
+
+/// An impairment that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadImpairment {
+    /// Out of range, or no number.
+    #[error("a loss is a fraction from 0 to 1 (0% to 100%)")]
+    Loss,
+    /// Too long.
+    #[error("a delay is {} s at most", MAX_DELAY.as_secs())]
+    Delay,
+    /// A frame would arrive before it was sent.
+    #[error("a jitter can be as large as the delay, and no larger")]
+    Jitter,
+    /// Nothing would ever pass.
+    #[error("a rate of 0 would let nothing pass: lose 100% instead, or set the link down")]
+    Rate,
+    /// Too many.
+    #[error("a queue has {MAX_QUEUE} frames at most")]
+    Queue,
+    /// Nothing is done.
+    #[error("nothing to be done: give a loss, a delay or a rate, and at least one way")]
+    Nothing,
+}
+
+impl Impairment {
+    /// Whether it can be.
+    ///
+    /// # Errors
+    /// [`BadImpairment`].
+    pub fn check(&self) -> Result<(), BadImpairment> {
+        let nothing = self.loss == 0.0 && self.delay.is_zero() && self.rate.is_none();
+        if !(0.0..=1.0).contains(&self.loss) {
+            return Err(BadImpairment::Loss);
+        } else if self.delay > MAX_DELAY {
+            return Err(BadImpairment::Delay);
+        } else if self.jitter > self.delay {
+            return Err(BadImpairment::Jitter);
+        } else if self.rate.is_some_and(|rate| rate.per_second == 0) {
+            return Err(BadImpairment::Rate);
+        } else if self.queue > MAX_QUEUE {
+            return Err(BadImpairment::Queue);
+        } else if nothing || !(self.ways.inward || self.ways.outward) {
+            return Err(BadImpairment::Nothing);
+        }
+        Ok(())
+    }
+
+    /// Puts the decorators that do it in front of `port`.
+    pub(crate) fn wrap(&self, mut port: Box<dyn Port>) -> Box<dyn Port> {
+        let queue = if self.queue == 0 { QUEUE } else { self.queue } as usize;
+        let ways = self.ways;
+        if let Some(rate) = self.rate {
+            port = Box::new(Queued::new(port, ways, queue, || ByRate::new(rate)));
+        }
+        if !self.delay.is_zero() {
+            // Each way has a chance of its own.
+            let mut seed = self.seed;
+            let delay = || {
+                seed = seed.wrapping_add(1);
+                ByDelay::new(self.delay, self.jitter, seed)
+            };
+            port = Box::new(Queued::new(port, ways, queue, delay));
+        }
+        if self.loss > 0.0 {
+            port = Box::new(Loss::new(port, self.loss, ways, self.seed));
+        }
+        port
+    }
+}

@@ -1,0 +1,131 @@
+//! A port with somebody who watches what passes.
+
+use std::os::fd::BorrowedFd;
+
+use super::{Layer, Timed};
+use crate::{Abilities, Burst, Delivered, Pick, Port, PortStats, Waker};
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the port's peer to the switch.
+    In,
+    /// To the peer.
+    Out,
+}
+
+/// One way or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ways {
+    /// From the port's peer to the switch.
+    pub inward: bool,
+    /// To the peer.
+    pub outward: bool,
+}
+
+impl Ways {
+    /// Both.
+    pub const BOTH: Self = Self { inward: true, outward: true };
+
+    /// Whether this is one of them.
+    pub fn has(self, way: Way) -> bool {
+        match way {
+            Way::In => self.inward,
+            Way::Out => self.outward,
+        }
+    }
+}
+
+/// Sees what passes a port. It is called by the switch's thread and must neither wait nor call the
+/// system.
+pub trait Observer: Send {
+    /// These frames of the burst came from the peer, or were given to it. Their offloads are still to be
+    /// done.
+    fn see(&mut self, way: Way, burst: &Burst, picks: &[Pick]);
+}
+
+/// A port with an [`Observer`].
+pub struct Observed {
+    inner: Box<dyn Port>,
+    number: u64,
+    observer: Box<dyn Observer>,
+    picks: Vec<Pick>,
+}
+
+impl Observed {
+    /// `observer` sees what passes `inner`; it is found again by `number`.
+    pub fn new(inner: Box<dyn Port>, number: u64, observer: Box<dyn Observer>) -> Self {
+        Self { inner, number, observer, picks: Vec::with_capacity(crate::BURST) }
+    }
+}
+
+impl Port for Observed {
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    fn is_up(&self) -> bool {
+        self.inner.is_up()
+    }
+
+    fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
+        let before = burst.len();
+        let more = self.inner.take(burst, limit);
+        // A burst has at most 256 frames.
+        let taken = before as u16..burst.len() as u16;
+        if !taken.is_empty() {
+            self.picks.clear();
+            self.picks.extend(taken.map(|frame| Pick { frame, tci: 0 }));
+            self.observer.see(Way::In, burst, &self.picks);
+        }
+        more
+    }
+
+    fn release(&mut self) {
+        self.inner.release();
+    }
+
+    fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+        let delivered = self.inner.deliver(burst, picks);
+        // What there was no room for are the last ones.
+        let had = picks.len().saturating_sub(delivered.full as usize);
+        self.observer.see(Way::Out, burst, &picks[..had]);
+        delivered
+    }
+
+    fn notify(&mut self) {
+        self.inner.notify();
+    }
+
+    fn prepare(&self, frames: usize) {
+        self.inner.prepare(frames);
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn attached(&mut self, waker: Waker) {
+        self.inner.attached(waker);
+    }
+
+    fn attend(&mut self) {
+        self.inner.attend();
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor()
+    }
+
+    fn timed(&mut self) -> Option<&mut dyn Timed> {
+        self.inner.timed()
+    }
+
+    fn account(&mut self, stats: &mut PortStats) {
+        self.inner.account(stats);
+    }
+
+    fn inner(&mut self) -> Option<(Layer, &mut Box<dyn Port>)> {
+        Some((Layer::Observer(self.number), &mut self.inner))
+    }
+}

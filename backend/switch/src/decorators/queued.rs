@@ -1,0 +1,262 @@
+//! Frames that wait in front of a port: for a delay, or for a rate.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use slipway_rate::{Bucket, Rate};
+
+use super::line::Line;
+use super::random::Random;
+use super::{Layer, Timed, Ways};
+use crate::{Abilities, BURST, Burst, Delivered, Drop, Pick, Port, PortStats, Waker};
+
+/// When a frame may go on.
+pub trait Schedule: Send {
+    /// Of a frame of `len` bytes that comes at `now`. Frames keep their order, whatever this says.
+    fn due(&mut self, now: Duration, len: usize) -> Duration;
+}
+
+/// After a time, or a random one around it.
+pub struct ByDelay {
+    least: Duration,
+    /// Nanoseconds that come on top, at random.
+    spread: u64,
+    random: Random,
+}
+
+impl ByDelay {
+    /// After `delay`, up to `jitter` (at most `delay`) more or less; equally likely, the same for the same
+    /// seed.
+    pub fn new(delay: Duration, jitter: Duration, seed: u64) -> Self {
+        let spread = u64::try_from(2 * jitter.as_nanos()).unwrap_or(u64::MAX - 1);
+        Self { least: delay.saturating_sub(jitter), spread, random: Random::new(seed) }
+    }
+}
+
+impl Schedule for ByDelay {
+    fn due(&mut self, now: Duration, _: usize) -> Duration {
+        let spread = if self.spread == 0 { 0 } else { self.random.below(self.spread + 1) };
+        now + self.least + Duration::from_nanos(spread)
+    }
+}
+
+/// As soon as a rate, in bytes, lets it.
+pub struct ByRate(Bucket);
+
+impl ByRate {
+    /// At this rate, with its burst.
+    pub fn new(rate: Rate) -> Self {
+        Self(Bucket::new(rate))
+    }
+}
+
+impl Schedule for ByRate {
+    fn due(&mut self, now: Duration, len: usize) -> Duration {
+        let due = now.max(self.0.opens_at());
+        self.0.take(len as u64, due);
+        due
+    }
+}
+
+/// Frames dropped in a queue's place, not reported yet.
+#[derive(Default)]
+struct Dropped {
+    frames: u64,
+    bytes: u64,
+}
+
+/// The frames that go one way.
+struct Lane<S> {
+    schedule: S,
+    line: Line,
+    dropped: Dropped,
+}
+
+impl<S: Schedule> Lane<S> {
+    fn new(schedule: S, limit: usize) -> Self {
+        Self { schedule, line: Line::new(limit), dropped: Dropped::default() }
+    }
+
+    fn push(&mut self, burst: &Burst, pick: Pick, now: Duration) {
+        let schedule = &mut self.schedule;
+        if !self.line.push(burst, pick, |len| schedule.due(now, len)) {
+            self.dropped.frames += 1;
+            self.dropped.bytes += burst.len_of(pick) as u64;
+        }
+    }
+
+    fn close(&mut self) {
+        let (frames, bytes) = self.line.clear();
+        self.dropped.frames += frames;
+        self.dropped.bytes += bytes;
+    }
+}
+
+/// A port in front of which frames wait in a bounded queue, each way in its own. What the queue has no room
+/// for is dropped and counted as [`Drop::Queue`].
+pub struct Queued<S> {
+    inner: Box<dyn Port>,
+    inward: Option<Lane<S>>,
+    outward: Option<Lane<S>>,
+    now: Duration,
+    /// Frames between the queues and the port.
+    passing: Burst,
+    picks: Vec<Pick>,
+    /// How deliveries went that the switch had been told nothing of.
+    late: Delivered,
+}
+
+impl<S: Schedule> Queued<S> {
+    /// `limit` frames (at least 1) of 2,048 bytes on average may wait each way; `schedule` is made for each.
+    pub fn new(
+        inner: Box<dyn Port>,
+        ways: Ways,
+        limit: usize,
+        mut schedule: impl FnMut() -> S,
+    ) -> Self {
+        let mut lane = |wanted: bool| wanted.then(|| Lane::new(schedule(), limit.max(1)));
+        Self {
+            inner,
+            inward: lane(ways.inward),
+            outward: lane(ways.outward),
+            now: Duration::ZERO,
+            passing: Burst::new(),
+            picks: Vec::with_capacity(BURST),
+            late: Delivered::default(),
+        }
+    }
+
+    /// Gives the peer what is due.
+    fn flush(&mut self) {
+        let Some(lane) = &mut self.outward else { return };
+        let mut any = false;
+        loop {
+            self.passing.clear();
+            let count = lane.line.give(&mut self.passing, self.now, BURST);
+            if count == 0 {
+                break;
+            }
+            any = true;
+            self.picks.clear();
+            // A burst has at most 256 frames; tags are in them already.
+            self.picks.extend((0..count as u16).map(|frame| Pick { frame, tci: 0 }));
+            self.late.add(&self.inner.deliver(&self.passing, &self.picks));
+            lane.line.release();
+        }
+        if any {
+            // See `Port::notify`.
+            fence(Ordering::SeqCst);
+            self.inner.notify();
+        }
+    }
+}
+
+impl<S: Schedule> Timed for Queued<S> {
+    fn tick(&mut self, now: Duration) -> bool {
+        self.now = now;
+        self.flush();
+        let due = self.inner.timed().is_some_and(|inner| inner.tick(now));
+        due || self.inward.as_ref().and_then(|lane| lane.line.due()).is_some_and(|due| due <= now)
+    }
+
+    fn due(&mut self, inward: bool) -> Option<Duration> {
+        let own = self.inward.as_ref().filter(|_| inward).and_then(|lane| lane.line.due());
+        let out = self.outward.as_ref().and_then(|lane| lane.line.due());
+        let inner = self.inner.timed().and_then(|inner| inner.due(inward));
+        [own, out, inner].into_iter().flatten().min()
+    }
+
+    fn close(&mut self) {
+        for lane in [&mut self.inward, &mut self.outward].into_iter().flatten() {
+            lane.close();
+        }
+        if let Some(inner) = self.inner.timed() {
+            inner.close();
+        }
+    }
+}
+
+impl<S: Schedule> Port for Queued<S> {
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    fn is_up(&self) -> bool {
+        self.inner.is_up()
+    }
+
+    fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
+        let Some(lane) = &mut self.inward else { return self.inner.take(burst, limit) };
+        self.passing.clear();
+        let more = self.inner.take(&mut self.passing, limit);
+        for frame in 0..self.passing.len() as u16 {
+            lane.push(&self.passing, Pick { frame, tci: 0 }, self.now);
+        }
+        // Their memory is the peer's again, and nothing names it.
+        self.passing.release();
+        self.inner.release();
+        lane.line.give(burst, self.now, limit);
+        more || lane.line.due().is_some_and(|due| due <= self.now)
+    }
+
+    fn release(&mut self) {
+        match &mut self.inward {
+            Some(lane) => lane.line.release(),
+            None => self.inner.release(),
+        }
+    }
+
+    fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+        let Some(lane) = &mut self.outward else { return self.inner.deliver(burst, picks) };
+        for pick in picks {
+            lane.push(burst, *pick, self.now);
+        }
+        self.flush();
+        Delivered::default()
+    }
+
+    fn notify(&mut self) {
+        self.inner.notify();
+    }
+
+    fn prepare(&self, frames: usize) {
+        self.inner.prepare(frames);
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn attached(&mut self, waker: Waker) {
+        self.inner.attached(waker);
+    }
+
+    fn attend(&mut self) {
+        self.inner.attend();
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor()
+    }
+
+    fn timed(&mut self) -> Option<&mut dyn Timed> {
+        Some(self)
+    }
+
+    fn account(&mut self, stats: &mut PortStats) {
+        self.inner.account(stats);
+        stats.count_out(&std::mem::take(&mut self.late));
+        if let Some(lane) = &mut self.inward {
+            let Dropped { frames, bytes } = &mut lane.dropped;
+            stats.lose_in(Drop::Queue, frames, bytes);
+        }
+        if let Some(lane) = &mut self.outward {
+            stats.drop_out(Drop::Queue, std::mem::take(&mut lane.dropped).frames);
+        }
+    }
+
+    fn inner(&mut self) -> Option<(Layer, &mut Box<dyn Port>)> {
+        Some((Layer::Impairment, &mut self.inner))
+    }
+}

@@ -1,0 +1,279 @@
+//! Traces: what passes a port counted by kind, and headers of some of it, for a reader on another thread.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use slipway_ethernet_spec::{Mac, TYPE, arp, ethertype, ipv4, ipv6, protocol, tci};
+use slipway_rate::{Bucket, Rate};
+
+use super::{Observer, Way, Ways};
+use crate::{Burst, Pick};
+
+/// Headers under way to a reader; what it does not take in time is not told.
+const WAITING: usize = 1024;
+/// A second's worth of headers may come at once.
+const BURST_SECONDS: u64 = 1;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// ARP.
+    Arp,
+    /// TCP over IPv4.
+    Tcp4,
+    /// UDP over IPv4.
+    Udp4,
+    /// ICMP.
+    Icmp4,
+    /// Anything else over IPv4.
+    Ipv4,
+    /// TCP over IPv6, directly.
+    Tcp6,
+    /// UDP over IPv6, directly.
+    Udp6,
+    /// ICMPv6, directly.
+    Icmp6,
+    /// Anything else over IPv6, extension headers included.
+    Ipv6,
+    /// Anything else.
+    Other,
+}
+
+impl Kind {
+    /// Every kind, with its name.
+    pub const ALL: [(Self, &'static str); 10] = [
+        (Self::Arp, "arp"),
+        (Self::Tcp4, "tcp"),
+        (Self::Udp4, "udp"),
+        (Self::Icmp4, "icmp"),
+        (Self::Ipv4, "ipv4"),
+        (Self::Tcp6, "tcp6"),
+        (Self::Udp6, "udp6"),
+        (Self::Icmp6, "icmp6"),
+        (Self::Ipv6, "ipv6"),
+        (Self::Other, "other"),
+    ];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::ALL[*self as usize].1)
+    }
+}
+
+/// The header of a frame. What of it does not lie in the frame's first 96 bytes is not told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// When it passed, since the epoch.
+    pub time: Duration,
+    /// Its way.
+    pub way: Way,
+    /// Bytes that it has.
+    pub len: u32,
+    /// Destination and source.
+    pub to: Mac,
+    /// See `to`.
+    pub from: Mac,
+    /// VLAN of its tag.
+    pub vlan: Option<u16>,
+    /// Type of what follows the header.
+    pub ethertype: u16,
+    /// What it is.
+    pub kind: Kind,
+    /// Source and destination of the packet in it; of ARP, who asks and who is asked for.
+    pub addresses: Option<(IpAddr, IpAddr)>,
+    /// Source and destination of TCP and UDP, of a fragment the first only.
+    pub ports: Option<(u16, u16)>,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = if self.way == Way::In { "sent" } else { "received" };
+        write!(f, "{way} {} > {}", self.from, self.to)?;
+        if let Some(vlan) = self.vlan {
+            write!(f, " vlan {vlan}")?;
+        }
+        match self.kind {
+            Kind::Other => write!(f, " type {:#06x}", self.ethertype)?,
+            kind => write!(f, " {kind}")?,
+        }
+        match (self.addresses, self.ports) {
+            (Some((from, to)), Some((source, destination))) => {
+                let socket = std::net::SocketAddr::new;
+                write!(f, " {} > {}", socket(from, source), socket(to, destination))?;
+            }
+            (Some((from, to)), None) => write!(f, " {from} > {to}")?,
+            _ => {}
+        }
+        write!(f, ", {} bytes", self.len)
+    }
+}
+
+/// Frames and bytes of a kind.
+#[derive(Default)]
+struct Cell {
+    frames: AtomicU64,
+    bytes: AtomicU64,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Inward, outward.
+    cells: [[Cell; Kind::ALL.len()]; 2],
+    untold: AtomicU64,
+}
+
+/// Frames and bytes that passed, of each kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// The kind.
+    pub kind: Kind,
+    /// Their way.
+    pub way: Way,
+    /// Frames.
+    pub frames: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// The switch's side: an [`Observer`].
+pub struct Trace {
+    shared: Arc<Shared>,
+    ways: Ways,
+    clock: fn() -> Duration,
+    bucket: Bucket,
+    told: SyncSender<Summary>,
+}
+
+/// The reader's side. Its channel ends when the observer is gone.
+pub struct Tracing {
+    shared: Arc<Shared>,
+    /// Headers.
+    pub headers: Receiver<Summary>,
+}
+
+impl Trace {
+    /// Both ends of a trace, which tells of `headers` frames a second at most, and counts all of them.
+    /// `clock` tells the time since the epoch and does not wait for it.
+    pub fn new(headers: u32, ways: Ways, clock: fn() -> Duration) -> (Self, Tracing) {
+        let per_second = u64::from(headers.max(1));
+        let bucket = Bucket::new(Rate { per_second, burst: per_second * BURST_SECONDS });
+        let shared = Arc::new(Shared::default());
+        let (told, headers) = sync_channel(WAITING);
+        let tracing = Tracing { shared: Arc::clone(&shared), headers };
+        (Self { shared, ways, clock, bucket, told }, tracing)
+    }
+}
+
+impl Observer for Trace {
+    fn see(&mut self, way: Way, burst: &Burst, picks: &[Pick]) {
+        if !self.ways.has(way) {
+            return;
+        }
+        let time = (self.clock)();
+        let mut untold = 0;
+        for pick in picks {
+            let summary = summarise(time, way, burst, *pick);
+            let cell = &self.shared.cells[way as usize][summary.kind as usize];
+            // One thread writes.
+            let add = |to: &AtomicU64, count: u64| {
+                to.store(to.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+            };
+            add(&cell.frames, 1);
+            add(&cell.bytes, summary.len.into());
+            if self.bucket.opens_at() <= time && self.told.try_send(summary).is_ok() {
+                self.bucket.take(1, time);
+            } else {
+                untold += 1;
+            }
+        }
+        self.shared.untold.fetch_add(untold, Ordering::Relaxed);
+    }
+}
+
+impl Tracing {
+    /// What passed so far; kinds of which nothing did are left out.
+    pub fn counts(&self) -> Vec<Counts> {
+        let ways = [Way::In, Way::Out].into_iter();
+        let all = ways.flat_map(|way| {
+            Kind::ALL.map(|(kind, _)| {
+                let cell = &self.shared.cells[way as usize][kind as usize];
+                let frames = cell.frames.load(Ordering::Relaxed);
+                Counts { kind, way, frames, bytes: cell.bytes.load(Ordering::Relaxed) }
+            })
+        });
+        all.filter(|count| count.frames > 0).collect()
+    }
+
+    /// Frames that were counted only.
+    pub fn untold(&self) -> u64 {
+        self.shared.untold.load(Ordering::Relaxed)
+    }
+}
+
+/// What is to be said of a frame. The head is a private copy: its content is whatever the peer wrote.
+fn summarise(time: Duration, way: Way, burst: &Burst, pick: Pick) -> Summary {
+    let head = burst.head(pick.frame.into());
+    let mac = |at: usize| Mac(field(head, at).unwrap_or_default());
+    let mut at = TYPE;
+    let mut ethertype = number(head, at).unwrap_or(0);
+    let mut vlan = (pick.tci != 0).then_some(pick.tci & tci::VLAN);
+    if ethertype == ethertype::VLAN {
+        vlan = number(head, at + 2).map(|tci| tci & tci::VLAN);
+        at += slipway_ethernet_spec::TAG;
+        ethertype = number(head, at).unwrap_or(0);
+    }
+    let packet = head.get(at + 2..).unwrap_or_default();
+    let (kind, addresses, above) = classify(ethertype, packet);
+    let has_ports = matches!(kind, Kind::Tcp4 | Kind::Udp4 | Kind::Tcp6 | Kind::Udp6);
+    let ports =
+        above.filter(|_| has_ports).and_then(|at| number(packet, at).zip(number(packet, at + 2)));
+    let len = burst.len_of(pick) as u32;
+    Summary { time, way, len, to: mac(0), from: mac(6), vlan, ethertype, kind, addresses, ports }
+}
+
+type Classified = (Kind, Option<(IpAddr, IpAddr)>, Option<usize>);
+
+/// What a packet is, its addresses, and where what is above IP begins, if it begins in it.
+fn classify(ethertype: u16, packet: &[u8]) -> Classified {
+    let v4 = |at: usize| field::<4>(packet, at).map(IpAddr::from);
+    let v6 = |at: usize| field::<16>(packet, at).map(IpAddr::from);
+    match ethertype {
+        ethertype::ARP => (Kind::Arp, v4(arp::SENDER_IP).zip(v4(arp::LEN - 4)), None),
+        ethertype::IPV4 => {
+            let kind = match packet.get(ipv4::PROTOCOL) {
+                Some(&protocol::TCP) => Kind::Tcp4,
+                Some(&protocol::UDP) => Kind::Udp4,
+                Some(1) => Kind::Icmp4,
+                _ => Kind::Ipv4,
+            };
+            let header = packet.first().map_or(0, |first| usize::from(first & 15) * 4);
+            let first = number(packet, 6).is_some_and(|offset| offset & 0x1fff == 0);
+            let above = (first && header >= ipv4::MIN_HEADER).then_some(header);
+            (kind, v4(ipv4::SOURCE).zip(v4(ipv4::SOURCE + 4)), above)
+        }
+        ethertype::IPV6 => {
+            let kind = match packet.get(ipv6::NEXT_HEADER) {
+                Some(&protocol::TCP) => Kind::Tcp6,
+                Some(&protocol::UDP) => Kind::Udp6,
+                Some(&protocol::ICMPV6) => Kind::Icmp6,
+                _ => Kind::Ipv6,
+            };
+            (kind, v6(ipv6::SOURCE).zip(v6(ipv6::SOURCE + 16)), Some(ipv6::HEADER))
+        }
+        _ => (Kind::Other, None, None),
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u16> {
+    field(bytes, at).map(u16::from_be_bytes)
+}
+
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}

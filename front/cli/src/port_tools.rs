@@ -1,0 +1,198 @@
+//! `slipway port impair`, `capture` and `trace`: what is done to a port's frames, and what passes it.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use slipway_plane_api::{PlaneClient, v1};
+use slipway_runtime::{Config, v1 as sandbox_v1};
+
+use crate::args::{CaptureArgs, Direction, ImpairArgs, NodeArgs, TraceArgs};
+use crate::client::{connect, connect_plane, refused};
+use crate::table::table;
+
+/// The port that is meant by `text`: NETWORK/PORT, a sandbox, or what the plane knows it by.
+async fn reference(node: &NodeArgs, config: &Config, text: &str) -> Result<v1::PortReference> {
+    let (switch, port) = text.split_once('/').unwrap_or(("", text));
+    let mut sandboxes = connect(node, config).await?;
+    let named = sandbox_v1::Name { name: port.to_owned() };
+    let found = sandboxes.inspect(named).await.ok().and_then(|reply| reply.into_inner().sandbox);
+    // As the sandbox service names a sandbox's network function.
+    let port = found.map_or_else(|| port.to_owned(), |sandbox| format!("{}.net", sandbox.id));
+    Ok(v1::PortReference { switch: switch.to_owned(), port })
+}
+
+fn direction(direction: Direction) -> v1::PortDirection {
+    match direction {
+        Direction::Both => v1::PortDirection::Both,
+        Direction::Sent => v1::PortDirection::Sent,
+        Direction::Received => v1::PortDirection::Received,
+    }
+}
+
+/// Runs `slipway port impair`.
+pub async fn impair(node: &NodeArgs, config: &Config, args: &ImpairArgs) -> Result<i32> {
+    let port = reference(node, config, &args.port).await?;
+    if !args.clear && args.loss.is_none() && args.delay.is_none() && args.rate.is_none() {
+        bail!("nothing to do to the port: give --loss, --delay or --rate, or --clear");
+    }
+    if args.rate == Some(0) {
+        bail!("a rate of 0 would let nothing pass: --loss 100% says so");
+    }
+    let nanoseconds = |time: Option<std::time::Duration>| {
+        time.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    };
+    let impairment = (!args.clear).then(|| v1::Impairment {
+        loss: args.loss.unwrap_or(0.0),
+        delay_ns: nanoseconds(args.delay),
+        jitter_ns: nanoseconds(args.jitter),
+        bytes_per_second: args.rate.unwrap_or(0),
+        byte_burst: args.burst.unwrap_or(0),
+        queue: args.queue.unwrap_or(0),
+        direction: direction(args.direction).into(),
+        seed: args.seed.unwrap_or(0),
+    });
+    let mut plane = connect_plane(node, config).await?;
+    let request = v1::ImpairPortRequest { port: Some(port), impairment };
+    let reply = plane.impair_port(request).await.map_err(|status| refused(&status))?;
+    let said = reply.get_ref().impairment.as_ref().map_or("as it is".to_owned(), describe);
+    crate::say!("{}: {said}", args.port);
+    Ok(0)
+}
+
+/// What is done to a port's frames, in a few words.
+pub fn describe(impairment: &v1::Impairment) -> String {
+    let mut words = Vec::new();
+    if impairment.loss > 0.0 {
+        words.push(format!("loss {}%", impairment.loss * 100.0));
+    }
+    let time = std::time::Duration::from_nanos;
+    if impairment.delay_ns > 0 {
+        words.push(format!("delay {:?}", time(impairment.delay_ns)));
+    }
+    if impairment.jitter_ns > 0 {
+        words.push(format!("jitter {:?}", time(impairment.jitter_ns)));
+    }
+    if impairment.bytes_per_second > 0 {
+        words.push(format!("rate {} kbit/s", impairment.bytes_per_second * 8 / 1000));
+    }
+    match impairment.direction() {
+        v1::PortDirection::Both => {}
+        v1::PortDirection::Sent => words.push("sent".to_owned()),
+        v1::PortDirection::Received => words.push("received".to_owned()),
+    }
+    words.join(" ")
+}
+
+/// Runs `slipway port capture`.
+pub async fn capture(node: &NodeArgs, config: &Config, args: &CaptureArgs) -> Result<i32> {
+    let to_output = args.write == Path::new("-");
+    if to_output && std::io::stdout().is_terminal() {
+        bail!("a capture is no text: name a file (-w FILE.pcapng), or pipe it: | tcpdump -r -");
+    }
+    let port = reference(node, config, &args.port).await?;
+    let mut plane = connect_plane(node, config).await?;
+    let mut chunks = begin_capture(&mut plane, port, args).await?;
+    let mut file: Box<dyn Write> = match to_output {
+        true => Box::new(std::io::stdout()),
+        false => Box::new(create(&args.write)?),
+    };
+    let (mut captured, mut missed, mut told) = (0, 0, false);
+    loop {
+        let chunk = tokio::select! {
+            chunk = chunks.message() => chunk.map_err(|status| refused(&status))?,
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted?;
+                None
+            }
+        };
+        let Some(chunk) = chunk else { break };
+        match file.write_all(&chunk.pcapng).and_then(|()| file.flush()) {
+            // Whoever reads has enough.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => break,
+            written => written.with_context(|| format!("cannot write {}", args.write.display()))?,
+        }
+        (captured, missed) = (chunk.captured, chunk.missed);
+        if !told {
+            // The first one says that it has begun.
+            eprintln!("capturing on {}", args.port);
+            told = true;
+        }
+    }
+    eprintln!("{captured} frames captured, {missed} not captured for want of room");
+    Ok(0)
+}
+
+fn create(path: &Path) -> Result<std::fs::File> {
+    std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+async fn begin_capture(
+    plane: &mut PlaneClient,
+    port: v1::PortReference,
+    args: &CaptureArgs,
+) -> Result<tonic::Streaming<v1::CaptureChunk>> {
+    let request = v1::CapturePortRequest {
+        port: Some(port),
+        snap_bytes: args.snaplen.unwrap_or(0),
+        count: args.count.unwrap_or(0),
+        direction: direction(args.direction).into(),
+    };
+    let chunks = plane.capture_port(request).await.map_err(|status| refused(&status))?;
+    Ok(chunks.into_inner())
+}
+
+/// Runs `slipway port trace`.
+pub async fn trace(node: &NodeArgs, config: &Config, args: &TraceArgs) -> Result<i32> {
+    let port = reference(node, config, &args.port).await?;
+    let mut plane = connect_plane(node, config).await?;
+    let request = v1::TracePortRequest {
+        port: Some(port),
+        headers_per_second: args.lines,
+        direction: direction(args.direction).into(),
+    };
+    let reports = plane.trace_port(request).await.map_err(|status| refused(&status))?;
+    let mut reports = reports.into_inner();
+    let end = tokio::time::sleep(args.duration.unwrap_or(std::time::Duration::MAX));
+    tokio::pin!(end);
+    let mut last = v1::TraceReport::default();
+    loop {
+        let report = tokio::select! {
+            biased;
+            () = &mut end => None,
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted?;
+                None
+            }
+            report = reports.message() => report.map_err(|status| refused(&status))?,
+        };
+        let Some(report) = report else { break };
+        for frame in &report.frames {
+            crate::say!("{} {}", clock(frame.time_ns), frame.header);
+        }
+        last = report;
+    }
+    let rows: Vec<_> = last.counts.iter().map(count_row).collect();
+    crate::out::print(format_args!("{}", table(["DIRECTION", "KIND", "FRAMES", "BYTES"], &rows)));
+    if last.untold > 0 {
+        crate::say!("{} frames were counted and not printed", last.untold);
+    }
+    Ok(0)
+}
+
+/// The time of day, UTC.
+fn clock(time_ns: u64) -> String {
+    let (seconds, micros) = (time_ns / 1_000_000_000, time_ns % 1_000_000_000 / 1000);
+    let of_day = seconds % 86_400;
+    format!("{:02}:{:02}:{:02}.{micros:06}", of_day / 3600, of_day / 60 % 60, of_day % 60)
+}
+
+fn count_row(count: &v1::TraceCount) -> [String; 4] {
+    let direction = if count.direction() == v1::PortDirection::Sent { "sent" } else { "received" };
+    [
+        direction.to_owned(),
+        count.kind.clone(),
+        count.frames.to_string(),
+        crate::size::show(count.bytes),
+    ]
+}

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# A port's link made worse, and what passes it captured: loss, delay and rate as pings from the host to a
+# sandbox see them, a pcapng file that tcpdump reads, a trace, bad input. In a network namespace of the
+# test's own. Times are bounds from below only: the machine may be busy.
+if [ "$(id -u)" = 0 ] && [ -z "${SLIPWAY_E2E_NAMESPACE:-}" ]; then
+    SLIPWAY_E2E_NAMESPACE=1 exec unshare --net -- "$0" "$@"
+fi
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_root
+for program in nft ip python3; do
+    command -v "$program" >/dev/null || skip "$program"
+done
+[ -c /dev/net/tun ] || skip "/dev/net/tun"
+ip link set lo up
+need_node
+
+# ping.py ADDRESS COUNT BYTES PATIENCE: sends all of them at once; prints answers, least round trip and the
+# time from the first to the last answer, in ms. It ends at the last answer, or when patience does.
+cat >"$work/ping.py" <<'END'
+import socket, struct, sys, time
+address, count, size, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+ping = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+ping.settimeout(0.1)
+def checksum(data):
+    total = sum(struct.unpack("!%dH" % (len(data) // 2), data))
+    while total >> 16: total = (total & 0xffff) + (total >> 16)
+    return ~total & 0xffff
+sent, back = {}, {}
+for number in range(count):
+    body = struct.pack("!HH", 0x5a11, number) + b"p" * (size // 2 * 2)
+    head = struct.pack("!BBH", 8, 0, checksum(b"\x08\x00\x00\x00" + body))
+    sent[number] = time.monotonic()
+    ping.sendto(head + body, (address, 0))
+while len(back) < count and time.monotonic() < sent[count - 1] + patience:
+    try:
+        data = ping.recv(65536)
+    except TimeoutError:
+        continue
+    kind, _, _, ident, number = struct.unpack("!BBHHH", data[20:28])
+    if kind == 0 and ident == 0x5a11:
+        back.setdefault(number, time.monotonic())
+least = min((back[n] - sent[n] for n in back), default=0)
+spread = max(back.values(), default=0) - min(back.values(), default=0)
+print(len(back), int(least * 1000), int(spread * 1000))
+END
+# probe COUNT BYTES PATIENCE: sets answers, least and spread.
+probe() { read -r answers least spread <<<"$(python3 "$work/ping.py" "$address" "$@")"; }
+impair() { "$slipway" port impair w "$@" >/dev/null || fail "port impair $*"; }
+expect() { case "$2" in *"$1"*) ;; *) fail "$3: expected \"$1\", got: $2" ;; esac; }
+refuses() {
+    local expected=$1 told; shift
+    told=$(timeout 20 "$slipway" port "$@" 2>&1 >/dev/null) && fail "port $* was taken"
+    expect "$expected" "$told" "port $*"
+    [ "$(printf '%s\n' "$told" | wc -l)" = 1 ] || fail "port $*: more than a line: $told"
+}
+
+"$slipway" run --name w --detach --wait-network "$image" sleep 3600 >/dev/null || fail "run"
+address=$("$slipway" network inspect default | python3 -c 'import json,sys
+print(json.load(sys.stdin)[0]["sandboxes"][0]["ipv4"])')
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    probe 10 56 3
+    [ "$answers" = 10 ] && break
+done
+[ "$answers" = 10 ] || fail "a link that is well: $answers of 10 pings answered"
+
+impair --delay 60ms
+probe 5 56 20
+{ [ "$answers" = 5 ] && [ "$least" -ge 120 ]; } || fail "60 ms each way: $answers of 5, $least ms"
+expect "delay 60ms" "$("$slipway" port ls)" "port ls"
+impair --delay 60ms --jitter 20ms --direction sent
+probe 5 56 20
+{ [ "$answers" = 5 ] && [ "$least" -ge 40 ]; } || fail "40 to 80 ms one way: $answers of 5, $least ms"
+ok "delay, jitter and direction are kept"
+
+impair --loss 50% --seed 5
+probe 100 56 2
+{ [ "$answers" -ge 5 ] && [ "$answers" -le 50 ]; } || fail "50 % each way: $answers of 100 answered"
+impair --loss 100%
+probe 4 56 1
+[ "$answers" = 0 ] || fail "everything is lost, and $answers of 4 answered"
+expect "received loss" "$("$slipway" port stats)" "port stats"
+impair --rate 80kbit --burst 2000
+probe 10 1400 30
+{ [ "$answers" = 10 ] && [ "$spread" -ge 1000 ]; } || fail "10 kB/s: $answers of 10 within $spread ms"
+impair --clear
+probe 10 56 20
+[ "$answers" = 10 ] || fail "cleared: $answers of 10 answered"
+ok "loss and rate are kept, counted, and cleared"
+
+# capture ARGUMENTS…: pings once it has begun, until it has what it wants.
+"$slipway" port capture w -w "$work/a.pcapng" --count 12 2>"$work/told" & capture=$!
+wait_until 20 grep -q '^capturing on w' "$work/told" || fail "capture: $(cat "$work/told")"
+for _ in 1 2 3 4 5; do probe 6 56 1; done
+wait_until 20 grep -q '^12 frames captured, 0 not' "$work/told" || fail "capture: $(cat "$work/told")"
+wait "$capture" || fail "capture ended with $?"
+if command -v tcpdump >/dev/null; then
+    text=$(tcpdump -nr "$work/a.pcapng" icmp 2>"$work/tcpdump") || fail "tcpdump: $(cat "$work/tcpdump")"
+    expect "> $address: ICMP echo request" "$text" "what the sandbox received"
+    expect "$address > " "$(grep 'echo reply' <<<"$text")" "what the sandbox sent"
+    (sleep 1; python3 "$work/ping.py" "$address" 8 56 2 >"$work/last") &
+    text=$(timeout 30 "$slipway" port capture w -w - --snaplen 64 --count 4 2>/dev/null | tcpdump -nr - 2>/dev/null)
+    [ "$(wc -l <<<"$text")" = 4 ] || fail "a capture in a pipe: $text"
+    ok "tcpdump reads a capture of both directions, from a file and a pipe"
+else
+    echo "SKIPPED: e2e/$test_name: reading a capture needs tcpdump"
+fi
+
+"$slipway" port trace w --duration 3s >"$work/trace" & trace=$!
+for _ in 1 2 3; do probe 4 56 1; done
+wait "$trace" || fail "trace"
+expect "icmp" "$(grep '^received' "$work/trace")" "counts of a trace"
+expect "> $address, 98 bytes" "$(cat "$work/trace")" "headers of a trace"
+ok "a trace counts and shows headers"
+
+refuses 'there is no port "nobody"' impair nobody --loss 1%
+refuses 'there is no port "nobody"' capture nobody -w "$work/b.pcapng"
+[ -e "$work/b.pcapng" ] && fail "a capture of nobody made a file"
+refuses 'there is no switch "red"' impair red/w --loss 1%
+refuses 'a rate of 0' impair w --rate 0bit
+refuses 'a jitter can be as large as the delay' impair w --delay 1ms --jitter 2ms
+refuses 'a delay is 60 s at most' impair w --delay 61s
+refuses 'nothing to do to the port' impair w
+refuses 'cannot write /nowhere/b' capture w -w /nowhere/b
+case $("$slipway" port ls) in *delay* | *loss* | *rate*) fail "a refusal left something" ;; esac
+ok "bad input: a line each, and nothing left"
