@@ -1,6 +1,7 @@
 //! Decorators of ports: each alone, together, and taken away again. Time is told; chance has a seed.
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code)] // it has more than these tests use
 mod rig;
 
 use std::time::Duration;

@@ -66,7 +66,11 @@ impl PacketSubject for Devices {
     }
 
     fn takes(&self, load: &PacketLoad) -> bool {
-        load.ports == 2 && load.offered == 0 && load.ring.is_none() && load.bytes <= 1518
+        load.ports == 2
+            && load.offered == 0
+            && load.ring.is_none()
+            && load.neighbour == 0
+            && load.bytes <= 1518
     }
 
     fn run(
@@ -253,5 +257,6 @@ fn drive(
         sent: sent - sent_before,
         delivered: delivered - before,
         elapsed_ns: elapsed.as_nanos() as u64,
+        neighbour: None,
     })
 }

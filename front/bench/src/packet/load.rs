@@ -19,11 +19,14 @@ pub struct PacketLoad {
     pub offered: u64,
     /// Slots of a ring and bytes of a slot; None: 512 of 2,048, and 64 of 2,048 with more than 64 ports.
     pub ring: Option<(u32, u32)>,
+    /// Frames a second that a neighbour offers, one at a time, from a port of its own to another; 0: there
+    /// is none.
+    pub neighbour: u64,
 }
 
 impl Default for PacketLoad {
     fn default() -> Self {
-        Self { bytes: 64, ports: 2, row: 1, offered: 0, ring: None }
+        Self { bytes: 64, ports: 2, row: 1, offered: 0, ring: None, neighbour: 0 }
     }
 }
 
@@ -36,12 +39,15 @@ impl fmt::Display for PacketLoad {
         if let Some((slots, payload)) = self.ring {
             write!(f, "-s{slots}x{payload}")?;
         }
-        match self.offered {
-            0 => Ok(()),
-            offered if offered.is_multiple_of(1_000_000) => write!(f, "-o{}M", offered / 1_000_000),
-            offered if offered.is_multiple_of(1_000) => write!(f, "-o{}k", offered / 1_000),
-            offered => write!(f, "-o{offered}"),
+        for (letter, rate) in [('o', self.offered), ('n', self.neighbour)] {
+            match rate {
+                0 => {}
+                _ if rate.is_multiple_of(1_000_000) => write!(f, "-{letter}{}M", rate / 1_000_000)?,
+                _ if rate.is_multiple_of(1_000) => write!(f, "-{letter}{}k", rate / 1_000)?,
+                _ => write!(f, "-{letter}{rate}")?,
+            }
         }
+        Ok(())
     }
 }
 
@@ -53,7 +59,8 @@ impl fmt::Display for BadPacketLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let about = "64b-p2: bytes of a frame (60 to 2048) and ports (2 to 4096); with more than two ports \
                      -r32, frames in a row to one of them; -s64x256, slots of a ring (16 to 32768) and bytes of \
-                     each (64 to 65536); -o5M, frames offered a second";
+                     each (64 to 65536); -o5M, frames offered a second; \
+                     -n100k, frames that a neighbour offers";
         write!(f, "\"{}\" is no load such as {about}", self.0)
     }
 }
@@ -81,6 +88,7 @@ fn parse(text: &str) -> Option<PacketLoad> {
             "r" => load.row = value.parse().ok()?,
             "o" => load.offered = count(value)?,
             "s" => load.ring = Some(ring(value)?),
+            "n" => load.neighbour = count(value)?,
             _ => return None,
         }
     }
@@ -138,6 +146,8 @@ mod tests {
             "60b-p3-r1-o1500k",
             "64b-p2-o17",
             "64b-p2-s64x256-o5M",
+            "64b-p2-n100k",
+            "64b-p2-o20M-n5k",
         ] {
             assert_eq!(text.parse::<PacketLoad>().unwrap().to_string(), text);
         }
@@ -162,6 +172,7 @@ mod tests {
             "64b-s64x100",
             "65b-s64x64",
             "64b-s64",
+            "64b-n0",
         ] {
             assert!(text.parse::<PacketLoad>().is_err(), "{text}");
         }

@@ -120,7 +120,11 @@ impl PacketSubject for Memif {
     }
 
     fn takes(&self, load: &PacketLoad) -> bool {
-        load.ports == 2 && load.offered == 0 && load.ring.is_none() && load.bytes >= 64
+        load.ports == 2
+            && load.offered == 0
+            && load.ring.is_none()
+            && load.neighbour == 0
+            && load.bytes >= 64
     }
 
     fn run(&mut self, load: &PacketLoad, _: Duration, time: Duration) -> Result<PacketMeasured> {
@@ -154,7 +158,7 @@ impl PacketSubject for Memif {
             }
         }
         let elapsed_ns = count * PERIOD.as_nanos() as u64;
-        Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns })
+        Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, neighbour: None })
     }
 }
 

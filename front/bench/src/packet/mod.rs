@@ -27,7 +27,7 @@ pub use load::PacketLoad;
 pub use memif::Memif;
 pub use plot::packet_plot;
 pub use report::{
-    PacketFigures, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject, PacketTurn,
-    measure_packets,
+    Neighbour, PacketFigures, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject,
+    PacketTurn, measure_packets,
 };
 pub use table::packet_table;

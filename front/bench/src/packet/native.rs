@@ -9,13 +9,15 @@ use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
 use slipway_switch::ports::{MemoryPort, Tell};
 use slipway_switch::{Abilities, BURST, Learning, LearningOptions, Mac, PortConfig, Switch};
 
-use super::{PacketLoad, PacketMeasured, PacketSubject};
+use super::{Neighbour, PacketLoad, PacketMeasured, PacketSubject};
 use crate::block::native::{Cpus, pin};
 
 /// Frames of a burst when a number of them is offered a second (the paper's figure).
 const OFFERED: usize = 100;
 /// Slots of rings, while there are few.
 const SLOTS: u32 = 512;
+/// Slots of a neighbour's rings: it loses nothing while the machine does something else for 40 ms.
+const QUIET_SLOTS: u32 = 4096;
 /// Slots of rings when there are many: their memory is that of many small guests.
 const FEW_SLOTS: u32 = 64;
 /// Turns between two looks at the clock.
@@ -27,6 +29,7 @@ fn geometry(load: &PacketLoad) -> Geometry {
     Geometry { slots, payload }
 }
 
+/// From the first station to another.
 fn frame(to: u32, bytes: u32) -> Vec<u8> {
     let mut frame = vec![0; bytes as usize];
     frame[..6].copy_from_slice(&Mac::local(to.into()).0);
@@ -58,6 +61,7 @@ impl Source {
     /// Sends what is due and fits.
     fn send(&mut self) -> Result<()> {
         let due = match self.load.offered {
+            0 if self.load.neighbour > 0 => OFFERED,
             0 => BURST,
             offered => {
                 let due = self.begin.elapsed().as_secs_f64() * offered as f64 - self.sent as f64;
@@ -82,22 +86,72 @@ impl Source {
     }
 }
 
+/// A neighbour that sends little: a frame whenever one is due, late or not.
+struct Quiet {
+    output: Producer,
+    bytes: u32,
+    per_second: u64,
+    begin: Instant,
+    due: u64,
+}
+
+impl Quiet {
+    /// The source of `load`'s neighbour at `output`, for the station `to`.
+    fn new(output: Producer, load: &PacketLoad, to: u32) -> Result<Self> {
+        let mut quiet = Self {
+            output,
+            bytes: load.bytes,
+            per_second: load.neighbour,
+            begin: Instant::now(),
+            due: 0,
+        };
+        let mut frame = frame(to, load.bytes);
+        frame[6..12].copy_from_slice(&Mac::local(u64::from(to) - 1).0);
+        let slots = quiet.output.free(usize::MAX)?;
+        for slot in 0..slots {
+            quiet.output.memory().write(quiet.output.place(slot), &frame)?;
+        }
+        Ok(quiet)
+    }
+
+    /// Sends what is due. What its ring has no room for is lost, and was due all the same.
+    fn send(&mut self) -> Result<()> {
+        let due = (self.begin.elapsed().as_secs_f64() * self.per_second as f64) as u64;
+        let wanted = (due - self.due) as usize;
+        let count = self.output.free(wanted)?.min(wanted);
+        for slot in 0..count {
+            self.output.describe(slot, Descriptor::new(self.bytes));
+        }
+        self.output.publish(count);
+        self.due = due;
+        Ok(())
+    }
+}
+
 /// Sinks on a thread of their own, which look at headers only.
 struct Sinks {
     stop: Arc<AtomicBool>,
     received: Arc<AtomicU64>,
+    /// Of those, the ones at the last sink: the neighbour's, where there is one.
+    last: Arc<AtomicU64>,
     thread: Option<std::thread::JoinHandle<Result<()>>>,
 }
 
 impl Sinks {
     fn start(inputs: Vec<Consumer>, cpus: Vec<usize>) -> Self {
         let (stop, received) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (until, count) = (Arc::clone(&stop), Arc::clone(&received));
+        let last = Arc::new(AtomicU64::new(0));
+        let (until, counts) = (Arc::clone(&stop), [Arc::clone(&received), Arc::clone(&last)]);
         let thread = std::thread::spawn(move || {
             pin(&cpus)?;
-            drain(inputs, &until, &count)
+            drain(inputs, &until, &counts)
         });
-        Self { stop, received, thread: Some(thread) }
+        Self { stop, received, last, thread: Some(thread) }
+    }
+
+    /// Waits until what was sent before has arrived, or had the time to.
+    fn settle(&self) {
+        std::thread::sleep(Duration::from_millis(5));
     }
 
     fn count(&self) -> u64 {
@@ -119,9 +173,14 @@ impl Drop for Sinks {
     }
 }
 
-fn drain(mut inputs: Vec<Consumer>, stop: &AtomicBool, received: &AtomicU64) -> Result<()> {
+fn drain(
+    mut inputs: Vec<Consumer>,
+    stop: &AtomicBool,
+    [received, last]: &[Arc<AtomicU64>; 2],
+) -> Result<()> {
     const AHEAD: usize = 8;
-    let (mut sum, mut count) = (0_u64, 0);
+    let (mut sum, mut count, mut of_last) = (0_u64, 0, 0);
+    let end = inputs.len() - 1;
     while !stop.load(Ordering::Relaxed) {
         for at in 0..inputs.len() {
             // A program has one port; this one stands for as many programs as there are ports.
@@ -141,8 +200,10 @@ fn drain(mut inputs: Vec<Consumer>, stop: &AtomicBool, received: &AtomicU64) -> 
             }
             input.release(there);
             count += there as u64;
+            of_last += if at == end { there as u64 } else { 0 };
         }
         received.store(count, Ordering::Relaxed);
+        last.store(of_last, Ordering::Relaxed);
     }
     std::hint::black_box(sum);
     Ok(())
@@ -170,6 +231,7 @@ fn timed(
         sent: sent - before,
         delivered: sinks.count() - delivered,
         elapsed_ns: elapsed.as_nanos() as u64,
+        neighbour: None,
     })
 }
 
@@ -186,7 +248,7 @@ impl PacketSubject for RawLink {
     }
 
     fn takes(&self, load: &PacketLoad) -> bool {
-        load.ports == 2 && load.offered == 0
+        load.ports == 2 && load.offered == 0 && load.neighbour == 0
     }
 
     fn run(
@@ -248,20 +310,73 @@ impl PacketSubject for Switched {
         for number in 0..load.ports {
             peers.push(attach(&mut switch, number, &geometry(load))?);
         }
-        let (_, output) = peers.swap_remove(0);
+        // A neighbour's two ports are the last.
+        let quiet = match load.neighbour {
+            0 => None,
+            _ => {
+                let geometry = Geometry { slots: QUIET_SLOTS, ..geometry(load) };
+                let (_, output) = attach(&mut switch, load.ports, &geometry)?;
+                peers.push(attach(&mut switch, load.ports + 1, &geometry)?);
+                Some(Quiet::new(output, load, load.ports + 1)?)
+            }
+        };
+        let (_, output) = peers.remove(0);
         let inputs = peers.into_iter().map(|(input, _)| input).collect();
         let sinks = Sinks::start(inputs, self.0.client.clone());
         pin(&self.0.target)?;
-        let mut source = Source::new(output, load)?;
-        let measured = timed(&sinks, (warm_up, time), || {
-            source.send()?;
-            // The source's port was attached first.
-            let _ = switch.turn(0, BURST, Duration::ZERO);
-            Ok(source.sent)
-        })?;
+        let source = Source::new(output, load)?;
+        let measured = match quiet {
+            None => alone(&mut switch, source, &sinks, (warm_up, time))?,
+            Some(quiet) => beside(&mut switch, (source, quiet), &sinks, (warm_up, time))?,
+        };
         sinks.finish()?;
         Ok(measured)
     }
+}
+
+/// A source whose port was attached first.
+fn alone(
+    switch: &mut Switch,
+    mut source: Source,
+    sinks: &Sinks,
+    times: (Duration, Duration),
+) -> Result<PacketMeasured> {
+    timed(sinks, times, || {
+        source.send()?;
+        let _ = switch.turn(0, BURST, Duration::ZERO);
+        Ok(source.sent)
+    })
+}
+
+/// The same with a neighbour, whose port has every second turn, as ports of a switch's task have them.
+fn beside(
+    switch: &mut Switch,
+    (mut source, mut quiet): (Source, Quiet),
+    sinks: &Sinks,
+    (warm_up, time): (Duration, Duration),
+) -> Result<PacketMeasured> {
+    let own = source.load.ports as slipway_switch::PortIndex;
+    let mut turns = |time| {
+        // What was due while nobody had turns is nobody's loss.
+        (quiet.begin, quiet.due) = (Instant::now(), 0);
+        timed(sinks, (Duration::ZERO, time), || {
+            source.send()?;
+            let _ = switch.turn(0, BURST, Duration::ZERO);
+            quiet.send()?;
+            let _ = switch.turn(own, BURST, Duration::ZERO);
+            Ok(source.sent)
+        })
+        .map(|measured| (measured, quiet.due))
+    };
+    turns(warm_up)?;
+    sinks.settle();
+    let before = sinks.last.load(Ordering::Relaxed);
+    let (mut measured, due) = turns(time)?;
+    sinks.settle();
+    let delivered = sinks.last.load(Ordering::Relaxed) - before;
+    measured.neighbour = Some(Neighbour { offered: due, delivered });
+    measured.delivered = measured.delivered.saturating_sub(delivered);
+    Ok(measured)
 }
 
 fn attach(switch: &mut Switch, number: u32, geometry: &Geometry) -> Result<(Consumer, Producer)> {
@@ -280,7 +395,7 @@ mod tests {
     fn every_load_is_carried() {
         let cpus = Cpus::split(1).unwrap();
         let ms = Duration::from_millis;
-        for load in ["64b-p2", "1500b-p2", "64b-p100-r8", "64b-p2-o100k"] {
+        for load in ["64b-p2", "1500b-p2", "64b-p100-r8", "64b-p2-o100k", "64b-p2-n10k"] {
             let load: PacketLoad = load.parse().unwrap();
             let subjects: [Box<dyn PacketSubject>; 2] =
                 [Box::new(RawLink(cpus.clone())), Box::new(Switched(cpus.clone()))];
@@ -288,6 +403,9 @@ mod tests {
                 if subject.takes(&load) {
                     let measured = subject.run(&load, ms(20), ms(100)).unwrap();
                     assert!(measured.delivered > 0 && measured.sent > 0, "{load}: {measured:?}");
+                    let quiet = measured.neighbour.map(|one| one.offered.min(one.delivered));
+                    assert_eq!(quiet.is_some(), load.neighbour > 0);
+                    assert_ne!(quiet, Some(0), "{measured:?}");
                     assert!(load.offered == 0 || measured.sent <= 20_000, "{measured:?}");
                 }
             }

@@ -19,6 +19,18 @@ pub struct PacketMeasured {
     pub delivered: u64,
     /// How long it took, ns.
     pub elapsed_ns: u64,
+    /// How a neighbour fared, where the load has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbour: Option<Neighbour>,
+}
+
+/// How a neighbour fared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// Frames that were due, those that its own ring had no room for included.
+    pub offered: u64,
+    /// Frames that its sink had.
+    pub delivered: u64,
 }
 
 /// What is measured.
@@ -98,6 +110,8 @@ pub struct PacketFigures {
     pub bits: f64,
     /// How far the rounds lie apart, from the least to the most, as a part of their median.
     pub spread: f64,
+    /// The part of a neighbour's frames that was delivered, in the worst round; where there was one.
+    pub neighbour: Option<f64>,
 }
 
 /// A turn about to begin.
@@ -163,6 +177,9 @@ impl PacketReport {
         let rate = |count: u64, run: &PacketRun| {
             count as f64 * 1e9 / run.measured.elapsed_ns.max(1) as f64
         };
+        let share = |one: Neighbour| one.delivered as f64 / one.offered.max(1) as f64;
+        let shares = turns.clone().filter_map(|run| run.measured.neighbour).map(share);
+        let neighbour = shares.min_by(f64::total_cmp);
         let (mut delivered, sent): (Vec<f64>, Vec<f64>) = turns
             .map(|run| (rate(run.measured.delivered, run), rate(run.measured.sent, run)))
             .unzip();
@@ -174,6 +191,7 @@ impl PacketReport {
             sent: median(sent),
             bits: middle * f64::from(load.bytes) * 8.0,
             spread: apart / middle.max(f64::MIN_POSITIVE),
+            neighbour,
         })
     }
 
@@ -211,8 +229,9 @@ pub(crate) mod tests {
         let mut runs = Vec::new();
         for (name, rates) in subjects {
             for (round, rate) in (0..).zip(*rates) {
-                let measured =
-                    PacketMeasured { sent: 2 * rate, delivered: *rate, elapsed_ns: 1_000_000_000 };
+                let (sent, elapsed_ns) = (2 * rate, 1_000_000_000);
+                let neighbour = Some(Neighbour { offered: 100, delivered: 100 - u64::from(round) });
+                let measured = PacketMeasured { sent, delivered: *rate, elapsed_ns, neighbour };
                 runs.push(PacketRun { subject: (*name).to_owned(), load, round, measured });
             }
         }
@@ -235,7 +254,7 @@ pub(crate) mod tests {
         let report = report(&[("switch", &[30, 10, 20]), ("link", &[])]);
         let figures = report.figures(&PacketLoad::default(), "switch").unwrap();
         assert_eq!((figures.delivered, figures.sent, figures.bits), (20.0, 40.0, 20.0 * 512.0));
-        assert_eq!(figures.spread, 1.0);
+        assert_eq!((figures.spread, figures.neighbour), (1.0, Some(0.98)));
         assert_eq!(report.figures(&PacketLoad::default(), "link"), None);
         assert_eq!(PacketReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(PacketReport::from_json("{}").is_err());

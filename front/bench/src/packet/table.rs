@@ -3,7 +3,8 @@
 use super::PacketReport;
 use crate::table::titled;
 
-const HEADINGS: [&str; 6] = ["", "Mpps", "spread", "Gbit/s", "offered", "of the first"];
+const HEADINGS: [&str; 7] =
+    ["", "Mpps", "spread", "Gbit/s", "offered", "of the first", "neighbour's share"];
 
 /// One table for each load of `report`: medians over rounds, a row for each subject. Ended by a newline;
 /// bold headings when `colour`.
@@ -21,9 +22,10 @@ pub fn packet_table(report: &PacketReport, colour: bool) -> String {
                 format!("{:.1}", figures.bits / 1e9),
                 format!("{:.2}", figures.sent / 1e6),
                 format!("{:.2}", figures.delivered / base.max(f64::MIN_POSITIVE)),
+                figures.neighbour.map_or(String::new(), |share| format!("{:.2}%", share * 100.0)),
             ])
         });
-        let rows: Vec<[String; 6]> = rows.collect();
+        let rows: Vec<[String; 7]> = rows.collect();
         if rows.is_empty() {
             continue;
         }
@@ -50,6 +52,7 @@ mod tests {
             text.contains("64b-p2") && text.contains("40.00") && text.contains("0.50"),
             "{text}"
         );
+        assert!(text.contains("100.00%"), "{text}");
         assert!(text.contains("10.2") && text.contains("link: <&>"), "{text}");
         assert!(packet_table(&report(&[("x", &[1])]), true).contains(BOLD));
     }

@@ -30,7 +30,7 @@ const SUBJECTS: [(&str, &str); 4] = [
     ),
 ];
 /// Short and long frames, more and more ports, and more and more frames offered.
-const LOADS: [&str; 13] = [
+const LOADS: [&str; 16] = [
     "64b-p2",
     "128b-p2",
     "256b-p2",
@@ -44,6 +44,9 @@ const LOADS: [&str; 13] = [
     "64b-p2-o1M",
     "64b-p2-o5M",
     "64b-p2-o10M",
+    "64b-p2-o10M-n100k",
+    "64b-p2-o20M-n100k",
+    "64b-p2-n100k",
 ];
 /// The loads of a quick run.
 const QUICK: [&str; 3] = ["64b-p2", "1500b-p2", "64b-p128-r32"];
