@@ -21,6 +21,7 @@ ONLY = {
         "it runs in the guest and must not carry the host's code there",
     ),
     "slipway-agent-protocol": (["base/", "spec/"], "both the guest and the host use it"),
+    "slipway-port": (["base/", "spec/"], "it runs in other people's programs"),
     "slipway-vfio-user": (
         ["base/", "spec/", "slipway-pci", "slipway-keeper"],
         "it serves any PCI function and must not know one of them (the keeper knows none either)",

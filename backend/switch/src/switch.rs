@@ -8,7 +8,9 @@ use slipway_rate::Bucket;
 use crate::Port;
 use crate::burst::{BURST, Burst, Pick};
 use crate::cutter::Cutter;
-use crate::decorators::{Impairment, Layer, Observed, Observer, strip, wrap_here, wrap_innermost};
+use crate::decorators::{
+    Impairment, Layer, Observed, Observer, replace_innermost, strip, wrap_here, wrap_innermost,
+};
 use crate::fan::Fan;
 use crate::judge::{Kept, judge};
 use crate::lookup::{Key, Lookup, Station, Target};
@@ -127,6 +129,23 @@ impl Switch {
         self.burst.release();
         self.cutter.release();
         Ok(slot.port)
+    }
+
+    /// Puts another port in a port's place, which keeps its number, settings, counters and decorators: its
+    /// peer is another one now. Who was behind it is remembered. Gives the former one.
+    ///
+    /// # Errors
+    /// [`BadConfig::NoSuchPort`], and the port back.
+    pub fn replace(
+        &mut self,
+        index: PortIndex,
+        port: Box<dyn Port>,
+    ) -> Result<Box<dyn Port>, (BadConfig, Box<dyn Port>)> {
+        // Spans of an earlier burst may still name the former peer's memory.
+        self.release();
+        let Some(slot) = self.slot_mut(index) else { return Err((BadConfig::NoSuchPort, port)) };
+        slot.port.account(&mut slot.stats);
+        Ok(replace_innermost(&mut slot.port, port))
     }
 
     /// Changes a port's settings.

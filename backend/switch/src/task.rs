@@ -159,17 +159,36 @@ impl Owner<'_, '_> {
         Ok(index)
     }
 
+    /// Puts another port in a port's place, as [`Switch::replace`] does. Gives the former one.
+    ///
+    /// # Errors
+    /// [`BadConfig::NoSuchPort`]. The new port is dropped.
+    pub fn replace(
+        &mut self,
+        index: PortIndex,
+        port: Box<dyn Port>,
+    ) -> Result<Box<dyn Port>, BadConfig> {
+        let former = self.running.switch.replace(index, port).map_err(|(error, _)| error)?;
+        self.forget(index);
+        self.running.begin(index, self.context);
+        Ok(former)
+    }
+
     /// Detaches a port.
     ///
     /// # Errors
     /// [`BadConfig::NoSuchPort`].
     pub fn detach(&mut self, index: PortIndex) -> Result<Box<dyn Port>, BadConfig> {
         let port = self.running.switch.detach(index)?;
+        self.forget(index);
+        Ok(port)
+    }
+
+    fn forget(&mut self, index: PortIndex) {
         self.context.unwatch(u32::from(index));
         self.running.places[usize::from(index)] = Place::default();
         self.running.awake.retain(|awake| *awake != index);
         self.running.held.retain(|(_, held)| *held != index);
-        Ok(port)
     }
 }
 

@@ -35,6 +35,33 @@
 //! no use any more, and nothing else has happened. A descriptor is one word, read once. Payload may
 //! change while it is read, whatever the counters say: it is copied first and judged then.
 //!
+//! # Attaching
+//! A memory port of another process is reached over a Unix socket of type `SOCK_SEQPACKET`. The client
+//! sends one message, [`Hello`]:
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | magic, `u64`: the bytes `slipport` |
+//! | 8 | version, `u32`: 1 |
+//! | 12 | what the client takes, `u32`: bit 0 frames whose checksum is to be filled in, bits 1 to 3 frames to be cut of TCP over IPv4, of TCP over IPv6, of UDP; the others 0 |
+//!
+//! and gets one back, [`Welcome`]:
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | magic, `u64`: the bytes `slipport` |
+//! | 8 | version, `u32`: the server's |
+//! | 12 | status, `u32`: 0, or a number of errno(3): `EBUSY` another client has the port, `EPROTONOSUPPORT` another version, `EINVAL` what the client takes, `ENOMEM`, `EMFILE` |
+//! | 16 | MAC address of the port, 6 bytes; zeros: none is assigned |
+//! | 22 | 10 bytes of 0 |
+//!
+//! With status 0 come three descriptors (`SCM_RIGHTS`): the link, whose *peer* the client is; an eventfd
+//! that the client writes to when the server sleeps; an eventfd that the server writes to when the client
+//! sleeps. The link is new each time. The client has the port for as long as its socket is open, and when
+//! the server closes the socket, or dies, the link is dead: the client connects anew.
+//!
+//! `include/slipway_port.h` of `host/port` has the same in C.
+//!
 //! # Sleeping
 //! `sleep.rs` has the argument that no wake-up is lost; `tests/sleep.rs` has loom try every
 //! interleaving. How a sleeper is told is the users' agreement (an eventfd).
@@ -44,12 +71,15 @@
 #![allow(unsafe_code)] // a prefetch of words that are soon written
 
 mod descriptor;
+mod hello;
+pub mod layout;
 mod link;
 mod outside;
 mod ring;
 mod sleep;
 
 pub use descriptor::{Descriptor, Segmentation};
+pub use hello::{Hello, PROTOCOL, Takes, Welcome};
 pub use link::{Geometry, Link};
 pub use ring::{Broken, Consumer, Producer};
 

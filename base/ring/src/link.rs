@@ -5,11 +5,8 @@ use std::sync::atomic::Ordering;
 
 use slipway_ram::{Lasting, Span};
 
+use crate::layout::{self, MAGIC, RINGS as PAGE, VERSION};
 use crate::ring::{Consumer, Producer, Ring};
-
-const MAGIC: u64 = u64::from_le_bytes(*b"slipring");
-const VERSION: u64 = 1;
-const PAGE: usize = 4096;
 
 /// The shape of a link: both rings have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +25,8 @@ impl Default for Geometry {
 }
 
 impl Geometry {
-    fn is_possible(&self) -> bool {
+    /// Whether there can be such a link.
+    pub fn is_possible(&self) -> bool {
         self.slots.is_power_of_two()
             && (16..=32_768).contains(&self.slots)
             && self.payload.is_multiple_of(64)
@@ -36,12 +34,12 @@ impl Geometry {
     }
 
     pub(crate) fn stride(&self) -> usize {
-        self.payload as usize + 64
+        layout::stride(self)
     }
 
     /// Bytes of a ring, up to where the next may begin.
     fn ring(&self) -> usize {
-        Ring::size(self).next_multiple_of(PAGE)
+        layout::ring_size(self)
     }
 }
 

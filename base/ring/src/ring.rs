@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use slipway_ram::{Lasting, Span};
 
 use crate::link::Geometry;
-use crate::{Descriptor, sleep};
+use crate::{Descriptor, layout, sleep};
 
 /// Words of a ring, of 8 bytes each.
-const HEAD: usize = 0;
-const TAIL: usize = 8;
-const ASLEEP: usize = 16;
-const DESCRIPTORS: usize = 24;
+const HEAD: usize = layout::HEAD / 8;
+const TAIL: usize = layout::TAIL / 8;
+const ASLEEP: usize = layout::ASLEEP / 8;
+const DESCRIPTORS: usize = layout::DESCRIPTORS / 8;
 
 /// The other side's counter cannot be: it is broken, or lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,19 +29,9 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Bytes of a ring.
-    pub fn size(geometry: &Geometry) -> usize {
-        Self::data_at(geometry) + geometry.slots as usize * geometry.stride()
-    }
-
-    /// Where its slots begin.
-    fn data_at(geometry: &Geometry) -> usize {
-        (8 * (DESCRIPTORS + geometry.slots as usize)).next_multiple_of(64)
-    }
-
     /// The ring in `words`, which lie at `at` of `whole`.
     pub fn new(words: Lasting, whole: &Span, at: usize, geometry: &Geometry) -> Self {
-        let from = at + Self::data_at(geometry);
+        let from = at + layout::data(geometry);
         let data = whole.slice(from, geometry.slots as usize * geometry.stride());
         Self { words, data, mask: u64::from(geometry.slots) - 1, stride: geometry.stride() }
     }
@@ -59,6 +49,12 @@ impl Ring {
     #[inline]
     fn place(&self, slot: u64) -> usize {
         (slot & self.mask) as usize * self.stride
+    }
+
+    #[inline]
+    fn address(&self, slot: u64) -> *mut u8 {
+        // Within the slots: no slot's place is beyond them.
+        self.data.io_vector().0.wrapping_add(self.place(slot))
     }
 
     /// `head - tail` of what one side says and the other knows.
@@ -142,6 +138,13 @@ impl Producer {
         self.ring.place(self.head + number as u64)
     }
 
+    /// The same as an address in this process, for as long as this value lives. The memory does not go
+    /// away meanwhile (its file is sealed against shrinking), but the other side may change it.
+    #[inline]
+    pub fn address(&self, number: usize) -> *mut u8 {
+        self.ring.address(self.head + number as u64)
+    }
+
     /// Has the processor fetch slot `number`, soon to be filled and described.
     #[inline]
     pub fn fetch(&self, number: usize) {
@@ -223,6 +226,13 @@ impl Consumer {
     #[inline]
     pub fn place(&self, number: usize) -> usize {
         self.ring.place(self.tail + number as u64)
+    }
+
+    /// The same as an address in this process, for as long as this value lives. The memory does not go
+    /// away meanwhile (its file is sealed against shrinking), but the other side may change it.
+    #[inline]
+    pub fn address(&self, number: usize) -> *const u8 {
+        self.ring.address(self.tail + number as u64)
     }
 
     /// Has the processor fetch slot `number`, soon to be read.

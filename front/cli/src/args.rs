@@ -87,7 +87,8 @@ pub enum Command {
     /// Manage networks, which sandboxes join
     #[command(subcommand)]
     Network(NetworkCommand),
-    /// Show the ports of the networks' switches: sandboxes, and the host's own ends
+    /// Manage the ports of the networks' switches: sandboxes, the host's own ends, and memory ports for
+    /// programs of this host
     #[command(subcommand)]
     Port(PortCommand),
     /// Say what this host can do, what is missing and the command that mends it
@@ -258,8 +259,43 @@ pub enum NetworkCommand {
     },
 }
 
+/// A new memory port.
+#[derive(Clone, Debug, Args)]
+pub struct PortArgs {
+    /// Letters, digits, "-" and "_"; no other memory port of this node has it
+    pub name: String,
+    /// Network, whose switch it is a port of; it comes up for the port
+    #[arg(long, value_name = "NAME", default_value = "default", visible_alias = "switch")]
+    pub network: String,
+    /// MAC address of the port: frames from any other are dropped [default: any, and the switch learns]
+    #[arg(long, value_name = "ADDRESS")]
+    pub mac: Option<String>,
+    /// Frames that each of its two rings holds: a power of two, 16 to 32768 [default: 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=32768))]
+    pub slots: Option<u32>,
+    /// Bytes that a slot of a ring holds, a multiple of 64, 64 to 65536; longer frames take several
+    /// [default: 2048, or more if the network's packets are longer]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..=65536))]
+    pub slot_size: Option<u32>,
+    /// Who may attach beside root: user and group of the socket, in numbers
+    #[arg(long, value_name = "UID[:GID]")]
+    pub owner: Option<String>,
+}
+
 #[derive(Debug, Subcommand)]
 pub enum PortCommand {
+    /// Make a memory port of a network and print its socket's path
+    ///
+    /// A program of this host attaches there, one at a time, and shares packet rings with the network's
+    /// switch: `slipway pktgen`, or any that uses the crate slipway-port or the C header slipway_port.h.
+    /// The port stays until `port rm`, also over restarts of the daemon; its programs then attach anew.
+    Create(PortArgs),
+    /// Remove memory ports, also under their programs
+    Rm {
+        /// Names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
     /// List ports with their addresses
     Ls {
         /// Only of this network

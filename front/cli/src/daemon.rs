@@ -46,6 +46,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     need_root("running the daemon (it makes control groups and runs VMMs as other users)")?;
     make_private_dir(&config.data_dir, 0o711)?;
     make_private_dir(&config.run_dir, 0o711)?;
+    make_private_dir(&config.ports_dir(), 0o711)?;
     if ends_when_idle && keeper::waits(&config) {
         // What it holds is nothing for a daemon that nobody starts again. The caller waits for another.
         eprintln!("slipway: the node's keeper waits for its daemon; `slipway daemon` starts it");
@@ -189,6 +190,7 @@ async fn open_networks(config: &Config, plane: &Plane) -> Result<Networks> {
     let plane = slipway_plane_api::PlaneClient::new(plane.connect().await?);
     let settings = slipway_network::Settings {
         dir: config.networks_dir(),
+        ports_dir: config.ports_dir(),
         table: table(config),
         resolv_conf: "/etc/resolv.conf".into(),
     };
@@ -259,8 +261,9 @@ async fn idle(node: &Node, plane: &Plane, connections: &watch::Sender<usize>) {
     let mut changes = node.changes();
     loop {
         let connected_now = *connected.borrow_and_update();
-        // Endpoints and disks come and go over connections only, so their changes are noticed here.
-        let served = !plane.list().is_empty() || !plane.list_disks().is_empty();
+        // Endpoints, disks and memory ports come and go over connections only, so their changes are noticed here.
+        let disks = !plane.list_disks().is_empty();
+        let served = !plane.list().is_empty() || disks || plane.count_ports() > 0;
         let busy = node.live() > 0 || connected_now > 0 || served;
         changes.borrow_and_update();
         tokio::select! {

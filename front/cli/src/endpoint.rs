@@ -185,7 +185,7 @@ fn sweep_period(period: Duration) -> Result<u32> {
     }
 }
 
-fn owner(text: &str) -> Result<v1::Owner> {
+pub fn owner(text: &str) -> Result<v1::Owner> {
     let (uid, gid) = text.split_once(':').unwrap_or((text, text));
     match (uid.parse(), gid.parse()) {
         (Ok(uid), Ok(gid)) => Ok(v1::Owner { uid, gid }),

@@ -87,6 +87,13 @@ fn as_json(network: &v1::Network) -> serde_json::Value {
             "published": member.published,
         })
     });
+    let ports = network.ports.iter().map(|port| {
+        serde_json::json!({
+            "name": port.name,
+            "mac": (!port.mac.is_empty()).then_some(&port.mac),
+            "socket": port.socket_path,
+        })
+    });
     serde_json::json!({
         "name": network.name,
         "interface": network.up.then_some(&network.device),
@@ -98,5 +105,6 @@ fn as_json(network: &v1::Network) -> serde_json::Value {
         "internal": network.internal,
         "created_ns": network.created_ns,
         "sandboxes": members.collect::<Vec<_>>(),
+        "ports": ports.collect::<Vec<_>>(),
     })
 }

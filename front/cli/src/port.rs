@@ -1,13 +1,14 @@
-//! `slipway port`: the ports of switches, with what passed them.
+//! `slipway port`: the ports of switches, with what passed them, and memory ports for programs.
 
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Result, bail};
-use slipway_plane_api::v1;
+use slipway_plane_api::{network_v1, v1};
 use slipway_runtime::Config;
 
-use crate::args::{NodeArgs, PortCommand};
-use crate::client::{connect_plane, refused};
+use crate::args::{NodeArgs, PortArgs, PortCommand};
+use crate::client::{connect_networks, connect_plane, refused};
+use crate::endpoint::owner;
 use crate::port_tools;
 use crate::size::show;
 use crate::table::table;
@@ -21,6 +22,8 @@ struct Port {
 /// Runs `slipway port …`.
 pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) -> Result<i32> {
     let (network, json, is_list) = match command {
+        PortCommand::Create(args) => return create(node, config, args).await,
+        PortCommand::Rm { names } => return remove(node, config, names).await,
         PortCommand::Ls { network, json } => (network, json, true),
         PortCommand::Stats { network, json } => (network, json, false),
         PortCommand::Impair(args) => return port_tools::impair(node, config, args).await,
@@ -54,6 +57,38 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) ->
         crate::out::print(format_args!("{}", table(header, &rows)));
     }
     Ok(0)
+}
+
+async fn create(node: &NodeArgs, config: &Config, args: &PortArgs) -> Result<i32> {
+    let owner = args.owner.as_deref().map(owner).transpose()?;
+    let request = network_v1::CreatePortRequest {
+        network: args.network.clone(),
+        name: args.name.clone(),
+        mac: args.mac.clone().unwrap_or_default(),
+        slots: args.slots.unwrap_or(0),
+        payload: args.slot_size.unwrap_or(0),
+        owner: owner.map(|owner| network_v1::PortOwner { uid: owner.uid, gid: owner.gid }),
+    };
+    let mut networks = connect_networks(node, config).await?;
+    let made = networks.create_port(request).await.map_err(|status| refused(&status))?;
+    crate::say!("{}", made.into_inner().socket_path);
+    Ok(0)
+}
+
+async fn remove(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i32> {
+    let mut networks = connect_networks(node, config).await?;
+    let mut status = 0;
+    for name in names {
+        let request = network_v1::RemovePortRequest { name: name.clone() };
+        match networks.remove_port(request).await {
+            Ok(_) => crate::say!("{name}"),
+            Err(error) => {
+                crate::complain(&refused(&error));
+                status = 1;
+            }
+        }
+    }
+    Ok(status)
 }
 
 fn address_row(Port { network, port }: &Port) -> [String; 6] {
@@ -116,5 +151,6 @@ fn as_json(Port { network, port }: &Port) -> serde_json::Value {
         "dropped_in": port.dropped_in,
         "dropped_out": port.dropped_out,
         "impairment": port.impairment.as_ref().map(port_tools::describe),
+        "socket": (!port.socket_path.is_empty()).then_some(&port.socket_path),
     })
 }

@@ -124,12 +124,19 @@ fn wanted_mac(network: &Network, mac: Mac) -> Result<Mac> {
     }
     match network.leases.values().find(|lease| lease.mac == mac) {
         Some(lease) => taken(mac, lease),
-        None => Ok(mac),
+        None => match network.ports.iter().find(|(_, port)| port.mac == Some(mac)) {
+            Some((name, _)) => {
+                let owner = format!("memory port {name}");
+                Err(Error::Taken { address: mac.to_string(), owner })
+            }
+            None => Ok(mac),
+        },
     }
 }
 
 fn taken<T>(address: impl ToString, lease: &Lease) -> Result<T> {
-    Err(Error::Taken { address: address.to_string(), sandbox: lease.name.clone() })
+    let owner = format!("sandbox {}", lease.name);
+    Err(Error::Taken { address: address.to_string(), owner })
 }
 
 fn free4(network: &Network) -> Option<Ipv4Addr> {
@@ -153,7 +160,9 @@ fn free6(network: &Network, ipv4: Ipv4Addr) -> Ipv6Addr {
 }
 
 fn free_mac(network: &Network, ipv4: Ipv4Addr) -> Mac {
-    let taken: BTreeSet<Mac> = network.leases.values().map(|lease| lease.mac).collect();
+    let ports = network.ports.values().filter_map(|port| port.mac);
+    let taken: BTreeSet<Mac> =
+        network.leases.values().map(|lease| lease.mac).chain(ports).collect();
     // Somebody may have asked for just this one: then that of an address outside of the network.
     let outside = (1..).map(|index| Mac::derived(Ipv4Addr::from_bits(index)));
     let mut candidates = std::iter::once(Mac::derived(ipv4)).chain(outside);

@@ -22,6 +22,20 @@ pub enum Error {
     /// A network has this name.
     #[error("the network \"{0}\" exists already; `slipway network rm {0}` removes it")]
     Exists(String),
+    /// The network has memory ports.
+    #[error("the network \"{network}\" has memory ports: {}; `slipway port rm` removes them", ports.join(", "))]
+    HasPorts {
+        /// The network.
+        network: String,
+        /// Their names.
+        ports: Vec<String>,
+    },
+    /// A memory port has this name.
+    #[error("a memory port called \"{0}\" is there already; `slipway port rm {0}` removes it")]
+    ExistingPort(String),
+    /// No memory port has this name.
+    #[error("there is no memory port \"{0}\"; `slipway port ls` lists ports")]
+    UnknownPort(String),
     /// Sandboxes use the network.
     #[error("the network \"{network}\" has sandboxes: {}", sandboxes.join(", "))]
     Used {
@@ -30,13 +44,13 @@ pub enum Error {
         /// Their names.
         sandboxes: Vec<String>,
     },
-    /// The address is another sandbox's.
-    #[error("the address {address} is taken by sandbox {sandbox}")]
+    /// The address is another's.
+    #[error("the address {address} is taken by {owner}")]
     Taken {
         /// What was asked for: an IP or a MAC address.
         address: String,
         /// Who has it.
-        sandbox: String,
+        owner: String,
     },
     /// Its subnet overlaps something that is there.
     #[error("{subnet} overlaps {other}; `--subnet` takes another one")]
@@ -101,12 +115,14 @@ impl Error {
     fn code(&self) -> Code {
         match self {
             Self::Invalid(_) => Code::InvalidArgument,
-            Self::Unknown(_) => Code::NotFound,
-            Self::Exists(_) | Self::Taken { .. } => Code::AlreadyExists,
+            Self::Unknown(_) | Self::UnknownPort(_) => Code::NotFound,
+            Self::Exists(_) | Self::ExistingPort(_) | Self::Taken { .. } => Code::AlreadyExists,
             Self::Full { .. } => Code::ResourceExhausted,
-            Self::Host(_) | Self::Used { .. } | Self::Overlap { .. } | Self::PortInUse { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::Host(_)
+            | Self::Used { .. }
+            | Self::HasPorts { .. }
+            | Self::Overlap { .. }
+            | Self::PortInUse { .. } => Code::FailedPrecondition,
             Self::Plane(_) | Self::File { .. } => Code::Internal,
         }
     }

@@ -42,9 +42,25 @@ pub struct Network {
     pub internal: bool,
     /// CLOCK_REALTIME of its creation, ns since the epoch.
     pub created_ns: u64,
+    /// Its memory ports, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ports: BTreeMap<String, HostPort>,
     /// Who has which address, by the sandbox's id; in a file of its own.
     #[serde(skip)]
     pub leases: BTreeMap<String, Lease>,
+}
+
+/// A port for a program of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPort {
+    /// The only address that it may send from.
+    pub mac: Option<Mac>,
+    /// Slots of each ring; 0: the plane's usual number.
+    pub slots: u32,
+    /// Bytes of a slot.
+    pub payload: u32,
+    /// User and group that may connect; root when absent.
+    pub owner: Option<(u32, u32)>,
 }
 
 /// What a sandbox has of a network.
@@ -78,8 +94,14 @@ impl Network {
             mtu: crate::DEFAULT_MTU,
             internal: false,
             created_ns: u64::try_from(created.as_nanos()).unwrap_or(0),
+            ports: BTreeMap::new(),
             leases: BTreeMap::new(),
         }
+    }
+
+    /// Whether anybody needs it up.
+    pub fn is_used(&self) -> bool {
+        !self.leases.is_empty() || !self.ports.is_empty()
     }
 
     /// The host's IPv6 address in it: the prefix's first.
@@ -240,6 +262,9 @@ mod tests {
         let ledger = Ledger::open(&dir.path().join("networks")).unwrap();
         assert!(ledger.load().unwrap().is_empty());
         let mut network = network();
+        let mac = Some(Mac::derived(Ipv4Addr::new(10, 1, 2, 9)));
+        let port = HostPort { mac, slots: 64, payload: 2048, owner: Some((7, 8)) };
+        network.ports.insert("gen".into(), port);
         ledger.save(&network).unwrap();
         let lease = Lease {
             name: "web".into(),

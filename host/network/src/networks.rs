@@ -1,5 +1,7 @@
 //! The networks of a node.
 
+mod ports;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -26,6 +28,8 @@ const DNS_PORT: u16 = 53;
 pub struct Settings {
     /// Where the ledger is.
     pub dir: PathBuf,
+    /// Where sockets of memory ports are.
+    pub ports_dir: PathBuf,
     /// The packet filter's table; another daemon on the host has another.
     pub table: String,
     /// Names the host's resolvers: `/etc/resolv.conf`.
@@ -95,7 +99,7 @@ impl Networks {
     pub async fn create(&self, request: &v1::CreateNetworkRequest) -> Result<v1::Network> {
         let mut state = self.state.lock().await;
         self.make(&mut state, request)?;
-        describe(&state, &request.name)
+        self.describe(&state, &request.name)
     }
 
     fn make(&self, state: &mut State, request: &v1::CreateNetworkRequest) -> Result<()> {
@@ -146,6 +150,10 @@ impl Networks {
             let sandboxes = network.leases.values().map(|lease| lease.name.clone()).collect();
             return Err(Error::Used { network: name.to_owned(), sandboxes });
         }
+        if !network.ports.is_empty() {
+            let ports = network.ports.keys().cloned().collect();
+            return Err(Error::HasPorts { network: name.to_owned(), ports });
+        }
         if state.up.contains_key(name) {
             self.take_down(&mut state, name).await;
             self.apply(&mut state).await?;
@@ -160,13 +168,13 @@ impl Networks {
     /// # Errors
     /// [`Error::Unknown`].
     pub async fn get(&self, name: &str) -> Result<v1::Network> {
-        describe(&*self.state.lock().await, name)
+        self.describe(&*self.state.lock().await, name)
     }
 
     /// All networks, by name.
     pub async fn list(&self) -> Vec<v1::Network> {
         let state = self.state.lock().await;
-        state.networks.keys().filter_map(|name| describe(&state, name).ok()).collect()
+        state.networks.keys().filter_map(|name| self.describe(&state, name).ok()).collect()
     }
 
     /// Gives a sandbox its place in a network.
@@ -261,7 +269,7 @@ impl Networks {
         if network.leases.len() < before {
             self.ledger.save_leases(network)?;
         }
-        if network.leases.is_empty() {
+        if !network.is_used() {
             let device = network.device.clone();
             return if state.up.contains_key(name) { Ok(()) } else { host::remove(&device) };
         }
@@ -323,6 +331,7 @@ impl Networks {
             let resolv_conf = self.settings.resolv_conf.clone();
             let names = Server::start(&addresses, Zone::of(&network), resolv_conf, &self.serving)?;
             state.up.insert(name.to_owned(), Up { names, ports: BTreeMap::new() });
+            self.open_ports(&network).await;
             self.apply(state).await
         };
         let outcome = up.await;
@@ -367,6 +376,33 @@ impl Networks {
         nft::apply(&rules).await?;
         state.rules = Some(rules);
         Ok(())
+    }
+
+    fn describe(&self, state: &State, name: &str) -> Result<v1::Network> {
+        let network = find(state, name)?;
+        let members = network.leases.iter().map(|(id, lease)| v1::Member {
+            sandbox_id: id.clone(),
+            name: lease.name.clone(),
+            mac: lease.mac.to_string(),
+            ipv4: lease.ipv4.to_string(),
+            ipv6: lease.ipv6.to_string(),
+            published: lease.published.iter().map(ToString::to_string).collect(),
+        });
+        let ports = network.ports.keys().filter_map(|name| self.describe_port(network, name).ok());
+        Ok(v1::Network {
+            name: network.name.clone(),
+            device: network.device.clone(),
+            subnet: network.subnet.to_string(),
+            gateway: network.gateway.to_string(),
+            ipv6_subnet: network.prefix.to_string(),
+            ipv6_gateway: network.gateway6().to_string(),
+            mtu: network.mtu,
+            internal: network.internal,
+            created_ns: network.created_ns,
+            members: members.collect(),
+            up: state.up.contains_key(name),
+            ports: ports.collect(),
+        })
     }
 }
 
@@ -426,31 +462,6 @@ fn attachment(network: &Network, id: &str) -> Result<v1::Attachment> {
         mtu: network.mtu,
         name_servers: vec![network.gateway.to_string()],
         published: lease.published.iter().map(ToString::to_string).collect(),
-    })
-}
-
-fn describe(state: &State, name: &str) -> Result<v1::Network> {
-    let network = find(state, name)?;
-    let members = network.leases.iter().map(|(id, lease)| v1::Member {
-        sandbox_id: id.clone(),
-        name: lease.name.clone(),
-        mac: lease.mac.to_string(),
-        ipv4: lease.ipv4.to_string(),
-        ipv6: lease.ipv6.to_string(),
-        published: lease.published.iter().map(ToString::to_string).collect(),
-    });
-    Ok(v1::Network {
-        name: network.name.clone(),
-        device: network.device.clone(),
-        subnet: network.subnet.to_string(),
-        gateway: network.gateway.to_string(),
-        ipv6_subnet: network.prefix.to_string(),
-        ipv6_gateway: network.gateway6().to_string(),
-        mtu: network.mtu,
-        internal: network.internal,
-        created_ns: network.created_ns,
-        members: members.collect(),
-        up: state.up.contains_key(name),
     })
 }
 

@@ -87,6 +87,25 @@ impl v1::networks_server::Networks for Service {
         .await
     }
 
+    async fn create_port(
+        &self,
+        request: Request<v1::CreatePortRequest>,
+    ) -> Result<Response<v1::HostPort>, Status> {
+        let request = request.into_inner();
+        self.complete(|networks| async move { networks.create_port(&request).await }).await
+    }
+
+    async fn remove_port(
+        &self,
+        request: Request<v1::RemovePortRequest>,
+    ) -> Result<Response<v1::RemovePortReply>, Status> {
+        let name = request.into_inner().name;
+        self.complete(|networks| async move {
+            networks.remove_port(&name).await.map(|()| v1::RemovePortReply {})
+        })
+        .await
+    }
+
     async fn reconcile(
         &self,
         request: Request<v1::ReconcileRequest>,

@@ -53,6 +53,7 @@ async fn open(dir: &Path) -> Rig {
     let client = PlaneClient::new(plane.connect().await.unwrap());
     let settings = Settings {
         dir: dir.join("networks"),
+        ports_dir: dir.to_owned(),
         table: "slipway_test".into(),
         resolv_conf: dir.join("resolv.conf"),
     };
@@ -286,5 +287,66 @@ fn many_join_at_once_and_nobody_shares_an_address_as_root() {
             assert!(all.insert(place.mac) && all.insert(place.ipv4) && all.insert(place.ipv6));
         }
         networks.close().await;
+    });
+}
+
+fn port(name: &str, network: &str, mac: &str) -> v1::CreatePortRequest {
+    v1::CreatePortRequest {
+        name: name.into(),
+        network: network.into(),
+        mac: mac.into(),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn memory_ports_outlive_the_daemon_as_root() {
+    in_namespace("memory_ports_outlive_the_daemon_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let rig = open(dir.path()).await;
+        let mac = "02:00:00:00:00:09";
+        let made = rig.networks.create_port(&port("gen", "default", mac)).await.unwrap();
+        assert!(Path::new(&made.socket_path).exists());
+        assert_eq!((made.payload, devices().len()), (2048, 1));
+        // A network of longer packets has longer slots.
+        let jumbo =
+            v1::CreateNetworkRequest { name: "jumbo".into(), mtu: 9000, ..Default::default() };
+        rig.networks.create(&jumbo).await.unwrap();
+        let made = rig.networks.create_port(&port("long", "jumbo", "")).await.unwrap();
+        assert_eq!(made.payload, 9024);
+        // What cannot be, and that nothing of it is left.
+        let gateway = rig.networks.get("default").await.unwrap();
+        assert_eq!(gateway.ports.len(), 1);
+        for (name, network, mac, says) in [
+            ("gen", "jumbo", "", "a memory port called \"gen\" is there already"),
+            ("new", "none-such", "", "there is no network \"none-such\""),
+            ("new", "default", mac, "taken by memory port gen"),
+            ("new", "default", "01:00:00:00:00:01", "multicast"),
+            ("new", "default", "x", "is no MAC address"),
+            ("a/b", "default", "", "is no name"),
+        ] {
+            let error = rig.networks.create_port(&port(name, network, mac)).await.unwrap_err();
+            assert!(error.to_string().contains(says), "{name} {network} {mac}: {error}");
+        }
+        let mut wish = request("a", "default", &[]);
+        wish.mac = mac.into();
+        assert!(rig.networks.join(&wish).await.unwrap_err().to_string().contains("port gen"));
+        let error = rig.networks.remove("jumbo").await.unwrap_err().to_string();
+        assert!(error.contains("memory ports: long"), "{error}");
+        // Another daemon, without a word from the last.
+        drop(rig);
+        let rig = open(dir.path()).await;
+        assert_eq!(rig.plane.count_ports(), 0);
+        rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
+        assert_eq!((rig.plane.count_ports(), devices().len()), (2, 2));
+        assert!(Path::new(&made.socket_path).exists());
+        for name in ["gen", "long"] {
+            rig.networks.remove_port(name).await.unwrap();
+        }
+        assert!(!Path::new(&made.socket_path).exists());
+        assert!(rig.networks.remove_port("gen").await.is_err());
+        rig.networks.remove("jumbo").await.unwrap();
+        rig.networks.remove("default").await.unwrap();
+        assert_eq!((devices().len(), rules().as_str()), (0, ""));
     });
 }

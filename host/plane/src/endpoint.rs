@@ -79,6 +79,12 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
+    /// A memory port has this name.
+    #[error("a memory port called \"{0}\" is there already; `slipway port rm {0}` removes it")]
+    ExistingPort(String),
+    /// No memory port has this name.
+    #[error("there is no memory port \"{0}\"; `slipway port ls` lists ports")]
+    UnknownMemoryPort(String),
     /// A port cannot have these settings.
     #[error(transparent)]
     Port(#[from] slipway_switch::BadConfig),

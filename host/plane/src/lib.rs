@@ -9,7 +9,8 @@
 //!   endpoints have while they run, by messages to their controllers;
 //! - `balance` gives each endpoint a reactor, or several if its controller has lanes, and another one
 //!   when that has too much to do;
-//! - `switches` has the switches; a packet function is a port of one of them;
+//! - `switches` has the switches; a packet function is a port of one of them, and so is a memory port
+//!   (`memory_ports`), at whose socket a program of this host gets its rings;
 //! - `ports` changes single ports of them, and `capture` tells what passes one;
 //! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
 //!   device: it talks to reactors by message and reads counters.
@@ -29,6 +30,7 @@ mod disk;
 mod disks;
 mod endpoint;
 mod keep;
+mod memory_ports;
 mod network;
 mod plane;
 mod ports;

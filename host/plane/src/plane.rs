@@ -16,6 +16,7 @@ use crate::capture::Captures;
 use crate::disks::Disks;
 use crate::endpoint::Served;
 use crate::keep::{Keep, Place};
+use crate::memory_ports::MemoryPorts;
 use crate::switches::Switches;
 use crate::{Error, Service, snoop};
 
@@ -58,6 +59,7 @@ struct Shared {
     disks: Disks,
     switches: Switches,
     captures: Captures,
+    memory_ports: MemoryPorts,
     /// Read by who opens a named disk until its namespace is among its endpoint's, written by who
     /// changes a size and tells them.
     sizes: RwLock<()>,
@@ -159,6 +161,7 @@ impl Plane {
             disks: Disks::default(),
             switches: Switches::default(),
             captures: Captures::default(),
+            memory_ports: MemoryPorts::default(),
             sizes: RwLock::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -338,6 +341,11 @@ impl Plane {
     /// The switches.
     pub(crate) fn switches(&self) -> &Switches {
         &self.shared.switches
+    }
+
+    /// The memory ports.
+    pub(crate) fn memory_ports(&self) -> &MemoryPorts {
+        &self.shared.memory_ports
     }
 
     /// How many reactors there are; at least one.

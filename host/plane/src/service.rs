@@ -27,13 +27,15 @@ impl From<Error> for Status {
             }
             Error::Port(slipway_switch::BadConfig::Full) => Self::resource_exhausted(message),
             Error::Port(_) => Self::invalid_argument(message),
-            Error::Exists(_) | Error::ExistingDisk(_) | Error::ExistingSwitch(_) => {
-                Self::already_exists(message)
-            }
+            Error::Exists(_)
+            | Error::ExistingDisk(_)
+            | Error::ExistingSwitch(_)
+            | Error::ExistingPort(_) => Self::already_exists(message),
             Error::Unknown(_)
             | Error::UnknownDisk(_)
             | Error::UnknownNamespace(_)
             | Error::UnknownPort(_)
+            | Error::UnknownMemoryPort(_)
             | Error::UnknownSwitch(_) => Self::not_found(message),
             Error::AmbiguousPort(_) => Self::invalid_argument(message),
             Error::Tap { .. } => Self::failed_precondition(message),
@@ -170,6 +172,22 @@ impl v1::plane_server::Plane for Service {
     ) -> Result<Response<v1::RemoveSwitchReply>, Status> {
         let (plane, name) = (self.plane.clone(), request.into_inner().name);
         blocking(move || plane.remove_switch(&name).map(|()| v1::RemoveSwitchReply {})).await
+    }
+
+    async fn create_port(
+        &self,
+        request: Request<v1::CreatePortRequest>,
+    ) -> Result<Response<v1::MemoryPort>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.create_port(&request)).await
+    }
+
+    async fn remove_port(
+        &self,
+        request: Request<v1::RemovePortRequest>,
+    ) -> Result<Response<v1::RemovePortReply>, Status> {
+        let (plane, name) = (self.plane.clone(), request.into_inner().name);
+        blocking(move || plane.remove_port(&name).map(|()| v1::RemovePortReply {})).await
     }
 
     async fn list_switches(

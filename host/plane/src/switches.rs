@@ -1,4 +1,5 @@
-//! Switches: each a task of a reactor, whose ports are functions of endpoints and TAP interfaces.
+//! Switches: each a task of a reactor, whose ports are functions of endpoints, TAP interfaces and memory
+//! ports.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -96,7 +97,7 @@ impl Plane {
         if let Some(there) = self.switches().lock().get_mut(name) {
             there.made = true;
         }
-        Ok(describe(name, &fabric.handle))
+        Ok(self.describe(name, &fabric.handle))
     }
 
     /// A TAP interface; where endpoints outlive this process it does too, so that its addresses and
@@ -116,6 +117,7 @@ impl Plane {
     pub fn remove_switch(&self, name: &str) -> Result<(), Error> {
         let removed = self.switches().lock().remove(name);
         let fabric = removed.ok_or_else(|| Error::UnknownSwitch(name.to_owned()))?;
+        self.memory_ports().remove_of(name);
         fabric.handle.stop();
         // Answered by nobody once it has stopped.
         let _ = fabric.handle.call(|_| ());
@@ -129,17 +131,24 @@ impl Plane {
 
     /// All switches, by name.
     pub fn list_switches(&self) -> Vec<v1::Switch> {
-        self.fabrics().iter().map(|(name, fabric)| describe(name, &fabric.handle)).collect()
+        let all = self.fabrics();
+        all.iter().map(|(name, fabric)| self.describe(name, &fabric.handle)).collect()
     }
-}
 
-fn describe(name: &str, handle: &Handle) -> v1::Switch {
-    let ports = handle.call(|owner| {
-        let indices: Vec<PortIndex> = owner.switch().ports().collect();
-        indices.into_iter().filter_map(|index| port(owner, index)).collect()
-    });
-    // One that has ended has none.
-    v1::Switch { name: name.to_owned(), ports: ports.unwrap_or_default() }
+    fn describe(&self, name: &str, handle: &Handle) -> v1::Switch {
+        let ports = handle.call(|owner| {
+            let indices: Vec<PortIndex> = owner.switch().ports().collect();
+            indices.into_iter().filter_map(|index| port(owner, index)).collect()
+        });
+        // One that has ended has none.
+        let mut ports: Vec<v1::SwitchPort> = ports.unwrap_or_default();
+        let mut sockets = self.memory_ports().sockets(name);
+        for port in &mut ports {
+            let socket = PortIndex::try_from(port.index).ok().and_then(|at| sockets.remove(&at));
+            port.socket_path = socket.unwrap_or_default();
+        }
+        v1::Switch { name: name.to_owned(), ports }
+    }
 }
 
 /// A port with its settings and counters.
@@ -164,6 +173,7 @@ pub(crate) fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::Sw
         dropped_in: stats.causes_in().map(named).collect(),
         dropped_out: stats.causes_out().map(named).collect(),
         impairment,
+        socket_path: String::new(),
     })
 }
 

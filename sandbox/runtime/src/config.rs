@@ -120,6 +120,11 @@ impl Config {
         self.data_dir.join("networks")
     }
 
+    /// Sockets of memory ports.
+    pub fn ports_dir(&self) -> PathBuf {
+        self.run_dir.join("ports")
+    }
+
     /// The image cache.
     pub fn images_dir(&self) -> PathBuf {
         self.data_dir.join("images")

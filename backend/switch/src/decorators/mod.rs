@@ -61,6 +61,14 @@ pub(crate) fn wrap_innermost(
     }
 }
 
+/// Puts `new` in the innermost port's place, behind the same decorators; gives the former one.
+pub(crate) fn replace_innermost(port: &mut Box<dyn Port>, new: Box<dyn Port>) -> Box<dyn Port> {
+    match port.inner() {
+        Some((_, inner)) => replace_innermost(inner, new),
+        None => std::mem::replace(port, new),
+    }
+}
+
 /// Puts what `wrap` makes of a port in its place.
 pub(crate) fn wrap_here(
     port: &mut Box<dyn Port>,

@@ -7,7 +7,7 @@ mod tap;
 
 pub use memory::{MemoryPort, Tell};
 pub use packet::PacketPort;
-pub use simple::{LoopbackPort, NullPort};
+pub use simple::{LoopbackPort, NullPort, UnpluggedPort};
 pub use tap::TapPort;
 
 /// What a system call returned, as a result.

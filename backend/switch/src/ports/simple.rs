@@ -31,6 +31,34 @@ impl Port for NullPort {
     }
 }
 
+/// The place of a peer that is not there: its link is down.
+#[derive(Debug, Default)]
+pub struct UnpluggedPort;
+
+impl Port for UnpluggedPort {
+    fn abilities(&self) -> Abilities {
+        Abilities::NONE
+    }
+
+    fn is_up(&self) -> bool {
+        false
+    }
+
+    fn take(&mut self, _: &mut Burst, _: usize) -> bool {
+        false
+    }
+
+    fn release(&mut self) {}
+
+    fn deliver(&mut self, _: &Burst, picks: &[Pick]) -> Delivered {
+        Delivered { refused: picks.len() as u32, ..Delivered::default() }
+    }
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+}
+
 /// Sends back what it gets, with source and destination exchanged.
 #[derive(Default)]
 pub struct LoopbackPort {

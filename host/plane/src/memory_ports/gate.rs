@@ -1,0 +1,237 @@
+//! Serves the socket of a memory port, on the switch's own reactor: nothing here waits for anybody.
+//!
+//! A connection is *pending* until it has said [`Hello`]. The first to say so while nobody has the port is
+//! the client; others are told that it is taken. A client that says anything more, or closes its socket,
+//! is gone. Of the pending there are [`PENDING`] at most, and the one that has waited longest makes room:
+//! so who connects and says nothing keeps nobody out.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use slipway_reactor::{Context, Interest, Step, Stopped, Task, TaskId};
+use slipway_ring::{Geometry, Hello, Link, Takes, Welcome};
+use slipway_switch::ports::{MemoryPort, Tell, UnpluggedPort};
+use slipway_switch::{Abilities, Handle, Port, PortIndex};
+
+use super::listener::Listener;
+
+/// Connections that have said nothing yet.
+const PENDING: usize = 8;
+/// Connections accepted in a step.
+const STEP: usize = 16;
+/// Time without accepting when there are no descriptors left.
+const REST: Duration = Duration::from_millis(100);
+/// What the listener is watched as; connections have the numbers from 1.
+const LISTENER: u32 = 0;
+
+/// How the control thread reaches a gate.
+pub struct Keyhole {
+    stop: Arc<AtomicBool>,
+    reactor: slipway_reactor::Handle,
+    task: TaskId,
+    /// Ends with the task.
+    end: Mutex<Receiver<()>>,
+}
+
+impl Keyhole {
+    /// Ends the gate with its client and its socket; waits for that, up to `patience`.
+    pub fn close(&self, patience: Duration) {
+        self.stop.store(true, Ordering::Release);
+        // A reactor that has ended has dropped its tasks.
+        let _ = self.reactor.wake(self.task);
+        let end = self.end.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _ = end.recv_timeout(patience);
+    }
+}
+
+/// A connection, and what it is watched as.
+struct Connection {
+    socket: OwnedFd,
+    token: u32,
+}
+
+/// A port's socket, as a task.
+pub struct Gate {
+    listener: Listener,
+    switch: Handle,
+    port: PortIndex,
+    geometry: Geometry,
+    mac: [u8; 6],
+    client: Option<Connection>,
+    pending: VecDeque<Connection>,
+    next: u32,
+    /// Until then nobody is accepted.
+    rests: Option<Instant>,
+    stop: Arc<AtomicBool>,
+    _end: SyncSender<()>,
+}
+
+impl Gate {
+    /// Has `reactor` serve `listener` for a port of a switch, whose links have this geometry.
+    pub fn spawn(
+        reactor: &slipway_reactor::Handle,
+        listener: Listener,
+        (switch, port): (Handle, PortIndex),
+        geometry: Geometry,
+        mac: [u8; 6],
+    ) -> Result<Keyhole, Stopped> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (_end, end) = sync_channel(0);
+        let gate = Self {
+            listener,
+            switch,
+            port,
+            geometry,
+            mac,
+            client: None,
+            pending: VecDeque::new(),
+            next: LISTENER + 1,
+            rests: None,
+            stop: Arc::clone(&stop),
+            _end,
+        };
+        let task = reactor.add(Box::new(gate))?;
+        Ok(Keyhole { stop, reactor: reactor.clone(), task, end: Mutex::new(end) })
+    }
+
+    fn accept(&mut self, context: &mut Context<'_>) {
+        for _ in 0..STEP {
+            match self.listener.accept() {
+                Ok(Some(socket)) => self.admit(socket, context),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "a client of a memory port waits to be accepted");
+                    self.rests = Some(context.now() + REST);
+                    let _ = context.rewatch(LISTENER, Interest::None);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd, context: &mut Context<'_>) {
+        if self.pending.len() == PENDING
+            && let Some(oldest) = self.pending.pop_front()
+        {
+            context.unwatch(oldest.token);
+        }
+        let token = self.next;
+        // Never a number that is in use: there are few at a time.
+        self.next = self.next.checked_add(1).unwrap_or(LISTENER + 1);
+        // What it said already is found readable in the next step.
+        if context.watch(socket.as_fd(), Interest::Read, token).is_ok() {
+            self.pending.push_back(Connection { socket, token });
+        }
+    }
+
+    /// A connection has something to say, or is gone.
+    fn hear(&mut self, token: u32, context: &mut Context<'_>) {
+        if self.client.as_ref().is_some_and(|client| client.token == token) {
+            return self.part(context);
+        }
+        let Some(at) = self.pending.iter().position(|one| one.token == token) else { return };
+        let mut bytes = [0; Hello::LEN + 1];
+        let heard = rustix::net::recv(&self.pending[at].socket, &mut bytes, RecvFlags::DONTWAIT);
+        let said = match heard {
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Err(_) => Err(0),
+            Ok((len, _)) => Hello::decode(&bytes[..len]),
+        };
+        let Some(connection) = self.pending.remove(at) else { return };
+        let status = match said {
+            Ok(_) if self.client.is_some() => Welcome::BUSY,
+            Ok(hello) => match self.connect(&connection.socket, hello.takes) {
+                Ok(()) => return self.client = Some(connection),
+                Err(status) => status,
+            },
+            Err(status) => status,
+        };
+        context.unwatch(token);
+        if status != 0 {
+            // Who does not take it at once does without.
+            let _ = send(&connection.socket, &Welcome::refusal(status), &[]);
+        }
+    }
+
+    /// Gives a client a new link. The error is the status that it is refused with.
+    fn connect(&self, socket: &OwnedFd, takes: Takes) -> Result<(), u32> {
+        let lacking =
+            |error: std::io::Error| error.raw_os_error().map_or(12, |number| number as u32);
+        let link = Link::new(self.geometry).map_err(lacking)?;
+        let tell = Tell::new().map_err(lacking)?;
+        let theirs = [&tell.server, &tell.peer].map(OwnedFd::try_clone);
+        let [to_server, to_peer] = theirs;
+        let (to_server, to_peer) = (to_server.map_err(lacking)?, to_peer.map_err(lacking)?);
+        let file = link.file().ok_or(12_u32)?;
+        let Takes { checksum, tcp4, tcp6, udp } = takes;
+        let port = MemoryPort::new(&link, tell, Abilities { checksum, tcp4, tcp6, udp });
+        self.plug(Box::new(port));
+        let files = [file, to_server.as_fd(), to_peer.as_fd()];
+        if send(socket, &Welcome::new(self.mac), &files).is_err() {
+            self.plug(Box::new(UnpluggedPort));
+            return Err(0);
+        }
+        Ok(())
+    }
+
+    /// Puts a port in the port's place; the switch does so before anything that it is told later.
+    fn plug(&self, port: Box<dyn Port>) {
+        let index = self.port;
+        // A switch that is gone takes its ports with it, and this gate soon.
+        let _ = self.switch.run(move |owner| drop(owner.replace(index, port)));
+    }
+
+    /// The client is gone, or said what no client says.
+    fn part(&mut self, context: &mut Context<'_>) {
+        if let Some(client) = self.client.take() {
+            context.unwatch(client.token);
+            self.plug(Box::new(UnpluggedPort));
+        }
+    }
+}
+
+impl Task for Gate {
+    fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+        context.watch(self.listener.file(), Interest::Read, LISTENER)
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Step {
+        if self.stop.load(Ordering::Acquire) {
+            return Step::Done;
+        }
+        let tokens: Vec<u32> = context.events().iter().map(|event| event.token).collect();
+        // Who leaves makes room for who comes.
+        tokens
+            .iter()
+            .filter(|token| **token != LISTENER)
+            .for_each(|token| self.hear(*token, context));
+        if self.rests.is_some_and(|until| until <= context.now()) {
+            self.rests = None;
+            let _ = context.rewatch(LISTENER, Interest::Read);
+        }
+        if self.rests.is_none() && tokens.contains(&LISTENER) {
+            self.accept(context);
+        }
+        Step::Idle(self.rests)
+    }
+}
+
+fn send(socket: &OwnedFd, welcome: &Welcome, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::INVAL);
+    }
+    let bytes = welcome.encode();
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    // A packet goes whole or not at all.
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags).map(drop)
+}

@@ -1,0 +1,106 @@
+//! The socket of a memory port: packets, root's or its owner's alone, and its name goes with it.
+
+use std::io::{Error as IoError, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use slipway_plane_api::v1;
+
+use crate::Error;
+
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// A listening socket.
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and inode of the name, so that only our own is removed.
+    identity: (u64, u64),
+}
+
+impl Listener {
+    /// Listens. A socket of this name that nobody listens on any more is replaced.
+    pub fn bind(path: &str, owner: Option<&v1::Owner>) -> Result<Self, Error> {
+        if !path.starts_with('/') {
+            return Err(Error::Invalid(format!("\"{path}\" is no absolute path for a socket")));
+        }
+        let path = Path::new(path);
+        let bound = bind(path, owner);
+        bound.map_err(|source| Error::Socket { path: path.to_owned(), source })
+    }
+
+    /// The descriptor to watch.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The next client that waits, if one does.
+    ///
+    /// # Errors
+    /// No descriptors left, for example: the client still waits then.
+    pub fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        match rustix::net::accept_with(&self.socket, flags) {
+            Ok(socket) => Ok(Some(socket)),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+fn bind(path: &Path, owner: Option<&v1::Owner>) -> std::io::Result<Listener> {
+    let address = SocketAddrUnix::new(path).map_err(|_| {
+        IoError::new(
+            ErrorKind::InvalidInput,
+            "the path is too long for a socket: 107 bytes at most",
+        )
+    })?;
+    remove_stale(path, &address)?;
+    let socket = socket()?;
+    // The name gets this mode, so nobody can connect before the owner is set.
+    rustix::fs::fchmod(&socket, Mode::empty())?;
+    rustix::net::bind(&socket, &address)?;
+    // From here on the name is ours, and goes with this value.
+    let listener = Listener { socket, path: path.to_owned(), identity: identity(path)? };
+    if let Some(owner) = owner {
+        let (user, group) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+        rustix::fs::chownat(CWD, path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::listen(&listener.socket, BACKLOG)?;
+    Ok(listener)
+}
+
+/// Removes a socket that nobody listens on: its server was killed.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> std::io::Result<()> {
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err(IoError::new(ErrorKind::AlreadyExists, "exists and is no socket"));
+    }
+    match rustix::net::connect(&socket()?, address) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
+        _ => Err(IoError::new(ErrorKind::AddrInUse, "somebody listens on it")),
+    }
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}

@@ -1,0 +1,157 @@
+//! Memory ports: ports of switches for programs of this host, each with a socket at which its client
+//! attaches (`slipway_ring` has the protocol).
+//!
+//! - `listener` is the socket;
+//! - `gate` is a task on the switch's reactor that serves it: it gives one client at a time a new link,
+//!   puts the switch's side of it in the port's place, and takes it away when the client is gone;
+//! - here is what the control thread knows of ports.
+//!
+//! Each client has memory of its own: what one did to its link, or keeps mapped, is no business of the
+//! next, and a port without a client holds none.
+
+mod gate;
+mod listener;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use slipway_plane_api::v1;
+use slipway_ring::Geometry;
+use slipway_switch::ports::UnpluggedPort;
+use slipway_switch::{Mac, PortConfig, PortIndex};
+
+use crate::endpoint::check_id;
+use crate::switches::Fabric;
+use crate::{Error, Plane};
+use gate::{Gate, Keyhole};
+use listener::Listener;
+
+/// How long the reactor may take to end a port: it has other tasks.
+const CLOSE: Duration = Duration::from_secs(10);
+
+/// A memory port as the control thread knows it.
+struct Port {
+    switch: String,
+    index: PortIndex,
+    socket: String,
+    fabric: Fabric,
+    gate: Keyhole,
+}
+
+/// All memory ports of a plane, by name.
+#[derive(Default)]
+pub struct MemoryPorts(Mutex<BTreeMap<String, Port>>);
+
+impl MemoryPorts {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Port>> {
+        // Changed in single calls: a panic leaves it whole.
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Sockets of a switch's memory ports, by the number of the port.
+    pub fn sockets(&self, switch: &str) -> BTreeMap<PortIndex, String> {
+        let ports = self.lock();
+        let of = ports.values().filter(|port| port.switch == switch);
+        of.map(|port| (port.index, port.socket.clone())).collect()
+    }
+
+    /// Ends the memory ports of a switch that goes.
+    pub fn remove_of(&self, switch: &str) {
+        let mut ports = self.lock();
+        let gone: Vec<Port> =
+            ports.extract_if(.., |_, port| port.switch == switch).map(|(_, port)| port).collect();
+        gone.into_iter().for_each(Port::close);
+    }
+}
+
+impl Port {
+    /// The gate first: it would put another port in the place of one that has the number next.
+    fn close(self) {
+        self.gate.close(CLOSE);
+        let index = self.index;
+        // A switch that is gone has no ports.
+        let _ = self.fabric.handle.call(move |owner| drop(owner.detach(index)));
+    }
+}
+
+impl Plane {
+    /// Makes a memory port; blocks. On return its socket accepts a client.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left then.
+    pub fn create_port(&self, request: &v1::CreatePortRequest) -> Result<v1::MemoryPort, Error> {
+        let name = &request.name;
+        check_id(name)?;
+        let geometry = geometry(request)?;
+        let config = port_config(request)?;
+        let mut ports = self.memory_ports().lock();
+        if ports.contains_key(name) {
+            return Err(Error::ExistingPort(name.clone()));
+        }
+        let fabric = self.switch(&request.switch)?;
+        let listener = Listener::bind(&request.socket_path, request.owner.as_ref())?;
+        let mac = config.mac.map_or([0; 6], |mac| mac.0);
+        let attached =
+            fabric.handle.call(move |owner| owner.attach(Box::new(UnpluggedPort), config));
+        let index = attached.map_err(|_| Error::UnknownSwitch(request.switch.clone()))??;
+        let reactor = self.reactor(fabric.reactor);
+        let gate = Gate::spawn(&reactor, listener, (fabric.handle.clone(), index), geometry, mac);
+        let gate = gate.map_err(|error| {
+            let _ = fabric.handle.run(move |owner| drop(owner.detach(index)));
+            Error::Resources(error.to_string())
+        })?;
+        let (switch, socket) = (request.switch.clone(), request.socket_path.clone());
+        ports.insert(name.clone(), Port { switch, index, socket, fabric, gate });
+        Ok(v1::MemoryPort {
+            name: name.clone(),
+            switch: request.switch.clone(),
+            socket_path: request.socket_path.clone(),
+        })
+    }
+
+    /// Disconnects a memory port's client and removes the port; blocks.
+    ///
+    /// # Errors
+    /// [`Error::UnknownMemoryPort`].
+    pub fn remove_port(&self, name: &str) -> Result<(), Error> {
+        let mut ports = self.memory_ports().lock();
+        let port = ports.remove(name).ok_or_else(|| Error::UnknownMemoryPort(name.to_owned()))?;
+        // Under the lock: whoever makes a port of this name finds the socket's name free.
+        port.close();
+        Ok(())
+    }
+
+    /// How many memory ports there are.
+    pub fn count_ports(&self) -> usize {
+        self.memory_ports().lock().len()
+    }
+}
+
+fn geometry(request: &v1::CreatePortRequest) -> Result<Geometry, Error> {
+    let usual = Geometry::default();
+    let or = |value: u32, other: u32| if value == 0 { other } else { value };
+    let wanted = Geometry {
+        slots: or(request.slots, usual.slots),
+        payload: or(request.payload, usual.payload),
+    };
+    if wanted.is_possible() {
+        return Ok(wanted);
+    }
+    Err(Error::Invalid(format!(
+        "a ring of {} slots of {} bytes is not possible: slots are a power of two, 16 to 32768, and hold \
+         a multiple of 64 bytes, 64 to 65536",
+        wanted.slots, wanted.payload
+    )))
+}
+
+fn port_config(request: &v1::CreatePortRequest) -> Result<PortConfig, Error> {
+    let name = format!("memory:{}", request.name);
+    if request.mac.is_empty() {
+        return Ok(PortConfig { name, ..PortConfig::default() });
+    }
+    let mac: Mac = request.mac.parse().map_err(|error| {
+        Error::Invalid(format!("\"{}\" is no MAC address: {error}", request.mac))
+    })?;
+    Ok(PortConfig { name, mac: Some(mac), spoof_check: true, ..PortConfig::default() })
+}

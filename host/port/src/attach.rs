@@ -1,0 +1,119 @@
+//! Attaching: the two messages over the socket, and what comes with the second.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+use slipway_ring::{Hello, Link, PROTOCOL, Takes, Welcome};
+
+use crate::Error;
+
+/// How long a daemon may take to answer.
+const ANSWER: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// What a client has of a port.
+pub struct Attached {
+    pub socket: OwnedFd,
+    pub link: Link,
+    /// Written to when the switch sleeps.
+    pub tell: OwnedFd,
+    /// Written to by the switch when this side sleeps.
+    pub told: OwnedFd,
+    /// The port's address; zeros: it has none.
+    pub mac: [u8; 6],
+}
+
+/// Attaches to the port whose socket is at `path`.
+pub fn attach(path: &Path) -> Result<Attached, Error> {
+    let socket =
+        connect(path).map_err(|source| Error::Connect { path: path.to_owned(), source })?;
+    know(&socket)?;
+    let hello = Hello { takes: Takes::default() }.encode();
+    rustix::net::send(&socket, &hello, SendFlags::NOSIGNAL)?;
+    let mut wait = [PollFd::new(&socket, PollFlags::IN)];
+    let ready = rustix::io::retry_on_intr(|| poll(&mut wait, Some(&ANSWER)))?;
+    if ready == 0 {
+        return Err(Error::Protocol("the daemon does not answer"));
+    }
+    let (welcome, files) = receive(&socket)?;
+    match welcome.status {
+        0 if welcome.version == PROTOCOL => {}
+        0 | Welcome::VERSION => return Err(Error::Version(welcome.version)),
+        Welcome::BUSY => return Err(Error::Busy(path.to_owned())),
+        other => {
+            let number = i32::try_from(other).unwrap_or(i32::MAX);
+            return Err(Error::Refused(std::io::Error::from_raw_os_error(number)));
+        }
+    }
+    let [memory, tell, told] = <[OwnedFd; 3]>::try_from(files)
+        .map_err(|_| Error::Protocol("there are not three descriptors"))?;
+    let link = Link::open(memory).map_err(|_| Error::Protocol("its memory has no packet rings"))?;
+    Ok(Attached { socket, link, tell, told, mac: welcome.mac })
+}
+
+fn connect(path: &Path) -> std::io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address))?;
+    Ok(socket)
+}
+
+/// Fails unless root or our own user listens.
+fn know(socket: &OwnedFd) -> Result<(), Error> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to a structure of that size.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            std::ptr::from_mut(&mut found).cast(),
+            &mut len,
+        )
+    };
+    if outcome != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    let known = found.uid == 0 || found.uid == rustix::process::geteuid().as_raw();
+    if known { Ok(()) } else { Err(Error::Stranger(found.uid)) }
+}
+
+fn receive(socket: &OwnedFd) -> Result<(Welcome, Vec<OwnedFd>), Error> {
+    let mut bytes = [0; Welcome::LEN + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let message = match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
+        Ok(message) => message,
+        Err(Errno::CONNRESET) => return Err(Error::Gone),
+        Err(error) => return Err(error.into()),
+    };
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            files.extend(more);
+        }
+    }
+    if message.bytes == 0 {
+        return Err(Error::Gone);
+    }
+    let welcome = Welcome::decode(bytes.get(..message.bytes).unwrap_or_default());
+    Ok((welcome.ok_or(Error::Protocol("it answers something else"))?, files))
+}
+
+/// As poll(2) wants it; what is longer than it can say is waited for in parts.
+pub fn timespec(duration: Duration) -> Timespec {
+    let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    Timespec { tv_sec, tv_nsec: duration.subsec_nanos().into() }
+}

@@ -1,0 +1,70 @@
+//! Sends and receives Ethernet frames at a memory port of a Slipway switch, from a program of the same
+//! host: packet rings in shared memory, no system call while there is traffic.
+//!
+//! `slipway port create --network NET NAME` makes a port and prints the path of its socket;
+//! [`Port::connect`] attaches to it. One program at a time has a port.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use slipway_port::{Error, Port};
+//!
+//! /// Sends every frame back where it came from.
+//! fn main() -> Result<(), Error> {
+//!     let mut port = Port::connect("/run/slipway/ports/echo.sock")?;
+//!     let mut replies: Vec<Vec<u8>> = Vec::new();
+//!     loop {
+//!         // Looks for a while, then sleeps until the switch has something.
+//!         if !port.wait(Some(Duration::from_secs(1)))? {
+//!             eprintln!("nothing for a second; {:?}", port.statistics());
+//!             continue;
+//!         }
+//!         replies.clear();
+//!         for frame in &port.receive(64)? {
+//!             // The bytes lie in the ring, until the burst is dropped.
+//!             let bytes = frame.bytes();
+//!             if bytes.len() < 14 {
+//!                 continue;
+//!             }
+//!             let mut reply = bytes.to_vec();
+//!             reply[..6].copy_from_slice(&bytes[6..12]);
+//!             reply[6..12].copy_from_slice(&bytes[..6]);
+//!             replies.push(reply);
+//!         }
+//!         // What does not fit in is lost, as on any network.
+//!         port.send(&replies)?;
+//!     }
+//! }
+//! ```
+//!
+//! How the pieces meet: [`Port`] owns the socket and both rings; [`Port::receive`] lends a burst
+//! ([`Received`]) of [`Frame`]s that lie in the ring and gives their slots back when it is dropped;
+//! [`Port::send`] copies frames into slots, [`Port::send_with`] has them made there; [`Port::wait`]
+//! sleeps. `include/slipway_port.h` is the same for C, without a library.
+//!
+//! # When the daemon goes
+//! The port and its name outlive it, the rings do not: calls that look at the socket ([`Port::wait`],
+//! [`Port::check`]) say [`Error::Gone`], and [`Port::reconnect`] attaches to the port that the next daemon
+//! made. A program that only ever polls calls `check` now and then.
+//!
+//! # Who is believed what
+//! The daemon is root, or this very user ([`Port::connect`] looks), and could change this process's memory
+//! in any case: so it is believed not to write to slots that it has given away, which is what lets a frame
+//! be a slice. It is believed nothing else: counters and lengths are checked, and the memory's file cannot
+//! shrink under us. Whoever connects from a user namespace without root's id finds a daemon that is
+//! neither, and is refused.
+//!
+//! Not here: offloads (frames come summed and cut), several queues, being told of room in a full ring.
+//!
+//! Dependencies: `rustix` for the socket, eventfds and poll(2), `libc` for `SO_PEERCRED` (rustix's type has
+//! no room for process 0, a peer of another PID namespace), `thiserror` for [`Error`].
+#![allow(unsafe_code)] // frames are slices of memory that is shared; see above
+
+mod attach;
+mod error;
+mod port;
+mod received;
+mod spin;
+
+pub use error::Error;
+pub use port::{Port, Statistics};
+pub use received::{Frame, Frames, Received};
