@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 
 use crate::bench::{DiskKind, Doorbells, Named};
 use crate::endpoint::DiskArg;
+use crate::pktgen::PktgenCommand;
 use crate::size::{parse_block_size, parse_duration, parse_size};
 use crate::volume::VolumeArg;
 
@@ -91,6 +92,10 @@ pub enum Command {
     /// programs of this host
     #[command(subcommand)]
     Port(PortCommand),
+    /// Generate packets, receive them, and time their way there and back: at memory ports, TAP interfaces and
+    /// interfaces of the host
+    #[command(subcommand)]
+    Pktgen(PktgenCommand),
     /// Say what this host can do, what is missing and the command that mends it
     Doctor(DoctorArgs),
     /// Measure

@@ -2,7 +2,7 @@
 //!
 //! `args` is the command line as data; every other file is one group of commands. Only `daemon`
 //! serves anything; all other commands are clients of the daemon's socket (`client`), except
-//! `image`, `doctor` and `completions`, which need none.
+//! `image`, `doctor`, `pktgen` and `completions`, which need none.
 //!
 //! Dependencies: `clap` (parser, help), `clap_complete` and `clap_mangen` (completions and man
 //! pages from the same definition), `indicatif` (progress), `anyhow` (errors that are shown and
@@ -23,6 +23,7 @@ mod keeper;
 mod manage;
 mod network;
 mod out;
+mod pktgen;
 mod port;
 mod port_tools;
 mod progress;
@@ -119,6 +120,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Disk(command) => return disk::command(&cli.node, &config, command).await,
         Command::Network(command) => return network::command(&cli.node, &config, command).await,
         Command::Port(command) => return port::command(&cli.node, &config, command).await,
+        Command::Pktgen(command) => return pktgen::command(&config, command).await,
         Command::Doctor(args) => return doctor::doctor(&config, args).await,
         Command::Bench(BenchCommand::Startup(args)) => {
             return bench::startup(&cli.node, &config, args).await;

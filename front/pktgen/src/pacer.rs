@@ -1,0 +1,126 @@
+//! When frames are due.
+
+use std::time::{Duration, Instant};
+
+/// Frames that are overdue for longer are not sent any more: who was kept from running for a while goes on
+/// at its rate, and does not flood.
+const LATEST: Duration = Duration::from_millis(10);
+/// Waits that are shorter are spent looking at the clock: a sleep takes longer.
+const SHORT: Duration = Duration::from_micros(100);
+
+/// Reads a rate in frames per second: "5M", "100k", "1.5M", "20".
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_rate(text: &str) -> Result<f64, String> {
+    let (number, factor) = match text.strip_suffix(['k', 'K', 'm', 'M', 'g', 'G']) {
+        Some(number) => {
+            let unit = text.as_bytes()[text.len() - 1].to_ascii_lowercase();
+            (
+                number,
+                match unit {
+                    b'k' => 1e3,
+                    b'm' => 1e6,
+                    _ => 1e9,
+                },
+            )
+        }
+        None => (text, 1.0),
+    };
+    let plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let rate = number.parse::<f64>().ok().filter(|_| plain).map(|number| number * factor);
+    match rate {
+        Some(0.0) => {
+            Err("a rate of 0 sends nothing; leave --rate out to send as fast as can be".into())
+        }
+        Some(rate) if rate <= 1e9 => Ok(rate),
+        Some(_) => Err(format!("\"{text}\" is more than 1G frames per second")),
+        None => Err(format!("\"{text}\" is no rate: frames per second, as 5M, 100k or 20")),
+    }
+}
+
+/// Keeps a rate, in bursts.
+#[derive(Debug)]
+pub struct Pacer {
+    /// Seconds for each frame; None: no limit.
+    each: Option<f64>,
+    /// The clock of the rate begins here.
+    begin: Instant,
+    /// Frames let go since.
+    gone: u64,
+}
+
+impl Pacer {
+    /// A rate in frames per second, from `now` on; None: as fast as can be.
+    pub fn new(rate: Option<f64>, now: Instant) -> Self {
+        Self { each: rate.map(|rate| 1.0 / rate), begin: now, gone: 0 }
+    }
+
+    /// How many of `wanted` frames are due: all or none. Else how long until they are.
+    pub fn due(&mut self, wanted: u32, now: Instant) -> Result<u32, Duration> {
+        let Some(each) = self.each else { return Ok(wanted) };
+        let at = self.begin + Duration::from_secs_f64(self.gone as f64 * each);
+        if let Some(early) = at.checked_duration_since(now).filter(|early| !early.is_zero()) {
+            return Err(early);
+        }
+        if now - at > LATEST {
+            (self.begin, self.gone) = (now, 0);
+        }
+        Ok(wanted)
+    }
+
+    /// So many were sent.
+    pub fn went(&mut self, count: u64) {
+        self.gone += count;
+    }
+
+    /// Waits for a part of `early` at most; more than half of it is left only when it is short.
+    pub fn rest(early: Duration) {
+        if early > SHORT {
+            std::thread::sleep((early - SHORT / 2).min(Duration::from_millis(50)));
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_as_people_write_them() {
+        for (text, rate) in [("5M", 5e6), ("100k", 1e5), ("1.5m", 1.5e6), ("20", 20.0), ("1G", 1e9)]
+        {
+            assert_eq!(parse_rate(text), Ok(rate), "{text}");
+        }
+        assert!(parse_rate("0").unwrap_err().contains("leave --rate out"));
+        assert!(parse_rate("0k").is_err());
+        for bad in ["", "M", "-5", "5x", "2G", "inf", "nan", "1e5", "5 M"] {
+            assert!(parse_rate(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_rate_is_kept_and_the_past_forgotten() {
+        let begin = Instant::now();
+        let at = |ms: u64| begin + Duration::from_millis(ms);
+        let mut pacer = Pacer::new(Some(1000.0), begin);
+        assert_eq!(pacer.due(4, begin), Ok(4));
+        pacer.went(4);
+        assert_eq!(pacer.due(4, at(1)), Err(Duration::from_millis(3)));
+        assert_eq!(pacer.due(4, at(4)), Ok(4));
+        pacer.went(4);
+        // Late, but not too late: it catches up.
+        assert_eq!(pacer.due(4, at(17)), Ok(4));
+        pacer.went(4);
+        assert_eq!(pacer.due(4, at(17)), Ok(4));
+        pacer.went(4);
+        assert!(pacer.due(4, at(15)).is_err());
+        // Far too late: from now on.
+        assert_eq!(pacer.due(4, at(1000)), Ok(4));
+        pacer.went(4);
+        assert_eq!(pacer.due(4, at(1000)), Err(Duration::from_millis(4)));
+        assert_eq!(Pacer::new(None, begin).due(9, begin), Ok(9));
+    }
+}

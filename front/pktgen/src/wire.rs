@@ -1,0 +1,299 @@
+//! Where frames go and come from.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use slipway_ethernet_spec::Mac;
+use slipway_netlink::{LinkChange, Netlink};
+use slipway_port::{Error, Port as MemoryPort};
+use slipway_ram::Span;
+use slipway_switch::ports::{PacketPort, TapPort};
+use slipway_switch::{BURST, Burst, Offload, Pick, Port};
+
+use crate::frame::{LONGEST, SHORTEST};
+
+/// How long a daemon that went away may take to come back.
+const RETURN: Duration = Duration::from_secs(30);
+
+/// One end of a link.
+pub trait Wire {
+    /// Has up to `count` frames made and sends them: `make` is given memory of at least the longest frame
+    /// that was announced ([`Wire::reserve`]) and tells the frame's length. How many were made; each of
+    /// them goes out, now or with the next call. 0: there is no room at present.
+    ///
+    /// # Errors
+    /// The wire is gone.
+    fn send(&mut self, count: usize, make: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize>;
+
+    /// Takes up to `limit` frames that are there: `look` is given each one's first bytes, 60 at least
+    /// unless the frame is shorter, and its whole length. How many there were.
+    ///
+    /// # Errors
+    /// The wire is gone.
+    fn receive(&mut self, limit: usize, look: &mut dyn FnMut(&[u8], usize)) -> Result<usize>;
+
+    /// Waits until there may be a frame, for `timeout` at most.
+    ///
+    /// # Errors
+    /// The wire is gone.
+    fn wait(&mut self, timeout: Duration) -> Result<()>;
+
+    /// Sends what was made and has not gone out; whether all of it has.
+    ///
+    /// # Errors
+    /// The wire is gone.
+    fn flush(&mut self) -> Result<bool>;
+
+    /// The only address that may be sent from, if there is such a one.
+    fn mac(&self) -> Option<Mac>;
+
+    /// Frames will be up to `longest` bytes long.
+    ///
+    /// # Errors
+    /// They cannot be.
+    fn reserve(&mut self, longest: usize) -> Result<()>;
+
+    /// Frames that were made and that nobody took: the interface refused them.
+    fn refused(&self) -> u64 {
+        0
+    }
+
+    /// Looks whether the other side is still there; called about once a second.
+    ///
+    /// # Errors
+    /// It is gone for good.
+    fn check(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A memory port. When its daemon goes away it attaches to the next one's.
+pub struct MemoryWire {
+    port: MemoryPort,
+    /// A frame that is longer than a slot is made here.
+    long: Vec<u8>,
+}
+
+impl MemoryWire {
+    /// Attaches to the port whose socket is at `path`.
+    ///
+    /// # Errors
+    /// What [`MemoryPort::connect`] says.
+    pub fn connect(path: &Path) -> Result<Self> {
+        Ok(Self { port: MemoryPort::connect(path)?, long: Vec::new() })
+    }
+
+    /// Goes on after an error of the port if it can.
+    fn recover(&mut self, error: Error) -> Result<()> {
+        if !matches!(error, Error::Gone) {
+            return Err(error.into());
+        }
+        eprintln!("slipway: the daemon of the memory port went away; waiting for the next");
+        self.port.reconnect(RETURN).context("the memory port did not come back")?;
+        eprintln!("slipway: attached again");
+        Ok(())
+    }
+}
+
+impl Wire for MemoryWire {
+    fn send(&mut self, count: usize, make: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize> {
+        if self.long.is_empty() {
+            return Ok(self.port.send_with(count, make)?);
+        }
+        let mut sent = 0;
+        while sent < count && self.port.has_room(self.long.len())? {
+            let len = make(&mut self.long);
+            sent += self.port.send(&[&self.long[..len]])?;
+        }
+        Ok(sent)
+    }
+
+    fn receive(&mut self, limit: usize, look: &mut dyn FnMut(&[u8], usize)) -> Result<usize> {
+        let burst = self.port.receive(limit)?;
+        for frame in &burst {
+            let bytes = frame.bytes();
+            look(bytes, if frame.is_whole() { bytes.len() } else { frame.len() });
+        }
+        Ok(burst.len())
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        match self.port.wait(Some(timeout)) {
+            Ok(_) => Ok(()),
+            Err(error) => self.recover(error),
+        }
+    }
+
+    fn flush(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn mac(&self) -> Option<Mac> {
+        self.port.mac().map(Mac)
+    }
+
+    fn reserve(&mut self, longest: usize) -> Result<()> {
+        let slots = longest.div_ceil(self.port.slot_size());
+        if slots > self.port.slots() {
+            bail!(
+                "frames of {longest} bytes do not fit into the port's ring; `slipway port create --slots` makes a larger one"
+            );
+        }
+        self.long = if slots > 1 { vec![0; longest] } else { Vec::new() };
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<()> {
+        match self.port.check() {
+            Ok(()) => Ok(()),
+            Err(error) => self.recover(error),
+        }
+    }
+}
+
+/// A TAP interface or an interface of the host, as a switch would use it.
+pub struct PortWire {
+    port: Box<dyn Port>,
+    name: String,
+    /// Frames that are made, [`PortWire::stride`] bytes apart.
+    memory: Span,
+    scratch: Vec<u8>,
+    /// Frames under way out; those before `done` have gone.
+    out: Burst,
+    done: usize,
+    into: Burst,
+    refused: u64,
+}
+
+impl PortWire {
+    /// Makes the TAP interface `name` and brings it up; opens it if it is there. One that was made goes
+    /// with the wire.
+    ///
+    /// # Errors
+    /// The kernel has no such interface to give, or gives it to somebody else.
+    pub fn tap(name: &str) -> Result<Self> {
+        let port =
+            TapPort::open(name).with_context(|| format!("cannot have the TAP interface {name}"))?;
+        let up = || -> std::io::Result<()> {
+            let mut netlink = Netlink::open()?;
+            let link = netlink.link(name)?.ok_or(std::io::ErrorKind::NotFound)?;
+            netlink.change(link.index, LinkChange { up: Some(true), ..Default::default() })
+        };
+        up().with_context(|| format!("cannot bring the interface {name} up"))?;
+        Ok(Self::new(Box::new(port), name))
+    }
+
+    /// Sends and receives at the interface `name` of the host.
+    ///
+    /// # Errors
+    /// There is none, or it takes root.
+    pub fn interface(name: &str) -> Result<Self> {
+        let port = PacketPort::open(name).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => anyhow::anyhow!("{error}"),
+            _ => anyhow::anyhow!("cannot use the interface {name}: {error}"),
+        })?;
+        Ok(Self::new(Box::new(port), name))
+    }
+
+    fn new(port: Box<dyn Port>, name: &str) -> Self {
+        let (out, into) = (Burst::new(), Burst::new());
+        let (memory, name) = (Span::heap(0), name.to_owned());
+        let mut wire =
+            Self { port, name, memory, scratch: Vec::new(), out, done: 0, into, refused: 0 };
+        wire.make_room(SHORTEST);
+        wire
+    }
+
+    fn make_room(&mut self, longest: usize) {
+        self.scratch = vec![0; longest];
+        self.memory = Span::heap(BURST * longest.next_multiple_of(64));
+    }
+
+    fn stride(&self) -> usize {
+        self.scratch.len().next_multiple_of(64)
+    }
+
+    /// Hands over what has not gone yet; whether all has.
+    fn deliver(&mut self) -> Result<bool> {
+        if !self.port.is_up() {
+            bail!("the interface {} was removed", self.name);
+        }
+        while self.done < self.out.len() {
+            let rest = self.done..self.out.len();
+            let picks: Vec<Pick> = rest.map(|at| Pick { frame: at as u16, tci: 0 }).collect();
+            let delivered = self.port.deliver(&self.out, &picks);
+            self.refused += u64::from(delivered.refused);
+            let gone = (delivered.frames + delivered.refused) as usize;
+            self.done += gone;
+            if gone == 0 {
+                return Ok(false);
+            }
+        }
+        self.out.clear();
+        self.done = 0;
+        Ok(true)
+    }
+}
+
+impl Wire for PortWire {
+    fn send(&mut self, count: usize, make: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize> {
+        if !self.deliver()? {
+            return Ok(0);
+        }
+        let count = count.min(BURST);
+        for number in 0..count {
+            let len = make(&mut self.scratch);
+            let at = number * self.stride();
+            // Memory of our own is there.
+            let _ = self.memory.write(at, &self.scratch[..len]);
+            let _ = self.out.push(&self.memory, at, len, Offload::NONE);
+        }
+        self.deliver()?;
+        Ok(count)
+    }
+
+    fn receive(&mut self, limit: usize, look: &mut dyn FnMut(&[u8], usize)) -> Result<usize> {
+        self.into.clear();
+        self.port.take(&mut self.into, limit.min(BURST));
+        for (number, frame) in self.into.frames().iter().enumerate() {
+            look(self.into.head(number), frame.len as usize);
+        }
+        self.port.release();
+        if !self.port.is_up() {
+            bail!("the interface {} was removed", self.name);
+        }
+        Ok(self.into.len())
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        let Some(descriptor) = self.port.descriptor().filter(|_| self.port.is_up()) else {
+            return Ok(());
+        };
+        let timeout =
+            Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        match poll(&mut [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn flush(&mut self) -> Result<bool> {
+        self.deliver()
+    }
+
+    fn mac(&self) -> Option<Mac> {
+        None
+    }
+
+    fn reserve(&mut self, longest: usize) -> Result<()> {
+        self.make_room(longest.clamp(SHORTEST, LONGEST));
+        Ok(())
+    }
+
+    fn refused(&self) -> u64 {
+        self.refused
+    }
+}
