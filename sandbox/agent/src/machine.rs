@@ -25,6 +25,11 @@ const MODULES: &str = "/modules";
 const EXTRA_MODULES: &str = "/modules/extra";
 /// Modules that a sandbox with a network needs.
 const NETWORK_MODULES: &str = "/modules/network";
+/// Modules that the kernel asks for when an interface of a VLAN is made.
+const VLAN_MODULES: &str = "/modules/vlan";
+/// Whom the kernel starts when it lacks a module (Linux, *admin-guide/sysctl/kernel.rst*), by its path in
+/// the kernel's own root: the initramfs, where the agent is `/init`.
+const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 const SELF: &str = "/run/agent";
 
 /// Writes a line to the kernel's console; a console that takes none stops nothing.
@@ -100,9 +105,25 @@ pub fn load_extra_modules() {
     load_modules_of(Path::new(EXTRA_MODULES));
 }
 
-/// Loads the modules of the network interface, unless they are loaded.
+/// Loads the modules of the network interface, unless they are loaded, and has the kernel ask the agent
+/// for those that few need of it.
 pub fn load_network_modules() {
     load_modules_of(Path::new(NETWORK_MODULES));
+    if let Err(error) = std::fs::write(MODPROBE, "/init") {
+        log!("{MODPROBE}: {error}");
+    }
+}
+
+/// How the kernel asks for a module: `-q -- NAME`.
+pub const MODPROBE_OPTION: &str = "-q";
+
+/// Loads what the kernel asks for, by the module's name or an alias. False: there is no such module here.
+pub fn load_asked(name: &str) -> bool {
+    let there = matches!(name, "8021q" | "rtnl-link-vlan");
+    if there {
+        load_modules_of(Path::new(VLAN_MODULES));
+    }
+    there
 }
 
 fn load_modules_of(directory: &Path) {

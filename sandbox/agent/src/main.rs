@@ -89,6 +89,11 @@ fn main() {
         _ if std::process::id() == 1 => run_as_init(first_instruction),
         Some(init::SUBCOMMAND) => init::run(args),
         Some("serve") => serve_socket(first_instruction, args.collect()),
+        // What it asks for is mostly not there, which nobody wants to read of.
+        Some(machine::MODPROBE_OPTION) => {
+            let there = args.nth(1).is_some_and(|name| machine::load_asked(&name));
+            std::process::exit(i32::from(!there))
+        }
         _ => Err(anyhow::anyhow!("this program is PID 1 of a Slipway sandbox")),
     };
     if let Err(error) = result {

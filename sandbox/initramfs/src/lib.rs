@@ -5,7 +5,7 @@
 //! there is a PVH entry. [`build`] makes the initramfs: the agent as `/init`, the modules that a
 //! sandbox needs and this kernel does not have built in, in the order in which they must be loaded
 //! (`/modules/NN-NAME.ko`; `/modules/network` has those of the network interface and `/modules/extra`
-//! those that few need), and the empty directories that the agent mounts on. Both results are
+//! those that few need, `/modules/vlan` those that the kernel asks for itself), and the empty directories that the agent mounts on. Both results are
 //! kept in a cache directory, written aside and renamed into place, so that an interrupted build
 //! leaves nothing that a later one could take for whole.
 //!
@@ -32,7 +32,7 @@ mod unpack;
 
 pub use error::{Error, Result};
 pub use kernel::Kernel;
-pub use modules::{EXTRA, NETWORK, WANTED, Wanted};
+pub use modules::{EXTRA, NETWORK, VLAN, WANTED, Wanted};
 
 use cpio::Archive;
 use elf::Elf;
@@ -42,8 +42,19 @@ use modules::Module;
 const MAX_AGENT: u64 = 64 << 20;
 
 /// Empty directories of the initramfs, for the agent to mount on.
-const DIRECTORIES: &[&str] =
-    &["dev", "proc", "sys", "run", "containers", "modules", "modules/extra", "modules/network"];
+const DIRECTORIES: &[&str] = &[
+    "dev",
+    "proc",
+    "sys",
+    "run",
+    "containers",
+    "modules",
+    "modules/extra",
+    "modules/network",
+    "modules/vlan",
+];
+/// Where each group of modules lies.
+const GROUPS: [&str; 4] = ["modules", "modules/network", "modules/extra", "modules/vlan"];
 
 /// Makes the initramfs for `kernel` with `agent` (a static x86-64 program) as its init, or finds
 /// it in the directory `cache`, which is made if it is not there.
@@ -57,7 +68,7 @@ const DIRECTORIES: &[&str] =
 pub fn build(kernel: &Kernel, agent: &Path, cache: &Path) -> Result<PathBuf> {
     let agent = read_agent(agent)?;
     let modules = match &kernel.modules {
-        Some(directory) => modules::resolve(directory, [WANTED, NETWORK, EXTRA])?,
+        Some(directory) => modules::resolve(directory, [WANTED, NETWORK, EXTRA, VLAN])?,
         None => Default::default(),
     };
     let archive = assemble(&agent, &modules);
@@ -66,16 +77,17 @@ pub fn build(kernel: &Kernel, agent: &Path, cache: &Path) -> Result<PathBuf> {
 }
 
 /// Puts the archive together. Same input, same bytes: every time stamp is zero.
-fn assemble(agent: &[u8], modules: &[Vec<Module>; 3]) -> Vec<u8> {
+fn assemble(agent: &[u8], modules: &[Vec<Module>; 4]) -> Vec<u8> {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
     }
     // The kernel opens it as the standard streams of init, before init can mount anything.
     archive.character_device("dev/console", 0o600, 5, 1);
+    // The kernel starts the agent without standard streams when it asks for a module.
+    archive.character_device("dev/null", 0o666, 1, 3);
     archive.file("init", 0o755, agent);
-    for (directory, modules) in ["modules", "modules/network", "modules/extra"].iter().zip(modules)
-    {
+    for (directory, modules) in GROUPS.iter().zip(modules) {
         for (number, module) in modules.iter().enumerate() {
             let path = format!("{directory}/{number:02}-{}.ko", module.name);
             archive.file(&path, 0o644, &module.object);
@@ -126,6 +138,8 @@ mod tests {
         fs::write(modules.join("virtio_net.ko"), net).unwrap();
         fs::write(modules.join("failover.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
         fs::write(modules.join("virtio_blk.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
+        fs::write(modules.join("8021q.ko"), ElfFile::module("depends=garp\0").bytes()).unwrap();
+        fs::write(modules.join("garp.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
         fs::write(modules.join("libcrc32c.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
         let zstd = zstd::encode_all(&ElfFile::module("").bytes()[..], 3).unwrap();
         fs::write(modules.join("lz4_decompress.ko.zst"), zstd).unwrap();
@@ -174,8 +188,9 @@ mod tests {
         }
         let rest = &lines[DIRECTORIES.len()..];
         assert!(rest[0].starts_with("crw-------") && rest[0].contains("5,   1"), "{}", rest[0]);
-        assert!(rest[1].starts_with("-rwxr-xr-x") && rest[1].ends_with("init"), "{}", rest[1]);
-        let names: Vec<_> = rest[2..].iter().map(|line| line.rsplit(' ').next().unwrap()).collect();
+        assert!(rest[1].starts_with("crw-rw-rw-") && rest[1].contains("1,   3"), "{}", rest[1]);
+        assert!(rest[2].starts_with("-rwxr-xr-x") && rest[2].ends_with("init"), "{}", rest[2]);
+        let names: Vec<_> = rest[3..].iter().map(|line| line.rsplit(' ').next().unwrap()).collect();
         let expected = [
             "modules/00-libcrc32c.ko",
             "modules/01-lz4_decompress.ko",
@@ -183,6 +198,8 @@ mod tests {
             "modules/network/00-failover.ko",
             "modules/network/01-virtio_net.ko",
             "modules/extra/00-virtio_blk.ko",
+            "modules/vlan/00-garp.ko",
+            "modules/vlan/01-8021q.ko",
         ];
         assert_eq!(names, expected);
     }

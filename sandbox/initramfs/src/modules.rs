@@ -45,6 +45,9 @@ pub const EXTRA: &[Wanted] = &[Wanted { name: "virtio_blk", required: false }];
 /// What a sandbox with a network needs beside these.
 pub const NETWORK: &[Wanted] = &[Wanted { name: "virtio_net", required: false }];
 
+/// What a sandbox with a network needs for interfaces of VLANs, loaded when its kernel asks for it.
+pub const VLAN: &[Wanted] = &[Wanted { name: "8021q", required: false }];
+
 /// A module, ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
