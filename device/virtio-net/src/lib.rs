@@ -28,6 +28,8 @@
 //! - ACCESS_PLATFORM is offered, since addresses are the client's I/O virtual ones.
 //! - Promiscuous until the driver says otherwise, so that one that says nothing receives.
 //! - A frame that a filter does not want counts as delivered to the switch.
+//! - Transmit queues of pairs that are not in use any more are served all the same (section 5.1.6.5.5 has
+//!   the driver put nothing into them): Linux has segments in them still, and waits for these.
 //! - A receive buffer that is not in memory, or has nothing to write to, needs a reset; so does a command
 //!   of the control queue that cannot be acknowledged.
 //! - A frame takes at most 65 receive buffers, so with mergeable ones a kilobyte each does for 64 KiB.

@@ -111,10 +111,12 @@ impl DataPath {
         }
     }
 
-    /// See [`slipway_switch::Port::take`]: the transmit queues in turn, so that none is left behind.
+    /// See [`slipway_switch::Port::take`]: the transmit queues in turn, so that none is left behind. All
+    /// that are enabled, those of pairs that are not in use any more too: a driver has frames in them still,
+    /// and Linux waits for a segment to leave its queue before it sends it again in another.
     #[inline]
     pub fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
-        let pairs = self.pairs();
+        let pairs = self.transmitters.len();
         if self.broken || pairs == 0 {
             return false;
         }
@@ -211,8 +213,7 @@ impl DataPath {
         }
         self.common.exchange.live.arms.add(1);
         let mut more = false;
-        let pairs = self.pairs();
-        for transmitter in self.transmitters[..pairs].iter_mut().flatten() {
+        for transmitter in self.transmitters.iter_mut().flatten() {
             match transmitter.lane.queue.arm(&self.common.memory) {
                 Ok(waits) => more |= waits,
                 Err(_) => {

@@ -178,9 +178,15 @@ fn several_pairs_are_served_in_turn_and_answers_come_back_to_the_queue_that_aske
             assert_eq!(count, usize::from(other == usize::from(queue)), "{queue} on {other}");
         }
     }
-    // With one pair in use everything comes to that one, and the others are not looked at.
+    // With one pair in use everything comes to that one; what the driver still has in the others leaves.
     a.driver.command(4, 0, &[1, 0]).unwrap();
     b.send(&udp(b.mac, a.mac, (7, 1003)));
     world.settle();
     assert_eq!((a.received().len(), a.received_on(3).len()), (1, 0));
+    let driver = &mut a.driver;
+    let sent = udp(a.mac, b.mac, (1003, 7));
+    driver.transmit[3].push(&mut driver.arena, &Header::default(), &sent, &[]).unwrap();
+    driver.flush(3).unwrap();
+    world.settle();
+    assert_eq!(b.received().len(), 1);
 }
