@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use crate::decorators::{Layer, Timed};
-use crate::{Burst, Drop, Pick, PortStats, Waker};
+use crate::{Burst, Drop, Link, Pick, PortStats, Waker};
 
 /// What a port's peer can take without the switch's help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -103,6 +103,10 @@ pub trait Port: Send {
     fn attached(&mut self, waker: Waker) {
         drop(waker);
     }
+
+    /// Told when it is attached and whenever it may have changed: what the host says of the link, for a
+    /// peer that can be shown a carrier.
+    fn set_link(&mut self, _: Link) {}
 
     /// Called when the port was woken though its rate does not let it send: other things than frames may
     /// wait (a peer that wants its memory back), and do not wait for a rate. Between `release` and `take`.

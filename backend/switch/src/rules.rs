@@ -67,13 +67,15 @@ impl Default for VlanMode {
     }
 }
 
-/// The state of a port's link.
+/// The state of a port's link, as `ip link set … vf … state` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Link {
-    /// As its peer has it.
+    /// As its peer has it; the peer sees a carrier for as long as its port is attached.
     #[default]
     Auto,
-    /// Down, whatever the peer says: nothing passes either way.
+    /// The same, and the peer sees a carrier even when its switch has gone.
+    Up,
+    /// Down, whatever the peer says: nothing passes either way, and the peer sees no carrier.
     Down,
 }
 
@@ -206,9 +208,10 @@ impl PortConfig {
         }
     }
 
-    /// Whether frames for stations that nobody knows go here as well.
-    pub(crate) fn takes_unknown(&self) -> bool {
-        self.mac.is_none() || self.trust
+    /// Whether frames for a station that nobody knows, with the address `mac`, go here as well: its own
+    /// address is known in its own VLAN only, and it may have interfaces in others.
+    pub(crate) fn takes_unknown(&self, mac: Mac) -> bool {
+        self.mac.is_none_or(|own| own == mac) || self.trust
     }
 
     /// Whether the IP addresses that the frame claims to be from are its own. `packet` is what of the

@@ -104,6 +104,8 @@ impl Switch {
         if let Err(error) = self.settle(index, &config) {
             return Err((error, port));
         }
+        let mut port = port;
+        port.set_link(config.link);
         let bucket = config.max_rate.map(Bucket::new);
         let (stats, impairment) = (PortStats::default(), None);
         let slot = Slot { port, config, stats, bucket, timed: false, impairment };
@@ -145,7 +147,9 @@ impl Switch {
         self.release();
         let Some(slot) = self.slot_mut(index) else { return Err((BadConfig::NoSuchPort, port)) };
         slot.port.account(&mut slot.stats);
-        Ok(replace_innermost(&mut slot.port, port))
+        let former = replace_innermost(&mut slot.port, port);
+        slot.port.set_link(slot.config.link);
+        Ok(former)
     }
 
     /// Changes a port's settings.
@@ -161,7 +165,10 @@ impl Switch {
             return Err(error);
         }
         if let Some(slot) = self.slot_mut(index) {
-            slot.bucket = config.max_rate.map(Bucket::new);
+            if config.max_rate != slot.config.max_rate {
+                slot.bucket = config.max_rate.map(Bucket::new);
+            }
+            slot.port.set_link(config.link);
             slot.config = config;
         }
         Ok(())
@@ -270,7 +277,7 @@ impl Switch {
         let (keys, targets) = (&self.keys[..kept], &mut self.targets[..kept]);
         self.lookup.look_up(index, keys, targets, seconds(now));
         for at in 0..kept {
-            self.direct(index, self.kept[at], self.targets[at]);
+            self.direct(index, self.kept[at], self.keys[at].destination, self.targets[at]);
         }
         self.deliver();
         if let Some(slot) = self.slot_mut(index) {
@@ -281,12 +288,14 @@ impl Switch {
 
     /// First pass, second half: puts a frame on the lists of those that it is for.
     #[inline]
-    fn direct(&mut self, from: PortIndex, kept: Kept, target: Target) {
+    fn direct(&mut self, from: PortIndex, kept: Kept, station: Station, target: Target) {
         let nobody = match target {
             Target::Port(to) if to != from => !self.address(to, kept),
             Target::Port(_) | Target::Drop => true,
             Target::Flood => !self.flood(from, kept, |_| true),
-            Target::Unknown => !self.flood(from, kept, PortConfig::takes_unknown),
+            Target::Unknown => {
+                !self.flood(from, kept, |config| config.takes_unknown(station.mac()))
+            }
         };
         if nobody && let Some(slot) = self.slot_mut(from) {
             slot.stats.drop_in(Drop::Nobody);
@@ -303,7 +312,7 @@ impl Switch {
     }
 
     #[cold]
-    fn flood(&mut self, from: PortIndex, kept: Kept, takes: fn(&PortConfig) -> bool) -> bool {
+    fn flood(&mut self, from: PortIndex, kept: Kept, takes: impl Fn(&PortConfig) -> bool) -> bool {
         let mut any = false;
         for to in 0..self.slots.len() as PortIndex {
             let Some(Some(slot)) = self.slots.get(usize::from(to)) else { continue };

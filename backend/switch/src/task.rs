@@ -139,8 +139,8 @@ pub struct Owner<'a, 'c> {
 }
 
 impl Owner<'_, '_> {
-    /// The switch. Ports come and go through [`Owner::attach`] and [`Owner::detach`], so that the task
-    /// knows of them.
+    /// The switch. Ports come, go and change through [`Owner::attach`], [`Owner::detach`] and
+    /// [`Owner::configure`], so that the task knows of them.
     pub fn switch(&mut self) -> &mut Switch {
         &mut self.running.switch
     }
@@ -172,6 +172,18 @@ impl Owner<'_, '_> {
         self.forget(index);
         self.running.begin(index, self.context);
         Ok(former)
+    }
+
+    /// Changes a port's settings. One that its former rate held back sends at once.
+    ///
+    /// # Errors
+    /// [`BadConfig`]; it then has its former ones.
+    pub fn configure(&mut self, index: PortIndex, config: PortConfig) -> Result<(), BadConfig> {
+        self.running.switch.configure(index, config)?;
+        let now = self.context.now();
+        let held = self.running.held.iter_mut().filter(|(_, held)| *held == index);
+        held.for_each(|(until, _)| *until = now);
+        Ok(())
     }
 
     /// Detaches a port.
@@ -265,6 +277,8 @@ impl Drop for SwitchTask {
             post.closed = true;
             std::mem::take(&mut post.messages)
         };
+        // Who waits for an answer finds no port any more.
+        (self.fresh, self.running) = (None, None);
         // Outside the lock: whoever waits for an answer may post again.
         drop(messages);
     }

@@ -7,6 +7,13 @@ use rig::{Rig, mac, untagged};
 use slipway_switch::{Abilities, BadConfig, Link, PortConfig, Rate, Turn, VlanMode, Vlans};
 use std::time::Duration;
 
+/// The same with a tag.
+fn tagged(from: u64, to: u64, tci: u16, payload: &[u8]) -> Vec<u8> {
+    let mut frame = untagged(from, to, payload);
+    frame.splice(12..12, [0x81, 0, (tci >> 8) as u8, tci as u8]);
+    frame
+}
+
 /// `count` ports with the settings that ports have.
 fn plain(count: usize) -> Rig {
     let mut rig = Rig::default();
@@ -238,12 +245,6 @@ fn vlans_are_apart() {
     rig.attach(access(5));
     rig.attach(access(6));
     rig.attach(PortConfig { vlans: trunk, ..PortConfig::default() });
-    let tagged = |from, to, tci: u16, payload: &[u8]| {
-        let mut frame = untagged(from, to, payload);
-        let tag = [0x81, 0, (tci >> 8) as u8, tci as u8];
-        frame.splice(12..12, tag);
-        frame
-    };
     rig.send(0, &untagged(0, 1, &[3; 200]));
     let received = rig.received();
     assert_eq!(received[1], [untagged(0, 1, &[3; 200])]);
@@ -297,6 +298,17 @@ fn links_that_are_down() {
     rig.configure(1, PortConfig::default());
     rig.send(0, &untagged(0, 1, b"x"));
     assert_eq!(rig.counts(), [0, 1]);
+}
+
+#[test]
+fn an_assigned_address_has_interfaces_in_other_vlans() {
+    let mut rig = plain(1);
+    for number in 1..3 {
+        rig.attach(PortConfig { mac: Some(mac(number)), ..PortConfig::default() });
+    }
+    // Nobody was heard of in VLAN 7: whose address it is gets it, and who may have anybody behind it.
+    rig.send(2, &tagged(2, 1, 7, b"x"));
+    assert_eq!(rig.counts(), [1, 1, 0]);
 }
 
 #[test]

@@ -92,6 +92,10 @@ fn who_is_held_back_is_attended_when_woken() {
     assert!(attended);
     let taken = handle.call(move |owner| owner.switch().stats(index).unwrap().frames_in).unwrap();
     assert_eq!(taken, 1);
+    // Another rate counts from now on.
+    let free = PortConfig::default();
+    handle.call(move |owner| owner.configure(index, free)).unwrap().unwrap();
+    while asked.recv_timeout(PATIENCE).unwrap() != Asked::Take {}
     handle.stop();
 }
 

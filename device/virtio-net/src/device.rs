@@ -504,10 +504,4 @@ impl Control {
     pub fn is_up(&self) -> bool {
         self.0.is_up()
     }
-
-    /// Sets the link's state as the driver sees it. True: it is another one, and the device is to be
-    /// polled, so that it tells.
-    pub fn set_link(&self, up: bool) -> bool {
-        self.0.set_link(up)
-    }
 }

@@ -223,9 +223,9 @@ impl Exchange {
 
     // The host's side.
 
-    /// Sets the link's state; whether it is another one.
-    pub fn set_link(&self, up: bool) -> bool {
-        self.link.swap(up, Ordering::AcqRel) != up
+    /// Sets the link's state.
+    pub fn set_link(&self, up: bool) {
+        self.link.store(up, Ordering::Release);
     }
 
     pub fn link(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use slipway_switch::{Abilities, Burst, Delivered, Pick, Port, Waker};
+use slipway_switch::{Abilities, Burst, Delivered, Link, Pick, Port, Waker};
 
 use crate::exchange::Exchange;
 use crate::path::DataPath;
@@ -11,21 +11,27 @@ use crate::path::DataPath;
 /// switch's thread, which has to be woken by what the device was given for that.
 ///
 /// While the driver does not run, or the function needs the queues for itself, it has no frames and
-/// takes none.
+/// takes none. Its link is what the driver is told of the carrier, by the next poll of the function; it is
+/// down when there is no port, unless it was to stay [`Link::Up`].
 pub struct DevicePort {
     exchange: Arc<Exchange>,
     path: Option<Box<DataPath>>,
+    /// The driver sees a carrier even when the port has gone.
+    stays_up: bool,
 }
 
 impl DevicePort {
     pub(crate) fn new(exchange: Arc<Exchange>) -> Self {
-        Self { exchange, path: None }
+        Self { exchange, path: None, stays_up: false }
     }
 }
 
 impl Drop for DevicePort {
     fn drop(&mut self) {
         self.exchange.close(self.path.take());
+        if !self.stays_up {
+            self.exchange.set_link(false);
+        }
     }
 }
 
@@ -84,6 +90,11 @@ impl Port for DevicePort {
 
     fn attached(&mut self, waker: Waker) {
         self.exchange.set_waker(waker);
+    }
+
+    fn set_link(&mut self, link: Link) {
+        self.stays_up = link == Link::Up;
+        self.exchange.set_link(link != Link::Down);
     }
 
     fn malformed(&mut self) -> u64 {

@@ -13,7 +13,9 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 use crate::bench::{DiskKind, Doorbells, Named};
 use crate::endpoint::DiskArg;
 use crate::pktgen::PktgenCommand;
-use crate::size::{parse_block_size, parse_duration, parse_size};
+use crate::size::{
+    MaxRate, parse_block_size, parse_duration, parse_max_rate, parse_size, parse_vlan,
+};
 use crate::volume::VolumeArg;
 
 /// Secure containers, each in a microVM of its own, each on its own NVMe function.
@@ -220,6 +222,9 @@ pub struct NetworkArgs {
     /// beside it
     #[arg(long)]
     pub wait_network: bool,
+    /// Queue pairs of the sandbox's interface [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub queues: Option<u32>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -329,6 +334,59 @@ pub enum PortCommand {
     Capture(CaptureArgs),
     /// Count what passes a port by kind, and print the headers of some of it, until Ctrl-C
     Trace(TraceArgs),
+    /// Print all that is known of ports, as JSON: addresses, settings, what passed
+    Inspect {
+        /// Names as `port ls` has them, or names of sandboxes
+        #[arg(required = true)]
+        ports: Vec<String>,
+    },
+    /// Change settings of a port, as `ip link set … vf` does, until its sandbox ends; what is not named
+    /// stays as it is
+    Set(PortSetArgs),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Switched {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum PortLinkArg {
+    /// The peer has a carrier while its network is there
+    Auto,
+    /// The peer has a carrier even when its network is gone
+    On,
+    /// The peer has no carrier, and nothing passes
+    Off,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("setting").required(true).multiple(true))]
+pub struct PortSetArgs {
+    /// Name as `port ls` has it, or name of a sandbox
+    pub port: String,
+    /// Drop frames from other addresses than the port's own, MAC and IP
+    #[arg(
+        long,
+        visible_alias = "spoof-check",
+        value_enum,
+        group = "setting",
+        value_name = "on|off"
+    )]
+    pub mac_spoof_check: Option<Switched>,
+    /// Give it frames for stations that nobody knows, and let it advertise routes
+    #[arg(long, value_enum, group = "setting", value_name = "on|off")]
+    pub trust: Option<Switched>,
+    /// All of its frames are of this VLAN, and have no tag; with "none" it has its own tags
+    #[arg(long, value_name = "N|none", value_parser = parse_vlan, group = "setting")]
+    pub vlan: Option<u32>,
+    /// State of its link
+    #[arg(long, value_enum, group = "setting", value_name = "auto|on|off")]
+    pub link: Option<PortLinkArg>,
+    /// Most that it may send, bits per second, as 100Mbit
+    #[arg(long, value_name = "RATE|none", value_parser = parse_max_rate, group = "setting")]
+    pub max_rate: Option<MaxRate>,
 }
 
 #[derive(Clone, Debug, Args)]

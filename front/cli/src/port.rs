@@ -6,11 +6,11 @@ use anyhow::{Result, bail};
 use slipway_plane_api::{network_v1, v1};
 use slipway_runtime::Config;
 
-use crate::args::{NodeArgs, PortArgs, PortCommand};
+use crate::args::{NodeArgs, PortArgs, PortCommand, PortLinkArg, PortSetArgs, Switched};
 use crate::client::{connect_networks, connect_plane, refused};
 use crate::endpoint::owner;
 use crate::port_tools;
-use crate::size::show;
+use crate::size::{MaxRate, show, show_rate};
 use crate::table::table;
 
 /// A port, and the switch that it is of.
@@ -29,27 +29,22 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) ->
         PortCommand::Impair(args) => return port_tools::impair(node, config, args).await,
         PortCommand::Capture(args) => return port_tools::capture(node, config, args).await,
         PortCommand::Trace(args) => return port_tools::trace(node, config, args).await,
+        PortCommand::Inspect { ports } => return inspect(node, config, ports).await,
+        PortCommand::Set(wanted) => return set(node, config, wanted).await,
     };
-    let mut plane = connect_plane(node, config).await?;
-    let reply = plane.list_switches(v1::ListSwitchesRequest {}).await;
-    let mut switches = reply.map_err(|status| refused(&status))?.into_inner().switches;
+    let mut ports = all(node, config).await?;
     if let Some(name) = network {
-        switches.retain(|switch| switch.name == *name);
-        if switches.is_empty() {
+        ports.retain(|port| port.network == *name);
+        if ports.is_empty() {
             bail!("no network \"{name}\" is in use; `slipway network ls` lists networks");
         }
     }
-    let ports = switches.into_iter().flat_map(|switch| {
-        let network = switch.name;
-        switch.ports.into_iter().map(move |port| Port { network: network.clone(), port })
-    });
-    let ports: Vec<_> = ports.collect();
     if *json {
         let all: Vec<_> = ports.iter().map(as_json).collect();
         crate::say!("{}", serde_json::to_string_pretty(&all)?);
     } else if is_list {
         let rows: Vec<_> = ports.iter().map(address_row).collect();
-        let header = ["NETWORK", "PORT", "NAME", "MAC", "ADDRESSES", "LINK"];
+        let header = ["NETWORK", "PORT", "NAME", "MAC", "ADDRESSES", "LINK", "SETTINGS"];
         crate::out::print(format_args!("{}", table(header, &rows)));
     } else {
         let rows: Vec<_> = ports.iter().map(counter_row).collect();
@@ -91,7 +86,90 @@ async fn remove(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i3
     Ok(status)
 }
 
-fn address_row(Port { network, port }: &Port) -> [String; 6] {
+async fn all(node: &NodeArgs, config: &Config) -> Result<Vec<Port>> {
+    let mut plane = connect_plane(node, config).await?;
+    let reply = plane.list_switches(v1::ListSwitchesRequest {}).await;
+    let switches = reply.map_err(|status| refused(&status))?.into_inner().switches;
+    let ports = switches.into_iter().flat_map(|switch| {
+        let network = switch.name;
+        switch.ports.into_iter().map(move |port| Port { network: network.clone(), port })
+    });
+    Ok(ports.collect())
+}
+
+async fn inspect(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i32> {
+    let ports = all(node, config).await?;
+    let mut found = Vec::new();
+    for name in names {
+        let wanted = port_tools::reference(node, config, name).await?;
+        let is = |one: &&Port| {
+            (wanted.switch.is_empty() || wanted.switch == one.network)
+                && (one.port.name == wanted.port || one.port.index.to_string() == wanted.port)
+        };
+        let Some(port) = ports.iter().find(is) else {
+            bail!("there is no port \"{name}\"; `slipway port ls` lists ports");
+        };
+        found.push(as_json(port));
+    }
+    crate::say!("{}", serde_json::to_string_pretty(&found)?);
+    Ok(0)
+}
+
+async fn set(node: &NodeArgs, config: &Config, wanted: &PortSetArgs) -> Result<i32> {
+    use v1::set_port_request::Rate;
+    let on = |switched: Option<Switched>| switched.map(|switched| switched == Switched::On);
+    let link = wanted.link.map(|link| match link {
+        PortLinkArg::Auto => v1::PortLink::Auto,
+        PortLinkArg::On => v1::PortLink::On,
+        PortLinkArg::Off => v1::PortLink::Off,
+    });
+    let request = v1::SetPortRequest {
+        port: Some(port_tools::reference(node, config, &wanted.port).await?),
+        spoof_check: on(wanted.mac_spoof_check),
+        trust: on(wanted.trust),
+        vlan: wanted.vlan,
+        link: link.map(Into::into),
+        rate: wanted.max_rate.map(|MaxRate(rate)| match rate {
+            Some(rate) => Rate::MaxRate(rate),
+            None => Rate::AnyRate(true),
+        }),
+    };
+    let set = connect_plane(node, config).await?.set_port(request).await;
+    set.map_err(|status| refused(&status))?;
+    crate::say!("{}", wanted.port);
+    Ok(0)
+}
+
+/// What of a port's settings is not as usual.
+fn settings(port: &v1::SwitchPort) -> String {
+    let mut all = Vec::new();
+    if !port.spoof_check && !port.mac.is_empty() {
+        all.push("no spoof check".to_owned());
+    }
+    if port.trust {
+        all.push("trusted".to_owned());
+    }
+    if port.vlan > 0 {
+        all.push(format!("VLAN {}", port.vlan));
+    }
+    if port.link() != v1::PortLink::Auto {
+        all.push(format!("link {}", wanted_link(port)));
+    }
+    if port.max_rate > 0 {
+        all.push(show_rate(port.max_rate));
+    }
+    all.join(", ")
+}
+
+fn wanted_link(port: &v1::SwitchPort) -> &'static str {
+    match port.link() {
+        v1::PortLink::Auto => "auto",
+        v1::PortLink::On => "on",
+        v1::PortLink::Off => "off",
+    }
+}
+
+fn address_row(Port { network, port }: &Port) -> [String; 7] {
     [
         network.clone(),
         port.index.to_string(),
@@ -99,6 +177,7 @@ fn address_row(Port { network, port }: &Port) -> [String; 6] {
         port.mac.clone(),
         port.addresses.join(", "),
         link(port),
+        settings(port),
     ]
 }
 
@@ -143,6 +222,10 @@ fn as_json(Port { network, port }: &Port) -> serde_json::Value {
         "mac": (!port.mac.is_empty()).then_some(&port.mac),
         "addresses": port.addresses,
         "spoof_check": port.spoof_check,
+        "trust": port.trust,
+        "vlan": (port.vlan > 0).then_some(port.vlan),
+        "link": wanted_link(port),
+        "max_bytes_per_second": (port.max_rate > 0).then_some(port.max_rate),
         "up": port.up,
         "frames_in": port.frames_in,
         "bytes_in": port.bytes_in,

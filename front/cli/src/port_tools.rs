@@ -5,20 +5,19 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use slipway_plane_api::{PlaneClient, v1};
-use slipway_runtime::{Config, v1 as sandbox_v1};
+use slipway_runtime::{Config, network_function_id, v1 as sandbox_v1};
 
 use crate::args::{CaptureArgs, Direction, ImpairArgs, NodeArgs, TraceArgs};
 use crate::client::{connect, connect_plane, refused};
 use crate::table::table;
 
 /// The port that is meant by `text`: NETWORK/PORT, a sandbox, or what the plane knows it by.
-async fn reference(node: &NodeArgs, config: &Config, text: &str) -> Result<v1::PortReference> {
+pub async fn reference(node: &NodeArgs, config: &Config, text: &str) -> Result<v1::PortReference> {
     let (switch, port) = text.split_once('/').unwrap_or(("", text));
     let mut sandboxes = connect(node, config).await?;
     let named = sandbox_v1::Name { name: port.to_owned() };
     let found = sandboxes.inspect(named).await.ok().and_then(|reply| reply.into_inner().sandbox);
-    // As the sandbox service names a sandbox's network function.
-    let port = found.map_or_else(|| port.to_owned(), |sandbox| format!("{}.net", sandbox.id));
+    let port = found.map_or_else(|| port.to_owned(), |sandbox| network_function_id(&sandbox.id));
     Ok(v1::PortReference { switch: switch.to_owned(), port })
 }
 

@@ -372,6 +372,7 @@ fn spec(args: &RunArgs, digest: &str) -> Result<v1::RunSpec> {
         addresses: args.network.ip.clone(),
         publish: args.network.publish.clone(),
         wait_network: args.network.wait_network,
+        queues: args.network.queues.unwrap_or(0),
     })
 }
 

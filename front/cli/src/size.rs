@@ -73,6 +73,39 @@ pub fn parse_fraction(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Most bytes per second; none: any number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxRate(pub Option<u64>);
+
+/// A rate as [`parse_bit_rate`] reads it, or "none".
+pub fn parse_max_rate(text: &str) -> Result<MaxRate, String> {
+    if text == "none" {
+        return Ok(MaxRate(None));
+    }
+    parse_bit_rate(text).map(|rate| MaxRate(Some(rate)))
+}
+
+/// A rate in bytes per second as people read it: "100 Mbit/s".
+pub fn show_rate(bytes: u64) -> String {
+    let bits = bytes as f64 * 8.0;
+    let (value, unit) = match bits {
+        _ if bits >= 1e9 => (bits / 1e9, "Gbit/s"),
+        _ if bits >= 1e6 => (bits / 1e6, "Mbit/s"),
+        _ if bits >= 1e3 => (bits / 1e3, "kbit/s"),
+        _ => (bits, "bit/s"),
+    };
+    format!("{} {unit}", (value * 10.0).round() / 10.0)
+}
+
+/// A VLAN, 1 to 4094, or "none", which is 0.
+pub fn parse_vlan(text: &str) -> Result<u32, String> {
+    let number = match text {
+        "none" => Some(0),
+        _ => text.parse().ok().filter(|vlan| (1..=4094).contains(vlan)),
+    };
+    number.ok_or_else(|| format!("\"{text}\" is no VLAN: 1 to 4094, or none"))
+}
+
 /// Bytes as people read them: "1.5 GiB".
 pub fn show(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -149,5 +182,18 @@ mod tests {
     fn shown_sizes() {
         assert_eq!(show(512), "512 B");
         assert_eq!(show(1536 << 20), "1.5 GiB");
+    }
+
+    #[test]
+    fn rates_and_vlans() {
+        assert_eq!(parse_max_rate("100Mbit"), Ok(MaxRate(Some(12_500_000))));
+        assert_eq!(parse_max_rate("none"), Ok(MaxRate(None)));
+        assert!(parse_max_rate("fast").is_err());
+        assert_eq!(show_rate(12_500_000), "100 Mbit/s");
+        assert_eq!((show_rate(1), show_rate(187_500_000)), ("8 bit/s".into(), "1.5 Gbit/s".into()));
+        assert_eq!((parse_vlan("7"), parse_vlan("none")), (Ok(7), Ok(0)));
+        for bad in ["0", "4095", "x", ""] {
+            assert!(parse_vlan(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -215,6 +215,19 @@ impl Served {
         self.place.as_mut().map_or(Ok(()), |place| place.limit(limits))
     }
 
+    /// Its port has these settings from now on, and so has a successor's.
+    pub fn port_changed(&mut self, port: &v1::SwitchPort) -> Result<(), Error> {
+        self.look_at_link();
+        self.place.as_mut().map_or(Ok(()), |place| place.set_port(port))
+    }
+
+    /// Has a network function tell its driver of the link, if that is another one.
+    pub fn look_at_link(&self) {
+        if matches!(self.kind, Kind::Network(_)) {
+            self.control.poke();
+        }
+    }
+
     /// The numbers of its reactors: its own, and those of its lanes.
     pub fn reactors(&self) -> &[usize] {
         &self.reactors

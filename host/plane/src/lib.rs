@@ -35,6 +35,7 @@ mod network;
 mod plane;
 mod ports;
 mod service;
+mod settings;
 mod snoop;
 mod switches;
 mod wakes;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use slipway_pci::{Function, Interrupt};
 use slipway_plane_api::v1;
-use slipway_switch::{BadConfig, Handle, Mac, PortConfig, PortIndex};
+use slipway_switch::{BadConfig, Handle, Link, Mac, PortConfig, PortIndex, Rate, VlanMode};
 use slipway_vfio_user::EndpointParts;
 use slipway_virtio_net::{Device, DevicePort, Parts, PartsError, Settings, vectors};
 
@@ -89,12 +89,40 @@ fn port_config(id: &str, wanted: &v1::VirtioNet, mac: Mac) -> Result<PortConfig,
     let address = |text: &String| {
         text.parse::<IpAddr>().map_err(|_| Error::Invalid(format!("\"{text}\" is no IP address")))
     };
+    let rate = (wanted.max_rate > 0).then_some(wanted.max_rate);
     Ok(PortConfig {
         name: id.to_owned(),
         mac: Some(mac),
         addresses: wanted.addresses.iter().map(address).collect::<Result<_, _>>()?,
         spoof_check: wanted.spoof_check,
+        trust: wanted.trust,
+        vlans: vlans(wanted.vlan)?,
+        link: link(wanted.link()),
+        max_rate: rate.map(max_rate),
         // The function itself refuses what is longer than its MTU and is not to be cut.
         ..PortConfig::default()
     })
+}
+
+/// The VLANs of a port whose frames are all of `vlan`, or, for 0, of one that has its own tags.
+pub fn vlans(vlan: u32) -> Result<VlanMode, Error> {
+    let access = || match u16::try_from(vlan) {
+        Ok(vlan) => Ok(VlanMode::Access(vlan)),
+        Err(_) => Err(BadConfig::Vlan(u16::MAX).into()),
+    };
+    if vlan == 0 { Ok(VlanMode::default()) } else { access() }
+}
+
+/// The switch's word for it.
+pub fn link(link: v1::PortLink) -> Link {
+    match link {
+        v1::PortLink::Auto => Link::Auto,
+        v1::PortLink::On => Link::Up,
+        v1::PortLink::Off => Link::Down,
+    }
+}
+
+/// A rate with the usual burst.
+pub fn max_rate(per_second: u64) -> Rate {
+    Rate { per_second, burst: 0 }
 }

@@ -221,4 +221,12 @@ impl v1::plane_server::Plane for Service {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.trace_port(&request).map(ReceiverStream::new)).await
     }
+
+    async fn set_port(
+        &self,
+        request: Request<v1::SetPortRequest>,
+    ) -> Result<Response<v1::SwitchPort>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.set_port(&request)).await
+    }
 }

@@ -6,7 +6,9 @@ use std::sync::{Mutex, MutexGuard};
 
 use slipway_plane_api::v1;
 use slipway_switch::ports::TapPort;
-use slipway_switch::{Handle, Learning, LearningOptions, Owner, PortConfig, PortIndex, Switch};
+use slipway_switch::{
+    Handle, Learning, LearningOptions, Link, Owner, PortConfig, PortIndex, Switch, VlanMode,
+};
 
 use crate::endpoint::check_id;
 use crate::{Error, Plane};
@@ -78,21 +80,16 @@ impl Plane {
         if self.switch(name).is_ok_and(|fabric| fabric.made) {
             return Err(Error::ExistingSwitch(name.clone()));
         }
-        let tap = match request.tap.as_str() {
-            "" => None,
-            tap => Some(self.open_tap(tap)?),
-        };
+        let is_new = self.switch(name).is_err();
         let fabric = self.switch_or_new(name)?;
-        if let Some(tap) = tap {
-            // The host is believed: it forwards for whoever is behind it.
-            let config = PortConfig {
-                name: format!("tap:{}", tap.name()),
-                trust: true,
-                ..PortConfig::default()
-            };
-            let attached = fabric.handle.call(move |owner| owner.attach(Box::new(tap), config));
-            let stopped = |_| Error::UnknownSwitch(name.clone());
-            attached.map_err(stopped)??;
+        if !request.tap.is_empty()
+            && let Err(error) = self.attach_tap(&fabric, &request.tap)
+        {
+            // One that functions have ports of is theirs.
+            if is_new {
+                let _ = self.remove_switch(name);
+            }
+            return Err(error);
         }
         if let Some(there) = self.switches().lock().get_mut(name) {
             there.made = true;
@@ -100,14 +97,18 @@ impl Plane {
         Ok(self.describe(name, &fabric.handle))
     }
 
-    /// A TAP interface; where endpoints outlive this process it does too, so that its addresses and
-    /// the routes over it stay.
-    fn open_tap(&self, name: &str) -> Result<TapPort, Error> {
-        let tap = TapPort::open(name).and_then(|tap| {
-            tap.set_persistent(self.keep().is_some())?;
-            Ok(tap)
-        });
-        tap.map_err(|source| Error::Tap { name: name.to_owned(), source })
+    /// Gives a switch a port at a TAP interface. Where endpoints outlive this process the interface does
+    /// too, so that its addresses and the routes over it stay; it does not when it gets no port.
+    fn attach_tap(&self, fabric: &Fabric, name: &str) -> Result<(), Error> {
+        let failed = |source| Error::Tap { name: name.to_owned(), source };
+        let tap = TapPort::open(name).map_err(failed)?;
+        let same = tap.keep().and_then(|file| TapPort::of(file, name)).map_err(failed)?;
+        // The host is believed: it forwards for whoever is behind it.
+        let config =
+            PortConfig { name: format!("tap:{name}"), trust: true, ..PortConfig::default() };
+        let attached = fabric.handle.call(move |owner| owner.attach(Box::new(tap), config));
+        attached.map_err(|_| Error::Resources("the switch has ended".to_owned()))??;
+        same.set_persistent(self.keep().is_some()).map_err(failed)
     }
 
     /// Removes a switch; blocks until its ports are gone.
@@ -121,6 +122,8 @@ impl Plane {
         fabric.handle.stop();
         // Answered by nobody once it has stopped.
         let _ = fabric.handle.call(|_| ());
+        // Functions that had a port of it tell their drivers that there is no carrier.
+        self.each_endpoint(|_, served| served.look_at_link());
         Ok(())
     }
 
@@ -165,7 +168,7 @@ pub(crate) fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::Sw
         mac: config.mac.map(|mac| mac.to_string()).unwrap_or_default(),
         addresses: config.addresses.iter().map(ToString::to_string).collect(),
         spoof_check: config.spoof_check,
-        up: up && config.link != slipway_switch::Link::Down,
+        up: up && config.link != Link::Down,
         frames_in: stats.frames_in,
         bytes_in: stats.bytes_in,
         frames_out: stats.frames_out,
@@ -174,6 +177,18 @@ pub(crate) fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::Sw
         dropped_out: stats.causes_out().map(named).collect(),
         impairment,
         socket_path: String::new(),
+        trust: config.trust,
+        vlan: match config.vlans {
+            VlanMode::Access(vlan) => vlan.into(),
+            VlanMode::Trunk { .. } => 0,
+        },
+        link: match config.link {
+            Link::Auto => v1::PortLink::Auto,
+            Link::Up => v1::PortLink::On,
+            Link::Down => v1::PortLink::Off,
+        }
+        .into(),
+        max_rate: config.max_rate.map_or(0, |rate| rate.per_second),
     })
 }
 
@@ -201,5 +216,45 @@ mod tests {
         plane.create_switch(&named("red")).unwrap();
         assert!(kept.handle.call(|_| ()).is_ok());
         assert!(plane.create_switch(&named("red")).is_err());
+    }
+
+    /// In a network namespace of its own.
+    #[test]
+    #[allow(unsafe_code)] // unshare(2)
+    fn a_switch_that_is_not_made_leaves_nothing_as_root() {
+        let done = std::thread::spawn(|| {
+            let test = "a_switch_that_is_not_made_leaves_nothing_as_root";
+            let network = rustix::thread::UnshareFlags::NEWNET;
+            // SAFETY: descriptors stay shared; it concerns this thread, which ends here, and its threads.
+            if unsafe { rustix::thread::unshare_unsafe(network) }.is_err() {
+                return println!("SKIPPED: {test}: needs root");
+            }
+            if !std::path::Path::new("/dev/net/tun").exists() {
+                return println!("SKIPPED: {test}: needs /dev/net/tun");
+            }
+            let plane = Plane::new(crate::Settings::default()).unwrap();
+            let request = |name: &str, tap: &str| v1::CreateSwitchRequest {
+                name: name.to_owned(),
+                tap: tap.to_owned(),
+            };
+            let bad = plane.create_switch(&request("red", "a/b"));
+            assert!(matches!(bad, Err(Error::Tap { .. })), "{bad:?}");
+            assert!(plane.list_switches().is_empty());
+            // There already, since functions need it, and full.
+            let fabric = plane.switch_or_new("red").unwrap();
+            let full = fabric.handle.call(|owner| {
+                let null = || Box::new(slipway_switch::ports::NullPort);
+                let all = (0..slipway_switch::MAX_PORTS).map(|_| null());
+                all.filter_map(|port| owner.attach(port, PortConfig::default()).ok()).count()
+            });
+            assert_eq!(full.unwrap(), slipway_switch::MAX_PORTS);
+            let refused = plane.create_switch(&request("red", "slip0"));
+            assert!(matches!(refused, Err(Error::Port(_))), "{refused:?}");
+            let devices = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+            assert!(!devices.contains("slip0"), "{devices}");
+            assert_eq!(plane.list_switches().len(), 1);
+            plane.create_switch(&request("blue", "slip0")).unwrap();
+        });
+        done.join().unwrap();
     }
 }

@@ -213,6 +213,70 @@ fn what_no_function_can_have_is_one_clear_line_and_leaves_nothing() {
     assert!(matches!(plane.limit(&limit), Err(Error::Network(_))));
 }
 
+#[test]
+fn settings_of_a_port_change_under_its_driver() {
+    let (plane, directory) = plane(1);
+    switch(&plane, "blue");
+    for number in 1..=2 {
+        plane.create(&request(directory.path(), number, "blue")).unwrap();
+    }
+    let (mut one, _first) = drive(&directory.path().join("1"));
+    let (mut two, _second) = drive(&directory.path().join("2"));
+    assert!(cross(&mut one, &mut two, &frame(1, 2, 64)));
+    let at = |switch: &str, port: &str| v1::SetPortRequest {
+        port: Some(v1::PortReference { switch: switch.into(), port: port.into() }),
+        ..Default::default()
+    };
+    let of = |port: &str| at("blue", port);
+    let link = |link: v1::PortLink| v1::SetPortRequest { link: Some(link.into()), ..of("net-2") };
+    let carrier = |driver: &mut Driver<Registers>, wanted: bool| {
+        wait_for(|| (driver.config().unwrap().status.get() & 1 == u16::from(wanted)).then_some(()));
+    };
+    carrier(&mut two, true);
+    assert!(!plane.set_port(&link(v1::PortLink::Off)).unwrap().up);
+    carrier(&mut two, false);
+    carrier(&mut one, true);
+    // What comes for it, and from it, goes nowhere, and is counted.
+    let dropped = |port: &v1::SwitchPort| *port.dropped_out.get("down").unwrap_or(&0);
+    one.transmit[0].push(&mut one.arena, &Header::default(), &frame(1, 2, 64), &[]).unwrap();
+    one.flush(0).unwrap();
+    wait_for(|| (dropped(&plane.list_switches()[0].ports[1]) == 1).then_some(()));
+    assert!(plane.set_port(&link(v1::PortLink::Auto)).unwrap().up);
+    carrier(&mut two, true);
+    assert!(cross(&mut one, &mut two, &frame(1, 2, 65)));
+
+    let vlan = |port, vlan| v1::SetPortRequest { vlan: Some(vlan), ..of(port) };
+    assert_eq!(plane.set_port(&vlan("net-1", 7)).unwrap().vlan, 7);
+    plane.set_port(&vlan("net-2", 7)).unwrap();
+    assert!(cross(&mut one, &mut two, &frame(1, 2, 66)));
+    use v1::set_port_request::Rate;
+    let rate = |rate| v1::SetPortRequest { rate: Some(rate), ..of("net-1") };
+    let port = plane.set_port(&rate(Rate::MaxRate(1_000_000))).unwrap();
+    assert_eq!(
+        (port.max_rate, port.vlan, port.spoof_check, port.trust),
+        (1_000_000, 7, true, false)
+    );
+    assert!(cross(&mut one, &mut two, &frame(1, 2, 67)));
+    assert_eq!(plane.set_port(&rate(Rate::AnyRate(true))).unwrap().max_rate, 0);
+    let off = v1::SetPortRequest { spoof_check: Some(false), trust: Some(true), ..of("net-1") };
+    let port = plane.set_port(&off).unwrap();
+    assert_eq!((port.spoof_check, port.trust), (false, true));
+    assert!(cross(&mut one, &mut two, &frame(9, 2, 68)));
+
+    for bad in [rate(Rate::MaxRate(0)), vlan("net-1", 4095), vlan("net-1", 65_536 + 7)] {
+        let error = plane.set_port(&bad).unwrap_err();
+        assert!(matches!(error, Error::Port(_)) && !error.to_string().contains('\n'), "{error}");
+    }
+    assert!(matches!(plane.set_port(&of("net-3")), Err(Error::UnknownPort(_))));
+    assert!(matches!(plane.set_port(&at("red", "net-1")), Err(Error::UnknownSwitch(_))));
+    assert_eq!(plane.list_switches()[0].ports[0].vlan, 7);
+    // A switch that goes takes the carrier along.
+    plane.set_port(&link(v1::PortLink::On)).unwrap();
+    plane.remove_switch("blue").unwrap();
+    carrier(&mut one, false);
+    carrier(&mut two, true);
+}
+
 /// Not a test of its own: the plane's process. Without its word in the environment it does nothing.
 #[test]
 fn the_planes_process() {
@@ -237,6 +301,18 @@ fn the_planes_process() {
         .collect();
     ports.sort();
     assert_eq!(ports, [("net-1".to_owned(), mac(1)), ("net-2".to_owned(), mac(2))], "{there}");
+    // Settings that a predecessor changed are still so.
+    let (port, changed) = ("net-1".to_owned(), directory.join("changed"));
+    if changed.exists() {
+        let ports = plane.list_switches().remove(0).ports;
+        assert!(ports.iter().all(|one| one.trust == (one.name == port)), "{ports:?}");
+    } else {
+        let trust = Some(true);
+        let port = Some(v1::PortReference { switch: "blue".into(), port });
+        let request = v1::SetPortRequest { port, trust, ..Default::default() };
+        plane.set_port(&request).unwrap();
+        std::fs::write(changed, "").unwrap();
+    }
     loop {
         std::thread::park();
     }

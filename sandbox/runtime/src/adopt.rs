@@ -51,7 +51,7 @@ pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
             return Err(lost("its disks ended with the daemon"));
         }
     }
-    let net = network::function_id(&record);
+    let net = network::function_id(&record.id);
     if record.network.is_some()
         && u32::try_from(left.record.pid) != Ok(client_of(node, &net).await?)
     {

@@ -46,7 +46,7 @@ pub mod volume;
 
 pub use config::Config;
 pub use error::{Error, Result};
-pub use network::missing as missing_for_networks;
+pub use network::{function_id as network_function_id, missing as missing_for_networks};
 pub use node::{BootFiles, Node};
 pub use service::Service;
 pub use start::RETURN;

@@ -25,6 +25,9 @@ const AUTO: &str = "auto";
 /// The network that is made when it is first needed.
 const DEFAULT: &str = "default";
 
+/// Most queue pairs of an interface.
+const MAX_QUEUES: u32 = 64;
+
 /// What this host lacks for networks.
 pub fn missing() -> Option<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -44,7 +47,11 @@ fn refusal(status: Status) -> Error {
 /// [`Error::Network`] with what is wrong; it has no place then.
 pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
     let addresses = !(spec.mac.is_empty() && spec.addresses.is_empty());
-    let asks = addresses || !spec.publish.is_empty() || spec.wait_network;
+    let asks = addresses || !spec.publish.is_empty() || spec.wait_network || spec.queues > 0;
+    if spec.queues > MAX_QUEUES {
+        let what = format!("{} queues are too many: at most {MAX_QUEUES}", spec.queues);
+        return Err(Error::Invalid(what));
+    }
     let mut network = process::or(&spec.network, &node.config.network);
     if network == AUTO {
         // Who asks for something is told what is missing.
@@ -80,6 +87,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         name_servers: place.name_servers,
         published: place.published,
         wait: spec.wait_network,
+        queues: spec.queues,
     };
     let recorded = sandbox.update(|record| record.network = Some(place));
     if recorded.is_err() {
@@ -103,8 +111,8 @@ async fn leave(node: &Node, id: &str) -> Result<()> {
 }
 
 /// The plane's name of the sandbox's network function.
-pub fn function_id(record: &Record) -> String {
-    format!("{}.net", record.id)
+pub fn function_id(sandbox_id: &str) -> String {
+    format!("{sandbox_id}.net")
 }
 
 /// Serves the network function; on return its socket accepts the VMM.
@@ -115,7 +123,7 @@ pub async fn serve(node: &Node, record: &Record, uid: u32) -> Result<Option<Path
     let Some(network) = &record.network else { return Ok(None) };
     let socket = node.run_dir(&record.id).join("net.sock");
     let request = plane_v1::CreateEndpointRequest {
-        id: function_id(record),
+        id: function_id(&record.id),
         socket_path: socket.to_string_lossy().into_owned(),
         owner: Some(plane_v1::Owner { uid, gid: uid }),
         nvme: None,
@@ -123,9 +131,10 @@ pub async fn serve(node: &Node, record: &Record, uid: u32) -> Result<Option<Path
             switch: network.switch.clone(),
             mac: network.mac.clone(),
             mtu: network.mtu,
-            queue_pairs: 1,
+            queue_pairs: if network.queues == 0 { record.cpus } else { network.queues },
             addresses: vec![network.ipv4.clone(), network.ipv6.clone()],
             spoof_check: true,
+            ..Default::default()
         }),
     };
     let created = node.plane.clone().create_endpoint(request).await;
@@ -138,7 +147,7 @@ pub async fn serve(node: &Node, record: &Record, uid: u32) -> Result<Option<Path
 /// # Errors
 /// The first; the rest was done all the same.
 pub async fn release(node: &Node, record: &Record) -> Result<()> {
-    let request = plane_v1::RemoveEndpointRequest { id: function_id(record) };
+    let request = plane_v1::RemoveEndpointRequest { id: function_id(&record.id) };
     let removed = match node.plane.clone().remove_endpoint(request).await {
         Err(status) if status.code() != Code::NotFound => {
             Err(Error::Plane(status.message().to_owned()))

@@ -137,6 +137,9 @@ pub struct Network {
     pub published: Vec<String>,
     /// The container's process waits for it.
     pub wait: bool,
+    /// Queue pairs of its interface; 0: one for each CPU.
+    #[serde(default)]
+    pub queues: u32,
 }
 
 /// Everything about a sandbox.

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use super::random::Random;
 use super::{Layer, Timed, Way, Ways};
-use crate::{Abilities, Burst, Delivered, Drop, Pick, Port, PortStats, Waker};
+use crate::{Abilities, Burst, Delivered, Drop, Link, Pick, Port, PortStats, Waker};
 
 /// Loses frames at random, each for itself.
 pub struct Loss {
@@ -49,6 +49,10 @@ impl Port for Loss {
             self.lost_bytes_in += bytes - burst.bytes();
         }
         more
+    }
+
+    fn set_link(&mut self, link: Link) {
+        self.inner.set_link(link);
     }
 
     fn release(&mut self) {

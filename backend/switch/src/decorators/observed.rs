@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use super::{Layer, Timed};
-use crate::{Abilities, Burst, Delivered, Pick, Port, PortStats, Waker};
+use crate::{Abilities, Burst, Delivered, Link, Pick, Port, PortStats, Waker};
 
 /// Where a frame goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,10 @@ impl Port for Observed {
             self.observer.see(Way::In, burst, &self.picks);
         }
         more
+    }
+
+    fn set_link(&mut self, link: Link) {
+        self.inner.set_link(link);
     }
 
     fn release(&mut self) {

@@ -9,7 +9,7 @@ use slipway_rate::{Bucket, Rate};
 use super::line::Line;
 use super::random::Random;
 use super::{Layer, Timed, Ways};
-use crate::{Abilities, BURST, Burst, Delivered, Drop, Pick, Port, PortStats, Waker};
+use crate::{Abilities, BURST, Burst, Delivered, Drop, Link, Pick, Port, PortStats, Waker};
 
 /// When a frame may go on.
 pub trait Schedule: Send {
@@ -198,6 +198,10 @@ impl<S: Schedule> Port for Queued<S> {
         self.inner.release();
         lane.line.give(burst, self.now, limit);
         more || lane.line.due().is_some_and(|due| due <= self.now)
+    }
+
+    fn set_link(&mut self, link: Link) {
+        self.inner.set_link(link);
     }
 
     fn release(&mut self) {

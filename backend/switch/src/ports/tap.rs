@@ -11,7 +11,7 @@ use slipway_ram::Span;
 
 use super::{check, is_full};
 use crate::vnet::HEADER;
-use crate::{Abilities, Burst, Delivered, MAX_FRAME, Offload, Pick, Port};
+use crate::{Abilities, Burst, Delivered, Link, MAX_FRAME, Offload, Pick, Port};
 
 /// Frames read at a time.
 const BATCH: usize = 32;
@@ -25,6 +25,7 @@ const TUNSETIFF: c_ulong = 0x4004_54ca;
 const TUNSETPERSIST: c_ulong = 0x4004_54cb;
 const TUNSETOFFLOAD: c_ulong = 0x4004_54d0;
 const TUNSETVNETHDRSZ: c_ulong = 0x4004_54d8;
+const TUNSETCARRIER: c_ulong = 0x4004_54e2;
 const TUN_F_CSUM: c_ulong = 1;
 const TUN_F_TSO4: c_ulong = 2;
 const TUN_F_TSO6: c_ulong = 4;
@@ -226,5 +227,12 @@ impl Port for TapPort {
 
     fn malformed(&mut self) -> u64 {
         std::mem::take(&mut self.malformed)
+    }
+
+    fn set_link(&mut self, link: Link) {
+        let carrier = c_int::from(link != Link::Down);
+        // Kernels before 4.20 have no such request: nothing passes all the same.
+        // SAFETY: the request takes a pointer to an `int`, of ours.
+        unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETCARRIER as _, &raw const carrier) };
     }
 }

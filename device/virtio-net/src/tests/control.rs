@@ -1,7 +1,9 @@
 //! The control queue as a driver uses it.
 
-use slipway_switch::Mac;
+use slipway_pci::Function;
+use slipway_switch::{Link, Mac, PortConfig};
 use slipway_virtio_spec::net::{Features, config_status, control as command};
+use slipway_virtio_spec::pci::common;
 
 use super::rig::{Host, Setup, World, frame, pair};
 use crate::driver::DriverError;
@@ -68,16 +70,32 @@ fn vlans_are_filtered() {
 fn the_link_and_announcements_are_told_by_the_configuration() {
     let world = World::new();
     let mut host = Setup::new(1).host(&world);
-    let control = host.device().control();
-    let generation = |host: &mut Host| host.driver.config().unwrap().status.get();
-    assert_eq!(generation(&mut host), config_status::LINK_UP);
-    // The configuration's vector: the driver set none, so no interrupt.
-    assert!(control.set_link(false) && !control.set_link(false));
-    slipway_pci::Function::poll(host.device());
-    assert_eq!(generation(&mut host), 0);
-    assert!(control.set_link(true));
+    let vector = 3_u16;
+    Function::write(host.device(), 0, common::CONFIG_VECTOR, &vector.to_le_bytes());
+    let status = |host: &mut Host| host.driver.config().unwrap().status.get();
+    let told = |host: &mut Host| {
+        Function::poll(host.device());
+        host.sink.take().contains(&vector)
+    };
+    let set = |host: &mut Host, link: Link| {
+        let config = PortConfig { link, ..PortConfig::default() };
+        world.0.borrow_mut().configure(host.port, config).unwrap();
+        told(host)
+    };
+    assert_eq!(status(&mut host), config_status::LINK_UP);
+    assert!(set(&mut host, Link::Down) && !set(&mut host, Link::Down));
+    assert_eq!(status(&mut host), 0);
+    assert!(set(&mut host, Link::Up) && !set(&mut host, Link::Auto));
     host.driver.command(command::ANNOUNCE, command::ANNOUNCE_ACK, &[]).unwrap();
-    assert_eq!(generation(&mut host), config_status::LINK_UP);
+    assert_eq!(status(&mut host), config_status::LINK_UP);
+    // Without a switch there is no carrier, unless it was to stay.
+    let mut other = Setup::new(2).host(&world);
+    set(&mut other, Link::Up);
+    for gone in [&host, &other] {
+        drop(world.0.borrow_mut().detach(gone.port).unwrap());
+    }
+    assert!(told(&mut host) && !told(&mut other));
+    assert_eq!((status(&mut host), status(&mut other)), (0, config_status::LINK_UP));
 }
 
 #[test]

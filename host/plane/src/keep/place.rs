@@ -90,6 +90,15 @@ impl Place {
         self.store()
     }
 
+    /// From now on its port has these settings.
+    pub fn set_port(&mut self, port: &v1::SwitchPort) -> Result<(), Error> {
+        let request = self.description.request.get_or_insert_default();
+        let net = request.virtio_net.get_or_insert_default();
+        (net.spoof_check, net.trust, net.vlan) = (port.spoof_check, port.trust, port.vlan);
+        (net.link, net.max_rate) = (port.link, port.max_rate);
+        self.store()
+    }
+
     /// From now on it has this namespace, whose disk has this content if that is kept here.
     pub fn attach(
         &mut self,
