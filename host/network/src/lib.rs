@@ -36,6 +36,7 @@ mod proxy;
 pub mod publish;
 pub mod rules;
 mod service;
+mod shares;
 mod sockets;
 
 pub use error::{Error, Result};

@@ -233,6 +233,9 @@ impl Networks {
         let name = network.name.clone();
         if let Some(up) = state.up.get_mut(&name) {
             up.ports.remove(id);
+        } else if !find(&state, &name)?.is_used() {
+            // It never came up for its sandboxes, and this was the last one.
+            self.take_down(&mut state, &name).await;
         }
         self.settle(&mut state, &name).await
     }
@@ -276,22 +279,7 @@ impl Networks {
         if state.up.contains_key(name) {
             return Ok(());
         }
-        let leases = network.leases.clone();
-        self.bring_up(state, name).await?;
-        for (id, lease) in leases {
-            // Somebody took the port while no daemon ran: the packet filter leads to the sandbox
-            // all the same.
-            let claimed = proxy::claim(&lease.published);
-            let served = claimed.and_then(|ok| ok.serve(lease.ipv4, lease.ipv6, &self.serving));
-            match (served, state.up.get_mut(name)) {
-                (Ok(served), Some(up)) => drop(up.ports.insert(id, served)),
-                (Err(error), _) => {
-                    tracing::warn!(%error, sandbox = lease.name, "published in part")
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+        self.bring_up(state, name).await
     }
 
     /// Takes down whatever is up and has no sandboxes, for a daemon that ends: sandboxes that outlive it
@@ -317,8 +305,13 @@ impl Networks {
         around.check(network.prefix.into())?;
         let request =
             plane_v1::CreateSwitchRequest { name: name.to_owned(), tap: network.device.clone() };
-        let made = self.plane.clone().create_switch(request).await;
-        made.map_err(|status| Error::Plane(status.message().to_owned()))?;
+        match self.plane.clone().create_switch(request).await {
+            // An attempt before this one came so far, and left it to the sandboxes that are on it.
+            Err(status) if status.code() != Code::AlreadyExists => {
+                return Err(Error::Plane(status.message().to_owned()));
+            }
+            _ => {}
+        }
         let up = async {
             host::set_up(&network)?;
             if !network.internal {
@@ -335,14 +328,36 @@ impl Networks {
             self.apply(state).await
         };
         let outcome = up.await;
-        if outcome.is_err() {
+        self.publish_again(state, &network);
+        // Sandboxes that outlived the last daemon are on the switch: they still reach each other, and the
+        // next one that joins has it tried again.
+        if outcome.is_err() && network.leases.is_empty() {
             self.take_down(state, name).await;
         }
         outcome
     }
 
+    /// Serves the ports of sandboxes that are there already.
+    fn publish_again(&self, state: &mut State, network: &Network) {
+        let Some(up) = state.up.get_mut(&network.name) else { return };
+        for (id, lease) in &network.leases {
+            let claimed = proxy::claim(&lease.published);
+            let served = claimed.and_then(|ok| ok.serve(lease.ipv4, lease.ipv6, &self.serving));
+            match served {
+                Ok(served) => drop(up.ports.insert(id.clone(), served)),
+                // Somebody took the port while no daemon ran: the packet filter leads to the sandbox
+                // all the same.
+                Err(error) => {
+                    tracing::warn!(%error, sandbox = lease.name, "published in part")
+                }
+            }
+        }
+    }
+
     async fn take_down(&self, state: &mut State, name: &str) {
-        state.up.remove(name);
+        if let Some(up) = state.up.remove(name) {
+            up.names.stop().await;
+        }
         let request = plane_v1::RemoveSwitchRequest { name: name.to_owned() };
         match self.plane.clone().remove_switch(request).await {
             Err(status) if status.code() != Code::NotFound => {

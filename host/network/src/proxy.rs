@@ -14,15 +14,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::publish::{Protocol, Published};
+use crate::shares::Shares;
 use crate::sockets::{self, Kind};
 use crate::{Error, Result};
 
-/// Connections, or pairs of UDP peers, at one time through one port.
-const FLOWS: usize = 512;
+/// Connections, or pairs of UDP peers, at one time through one port; see [`Shares`].
+const FLOWS: usize = 1024;
 /// How long a sandbox may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 /// After this time without a datagram a pair of UDP peers is forgotten, as by the kernel's own table.
@@ -143,16 +143,16 @@ impl Claimed {
 }
 
 async fn connections(listener: TcpListener, to: SocketAddr) {
-    let room = Arc::new(Semaphore::new(FLOWS));
+    let room = Shares::new(FLOWS);
     let mut flows = JoinSet::new();
     loop {
-        // Who is too many waits in the kernel.
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         while flows.try_join_next().is_some() {}
-        let Ok((mut near, _)) = listener.accept().await else {
+        let Ok((mut near, client)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
+        // Who has too many is hung up on: waiting it would stand before the others.
+        let Some(share) = room.take(client.ip()) else { continue };
         flows.spawn(async move {
             let far = tokio::time::timeout(CONNECT, TcpStream::connect(to)).await;
             if let Ok(Ok(mut far)) = far {
@@ -160,7 +160,7 @@ async fn connections(listener: TcpListener, to: SocketAddr) {
                 // Whichever end breaks off, the other learns of it by the end of its stream.
                 let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
             }
-            drop(permit);
+            drop(share);
         });
     }
 }
@@ -169,7 +169,7 @@ async fn connections(listener: TcpListener, to: SocketAddr) {
 type Flows = Arc<Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>>;
 
 async fn datagrams(near: Arc<UdpSocket>, to: SocketAddr) {
-    let flows = Flows::default();
+    let (flows, room) = (Flows::default(), Shares::new(FLOWS));
     let mut tasks = JoinSet::new();
     let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
@@ -182,8 +182,8 @@ async fn datagrams(near: Arc<UdpSocket>, to: SocketAddr) {
         let known = lock(&flows).get(&client).cloned();
         let far = match known {
             Some(far) => far,
-            None if lock(&flows).len() >= FLOWS => continue,
             None => {
+                let Some(share) = room.take(client.ip()) else { continue };
                 let Ok(far) = connected(to).await else { continue };
                 let far = Arc::new(far);
                 lock(&flows).insert(client, Arc::clone(&far));
@@ -191,6 +191,7 @@ async fn datagrams(near: Arc<UdpSocket>, to: SocketAddr) {
                 tasks.spawn(async move {
                     answers(&near, &back, client).await;
                     lock(&flows).remove(&client);
+                    drop(share);
                 });
                 far
             }

@@ -350,3 +350,82 @@ fn memory_ports_outlive_the_daemon_as_root() {
         assert_eq!((devices().len(), rules().as_str()), (0, ""));
     });
 }
+
+#[test]
+fn a_name_server_that_ends_leaves_its_addresses_at_once_as_root() {
+    in_namespace("a_name_server_that_ends_leaves_its_addresses_at_once_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("resolv.conf"), "nameserver 127.0.0.78\n").unwrap();
+        // A resolver that never answers.
+        let upstream = UdpSocket::bind("127.0.0.78:53").unwrap();
+        upstream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let rig = open(dir.path()).await;
+        let create = v1::CreateNetworkRequest {
+            name: "blue".into(),
+            subnet: "10.44.0.0/24".into(),
+            ..Default::default()
+        };
+        for _ in 0..5 {
+            rig.networks.create(&create).await.unwrap();
+            rig.networks.join(&request("a", "blue", &[])).await.unwrap();
+            let client = UdpSocket::bind("10.44.0.1:0").unwrap();
+            client.send_to(&query("example.org"), "10.44.0.1:53").unwrap();
+            let _stream = TcpStream::connect("10.44.0.1:53").unwrap();
+            // The question is under way.
+            upstream.recv(&mut [0; 512]).unwrap();
+            rig.networks.leave("a").await.unwrap();
+            rig.networks.remove("blue").await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_sandboxes_are_on_stays_when_their_network_does_not_come_up_as_root() {
+    in_namespace(
+        "what_sandboxes_are_on_stays_when_their_network_does_not_come_up_as_root",
+        || async {
+            let dir = tempfile::tempdir().unwrap();
+            let Rig { plane, networks } = open(dir.path()).await;
+            networks.join(&request("a", "default", &["18080:80"])).await.unwrap();
+            drop(networks);
+            // The next daemon finds that somebody has the port for names.
+            let begun = std::time::Instant::now();
+            let blocker = loop {
+                match UdpSocket::bind("0.0.0.0:53") {
+                    Ok(socket) => break socket,
+                    Err(error) => assert!(begun.elapsed() < Duration::from_secs(20), "{error}"),
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            };
+            let again = |plane: &Plane| {
+                let plane = plane.clone();
+                let settings = Settings {
+                    dir: dir.path().join("networks"),
+                    ports_dir: dir.path().to_owned(),
+                    table: "slipway_test".into(),
+                    resolv_conf: dir.path().join("resolv.conf"),
+                };
+                async move {
+                    let client = PlaneClient::new(plane.connect().await.unwrap());
+                    Networks::open(settings, client).unwrap()
+                }
+            };
+            let networks = again(&plane).await;
+            let live = BTreeSet::from(["a".to_owned()]);
+            let error = networks.reconcile(&live).await.unwrap_err().to_string();
+            assert!(error.contains("names"), "{error}");
+            assert_eq!((plane.list_switches().len(), devices().len()), (1, 1));
+            // Whoever joins next has it tried again, for all.
+            assert!(networks.join(&request("b", "default", &[])).await.is_err());
+            drop(blocker);
+            networks.join(&request("b", "default", &[])).await.unwrap();
+            TcpStream::connect("127.0.0.1:18080").unwrap();
+            assert!(rules().contains("18080"));
+            for id in ["a", "b"] {
+                networks.leave(id).await.unwrap();
+            }
+            networks.remove("default").await.unwrap();
+            assert_eq!((plane.list_switches().len(), devices().len()), (0, 0));
+        },
+    );
+}

@@ -1,42 +1,43 @@
 //! The sockets of a network's name server.
 //!
 //! What a sandbox may use is bounded: so many questions under way to the host's resolvers, so many
-//! connections, so long for each. What is more is dropped, as a busy server would.
+//! connections, so long for each, and of each a share that leaves something for the others. What is more is
+//! dropped, as a busy server would.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use simple_dns::RCODE;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::{Answer, MAX_UDP, Zone, answer, failure, upstream};
+use crate::shares::Shares;
 use crate::sockets::{self, Kind};
 use crate::{Error, Result};
 
-/// Questions under way to the host's resolvers, for each network.
-const UNDER_WAY: usize = 256;
-/// Connections, for each network.
-const CONNECTIONS: usize = 64;
+/// Questions under way to the host's resolvers, for each network; see [`Shares`].
+const UNDER_WAY: usize = 512;
+/// Connections, for each network; likewise.
+const CONNECTIONS: usize = 128;
 /// How long a connection may say nothing.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// A network's name server. It ends when it is dropped.
+/// A network's name server. It ends when it is dropped, with all that it was about.
 pub struct Server {
     zone: Arc<ArcSwap<Zone>>,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 struct Shared {
     zone: Arc<ArcSwap<Zone>>,
     resolv_conf: PathBuf,
-    under_way: Arc<Semaphore>,
-    connections: Arc<Semaphore>,
+    under_way: Arc<Shares>,
+    connections: Arc<Shares>,
 }
 
 impl Server {
@@ -56,8 +57,8 @@ impl Server {
         let shared = Arc::new(Shared {
             zone: Arc::clone(&zone),
             resolv_conf,
-            under_way: Arc::new(Semaphore::new(UNDER_WAY)),
-            connections: Arc::new(Semaphore::new(CONNECTIONS)),
+            under_way: Shares::new(UNDER_WAY),
+            connections: Shares::new(CONNECTIONS),
         });
         let mut tasks = JoinSet::new();
         for address in addresses {
@@ -69,7 +70,12 @@ impl Server {
             tasks.spawn_on(datagrams(Arc::clone(&shared), Arc::new(udp)), on);
             tasks.spawn_on(streams(Arc::clone(&shared), tcp), on);
         }
-        Ok(Self { zone, _tasks: tasks })
+        Ok(Self { zone, tasks })
+    }
+
+    /// Ends it: on return its addresses are free.
+    pub async fn stop(mut self) {
+        self.tasks.shutdown().await;
     }
 
     /// From now on these are the names.
@@ -86,7 +92,10 @@ impl Shared {
 
 async fn datagrams(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
     let mut buffer = vec![0; MAX_UDP];
+    // They end with this task.
+    let mut questions = JoinSet::new();
     loop {
+        while questions.try_join_next().is_some() {}
         let Ok((length, client)) = socket.recv_from(&mut buffer).await else {
             // An error that the network reported of an earlier answer; or none that goes away.
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -100,25 +109,34 @@ async fn datagrams(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
             Answer::Reply(reply) => drop(socket.try_send_to(&reply, client)),
             Answer::Nothing => {}
             Answer::Forward => {
-                let Ok(permit) = Arc::clone(&shared.under_way).try_acquire_owned() else {
-                    continue;
-                };
-                let (socket, query) = (Arc::clone(&socket), query.to_vec());
-                let path = shared.resolv_conf.clone();
-                tokio::spawn(async move {
-                    let servers = upstream::servers(&path).await;
-                    let reply = upstream::ask(&servers, &query).await;
-                    let reply = reply.unwrap_or_else(|| failure(&query, RCODE::ServerFailure));
-                    let _ = socket.send_to(&reply, client).await;
-                    drop(permit);
+                let Some(share) = shared.under_way.take(client.ip()) else { continue };
+                let asking = forward(shared.resolv_conf.clone(), query.to_vec());
+                // Who waits for an answer does not keep the address from the next server.
+                let socket: Weak<UdpSocket> = Arc::downgrade(&socket);
+                questions.spawn(async move {
+                    let reply = asking.await;
+                    if let Some(socket) = socket.upgrade() {
+                        let _ = socket.try_send_to(&reply, client);
+                    }
+                    drop(share);
                 });
             }
         }
     }
 }
 
+/// What the host's resolvers say to a question that came by UDP.
+async fn forward(resolv_conf: PathBuf, query: Vec<u8>) -> Vec<u8> {
+    let servers = upstream::servers(&resolv_conf).await;
+    let reply = upstream::ask(&servers, &query).await;
+    reply.unwrap_or_else(|| failure(&query, RCODE::ServerFailure))
+}
+
 async fn streams(shared: Arc<Shared>, listener: TcpListener) {
+    // They end with this task.
+    let mut conversations = JoinSet::new();
     loop {
+        while conversations.try_join_next().is_some() {}
         let Ok((stream, client)) = listener.accept().await else {
             // No descriptors left, most likely.
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -127,12 +145,12 @@ async fn streams(shared: Arc<Shared>, listener: TcpListener) {
         if !shared.serves(client.ip()) {
             continue;
         }
-        let Ok(permit) = Arc::clone(&shared.connections).try_acquire_owned() else { continue };
+        let Some(share) = shared.connections.take(client.ip()) else { continue };
         let shared = Arc::clone(&shared);
-        tokio::spawn(async move {
+        conversations.spawn(async move {
             // Who breaks off has no answer to get.
             let _ = converse(&shared, stream).await;
-            drop(permit);
+            drop(share);
         });
     }
 }

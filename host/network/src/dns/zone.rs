@@ -27,6 +27,7 @@ pub struct Zone {
     subnet: Ipv4Net,
     prefix: Ipv6Net,
     internal: bool,
+    host: (Ipv4Addr, Ipv6Addr),
 }
 
 /// What becomes of a query.
@@ -50,6 +51,7 @@ impl Zone {
             subnet: network.subnet,
             prefix: network.prefix,
             internal: network.internal,
+            host: (network.gateway, network.gateway6()),
             suffix,
         };
         for lease in network.leases.values() {
@@ -57,7 +59,8 @@ impl Zone {
             let full = format!("{name}{}", zone.suffix);
             zone.add(name, full, lease.ipv4, lease.ipv6);
         }
-        zone.add(HOST.to_owned(), HOST.to_owned(), network.gateway, network.gateway6());
+        zone.addresses.insert(network.gateway.into(), HOST.to_owned());
+        zone.addresses.insert(network.gateway6().into(), HOST.to_owned());
         zone
     }
 
@@ -75,10 +78,14 @@ impl Zone {
         }
     }
 
+    /// Names of sandboxes may have dots. Such a one is found below the network's name only: elsewhere it
+    /// is not for a sandbox to say what `example.org` is.
     fn find(&self, name: &str) -> Option<(Ipv4Addr, Ipv6Addr)> {
-        let short = name.strip_suffix(&self.suffix);
-        let found = self.names.get(name).or_else(|| self.names.get(short?));
-        found.copied()
+        if name == HOST {
+            return Some(self.host);
+        }
+        let own = (!name.contains('.')).then_some(name).or(name.strip_suffix(&self.suffix));
+        self.names.get(own?).copied()
     }
 
     /// Whether nobody else could know the name: it is of one label, below the network's name, or below
@@ -225,7 +232,9 @@ mod tests {
         let prefix = "fd00:1::/64".parse().unwrap();
         let mut network = Network::new("Blue".into(), "slip0".into(), subnet, prefix);
         network.internal = internal;
-        for (number, name) in [(2_u8, "web"), (3, "DB_1.x")] {
+        // Some call themselves what is not theirs to be.
+        let names = ["web", "DB_1.x", "example.org", "web.blue", HOST, "host.slipway"];
+        for (number, name) in (2_u8..).zip(names) {
             let ipv4 = Ipv4Addr::new(10, 0, 1, number);
             let ipv6 = format!("fd00:1::{number}").parse().unwrap();
             let mac = Mac::derived(ipv4);
@@ -272,8 +281,9 @@ mod tests {
         found("web", TYPE::A, "10.0.1.2");
         found("WEB", TYPE::AAAA, "fd00:1::2");
         found("web.blue", TYPE::A, "10.0.1.2");
-        found("db_1.x", TYPE::A, "10.0.1.3");
         found("db_1.X.BLUE", TYPE::A, "10.0.1.3");
+        found("example.org.blue", TYPE::A, "10.0.1.4");
+        found("web.blue.blue", TYPE::A, "10.0.1.5");
         found("web", TYPE::MX, "");
         found(HOST, TYPE::A, "10.0.1.1");
         found(HOST, TYPE::AAAA, "fd00:1::1");
@@ -284,8 +294,14 @@ mod tests {
         for name in ["nobody", "nobody.blue", "x.slipway.internal", "9.1.0.10.in-addr.arpa"] {
             assert_eq!(ask(&zone, name, TYPE::A), Some((RCODE::NameError, vec![])), "{name}");
         }
-        for name in ["", "example.org", "web.green", "notslipway.internal", "1.2.3.4.in-addr.arpa"]
-        {
+        for name in [
+            "",
+            "db_1.x",
+            "example.org",
+            "web.green",
+            "notslipway.internal",
+            "1.2.3.4.in-addr.arpa",
+        ] {
             assert_eq!(ask(&zone, name, TYPE::A), None, "{name}");
         }
     }
