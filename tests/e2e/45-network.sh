@@ -2,18 +2,9 @@
 # Networks of sandboxes: names, the host, the outside, published ports, isolation, forged addresses,
 # addresses that come back, bad input. All of it in a network namespace of the test's own, where a
 # second one plays the outside: nothing of the machine's interfaces and rules is touched.
-if [ "$(id -u)" = 0 ] && [ -z "${SLIPWAY_E2E_NAMESPACE:-}" ]; then
-    SLIPWAY_E2E_NAMESPACE=1 exec unshare --net -- "$0" "$@"
-fi
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
-need_root
-for program in nft ip nsenter; do
-    command -v "$program" >/dev/null || skip "$program"
-done
-[ -c /dev/net/tun ] || skip "/dev/net/tun"
-ip link set lo up
-need_node
+need_network_node "$@"
 
 # The outside: knows the host's address, and no way to a sandbox's.
 unshare --net sleep 3600 &

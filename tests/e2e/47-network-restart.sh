@@ -1,16 +1,9 @@
 #!/usr/bin/env bash
 # A network under the daemon's kill -9 and restart, with a keeper: addresses, MAC addresses, ports and
 # rules are as before, and traffic goes on. In a network namespace of the test's own.
-if [ "$(id -u)" = 0 ] && [ -z "${SLIPWAY_E2E_NAMESPACE:-}" ]; then
-    SLIPWAY_E2E_NAMESPACE=1 exec unshare --net -- "$0" "$@"
-fi
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
-need_root
-for program in nft ip; do command -v "$program" >/dev/null || skip "$program"; done
-[ -c /dev/net/tun ] || skip "/dev/net/tun"
-ip link set lo up
-need_node
+need_network_node "$@"
 stop_daemon
 rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
 export SLIPWAY_CONFIG=$work/config.toml

@@ -11,8 +11,8 @@ test_name=$(basename "$0" .sh)
 slipway=${SLIPWAY:-$top/target/release/slipway}
 export SLIPWAY_RUN_DIR=${SLIPWAY_RUN_DIR:-/run/slipway-e2e}
 export SLIPWAY_DATA_DIR=${SLIPWAY_DATA_DIR:-/var/lib/slipway-e2e}
-# Debian with the tools that the tests use in the guest; made once by `test_image`.
-image=slipway-e2e:bookworm
+# Debian with the tools that the tests use in the guest; made once by `image`, and named for it.
+image=slipway-e2e:$(sha256sum "$here/image" | cut -c 1-12)
 work=$(mktemp -d "${TMPDIR:-/tmp}/slipway-e2e.XXXXXX")
 
 say() { printf '%s: %s\n' "$test_name" "$*"; }
@@ -96,13 +96,18 @@ leftovers() {
 
 need_root() { [ "$(id -u)" = 0 ] || skip "root"; }
 
-# A node that can run sandboxes, with the test image in its cache.
-need_node() {
+# A machine and a node that can run sandboxes, with the test image in the node's cache.
+need_image() {
     need_root
     [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
     local report
     report=$("$slipway" doctor) || skip "a node that can run sandboxes: $(printf '%s' "$report" | grep MISSING | tr -s ' ' | tr '\n' ';')"
     "$here/image" "$slipway" "$image" || fail "the test image could not be made"
+}
+
+# The same, with no sandbox of an earlier test's.
+need_node() {
+    need_image
     "$slipway" rm --force --all >/dev/null 2>&1 || true
 }
 
@@ -117,4 +122,24 @@ for line in sys.stdin:
     one = json.loads(line) if line.startswith("{") else {}
     if one.get("executable") and one["target"]["name"] == sys.argv[1] and one["profile"]["test"]:
         print(one["executable"])' "$3" | grep .
+}
+
+# A node in a network namespace of the test's own, where nothing of the machine's interfaces and rules is
+# touched: `need_network_node "$@"` runs the test again in there. The image is made before: there is no way
+# to a package mirror inside.
+need_network_node() {
+    local program
+    need_root
+    for program in nft ip nsenter; do
+        command -v "$program" >/dev/null || skip "$program"
+    done
+    [ -c /dev/net/tun ] || skip "/dev/net/tun"
+    if [ -z "${SLIPWAY_E2E_NAMESPACE:-}" ]; then
+        need_image
+        rm -rf "$work"
+        SLIPWAY_E2E_NAMESPACE=1 exec unshare --net -- "$0" "$@"
+    fi
+    ip link set lo up
+    stop_daemon
+    need_node
 }

@@ -14,6 +14,10 @@
 //! next daemon is told which sandboxes there are ([`Networks::reconcile`]), gives back the rest, and
 //! makes the interfaces, rules and sockets that are due.
 //!
+//! What sandboxes use of the daemon itself (questions, connections, flows) is shared out among them
+//! (`shares`), and a name of a sandbox is a name within its network only: one with dots is found below the
+//! network's name and nowhere else.
+//!
 //! Not here: networks across hosts, DHCP (the agent configures its interface), a cache of names,
 //! limits of bandwidth, the host's firewall (a packet that another table drops stays dropped).
 //!
