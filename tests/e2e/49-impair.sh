@@ -2,18 +2,9 @@
 # A port's link made worse, and what passes it captured: loss, delay and rate as pings from the host to a
 # sandbox see them, a pcapng file that tcpdump reads, a trace, bad input. In a network namespace of the
 # test's own. Times are bounds from below only: the machine may be busy.
-if [ "$(id -u)" = 0 ] && [ -z "${SLIPWAY_E2E_NAMESPACE:-}" ]; then
-    SLIPWAY_E2E_NAMESPACE=1 exec unshare --net -- "$0" "$@"
-fi
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
-need_root
-for program in nft ip python3; do
-    command -v "$program" >/dev/null || skip "$program"
-done
-[ -c /dev/net/tun ] || skip "/dev/net/tun"
-ip link set lo up
-need_node
+need_network_node "$@"
 
 # ping.py ADDRESS COUNT BYTES PATIENCE: sends all of them at once; prints answers, least round trip and the
 # time from the first to the last answer, in ms. It ends at the last answer, or when patience does.
