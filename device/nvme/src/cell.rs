@@ -64,6 +64,8 @@ pub(crate) struct ShadowPages {
     pub doorbells: u64,
     /// The controller writes event indexes here.
     pub events: u64,
+    /// With a journal: no other pages of this controller had it.
+    pub number: u32,
 }
 
 /// One queue's entries of the two pages.
@@ -97,15 +99,16 @@ impl Cell {
     /// Makes `value` the one seen last; another one that is there counts as new.
     pub fn resume(&mut self, value: u32) {
         self.seen = value;
-        if let Some(shadow) = self.shadow.as_mut().filter(|shadow| shadow.used) {
+        if let Some(shadow) = self.shadow.as_mut().filter(|shadow| shadow.moved) {
             shadow.seen = value;
         }
     }
 
-    /// What is there now; no value of a queue when the shadow page cannot be reached.
+    /// What the host stored last; no value of a queue when the shadow page cannot be reached. A shadow
+    /// entry that it has not changed says nothing: then the register does.
     pub fn current(&self, memory: &Memory) -> u32 {
         match &self.shadow {
-            Some(shadow) if shadow.used => memory.load_u32(shadow.doorbell).unwrap_or(u32::MAX),
+            Some(shadow) if shadow.moved => memory.load_u32(shadow.doorbell).unwrap_or(u32::MAX),
             _ => self.doorbells.load(self.index),
         }
     }

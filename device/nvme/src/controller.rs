@@ -24,7 +24,7 @@ use crate::cell::{BadDoorbell, ShadowPages};
 use crate::events::Events;
 use crate::health::Health;
 use crate::inflight::Inflight;
-use crate::journal::{Journal, Ticket};
+use crate::journal::{Journal, Side, Ticket};
 use crate::lane::Link;
 use crate::lanes::Lanes;
 use crate::lifecycle::{Phase, Shutdown};
@@ -33,6 +33,7 @@ use crate::mailbox::Inbox;
 use crate::namespace::Namespaces;
 use crate::prp::Walker;
 use crate::queue::{Queues, SubmissionQueue};
+use crate::recover::{Recovered, note_moved};
 use crate::registers::Registers;
 use crate::spares::Spares;
 use crate::trace::Tracer;
@@ -104,6 +105,8 @@ pub struct Controller {
     /// When the first of the interrupts that are held back is due.
     pub(crate) interrupt_at: Option<Duration>,
     pub(crate) journal: Option<Journal>,
+    /// What it goes on with once it has its lanes.
+    pub(crate) recovered: Option<Recovered>,
     /// The slot of the command at hand.
     pub(crate) ticket: Ticket,
     /// Something that belongs into a snapshot has changed since the last one.
@@ -197,6 +200,7 @@ impl Controller {
             limiter: Limiter::default(),
             interrupt_at: None,
             journal,
+            recovered: None,
             ticket: Ticket::NONE,
             changed: false,
             inbox: Inbox::default(),
@@ -278,7 +282,11 @@ impl Controller {
             let queue = self.queues.submission(queue)?;
             self.doorbells.store(index, value);
             let before = queue.tail;
+            let still = queue.doorbell.is_still();
             let observed = queue.observe(&self.memory);
+            if still && !queue.doorbell.is_still() {
+                note_moved(&self.journal, self.shadow, queue.id, Side::Tail);
+            }
             if let Some(tracer) = &mut self.tracer {
                 tracer.observed(queue, before);
             }
@@ -286,7 +294,12 @@ impl Controller {
         } else {
             let queue = self.queues.completion(queue)?;
             self.doorbells.store(index, value);
-            Some(queue.observe(&self.memory))
+            let still = queue.doorbell.is_still();
+            let observed = queue.observe(&self.memory);
+            if still && !queue.doorbell.is_still() {
+                note_moved(&self.journal, self.shadow, queue.id, Side::Head);
+            }
+            Some(observed)
         }
     }
 
@@ -502,6 +515,7 @@ impl Function for Controller {
     fn quiesce(&mut self) -> bool {
         // Commands that disks have must end, and their completions go to the guest: it waits for
         // them. No other command is started.
+        self.go_on_recovered();
         self.bytes_left = Quota::WHOLE.bytes;
         self.drive_disks();
         self.signal_all();

@@ -45,12 +45,24 @@
 //! change *and* the command's number and status, so it is carried out exactly once. An asynchronous
 //! event is posted with a slot of its own, since its request's is long gone.
 //!
+//! A controller with lanes has one journal, of which each thread writes its own part: the home all but
+//! the slots of lanes, a lane its slots and the counts of the queues that it serves. No word has two
+//! writers: the home stores to a queue's record before it gives the queue away, and again when the
+//! lane has given it up. Which lane a command was on means nothing to a successor, which may have
+//! another number of them: its home takes steps 1, 2 and 5 to 7 for all queues before there is any
+//! lane, and then gives each queue with its commands to whoever serves it now. A slot that is another
+//! part's is copied first and freed then; of two slots for one command one is freed. A snapshot is
+//! the home's: of a lane's queue it has what never changes. So what a snapshot cannot know is with
+//! the queue's counts: what its shadow doorbells held when they were named, and whether the guest has
+//! changed them since, under the number of that Doorbell Buffer Config.
+//!
 //! Every queue has an epoch, new whenever one is made: slots of another epoch are of a queue that is
 //! no more. The queues' own memory is the guest's and is believed no more than before.
 //!
 //! Cost: without a journal a branch per step; with one about forty stores to lines of our own per
 //! command, no system call, no lock.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use slipway_nvme_spec::command::SubmissionEntry;
@@ -62,12 +74,16 @@ use crate::Limits;
 
 /// First word of a journal, with the layout's version in its lowest byte.
 const MAGIC: u64 = 0x534c_4950_4e56_4d00 | LAYOUT as u64;
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 
 /// Version of all that a journal holds. A controller goes on with a journal of this version only.
 pub const JOURNAL_VERSION: u32 = LAYOUT << 16 | crate::state::VERSION;
 /// Words before the queues.
 const HEAD_WORDS: usize = 8;
+/// Words of a lane's own head: a cache line, of which one word is used.
+const LANE_WORDS: usize = 8;
+/// Most threads whose slots there may be.
+const MOST_PARTS: usize = 64;
 /// Words of a queue's record: a cache line.
 const QUEUE_WORDS: usize = 8;
 /// Words of a slot: the entry's cache line and another one.
@@ -80,13 +96,17 @@ const ADMIN_SLOTS: usize = 4096 + 64;
 /// Words of the head.
 const HEAD_MAGIC: usize = 0;
 const HEAD_EPOCH: usize = 1;
-/// Slots that were ever used: a successor looks at no others.
+/// The home's slots that were ever used.
 const HEAD_USED: usize = 2;
 /// Words of a queue's record.
 const TAKEN_EPOCH: usize = 0;
 const TAKEN: usize = 1;
 const POSTED_EPOCH: usize = 2;
 const POSTED: usize = 3;
+/// Of the doorbell of either side: what its shadow entry held at first, below the number of the
+/// pages; and that number once the guest has changed it.
+const FOLLOWED: [usize; 2] = [4, 6];
+const MOVED: [usize; 2] = [5, 7];
 /// Words of a slot after the entry's eight.
 const NUMBER: usize = 8;
 const PLACE: usize = 9;
@@ -108,6 +128,15 @@ pub(crate) struct Ticket(u32);
 impl Ticket {
     /// Of no command.
     pub const NONE: Self = Self(u32::MAX);
+}
+
+/// Which of a queue number's doorbells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// That of the submission queue.
+    Tail,
+    /// That of the completion queue.
+    Head,
 }
 
 /// How a command ended, as a snapshot remembers it.
@@ -158,11 +187,19 @@ pub(crate) enum Stage {
 pub(crate) struct Journal {
     head: Lasting,
     queues: Lasting,
+    /// Of all threads.
     slots: Lasting,
-    snapshots: Snapshots,
+    /// None: it is a lane's part.
+    snapshots: Option<Snapshots>,
+    /// The heads of lanes.
+    lanes: Lasting,
+    /// What each thread has of the slots.
+    ranges: Vec<Range<u32>>,
+    /// Which of them is this one's: 0 is the home's.
+    own: usize,
     free: Vec<u32>,
+    /// The first of its own slots that was never used.
     used: u32,
-    capacity: u32,
     epoch: u32,
 }
 
@@ -170,36 +207,95 @@ pub(crate) struct Journal {
 /// touched.
 pub fn journal_len(limits: &Limits) -> usize {
     let queues = (usize::from(limits.queue_pairs) + 1) * QUEUE_WORDS;
-    8 * (HEAD_WORDS + queues + slots(limits) * SLOT_WORDS) + SNAPSHOT_BYTES
+    let lanes = usize::from(limits.lanes) - 1;
+    let slots = slots(limits) + lanes * limits.in_flight as usize;
+    8 * (HEAD_WORDS + queues + MOST_PARTS * LANE_WORDS + slots * SLOT_WORDS) + SNAPSHOT_BYTES
 }
 
+/// The home's.
 fn slots(limits: &Limits) -> usize {
     limits.in_flight as usize + ADMIN_SLOTS
+}
+
+/// What each thread has of the slots, as many as `all` is enough for.
+fn ranges(all: usize, limits: &Limits) -> Option<Vec<Range<u32>>> {
+    let (home, lane) = (slots(limits), limits.in_flight as usize);
+    let lanes = all.checked_sub(home)? / lane;
+    let start = |lanes: usize| (home + lanes * lane) as u32;
+    let lanes = (0..lanes.min(MOST_PARTS - 1)).map(|at| start(at)..start(at + 1));
+    Some(std::iter::once(0..home as u32).chain(lanes).collect())
 }
 
 impl Journal {
     /// In `memory`, which is fresh or a predecessor's. None: too short, or of another layout.
     pub fn new(memory: &Lasting, limits: &Limits) -> Option<Self> {
-        let capacity = slots(limits);
         let (head, rest) = memory.split(8 * HEAD_WORDS)?;
         let (queues, rest) = rest.split(8 * (usize::from(limits.queue_pairs) + 1) * QUEUE_WORDS)?;
-        let (slots, rest) = rest.split(8 * capacity * SLOT_WORDS)?;
-        let (snapshots, _) = rest.split(SNAPSHOT_BYTES)?;
+        let (lanes, rest) = rest.split(8 * MOST_PARTS * LANE_WORDS)?;
+        let (snapshots, slots) = rest.split(SNAPSHOT_BYTES)?;
+        let ranges = ranges(slots.len() / (8 * SLOT_WORDS), limits)?;
         let word = |at: usize| head.words()[at].load(Ordering::Acquire);
         if word(HEAD_MAGIC) != 0 && word(HEAD_MAGIC) != MAGIC {
             return None;
         }
-        let used = u32::try_from(word(HEAD_USED)).ok().filter(|used| *used <= capacity as u32)?;
         let epoch = word(HEAD_EPOCH) as u32;
-        let snapshots = Snapshots::new(&snapshots)?;
-        let free = Vec::with_capacity(capacity);
-        let capacity = capacity as u32;
-        store(&head, HEAD_MAGIC, MAGIC);
-        Some(Self { head, queues, slots, snapshots, free, used, capacity, epoch })
+        let snapshots = Some(Snapshots::new(&snapshots)?);
+        let free = Vec::with_capacity(ranges[0].len());
+        let (own, used) = (0, 0);
+        let mut journal =
+            Self { head, queues, slots, snapshots, lanes, ranges, own, free, used, epoch };
+        for part in 0..journal.ranges.len() {
+            journal.used_of(part)?;
+        }
+        journal.used = journal.used_of(0)?;
+        store(&journal.head, HEAD_MAGIC, MAGIC);
+        Some(journal)
+    }
+
+    /// The part of lane `lane`, from 1, as it is. None: there is none.
+    pub fn part(&self, lane: usize) -> Option<Self> {
+        let used = self.used_of(lane)?;
+        let range = self.ranges.get(lane)?.clone();
+        let mut free = Vec::with_capacity(range.len());
+        free.extend((range.start..used).rev().filter(|slot| self.found(Ticket(*slot)).is_none()));
+        Some(Self {
+            head: self.head.clone(),
+            queues: self.queues.clone(),
+            slots: self.slots.clone(),
+            snapshots: None,
+            lanes: self.lanes.clone(),
+            ranges: self.ranges.clone(),
+            own: lane,
+            free,
+            used,
+            epoch: 0,
+        })
+    }
+
+    /// Threads that there are slots for, the home's own included.
+    pub fn parts(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Whether it is a slot of this thread.
+    pub fn owns(&self, ticket: Ticket) -> bool {
+        self.ranges[self.own].contains(&ticket.0)
+    }
+
+    /// The first slot of a part that was never used: a successor looks at no others. None: it cannot
+    /// be.
+    fn used_of(&self, part: usize) -> Option<u32> {
+        let range = self.ranges.get(part)?;
+        let count = match part {
+            0 => load(&self.head, HEAD_USED),
+            lane => load(&self.lanes, lane * LANE_WORDS),
+        };
+        let used = range.start.checked_add(u32::try_from(count).ok()?)?;
+        (used <= range.end).then_some(used)
     }
 
     /// An epoch that no queue had before.
-    fn next_epoch(&mut self) -> u32 {
+    pub fn next_epoch(&mut self) -> u32 {
         self.epoch = self.epoch.wrapping_add(1);
         store(&self.head, HEAD_EPOCH, self.epoch.into());
         self.epoch
@@ -208,6 +304,7 @@ impl Journal {
     /// A submission queue `queue` is made; gives its epoch.
     pub fn open_submission(&mut self, queue: u16) -> u32 {
         let epoch = self.next_epoch();
+        self.store_queue(queue, MOVED[Side::Tail as usize], 0);
         self.store_queue(queue, TAKEN, 0);
         self.store_queue(queue, TAKEN_EPOCH, epoch.into());
         epoch
@@ -216,6 +313,7 @@ impl Journal {
     /// A completion queue `queue` is made.
     pub fn open_completion(&mut self, queue: u16) {
         let epoch = self.next_epoch();
+        self.store_queue(queue, MOVED[Side::Head as usize], 0);
         self.store_queue(queue, POSTED, 0);
         self.store_queue(queue, POSTED_EPOCH, epoch.into());
     }
@@ -228,6 +326,26 @@ impl Journal {
     /// Entries written to completion queue `queue`.
     pub fn posted(&self, queue: u16) -> u64 {
         self.load_queue(queue, POSTED)
+    }
+
+    /// The shadow entry of a doorbell is looked at from now on, in the pages of this number; it holds
+    /// `seen`.
+    pub fn follow(&self, queue: u16, side: Side, pages: u32, seen: u32) {
+        let word = u64::from(pages) << 32 | u64::from(seen);
+        self.store_queue(queue, FOLLOWED[side as usize], word);
+    }
+
+    /// The guest has changed it.
+    pub fn moved(&self, queue: u16, side: Side, pages: u32) {
+        self.store_queue(queue, MOVED[side as usize], pages.into());
+    }
+
+    /// What the shadow entry held at first, and whether the guest has changed it; None: it is not
+    /// looked at yet.
+    pub fn followed(&self, queue: u16, side: Side, pages: u32) -> Option<(u32, bool)> {
+        let word = self.load_queue(queue, FOLLOWED[side as usize]);
+        let moved = self.load_queue(queue, MOVED[side as usize]) == u64::from(pages);
+        ((word >> 32) as u32 == pages).then_some((word as u32, moved))
     }
 
     /// Entry `number` of `queue` was fetched (steps 1 and 2).
@@ -309,8 +427,25 @@ impl Journal {
     pub fn end(&mut self, ticket: Ticket) {
         if ticket != Ticket::NONE {
             self.store_slot(ticket, STATE, FREE);
-            self.free.push(ticket.0);
+            if self.owns(ticket) {
+                self.free.push(ticket.0);
+            }
         }
+    }
+
+    /// Copies the slot of a command that has not ended, of another thread, to one of its own.
+    pub fn adopt(&mut self, found: &Found) -> Ticket {
+        let ticket = self.fill(found.number, &found.entry);
+        let stage = match found.stage {
+            Stage::Decided(status) => {
+                self.store_slot(ticket, RESULT, u64::from(status.0) << 32);
+                DECIDED
+            }
+            Stage::Paired => PAIRED,
+            Stage::Fetched | Stage::Completing { .. } | Stage::Event { .. } => FETCHED,
+        };
+        self.set_state(ticket, stage, found.queue, found.epoch);
+        ticket
     }
 
     /// Writes a snapshot; `done` is the command that it has the effect of. False: it is too long,
@@ -332,7 +467,7 @@ impl Journal {
         words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
         bytes.extend_from_slice(state);
         point();
-        let stored = self.snapshots.store(&bytes);
+        let stored = self.snapshots.as_ref().is_none_or(|snapshots| snapshots.store(&bytes));
         point();
         stored
     }
@@ -341,7 +476,7 @@ impl Journal {
     /// state.
     #[allow(clippy::type_complexity)]
     pub fn last_snapshot(&self) -> Option<(Option<((u32, u64), Done)>, Vec<u8>)> {
-        let bytes = self.snapshots.load()?;
+        let bytes = self.snapshots.as_ref()?.load()?;
         let (words, state) = bytes.split_at_checked(24)?;
         let word = |at: usize| {
             let mut bytes = [0; 8];
@@ -356,14 +491,18 @@ impl Journal {
         Some(((word(0) & 1 == 1).then_some((command, done)), state.to_vec()))
     }
 
-    /// Every slot in use. Those that are not are free from here on.
+    /// Every slot in use, of all threads. Those of its own that are not are free from here on.
     pub fn recover(&mut self) -> Vec<Found> {
         let mut all = Vec::new();
         self.free.clear();
-        for slot in (0..self.used).rev() {
-            match self.found(Ticket(slot)) {
-                Some(found) => all.push(found),
-                None => self.free.push(slot),
+        for part in 0..self.ranges.len() {
+            let (start, used) = (self.ranges[part].start, self.used_of(part).unwrap_or(0));
+            for slot in (start..used).rev() {
+                match self.found(Ticket(slot)) {
+                    Some(found) => all.push(found),
+                    None if part == self.own => self.free.push(slot),
+                    None => {}
+                }
             }
         }
         all
@@ -408,13 +547,17 @@ impl Journal {
         if let Some(slot) = self.free.pop() {
             return Some(Ticket(slot));
         }
-        let slot = self.used;
-        if slot >= self.capacity {
+        let (slot, range) = (self.used, &self.ranges[self.own]);
+        if slot >= range.end {
             debug_assert!(false, "there are as many slots as commands");
             return None;
         }
         self.used += 1;
-        store(&self.head, HEAD_USED, self.used.into());
+        let count = u64::from(self.used - range.start);
+        match self.own {
+            0 => store(&self.head, HEAD_USED, count),
+            lane => store(&self.lanes, lane * LANE_WORDS, count),
+        }
         Some(Ticket(slot))
     }
 

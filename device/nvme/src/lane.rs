@@ -21,6 +21,12 @@
 //! leaves the order, then completes the guest's command; the guest rings after that; who sees the
 //! doorbell sees the order.
 //!
+//! # A kill
+//! With a journal each thread writes its own part of it (`journal`). What lies between the threads when
+//! they are killed is lost and made good: an order belongs to an admin command that has not ended and is
+//! carried out again, or a lane finds it done when it begins; an answer likewise. Only what an
+//! [`Outbox`] held stays lost: entries of the error log and events of wrong doorbells.
+//!
 //! # Stopping
 //! An order to stop has a number. A lane that stops fetches nothing, lets its commands end, lets go of
 //! the guest's memory, and then publishes the number. So the home can be asked again and again whether

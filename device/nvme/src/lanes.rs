@@ -21,17 +21,19 @@ use crate::cell::ShadowPages;
 use crate::controller::Controller;
 use crate::health::Health;
 use crate::io::Outcome;
-use crate::journal::Ticket;
+use crate::journal::{Found, Ticket};
 use crate::lane::{Link, QueueLane};
 use crate::lifecycle::Shutdown;
 use crate::mailbox::Mailbox;
 use crate::namespace::Namespace;
 use crate::parts::Parts;
 use crate::queue::{CompletionQueue, SubmissionQueue};
+use crate::recover::Recovered;
 
 /// A submission queue that a lane has.
 struct FarSubmission {
     completion: u16,
+    base: u64,
     /// Entries.
     size: u32,
     /// The command that deletes it, and its slot in the journal.
@@ -41,8 +43,10 @@ struct FarSubmission {
 /// A completion queue that a lane has.
 struct FarCompletion {
     lane: usize,
+    base: u64,
     /// Entries.
     size: u32,
+    vector: Option<u16>,
     /// Submission queues that complete there.
     users: u32,
     /// It is being deleted.
@@ -75,12 +79,6 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    /// The lane of a completion queue; None: it stays at home.
-    fn choose(&self, id: u16, vector: Option<u16>) -> Option<usize> {
-        let at = usize::from(id) % (self.links.len() + 1);
-        at.checked_sub(1).filter(|_| vector != Some(0))
-    }
-
     fn of_submission(&self, id: u16) -> Option<&Arc<Link>> {
         let queue = self.submission.get(&id)?;
         self.links.get(self.completion.get(&queue.completion)?.lane)
@@ -96,20 +94,24 @@ impl Lanes {
     }
 }
 
+/// Which of so many lanes has a completion queue; None: it stays at home.
+fn choose(lanes: usize, id: u16, vector: Option<u16>) -> Option<usize> {
+    let at = usize::from(id) % (lanes + 1);
+    at.checked_sub(1).filter(|_| vector != Some(0))
+}
+
 impl Controller {
-    /// Makes the lanes, of the disks that namespaces have for them.
+    /// Makes the lanes, of the disks that namespaces have for them. What was recovered goes on there.
     pub(crate) fn make_lanes(&mut self, home: Waker, wakers: Vec<Waker>) -> Vec<Box<dyn Lane>> {
-        // A journal knows of one thread's commands only.
-        let most = if self.journal.is_some() { 0 } else { usize::from(self.limits.lanes) - 1 };
+        let most = usize::from(self.limits.lanes) - 1;
+        let most = self.journal.as_ref().map_or(most, |journal| most.min(journal.parts() - 1));
+        self.inbox.wake_by(home);
+        let wakers: Vec<Waker> = wakers.into_iter().take(most).collect();
+        let mut controllers = self.lane_controllers(wakers.len());
+        let found = self.share_out(&mut controllers);
         let mut made: Vec<Box<dyn Lane>> = Vec::new();
         let mut links = Vec::new();
-        self.inbox.wake_by(home);
-        for waker in wakers.into_iter().take(most) {
-            let Ok(mut controller) = Self::new(self.parts_of_lane()) else {
-                debug_assert!(false, "the home's parts were checked");
-                break;
-            };
-            controller.limiter = self.limiter.clone();
+        for (controller, waker) in controllers.into_iter().zip(wakers) {
             let (lane, link) = QueueLane::make(controller, self.mailbox(), waker);
             made.push(Box::new(lane));
             links.push(link);
@@ -125,8 +127,66 @@ impl Controller {
                 stops: 0,
                 stopped: false,
             }));
+            self.deal_queues();
+            // No lane has been polled: it finds its commands with their queues.
+            for (link, found) in self.lanes.iter().flat_map(|lanes| &lanes.links).zip(found) {
+                link.orders.post(move |lane| lane.restart(&found));
+            }
         }
+        self.go_on_recovered();
         made
+    }
+
+    fn lane_controllers(&mut self, count: usize) -> Vec<Self> {
+        let mut controllers = Vec::new();
+        for lane in 1..=count {
+            let Ok(mut controller) = Self::new(self.parts_of_lane()) else {
+                debug_assert!(false, "the home's parts were checked");
+                break;
+            };
+            controller.limiter = self.limiter.clone();
+            controller.journal = self.journal.as_ref().and_then(|journal| journal.part(lane));
+            controllers.push(controller);
+        }
+        controllers
+    }
+
+    /// Takes out of what was recovered what lanes are to carry out, and gives it, with slots of theirs.
+    fn share_out(&mut self, lanes: &mut [Self]) -> Vec<Vec<Found>> {
+        let mut all: Vec<Vec<Found>> = lanes.iter().map(|_| Vec::new()).collect();
+        let Some(Recovered(found)) = self.recovered.take() else { return all };
+        let mut own = Vec::new();
+        for mut one in found {
+            let queue = self.queues.pair(one.queue);
+            let lane = queue.and_then(|(_, queue)| choose(all.len(), queue.id, queue.vector));
+            let Some(at) = lane else {
+                own.push(one);
+                continue;
+            };
+            self.move_slot(lanes, at, &mut one);
+            all[at].push(one);
+        }
+        self.recovered = Some(Recovered(own));
+        all
+    }
+
+    /// Gives a command a slot of the lane that is to carry it out, if it has another thread's.
+    fn move_slot(&mut self, lanes: &mut [Self], at: usize, one: &mut Found) {
+        let Some(journal) = &mut lanes[at].journal else { return };
+        if journal.owns(one.ticket) {
+            return;
+        }
+        let moved = journal.adopt(one);
+        if moved == Ticket::NONE {
+            // More than a lane can have: it stays where it is.
+            return;
+        }
+        let old = std::mem::replace(&mut one.ticket, moved);
+        let mut journals = lanes.iter_mut().filter_map(|lane| lane.journal.as_mut());
+        let owner = journals.find(|journal| journal.owns(old)).or(self.journal.as_mut());
+        if let Some(owner) = owner {
+            owner.end(old);
+        }
     }
 
     fn parts_of_lane(&mut self) -> Parts {
@@ -192,10 +252,12 @@ impl Controller {
     /// Gives a new completion queue to whoever serves it.
     pub(crate) fn add_completion(&mut self, queue: CompletionQueue) {
         let id = queue.id;
-        let lane = self.lanes.as_ref().and_then(|lanes| lanes.choose(id, queue.vector));
+        let count = self.lane_count();
+        let lane = choose(count, id, queue.vector);
         match (&mut self.lanes, lane) {
             (Some(lanes), Some(lane)) => {
-                let entry = FarCompletion { lane, size: queue.size, users: 0, deleting: false };
+                let (base, size, vector) = (queue.base, queue.size, queue.vector);
+                let entry = FarCompletion { lane, base, size, vector, users: 0, deleting: false };
                 lanes.completion.insert(id, entry);
                 lanes.links[lane].orders.post(move |lane| lane.queues.add_completion(queue));
             }
@@ -209,8 +271,8 @@ impl Controller {
             && let Some(completion) = lanes.completion.get_mut(&queue.completion)
         {
             completion.users += 1;
-            let (completes, size) = (queue.completion, queue.size);
-            let entry = FarSubmission { completion: completes, size, deleting: None };
+            let (completes, base, size) = (queue.completion, queue.base, queue.size);
+            let entry = FarSubmission { completion: completes, base, size, deleting: None };
             lanes.submission.insert(queue.id, entry);
             let link = &lanes.links[completion.lane];
             return link.orders.post(move |lane| lane.queues.add_submission(queue));
@@ -440,6 +502,20 @@ impl Controller {
         let mut all = crate::state::QueueStates::default();
         let links = self.lanes.iter().flat_map(|lanes| &lanes.links);
         links.for_each(|link| all.append(&link.saved()));
+        all
+    }
+
+    /// The queues that lanes have, as a snapshot has them.
+    pub(crate) fn far_shapes(&self) -> crate::state::QueueStates {
+        let mut all = crate::state::QueueStates::default();
+        let Some(lanes) = &self.lanes else { return all };
+        let shadow = self.shadow.is_some();
+        for (id, queue) in &lanes.completion {
+            all.add_completion((*id, queue.vector), (queue.base, queue.size), shadow);
+        }
+        for (id, queue) in &lanes.submission {
+            all.add_submission((*id, queue.completion), (queue.base, queue.size), shadow);
+        }
         all
     }
 

@@ -139,8 +139,7 @@ impl Parts {
             if !namespace.has_shape() {
                 return Err(PartsError::Geometry(nsid));
             }
-            if self.journal.is_none() && namespace.lanes.len() + 1 < usize::from(self.limits.lanes)
-            {
+            if namespace.lanes.len() + 1 < usize::from(self.limits.lanes) {
                 return Err(PartsError::Lanes(nsid));
             }
         }

@@ -161,16 +161,15 @@ impl SubmissionQueue {
 
 impl SubmissionQueue {
     /// Goes on after `taken` entries, in a queue of this epoch. What was rung since counts as new.
-    pub fn resume(&mut self, taken: u64, epoch: u32) {
+    pub fn resume(&mut self, memory: &Memory, taken: u64, epoch: u32) {
         (self.taken, self.epoch) = (taken, epoch);
-        let head = (taken % u64::from(self.size)) as u32;
-        // A shadow entry that the host has not changed says nothing of this queue.
-        let old = self.doorbell.is_still()
-            && distance(self.head, head, self.size) <= distance(self.head, self.tail, self.size);
-        self.head = head;
-        if !old {
-            self.tail = head;
-            self.doorbell.resume(head);
+        self.head = (taken % u64::from(self.size)) as u32;
+        self.tail = self.head;
+        self.doorbell.resume(self.head);
+        if self.doorbell.is_still() {
+            // Its register may not be looked at any more.
+            let tail = self.doorbell.current(memory);
+            self.tail = if tail < self.size { tail } else { self.head };
         }
     }
 }
@@ -243,10 +242,6 @@ impl CompletionQueue {
         self.written = written;
         self.tail = (written % size) as u32;
         self.phase = (written / size).is_multiple_of(2);
-        if self.doorbell.is_still() {
-            // The host has taken nothing since.
-            return;
-        }
         let head = self.doorbell.current(memory);
         self.head = if head < self.size { head } else { self.tail };
         self.doorbell.resume(head);

@@ -3,9 +3,11 @@
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::status::Status;
 use slipway_pci::StateError;
+use slipway_ram::Memory;
 
+use crate::cell::{Cell, ShadowPages};
 use crate::controller::Controller;
-use crate::journal::{Done, Found, Stage, Ticket};
+use crate::journal::{Done, Found, Journal, Side, Stage, Ticket};
 use crate::lifecycle::Shutdown;
 use crate::serve::lone_half;
 use crate::state;
@@ -15,7 +17,7 @@ impl Controller {
     /// killed; false when there was none. Namespaces may have come, gone or changed their size since:
     /// the guest is told of that. To be called on a fresh controller, when nothing of the
     /// predecessor can reach the disks or the guest's memory any more, and the guest's memory is
-    /// mapped. Commands in flight are carried out again by the next polls.
+    /// mapped. Commands in flight are carried out again by the next polls, or by those of lanes.
     ///
     /// # Errors
     /// [`StateError`]: the journal is of another version or another configuration. The controller
@@ -38,7 +40,15 @@ impl Controller {
         let found = self.known(found);
         self.resume_queues(&found);
         self.finish_posting(&found, done);
-        self.restart(&found, done);
+        let found = self.not_ended(found, done);
+        match self.limits.lanes {
+            1 => self.restart(&found),
+            _ => {
+                // Lanes are made before anything else is done, or there are none.
+                self.recovered = Some(Recovered(found));
+                self.mailbox().post(Self::go_on_recovered);
+            }
+        }
         // After what the predecessor reported: this it may not have.
         different.into_iter().for_each(|nsid| self.namespace_changed(nsid));
         for queue in self.queues.completions_mut() {
@@ -77,15 +87,16 @@ impl Controller {
         self.without_unfetched(found)
     }
 
-    /// Frees the slots of second halves whose first has none: of pairs that were being fetched.
+    /// Frees the slots of second halves whose first has none, of pairs that were being fetched; and one
+    /// of two slots for a command, which was being copied.
     fn without_unfetched(&mut self, found: Vec<Found>) -> Vec<Found> {
         let mut kept: Vec<Found> = Vec::with_capacity(found.len());
         for one in found {
             let has_first = kept.last().is_some_and(|first| is_pair(first, &one));
+            let alone = one.stage == Stage::Paired && !has_first;
+            let copied = kept.last().is_some_and(|other| is_same(other, &one));
             match &mut self.journal {
-                Some(journal) if one.stage == Stage::Paired && !has_first => {
-                    journal.end(one.ticket)
-                }
+                Some(journal) if alone || copied => journal.end(one.ticket),
                 _ => kept.push(one),
             }
         }
@@ -95,7 +106,10 @@ impl Controller {
     /// Sets every queue's indexes by what the journal counted.
     fn resume_queues(&mut self, found: &[Found]) {
         let Some(journal) = &self.journal else { return };
+        let mut lost = false;
         for queue in self.queues.completions_mut() {
+            let at = (queue.id, Side::Head);
+            lost |= resume_shadow(journal, self.shadow, at, &mut queue.doorbell, &self.memory);
             queue.resume(&self.memory, journal.posted(queue.id));
         }
         for queue in self.queues.submissions_mut() {
@@ -109,7 +123,12 @@ impl Controller {
                 journal.set_taken(queue.id, last);
                 taken = last;
             }
-            queue.resume(taken, epoch);
+            let at = (queue.id, Side::Tail);
+            lost |= resume_shadow(journal, self.shadow, at, &mut queue.doorbell, &self.memory);
+            queue.resume(&self.memory, taken, epoch);
+        }
+        if lost {
+            self.fail();
         }
     }
 
@@ -147,13 +166,32 @@ impl Controller {
         }
     }
 
-    /// Carries out again what was fetched and has not ended.
-    fn restart(&mut self, found: &[Found], done: Option<((u32, u64), Done)>) {
-        let ended =
-            |one: &Found| matches!(one.stage, Stage::Completing { .. } | Stage::Event { .. });
-        let fetched = found.iter().filter(|one| !ended(one));
+    /// What was fetched and has not ended; the slot of a command is freed that is part of the state.
+    fn not_ended(&mut self, mut found: Vec<Found>, done: Option<((u32, u64), Done)>) -> Vec<Found> {
+        found.retain(|one| match (one.stage, done) {
+            (Stage::Completing { .. } | Stage::Event { .. }, _) => false,
+            (_, Some((command, Done::Ended(..)))) if is_done(one, command) => false,
+            (_, Some((command, Done::Kept))) if is_done(one, command) => {
+                self.ticket = one.ticket;
+                self.conclude();
+                false
+            }
+            _ => true,
+        });
+        found
+    }
+
+    /// Carries out again what was fetched and has not ended, unless lanes did that already.
+    pub(crate) fn go_on_recovered(&mut self) {
+        if let Some(Recovered(found)) = self.recovered.take() {
+            self.restart(&found);
+        }
+    }
+
+    /// Carries out again these commands, which have not ended.
+    pub(crate) fn restart(&mut self, found: &[Found]) {
         // Admin commands last: one that deletes a queue waits for the queue's commands.
-        let (admin, io): (Vec<_>, Vec<_>) = fetched.partition(|one| one.queue == 0);
+        let (admin, io): (Vec<_>, Vec<_>) = found.iter().partition(|one| one.queue == 0);
         let mut io = io.into_iter().peekable();
         while let Some(one) = io.next() {
             match io.next_if(|next| is_pair(one, next)) {
@@ -161,23 +199,13 @@ impl Controller {
                 None => self.restart_one(one),
             }
         }
-        for one in admin {
-            match done {
-                Some((command, Done::Ended(..))) if is_done(one, command) => {}
-                Some((command, Done::Kept)) if is_done(one, command) => {
-                    self.ticket = one.ticket;
-                    self.conclude();
-                }
-                _ => self.restart_one(one),
-            }
-        }
+        admin.into_iter().for_each(|one| self.restart_one(one));
     }
 
     fn restart_one(&mut self, one: &Found) {
-        if !self.may_post() {
+        if !self.take_up(one) {
             return;
         }
-        self.take_up(one);
         match one.stage {
             // The comparison has held; nothing is fetched until the write is done.
             Stage::Decided(status) if status.is_success() => {
@@ -195,28 +223,34 @@ impl Controller {
     /// Carries out again a fused pair of which nobody was told anything: the whole of it, or its write
     /// when the comparison has held.
     fn restart_pair(&mut self, first: &Found, second: &Found) {
-        if !self.may_post() {
-            return;
+        if !self.take_up(first) {
+            return self.restart_one(second);
         }
-        self.take_up(first);
         if second.stage == Stage::Decided(Status::SUCCESS) {
             self.conclude_with(first.queue, &first.entry, Status::SUCCESS);
             return self.restart_one(second);
         }
         self.take_up(second);
+        self.ticket = first.ticket;
         self.exclusive = Some(first.queue);
         let tickets = [first.ticket, second.ticket];
         self.carry_out_pair(first.queue, [&first.entry, &second.entry], tickets, 0);
     }
 
-    /// Makes a command the one at hand, fetched and not ended.
-    fn take_up(&mut self, one: &Found) {
+    /// Makes a command the one at hand, fetched and not ended. False: its queue is no more.
+    fn take_up(&mut self, one: &Found) -> bool {
+        self.ticket = one.ticket;
+        let same = self.queues.submission(one.queue).is_some_and(|queue| queue.epoch == one.epoch);
+        if !same || !self.may_post() {
+            self.conclude();
+            return false;
+        }
         self.make_room(one.queue);
         if let Some((submission, completion)) = self.queues.pair(one.queue) {
             submission.in_flight += 1;
             completion.reserved += 1;
         }
-        self.ticket = one.ticket;
+        true
     }
 
     /// A guest that changes its doorbells behind our back may have left no room where there was
@@ -294,6 +328,10 @@ impl Controller {
     /// Writes a snapshot, if there is a journal; `done` says how the command at hand ended.
     pub(crate) fn checkpoint(&mut self, done: Option<Done>) {
         self.changed = false;
+        // A lane changes nothing that belongs into a snapshot.
+        if self.link.is_some() {
+            return;
+        }
         let Some(journal) = &self.journal else { return };
         let done = done.map(|done| (self.ticket, done));
         if !journal.snapshot(done, &state::running(self)) {
@@ -309,6 +347,58 @@ impl Controller {
             self.checkpoint(None);
         }
     }
+}
+
+/// Commands that a predecessor had fetched and not ended.
+pub(crate) struct Recovered(pub Vec<Found>);
+
+/// A shadow doorbell was seen to change for the first time: from here on a successor may believe it.
+#[cold]
+pub(crate) fn note_moved(
+    journal: &Option<Journal>,
+    pages: Option<ShadowPages>,
+    queue: u16,
+    side: Side,
+) {
+    if let (Some(journal), Some(pages)) = (journal, pages) {
+        journal.moved(queue, side, pages.number);
+    }
+}
+
+/// A queue's doorbell looks at `pages` from now on.
+pub(crate) fn note_followed(
+    journal: &Journal,
+    pages: Option<ShadowPages>,
+    (queue, side): (u16, Side),
+    cell: &Cell,
+) {
+    if let (Some(pages), Some((seen, _))) = (pages, cell.shadow_seen()) {
+        journal.follow(queue, side, pages.number, seen);
+    }
+}
+
+/// Has a queue's doorbell look at `pages` as it did before, or from now on. Whether they are gone.
+fn resume_shadow(
+    journal: &Journal,
+    pages: Option<ShadowPages>,
+    (queue, side): (u16, Side),
+    cell: &mut Cell,
+    memory: &Memory,
+) -> bool {
+    let Some(pages) = pages else { return false };
+    if let Some((seen, moved)) = journal.followed(queue, side, pages.number) {
+        cell.resume_shadow(pages, seen, moved);
+        return false;
+    }
+    let lost = cell.follow(memory, pages).is_err();
+    note_followed(journal, Some(pages), (queue, side), cell);
+    lost
+}
+
+/// Whether these are slots of one command.
+fn is_same(one: &Found, other: &Found) -> bool {
+    let ended = |one: &Found| matches!(one.stage, Stage::Completing { .. } | Stage::Event { .. });
+    (one.queue, one.number) == (other.queue, other.number) && !ended(one) && !ended(other)
 }
 
 fn is_done(one: &Found, (epoch, number): (u32, u64)) -> bool {

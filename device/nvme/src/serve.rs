@@ -14,9 +14,10 @@ use crate::cell::BadDoorbell;
 use crate::controller::Controller;
 use crate::inflight::{Command, Kind};
 use crate::io::{Outcome, disk_status};
-use crate::journal::{Done, Ticket};
+use crate::journal::{Done, Side, Ticket};
 use crate::namespace::Namespaces;
 use crate::prp::write_runs;
+use crate::recover::note_moved;
 
 /// Most commands that one queue may start per poll, so that queues get fair turns; and so that the
 /// host takes the completions of one burst while the next is carried out. Enough of them that a
@@ -86,10 +87,10 @@ impl Controller {
         for queue in self.queues.completions_mut() {
             let still = queue.doorbell.is_still();
             bad = queue.observe(&self.memory).err().or(bad);
-            // From here on a successor may believe the entry.
-            self.changed |= still && !queue.doorbell.is_still();
+            if still && !queue.doorbell.is_still() {
+                note_moved(&self.journal, self.shadow, queue.id, Side::Head);
+            }
         }
-        self.settle();
         let wrong = bad.is_some();
         if let Some(bad) = bad {
             self.bad_doorbell(bad);
@@ -104,7 +105,9 @@ impl Controller {
         let before = submission.tail;
         let still = submission.doorbell.is_still();
         let observed = submission.observe(&self.memory);
-        self.changed |= still && !submission.doorbell.is_still();
+        if still && !submission.doorbell.is_still() {
+            note_moved(&self.journal, self.shadow, id, Side::Tail);
+        }
         if let Some(tracer) = &mut self.tracer {
             tracer.observed(submission, before);
         }

@@ -39,7 +39,7 @@ use crate::queue::{CompletionQueue, Queues, SubmissionQueue};
 /// Says what a state is of.
 const KIND: &str = "slipway-nvme";
 /// Version of the format. Another one is refused.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Longest state that is looked at, bytes: a full one has about a tenth of this.
 const MAX_LEN: usize = 1 << 20;
 
@@ -119,6 +119,8 @@ struct RegisterState {
 struct ShadowState {
     doorbells: u64,
     events: u64,
+    /// See [`ShadowPages::number`].
+    number: u32,
 }
 
 /// What a queue saw last.
@@ -128,6 +130,13 @@ struct DoorbellState {
     register: u32,
     /// The entry of the shadow page, and whether the host has changed it.
     shadow: Option<(u32, bool)>,
+}
+
+impl DoorbellState {
+    /// Of a queue that begins.
+    fn fresh(shadow: bool) -> Self {
+        Self { register: 0, shadow: shadow.then_some((0, false)) }
+    }
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -204,7 +213,17 @@ fn require(fine: bool, what: &str) -> Result<(), StateError> {
 /// When commands are in flight: the host did not quiesce, a programmer's error.
 pub(crate) fn save(controller: &Controller) -> Vec<u8> {
     assert!(controller.inflight.is_empty(), "a controller is quiesced before it is saved");
-    running(controller)
+    let mut queues = save_queues(controller);
+    queues.append(&controller.far_states());
+    with_queues(controller, queues)
+}
+
+/// The state of `controller` as it is; commands in flight, and what became of queues, are the
+/// journal's business.
+pub(crate) fn running(controller: &Controller) -> Vec<u8> {
+    let mut queues = save_queues(controller);
+    queues.append(&controller.far_shapes());
+    with_queues(controller, queues)
 }
 
 /// Queues as a state has them.
@@ -215,6 +234,35 @@ pub(crate) struct QueueStates {
 }
 
 impl QueueStates {
+    /// Adds a submission queue at its beginning.
+    pub fn add_submission(&mut self, (id, completion): (u16, u16), ring: (u64, u32), shadow: bool) {
+        let ((base, size), doorbell) = (ring, DoorbellState::fresh(shadow));
+        let (head, tail) = (0, 0);
+        let queue = SubmissionState { id, completion, base, size, head, tail, doorbell };
+        self.submission.push(queue);
+    }
+
+    /// Adds a completion queue at its beginning.
+    pub fn add_completion(
+        &mut self,
+        (id, vector): (u16, Option<u16>),
+        ring: (u64, u32),
+        shadow: bool,
+    ) {
+        let ((base, size), doorbell) = (ring, DoorbellState::fresh(shadow));
+        let (head, tail, phase) = (0, 0, true);
+        self.completion.push(CompletionState {
+            id,
+            base,
+            size,
+            head,
+            tail,
+            phase,
+            vector,
+            doorbell,
+        });
+    }
+
     /// Adds those of another thread.
     pub fn append(&mut self, other: &Self) {
         self.submission.extend_from_slice(&other.submission);
@@ -230,10 +278,7 @@ pub(crate) fn save_queues(controller: &Controller) -> QueueStates {
     }
 }
 
-/// The state of `controller` as it is; commands in flight are the journal's business.
-pub(crate) fn running(controller: &Controller) -> Vec<u8> {
-    let mut queues = save_queues(controller);
-    queues.append(&controller.far_states());
+fn with_queues(controller: &Controller, queues: QueueStates) -> Vec<u8> {
     let state = State {
         kind: KIND.into(),
         version: VERSION,
@@ -295,7 +340,7 @@ fn save_registers(controller: &Controller) -> RegisterState {
 }
 
 fn save_shadow(pages: ShadowPages) -> ShadowState {
-    ShadowState { doorbells: pages.doorbells, events: pages.events }
+    ShadowState { doorbells: pages.doorbells, events: pages.events, number: pages.number }
 }
 
 fn save_doorbell(cell: &Cell) -> DoorbellState {
@@ -477,11 +522,11 @@ fn restore_shadow(
     controller: &Controller,
     state: &State,
 ) -> Result<Option<ShadowPages>, StateError> {
-    let Some(ShadowState { doorbells, events }) = state.shadow else { return Ok(None) };
+    let Some(ShadowState { doorbells, events, number }) = state.shadow else { return Ok(None) };
     let aligned = (doorbells | events) & (page_size(state) - 1) == 0;
     let offered = !controller.doorbells.is_shared() && state.phase == Phase::Enabled;
     require(aligned && doorbells != events && offered, "shadow doorbells")?;
-    Ok(Some(ShadowPages { doorbells, events }))
+    Ok(Some(ShadowPages { doorbells, events, number }))
 }
 
 fn restore_doorbell(

@@ -83,7 +83,7 @@ impl Controller {
     fn new(memory: Memory) -> Self {
         let doorbells = Doorbells::default();
         let mut cell = Cell::new(&doorbells, 0);
-        cell.resume_shadow(ShadowPages { doorbells: 0, events: 4096 }, 0, true);
+        cell.resume_shadow(ShadowPages { doorbells: 0, events: 4096, number: 0 }, 0, true);
         cell.keep_behind(&memory, 0, SIZE).unwrap();
         Self { memory, doorbells, cell, tail: 0 }
     }

@@ -631,8 +631,8 @@ pub struct EndpointArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "mapped_doorbells")]
     pub sweep_period: Option<Duration>,
     /// Threads of the daemon (`reactors` in its settings) that the controller's I/O queues are spread
-    /// over. Worth it for a client that keeps several queues busy. Disks: not overlays. Where endpoints
-    /// outlive the daemon (`keeper`) it is 1
+    /// over. Worth it for a client that keeps several queues busy. Disks: not overlays. At most 16 where
+    /// endpoints outlive the daemon (`keeper`)
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
     pub lanes: u32,

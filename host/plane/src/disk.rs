@@ -54,7 +54,7 @@ pub fn open(
     }
     match lanes {
         0 => of_kind(kind, block_size(disk), lasts),
-        lanes => spread(kind, block_size(disk), lanes),
+        lanes => spread(kind, block_size(disk), lasts, lanes),
     }
 }
 
@@ -67,14 +67,31 @@ fn open_all(shared: &SharedDisk, read_only: bool, lanes: usize) -> Result<Spread
 }
 
 /// A disk of an endpoint's own whose lanes share it as endpoints share a named one.
-fn spread(kind: &v1::disk::Kind, block_size: u32, lanes: usize) -> Result<Opened, Error> {
+fn spread(
+    kind: &v1::disk::Kind,
+    block_size: u32,
+    lasts: Option<Lasts>,
+    lanes: usize,
+) -> Result<Opened, Error> {
     use v1::disk::Kind;
+    let mut content = None;
     let (kind, shared, read_only) = match kind {
-        Kind::Ram(ram) => ("ram", SharedDisk::ram(ram.size_bytes, block_size, None)?, false),
+        Kind::Ram(ram) => {
+            let shared = match lasts {
+                Some(lasts) => {
+                    let file = content.insert(ram_file(ram.size_bytes, lasts.content)?);
+                    let had = file.try_clone().map_err(|error| Error::Resources(error.to_string()));
+                    SharedDisk::ram(ram.size_bytes, block_size, Some(had?))?
+                }
+                None => SharedDisk::ram(ram.size_bytes, block_size, None)?,
+            };
+            ("ram", shared, false)
+        }
         Kind::Null(null) => ("null", SharedDisk::null(null.size_bytes, block_size)?, false),
         Kind::File(file) => {
             let (read_only, direct) = (file.read_only, !file.read_only);
-            let options = FileOptions { read_only, block_size, direct, witness: None };
+            let witness = lasts.map(|lasts| lasts.witness);
+            let options = FileOptions { read_only, block_size, direct, witness };
             ("file", SharedDisk::file(Path::new(&file.path), &options)?, read_only)
         }
         Kind::Overlay(_) => {
@@ -85,7 +102,7 @@ fn spread(kind: &v1::disk::Kind, block_size: u32, lanes: usize) -> Result<Opened
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
     let (disk, lanes) = open_all(&shared, read_only, lanes)?;
-    Ok(Opened { disk, lanes, kind, named: None, content: None })
+    Ok(Opened { disk, lanes, kind, named: None, content })
 }
 
 /// Bytes in a logical block.

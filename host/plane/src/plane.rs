@@ -15,7 +15,7 @@ use crate::balance::{Balancer, Loads};
 use crate::capture::Captures;
 use crate::disks::Disks;
 use crate::endpoint::Served;
-use crate::keep::{Keep, Place};
+use crate::keep::{Keep, MOST_LANES, Place};
 use crate::memory_ports::MemoryPorts;
 use crate::switches::Switches;
 use crate::{Error, Service, snoop};
@@ -214,8 +214,10 @@ impl Plane {
             let placed = endpoints.values().flat_map(|slot| slot.reactors());
             placed.for_each(|number| counts[*number] += 1);
             let lanes = request.nvme.as_ref().map_or(1, |nvme| nvme.lanes.max(1) as usize);
-            // A journal knows of one thread's commands only.
-            let most = if self.shared.keep.is_some() { 1 } else { counts.len() };
+            let most = match self.shared.keep {
+                Some(_) => counts.len().min(MOST_LANES.into()),
+                None => counts.len(),
+            };
             // A network function begins beside its switch.
             let reactors = match &fabric {
                 Some(fabric) => vec![fabric.reactor],

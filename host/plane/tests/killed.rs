@@ -60,7 +60,12 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
     let file = v1::disk::Kind::File(v1::FileDisk { path: path("disk"), read_only: false });
     let image = v1::disk::Kind::File(v1::FileDisk { path: path("base"), read_only: true });
     let overlay = v1::OverlayDisk { base_path: path("base"), limit_bytes: DISK };
-    let overlay = v1::disk::Kind::Overlay(overlay);
+    let lanes = dir.join("lanes").exists();
+    let overlay = match lanes {
+        // An overlay is one thread's.
+        true => v1::disk::Kind::File(v1::FileDisk { path: path("over"), read_only: false }),
+        false => v1::disk::Kind::Overlay(overlay),
+    };
     let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });
     let namespaces = (1..).zip([ram, file, overlay, image]);
     let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
@@ -73,6 +78,7 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
             namespaces: namespaces.collect(),
             doorbells: doorbells.into(),
             sweep_period_us: 500,
+            lanes: if lanes { 2 } else { 1 },
             ..Default::default()
         }),
     }
@@ -84,7 +90,8 @@ fn the_planes_process() {
     let Ok(dir) = std::env::var(DIRECTORY) else { return };
     let dir = PathBuf::from(dir);
     let keeper = connect_keeper(&dir);
-    let settings = Settings::default();
+    let reactors = if dir.join("lanes").exists() { 2 } else { 1 };
+    let settings = Settings { reactors, ..Settings::default() };
     let plane = Plane::with_keeper(settings, keeper, &dir.join("witness")).unwrap();
     if plane.list().is_empty() {
         plane.create(&request(&dir)).unwrap();
@@ -162,6 +169,8 @@ struct Guest {
     pin: [OwnedFd; 2],
     buffers: Vec<u64>,
     round: u64,
+    /// Whether it takes fused pairs.
+    pairs: bool,
     /// What block [`EXCHANGED`] of each namespace holds that is written to.
     exchanged: [u64; WRITTEN as usize],
 }
@@ -222,9 +231,11 @@ impl Guest {
             driver.create_pair(queue, 16, Some(queue)).unwrap();
         }
         let buffers = (0..24).map(|_| driver.arena.allocate(PAGE).unwrap()).collect();
-        assert_eq!(driver.identify_controller().unwrap().fused.get(), 1);
+        let pairs = driver.identify_controller().unwrap().fused.get() == 1;
+        assert_ne!(pairs, dir.join("lanes").exists());
         let exchanged = [0; WRITTEN as usize];
-        let mut guest = Self { driver, other, event: event(), pin, buffers, round: 0, exchanged };
+        let event = event();
+        let mut guest = Self { driver, other, event, pin, buffers, round: 0, pairs, exchanged };
         let everywhere = |at: usize| (1 + at as u32 % WRITTEN, EXCHANGED);
         guest.run(NvmOpcode::WriteZeroes, everywhere);
         guest
@@ -344,7 +355,9 @@ impl Guest {
             self.run(NvmOpcode::WriteZeroes, written);
             self.read(written, |_, _| [0; PAGE]);
         }
-        self.pairs();
+        if self.pairs {
+            self.pairs();
+        }
         self.admin();
     }
 
@@ -436,20 +449,35 @@ struct Plan {
     kill_after: Option<Duration>,
 }
 
+/// What is killed.
+#[derive(Clone, Copy)]
+struct Controller {
+    /// Its doorbells are mapped.
+    mapped: bool,
+    /// Its queues are spread over two threads.
+    lanes: bool,
+}
+
+const TRAPPED: Controller = Controller { mapped: false, lanes: false };
+const MAPPED: Controller = Controller { mapped: true, lanes: false };
+
 /// Has a guest work while `next` says how each process ends, by its number and by how many were killed
 /// since the guest came through a round; gives kills, rounds, longest pause.
 fn life(
     kills: u64,
-    mapped: bool,
+    controller: Controller,
     mut next: impl FnMut(u64, u64) -> Plan + Send,
 ) -> (u64, u64, Duration) {
     let dir = tempfile::tempdir().unwrap();
-    if mapped {
-        std::fs::write(dir.path().join("mapped"), "").unwrap();
+    for (name, is_so) in [("mapped", controller.mapped), ("lanes", controller.lanes)] {
+        if is_so {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
     }
     slipway_block::create_sparse(&dir.path().join("disk"), DISK).unwrap();
     let base: Vec<u8> = (0..DISK / 512).step_by(8).flat_map(base_page).collect();
-    std::fs::write(dir.path().join("base"), base).unwrap();
+    std::fs::write(dir.path().join("base"), &base).unwrap();
+    std::fs::write(dir.path().join("over"), base).unwrap();
     let path = dir.path().join("keeper");
     std::thread::spawn(move || slipway_keeper::serve(&path).unwrap());
     let (state, done, rounds) = (Guests::default(), AtomicU64::new(0), AtomicU64::new(0));
@@ -488,12 +516,12 @@ fn life(
     outcome.unwrap_or_else(|reason| std::panic::resume_unwind(reason))
 }
 
-fn every_step_of_a_message(mapped: bool) {
-    let counts = if mapped { &[1, 3][..] } else { &[1, 2, 3, 7, 20] };
+fn every_step_of_a_message(controller: Controller) {
+    let counts = if controller.mapped { &[1, 3][..] } else { &[1, 2, 3, 7, 20] };
     let plan = |point| counts.iter().map(move |count| format!("{point}:{count}"));
     let plans: Vec<String> = POINTS.iter().flat_map(plan).collect();
     let all = plans.len() as u64;
-    let (kills, rounds, longest) = life(all + 1, mapped, move |number, _| Plan {
+    let (kills, rounds, longest) = life(all + 1, controller, move |number, _| Plan {
         fault: plans.get(number as usize - 1).cloned(),
         kill_after: None,
     });
@@ -501,9 +529,9 @@ fn every_step_of_a_message(mapped: bool) {
     assert!(kills > all);
 }
 
-fn any_time(mapped: bool) {
-    let (mut seed, wanted) = (7u64, if mapped { 15 } else { 40 });
-    let (kills, rounds, longest) = life(wanted, mapped, move |_, stuck| {
+fn any_time(controller: Controller) {
+    let (mut seed, wanted) = (7u64, if controller.mapped { 15 } else { 40 });
+    let (kills, rounds, longest) = life(wanted, controller, move |_, stuck| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         // A busy machine may take longer to start a process than this one lives: the next live longer.
         let most = 60_000 * (1 + stuck / 8);
@@ -516,20 +544,35 @@ fn any_time(mapped: bool) {
 
 #[test]
 fn killed_at_every_step_of_a_message() {
-    every_step_of_a_message(false);
+    every_step_of_a_message(TRAPPED);
 }
 
 #[test]
 fn killed_at_every_step_of_a_message_with_mapped_doorbells() {
-    every_step_of_a_message(true);
+    every_step_of_a_message(MAPPED);
 }
 
 #[test]
 fn killed_at_any_time() {
-    any_time(false);
+    any_time(TRAPPED);
 }
 
 #[test]
 fn killed_at_any_time_with_mapped_doorbells() {
-    any_time(true);
+    any_time(MAPPED);
+}
+
+#[test]
+fn killed_at_every_step_of_a_message_with_lanes() {
+    every_step_of_a_message(Controller { lanes: true, ..TRAPPED });
+}
+
+#[test]
+fn killed_at_any_time_with_lanes() {
+    any_time(Controller { lanes: true, ..TRAPPED });
+}
+
+#[test]
+fn killed_at_any_time_with_lanes_and_mapped_doorbells() {
+    any_time(Controller { lanes: true, ..MAPPED });
 }

@@ -10,8 +10,9 @@ use slipway_ram::{Access, Fault};
 use crate::cell::{Cell, ShadowPages};
 use crate::controller::Controller;
 use crate::io::Outcome;
-use crate::journal::Ticket;
+use crate::journal::{Journal, Side, Ticket};
 use crate::queue::{CompletionQueue, SubmissionQueue};
+use crate::recover::note_followed;
 
 /// PC: the queue is physically contiguous (dword 11 of both creations).
 const CONTIGUOUS: u32 = 1;
@@ -39,6 +40,7 @@ impl Controller {
         let queue = CompletionQueue::new(id, entry.prp1.get(), size, vector, doorbell);
         if let Some(journal) = &mut self.journal {
             journal.open_completion(id);
+            note_followed(journal, self.shadow, (id, Side::Head), &queue.doorbell);
         }
         self.add_completion(queue);
         Ok(0)
@@ -63,7 +65,10 @@ impl Controller {
         let size = self.check_ring(entry, shift == 6)?;
         let doorbell = self.new_cell(tail_doorbell(id), size)?;
         let mut queue = SubmissionQueue::new(id, completion, entry.prp1.get(), size, doorbell);
-        queue.epoch = self.journal.as_mut().map_or(0, |journal| journal.open_submission(id));
+        if let Some(journal) = &mut self.journal {
+            queue.epoch = journal.open_submission(id);
+            note_followed(journal, self.shadow, (id, Side::Tail), &queue.doorbell);
+        }
         self.add_submission(queue);
         Ok(0)
     }
@@ -114,12 +119,14 @@ impl Controller {
         if self.doorbells.is_shared() {
             return Status::INVALID_OPCODE.dnr().into();
         }
-        let pages = ShadowPages { doorbells: entry.prp1.get(), events: entry.prp2.get() };
+        let mut pages =
+            ShadowPages { doorbells: entry.prp1.get(), events: entry.prp2.get(), number: 0 };
         let checked = self.check_buffer(pages.doorbells, Access::Read);
         let checked = checked.and_then(|()| self.check_buffer(pages.events, Access::Write));
         if checked.is_err() || pages.doorbells == pages.events {
             return Status::INVALID_FIELD.dnr().into();
         }
+        pages.number = self.journal.as_mut().map_or(0, Journal::next_epoch);
         self.follow(pages);
         let far = self.follow_far(entry.id.get(), pages);
         far.unwrap_or_else(|| Status::SUCCESS.into())
@@ -131,6 +138,13 @@ impl Controller {
         if self.queues.follow(&self.memory, pages).is_err() {
             // It was there a moment ago.
             self.fail();
+        }
+        let Some(journal) = &self.journal else { return };
+        for queue in self.queues.submissions() {
+            note_followed(journal, self.shadow, (queue.id, Side::Tail), &queue.doorbell);
+        }
+        for queue in self.queues.completions() {
+            note_followed(journal, self.shadow, (queue.id, Side::Head), &queue.doorbell);
         }
     }
 

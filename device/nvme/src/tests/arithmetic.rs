@@ -19,7 +19,7 @@ const SMALL: u32 = 24;
 const LARGE: [u32; 4] = [1023, 1024, 4095, 4096];
 
 const RING: u64 = 0x4000;
-const PAGES: ShadowPages = ShadowPages { doorbells: 0x1000, events: 0x2000 };
+const PAGES: ShadowPages = ShadowPages { doorbells: 0x1000, events: 0x2000, number: 0 };
 
 fn next(index: u32, size: u32) -> u32 {
     if index + 1 == size { 0 } else { index + 1 }
@@ -213,7 +213,7 @@ fn a_fetch_copies_what_waits_up_to_the_end_of_the_ring() {
                 // A successor that knows only the count is at the same place.
                 let cell = Cell::new(&doorbells, 0);
                 let mut successor = SubmissionQueue::new(1, 1, RING, size, cell);
-                successor.resume(u64::from(head) + queue.taken, 0);
+                successor.resume(&memory, u64::from(head) + queue.taken, 0);
                 assert_eq!((successor.head, successor.tail), (end, end));
             }
         }

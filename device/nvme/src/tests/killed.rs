@@ -21,10 +21,13 @@ use slipway_ram::{Lasting, Memory};
 use super::rig::{Random, Setup, Shared, ram};
 use crate::driver::{Arena, Driver, DriverError, RegisterAccess, Shadowed, admin, io};
 use crate::journal::testing::{Killed, kill_after};
+use crate::journal::{Found, Journal};
 use crate::{Controller, Limits, Namespace, doorbell_count, journal_len};
 
 pub const MEMORY: usize = 4 << 20;
 pub const PAGE: usize = 4096;
+/// Most threads of any controller.
+const MOST_THREADS: u16 = 3;
 const LIMITS: Limits =
     Limits { queue_pairs: 4, queue_entries: 64, transfer: 1 << 16, in_flight: 32, lanes: 1 };
 
@@ -39,6 +42,9 @@ pub struct Lives {
     slow: bool,
     /// Flushes that a slow disk has carried out.
     flushes: Arc<AtomicU32>,
+    /// Threads that each controller has, one after the other, and so on from the first.
+    pub threads: &'static [u16],
+    made: usize,
 }
 
 impl Lives {
@@ -46,14 +52,30 @@ impl Lives {
         Self {
             memory: Memory::heap(MEMORY),
             disk: Shared::new(ram(1 << 20, 512)),
-            journal: Lasting::heap(journal_len(&LIMITS)),
+            journal: Lasting::heap(journal_len(&Limits { lanes: MOST_THREADS, ..LIMITS })),
             doorbells: Doorbells::trapped(doorbell_count(LIMITS.queue_pairs)),
             slow,
             flushes: Arc::default(),
+            threads: &[1],
+            made: 0,
         }
     }
 
+    fn successor(&mut self) -> Controller {
+        let lanes = self.threads[self.made % self.threads.len()];
+        self.made += 1;
+        let mut controller = self.of_threads(lanes);
+        controller.recover().unwrap();
+        let controller = controller.with_lanes_beside();
+        assert_eq!(controller.lane_count() + 1, usize::from(lanes));
+        controller
+    }
+
     fn controller(&self) -> Controller {
+        self.of_threads(1)
+    }
+
+    fn of_threads(&self, lanes: u16) -> Controller {
         let disk: Box<dyn Disk> = match self.slow {
             true => {
                 let (inner, flushes) = (self.disk.clone(), self.flushes.clone());
@@ -63,7 +85,7 @@ impl Lives {
         };
         let setup = Setup {
             journal: Some(self.journal.clone()),
-            limits: LIMITS,
+            limits: Limits { lanes, ..LIMITS },
             vectors: 5,
             ..Setup::on(self.memory.clone(), disk)
         };
@@ -130,11 +152,8 @@ impl Killable {
     fn call<T>(&mut self, mut call: impl FnMut(&mut Controller) -> T) -> T {
         loop {
             let whole = catch_unwind(AssertUnwindSafe(|| {
-                let controller = self.controller.get_or_insert_with(|| {
-                    let mut controller = self.lives.controller();
-                    controller.recover().unwrap();
-                    controller
-                });
+                let lives = &mut self.lives;
+                let controller = self.controller.get_or_insert_with(|| lives.successor());
                 call(controller)
             }));
             match whole {
@@ -167,6 +186,8 @@ impl RegisterAccess for Killable {
     }
 
     fn idle(&mut self) -> Result<(), DriverError> {
+        // Nobody tells how many requests lanes have.
+        let sleeps = !self.lives.slow || self.lives.threads == [1];
         if !self.asleep {
             // What a disk works on wakes it.
             self.asleep = self.call(|controller| {
@@ -174,7 +195,7 @@ impl RegisterAccess for Killable {
                     Progress::Watching(_) => controller.rest(),
                     found => found,
                 };
-                found == Progress::Idle(None) && controller.requests_in_flight() == 0
+                sleeps && found == Progress::Idle(None) && controller.requests_in_flight() == 0
             });
         }
         Ok(())
@@ -300,17 +321,30 @@ fn life(
 #[test]
 fn one_kill_at_every_point() {
     for (slow, shadow) in [(false, None), (true, None), (false, Some(false)), (true, Some(true))] {
-        let mut at = 0;
-        loop {
-            let mut plan = Some(at).into_iter();
-            if life(Lives::new(slow), (1, shadow), move || plan.next()) == 0 {
-                break;
-            }
-            at += 1;
-        }
-        // Every command takes more than ten.
-        assert!(at > 500, "only {at} points");
+        at_every_point(slow, shadow, &[1]);
     }
+}
+
+#[test]
+fn one_kill_at_every_point_with_lanes() {
+    at_every_point(true, Some(true), &[2]);
+    // The successor has another number of them.
+    at_every_point(true, None, &[2, 1]);
+    at_every_point(false, Some(false), &[1, 3]);
+}
+
+fn at_every_point(slow: bool, shadow: Option<bool>, threads: &'static [u16]) {
+    let mut at = 0;
+    loop {
+        let mut plan = Some(at).into_iter();
+        let lives = Lives { threads, ..Lives::new(slow) };
+        if life(lives, (1, shadow), move || plan.next()) == 0 {
+            break;
+        }
+        at += 1;
+    }
+    // Every command takes more than ten.
+    assert!(at > 500, "only {at} points");
 }
 
 #[test]
@@ -321,6 +355,17 @@ fn many_kills_anywhere_recovery_included() {
         let next = move || Some(random.below(if seed % 2 == 0 { 600 } else { 2000 }));
         let shadow = [None, Some(false), Some(true)][seed as usize % 5 % 3];
         life(Lives::new(seed % 3 == 0), (6, shadow), next);
+    }
+}
+
+#[test]
+fn many_kills_anywhere_with_lanes_that_come_and_go() {
+    for seed in 100..140 {
+        let mut random = Random(seed);
+        let next = move || Some(random.below(if seed % 2 == 0 { 700 } else { 2000 }));
+        let shadow = [None, Some(false), Some(true)][seed as usize % 5 % 3];
+        let threads = [&[2][..], &[1, 2], &[3, 2, 1], &[2, 3]][seed as usize % 4];
+        life(Lives { threads, ..Lives::new(seed % 3 == 0) }, (6, shadow), next);
     }
 }
 
@@ -408,4 +453,43 @@ fn a_successor_tells_of_namespaces_that_came_went_and_grew() {
     // Another disk under the same number is refused.
     guest.registers.controller = None;
     assert!(with(&[(1, 1 << 20, 9)]).recover().is_err());
+}
+
+#[test]
+fn parts_of_a_journal_share_no_slot() {
+    let limits = Limits { in_flight: 4, lanes: 3, ..LIMITS };
+    let memory = Lasting::heap(journal_len(&limits));
+    let mut home = Journal::new(&memory, &limits).unwrap();
+    assert!(home.parts() == 3 && home.part(3).is_none());
+    let epoch = home.open_submission(1);
+    let begin = |journal: &mut Journal, number| {
+        journal.begin(1, epoch, number, &io(NvmOpcode::Read, 1, number, 1))
+    };
+    let own = begin(&mut home, 0);
+    let mut lane = home.part(1).unwrap();
+    let (ended, kept) = (begin(&mut lane, 1), begin(&mut lane, 2));
+    assert!(lane.owns(kept) && !home.owns(kept) && home.owns(own) && !lane.owns(own));
+    lane.end(ended);
+    // The successor's home finds all, and a lane hands out none that is in use.
+    let mut home = Journal::new(&memory, &limits).unwrap();
+    let numbers = |found: &[Found]| {
+        let mut all: Vec<_> = found.iter().map(|one| (one.number, one.ticket)).collect();
+        all.sort_by_key(|(number, _)| *number);
+        all
+    };
+    let found = home.recover();
+    assert_eq!(numbers(&found), [(0, own), (2, kept)]);
+    let (mut lane, mut other) = (home.part(1).unwrap(), home.part(2).unwrap());
+    let more = [3, 4, 5].map(|number| begin(&mut lane, number));
+    assert!(more.iter().all(|ticket| lane.owns(*ticket) && *ticket != kept), "{more:?}");
+    more.into_iter().for_each(|ticket| lane.end(ticket));
+    // A slot moves to another lane.
+    let one = found.iter().find(|one| one.ticket == kept).unwrap();
+    let moved = other.adopt(one);
+    lane.end(kept);
+    let found = Journal::new(&memory, &limits).unwrap().recover();
+    assert_eq!(numbers(&found), [(0, own), (2, moved)]);
+    assert!(other.owns(moved));
+    let entry = |found: &[Found]| found.iter().find(|one| one.number == 2).unwrap().entry;
+    assert_eq!(entry(&found).starting_lba(), 2);
 }

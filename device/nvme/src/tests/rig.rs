@@ -73,8 +73,13 @@ impl Setup {
     }
 
     pub fn with_doorbells(self, doorbells: Doorbells) -> Controller {
-        let alone = self.alone || self.journal.is_some();
-        let lanes = if alone { 1 } else { lanes::wanted().max(self.limits.lanes) };
+        // One with a journal gets its lanes when it has recovered.
+        let kept = self.journal.is_some();
+        let lanes = match self.alone {
+            true => 1,
+            false if kept => self.limits.lanes,
+            false => lanes::wanted().max(self.limits.lanes),
+        };
         let namespaces = self.disks.into_iter().zip(1..);
         let controller = Controller::new(Parts {
             memory: self.memory,
@@ -93,7 +98,8 @@ impl Setup {
             limits: Limits { lanes, ..self.limits },
             journal: self.journal,
         });
-        controller.unwrap().with_lanes_beside()
+        let controller = controller.unwrap();
+        if kept { controller } else { controller.with_lanes_beside() }
     }
 
     /// A rig with the admin queues enabled.

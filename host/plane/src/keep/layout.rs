@@ -16,11 +16,19 @@ const MAGIC: u64 = u64::from_be_bytes(*b"SLIPKEEP");
 /// meaning of slots.
 pub const VERSION: u32 = 2;
 
+/// Most threads that one kept controller is spread over: there is room for the commands of so many.
+pub const MOST_LANES: u16 = 16;
+
+/// What an endpoint's journal is made for; most of it is never touched.
+pub fn journal_limits() -> Limits {
+    Limits { lanes: MOST_LANES, ..Limits::default() }
+}
+
 /// The words after the first: what an endpoint's memory consists of, versions and lengths.
 ///
 /// A network function has its journal where a controller would have its own, which is longer.
 pub fn endpoint() -> [u64; 4] {
-    let journal = journal_len(&Limits::default());
+    let journal = journal_len(&journal_limits());
     let network = slipway_virtio_net::journal_len(MAX_PAIRS);
     debug_assert!(network <= journal, "the journal of a network function has no room");
     [

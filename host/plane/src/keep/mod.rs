@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use slipway_keeper::{Keeper, Shelf};
-use slipway_nvme::{Limits, journal_len};
+use slipway_nvme::journal_len;
 use slipway_plane_api::v1;
 use slipway_ram::Lasting;
 use slipway_vfio_user::{KEPT_LEN, KEPT_SLOTS};
@@ -38,6 +38,7 @@ use slipway_vfio_user::{KEPT_LEN, KEPT_SLOTS};
 use crate::Error;
 use layout::Unknown;
 
+pub use layout::MOST_LANES;
 pub use named::DiskPlace;
 pub use place::Place;
 
@@ -166,7 +167,7 @@ impl Keep {
     }
 
     fn endpoint_len() -> usize {
-        layout::HEAD + place::DESCRIPTION_LEN + KEPT_LEN + journal_len(&Limits::default())
+        layout::HEAD + place::DESCRIPTION_LEN + KEPT_LEN + journal_len(&layout::journal_limits())
     }
 
     fn disk_len() -> usize {
