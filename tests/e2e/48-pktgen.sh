@@ -57,56 +57,56 @@ socket=$("$slipway" port create a --network gen --mac $left --slots 32768) || fa
 ok "two memory ports, $socket and another"
 
 # What rings hold for a second, so that a machine that is busy elsewhere loses nothing.
-"$slipway" pktgen sink --port b --mac $right --count 10000 --time 20s --json >"$work/sink.json" & program=$!
-wait_until 20 port_is b up || fail "the sink is not there"
+"$slipway" pktgen sink --port b --mac $right --count 10000 --time 60s --json >"$work/sink.json" & program=$!
+wait_until 60 port_is b up || fail "the sink is not there"
 "$slipway" pktgen source --port a --to $right --rate 10k --size imix --flows 100 --count 10000 --json \
     >"$work/source.json" || fail "source"
 wait "$program" || fail "sink"
 lossless "memory ports" 10000
-wait_until 20 port_is b down || fail "the port is not free again"
+wait_until 60 port_is b down || fail "the port is not free again"
 
 "$slipway" pktgen pong --port b --mac $right >"$work/pong" 2>"$work/pong.log" & program=$!
-wait_until 20 port_is b up || fail "the pong is not there"
-"$slipway" pktgen ping --port a --to $right --count 2000 --timeout 5s >"$work/ping" || fail "ping: $(cat "$work/ping")"
-grep -q 'answered: 2000 frames in .* 0 lost' "$work/ping" || fail "ping: $(cat "$work/ping")"
+wait_until 60 port_is b up || fail "the pong is not there"
+"$slipway" pktgen ping --port a --to $right --count 1000 --timeout 5s >"$work/ping" || fail "ping: $(cat "$work/ping")"
+grep -q 'answered: 1000 frames in .* 0 lost' "$work/ping" || fail "ping: $(cat "$work/ping")"
 ok "ping and pong: $(tail -n 1 "$work/ping")"
 
 # A program outlives the daemon, and goes on with the port that the next one made.
 kill -9 "$daemon"; wait "$daemon" 2>/dev/null
 start_daemon
-wait_until 30 port_is b up || fail "the pong did not come back: $("$slipway" port ls)"
+wait_until 60 port_is b up || fail "the pong did not come back: $("$slipway" port ls)"
 "$slipway" port ls gen | grep -q "memory:a .*$left" || fail "$("$slipway" port ls gen)"
 "$slipway" pktgen ping --port a --to $right --count 100 --timeout 5s >"$work/ping" || fail "ping: $(cat "$work/ping")"
 grep -q ' 0 lost' "$work/ping" || fail "ping: $(cat "$work/ping")"
 ok "after kill -9 of the daemon the ports are there again, and their program goes on"
 kill -INT "$program"
 wait "$program" || fail "^C: $?"
-grep -q '^sent back 2100 frames' "$work/pong" || fail "^C: $(cat "$work/pong")"
+grep -q '^sent back 1100 frames' "$work/pong" || fail "^C: $(cat "$work/pong")"
 ok "^C ends it with its summary: $(tail -n 1 "$work/pong")"
 program=''
 
 ip link add v0 type veth peer name v1 && ip link set v0 up && ip link set v1 up || fail "veth"
-"$slipway" pktgen sink --interface v1 --count 2000 --time 20s --json >"$work/sink.json" & program=$!
+"$slipway" pktgen sink --interface v1 --count 1000 --time 60s --json >"$work/sink.json" & program=$!
 promiscuous() { ip -d link show "$1" | grep -q 'promiscuity [1-9]'; }
-wait_until 20 promiscuous v1 || fail "the sink is not there"
-"$slipway" pktgen source --interface v0 --to $right --rate 2k --burst 8 --size 60-1514 --count 2000 --json \
+wait_until 60 promiscuous v1 || fail "the sink is not there"
+"$slipway" pktgen source --interface v0 --to $right --rate 1k --burst 4 --size 60-1514 --count 1000 --json \
     >"$work/source.json" || fail "source"
 wait "$program" || fail "sink"
-lossless "a veth pair" 2000
+lossless "a veth pair" 1000
 
-"$slipway" pktgen sink --tap gen0 --count 2000 --time 20s --json >"$work/sink.json" & program=$!
+"$slipway" pktgen sink --tap gen0 --count 1000 --time 60s --json >"$work/sink.json" & program=$!
 is_up() { ip link show "$1" | grep -q LOWER_UP; }
-wait_until 20 is_up gen0 || fail "the TAP interface is not there"
-"$slipway" pktgen source --interface gen0 --to $right --rate 2k --burst 8 --count 2000 --json \
+wait_until 60 is_up gen0 || fail "the TAP interface is not there"
+"$slipway" pktgen source --interface gen0 --to $right --rate 1k --burst 4 --count 1000 --json \
     >"$work/source.json" || fail "source"
 wait "$program" || fail "sink"
-lossless "a TAP interface" 2000
+lossless "a TAP interface" 1000
 program=''
 
 # refuses WORDS-TO-FIND ARGUMENTS…
 refuses() {
     local want=$1 status lines; shift
-    timeout 20 "$slipway" "$@" >"$work/out" 2>"$work/err" </dev/null; status=$?
+    timeout 60 "$slipway" "$@" >"$work/out" 2>"$work/err" </dev/null; status=$?
     lines=$(grep -c . "$work/err")
     [ "$status" != 0 ] && [ "$status" != 124 ] || fail "$* -> $status"
     [ "$lines" = 1 ] || fail "$*: $lines lines: $(cat "$work/err")"
@@ -140,7 +140,7 @@ refuses 'is no name' port create a/b --network gen
 refuses 'no memory port "c"' port rm c
 refuses 'has memory ports: a, b' network rm gen
 "$slipway" pktgen sink --port b >/dev/null & program=$!
-wait_until 20 port_is b up || fail "the sink is not there"
+wait_until 60 port_is b up || fail "the sink is not there"
 refuses 'another program has the memory port' pktgen sink --port b
 kill -INT "$program"; wait "$program"; program=''
 ok "what cannot be is refused in one line"

@@ -148,8 +148,17 @@ pub fn frames(data: &[u8]) {
     }
 }
 
-/// A link whose other side is `data`: what it stores, and how far it moves its counters.
+/// A link whose other side is `data`: what it says to have it, what it stores, and how far it moves its
+/// counters.
+///
+/// # Panics
+/// When a message is understood that nobody would write so: that is the finding.
 pub fn link(data: &[u8]) {
+    let hello = slipway_ring::Hello::decode(data);
+    assert!(hello.is_err() || hello.is_ok_and(|hello| hello.encode() == data));
+    if let Some(welcome) = slipway_ring::Welcome::decode(data) {
+        assert_eq!(slipway_ring::Welcome::decode(&welcome.encode()), Some(welcome));
+    }
     let Some((&flags, rest)) = data.split_first() else { return };
     let Ok(link) = Link::new(Geometry { slots: 16, payload: 64 }) else { return };
     let Ok(tell) = Tell::new() else { return };

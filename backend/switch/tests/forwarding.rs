@@ -4,6 +4,7 @@
 mod rig;
 
 use rig::{Rig, mac, untagged};
+use slipway_switch::decorators::Impairment;
 use slipway_switch::{Abilities, BadConfig, Link, PortConfig, Rate, Turn, VlanMode, Vlans};
 use std::time::Duration;
 
@@ -356,4 +357,34 @@ fn checksums_and_cuts_are_made_for_who_needs_them() {
     {
         rig::offloads::check(abilities);
     }
+}
+
+#[test]
+fn another_program_comes_in_the_place_of_a_port() {
+    let mut rig = Rig::default();
+    for number in 0..2 {
+        rig.attach(PortConfig { mac: Some(mac(number)), ..PortConfig::default() });
+    }
+    rig.send(0, &untagged(0, 1, b"before"));
+    rig.queue(1, &untagged(1, 0, b"never seen"));
+    rig.replace(1);
+    rig.send(0, &untagged(0, 1, b"after"));
+    rig.send(1, &untagged(1, 0, b"back"));
+    assert_eq!(rig.received(), [vec![untagged(1, 0, b"back")], vec![untagged(0, 1, b"after")]]);
+    // Settings and counters are the port's, not the program's; so is what is done to its frames.
+    assert_eq!(rig.switch.config(1).unwrap().mac, Some(mac(1)));
+    assert_eq!((rig.stats(1).frames_out, rig.stats(1).frames_in), (2, 1));
+    let lossy = Impairment { loss: 1.0, ..Impairment::default() };
+    rig.switch.impair(1, Some(lossy)).unwrap();
+    rig.replace(1);
+    rig.send(0, &untagged(0, 1, b"lost"));
+    assert_eq!(rig.counts(), [0, 0]);
+    rig.switch.impair(1, None).unwrap();
+    rig.send(0, &untagged(0, 1, b"found"));
+    assert_eq!(rig.received_at(1), [untagged(0, 1, b"found")]);
+    assert!(rig.switch.replace(2, Box::new(slipway_switch::ports::UnpluggedPort)).is_err());
+    // Where nobody is, the link is down.
+    drop(rig.switch.replace(1, Box::new(slipway_switch::ports::UnpluggedPort)));
+    rig.send(0, &untagged(0, 1, b"nobody"));
+    assert!(rig.stats(1).causes_out().any(|cause| cause == ("down", 1)));
 }

@@ -55,7 +55,7 @@ impl Plane {
     /// Sets or lifts what is done to a port's frames; blocks.
     ///
     /// # Errors
-    /// As [`Plane::find_port`]; [`Error::Port`]: nothing has changed then.
+    /// [`Error::UnknownPort`], [`Error::AmbiguousPort`]; [`Error::Port`]: nothing has changed then.
     pub fn impair_port(&self, request: &v1::ImpairPortRequest) -> Result<v1::SwitchPort, Error> {
         let Found { fabric, index, name } = self.find_port(request.port.as_ref())?;
         let impairment = request.impairment.as_ref().map(wanted);

@@ -20,6 +20,8 @@ use crate::{Abilities, Burst, Delivered, MAX_FRAME, Offload, Pick, Port};
 const BATCH: usize = 32;
 /// Room for a frame: a tag that the kernel took off, then header and frame.
 const ROOM: usize = (TAG + HEADER + MAX_FRAME).next_multiple_of(64) + 64;
+/// Bytes that the kernel keeps of frames while the switch has other things to do: about 1,800 long ones.
+const WAITING: c_int = 4 << 20;
 /// Room for what the kernel tells of a frame.
 const CONTROL: usize = 64;
 
@@ -91,15 +93,17 @@ impl PacketPort {
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let one: c_int = 1;
         for option in [PACKET_VNET_HDR, PACKET_AUXDATA, PACKET_IGNORE_OUTGOING] {
-            set(&socket, option, &one)?;
+            set(&socket, libc::SOL_PACKET, option, &one)?;
         }
+        // Without the right to it what is usual has to do.
+        let _ = set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &WAITING);
         let membership = Membership {
             interface: index as c_int,
             kind: PACKET_MR_PROMISC,
             address_len: 0,
             address: [0; 8],
         };
-        set(&socket, PACKET_ADD_MEMBERSHIP, &membership)?;
+        set(&socket, libc::SOL_PACKET, PACKET_ADD_MEMBERSHIP, &membership)?;
         // SAFETY: all zeros is a valid address.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
@@ -287,9 +291,9 @@ impl Port for PacketPort {
     }
 }
 
-fn set<T>(socket: &OwnedFd, option: c_int, value: &T) -> std::io::Result<()> {
+fn set<T>(socket: &OwnedFd, level: c_int, option: c_int, value: &T) -> std::io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
     let value = (value as *const T).cast();
     // SAFETY: a value of this length; all the options' values are plain structures.
-    check(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, option, value, len) })
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, len) })
 }

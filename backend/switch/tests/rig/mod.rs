@@ -71,6 +71,13 @@ impl Rig {
         self.peers[usize::from(port)] = None;
     }
 
+    /// Another program comes in the place of a port's.
+    pub fn replace(&mut self, port: PortIndex) {
+        let (new, link) = Self::port();
+        drop(self.switch.replace(port, new).map_err(|(error, _)| error).unwrap());
+        self.peers[usize::from(port)] = Some(link.peer());
+    }
+
     pub fn configure(&mut self, port: PortIndex, config: PortConfig) {
         self.switch.configure(port, config).unwrap();
     }
