@@ -23,8 +23,8 @@
 //! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
 //! processors and shared memory, `zerocopy` for queue entries, `tempfile` for a peer's socket.
 //!
-//! `unsafe` in two places: the advice that the floor's disk shall have huge pages, and peers that end
-//! with this process.
+//! `unsafe` in three places: the advice that the floor's disk shall have huge pages, peers that end
+//! with this process, and a network namespace for them.
 
 mod bars;
 pub mod block;

@@ -1,20 +1,17 @@
 //! A peer: a memif link between two of DPDK's testpmd, which copies frames and switches nothing.
 
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
+use super::process::{PERIOD, Running, find, listen, wait_for};
 use super::{PacketLoad, PacketMeasured, PacketSubject};
 use crate::block::native::Cpus;
 
 /// How long testpmd may take until the link is up.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often it tells what it received.
-const PERIOD: Duration = Duration::from_secs(1);
 
 /// Two testpmd with a memif link between them, one of which only sends and the other only receives, a
 /// processor each.
@@ -26,10 +23,7 @@ pub struct Memif {
 impl Memif {
     /// None: DPDK's testpmd is not in the path, or there are no two processors.
     pub fn find(cpus: &Cpus) -> Option<Self> {
-        let paths = std::env::var_os("PATH")?;
-        let programs = std::env::split_paths(&paths)
-            .flat_map(|path| ["dpdk-testpmd", "testpmd"].map(|name| path.join(name)));
-        let program = programs.into_iter().find(|program| program.is_file())?;
+        let program = find(&["dpdk-testpmd", "testpmd"])?;
         (cpus.target != cpus.client).then(|| Self { program, cpus: cpus.clone() })
     }
 
@@ -58,53 +52,8 @@ impl Memif {
             // Only who receives is listened to.
             .stdout(if role == "server" { Stdio::piped() } else { Stdio::null() })
             .stderr(Stdio::null());
-        let dies_with_us = || {
-            let signal = rustix::process::Signal::KILL;
-            Ok(rustix::process::set_parent_process_death_signal(Some(signal))?)
-        };
-        #[allow(unsafe_code)] // testpmd does not end by itself when this process is killed
-        // SAFETY: one system call, which may be made between fork and exec.
-        unsafe {
-            std::os::unix::process::CommandExt::pre_exec(&mut command, dies_with_us);
-        }
-        let child =
-            command.spawn().with_context(|| format!("cannot start {}", self.program.display()))?;
-        Ok(Running(child))
+        Running::start(&mut command)
     }
-}
-
-/// A testpmd, which ends when this does.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Running {
-    /// The frames a second that it receives, as it tells them.
-    fn rates(&mut self) -> Receiver<u64> {
-        let (send, rates) = channel();
-        if let Some(output) = self.0.stdout.take() {
-            std::thread::spawn(move || {
-                for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-                    if let Some(rate) = rate(&String::from_utf8_lossy(&line))
-                        && send.send(rate).is_err()
-                    {
-                        break;
-                    }
-                }
-            });
-        }
-        rates
-    }
-}
-
-/// The rate in a line such as `  Rx-pps:     19080727          Rx-bps:   9769332224`.
-fn rate(line: &str) -> Option<u64> {
-    line.trim().strip_prefix("Rx-pps:")?.split_whitespace().next()?.parse().ok()
 }
 
 impl PacketSubject for Memif {
@@ -136,40 +85,12 @@ impl PacketSubject for Memif {
             self.start("server", folder.path(), &["--forward-mode=rxonly".to_owned()])?;
         let rates = server.rates();
         let deadline = Instant::now() + PATIENCE;
-        while !folder.path().join("memif.sock").exists() {
-            if Instant::now() > deadline || server.0.try_wait()?.is_some() {
-                bail!("testpmd made no memif socket; try {} by hand", self.program.display());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_for(&folder.path().join("memif.sock"), &mut server, deadline)
+            .with_context(|| format!("try {} by hand", self.program.display()))?;
         let sends = ["--forward-mode=txonly".to_owned(), format!("--txpkts={}", load.bytes)];
         let _client = self.start("client", folder.path(), &sends)?;
-        let wanted = (time.as_secs_f64() / PERIOD.as_secs_f64()).ceil().max(1.0) as u64;
-        let (mut sum, mut count, mut warm) = (0, 0, false);
-        while count < wanted {
-            let left = deadline.saturating_duration_since(Instant::now()) + time + PERIOD;
-            match rates.recv_timeout(left) {
-                Ok(0) => {}
-                // The first period with frames in it is not a whole one.
-                Ok(_) if !warm => warm = true,
-                Ok(rate) => (sum, count) = (sum + rate, count + 1),
-                Err(RecvTimeoutError::Timeout) => bail!("testpmd received nothing by memif"),
-                Err(RecvTimeoutError::Disconnected) => bail!("testpmd ended"),
-            }
-        }
+        let (sum, count) = listen(&rates, 1, deadline, time)?;
         let elapsed_ns = count * PERIOD.as_nanos() as u64;
         Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, neighbour: None })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rates_are_read() {
-        assert_eq!(rate("  Rx-pps:     19080727          Rx-bps:   9769332224"), Some(19_080_727));
-        assert_eq!(rate("  Tx-pps:            0          Tx-bps:            0"), None);
-        assert_eq!(rate("Rx-pps: many"), None);
     }
 }

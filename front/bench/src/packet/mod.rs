@@ -3,8 +3,8 @@
 //! - [`PacketLoad`]: how long frames are, to how many ports they go, how many in a row to the same one,
 //!   and how many are offered;
 //! - [`PacketSubject`]: what is measured. [`native`] has a link of packet rings without any switch,
-//!   which is the floor, and the switch with memory ports; [`Memif`] is a peer, where it is installed;
-//!   [`Devices`] are two virtio-net functions in another process, with our own driver on both;
+//!   which is the floor, and the switch with memory ports; [`Memif`], [`OvsDpdk`] and [`Bridge`] are
+//!   peers, where they are installed; [`Devices`] are two virtio-net functions in another process, with our own driver on both;
 //! - [`measure_packets`] runs a [`PacketPlan`]; [`PacketReport`] is everything measured, as JSON, with
 //!   medians over the rounds; [`packet_table`] and [`packet_plot`] show it; [`compare_packets`] sets two
 //!   side by side.
@@ -14,17 +14,22 @@
 
 mod compare;
 mod devices;
+mod kernel;
 mod load;
 mod memif;
 pub mod native;
+mod ovs;
 mod plot;
+mod process;
 mod report;
 mod table;
 
 pub use compare::compare_packets;
 pub use devices::{Devices, Serve};
+pub use kernel::{Bridge, Ends};
 pub use load::PacketLoad;
 pub use memif::Memif;
+pub use ovs::OvsDpdk;
 pub use plot::packet_plot;
 pub use report::{
     Neighbour, PacketFigures, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject,

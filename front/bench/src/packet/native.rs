@@ -29,11 +29,11 @@ fn geometry(load: &PacketLoad) -> Geometry {
     Geometry { slots, payload }
 }
 
-/// From the first station to another.
-fn frame(to: u32, bytes: u32) -> Vec<u8> {
+/// A frame from one station to another.
+pub(super) fn frame(from: u32, to: u32, bytes: u32) -> Vec<u8> {
     let mut frame = vec![0; bytes as usize];
     frame[..6].copy_from_slice(&Mac::local(to.into()).0);
-    frame[6..12].copy_from_slice(&Mac::local(0).0);
+    frame[6..12].copy_from_slice(&Mac::local(from.into()).0);
     // For experiments (IEEE 802, table 9-1).
     frame[12..14].copy_from_slice(&0x88b5_u16.to_be_bytes());
     frame
@@ -51,7 +51,7 @@ struct Source {
 impl Source {
     fn new(mut output: Producer, load: &PacketLoad) -> Result<Self> {
         let slots = output.free(usize::MAX)?;
-        let frame = frame(1, load.bytes);
+        let frame = frame(0, 1, load.bytes);
         for slot in 0..slots {
             output.memory().write(output.place(slot), &frame)?;
         }
@@ -105,8 +105,7 @@ impl Quiet {
             begin: Instant::now(),
             due: 0,
         };
-        let mut frame = frame(to, load.bytes);
-        frame[6..12].copy_from_slice(&Mac::local(u64::from(to) - 1).0);
+        let frame = frame(to - 1, to, load.bytes);
         let slots = quiet.output.free(usize::MAX)?;
         for slot in 0..slots {
             quiet.output.memory().write(quiet.output.place(slot), &frame)?;
@@ -263,7 +262,7 @@ impl PacketSubject for RawLink {
         let (input, _) = link.peer();
         let sinks = Sinks::start(vec![input], self.0.client.clone());
         pin(&self.0.target)?;
-        let frame = frame(1, load.bytes);
+        let frame = frame(0, 1, load.bytes);
         let mut sent = 0;
         let measured = timed(&sinks, (warm_up, time), || {
             let free = output.free(BURST)?.min(BURST);

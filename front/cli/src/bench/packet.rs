@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use slipway_bench::block::native::Cpus;
 use slipway_bench::packet::native::{RawLink, Switched};
 use slipway_bench::packet::{
-    Devices, Memif, PacketLoad, PacketPlan, PacketReport, PacketRun, PacketSubject, PacketTurn,
-    compare_packets, measure_packets, packet_plot, packet_table,
+    Bridge, Devices, Ends, Memif, OvsDpdk, PacketLoad, PacketPlan, PacketReport, PacketRun,
+    PacketSubject, PacketTurn, compare_packets, measure_packets, packet_plot, packet_table,
 };
 
 use super::block::{progress, write};
@@ -17,7 +17,7 @@ use super::packet_target;
 use crate::args::PacketArgs;
 
 /// What is measured, with what it is.
-const SUBJECTS: [(&str, &str); 4] = [
+const SUBJECTS: [(&str, &str); 7] = [
     ("link", "a ring in shared memory without a switch: the floor"),
     ("switch", "Slipway's switch between memory ports, sharing a processor with the source"),
     (
@@ -28,6 +28,9 @@ const SUBJECTS: [(&str, &str); 4] = [
         "memif",
         "a memif link between two of DPDK's testpmd, where that is installed; no switch in it",
     ),
+    ("ovs-dpdk", "Open vSwitch with DPDK, where that is installed"),
+    ("bridge-veth", "a Linux bridge between two veth pairs, as root"),
+    ("bridge-tap", "a Linux bridge between two TAP interfaces, as root"),
 ];
 /// Short and long frames, more and more ports, and more and more frames offered.
 const LOADS: [&str; 16] = [
@@ -92,7 +95,7 @@ fn read(path: &Path) -> Result<PacketReport> {
 fn list(args: &PacketArgs) -> Result<()> {
     crate::say!("subjects:");
     for (name, about) in SUBJECTS {
-        crate::say!("  {name:<8} {about}");
+        crate::say!("  {name:<11} {about}");
     }
     crate::say!("loads, unless --load names others:");
     for load in loads(args)? {
@@ -125,16 +128,33 @@ fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {
             "virtio-net" => {
                 subjects.push(Box::new(Devices::new(cpus.clone(), Box::new(packet_target::start))));
             }
-            _ => match Memif::find(&cpus) {
-                Some(memif) => subjects.push(Box::new(memif)),
-                None if asked => bail!(
-                    "memif needs DPDK's testpmd (Debian: apt install dpdk) and two processors"
-                ),
-                None => eprintln!("Left out: memif (DPDK's testpmd is not installed)"),
+            _ => match peer(name, &cpus) {
+                (Some(peer), _) => subjects.push(peer),
+                (None, needs) if asked => bail!("{name} needs {needs}"),
+                (None, needs) => eprintln!("Left out: {name} (needs {needs})"),
             },
         }
     }
     Ok(subjects)
+}
+
+/// A peer if it can be had, and what it needs.
+fn peer(name: &str, cpus: &Cpus) -> (Option<Box<dyn PacketSubject>>, &'static str) {
+    fn boxed(subject: impl PacketSubject + 'static) -> Box<dyn PacketSubject> {
+        Box::new(subject)
+    }
+    match name {
+        "memif" => (
+            Memif::find(cpus).map(boxed),
+            "DPDK's testpmd (Debian: apt install dpdk) and two processors",
+        ),
+        "ovs-dpdk" => (
+            OvsDpdk::find(cpus).map(boxed),
+            "root, Open vSwitch with DPDK (Debian: apt install openvswitch-switch-dpdk) and two processors",
+        ),
+        "bridge-veth" => (Bridge::find(cpus, Ends::Veth).map(boxed), "root and `ip`"),
+        _ => (Bridge::find(cpus, Ends::Tap).map(boxed), "root, `ip` and /dev/net/tun"),
+    }
 }
 
 fn run(args: &PacketArgs) -> Result<PacketReport> {

@@ -1,0 +1,181 @@
+//! A peer: Open vSwitch with DPDK, between two memif links.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::process::{PERIOD, Running, find, in_namespace, listen, run, wait_for};
+use super::{PacketLoad, PacketMeasured, PacketSubject};
+use crate::block::native::Cpus;
+
+/// How long Open vSwitch may take to begin, and testpmd after it.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Frames under way in each direction: the most that testpmd handles at once.
+const BURST: u32 = 512;
+/// Queues of each link each way: Open vSwitch's main thread owns the first that it may send by, and its
+/// forwarding thread the second.
+const QUEUES: u32 = 2;
+/// Where Debian has it; the plain name may be the one without DPDK.
+const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+
+/// Open vSwitch's user-space datapath with DPDK, on a processor of its own; a testpmd on the other sends
+/// frames from one of its ports to the other, both ways, and every frame that comes back goes out again.
+/// Everything is in a folder and a network namespace of its own, and goes with the turn.
+pub struct OvsDpdk {
+    vswitchd: PathBuf,
+    programs: Programs,
+    cpus: Cpus,
+}
+
+struct Programs {
+    testpmd: PathBuf,
+    tool: PathBuf,
+    database: PathBuf,
+    control: PathBuf,
+}
+
+impl OvsDpdk {
+    /// None: it or DPDK's testpmd is not installed, it takes root, or there are no two processors.
+    pub fn find(cpus: &Cpus) -> Option<Self> {
+        let vswitchd = PathBuf::from(VSWITCHD);
+        let able = rustix::process::geteuid().is_root()
+            && cpus.target != cpus.client
+            && Path::new(SCHEMA).is_file()
+            && vswitchd.is_file();
+        let programs = Programs {
+            testpmd: find(&["dpdk-testpmd", "testpmd"])?,
+            tool: find(&["ovsdb-tool"])?,
+            database: find(&["ovsdb-server"])?,
+            control: find(&["ovs-vsctl"])?,
+        };
+        able.then(|| Self { vswitchd, programs, cpus: cpus.clone() })
+    }
+
+    fn carry(&self, load: &PacketLoad, time: Duration) -> Result<PacketMeasured> {
+        // What earlier subjects bound is inherited, and would keep everything on one processor.
+        let both: Vec<usize> = self.cpus.target.iter().chain(&self.cpus.client).copied().collect();
+        crate::block::native::pin(&both)?;
+        let folder = tempfile::tempdir().context("a folder for Open vSwitch")?;
+        let deadline = Instant::now() + PATIENCE;
+        let _switch = self.start_switch(folder.path(), deadline)?;
+        let mut testpmd = self.start_testpmd(folder.path(), load)?;
+        let rates = testpmd.rates();
+        let (sum, count) = listen(&rates, 2, deadline + PATIENCE, time)
+            .context("Open vSwitch forwards nothing")?;
+        let elapsed_ns = count * PERIOD.as_nanos() as u64;
+        Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, neighbour: None })
+    }
+
+    /// A command that finds Open vSwitch's and DPDK's files in `folder`.
+    fn command(&self, program: &Path, folder: &Path) -> Command {
+        let mut command = Command::new(program);
+        for name in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "RUNTIME_DIRECTORY"] {
+            command.env(name, folder);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
+    /// The database and the switch, which end in the order in which they are dropped.
+    fn start_switch(&self, folder: &Path, deadline: Instant) -> Result<(Running, Running)> {
+        let (file, socket) = (folder.join("conf.db"), folder.join("db.sock"));
+        let programs = &self.programs;
+        run(self.command(&programs.tool, folder).arg("create").arg(&file).arg(SCHEMA))?;
+        let remote = format!("--remote=punix:{}", socket.display());
+        let mut database = self.command(&programs.database, folder);
+        let mut database = Running::start(database.arg(remote).arg(&file))?;
+        wait_for(&socket, &mut database, deadline)?;
+        let remote = format!("unix:{}", socket.display());
+        let mask = |cpus: &[usize]| {
+            format!("{:#x}", cpus.iter().fold(0_u64, |mask, cpu| mask | 1 << (cpu & 63)))
+        };
+        // No huge pages: nothing of the host is changed for it. Memory that is not huge is as the link
+        // without a switch has it.
+        let extra = "--no-huge --legacy-mem --no-pci --no-telemetry -m 1024 --file-prefix=ovs";
+        let set = [
+            "set Open_vSwitch . other_config:dpdk-init=true".to_owned(),
+            format!("other_config:pmd-cpu-mask={}", mask(&self.cpus.target)),
+            format!("other_config:dpdk-lcore-mask={}", mask(&self.cpus.client)),
+        ];
+        let mut control = self.command(&programs.control, folder);
+        control.arg(format!("--db={remote}")).args(["--no-wait", "--timeout=20", "init", "--"]);
+        control.args(set.join(" ").split(' ')).arg(format!("other_config:dpdk-extra={extra}"));
+        run(&mut control)?;
+        let mut switch = self.command(&self.vswitchd, folder);
+        let mut switch = Running::start(switch.arg(&remote))?;
+        let mut control = self.command(&programs.control, folder);
+        control.arg(format!("--db={remote}")).arg("--timeout=50");
+        let mut bridge = "add-br br0 -- set bridge br0 datapath_type=netdev".to_owned();
+        for port in 0..2 {
+            let device = format!(
+                "net_memif{port},role=server,id={port},socket={},socket-abstract=no,bsize=2048",
+                folder.join(format!("memif{port}")).display()
+            );
+            bridge += &format!(
+                " -- add-port br0 m{port} -- set Interface m{port} type=dpdk \
+                 options:n_rxq={QUEUES} options:dpdk-devargs=\"{device}\""
+            );
+        }
+        run(control.args(bridge.split(' ')))?;
+        for port in 0..2 {
+            wait_for(&folder.join(format!("memif{port}")), &mut switch, deadline)?;
+        }
+        Ok((switch, database))
+    }
+
+    fn start_testpmd(&self, folder: &Path, load: &PacketLoad) -> Result<Running> {
+        let cpu = self.cpus.client.first().copied().unwrap_or(0);
+        let mac = |port: u32| format!("02:5a:11:00:00:0{port}");
+        let mut command = self.command(&self.programs.testpmd, folder);
+        command
+            .args(["--no-huge", "-m", "512", "--no-pci", "--no-telemetry", "--file-prefix=pmd"])
+            .arg(format!("--lcores=0@{cpu},1@{cpu}"));
+        for port in 0..2 {
+            let socket = folder.join(format!("memif{port}"));
+            command.arg(format!(
+                "--vdev=net_memif{port},role=client,id={port},socket={},socket-abstract=no,\
+                 bsize=2048,mac={}",
+                socket.display(),
+                mac(port)
+            ));
+        }
+        command
+            .args(["--", "--auto-start", "--tx-first", "--stats-period=1", "--no-mlockall"])
+            .args(["--total-num-mbufs=20000", "--forward-mode=mac"])
+            .arg(format!("--rxq={QUEUES}"))
+            .arg(format!("--txq={QUEUES}"))
+            .arg(format!("--burst={BURST}"))
+            .arg(format!("--txpkts={}", load.bytes))
+            .arg(format!("--eth-peer=0,{}", mac(1)))
+            .arg(format!("--eth-peer=1,{}", mac(0)))
+            .stdout(Stdio::piped());
+        Running::start(&mut command)
+    }
+}
+
+impl PacketSubject for OvsDpdk {
+    fn name(&self) -> &'static str {
+        "ovs-dpdk"
+    }
+
+    fn about(&self) -> String {
+        "Open vSwitch with DPDK on a processor, between two memif links to a testpmd on another, which \
+         sends frames in circles, both ways"
+            .to_owned()
+    }
+
+    fn takes(&self, load: &PacketLoad) -> bool {
+        load.ports == 2
+            && load.offered == 0
+            && load.ring.is_none()
+            && load.neighbour == 0
+            && (64..=1514).contains(&load.bytes)
+    }
+
+    fn run(&mut self, load: &PacketLoad, _: Duration, time: Duration) -> Result<PacketMeasured> {
+        in_namespace(|| self.carry(load, time))
+    }
+}
