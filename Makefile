@@ -67,6 +67,7 @@ install: build ## install to PREFIX (/usr/local), with completions and man pages
 	    $(abspath $(TARGET))/release/slipway completions zsh >zsh/site-functions/_slipway && \
 	    $(abspath $(TARGET))/release/slipway completions fish >fish/vendor_completions.d/slipway.fish
 	$(TARGET)/release/slipway man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -D -m 644 host/port/include/slipway_port.h $(DESTDIR)$(PREFIX)/include/slipway_port.h
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-agent \
 	    $(DESTDIR)/usr/libexec/slipway/slipway-agent
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-load \

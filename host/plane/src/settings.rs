@@ -48,7 +48,7 @@ impl Plane {
     /// Changes settings of a port; blocks until the switch goes by them.
     ///
     /// # Errors
-    /// As [`Plane::find_port`]; [`Error::Port`] for settings that no port can have. It is as it was then.
+    /// [`Error::UnknownPort`], [`Error::AmbiguousPort`]; [`Error::Port`] for settings that no port can have. It is as it was then.
     pub fn set_port(&self, request: &v1::SetPortRequest) -> Result<v1::SwitchPort, Error> {
         let Found { fabric, index, name } = self.find_port(request.port.as_ref())?;
         let change = Change::of(request)?;
