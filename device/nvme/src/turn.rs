@@ -32,14 +32,17 @@ impl From<Turn> for Quota {
         match turn {
             // Some 25 µs of copying.
             Turn::Long => Self { commands: 64, bytes: 256 << 10 },
-            // Some 0.3 µs: who sends one command after the other, of 4 KiB, waits for less than one.
-            Turn::Short => Self { commands: 1, bytes: 4 << 10 },
+            // Some 0.2 µs of copying, or a command that is not worth cutting: who sends one command after
+            // the other, of 4 KiB, waits for less than one.
+            Turn::Short => Self { commands: 1, bytes: LEAST },
         }
     }
 }
 
 /// What is not worth cutting, in bytes.
 const SMALL: u64 = 4096;
+/// Bytes of a piece of what is cut, at least.
+const LEAST: u64 = 2048;
 /// Pieces of what is zeroed or given back end at multiples of this, in bytes: a huge page that is
 /// given back in parts would be taken apart.
 const ZEROED: u64 = 2 << 20;
@@ -233,7 +236,7 @@ impl Split {
         let lba = whole.lba + u64::from(self.gone);
         let moves = matches!(whole.operation, Operation::Read | Operation::Write);
         let bytes = match moves {
-            true => (*left).max(SMALL),
+            true => (*left).max(LEAST),
             false => ZEROED - lba.wrapping_mul(block) % ZEROED,
         };
         let blocks = u32::try_from(bytes / block).unwrap_or(u32::MAX).clamp(1, rest);
