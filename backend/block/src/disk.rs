@@ -157,6 +157,10 @@ pub trait Disk: Send {
         false
     }
 
+    /// Lets go of what it keeps of the guest's memory from request to request. The caller has none in
+    /// flight; a later one has it kept anew.
+    fn release(&mut self) {}
+
     /// Whether requests of this kind take the time of the thread that submits them, as copies do, and
     /// not that of a medium: a device then hands large ones over in pieces, so that others on its
     /// thread have their turns. Constant.
@@ -207,6 +211,10 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
         (**self).cancel(tag, completions)
     }
 
+    fn release(&mut self) {
+        (**self).release();
+    }
+
     fn copies(&self, operation: Operation) -> bool {
         (**self).copies(operation)
     }
@@ -249,6 +257,10 @@ impl<D: Disk + ?Sized> Disk for &mut D {
 
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         (**self).cancel(tag, completions)
+    }
+
+    fn release(&mut self) {
+        (**self).release();
     }
 
     fn copies(&self, operation: Operation) -> bool {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use io_uring::{IoUring, cqueue, squeue, types};
+use io_uring::{IoUring, Submitter, cqueue, squeue, types};
 use slipway_ram::{Fault, Span};
 
 use crate::check::complete;
@@ -205,6 +205,11 @@ impl<J: Work> Engine<J> {
         self.tell();
         let cancelled = Err(DiskError::Cancelled);
         completions[before..].iter().any(|one| one.tag == tag && one.result == cancelled)
+    }
+
+    /// For what is registered with the ring.
+    pub fn submitter(&self) -> Submitter<'_> {
+        self.ring.submitter()
     }
 
     /// The ring's own descriptor: it is readable exactly while a completion waits.

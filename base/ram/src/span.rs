@@ -72,6 +72,21 @@ impl Span {
         Self { offset: self.offset + offset, len, iova: self.at(offset), ..self.clone() }
     }
 
+    /// The memory around this span: what its mapping has between the multiples of `granule`, a power of
+    /// two, that the span lies between, by addresses of this process. None for heap, for memory that its
+    /// owner may take away, and for a span with such a multiple inside. Its IOVA says nothing.
+    pub fn around(&self, granule: usize) -> Option<Self> {
+        let base = self.mapping.address(0, 0).addr();
+        let (start, end) = (base + self.offset, base + self.offset + self.len);
+        let first = start & !(granule - 1);
+        if self.is_heap() || self.mapping.is_guarded() || end - first > granule {
+            return None;
+        }
+        let begin = first.max(base) - base;
+        let past = (first + granule).min(base + self.mapping.len()) - base;
+        Some(Self { offset: begin, len: past - begin, iova: 0, mapping: Arc::clone(&self.mapping) })
+    }
+
     /// Makes this span the part `offset..offset + len` of `whole`, as [`Span::slice`] would: without
     /// counting references where both are of the same mapping, so that a span that is used over and
     /// over costs a few stores.

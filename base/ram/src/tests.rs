@@ -492,3 +492,26 @@ fn a_window_follows_the_map() {
     window.read(&memory, 0x100, &mut byte).unwrap();
     assert_eq!((byte, window.span(&memory).is_none()), ([9], true));
 }
+
+#[test]
+fn around_a_span_is_memory_of_its_mapping() {
+    const GRANULE: usize = 0x4000;
+    let fd = memfd(0xf000, SealFlags::SHRINK);
+    let whole = Span::file(fd.as_fd(), 0x1000, 0xd000).unwrap();
+    let base = whole.io_vector().0.addr();
+    for offset in (0..0xd000).step_by(0x800) {
+        let around = whole.slice(offset, 0x800).around(GRANULE).unwrap();
+        let (address, len) = around.io_vector();
+        let first = (base + offset) / GRANULE * GRANULE;
+        assert_eq!(address.addr(), first.max(base));
+        assert_eq!(address.addr() + len, (first + GRANULE).min(base + 0xd000));
+    }
+    let edge = base.next_multiple_of(GRANULE).max(base + 1) - base;
+    assert!(whole.slice(edge, GRANULE).around(GRANULE).is_some());
+    assert!(whole.slice(edge, GRANULE + 1).around(GRANULE).is_none());
+    assert!(whole.slice(edge - 1, 2).around(GRANULE).is_none());
+    assert!(Span::heap(64).around(GRANULE).is_none());
+    let open = memfd(0x1000, SealFlags::empty());
+    let guarded = Span::file(open.as_fd(), 0, 0x1000).unwrap();
+    assert!(guarded.around(GRANULE).is_none());
+}

@@ -361,6 +361,7 @@ impl Controller {
     /// Lets go of the guest's memory until it is used again.
     pub(crate) fn release_memory(&mut self) {
         self.queues.release_memory();
+        self.namespaces.release_memory();
         self.view.release();
         self.spans.clear();
         self.spare_spans.clear();

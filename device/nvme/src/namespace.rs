@@ -294,6 +294,12 @@ impl Namespaces {
         self.all.insert(at, Attached::new(namespace));
     }
 
+    /// Has all disks let go of the guest's memory; none has a request in flight.
+    pub fn release_memory(&mut self) {
+        let leaving = self.leaving.iter_mut().map(|one| &mut one.namespace);
+        self.all.iter_mut().chain(leaving).for_each(|namespace| namespace.disk.release());
+    }
+
     /// The namespace that a command in flight is about, also when it leaves.
     pub fn working(&mut self, nsid: u32) -> Option<&mut Attached> {
         match self.position(nsid) {

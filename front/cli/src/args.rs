@@ -612,9 +612,10 @@ pub struct EndpointArgs {
     /// Path of the socket; SPDK's initiator wants DIR/cntrl
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub socket: PathBuf,
-    /// Disks, in the order of their namespaces: ram:SIZE, null:SIZE, file:PATH[:ro] (a file, a block
-    /// device, or an NVMe namespace by passthrough: /dev/ngXnY), overlay:PATH (volatile
-    /// copy-on-write), or disk:NAME[:ro] (one that `disk create` made). More can be attached later
+    /// Disks, in the order of their namespaces: ram:SIZE, null:SIZE, file:PATH[:ro|:pin] (a file, a
+    /// block device, or an NVMe namespace by passthrough: /dev/ngXnY; with ":pin" the client's memory that
+    /// data is read into or written from is pinned, which spares the kernel time for each command),
+    /// overlay:PATH (volatile copy-on-write), or disk:NAME[:ro] (one that `disk create` made). More can be attached later
     #[arg(long, value_name = "DISK")]
     pub disk: Vec<DiskArg>,
     /// Bytes of a logical block of these disks, 512 or 4096 [default: 512]
@@ -647,7 +648,7 @@ pub enum DiskCommand {
     Create {
         /// Name: letters, digits, '-', '_' and '.', not digits alone
         name: String,
-        /// ram:SIZE, null:SIZE, or file:PATH[:ro] (a regular file or a block device)
+        /// ram:SIZE, null:SIZE, or file:PATH[:ro|:pin] (a regular file or a block device)
         #[arg(value_name = "DISK")]
         disk: DiskArg,
         /// Bytes of a logical block, 512 or 4096 [default: 512]

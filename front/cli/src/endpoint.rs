@@ -40,7 +40,11 @@ impl FromStr for DiskArg {
         let kind = match kind {
             "ram" => Kind::Ram(v1::RamDisk { size_bytes: parse_size(rest)? }),
             "null" => Kind::Null(v1::NullDisk { size_bytes: parse_size(rest)? }),
-            "file" => Kind::File(v1::FileDisk { path: absolute(plain)?, read_only }),
+            "file" => {
+                let (path, pin) =
+                    plain.strip_suffix(":pin").map_or((plain, false), |path| (path, true));
+                Kind::File(v1::FileDisk { path: absolute(path)?, read_only, pin })
+            }
             "overlay" => {
                 Kind::Overlay(v1::OverlayDisk { base_path: absolute(rest)?, limit_bytes: 0 })
             }
@@ -282,8 +286,10 @@ mod tests {
     fn disks() {
         let kind = |text: &str| text.parse::<DiskArg>().unwrap().0.kind.unwrap();
         assert_eq!(kind("ram:1M"), Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 }));
-        let file = v1::FileDisk { path: "/a".into(), read_only: true };
+        let file = v1::FileDisk { path: "/a".into(), read_only: true, pin: false };
         assert_eq!(kind("file:/a:ro"), Kind::File(file));
+        let file = v1::FileDisk { path: "/a".into(), read_only: false, pin: true };
+        assert_eq!(kind("file:/a:pin"), Kind::File(file));
         let named =
             |read_only| Kind::Named(v1::NamedDiskReference { name: "data".into(), read_only });
         for (text, read_only) in

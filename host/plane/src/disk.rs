@@ -90,8 +90,8 @@ fn spread(
         Kind::Null(null) => ("null", SharedDisk::null(null.size_bytes, block_size)?, false),
         Kind::File(file) => {
             let (read_only, direct) = (file.read_only, !file.read_only);
-            let witness = lasts.map(|lasts| lasts.witness);
-            let options = FileOptions { read_only, block_size, direct, witness };
+            let (pin, witness) = (file.pin, lasts.map(|lasts| lasts.witness));
+            let options = FileOptions { read_only, block_size, direct, pin, witness };
             ("file", SharedDisk::file(Path::new(&file.path), &options)?, read_only)
         }
         Kind::Overlay(_) => {
@@ -129,7 +129,8 @@ fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Resu
             // What is read-only is shared by many: the page cache holds it once for all.
             let direct = !file.read_only;
             let witness = lasts.map(|lasts| lasts.witness);
-            let options = FileOptions { read_only: file.read_only, block_size, direct, witness };
+            let (read_only, pin) = (file.read_only, file.pin);
+            let options = FileOptions { read_only, block_size, direct, pin, witness };
             ("file", open_file(Path::new(&file.path), &options)?)
         }
         Kind::Overlay(overlay) => {
@@ -150,7 +151,8 @@ fn open_overlay(
     lasts: Option<Lasts>,
 ) -> Result<(OverlayDisk<FileDisk>, Option<OwnedFd>), Error> {
     let witness = lasts.as_ref().map(|lasts| lasts.witness.clone());
-    let options = FileOptions { read_only: true, block_size, direct: false, witness };
+    let (read_only, direct, pin) = (true, false, false);
+    let options = FileOptions { read_only, block_size, direct, pin, witness };
     let base = FileDisk::open(Path::new(&overlay.base_path), &options)?;
     let limit = (overlay.limit_bytes > 0).then_some(overlay.limit_bytes);
     let Some(lasts) = lasts else { return Ok((OverlayDisk::new(base, limit)?, None)) };

@@ -52,10 +52,10 @@ impl Named {
                 ("null", String::new(), SharedDisk::null(null.size_bytes, block_size)?)
             }
             Some(Kind::File(file)) => {
-                let read_only = file.read_only;
+                let (read_only, pin) = (file.read_only, file.pin);
                 let direct = !read_only;
                 let witness = lasts.map(|lasts| lasts.witness);
-                let options = FileOptions { read_only, block_size, direct, witness };
+                let options = FileOptions { read_only, block_size, direct, pin, witness };
                 let shared = SharedDisk::file(Path::new(&file.path), &options)?;
                 // Whether this host has io_uring is better said now than at the first attachment.
                 drop(shared.open(true)?);

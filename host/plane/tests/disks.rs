@@ -3,10 +3,12 @@
 
 mod common;
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use slipway_nvme::driver::{Driver, RegisterAccess, admin, io};
+use rustix::fs::{MemfdFlags, SealFlags};
+use slipway_nvme::driver::{Driver, RegisterAccess, admin, io, succeeded};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::feature::FeatureId;
@@ -142,7 +144,8 @@ fn two_endpoints_share_a_ram_disk() {
 fn file_of(rig: &Rig, bytes: usize) -> (PathBuf, Kind) {
     let path = rig.dir.path().join("disk");
     std::fs::write(&path, vec![0; bytes]).unwrap();
-    let file = v1::FileDisk { path: path.to_string_lossy().into_owned(), read_only: false };
+    let file =
+        v1::FileDisk { path: path.to_string_lossy().into_owned(), read_only: false, pin: false };
     (path, Kind::File(file))
 }
 
@@ -166,6 +169,48 @@ fn two_endpoints_share_a_file() {
     rig.plane.remove_disk("data").unwrap();
     assert_eq!(length(&path), 3 << 20);
     create(&rig, "again", kind).unwrap();
+}
+
+/// Sealed memory of a client, mapped at `iova`.
+fn lend(driver: &mut Driver<Socket>, iova: u64, len: u64) -> OwnedFd {
+    let file = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, len).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    driver.registers.client.map(iova, len, file.as_fd(), 0, true).unwrap();
+    file
+}
+
+/// Memory that a disk keeps pinned is let go of when it is unmapped: what comes to its place is used.
+#[test]
+fn pinned_memory_is_let_go_with_its_map() {
+    const AT: u64 = 1 << 36;
+    let mut rig = Rig::new();
+    // Not on the file system of /tmp, which may be one without O_DIRECT.
+    let beside = std::env::current_exe().unwrap();
+    let dir = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
+    let path = dir.path().join("disk");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let path = path.to_string_lossy().into_owned();
+    let file = Kind::File(v1::FileDisk { path, read_only: false, pin: true });
+    let mut driver = endpoint(&mut rig, "one", vec![file]);
+    for round in 1..=4_u8 {
+        let memory = lend(&mut driver, AT, 4 << 20);
+        for lba in [0, 8, 2040] {
+            let at = lba * 512 + (u64::from(round) << 12);
+            rustix::io::pwrite(&memory, &[round; 4096], at).unwrap();
+            let prp = |opcode, at: u64| SubmissionEntry {
+                prp1: (AT + at).into(),
+                ..io(opcode, 1, lba, 8)
+            };
+            driver.run(1, prp(NvmOpcode::Write, at)).map(succeeded).unwrap().unwrap();
+            driver.run(1, prp(NvmOpcode::Read, 3 << 20)).map(succeeded).unwrap().unwrap();
+            let mut found = [0; 4096];
+            rustix::io::pread(&memory, &mut found, 3 << 20).unwrap();
+            assert_eq!(found, [round; 4096], "block {lba}");
+        }
+        driver.registers.client.unmap(AT, 4 << 20).unwrap();
+    }
+    round_trip(&mut driver, 1, 3, 5);
 }
 
 #[test]

@@ -57,13 +57,17 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
     let doorbells = if mapped { DoorbellMode::Mapped } else { DoorbellMode::Trapped };
     let ram = v1::disk::Kind::Ram(v1::RamDisk { size_bytes: DISK });
     let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
-    let file = v1::disk::Kind::File(v1::FileDisk { path: path("disk"), read_only: false });
-    let image = v1::disk::Kind::File(v1::FileDisk { path: path("base"), read_only: true });
+    let file =
+        v1::disk::Kind::File(v1::FileDisk { path: path("disk"), read_only: false, pin: false });
+    let image =
+        v1::disk::Kind::File(v1::FileDisk { path: path("base"), read_only: true, pin: false });
     let overlay = v1::OverlayDisk { base_path: path("base"), limit_bytes: DISK };
     let lanes = dir.join("lanes").exists();
     let overlay = match lanes {
         // An overlay is one thread's.
-        true => v1::disk::Kind::File(v1::FileDisk { path: path("over"), read_only: false }),
+        true => {
+            v1::disk::Kind::File(v1::FileDisk { path: path("over"), read_only: false, pin: false })
+        }
         false => v1::disk::Kind::Overlay(overlay),
     };
     let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });

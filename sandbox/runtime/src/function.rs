@@ -46,7 +46,7 @@ pub async fn describe(node: &Node, record: &Record) -> Result<Vec<Vec<plane_v1::
     let size = node.config.volatile_layer_bytes;
     let template = volume::volatile_template(&node.config.cache_dir(), size).await?;
     volume::create_scratch(&record.volumes)?;
-    let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true };
+    let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true, pin: false };
     let layer = plane_v1::OverlayDisk { base_path: text(&template), limit_bytes: 0 };
     let mut first = vec![disk(0, Kind::File(image)), disk(0, Kind::Overlay(layer))];
     first.extend(of(record, Device::Namespace).map(volume_disk));
@@ -64,7 +64,8 @@ fn disk(block_size: u32, kind: Kind) -> plane_v1::Disk {
 }
 
 fn volume_disk(volume: &Volume) -> plane_v1::Disk {
-    let file = plane_v1::FileDisk { path: text(&volume.path), read_only: volume.read_only };
+    let file =
+        plane_v1::FileDisk { path: text(&volume.path), read_only: volume.read_only, pin: false };
     disk(volume.block_size, Kind::File(file))
 }
 

@@ -94,6 +94,10 @@ impl<D: Disk> Disk for DelayDisk<D> {
         self.inner.geometry()
     }
 
+    fn release(&mut self) {
+        self.inner.release();
+    }
+
     fn refresh(&mut self) -> Geometry {
         self.inner.refresh()
     }

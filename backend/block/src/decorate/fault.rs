@@ -76,6 +76,10 @@ impl<D: Disk> Disk for FaultDisk<D> {
         self.inner.geometry()
     }
 
+    fn release(&mut self) {
+        self.inner.release();
+    }
+
     fn refresh(&mut self) -> Geometry {
         self.inner.refresh()
     }

@@ -117,6 +117,10 @@ impl<D: Disk> Disk for TraceDisk<D> {
         self.inner.geometry()
     }
 
+    fn release(&mut self) {
+        self.inner.release();
+    }
+
     fn refresh(&mut self) -> Geometry {
         self.inner.refresh()
     }

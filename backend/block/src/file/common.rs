@@ -18,6 +18,8 @@ pub(crate) struct Common {
     /// What O_DIRECT asks of requests; None when the page cache is used.
     pub(super) direct: Option<Alignment>,
     shape: Geometry,
+    /// See [`FileOptions::pin`].
+    pub(super) pin: bool,
     /// See [`FileOptions::witness`].
     pub(super) witness: Option<Arc<OwnedFd>>,
     pub users: Users,
@@ -28,7 +30,9 @@ impl Common {
         let opened = open(path, options)?;
         let users = Users::new(opened.geometry.blocks);
         let (fd, direct, shape) = (opened.fd, opened.direct, opened.geometry);
-        Ok(Self { fd, direct, shape, witness: options.witness.clone(), users })
+        // Through the page cache the processor copies, and pins nothing.
+        let pin = options.pin && direct.is_some();
+        Ok(Self { fd, direct, shape, pin, witness: options.witness.clone(), users })
     }
 
     pub fn geometry(&self) -> Geometry {

@@ -77,12 +77,19 @@ pub(super) struct Job {
     len: u64,
     /// Bytes that are through in this step.
     done: u64,
+    /// Under which number the ring has the memory that all of its spans are in.
+    pinned: Option<u16>,
     step: Step,
 }
 
 impl Job {
     /// `request` was admitted for a disk of this geometry.
-    pub fn new(request: Request, geometry: &Geometry, target: &Target) -> Self {
+    pub fn new(
+        request: Request,
+        pinned: Option<u16>,
+        geometry: &Geometry,
+        target: &Target,
+    ) -> Self {
         let block = u64::from(geometry.block_size);
         let (start, len) = (request.lba.wrapping_mul(block), u64::from(request.blocks) * block);
         let step = match request.operation {
@@ -90,7 +97,7 @@ impl Job {
             Operation::Flush => Step::Sync,
             Operation::WriteZeroes | Operation::Discard => Step::WriteZeros,
         };
-        let mut job = Self { request, start, len, done: 0, step };
+        let mut job = Self { request, start, len, done: 0, pinned, step };
         job.choose(target);
         job
     }
@@ -118,13 +125,35 @@ impl Job {
 
     fn transfer(&self, fd: types::Fd, vectors: &IoVectors) -> squeue::Entry {
         let vectors = vectors.as_slice();
-        let (at, count) = (vectors.as_ptr(), vectors.len() as u32);
         let offset = self.start + self.done;
-        if self.request.operation == Operation::Read {
-            return opcode::Readv::new(fd, at, count).offset(offset).build();
-        }
+        let read = self.request.operation == Operation::Read;
         let flags = if self.request.durable { libc::RWF_DSYNC } else { 0 };
-        opcode::Writev::new(fd, at, count).offset(offset).rw_flags(flags).build()
+        // One that lies in one place spares the kernel the vectors.
+        if let [one] = vectors
+            && let Ok(len) = u32::try_from(one.iov_len)
+        {
+            let at = one.iov_base.cast::<u8>();
+            // A bounce buffer, and zeros, are not pinned.
+            let pinned = self.pinned.filter(|_| matches!(self.step, Step::Move));
+            return match (read, pinned) {
+                (true, None) => opcode::Read::new(fd, at, len).offset(offset).build(),
+                (true, Some(number)) => {
+                    opcode::ReadFixed::new(fd, at, len, number).offset(offset).build()
+                }
+                (false, None) => {
+                    opcode::Write::new(fd, at, len).offset(offset).rw_flags(flags).build()
+                }
+                (false, Some(number)) => opcode::WriteFixed::new(fd, at, len, number)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build(),
+            };
+        }
+        let (at, count) = (vectors.as_ptr(), vectors.len() as u32);
+        match read {
+            true => opcode::Readv::new(fd, at, count).offset(offset).build(),
+            false => opcode::Writev::new(fd, at, count).offset(offset).rw_flags(flags).build(),
+        }
     }
 
     fn fallocate(&self, fd: types::Fd, mode: i32) -> squeue::Entry {
@@ -197,6 +226,12 @@ impl Job {
             }
             (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::ZeroRange) => {
                 target.lacks_zero_range = true;
+            }
+            // Whatever the kernel has against it: the request goes without.
+            (libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP, Step::Move)
+                if self.pinned.take().is_some() =>
+            {
+                return Next::Again;
             }
             // A file system that wants more alignment than it said.
             (libc::EINVAL, Step::Move) if target.direct.is_some() => {

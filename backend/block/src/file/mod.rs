@@ -12,13 +12,16 @@
 //! Disks that share a file have few requests each with the kernel (`users`); the
 //! others wait here, in their own disk's queue and in nobody else's way.
 //!
-//! What io_uring offers and is not used:
-//! - registered files: a ring lets go of them when the kernel gets to taking it down, some time after
-//!   it was closed. The lock on the file would outlive the disk, and the process that was killed, and
-//!   who opens the file next would be told that it is in use;
-//! - registered buffers, of guest memory: they pin its pages. A guest would take all of its memory
-//!   from the first request on, and what it gave back, by a hole in its file, would stay, with the ring
-//!   reading into pages that are nobody's any more.
+//! Registered buffers are used when they are asked for ([`FileOptions::pin`], `pinned`), for requests
+//! whose data lies in one place. Not of themselves: they pin pages of guest memory. In the end a guest
+//! takes all that its page cache ever had, and what it gave back, by a hole in its file and without an
+//! unmap, would stay, with the ring reading into pages that are nobody's any more.
+//!
+//! Registered files are not used: a ring lets go of them when the kernel gets to taking it down, some
+//! time after it was closed. The lock on the file would outlive the disk, and the process that was killed,
+//! and who opens the file next would be told that it is in use. They would spare the kernel two changes
+//! of a reference count; reads of 4 KiB from a disk in memory took 2 % less at depth 1 and 1 % less at
+//! depth 32, which is less than turns differed among themselves.
 //!
 //! The descriptor to wait on is the ring's own: it is readable exactly while a completion waits,
 //! so there is no eventfd to clear on the hot path and no wake-up to lose.
@@ -26,6 +29,7 @@
 mod common;
 mod job;
 mod open;
+mod pinned;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -39,6 +43,7 @@ use crate::{
     Request,
 };
 use job::{Job, Target};
+use pinned::Pinned;
 
 pub(crate) use common::{Common, cut, measure, set_size};
 pub(crate) use open::{failed, file_type};
@@ -77,6 +82,7 @@ pub struct FileDisk {
     engine: Engine<Job>,
     geometry: Geometry,
     waiting: VecDeque<Request>,
+    pinned: Pinned,
     common: Arc<Common>,
 }
 
@@ -101,6 +107,7 @@ impl FileDisk {
             engine,
             geometry: Geometry { read_only: read_only || geometry.read_only, ..geometry },
             waiting: VecDeque::new(),
+            pinned: Pinned::default(),
             common,
         })
     }
@@ -141,10 +148,19 @@ impl FileDisk {
             match self.immediate(&request) {
                 Some(result) => completions.push(complete(request, result)),
                 None => {
-                    let job = Job::new(request, &self.geometry, &self.engine.target);
+                    let number = self.number(&request);
+                    let job = Job::new(request, number, &self.geometry, &self.engine.target);
                     self.engine.start(job, completions);
                 }
             }
+        }
+    }
+
+    /// Under which number the ring has the memory of the request, if it has.
+    fn number(&mut self, request: &Request) -> Option<u16> {
+        match request.spans.as_slice() {
+            [span] if self.common.pin => self.pinned.number(&self.engine.submitter(), span),
+            _ => None,
         }
     }
 
@@ -165,6 +181,12 @@ impl FileDisk {
     #[cfg(test)]
     pub(crate) fn running(&self) -> usize {
         self.engine.running()
+    }
+
+    /// Pieces of memory that are pinned.
+    #[cfg(test)]
+    pub(crate) fn pinned(&self) -> usize {
+        self.pinned.count()
     }
 }
 
@@ -201,6 +223,10 @@ impl Disk for FileDisk {
         cancelled
     }
 
+    fn release(&mut self) {
+        self.pinned.release(&self.engine.submitter());
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.engine.wake_descriptor())
     }
@@ -211,6 +237,7 @@ impl Drop for FileDisk {
         self.common.users.leave();
         self.waiting.clear();
         self.engine.close();
+        self.release();
         self.note_lost();
     }
 }

@@ -22,15 +22,19 @@ pub struct FileOptions {
     /// Bypasses the host's page cache (O_DIRECT) where file system and block size allow it. False
     /// for what many disks read: the page cache holds it once for all.
     pub direct: bool,
+    /// Has the kernel find and pin pages of the guest's memory once, where data bypasses the page cache,
+    /// and not for each request. They stay as long as they are mapped for the device: what a guest gives
+    /// back without an unmap is not given back, and the device goes on with what it was.
+    pub pin: bool,
     /// A descriptor that the kernel holds until every request of this disk has ended, even when the
     /// process is killed: who waits for a lock on it to go knows that.
     pub witness: Option<Arc<OwnedFd>>,
 }
 
 impl Default for FileOptions {
-    /// Writable, 512-byte blocks, direct where possible.
+    /// Writable, 512-byte blocks, direct where possible, nothing pinned.
     fn default() -> Self {
-        Self { read_only: false, block_size: 512, direct: true, witness: None }
+        Self { read_only: false, block_size: 512, direct: true, pin: false, witness: None }
     }
 }
 

@@ -247,6 +247,10 @@ impl<D: Disk> Disk for OverlayDisk<D> {
         self.collect(completions);
     }
 
+    fn release(&mut self) {
+        self.base.release();
+    }
+
     fn copies(&self, operation: Operation) -> bool {
         // Reads wait for the base as a rule.
         operation != Operation::Read

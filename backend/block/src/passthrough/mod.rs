@@ -47,8 +47,8 @@ pub struct PassthroughDisk {
 }
 
 impl PassthroughDisk {
-    /// Opens the namespace whose generic character device is at `path`. Of the options `direct` says
-    /// nothing here.
+    /// Opens the namespace whose generic character device is at `path`. Of the options `direct` and
+    /// `pin` say nothing here.
     ///
     /// # Errors
     /// [`OpenError::Kind`] for what is no such device, [`OpenError::InUse`] for one that is mounted or

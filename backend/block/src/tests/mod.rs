@@ -6,6 +6,7 @@ mod memory;
 mod overlay;
 mod overlay_kept;
 mod passthrough;
+mod pinned;
 mod shared;
 
 use slipway_ram::Span;
