@@ -73,7 +73,16 @@
 //!   shared namespace and on a controller with lanes it is refused (Invalid Field), and not advertised
 //!   (FUSES). Its halves must come with one doorbell (section 4.11); a half without the other is
 //!   refused.
-//! - A write is atomic in units of one block (AWUN, AWUPF and ACWU are 0), whatever disks do better.
+//! - A write is atomic in units of one block (AWUN, AWUPF and ACWU are 0), whatever disks do better. Not
+//!   on a RAM disk that several threads have, of lanes or of several controllers: of two commands at
+//!   one block at the same time a reader may see parts of both, which AWUN does not allow.
+//! - Switching the volatile write cache off flushes what was written before. A write that was under way
+//!   then, or on another lane just then, may end without being flushed; section 5.21.1.6 says nothing
+//!   of commands that run beside it.
+//! - An admin command that waits for a lane when a controller is saved ([`slipway_pci::Function::save`])
+//!   is not in the state, and never ends. With a journal it is carried out again.
+//! - A successor may have another number of lanes than its predecessor. Only one that has the same as
+//!   before, or none, is sure to take fused pairs if Identify said so.
 //! - Abort gives up what waits for a disk, what the disk has not begun with ([`Disk::cancel`]), and
 //!   Verify, Copy and Compare between their steps. Everything else ends by itself, as does a command
 //!   that several requests of a disk work on.
