@@ -3,7 +3,7 @@
 
 use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TAG, TYPE, ethertype, ipv4, ipv6};
 
-use crate::burst::{BURST, Burst};
+use crate::burst::{BURST, Burst, Frame, Offload, Segmentation};
 use crate::lookup::{Key, Station};
 use crate::rules::PortConfig;
 use crate::stats::{Drop, PortStats};
@@ -65,8 +65,11 @@ fn admit(config: &PortConfig, burst: &mut Burst, frame: usize) -> Result<(Key, u
     }
     let vlan = config.vlan_in(tag).ok_or(Drop::Vlan)?;
     let network = HEADER + if tag.is_some() { TAG } else { 0 };
-    let checksum = burst.frames()[frame].offload.checksum;
-    if checksum.is_some_and(|(start, _)| !is_above_ip(kind, network, start)) {
+    let Frame { len, offload, .. } = burst.frames()[frame];
+    let checksum = offload.checksum;
+    if offload.is_some() && !is_possible(&offload, len)
+        || checksum.is_some_and(|(start, _)| !is_above_ip(kind, network, start))
+    {
         return Err(Drop::BadOffload);
     }
     if config.spoof_check {
@@ -79,6 +82,14 @@ fn admit(config: &PortConfig, burst: &mut Burst, frame: usize) -> Result<(Key, u
     let key =
         Key { source: Station::new(source, vlan), destination: Station::new(destination, vlan) };
     Ok((key, vlan | priority))
+}
+
+/// Whether what a frame of `len` bytes leaves to do can be done, and told to a guest's driver (virtio 1.2,
+/// section 5.1.6.4.1): a checksum that lies in the frame, and pieces that have one, of some length.
+fn is_possible(offload: &Offload, len: u32) -> bool {
+    let Some((start, offset)) = offload.checksum else { return false };
+    let within = u32::from(start) + u32::from(offset) + 2 <= len;
+    within && (offload.segmentation == Segmentation::None || offload.segment > 0)
 }
 
 /// Whether a checksum that begins at `start` leaves addresses alone, wherever it goes from there: it is

@@ -110,6 +110,13 @@ impl PortStats {
         self.bytes_in += std::mem::take(bytes);
     }
 
+    /// Adds what another counted on the way out.
+    pub(crate) fn add_out(&mut self, other: &Self) {
+        self.frames_out += other.frames_out;
+        self.bytes_out += other.bytes_out;
+        self.dropped_out.iter_mut().zip(other.dropped_out).for_each(|(count, more)| *count += more);
+    }
+
     #[inline]
     pub(crate) fn drop_out(&mut self, cause: Drop, count: u64) {
         self.dropped_out[cause as usize] += count;

@@ -146,6 +146,8 @@ impl Switch {
         // Spans of an earlier burst may still name the former peer's memory.
         self.release();
         let Some(slot) = self.slot_mut(index) else { return Err((BadConfig::NoSuchPort, port)) };
+        // What waits was the former peer's, or for it.
+        close(&mut *slot.port);
         slot.port.account(&mut slot.stats);
         let former = replace_innermost(&mut slot.port, port);
         slot.port.set_link(slot.config.link);
@@ -167,6 +169,10 @@ impl Switch {
         if let Some(slot) = self.slot_mut(index) {
             if config.max_rate != slot.config.max_rate {
                 slot.bucket = config.max_rate.map(Bucket::new);
+            }
+            if (config.link, &config.vlans) != (slot.config.link, &slot.config.vlans) {
+                // What waits was judged by the former settings, or will be by the new ones.
+                close(&mut *slot.port);
             }
             slot.port.set_link(config.link);
             slot.config = config;
@@ -387,6 +393,8 @@ impl Switch {
         if let Some(impairment) = &impairment {
             impairment.check()?;
         }
+        // From now on frames may go through a decorator's burst, and nothing empties ours of the peer's memory.
+        self.release();
         let slot = self.slot_mut(index).ok_or(BadConfig::NoSuchPort)?;
         strip(&mut slot.port, Layer::Impairment, &mut slot.stats);
         if let Some(impairment) = &impairment {
@@ -461,6 +469,13 @@ impl Switch {
 #[cold]
 fn tick(port: &mut dyn Port, now: Duration) -> bool {
     port.timed().is_some_and(|timed| timed.tick(now))
+}
+
+/// Drops the frames that wait in front of a port.
+fn close(port: &mut dyn Port) {
+    if let Some(timed) = port.timed() {
+        timed.close();
+    }
 }
 
 /// The time in whole seconds, as the table counts it; it wraps after 136 years.

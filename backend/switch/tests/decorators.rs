@@ -10,7 +10,8 @@ use rig::{Rig, mac, untagged};
 use slipway_switch::decorators::{
     BadImpairment, Capturing, Impairment, Kind, Trace, Way, Ways, record,
 };
-use slipway_switch::{BURST, BadConfig, PortConfig, PortIndex, Rate, Turn};
+use slipway_switch::ports::UnpluggedPort;
+use slipway_switch::{BURST, BadConfig, Link, PortConfig, PortIndex, Rate, Turn, VlanMode};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -246,7 +247,7 @@ fn an_impairment_that_cannot_be_changes_nothing() {
 }
 
 fn capturing(snap: u32, count: Option<u64>) -> Capturing {
-    Capturing { snap, count, ways: Ways::BOTH, clock }
+    Capturing { snap, count, ways: Ways { inward: true, outward: true }, clock }
 }
 
 #[test]
@@ -350,4 +351,37 @@ fn a_trace_believes_no_header() {
         tracing.headers.try_iter().map(|told| told.to_string().len().min(1)).sum::<usize>(),
         360
     );
+}
+
+#[test]
+fn what_waits_goes_nowhere_else() {
+    let late = Impairment {
+        delay: 5 * MS,
+        ways: Ways { inward: true, outward: true },
+        ..Default::default()
+    };
+    let vlan = |vlan| PortConfig {
+        mac: Some(mac(1)),
+        vlans: VlanMode::Access(vlan),
+        ..Default::default()
+    };
+    for change in 0..3 {
+        let mut rig = pair();
+        rig.impair(1, late.clone());
+        rig.queue(0, &untagged(0, 1, b"to the one who was there"));
+        rig.queue(1, &untagged(1, 0, b"from him"));
+        rig.run_at(MS);
+        match change {
+            0 => rig.switch.configure(1, vlan(7)).unwrap(),
+            1 => {
+                let down = PortConfig { mac: Some(mac(1)), link: Link::Down, ..Default::default() };
+                rig.switch.configure(1, down).unwrap();
+            }
+            _ => drop(rig.switch.replace(1, Box::new(UnpluggedPort)).ok()),
+        }
+        rig.run_at(20 * MS);
+        assert!(rig.received_at(0).is_empty() && rig.received_at(1).is_empty(), "{change}");
+        assert_eq!(rig.dropped_out(1), [("queue", 1)], "{change}");
+        assert_eq!(rig.dropped_in(1), [("queue", 1)], "{change}");
+    }
 }

@@ -4,6 +4,7 @@
 mod rig;
 
 use rig::{Rig, mac, untagged};
+use slipway_ring::{Descriptor, Segmentation};
 use slipway_switch::decorators::Impairment;
 use slipway_switch::{Abilities, BadConfig, Link, PortConfig, Rate, Turn, VlanMode, Vlans};
 use std::time::Duration;
@@ -222,7 +223,7 @@ fn a_checksum_changes_no_address() {
     let mut tcp = with_type(untagged(1, 9, &ipv4([10, 0, 0, 1])), 0x0800);
     tcp.extend([0; 20]);
     assert!(passes(&tcp, 34, 16));
-    for (start, offset) in [(0, 0), (0, 6), (14, 12), (33, 0)] {
+    for (start, offset) in [(0, 0), (0, 6), (14, 12), (33, 0), (34, 19), (1023, 127)] {
         assert!(!passes(&tcp, start, offset), "{start} {offset}");
     }
     assert!(!passes(&with_type(untagged(1, 9, &arp(1, [10, 0, 0, 1])), 0x0806), 34, 0));
@@ -232,7 +233,25 @@ fn a_checksum_changes_no_address() {
     let mut echo = advertisement(128, "fd00::5", "fd00::6", 0);
     echo[40] = 128;
     assert!(!passes(&with_type(untagged(1, 9, &echo), 0x86dd), 54, 0), "into the type");
-    assert_eq!(rig.dropped_in(0), [("spoofed-address", 2), ("bad-offload", 5)]);
+    assert_eq!(rig.dropped_in(0), [("spoofed-address", 2), ("bad-offload", 7)]);
+}
+
+#[test]
+fn pieces_have_a_length_and_a_checksum() {
+    let mut rig = Rig::default();
+    rig.attach_able(PortConfig::default(), Abilities::ALL);
+    rig.attach_able(PortConfig::default(), Abilities::ALL);
+    let mut tcp = with_type(untagged(1, 9, &ipv4([10, 0, 0, 1])), 0x0800);
+    tcp.extend([0; 100]);
+    let mut passes = |describe: fn(Descriptor) -> Descriptor| {
+        rig.queue_described(0, &tcp, describe);
+        rig.run();
+        rig.counts() == [0, 1]
+    };
+    assert!(passes(|it| it.unsummed(34, 16).unwrap().uncut(Segmentation::Tcp4, 20, false)));
+    assert!(!passes(|it| it.unsummed(34, 16).unwrap().uncut(Segmentation::Tcp4, 0, false)));
+    assert!(!passes(|it| it.uncut(Segmentation::Tcp4, 20, false)));
+    assert_eq!(rig.dropped_in(0), [("bad-offload", 2)]);
 }
 
 #[test]

@@ -83,6 +83,8 @@ impl Welcome {
     pub const LEN: usize = 32;
     /// Status: another client has the port (`EBUSY`).
     pub const BUSY: u32 = 16;
+    /// Status: the server lacks what it takes to wake a client (`EAGAIN`).
+    pub const LACKING: u32 = 11;
     /// Status: what the client said makes no sense (`EINVAL`).
     pub const INVALID: u32 = 22;
     /// Status: another version (`EPROTONOSUPPORT`).

@@ -51,7 +51,7 @@
 //! |---|---|
 //! | 0 | magic, `u64`: the bytes `slipport` |
 //! | 8 | version, `u32`: the server's |
-//! | 12 | status, `u32`: 0, or a number of errno(3): `EBUSY` another client has the port, `EPROTONOSUPPORT` another version, `EINVAL` what the client takes, `ENOMEM`, `EMFILE` |
+//! | 12 | status, `u32`: 0, or a number of errno(3): `EBUSY` another client has the port, `EPROTONOSUPPORT` another version, `EINVAL` what the client takes, `EAGAIN` the server cannot wake clients, `ENOMEM`, `EMFILE` |
 //! | 16 | MAC address of the port, 6 bytes; zeros: none is assigned |
 //! | 22 | 10 bytes of 0 |
 //!

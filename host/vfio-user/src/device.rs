@@ -1,5 +1,6 @@
 //! The function that an endpoint presents, and what stays with it when clients come and go.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -9,7 +10,7 @@ use slipway_ram::DmaMap;
 
 use crate::EndpointParts;
 use crate::doorbells::SharedPage;
-use crate::interrupts::{EventSink, Line, drain};
+use crate::interrupts::{EventSink, Line};
 use crate::pace::{Cells, Pace};
 
 /// A page of doorbells that clients map.
@@ -142,7 +143,8 @@ impl Device {
 
     /// The client's eventfd for unmasking the pin is readable. False: it is one that never ends.
     pub(crate) fn unmask_pin(&self) -> bool {
-        let drained = self.unmasking.routed().is_none_or(|file| drain(&file));
+        let drained =
+            self.unmasking.routed().is_none_or(|file| slipway_eventfd::drain(file.as_fd()));
         self.sink.pin.unmask();
         drained
     }

@@ -1,15 +1,12 @@
 //! Interrupts as eventfds that a client passed.
 
-use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use rustix::fs::OFlags;
-use rustix::io::ReadWriteFlags;
 use slipway_pci::InterruptSink;
 
-use crate::bell;
 use crate::mask::{Level, Mask};
 
 /// One interrupt of a type.
@@ -110,7 +107,7 @@ impl Line {
 
     fn deliver(&self) {
         if let Some(file) = &*self.route.load() {
-            bell::ring(file.as_fd());
+            slipway_eventfd::raise(file.as_fd());
         }
     }
 }
@@ -150,23 +147,8 @@ impl InterruptSink for EventSink {
     }
 }
 
-/// Takes what an eventfd of a client counted. Whether nothing is left in it now: one that a client
-/// made to give out its count bit by bit may hold what it likes.
-///
-/// The client has the same open file description and may make a read(2) wait, at any time and by
-/// taking the count first; a request not to wait comes with the call.
-pub(crate) fn drain(file: &OwnedFd) -> bool {
-    const AT_MOST: usize = 8;
-    let current = u64::MAX;
-    (0..AT_MOST).any(|_| {
-        let mut count = [0; 8];
-        let into = &mut [IoSliceMut::new(&mut count)];
-        rustix::io::preadv2(file, into, current, ReadWriteFlags::NOWAIT).is_err()
-    })
-}
-
 /// Takes a descriptor as an interrupt's route: only eventfds. They are made nonblocking for the
-/// rare host where [`bell::ring`] has to write to them.
+/// rare host where [`slipway_eventfd::raise`] has to write to them.
 pub(crate) fn adopt(file: OwnedFd) -> Option<Arc<OwnedFd>> {
     use std::os::fd::AsRawFd;
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -238,15 +220,6 @@ mod tests {
         assert_eq!(count(&file), 1);
         line.signal();
         assert_eq!(count(&file), 1, "tried by the client");
-    }
-
-    #[test]
-    fn draining_never_waits() {
-        let file = eventfd(3, EventfdFlags::empty()).unwrap();
-        assert!(drain(&file));
-        assert!(drain(&file), "it is empty, and blocking");
-        let file = eventfd(100, EventfdFlags::SEMAPHORE).unwrap();
-        assert!(!drain(&file));
     }
 
     #[test]

@@ -72,7 +72,6 @@
 // A page mapped from a file that the client may store to; requests that raise eventfds; SO_PEERCRED.
 #![allow(unsafe_code)]
 
-mod bell;
 mod channel;
 mod config;
 mod control;

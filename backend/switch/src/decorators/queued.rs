@@ -104,7 +104,7 @@ pub struct Queued<S> {
     passing: Burst,
     picks: Vec<Pick>,
     /// How deliveries went that the switch had been told nothing of.
-    late: Delivered,
+    late: PortStats,
 }
 
 impl<S: Schedule> Queued<S> {
@@ -123,7 +123,7 @@ impl<S: Schedule> Queued<S> {
             now: Duration::ZERO,
             passing: Burst::new(),
             picks: Vec::with_capacity(BURST),
-            late: Delivered::default(),
+            late: PortStats::default(),
         }
     }
 
@@ -141,7 +141,7 @@ impl<S: Schedule> Queued<S> {
             self.picks.clear();
             // A burst has at most 256 frames; tags are in them already.
             self.picks.extend((0..count as u16).map(|frame| Pick { frame, tci: 0 }));
-            self.late.add(&self.inner.deliver(&self.passing, &self.picks));
+            self.late.count_out(&self.inner.deliver(&self.passing, &self.picks));
             lane.line.release();
         }
         if any {
@@ -155,8 +155,9 @@ impl<S: Schedule> Queued<S> {
 impl<S: Schedule> Timed for Queued<S> {
     fn tick(&mut self, now: Duration) -> bool {
         self.now = now;
-        self.flush();
+        // The inner one first: what goes on comes to it now, and not when it was ticked last.
         let due = self.inner.timed().is_some_and(|inner| inner.tick(now));
+        self.flush();
         due || self.inward.as_ref().and_then(|lane| lane.line.due()).is_some_and(|due| due <= now)
     }
 
@@ -250,7 +251,7 @@ impl<S: Schedule> Port for Queued<S> {
 
     fn account(&mut self, stats: &mut PortStats) {
         self.inner.account(stats);
-        stats.count_out(&std::mem::take(&mut self.late));
+        stats.add_out(&std::mem::take(&mut self.late));
         if let Some(lane) = &mut self.inward {
             let Dropped { frames, bytes } = &mut lane.dropped;
             stats.lose_in(Drop::Queue, frames, bytes);

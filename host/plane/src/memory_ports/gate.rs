@@ -165,6 +165,9 @@ impl Gate {
     fn connect(&self, socket: &OwnedFd, takes: Takes) -> Result<(), u32> {
         let lacking =
             |error: std::io::Error| error.raw_os_error().map_or(12, |number| number as u32);
+        if !slipway_eventfd::can_raise() {
+            return Err(Welcome::LACKING);
+        }
         let link = Link::new(self.geometry).map_err(lacking)?;
         let tell = Tell::new().map_err(lacking)?;
         let theirs = [&tell.server, &tell.peer].map(OwnedFd::try_clone);

@@ -1,15 +1,22 @@
-//! Adds one to an eventfd that a stranger shares, without ever waiting for it.
+//! Eventfds that a stranger shares: raised and emptied without ever waiting.
 //!
-//! A write(2) waits when the counter is full and the description is blocking, and the peer can make
+//! Adding one: a write(2) waits when the counter is full and the description is blocking, and the peer can make
 //! both true at any moment: the description is its own as well, so no flag set here, and no look
 //! before the write, holds until the write. Linux has one way to raise an eventfd that does not
 //! look at that flag: as the notice of a finished asynchronous request (`aio_resfd`, io_submit(2)),
 //! which adds one and stops at the counter's maximum. The request is a write of one byte to
 //! `/dev/null`, which ends within the same system call.
+//!
+//! Taking the count: a read(2) waits likewise; a request not to wait comes with preadv2(2).
+
+#![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::io::ReadWriteFlags;
 
 /// Requests that a context holds. Each ends at once; what fills up are notes that it ended, which
 /// nobody wants.
@@ -110,12 +117,16 @@ thread_local! {
     static CONTEXT: RefCell<Option<Context>> = RefCell::new(Context::new().ok());
 }
 
-/// Adds one to `eventfd`, whatever its flags and its counter are; a full counter stays full.
-///
-/// Where the kernel has no context to give (its sum is limited by `fs.aio-max-nr`), the eventfd is
-/// written to, which a peer that wants to can make wait.
-pub(crate) fn ring(eventfd: BorrowedFd<'_>) {
-    let rung = CONTEXT.try_with(|context| {
+/// Whether this thread can [`try_raise`]: the kernel has had a context to give (their sum is limited by
+/// `fs.aio-max-nr`).
+pub fn can_raise() -> bool {
+    CONTEXT.try_with(|context| context.borrow().is_some()).unwrap_or(false)
+}
+
+/// Adds one to `eventfd`, whatever its flags and its counter are; a full counter stays full. False, and
+/// nothing done: this thread cannot, see [`can_raise`].
+pub fn try_raise(eventfd: BorrowedFd<'_>) -> bool {
+    let raised = CONTEXT.try_with(|context| {
         let context = context.borrow();
         let Some(context) = &*context else { return false };
         context.ring(eventfd) || {
@@ -123,13 +134,32 @@ pub(crate) fn ring(eventfd: BorrowedFd<'_>) {
             context.ring(eventfd)
         }
     });
-    if !rung.unwrap_or(false) {
-        // Fails when the counter is full: the interrupt waits there already.
+    raised.unwrap_or(false)
+}
+
+/// As [`try_raise`], but where this thread cannot, the eventfd is written to, which a peer that wants to
+/// can make wait.
+pub fn raise(eventfd: BorrowedFd<'_>) {
+    if !try_raise(eventfd) {
+        // Fails when the counter is full: it is readable already.
         let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
     }
 }
 
+/// Takes what an eventfd counted. Whether nothing is left in it now: one that its peer made to give out
+/// its count bit by bit may hold what it likes.
+pub fn drain(eventfd: BorrowedFd<'_>) -> bool {
+    const AT_MOST: usize = 8;
+    let current = u64::MAX;
+    (0..AT_MOST).any(|_| {
+        let mut count = [0; 8];
+        let into = &mut [IoSliceMut::new(&mut count)];
+        rustix::io::preadv2(eventfd, into, current, ReadWriteFlags::NOWAIT).is_err()
+    })
+}
+
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::os::fd::{AsFd, OwnedFd};
 
@@ -145,7 +175,7 @@ mod tests {
     fn every_ring_counts() {
         let file = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         for _ in 0..10_000 {
-            ring(file.as_fd());
+            raise(file.as_fd());
         }
         assert_eq!(count(&file), 10_000);
     }
@@ -159,7 +189,7 @@ mod tests {
         let (done, is_done) = std::sync::mpsc::channel();
         let theirs = file.try_clone().unwrap();
         std::thread::spawn(move || {
-            (0..100).for_each(|_| ring(theirs.as_fd()));
+            (0..100).for_each(|_| raise(theirs.as_fd()));
             done.send(()).unwrap();
         });
         is_done.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
@@ -169,6 +199,15 @@ mod tests {
     #[test]
     fn what_is_no_eventfd_is_not_waited_for_either() {
         let (_reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
-        ring(writer.as_fd());
+        raise(writer.as_fd());
+    }
+
+    #[test]
+    fn draining_never_waits() {
+        let file = eventfd(3, EventfdFlags::empty()).unwrap();
+        assert!(drain(file.as_fd()));
+        assert!(drain(file.as_fd()), "it is empty, and blocking");
+        let file = eventfd(100, EventfdFlags::SEMAPHORE).unwrap();
+        assert!(!drain(file.as_fd()));
     }
 }
