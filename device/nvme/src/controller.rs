@@ -35,6 +35,7 @@ use crate::prp::Walker;
 use crate::queue::{Queues, SubmissionQueue};
 use crate::recover::{Recovered, note_moved};
 use crate::registers::Registers;
+use crate::serve::Exclusive;
 use crate::spares::Spares;
 use crate::trace::Tracer;
 use crate::turn::Quota;
@@ -133,9 +134,9 @@ pub struct Controller {
     pub(crate) bytes_left: u64,
     /// Requests were left for the next poll.
     pub(crate) behind: bool,
-    /// With a journal: the queue with a fused pair that is under way, or waits for all else to end.
-    /// Nothing else is fetched from I/O queues until then.
-    pub(crate) exclusive: Option<u16>,
+    /// The fused pair that is under way, or waits for all else to end. Nothing else is fetched from
+    /// I/O queues until then.
+    pub(crate) exclusive: Option<Exclusive>,
     // Buffers that are kept from poll to poll, so that nothing is allocated in the steady state.
     pub(crate) walker: Walker,
     pub(crate) entries: Vec<SubmissionEntry>,

@@ -9,7 +9,7 @@ use crate::cell::{Cell, ShadowPages};
 use crate::controller::Controller;
 use crate::journal::{Done, Found, Journal, Side, Stage, Ticket};
 use crate::lifecycle::Shutdown;
-use crate::serve::lone_half;
+use crate::serve::{Exclusive, lone_half};
 use crate::state;
 
 impl Controller {
@@ -209,7 +209,7 @@ impl Controller {
         match one.stage {
             // The comparison has held; nothing is fetched until the write is done.
             Stage::Decided(status) if status.is_success() => {
-                self.exclusive = Some(one.queue);
+                self.exclusive = Some(Exclusive { queue: one.queue, runs: true });
                 self.execute(one.queue, &one.entry);
             }
             Stage::Decided(status) => self.conclude_with(one.queue, &one.entry, status),
@@ -232,7 +232,7 @@ impl Controller {
         }
         self.take_up(second);
         self.ticket = first.ticket;
-        self.exclusive = Some(first.queue);
+        self.exclusive = Some(Exclusive { queue: first.queue, runs: true });
         let tickets = [first.ticket, second.ticket];
         self.carry_out_pair(first.queue, [&first.entry, &second.entry], tickets, 0);
     }

@@ -34,6 +34,15 @@ struct Subject {
     lba: u64,
 }
 
+/// With a journal: a fused pair, beside which nothing else of I/O queues may be in flight.
+#[derive(Clone, Copy)]
+pub(crate) struct Exclusive {
+    /// Its submission queue.
+    pub queue: u16,
+    /// It was fetched; or else it waits for all else to end.
+    pub runs: bool,
+}
+
 impl Controller {
     /// Looks at submission queues, each once, until the turn is used up; begins where it ended last
     /// time, or with another one. True when a command was started.
@@ -47,19 +56,24 @@ impl Controller {
             return busy | self.fetch(0);
         }
         self.commands_left = self.quota.commands;
-        self.turn = if self.turn + 1 < bound { self.turn + 1 } else { 0 };
+        let mut first = if self.turn + 1 < bound { self.turn + 1 } else { 0 };
         if self.limiter.is_on() {
             let held = self.limiter.begin(self.clock.now());
-            self.turn = held.filter(|queue| *queue < bound).unwrap_or(self.turn);
+            first = held.filter(|queue| *queue < bound).unwrap_or(first);
         }
-        if let Some(queue) = self.exclusive {
-            return busy | self.fetch_exclusive(queue);
+        if let Some(exclusive) = self.exclusive {
+            busy |= self.fetch_exclusive(exclusive);
+            if self.exclusive.is_some() || self.commands_left == 0 || !self.is_running() {
+                return busy;
+            }
         }
+        self.turn = first;
         for step in 0..bound {
-            let at = self.turn + step;
+            let at = first + step;
             let at = if at < bound { at } else { at - bound };
             busy |= self.fetch(at);
-            if self.commands_left == 0 {
+            // Nothing is fetched beside a fused pair, or before one that waits for the rest to end.
+            if self.commands_left == 0 || self.exclusive.is_some() {
                 self.turn = at;
                 break;
             }
@@ -70,16 +84,16 @@ impl Controller {
         busy
     }
 
-    /// Fetches from the admin queue, and from queue `id` when no I/O command is in flight: the fused
-    /// pair there, or, after one, whatever comes.
+    /// Fetches from the admin queue; and, when no I/O command is in flight, the fused pair that waited
+    /// in a queue. After one that ran every queue has its turn.
     #[cold]
-    fn fetch_exclusive(&mut self, id: u16) -> bool {
+    fn fetch_exclusive(&mut self, Exclusive { queue, runs }: Exclusive) -> bool {
         let busy = self.fetch(0);
         if !self.inflight.is_empty() || !self.is_running() {
             return busy;
         }
         self.exclusive = None;
-        busy | self.fetch(id)
+        busy | (!runs && self.fetch(queue))
     }
 
     fn observe_completion_doorbells(&mut self) -> bool {
@@ -159,11 +173,10 @@ impl Controller {
                 })
             }
         };
-        if self.journal.is_some()
-            && id != 0
-            && submission.part_pairs(self.inflight.is_empty(), &mut entries)
-        {
-            self.exclusive = Some(id);
+        let alone = self.inflight.is_empty();
+        if self.journal.is_some() && id != 0 && submission.part_pairs(alone, &mut entries) {
+            let runs = alone && entries.first().is_some_and(|entry| entry.fuse() == FUSE_FIRST);
+            self.exclusive = Some(Exclusive { queue: id, runs });
         }
         completion.reserved += if fetched.is_ok() { entries.len() as u32 } else { 0 };
         if fetched.is_err() {

@@ -129,6 +129,8 @@ pub struct Killable {
     lives: Lives,
     controller: Option<Controller>,
     asleep: bool,
+    /// Whether writes are noticed by the next poll only.
+    pub holds: bool,
     pub kills: u32,
     /// Points until the next kill; None: no more kills.
     next: Box<dyn FnMut() -> Option<u64>>,
@@ -138,7 +140,8 @@ impl Killable {
     /// Killed at the points that `next` says, each counted from the last kill.
     pub fn new(lives: Lives, next: impl FnMut() -> Option<u64> + 'static) -> Self {
         let none = Box::new(|| None);
-        let mut killable = Self { lives, controller: None, asleep: false, kills: 0, next: none };
+        let (asleep, holds) = (false, false);
+        let mut killable = Self { lives, controller: None, asleep, holds, kills: 0, next: none };
         killable.kill(next);
         killable
     }
@@ -178,9 +181,12 @@ impl RegisterAccess for Killable {
 
     fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
         self.asleep = false;
+        let holds = self.holds;
         self.call(|controller| {
             controller.write(0, offset, &value.to_le_bytes());
-            controller.poll();
+            if !holds {
+                controller.poll();
+            }
         });
         Ok(())
     }

@@ -7,6 +7,7 @@
 
 use slipway_nvme_spec::command::{CopyRange, SubmissionEntry};
 use slipway_nvme_spec::opcode::NvmOpcode;
+use slipway_nvme_spec::registers::offset;
 use slipway_nvme_spec::status::Status;
 use zerocopy::IntoBytes;
 
@@ -100,6 +101,7 @@ fn run(guest: &mut Guest, asked: [&[Ask]; 2]) -> Vec<(Ask, Vec<Status>)> {
         let own = open.iter_mut().filter(|one| one.queue == queue);
         own.zip(ids).for_each(|(one, id)| one.id = id);
     }
+    guest.registers.inner.holds = false;
     let mut polls = 0;
     while !open.is_empty() {
         for queue in [1, 2] {
@@ -193,7 +195,20 @@ fn life(guest: &mut Guest) {
     let now = batch(guest, 3, [&[Exchange(3, 4)], &[Exchange(3, 5)]]);
     let now =
         batch(guest, now, [&[Write(6), Exchange(6, 7)], &[Write(8), Exchange(8, 9), Half(1)]]);
-    batch(guest, now, [&[Copy, Exchange(SOURCE_VALUE, 10)], &[Exchange(now, 11)]]);
+    let now = batch(guest, now, [&[Copy, Exchange(SOURCE_VALUE, 10)], &[Exchange(now, 11)]]);
+    at_once(guest, now);
+}
+
+/// A pair of one queue and a write of the other that one poll finds, whichever it looks at first.
+fn at_once(guest: &mut Guest, mut now: u8) {
+    for turn in 0..3 {
+        for _ in 0..turn {
+            guest.registers.write32(offset::INTMS, 0).unwrap();
+        }
+        guest.registers.inner.holds = true;
+        let (write, pair) = ([Ask::Write(12 + turn)], [Ask::Exchange(now, 20 + turn)]);
+        now = batch(guest, now, [&write, &pair]);
+    }
 }
 
 #[test]
@@ -225,4 +240,51 @@ fn many_kills_anywhere_recovery_included() {
         kills += guest.registers.inner.kills;
     }
     assert!(kills > 500, "only {kills} kills");
+}
+
+/// Submits these to queues 1 and 2, and gives as soon as one of queue 2 has ended, or nothing goes on
+/// any more, how many have ended of each.
+fn until_the_other_ends(turn: u8, asked: [&[Ask]; 2], beside: bool) -> [usize; 2] {
+    let mut guest = guest(Lives::new(true), || None);
+    for _ in 0..turn {
+        guest.registers.write32(offset::INTMS, 0).unwrap();
+    }
+    guest.registers.inner.holds = true;
+    for (queue, asked) in (1..).zip(asked) {
+        let all = asked.iter().flat_map(|ask| commands(&mut guest, *ask));
+        let all: Vec<_> = all.map(|(command, _)| command).collect();
+        guest.submit_all(queue, &all).unwrap();
+        if beside {
+            guest.registers.idle().unwrap();
+        }
+    }
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    // What has ended of queue 1 is not taken off: its doorbell would wake the controller.
+    for _ in 0..200 {
+        guest.registers.idle().unwrap();
+        if guest.reap(2, &mut second).unwrap() > 0 {
+            break;
+        }
+    }
+    guest.reap(1, &mut first).unwrap();
+    [first.len(), second.len()]
+}
+
+#[test]
+fn a_queue_that_is_rung_beside_a_pair_has_its_turn_after_it() {
+    for turn in 0..3 {
+        let asked: [&[Ask]; 2] = [&[Ask::Exchange(0, 1)], &[Ask::Write(2)]];
+        assert_eq!(until_the_other_ends(turn, asked, true), [2, 1]);
+    }
+}
+
+#[test]
+fn a_queue_full_of_pairs_lets_others_have_their_turn() {
+    let pairs: Vec<_> = (0..7).map(|value| Ask::Exchange(value, value + 1)).collect();
+    for turn in 0..3 {
+        for beside in [false, true] {
+            let [first, second] = until_the_other_ends(turn, [&pairs, &[Ask::Write(9)]], beside);
+            assert!(first <= 4 && second == 1, "{first} halves, {second} of the other");
+        }
+    }
 }
