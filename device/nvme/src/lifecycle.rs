@@ -119,7 +119,9 @@ impl Controller {
         self.phase = Phase::Resetting;
     }
 
+    /// Nothing is in flight, and lanes have stopped.
     fn finish_reset(&mut self) {
+        self.release_memory();
         self.phase = Phase::Disabled;
         self.shutdown = Shutdown::None;
         self.registers.status = ControllerStatus::default();
