@@ -113,6 +113,10 @@ fn unusable(path: &Path) -> impl Fn(String) -> OpenError {
 
 /// The shape of a disk on a namespace; or why there can be none.
 fn shape(namespace: &IdentifyNamespace, options: &FileOptions) -> Result<Geometry, String> {
+    // FLBAS bits 6:5 are the index's upper bits since NVMe 2.0: formats that there is no entry for here.
+    if namespace.format & 0x60 != 0 {
+        return Err("its format is none of the first 16".to_owned());
+    }
     let format = namespace.lba_formats[usize::from(namespace.format & 15)].get();
     if format & 0xffff != 0 {
         return Err("its blocks have metadata".to_owned());
@@ -209,6 +213,16 @@ mod tests {
         assert!(shape(&namespace(0, 9 << 16), &options(512)).is_err());
         assert!(shape(&namespace(7, 9 << 16), &options(4096)).is_err());
         assert!(shape(&namespace(u64::MAX, 9 << 16), &options(512)).is_err());
+    }
+
+    #[test]
+    fn a_format_of_a_higher_number_is_not_taken_for_another() {
+        let mut namespace = namespace(100, 9 << 16);
+        for (format, fits) in [(0, true), (0x20, false), (0x40, false), (0x61, false), (0x10, true)]
+        {
+            namespace.format = format;
+            assert_eq!(shape(&namespace, &options(512)).is_ok(), fits, "{format:#x}");
+        }
     }
 
     #[test]
