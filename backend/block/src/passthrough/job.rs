@@ -48,14 +48,6 @@ impl Target {
     fn device(&self) -> &Device {
         &self.common.device
     }
-
-    /// Fewer bytes a command from now on: the kernel refused one of `bytes`. False: it cannot be less.
-    fn halve(&mut self, bytes: u64) -> bool {
-        let least = u64::from(self.device().lba_size.max(4096));
-        let half = bytes / 2 / least * least;
-        self.most_bytes = self.most_bytes.min(half.max(least));
-        bytes > least
-    }
 }
 
 /// What the drive does for a job at the moment.
@@ -80,6 +72,9 @@ pub(super) struct Job {
     done: u64,
     /// Bytes that the drive has.
     piece: u64,
+    /// Most bytes of a command after the kernel refused a larger one; `u64::MAX` before. The target's
+    /// too as soon as such a command has succeeded: what was refused may not have been its size.
+    most_bytes: u64,
     /// Times that the command was carried out again.
     retries: u8,
     step: Step,
@@ -99,7 +94,7 @@ impl Job {
             Operation::WriteZeroes | Operation::Discard if target.zeroes => Step::Zero,
             Operation::WriteZeroes | Operation::Discard => Step::WriteZeros,
         };
-        Self { request, start, len, done: 0, piece: 0, retries: 0, step }
+        Self { request, start, len, done: 0, piece: 0, most_bytes: u64::MAX, retries: 0, step }
     }
 
     /// The command for `piece` bytes after those that are through.
@@ -155,12 +150,19 @@ impl Job {
         }
     }
 
+    /// Fewer bytes a command from now on: the kernel refused this one. False: it cannot be less.
+    fn halve(&mut self, target: &Target) -> bool {
+        let least = u64::from(target.device().lba_size.max(4096));
+        self.most_bytes = (self.piece / 2 / least * least).max(least);
+        self.piece > least
+    }
+
     fn failed(&mut self, errno: i32, target: &mut Target) -> Next {
         match errno {
             libc::EAGAIN => Next::Again,
             // The driver took it back, as it resets the drive: nobody else tries it again.
             libc::EINTR => self.retry(DiskError::Io(libc::EIO)),
-            libc::EINVAL if self.moves() && target.halve(self.piece) => Next::Again,
+            libc::EINVAL if self.moves() && self.halve(target) => Next::Again,
             errno => Next::Done(Err(refused(errno, &self.request))),
         }
     }
@@ -215,7 +217,7 @@ impl Work for Job {
         vectors.clear();
         let lba_size = u64::from(target.device().lba_size);
         let left = self.len - self.done;
-        let most = left.min(target.most_bytes).min(MOST_BLOCKS * lba_size);
+        let most = left.min(target.most_bytes.min(self.most_bytes)).min(MOST_BLOCKS * lba_size);
         let command = match &self.step {
             Step::Flush => Command::of_blocks(NvmOpcode::Flush.0, target.device().nsid, 0, 1),
             Step::Zero => {
@@ -252,6 +254,7 @@ impl Work for Job {
                 }
                 self.done += self.piece;
                 self.retries = 0;
+                target.most_bytes = target.most_bytes.min(self.most_bytes);
                 match self.done >= self.len {
                     true => Next::Done(Ok(())),
                     false => Next::Again,
@@ -341,7 +344,10 @@ mod tests {
         job.entry(&mut target, &mut IoVectors::default()).unwrap();
         assert!(matches!(job.advance(-libc::EINVAL, &mut target), Next::Again));
         job.entry(&mut target, &mut IoVectors::default()).unwrap();
-        assert_eq!((job.piece, target.most_bytes), (4096, 4096));
+        assert_eq!((job.piece, target.most_bytes), (4096, 8192));
+        // Others try it whole until one of half the size has got through.
+        assert!(matches!(job.advance(0, &mut target), Next::Again));
+        assert_eq!((job.done, target.most_bytes), (4096, 4096));
     }
 
     #[test]
