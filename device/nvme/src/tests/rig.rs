@@ -253,6 +253,8 @@ pub struct Gate {
     pub flushes: AtomicUsize,
     /// Durable requests that were let go.
     pub durable: AtomicUsize,
+    /// Times that it was to let go of the guest's memory.
+    pub releases: AtomicUsize,
     /// It gives up no request.
     pub keeps: AtomicBool,
     /// What every request ends with.
@@ -330,6 +332,10 @@ impl Disk for Held {
 
     fn copies(&self, _: Operation) -> bool {
         self.copies
+    }
+
+    fn release(&mut self) {
+        self.gate.releases.fetch_add(1, Relaxed);
     }
 
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
@@ -416,6 +422,10 @@ impl Disk for Routed {
 
     fn refresh(&mut self) -> Geometry {
         self.medium.lock().unwrap().disk.refresh()
+    }
+
+    fn release(&mut self) {
+        self.medium.lock().unwrap().disk.release();
     }
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
