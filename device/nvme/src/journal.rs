@@ -508,6 +508,15 @@ impl Journal {
         all
     }
 
+    /// Frees every slot of its own: no command is under way any more.
+    pub fn end_own(&mut self) {
+        for found in self.recover() {
+            if self.owns(found.ticket) {
+                self.end(found.ticket);
+            }
+        }
+    }
+
     fn found(&self, ticket: Ticket) -> Option<Found> {
         let state = self.state(ticket)?;
         let place = self.load_slot(ticket, PLACE);

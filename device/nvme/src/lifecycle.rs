@@ -122,6 +122,11 @@ impl Controller {
     /// Nothing is in flight, and lanes have stopped.
     fn finish_reset(&mut self) {
         self.release_memory();
+        // Admin commands that waited, for lanes or for a queue's end: nobody ends them any more.
+        self.recovered = None;
+        if let Some(journal) = &mut self.journal {
+            journal.end_own();
+        }
         self.phase = Phase::Disabled;
         self.shutdown = Shutdown::None;
         self.registers.status = ControllerStatus::default();

@@ -427,6 +427,25 @@ fn a_cache_that_is_switched_off_is_flushed_wherever_it_is_killed() {
 }
 
 #[test]
+fn a_reset_frees_the_slots_of_what_lanes_were_asked() {
+    let lives = Lives { threads: &[2], ..Lives::new(false) };
+    let in_use = || Journal::new(&lives.journal, &LIMITS).unwrap().recover().len();
+    let arena = Arena::new(lives.memory.clone(), 0, MEMORY as u64);
+    let mut guest = Driver::new(Killable::new(lives.clone(), || None), arena, 32).unwrap();
+    for _ in 0..3 {
+        guest.registers.holds = true;
+        guest.submit_all(0, &[write_cache(1); 16]).unwrap();
+        // The home asks, and does not hear the answers.
+        guest.registers.idle().unwrap();
+        assert_eq!(in_use(), 16);
+        guest.registers.write32(offset::CC, 0).unwrap();
+        guest.registers.holds = false;
+        guest.enable(32).unwrap();
+        assert_eq!(in_use(), 0);
+    }
+}
+
+#[test]
 fn a_successor_tells_of_namespaces_that_came_went_and_grew() {
     let lives = Lives::new(false);
     let namespace = |(nsid, bytes, uuid)| Namespace::new(nsid, ram(bytes, 512), [uuid; 16]);
