@@ -159,26 +159,27 @@ impl Controller {
         for mut one in found {
             let queue = self.queues.pair(one.queue);
             let lane = queue.and_then(|(_, queue)| choose(all.len(), queue.id, queue.vector));
-            let Some(at) = lane else {
-                own.push(one);
-                continue;
-            };
-            self.move_slot(lanes, at, &mut one);
-            all[at].push(one);
+            self.move_slot(lanes, lane, &mut one);
+            lane.map_or(&mut own, |at| &mut all[at]).push(one);
         }
         self.recovered = Some(Recovered(own));
         all
     }
 
-    /// Gives a command a slot of the lane that is to carry it out, if it has another thread's.
-    fn move_slot(&mut self, lanes: &mut [Self], at: usize, one: &mut Found) {
-        let Some(journal) = &mut lanes[at].journal else { return };
+    /// Gives a command a slot of the lane that is to carry it out, or of the home, if it has another
+    /// thread's.
+    fn move_slot(&mut self, lanes: &mut [Self], to: Option<usize>, one: &mut Found) {
+        let taker = match to {
+            Some(at) => &mut lanes[at].journal,
+            None => &mut self.journal,
+        };
+        let Some(journal) = taker else { return };
         if journal.owns(one.ticket) {
             return;
         }
         let moved = journal.adopt(one);
         if moved == Ticket::NONE {
-            // More than a lane can have: it stays where it is.
+            // More than a thread can have: it stays where it is.
             return;
         }
         let old = std::mem::replace(&mut one.ticket, moved);
