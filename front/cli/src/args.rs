@@ -336,7 +336,7 @@ pub enum PortCommand {
     Trace(TraceArgs),
     /// Print all that is known of ports, as JSON: addresses, settings, what passed
     Inspect {
-        /// Names as `port ls` has them, or names of sandboxes
+        /// Ports: sandboxes, or names or numbers as `port ls` prints them; NETWORK/PORT if one is in several
         #[arg(required = true)]
         ports: Vec<String>,
     },
@@ -364,7 +364,7 @@ pub enum PortLinkArg {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("setting").required(true).multiple(true))]
 pub struct PortSetArgs {
-    /// Name as `port ls` has it, or name of a sandbox
+    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in several
     pub port: String,
     /// Drop frames from other addresses than the port's own, MAC and IP
     #[arg(

@@ -17,8 +17,15 @@ pub async fn reference(node: &NodeArgs, config: &Config, text: &str) -> Result<v
     let mut sandboxes = connect(node, config).await?;
     let named = sandbox_v1::Name { name: port.to_owned() };
     let found = sandboxes.inspect(named).await.ok().and_then(|reply| reply.into_inner().sandbox);
+    let found = found.filter(|sandbox| is_meant(sandbox, port));
     let port = found.map_or_else(|| port.to_owned(), |sandbox| network_function_id(&sandbox.id));
     Ok(v1::PortReference { switch: switch.to_owned(), port })
+}
+
+/// Whether `text`, by which `sandbox` was found, means it: a sandbox is found by how its id begins as well,
+/// but a number is a port's.
+fn is_meant(sandbox: &sandbox_v1::Sandbox, text: &str) -> bool {
+    sandbox.name == text || sandbox.id == text || text.parse::<u32>().is_err()
 }
 
 fn direction(direction: Direction) -> v1::PortDirection {
@@ -194,4 +201,24 @@ fn count_row(count: &v1::TraceCount) -> [String; 4] {
         count.frames.to_string(),
         crate::size::show(count.bytes),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_a_port_unless_a_sandbox_has_just_that_name() {
+        let sandbox = |name: &str| sandbox_v1::Sandbox {
+            id: "1234abcd".into(),
+            name: name.into(),
+            ..Default::default()
+        };
+        for port in ["1", "12", "1234"] {
+            assert!(!is_meant(&sandbox("web"), port), "{port}");
+        }
+        for (name, text) in [("web", "web"), ("7", "7"), ("web", "1234a"), ("web", "1234abcd")] {
+            assert!(is_meant(&sandbox(name), text), "{text}");
+        }
+    }
 }

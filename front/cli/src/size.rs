@@ -21,7 +21,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("\"{text}\" is too large"))
 }
 
-/// Reads a time as people write it: "250ms", "2s", "5m"; a number alone is of seconds.
+/// Longest time that [`parse_duration`] takes: clocks have room for so much from any moment on.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Reads a time as people write it: "250ms", "2s", "5m"; a number alone is of seconds. A year at most.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -35,7 +38,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "h" => 3600.0,
         _ => return Err(format!("\"{text}\" has no unit that is known: us, ms, s, m or h")),
     };
-    Duration::try_from_secs_f64(number * unit).map_err(|_| format!("\"{text}\" is too long"))
+    let time = Duration::try_from_secs_f64(number * unit).ok().filter(|time| *time <= LONGEST);
+    time.ok_or_else(|| format!("\"{text}\" is too long: 365 days at most"))
 }
 
 /// Bytes per second from a rate in bits as tc(8) has it: "10Mbit", "1gbit", "64kbit", "8000bit" (powers of
@@ -152,7 +156,9 @@ mod tests {
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["", "s", "1x", "-1s", "1e9s", "9999999999999999999999h"] {
+        assert_eq!(parse_duration("8760h"), Ok(LONGEST));
+        assert!(parse_duration("8761h").unwrap_err().ends_with("365 days at most"));
+        for bad in ["", "s", "1x", "-1s", "1e9s", "9999999999s", "9999999999999999999999h"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }

@@ -8,7 +8,10 @@ const LATEST: Duration = Duration::from_millis(10);
 /// Waits that are shorter are spent looking at the clock: a sleep takes longer.
 const SHORT: Duration = Duration::from_micros(100);
 
-/// Reads a rate in frames per second: "5M", "100k", "1.5M", "20".
+/// The slowest rate, in frames per second: a frame in about eleven days.
+const SLOWEST: f64 = 1e-6;
+
+/// Reads a rate in frames per second: "5M", "100k", "1.5M", "20"; 0.000001 at least, 1G at most.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -33,6 +36,9 @@ pub fn parse_rate(text: &str) -> Result<f64, String> {
         Some(0.0) => {
             Err("a rate of 0 sends nothing; leave --rate out to send as fast as can be".into())
         }
+        Some(rate) if rate < SLOWEST => {
+            Err(format!("\"{text}\" is less than {SLOWEST} frames per second"))
+        }
         Some(rate) if rate <= 1e9 => Ok(rate),
         Some(_) => Err(format!("\"{text}\" is more than 1G frames per second")),
         None => Err(format!("\"{text}\" is no rate: frames per second, as 5M, 100k or 20")),
@@ -51,9 +57,9 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// A rate in frames per second, from `now` on; None: as fast as can be.
+    /// A rate in frames per second, 10^-6 at least, from `now` on; None: as fast as can be.
     pub fn new(rate: Option<f64>, now: Instant) -> Self {
-        Self { each: rate.map(|rate| 1.0 / rate), begin: now, gone: 0 }
+        Self { each: rate.map(|rate| 1.0 / rate.max(SLOWEST)), begin: now, gone: 0 }
     }
 
     /// How many of `wanted` frames are due: all or none. Else how long until they are.
@@ -96,6 +102,12 @@ mod tests {
         }
         assert!(parse_rate("0").unwrap_err().contains("leave --rate out"));
         assert!(parse_rate("0k").is_err());
+        assert_eq!(parse_rate("0.000001"), Ok(SLOWEST));
+        for slow in ["0.0000009", "0.00000000000000000000000001"] {
+            assert!(
+                parse_rate(slow).unwrap_err().ends_with("less than 0.000001 frames per second")
+            );
+        }
         for bad in ["", "M", "-5", "5x", "2G", "inf", "nan", "1e5", "5 M"] {
             assert!(parse_rate(bad).is_err(), "{bad}");
         }
@@ -122,5 +134,8 @@ mod tests {
         pacer.went(4);
         assert_eq!(pacer.due(4, at(1000)), Err(Duration::from_millis(4)));
         assert_eq!(Pacer::new(None, begin).due(9, begin), Ok(9));
+        let mut slow = Pacer::new(Some(1e-300), begin);
+        slow.went(1);
+        assert_eq!(slow.due(1, begin), Err(Duration::from_secs(1_000_000)));
     }
 }

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use slipway_pcapng_spec as pcapng;
 use slipway_plane_api::v1;
 use slipway_switch::decorators::{
-    Captured, Capturing, Counts, Observer, Record, Trace, Tracing, Way, record,
+    Captured, Capturing, Counts, Observer, Record, Summary, Trace, Tracing, Way, record,
 };
 use slipway_switch::{Handle, PortIndex};
 use tokio::sync::mpsc;
@@ -32,6 +32,10 @@ const QUEUE: usize = 4;
 const SNAP: u32 = 262_144;
 /// Frames told of in a second unless something else is said.
 const HEADERS: u32 = 100;
+/// Most of them whatever is said.
+const MOST_HEADERS: u32 = 10_000;
+/// Most of them in a report.
+const REPORTED: usize = 4096;
 /// Time between two reports of a trace.
 const REPORT: Duration = Duration::from_millis(200);
 
@@ -105,7 +109,7 @@ impl Plane {
     ) -> Result<Receiver<v1::TraceReport>, Error> {
         let headers = match request.headers_per_second {
             0 => HEADERS,
-            headers => headers,
+            headers => headers.min(MOST_HEADERS),
         };
         let ways = ways(request.direction());
         let trace = || Ok(Trace::new(headers, ways, now));
@@ -231,29 +235,34 @@ impl Writer {
 fn report(tracing: &Tracing, sender: &Sender<v1::TraceReport>) {
     let mut ended = false;
     while !ended {
-        let mut frames = Vec::new();
-        let until = std::time::Instant::now() + REPORT;
-        // Bounded by the rate of headers.
-        loop {
-            let left = until.saturating_duration_since(std::time::Instant::now());
-            match tracing.headers.recv_timeout(left) {
-                Ok(summary) => frames.push(v1::TracedFrame {
-                    time_ns: u64::try_from(summary.time.as_nanos()).unwrap_or(u64::MAX),
-                    header: summary.to_string(),
-                }),
-                Err(RecvTimeoutError::Timeout) => break,
-                Err(RecvTimeoutError::Disconnected) => {
-                    ended = true;
-                    break;
-                }
-            }
-        }
+        let frames;
+        (frames, ended) = gather(&tracing.headers, Instant::now() + REPORT);
         let counts = tracing.counts().iter().map(count).collect();
         let report = v1::TraceReport { frames, counts, untold: tracing.untold() };
         if sender.blocking_send(Ok(report)).is_err() {
             return;
         }
     }
+}
+
+/// What is told until then, [`REPORTED`] frames at most, and whether that was the last.
+fn gather(
+    headers: &std::sync::mpsc::Receiver<Summary>,
+    until: Instant,
+) -> (Vec<v1::TracedFrame>, bool) {
+    let mut frames = Vec::new();
+    // Under a flood there is a header each time, however late it is.
+    while frames.len() < REPORTED {
+        match headers.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(summary) => frames.push(v1::TracedFrame {
+                time_ns: u64::try_from(summary.time.as_nanos()).unwrap_or(u64::MAX),
+                header: summary.to_string(),
+            }),
+            Err(RecvTimeoutError::Timeout) => break,
+            Err(RecvTimeoutError::Disconnected) => return (frames, true),
+        }
+    }
+    (frames, false)
 }
 
 fn count(count: &Counts) -> v1::TraceCount {
@@ -266,5 +275,39 @@ fn count(count: &Counts) -> v1::TraceCount {
         kind: count.kind.to_string(),
         frames: count.frames,
         bytes: count.bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_switch::Mac;
+    use slipway_switch::decorators::Kind;
+
+    use super::*;
+
+    #[test]
+    fn a_flood_does_not_keep_a_report_from_ending() {
+        let summary = Summary {
+            time: Duration::from_nanos(7),
+            way: Way::In,
+            len: 60,
+            to: Mac([1; 6]),
+            from: Mac([2; 6]),
+            vlan: None,
+            ethertype: 0x88b5,
+            kind: Kind::Other,
+            addresses: None,
+            ports: None,
+        };
+        let (told, headers) = std::sync::mpsc::channel();
+        for _ in 0..=REPORTED {
+            told.send(summary).unwrap();
+        }
+        let (frames, ended) = gather(&headers, Instant::now() + Duration::from_secs(3600));
+        assert_eq!((frames.len(), frames[0].time_ns, ended), (REPORTED, 7, false));
+        assert_eq!(gather(&headers, Instant::now()).0.len(), 1);
+        assert_eq!(gather(&headers, Instant::now()), (Vec::new(), false));
+        drop(told);
+        assert_eq!(gather(&headers, Instant::now()), (Vec::new(), true));
     }
 }

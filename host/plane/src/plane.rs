@@ -63,6 +63,8 @@ struct Shared {
     /// Read by who opens a named disk until its namespace is among its endpoint's, written by who
     /// changes a size and tells them.
     sizes: RwLock<()>,
+    /// Held by who changes a port's settings until they are stored as well.
+    port_settings: Mutex<()>,
 }
 
 /// An id is taken while its endpoint is made and while it goes.
@@ -163,6 +165,7 @@ impl Plane {
             captures: Captures::default(),
             memory_ports: MemoryPorts::default(),
             sizes: RwLock::default(),
+            port_settings: Mutex::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -378,6 +381,11 @@ impl Plane {
     /// While this is held no named disk is being attached.
     pub(crate) fn sizes_change(&self) -> RwLockWriteGuard<'_, ()> {
         self.shared.sizes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// While this is held nobody else changes a port's settings.
+    pub(crate) fn port_settings_change(&self) -> MutexGuard<'_, ()> {
+        self.shared.port_settings.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Looks at an endpoint, with all of them locked: `look` is short and waits for nothing.

@@ -1,7 +1,7 @@
 //! Settings of ports, changed while frames pass.
 
 use slipway_plane_api::v1;
-use slipway_switch::{BadConfig, Owner, PortConfig, PortIndex, VlanMode};
+use slipway_switch::{BadConfig, PortConfig, VlanMode};
 
 use crate::network::{link, max_rate, vlans};
 use crate::ports::{Found, port_text};
@@ -45,37 +45,56 @@ impl Change {
 }
 
 impl Plane {
-    /// Changes settings of a port; blocks until the switch goes by them.
+    /// Changes settings of a port; blocks until the switch goes by them and a successor would.
     ///
     /// # Errors
-    /// [`Error::UnknownPort`], [`Error::AmbiguousPort`]; [`Error::Port`] for settings that no port can have. It is as it was then.
+    /// [`Error::UnknownPort`], [`Error::AmbiguousPort`]; [`Error::Port`] for settings that no port can have;
+    /// [`Error::Invalid`] for such as cannot be kept. It is as it was then.
     pub fn set_port(&self, request: &v1::SetPortRequest) -> Result<v1::SwitchPort, Error> {
-        let Found { fabric, index, name } = self.find_port(request.port.as_ref())?;
+        let found = self.find_port(request.port.as_ref())?;
         let change = Change::of(request)?;
-        let changed = fabric.handle.call(move |owner| configure(owner, index, &name, change));
+        // What is stored last is what the switch was told last.
+        let _alone = self.port_settings_change();
         let unknown = || Error::UnknownPort(port_text(request.port.as_ref()));
-        let port = match changed.map_err(|_| unknown())? {
-            Err(BadConfig::NoSuchPort) => return Err(unknown()),
-            changed => changed?,
+        let (former, port) = match configure(&found, |config| change.apply(config)) {
+            None | Some(Err(BadConfig::NoSuchPort)) => return Err(unknown()),
+            Some(changed) => changed?,
         };
-        // Others than functions' are made anew by whoever makes their switch.
-        match self.with_endpoint(&port.name, |served| served.port_changed(&port)) {
-            Err(Error::Unknown(_)) => Ok(port),
-            kept => kept?.map(|()| port),
+        self.store_port(&port).inspect_err(|_| {
+            // A port that has gone meanwhile has no settings.
+            if let Some(Ok((_, port))) = configure(&found, |config| *config = former) {
+                // That was kept before.
+                let _ = self.store_port(&port);
+            }
+        })?;
+        Ok(port)
+    }
+
+    /// Has a successor's port have these settings.
+    fn store_port(&self, port: &v1::SwitchPort) -> Result<(), Error> {
+        match self.with_endpoint(&port.name, |served| served.port_changed(port)) {
+            // Others than functions' are made anew by whoever makes their switch.
+            Err(Error::Unknown(_)) => Ok(()),
+            kept => kept?,
         }
     }
 }
 
+/// Changes a port's settings; what they were, and the port as it is then. None: its switch has ended.
 fn configure(
-    owner: &mut Owner<'_, '_>,
-    index: PortIndex,
-    name: &str,
-    change: Change,
-) -> Result<v1::SwitchPort, BadConfig> {
-    // Another port may have its index by now.
-    let config = owner.switch().config(index).filter(|config| config.name == name);
-    let mut config = config.cloned().ok_or(BadConfig::NoSuchPort)?;
-    change.apply(&mut config);
-    owner.configure(index, config)?;
-    switches::port(owner, index).ok_or(BadConfig::NoSuchPort)
+    found: &Found,
+    change: impl FnOnce(&mut PortConfig) + Send + 'static,
+) -> Option<Result<(PortConfig, v1::SwitchPort), BadConfig>> {
+    let (index, name) = (found.index, found.name.clone());
+    let changed = found.fabric.handle.call(move |owner| {
+        // Another port may have its index by now.
+        let former = owner.switch().config(index).filter(|config| config.name == name);
+        let former = former.cloned().ok_or(BadConfig::NoSuchPort)?;
+        let mut config = former.clone();
+        change(&mut config);
+        owner.configure(index, config)?;
+        let port = switches::port(owner, index).ok_or(BadConfig::NoSuchPort)?;
+        Ok((former, port))
+    });
+    changed.ok()
 }

@@ -297,3 +297,43 @@ fn set<T>(socket: &OwnedFd, level: c_int, option: c_int, value: &T) -> std::io::
     // SAFETY: a value of this length; all the options' values are plain structures.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, len) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A frame whose head is followed by so many pieces of a byte.
+    fn frame(pieces: usize) -> Burst {
+        let memory = Span::heap(128);
+        let mut burst = Burst::new();
+        let mut frame = burst.begin();
+        frame.append(&memory, 0, 96).unwrap();
+        (0..pieces).for_each(|_| frame.append(&memory, 96, 1).unwrap());
+        frame.finish(Offload::NONE);
+        burst
+    }
+
+    #[test]
+    fn a_frame_in_more_pieces_than_a_call_takes_is_refused() {
+        // The kernel checks messages of all sockets alike.
+        let (family, kind) = (libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
+        let mut pair = [0; 2];
+        // SAFETY: room for two descriptors.
+        check(unsafe { libc::socketpair(family, kind, 0, pair.as_mut_ptr()) }).unwrap();
+        // SAFETY: just made, and nobody else's.
+        let [socket, _peer] = pair.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
+        let mut port = PacketPort {
+            socket,
+            memory: Span::heap(64),
+            control: Box::new([[0; CONTROL / 8]; BATCH]),
+            vectors: Vec::new(),
+            malformed: 0,
+        };
+        // With the header's and the head's.
+        let most = libc::UIO_MAXIOV as usize - 2;
+        for (pieces, frames) in [(most, 1), (most + 1, 0), (9000, 0)] {
+            let delivered = port.deliver(&frame(pieces), &[Pick::default()]);
+            assert_eq!((delivered.frames, delivered.refused), (frames, 1 - frames), "{pieces}");
+        }
+    }
+}

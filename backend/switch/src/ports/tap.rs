@@ -158,7 +158,8 @@ impl TapPort {
         }
     }
 
-    /// Writes a frame. The error is the kernel's.
+    /// Writes a frame. The error is the kernel's; `InvalidInput` too for one of more pieces than a system
+    /// call takes, of which the kernel would take those and call it a frame.
     fn write(&mut self, burst: &Burst, pick: Pick) -> std::io::Result<()> {
         let offload = burst.offload_of(pick);
         // Where the payload begins: the kernel looks for itself.
@@ -171,7 +172,10 @@ impl TapPort {
         };
         self.vectors.push(piece(header.as_ptr(), HEADER));
         reader.pieces(&mut |base, len| self.vectors.push(piece(base, len)));
-        let count = self.vectors.len().min(libc::UIO_MAXIOV as usize) as c_int;
+        if self.vectors.len() > libc::UIO_MAXIOV as usize {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        }
+        let count = self.vectors.len() as c_int;
         // SAFETY: the header and the frame's head are borrowed for the call, the rest is pinned by the
         // burst; the kernel answers memory that is gone with an error.
         let written = unsafe { libc::writev(self.file.as_raw_fd(), self.vectors.as_ptr(), count) };
@@ -234,5 +238,37 @@ impl Port for TapPort {
         // Kernels before 4.20 have no such request: nothing passes all the same.
         // SAFETY: the request takes a pointer to an `int`, of ours.
         unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETCARRIER as _, &raw const carrier) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A frame whose head is followed by so many pieces of a byte.
+    fn frame(pieces: usize) -> Burst {
+        let memory = Span::heap(128);
+        let mut burst = Burst::new();
+        let mut frame = burst.begin();
+        frame.append(&memory, 0, 96).unwrap();
+        (0..pieces).for_each(|_| frame.append(&memory, 96, 1).unwrap());
+        frame.finish(Offload::NONE);
+        burst
+    }
+
+    #[test]
+    fn a_frame_in_more_pieces_than_a_call_takes_is_refused() {
+        let file = rustix::fs::memfd_create("tap", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let memory = Span::heap(64);
+        let name = String::new();
+        let mut port = TapPort { file, name, memory, vectors: vec![], malformed: 0, gone: false };
+        // With the header's and the head's.
+        let most = libc::UIO_MAXIOV as usize - 2;
+        for (pieces, frames) in [(most, 1), (most + 1, 0), (9000, 0)] {
+            let delivered = port.deliver(&frame(pieces), &[Pick::default()]);
+            assert_eq!((delivered.frames, delivered.refused), (frames, 1 - frames), "{pieces}");
+        }
+        let written = rustix::fs::fstat(&port.file).unwrap().st_size as usize;
+        assert_eq!(written, HEADER + 96 + most);
     }
 }
