@@ -446,6 +446,35 @@ fn a_reset_frees_the_slots_of_what_lanes_were_asked() {
 }
 
 #[test]
+fn a_home_takes_over_the_slots_of_a_lane_whose_queue_it_has_now() {
+    let lives = Lives { threads: &[3, 2], ..Lives::new(true) };
+    let owners = || {
+        let mut home = Journal::new(&lives.journal, &LIMITS).unwrap();
+        home.recover().iter().map(|one| home.owns(one.ticket)).collect::<Vec<_>>()
+    };
+    let arena = Arena::new(lives.memory.clone(), 0, MEMORY as u64);
+    let mut guest = Driver::new(Killable::new(lives.clone(), || None), arena, 8).unwrap();
+    guest.create_pair(2, 8, Some(2)).unwrap();
+    let page = guest.arena.allocate(PAGE).unwrap();
+    let writes = [0, 8, 16, 24, 32, 40].map(|lba| with_page(io(NvmOpcode::Write, 1, lba, 8), page));
+    guest.registers.holds = true;
+    guest.submit_all(2, &writes).unwrap();
+    guest.registers.idle().unwrap();
+    let before = owners();
+    assert!(before.len() > 2 && !before.contains(&true), "{before:?}");
+    guest.registers.controller = None;
+    let successor = guest.registers.lives.successor();
+    guest.registers.controller = Some(successor);
+    assert_eq!(owners(), vec![true; before.len()]);
+    let mut ended = Vec::new();
+    for _ in 0..50 {
+        guest.registers.idle().unwrap();
+        guest.reap(2, &mut ended).unwrap();
+    }
+    assert!(ended.len() == 6 && owners().is_empty(), "{ended:?}");
+}
+
+#[test]
 fn a_successor_tells_of_namespaces_that_came_went_and_grew() {
     let lives = Lives::new(false);
     let namespace = |(nsid, bytes, uuid)| Namespace::new(nsid, ram(bytes, 512), [uuid; 16]);
