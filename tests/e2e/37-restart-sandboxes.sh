@@ -44,9 +44,10 @@ all_are() {
 wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 start_daemon "$slipway"
 
-# Numbered lines on both streams, until it is told to stop.
+# Numbered lines on both streams, until it is told to stop; who tells it ends with its container, so
+# it is given time.
 lines='i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i"
-[ $((i % 10)) = 0 ] && echo "tenth $i" >&2; [ $((i % 50)) = 0 ] && sleep 0.02; done; echo "last $i"; exit 7'
+[ $((i % 10)) = 0 ] && echo "tenth $i" >&2; [ $((i % 50)) = 0 ] && sleep 0.02; done; echo "last $i"; sleep 3; exit 7'
 # Files on the root file system, each read back from the disk.
 disk='n=0; until [ -e /stop ]; do n=$((n + 1)); f=/f$((n % 8))
 head -c 3000000 /dev/urandom >$f; sha256sum $f >$f.sum; sync; echo 3 >/proc/sys/vm/drop_caches
