@@ -1,10 +1,8 @@
 //! Loss: a fraction of the frames never arrives.
 
-use std::os::fd::BorrowedFd;
-
 use super::random::Random;
 use super::{Layer, Timed, Way, Ways};
-use crate::{Abilities, Burst, Delivered, Drop, Link, Pick, Port, PortStats, Waker};
+use crate::{Burst, Delivered, Drop, Pick, Port, PortStats};
 
 /// Loses frames at random, each for itself.
 pub struct Loss {
@@ -30,13 +28,7 @@ impl Loss {
 }
 
 impl Port for Loss {
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn is_up(&self) -> bool {
-        self.inner.is_up()
-    }
+    super::forward_to_inner!();
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let before = burst.len();
@@ -49,10 +41,6 @@ impl Port for Loss {
             self.lost_bytes_in += bytes - burst.bytes();
         }
         more
-    }
-
-    fn set_link(&mut self, link: Link) {
-        self.inner.set_link(link);
     }
 
     fn release(&mut self) {
@@ -68,30 +56,6 @@ impl Port for Loss {
         self.picks.extend(picks.iter().filter(|_| u128::from(random.next()) >= below));
         self.lost_out += (picks.len() - self.picks.len()) as u64;
         self.inner.deliver(burst, &self.picks)
-    }
-
-    fn notify(&mut self) {
-        self.inner.notify();
-    }
-
-    fn prepare(&self, frames: usize) {
-        self.inner.prepare(frames);
-    }
-
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn attached(&mut self, waker: Waker) {
-        self.inner.attached(waker);
-    }
-
-    fn attend(&mut self) {
-        self.inner.attend();
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.descriptor()
     }
 
     fn timed(&mut self) -> Option<&mut dyn Timed> {

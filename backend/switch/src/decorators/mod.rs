@@ -5,6 +5,48 @@
 //! the peer and see what it sends and what it gets; impairments ([`Loss`], [`Queued`]) are in front of
 //! them. None of them waits, calls the system or allocates once it is warm.
 
+/// What every decorator hands on to the port that it is in front of, its field `inner`.
+macro_rules! forward_to_inner {
+    () => {
+        fn abilities(&self) -> $crate::Abilities {
+            self.inner.abilities()
+        }
+
+        fn is_up(&self) -> bool {
+            self.inner.is_up()
+        }
+
+        fn set_link(&mut self, link: $crate::Link) {
+            self.inner.set_link(link);
+        }
+
+        fn notify(&mut self) {
+            self.inner.notify();
+        }
+
+        fn prepare(&self, frames: usize) {
+            self.inner.prepare(frames);
+        }
+
+        fn arm(&mut self) -> bool {
+            self.inner.arm()
+        }
+
+        fn attached(&mut self, waker: $crate::Waker) {
+            self.inner.attached(waker);
+        }
+
+        fn attend(&mut self) {
+            self.inner.attend();
+        }
+
+        fn descriptor(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            self.inner.descriptor()
+        }
+    };
+}
+use forward_to_inner;
+
 mod capture;
 mod impairment;
 mod line;

@@ -1,9 +1,7 @@
 //! A port with somebody who watches what passes.
 
-use std::os::fd::BorrowedFd;
-
 use super::{Layer, Timed};
-use crate::{Abilities, Burst, Delivered, Link, Pick, Port, PortStats, Waker};
+use crate::{Burst, Delivered, Pick, Port, PortStats};
 
 /// Where a frame goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,13 +58,7 @@ impl Observed {
 }
 
 impl Port for Observed {
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn is_up(&self) -> bool {
-        self.inner.is_up()
-    }
+    super::forward_to_inner!();
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let before = burst.len();
@@ -81,10 +73,6 @@ impl Port for Observed {
         more
     }
 
-    fn set_link(&mut self, link: Link) {
-        self.inner.set_link(link);
-    }
-
     fn release(&mut self) {
         self.inner.release();
     }
@@ -95,30 +83,6 @@ impl Port for Observed {
         let had = picks.len().saturating_sub(delivered.full as usize);
         self.observer.see(Way::Out, burst, &picks[..had]);
         delivered
-    }
-
-    fn notify(&mut self) {
-        self.inner.notify();
-    }
-
-    fn prepare(&self, frames: usize) {
-        self.inner.prepare(frames);
-    }
-
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn attached(&mut self, waker: Waker) {
-        self.inner.attached(waker);
-    }
-
-    fn attend(&mut self) {
-        self.inner.attend();
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.descriptor()
     }
 
     fn timed(&mut self) -> Option<&mut dyn Timed> {

@@ -1,6 +1,5 @@
 //! Frames that wait in front of a port: for a delay, or for a rate.
 
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use slipway_rate::{Bucket, Rate};
 use super::line::Line;
 use super::random::Random;
 use super::{Layer, Timed, Ways};
-use crate::{Abilities, BURST, Burst, Delivered, Drop, Link, Pick, Port, PortStats, Waker};
+use crate::{BURST, Burst, Delivered, Drop, Pick, Port, PortStats};
 
 /// When a frame may go on.
 pub trait Schedule: Send {
@@ -179,13 +178,7 @@ impl<S: Schedule> Timed for Queued<S> {
 }
 
 impl<S: Schedule> Port for Queued<S> {
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn is_up(&self) -> bool {
-        self.inner.is_up()
-    }
+    super::forward_to_inner!();
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let Some(lane) = &mut self.inward else { return self.inner.take(burst, limit) };
@@ -199,10 +192,6 @@ impl<S: Schedule> Port for Queued<S> {
         self.inner.release();
         lane.line.give(burst, self.now, limit);
         more || lane.line.due().is_some_and(|due| due <= self.now)
-    }
-
-    fn set_link(&mut self, link: Link) {
-        self.inner.set_link(link);
     }
 
     fn release(&mut self) {
@@ -219,30 +208,6 @@ impl<S: Schedule> Port for Queued<S> {
         }
         self.flush();
         Delivered::default()
-    }
-
-    fn notify(&mut self) {
-        self.inner.notify();
-    }
-
-    fn prepare(&self, frames: usize) {
-        self.inner.prepare(frames);
-    }
-
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn attached(&mut self, waker: Waker) {
-        self.inner.attached(waker);
-    }
-
-    fn attend(&mut self) {
-        self.inner.attend();
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.descriptor()
     }
 
     fn timed(&mut self) -> Option<&mut dyn Timed> {

@@ -21,3 +21,16 @@ fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
     matches!(error.kind(), WouldBlock | Interrupted | OutOfMemory)
 }
+
+/// For tests: a frame whose head is followed by so many pieces of a byte.
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+fn frame_in_pieces(pieces: usize) -> crate::Burst {
+    let memory = slipway_ram::Span::heap(128);
+    let mut burst = crate::Burst::new();
+    let mut frame = burst.begin();
+    frame.append(&memory, 0, 96).unwrap();
+    (0..pieces).for_each(|_| frame.append(&memory, 96, 1).unwrap());
+    frame.finish(crate::Offload::NONE);
+    burst
+}

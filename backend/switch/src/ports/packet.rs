@@ -301,17 +301,7 @@ fn set<T>(socket: &OwnedFd, level: c_int, option: c_int, value: &T) -> std::io::
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A frame whose head is followed by so many pieces of a byte.
-    fn frame(pieces: usize) -> Burst {
-        let memory = Span::heap(128);
-        let mut burst = Burst::new();
-        let mut frame = burst.begin();
-        frame.append(&memory, 0, 96).unwrap();
-        (0..pieces).for_each(|_| frame.append(&memory, 96, 1).unwrap());
-        frame.finish(Offload::NONE);
-        burst
-    }
+    use crate::ports::frame_in_pieces;
 
     #[test]
     fn a_frame_in_more_pieces_than_a_call_takes_is_refused() {
@@ -332,7 +322,7 @@ mod tests {
         // With the header's and the head's.
         let most = libc::UIO_MAXIOV as usize - 2;
         for (pieces, frames) in [(most, 1), (most + 1, 0), (9000, 0)] {
-            let delivered = port.deliver(&frame(pieces), &[Pick::default()]);
+            let delivered = port.deliver(&frame_in_pieces(pieces), &[Pick::default()]);
             assert_eq!((delivered.frames, delivered.refused), (frames, 1 - frames), "{pieces}");
         }
     }

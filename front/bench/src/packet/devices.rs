@@ -66,11 +66,7 @@ impl PacketSubject for Devices {
     }
 
     fn takes(&self, load: &PacketLoad) -> bool {
-        load.ports == 2
-            && load.offered == 0
-            && load.ring.is_none()
-            && load.neighbour == 0
-            && load.bytes <= 1518
+        load.is_plain() && load.bytes <= 1518
     }
 
     fn run(

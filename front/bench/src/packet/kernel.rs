@@ -173,11 +173,7 @@ impl PacketSubject for Bridge {
     }
 
     fn takes(&self, load: &PacketLoad) -> bool {
-        load.ports == 2
-            && load.offered == 0
-            && load.ring.is_none()
-            && load.neighbour == 0
-            && load.bytes <= 1514
+        load.is_plain() && load.bytes <= 1514
     }
 
     fn run(

@@ -30,6 +30,14 @@ impl Default for PacketLoad {
     }
 }
 
+impl PacketLoad {
+    /// From one port to another, as much as goes, in rings of the usual shape and with nobody beside: what
+    /// any subject can carry.
+    pub fn is_plain(&self) -> bool {
+        self.ports == 2 && self.offered == 0 && self.ring.is_none() && self.neighbour == 0
+    }
+}
+
 impl fmt::Display for PacketLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}b-p{}", self.bytes, self.ports)?;

@@ -69,11 +69,7 @@ impl PacketSubject for Memif {
     }
 
     fn takes(&self, load: &PacketLoad) -> bool {
-        load.ports == 2
-            && load.offered == 0
-            && load.ring.is_none()
-            && load.neighbour == 0
-            && load.bytes >= 64
+        load.is_plain() && load.bytes >= 64
     }
 
     fn run(&mut self, load: &PacketLoad, _: Duration, time: Duration) -> Result<PacketMeasured> {

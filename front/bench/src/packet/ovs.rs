@@ -168,11 +168,7 @@ impl PacketSubject for OvsDpdk {
     }
 
     fn takes(&self, load: &PacketLoad) -> bool {
-        load.ports == 2
-            && load.offered == 0
-            && load.ring.is_none()
-            && load.neighbour == 0
-            && (64..=1514).contains(&load.bytes)
+        load.is_plain() && (64..=1514).contains(&load.bytes)
     }
 
     fn run(&mut self, load: &PacketLoad, _: Duration, time: Duration) -> Result<PacketMeasured> {
