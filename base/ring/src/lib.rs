@@ -1,4 +1,5 @@
-//! Packet rings in shared memory: a link between two processes that need not trust each other.
+//! Rings in shared memory, between two processes that need not trust each other: packet rings, of which
+//! this page tells, and byte streams and signals ([`cross`]).
 //!
 //! A [`Link`] is a memfd, sealed against shrinking, with two rings of *slots*, one each way. A ring has
 //! one producer and one consumer. The slots from the tail up to the head are the consumer's, the others
@@ -66,10 +67,11 @@
 //! `sleep.rs` has the argument that no wake-up is lost; `tests/sleep.rs` has loom try every
 //! interleaving. How a sleeper is told is the users' agreement (an eventfd).
 //!
-//! Dependencies: `thiserror` for [`Broken`].
+//! Dependencies: `thiserror` for errors, `rustix` for fallocate(2).
 
-#![allow(unsafe_code)] // a prefetch of words that are soon written
+#![allow(unsafe_code)] // a prefetch of words that are soon written; copies to and from memory of two processes
 
+pub mod cross;
 mod descriptor;
 mod hello;
 pub mod layout;

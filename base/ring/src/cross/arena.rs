@@ -1,0 +1,188 @@
+//! The memory of many streams between two parties.
+
+use std::io::{Error, ErrorKind};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::FallocateFlags;
+use slipway_ram::Lasting;
+
+use super::index::{Inbox, PAGE, Region};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"slipfifo");
+const VERSION: u64 = 1;
+/// Words of an inbox.
+const INBOX: usize = 8;
+/// The word at which inboxes begin.
+const INBOXES: usize = PAGE / 8;
+
+/// One of the two parties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Side 0.
+    Zero = 0,
+    /// Side 1.
+    One = 1,
+}
+
+impl Side {
+    /// The other one.
+    #[inline]
+    pub fn other(self) -> Self {
+        if self == Self::Zero { Self::One } else { Self::Zero }
+    }
+}
+
+/// How large an arena is. Only address space: pages cost nothing until they are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Streams: 1 to 2^20.
+    pub streams: u32,
+    /// Pages of 4,096 bytes in each of the two areas: `streams` to 2^22 - 1.
+    pub pages: u32,
+}
+
+impl Shape {
+    /// Whether there can be such an arena.
+    pub fn is_possible(&self) -> bool {
+        (1..=1 << 20).contains(&self.streams) && (self.streams..1 << 22).contains(&self.pages)
+    }
+
+    fn areas(&self) -> usize {
+        (PAGE + self.streams as usize * 2 * INBOX * 8).next_multiple_of(PAGE)
+    }
+
+    fn area(&self) -> usize {
+        self.pages as usize * PAGE
+    }
+
+    /// Bytes of its file.
+    pub fn bytes(&self) -> usize {
+        self.areas() + 2 * self.area()
+    }
+}
+
+/// An arena, mapped. Cheap to clone.
+#[derive(Clone)]
+pub struct Arena {
+    words: Lasting,
+    shape: Shape,
+}
+
+impl Arena {
+    /// A new one, in memory of its own.
+    ///
+    /// # Errors
+    /// `InvalidInput`: there is no such shape. Whatever the system says when there is no memory.
+    pub fn new(shape: Shape) -> std::io::Result<Self> {
+        if !shape.is_possible() {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        let words = Lasting::new("slipway-fifo", shape.bytes())?;
+        let header = [MAGIC, VERSION, shape.streams.into(), shape.pages.into()];
+        for (word, value) in words.words().iter().zip(header) {
+            word.store(value, Ordering::Relaxed);
+        }
+        Ok(Self { words, shape })
+    }
+
+    /// The arena that somebody else made.
+    ///
+    /// # Errors
+    /// `InvalidData`: it is none, or of another version.
+    pub fn open(file: OwnedFd) -> std::io::Result<Self> {
+        let words = Lasting::of(file)?;
+        let word = |at: usize| words.words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
+        let number = |at: usize| u32::try_from(word(at)).unwrap_or(0);
+        let shape = Shape { streams: number(2), pages: number(3) };
+        let known = word(0) == MAGIC && word(1) == VERSION && shape.is_possible();
+        if !known || words.len() < shape.bytes() {
+            let text = "a file that is no arena of FIFOs, or of another version";
+            return Err(Error::new(ErrorKind::InvalidData, text));
+        }
+        Ok(Self { words, shape })
+    }
+
+    /// Its shape.
+    #[inline]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The file that it lies in, to be passed on.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.words.file()
+    }
+
+    /// What the other side of stream `number` writes and `side` reads.
+    ///
+    /// # Panics
+    /// When there is no such stream: a programmer's error.
+    #[inline]
+    pub fn inbox(&self, number: u32, side: Side) -> Inbox<'_> {
+        assert!(number < self.shape.streams, "no such stream");
+        let at = INBOXES + (number as usize * 2 + side as usize) * INBOX;
+        let [tail, head, data_wanted, space_wanted, ..] = &self.words.words()[at..at + INBOX]
+        else {
+            unreachable!("an inbox has eight words")
+        };
+        Inbox { tail, head, data_wanted, space_wanted }
+    }
+
+    /// All that both sides said of stream `number` is as in the beginning.
+    pub fn clear(&self, number: u32) {
+        for side in [Side::Zero, Side::One] {
+            let inbox = self.inbox(number, side);
+            for word in [inbox.tail, inbox.head, inbox.data_wanted, inbox.space_wanted] {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Where `region` of the area that `writer` writes is in this process, for as long as this value lives. The
+    /// other side may change the bytes at any time.
+    ///
+    /// # Panics
+    /// When it lies beyond the area: a programmer's error.
+    #[inline]
+    pub fn address(&self, writer: Side, region: Region) -> *mut u8 {
+        let end = region.page as usize * PAGE + region.len();
+        assert!(end <= self.shape.area(), "a region beyond its area");
+        self.words.as_ptr().wrapping_add(self.offset(writer, region))
+    }
+
+    /// The same as an offset in the file.
+    #[inline]
+    pub fn offset(&self, writer: Side, region: Region) -> usize {
+        self.shape.areas() + writer as usize * self.shape.area() + region.page as usize * PAGE
+    }
+
+    /// Makes sure that the region's pages are there, so that writing to them cannot fail.
+    ///
+    /// # Errors
+    /// What fallocate(2) says: there is no memory left.
+    pub fn reserve(&self, writer: Side, region: Region) -> std::io::Result<()> {
+        self.fallocate(FallocateFlags::KEEP_SIZE, writer, region)
+    }
+
+    /// Gives the region's pages back. What they held is zeros from now on.
+    ///
+    /// # Errors
+    /// What fallocate(2) says.
+    pub fn punch(&self, writer: Side, region: Region) -> std::io::Result<()> {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        self.fallocate(how, writer, region)
+    }
+
+    fn fallocate(&self, how: FallocateFlags, writer: Side, region: Region) -> std::io::Result<()> {
+        let file = self.file().ok_or(ErrorKind::Unsupported)?;
+        let offset = self.offset(writer, region) as u64;
+        Ok(rustix::fs::fallocate(file, how, offset, region.len() as u64)?)
+    }
+
+    /// The first words: for tests that spoil them.
+    #[doc(hidden)]
+    pub fn words(&self) -> &[AtomicU64] {
+        self.words.words()
+    }
+}

@@ -1,0 +1,404 @@
+//! The indices of a Cross-FIFO: who writes which word, who believes what, and how a side sleeps.
+//!
+//! Both sides of a stream have an [`Inbox`], which the other side writes and only its owner reads. So no
+//! side ever waits for a read across the bus, and a line changes hands in one direction only.
+//!
+//! A side that wants to sleep says so in the other's inbox: until which position it has nothing to do.
+//! Sleeper: store *wanted*, full barrier, load the counter in the own inbox. The other: store the counter
+//! in the sleeper's inbox, full barrier, load *wanted* in the own inbox. Of two such stores with a full
+//! barrier before the loads at least one is seen, so no wake-up is lost (`tests/cross.rs` has loom try
+//! every interleaving). Who tells takes the wish away, and so tells once.
+
+use super::outside::{AtomicU64, Ordering, fence};
+
+/// Bits of a position: bytes since the stream's beginning, modulo 2^36.
+const POSITION: u64 = (1 << 36) - 1;
+const PAGE_SHIFT: u32 = 36;
+const PAGE_BITS: u64 = (1 << 22) - 1;
+const CLASS_SHIFT: u32 = 58;
+const CLASS_BITS: u64 = 0xf;
+/// Of a tail: nothing comes after it. Of a head: nothing more is read.
+const END: u64 = 1 << 62;
+/// The stream is broken off.
+const RESET: u64 = 1 << 63;
+/// Of what a producer knows of the head, and says nobody: it waits for an empty FIFO, to make it larger.
+const PINCHED: u64 = 1 << 40;
+/// Of a wish: there is one.
+const WANTED: u64 = 1 << 63;
+
+/// The largest [`Region::order`]: 4 MiB.
+pub const MAX_ORDER: u32 = 10;
+/// The unit of regions, in bytes.
+pub const PAGE: usize = 4096;
+
+/// The other side said what cannot be: it is broken, or lies. The stream is of no use any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spoiled;
+
+/// `to - from` of two positions.
+#[inline]
+fn distance(to: u64, from: u64) -> u64 {
+    to.wrapping_sub(from) & POSITION
+}
+
+/// Where in the producer's area a FIFO's bytes lie: `4096 << order` bytes from `page` pages on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Offset in the area, in units of 4,096 bytes: below 2^22.
+    pub page: u32,
+    /// 0 to [`MAX_ORDER`].
+    pub order: u32,
+}
+
+impl Region {
+    /// Its length in bytes.
+    #[inline]
+    pub fn len(self) -> usize {
+        PAGE << self.order
+    }
+
+    /// Never: a region has a page at least.
+    pub fn is_empty(self) -> bool {
+        false
+    }
+}
+
+/// A producer's word: how far it came, where the bytes lie, and whether more will come.
+///
+/// | bits | what |
+/// |---|---|
+/// | 0-35 | position |
+/// | 36-57 | page of the region |
+/// | 58-61 | 0: no region; n: one of order n - 1 |
+/// | 62 | nothing comes after this |
+/// | 63 | broken off |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Tail(pub u64);
+
+impl Tail {
+    /// Bytes produced since the beginning, modulo 2^36.
+    #[inline]
+    pub fn position(self) -> u64 {
+        self.0 & POSITION
+    }
+
+    /// Where the bytes between head and tail lie; None: there are none.
+    #[inline]
+    pub fn region(self) -> Option<Region> {
+        let class = (self.0 >> CLASS_SHIFT & CLASS_BITS) as u32;
+        let page = (self.0 >> PAGE_SHIFT & PAGE_BITS) as u32;
+        Some(Region { page, order: class.checked_sub(1)? })
+    }
+
+    /// Bytes of the region; 0: there is none.
+    #[inline]
+    pub fn size(self) -> u64 {
+        self.region().map_or(0, |region| region.len() as u64)
+    }
+
+    /// The same position in another region, or in none.
+    #[must_use]
+    pub fn placed(self, region: Option<Region>) -> Self {
+        let bits = region.map_or(0, |region| {
+            u64::from(region.page) << PAGE_SHIFT | u64::from(region.order + 1) << CLASS_SHIFT
+        });
+        Self(self.0 & (POSITION | END | RESET) | bits)
+    }
+
+    #[inline]
+    fn moved(self, count: u64) -> Self {
+        Self(self.0 & !POSITION | self.0.wrapping_add(count) & POSITION)
+    }
+
+    /// Whether nothing comes after it.
+    #[inline]
+    pub fn is_end(self) -> bool {
+        self.0 & END != 0
+    }
+
+    /// Whether the stream was broken off.
+    #[inline]
+    pub fn is_reset(self) -> bool {
+        self.0 & RESET != 0
+    }
+
+    #[inline]
+    fn place(self) -> u64 {
+        self.0 >> PAGE_SHIFT & 0x3ff_ffff
+    }
+}
+
+/// Words that one side reads and the other writes.
+#[derive(Clone, Copy)]
+pub struct Inbox<'a> {
+    /// The other side's [`Tail`], as a producer.
+    pub tail: &'a AtomicU64,
+    /// The other side's head, as a consumer: bits 0-35 the position, 62: it reads no more, 63: it broke
+    /// the stream off.
+    pub head: &'a AtomicU64,
+    /// Up to where the other side wants data before it is told: bits 0-35; bit 63: it does.
+    pub data_wanted: &'a AtomicU64,
+    /// Up to where the other side wants its data read before it is told; as above.
+    pub space_wanted: &'a AtomicU64,
+}
+
+/// What a side knows for itself of one direction, in memory that the other side cannot write. As it
+/// may be shared between forked processes these are atomics; a lock of the owner's goes around their use.
+#[derive(Clone, Copy)]
+pub struct Own<'a> {
+    /// The own counter: a [`Tail`], or a head.
+    pub own: &'a AtomicU64,
+    /// The other side's, when it was looked at last.
+    pub seen: &'a AtomicU64,
+}
+
+impl Own<'_> {
+    fn own(&self) -> u64 {
+        self.own.load(Ordering::Relaxed)
+    }
+
+    fn seen(&self) -> u64 {
+        self.seen.load(Ordering::Relaxed)
+    }
+}
+
+/// The full barrier between a counter that was stored and a wish that is looked at.
+#[inline]
+fn barrier() {
+    fence(Ordering::SeqCst);
+}
+
+/// Whether a wish in the own inbox is fulfilled with `position`, or with `always`; takes it away then.
+#[inline]
+fn fulfil(wanted: &AtomicU64, position: u64, always: bool) -> bool {
+    let wish = wanted.load(Ordering::Relaxed);
+    // A wish for more than there can be between two looks is for the past.
+    let reached = || distance(position, wish & POSITION) < 1 << 35;
+    wish & WANTED != 0
+        && (always || reached())
+        && wanted.compare_exchange(wish, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
+/// The producer's side of the indices.
+#[derive(Clone, Copy)]
+pub struct Sending<'a> {
+    /// What the other side writes.
+    pub mine: Inbox<'a>,
+    /// What this side writes.
+    pub theirs: Inbox<'a>,
+    /// `own`: the tail; `seen`: the head.
+    pub state: Own<'a>,
+}
+
+impl Sending<'_> {
+    /// The own tail.
+    #[inline]
+    pub fn tail(&self) -> Tail {
+        Tail(self.state.own())
+    }
+
+    /// Bytes that were not read yet, as far as this side knows.
+    #[inline]
+    pub fn used(&self) -> u64 {
+        distance(self.tail().position(), self.state.seen() & POSITION)
+    }
+
+    /// Looks at what the other side read. The bytes that were not.
+    ///
+    /// # Errors
+    /// [`Spoiled`].
+    #[inline]
+    pub fn refresh(&self) -> Result<u64, Spoiled> {
+        // Pairs with the release in `Receiving::release`: bytes were read before they are overwritten.
+        let head = self.mine.head.load(Ordering::Acquire);
+        let used = distance(self.tail().position(), head & POSITION);
+        // Neither beyond what there is nor back.
+        if used > self.used() {
+            return Err(Spoiled);
+        }
+        let seen = head & !PINCHED | self.state.seen() & PINCHED;
+        self.state.seen.store(seen, Ordering::Relaxed);
+        Ok(used)
+    }
+
+    /// Whether this side waits for an empty FIFO, to make it larger.
+    #[inline]
+    pub fn is_pinched(&self) -> bool {
+        self.state.seen() & PINCHED != 0
+    }
+
+    /// Remembers that it does, or no longer does.
+    pub fn pinch(&self, pinched: bool) {
+        let bit = if pinched { PINCHED } else { 0 };
+        self.state.seen.store(self.state.seen() & !PINCHED | bit, Ordering::Relaxed);
+    }
+
+    /// Whether the other side will not read what is written from now on.
+    pub fn is_shut(&self) -> bool {
+        self.mine.head.load(Ordering::Relaxed) & (END | RESET) != 0
+    }
+
+    /// Whether the other side broke the stream off.
+    pub fn is_reset(&self) -> bool {
+        self.mine.head.load(Ordering::Relaxed) & RESET != 0
+    }
+
+    /// Gives the consumer the next `count` bytes, which are written. True: it is to be told.
+    #[inline]
+    pub fn publish(&self, count: u64) -> bool {
+        self.store(self.tail().moved(count), false)
+    }
+
+    /// Says that nothing more comes. True: the consumer is to be told.
+    pub fn finish(&self) -> bool {
+        self.store(Tail(self.tail().0 | END), true)
+    }
+
+    /// Breaks the stream off. True: the consumer is to be told.
+    pub fn reset(&self) -> bool {
+        self.store(Tail(self.tail().0 | END | RESET), true)
+    }
+
+    /// Puts what comes from now on into another region, or gives the region up. Only when all was read.
+    /// False, and nothing done: it was not.
+    pub fn place(&self, region: Option<Region>) -> bool {
+        let empty = self.used() == 0;
+        if empty {
+            // Told by the next publication; nobody waits for a region.
+            let tail = self.tail().placed(region);
+            self.state.own.store(tail.0, Ordering::Relaxed);
+            self.theirs.tail.store(tail.0, Ordering::Release);
+        }
+        empty
+    }
+
+    #[inline]
+    fn store(&self, tail: Tail, always: bool) -> bool {
+        self.state.own.store(tail.0, Ordering::Relaxed);
+        // Release: whoever sees the tail sees the bytes before it.
+        self.theirs.tail.store(tail.0, Ordering::Release);
+        barrier();
+        fulfil(self.mine.data_wanted, tail.position(), always)
+    }
+
+    /// Asks to be told when all but `left` bytes of what was written are read, or when no more will be.
+    /// True: so it is, and nobody may tell.
+    ///
+    /// # Errors
+    /// [`Spoiled`].
+    pub fn arm(&self, left: u64) -> Result<bool, Spoiled> {
+        let until = self.tail().position().wrapping_sub(left) & POSITION;
+        self.theirs.space_wanted.store(WANTED | until, Ordering::Relaxed);
+        barrier();
+        let is_so = self.refresh()? <= left || self.is_shut();
+        if is_so {
+            self.theirs.space_wanted.store(0, Ordering::Relaxed);
+        }
+        Ok(is_so)
+    }
+}
+
+/// The consumer's side of the indices.
+#[derive(Clone, Copy)]
+pub struct Receiving<'a> {
+    /// What the other side writes.
+    pub mine: Inbox<'a>,
+    /// What this side writes.
+    pub theirs: Inbox<'a>,
+    /// `own`: the head; `seen`: the tail.
+    pub state: Own<'a>,
+    /// Pages of the other side's area: no region may lie beyond.
+    pub pages: u32,
+}
+
+impl Receiving<'_> {
+    /// Bytes consumed since the beginning, modulo 2^36.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.state.own() & POSITION
+    }
+
+    /// The producer's tail when it was looked at last.
+    #[inline]
+    pub fn tail(&self) -> Tail {
+        Tail(self.state.seen())
+    }
+
+    /// Bytes that can be read, as far as this side knows.
+    #[inline]
+    pub fn known(&self) -> u64 {
+        distance(self.tail().position(), self.position())
+    }
+
+    /// Looks at what the other side wrote. The bytes that can be read.
+    ///
+    /// # Errors
+    /// [`Spoiled`].
+    #[inline]
+    pub fn refresh(&self) -> Result<u64, Spoiled> {
+        // Pairs with the release in `Sending::store`: bytes were written before they are read.
+        let tail = Tail(self.mine.tail.load(Ordering::Acquire));
+        let (known, available) = (self.known(), distance(tail.position(), self.position()));
+        if available < known || available > tail.size() {
+            return Err(Spoiled);
+        }
+        if tail.place() != self.tail().place() {
+            self.check_place(tail, known)?;
+        }
+        self.state.seen.store(tail.0, Ordering::Relaxed);
+        Ok(available)
+    }
+
+    /// A region may change when all of the last one was read, and lies within the area.
+    #[cold]
+    fn check_place(&self, tail: Tail, known: u64) -> Result<(), Spoiled> {
+        let fits = tail.region().is_none_or(|region| {
+            region.order <= MAX_ORDER && region.page + (1 << region.order) <= self.pages
+        });
+        if fits && known == 0 { Ok(()) } else { Err(Spoiled) }
+    }
+
+    /// Gives the next `count` bytes back, of those that could be read. True: the producer is to be told.
+    #[inline]
+    pub fn release(&self, count: u64) -> bool {
+        debug_assert!(count <= self.known());
+        let head = self.state.own();
+        let head = head & !POSITION | head.wrapping_add(count) & POSITION;
+        self.store(head, false)
+    }
+
+    /// Says that nothing more will be read. True: the producer is to be told.
+    pub fn shut(&self) -> bool {
+        self.store(self.state.own() | END, true)
+    }
+
+    /// Breaks the stream off. True: the producer is to be told.
+    pub fn reset(&self) -> bool {
+        self.store(self.state.own() | END | RESET, true)
+    }
+
+    #[inline]
+    fn store(&self, head: u64, always: bool) -> bool {
+        self.state.own.store(head, Ordering::Relaxed);
+        // Release: the bytes before it were read.
+        self.theirs.head.store(head, Ordering::Release);
+        barrier();
+        fulfil(self.mine.space_wanted, head & POSITION, always)
+    }
+
+    /// Asks to be told when `least` bytes can be read, or when no more will come. True: so it is, and
+    /// nobody may tell.
+    ///
+    /// # Errors
+    /// [`Spoiled`].
+    pub fn arm(&self, least: u64) -> Result<bool, Spoiled> {
+        let until = self.position().wrapping_add(least) & POSITION;
+        self.theirs.data_wanted.store(WANTED | until, Ordering::Relaxed);
+        barrier();
+        let is_so = self.refresh()? >= least || self.tail().is_end();
+        if is_so {
+            self.theirs.data_wanted.store(0, Ordering::Relaxed);
+        }
+        Ok(is_so)
+    }
+}

@@ -1,0 +1,52 @@
+//! Cross-FIFO: byte streams between two sides of a bus that need not trust each other (SG-IOV).
+//!
+//! A FIFO's producer writes to memory on the consumer's side, bytes and counter, and the consumer writes
+//! its counter to memory on the producer's side; each polls its own memory only. [`index`] has the words
+//! and who believes what, [`Arena`] the memory of many streams between the same two parties, [`Stream`] one
+//! of them, [`Signals`] a FIFO of events for any number of streams.
+//!
+//! # An arena
+//! A memfd, sealed against shrinking. Its sides are 0 and 1. All numbers are little-endian; an arena is
+//! used by processes of one machine, or by a machine and its guest.
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | magic, `u64`: the bytes `slipfifo` |
+//! | 8 | version, `u64`: 1 |
+//! | 16 | streams, `u64`: 1 to 2^20 |
+//! | 24 | pages of an area, `u64`, of 4,096 bytes: at least as many as streams, below 2^22 |
+//! | 4,096 | for each stream the inboxes of side 0 and of side 1, 64 bytes each |
+//! | after them, at a multiple of 4,096 | the area that side 0 writes |
+//! | after it | the area that side 1 writes |
+//!
+//! and of an inbox
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | tail of the other side as a producer ([`index::Tail`]) |
+//! | 8 | head of the other side as a consumer |
+//! | 16 | up to where the other side wants data before it is told |
+//! | 24 | up to where the other side wants its data read before it is told |
+//! | 32 | 32 bytes that nobody uses |
+//!
+//! # Memory
+//! Pages of an area cost nothing until they are written. Where a FIFO lies, and how long it is, is in the
+//! producer's counter, so that it grows, shrinks and moves while it is empty ([`index::Sending::place`]).
+//! Page *n* of an area is stream *n*'s own, so that there is always one; [`Regions`] gives out larger
+//! regions behind those. Pages that are given back are punched out of the file ([`Arena::punch`]).
+//!
+//! # How a sleeper is told
+//! That is the users' agreement: an eventfd per stream and side, or a signal.
+
+mod arena;
+pub mod index;
+mod outside;
+mod regions;
+mod signals;
+mod stream;
+
+pub use arena::{Arena, Shape, Side};
+pub use index::{Own, Region, Spoiled, Tail};
+pub use regions::Regions;
+pub use signals::{Full, Signals};
+pub use stream::{Error, Stream};

@@ -1,0 +1,95 @@
+//! Who has which of an area's larger regions.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::arena::Shape;
+use super::index::Region;
+
+/// The classes of regions beyond a stream's own page: their order, and how many there are at most.
+const CLASSES: [(u32, u32); 3] = [(4, 8192), (7, 2048), (10, 512)];
+
+/// Gives out the regions of the area that one side writes: a bit for each, in memory of that side's own,
+/// which its forked processes share. No lock: a process that is killed leaves nothing but bits that are set.
+#[derive(Clone, Copy)]
+pub struct Regions<'a> {
+    bits: &'a [AtomicU64],
+    shape: Shape,
+}
+
+impl<'a> Regions<'a> {
+    /// Words that [`Regions::new`] wants.
+    pub const WORDS: usize = (8192 + 2048 + 512) / 64;
+
+    /// Over `bits`, zeros in the beginning.
+    ///
+    /// # Panics
+    /// When there are fewer than [`Regions::WORDS`]: a programmer's error.
+    #[inline]
+    pub fn new(bits: &'a [AtomicU64], shape: Shape) -> Self {
+        assert!(bits.len() >= Self::WORDS, "too few bits for the regions of an area");
+        Self { bits, shape }
+    }
+
+    /// The shape of an arena with all regions for `streams` streams.
+    pub fn shape(streams: u32) -> Shape {
+        let pages = CLASSES.iter().map(|(order, count)| count << order).sum::<u32>();
+        Shape { streams, pages: streams + pages }
+    }
+
+    /// The page that is `stream`'s own.
+    #[inline]
+    pub fn own(stream: u32) -> Region {
+        Region { page: stream, order: 0 }
+    }
+
+    /// A region of the smallest class that has `bytes` bytes at least, or the largest class, or of the next
+    /// smaller class that has one left. None: no larger region than `than` is left.
+    pub fn take(&self, bytes: usize, than: Option<Region>) -> Option<Region> {
+        let least = than.map_or(0, |region| region.order + 1);
+        let fitting = |order: u32| Region { page: 0, order }.len() >= bytes;
+        let last =
+            CLASSES.iter().position(|(order, _)| fitting(*order)).unwrap_or(CLASSES.len() - 1);
+        let mut classes = (0..=last).rev().filter(|class| CLASSES[*class].0 >= least);
+        classes.find_map(|class| self.take_of(class))
+    }
+
+    /// Gives a region back. A stream's own page stays its own.
+    pub fn give(&self, region: Region) {
+        let Some(class) = CLASSES.iter().position(|(order, _)| *order == region.order) else {
+            return;
+        };
+        let (first_page, first_bit) = self.begin(class);
+        let Some(offset) = region.page.checked_sub(first_page) else { return };
+        let number = offset >> region.order;
+        if number < CLASSES[class].1 {
+            let bit = (first_bit + number) as usize;
+            self.bits[bit / 64].fetch_and(!(1 << (bit % 64)), Ordering::Relaxed);
+        }
+    }
+
+    /// The first page and the first bit of a class. The largest regions come first, so that all are aligned
+    /// to their length behind the own pages.
+    fn begin(&self, class: usize) -> (u32, u32) {
+        let larger = &CLASSES[class + 1..];
+        let pages = larger.iter().map(|(order, count)| count << order).sum::<u32>();
+        (self.shape.streams + pages, larger.iter().map(|(_, count)| count).sum())
+    }
+
+    fn take_of(&self, class: usize) -> Option<Region> {
+        let (order, count) = CLASSES[class];
+        let (first_page, first_bit) = self.begin(class);
+        let room = self.shape.pages.saturating_sub(first_page) >> order;
+        let words = first_bit as usize / 64..(first_bit + count) as usize / 64;
+        words.into_iter().find_map(|word| {
+            let free = self.bits[word].load(Ordering::Relaxed).trailing_ones();
+            let number = word as u32 * 64 + free - first_bit;
+            (free < 64 && number < room && self.set(word, free))
+                .then(|| Region { page: first_page + (number << order), order })
+        })
+    }
+
+    /// Whether the bit was not set by another thread meanwhile.
+    fn set(&self, word: usize, bit: u32) -> bool {
+        self.bits[word].fetch_or(1 << bit, Ordering::Relaxed) & 1 << bit == 0
+    }
+}

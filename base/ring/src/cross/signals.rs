@@ -1,0 +1,90 @@
+//! Signals: one small FIFO that carries events for any number of streams.
+
+use std::sync::atomic::Ordering;
+
+use slipway_ram::Lasting;
+
+use super::index::Spoiled;
+
+/// Words before the events: tail and head, each on a line of its own, each written by one side.
+const TAIL: usize = 0;
+const HEAD: usize = 8;
+const EVENTS: usize = 16;
+
+/// There is no room for an event now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// A FIFO of events of 64 bits. One side raises, the other takes; both keep their own counter, and
+/// check the other's.
+///
+/// | offset | what | written by |
+/// |---|---|---|
+/// | 0 | tail, `u64`: events raised | who raises |
+/// | 64 | head, `u64`: events taken | who takes |
+/// | 128 | events, `u64` each: a power of two of them | who raises |
+pub struct Signals {
+    words: Lasting,
+    mask: u64,
+    own: u64,
+    seen: u64,
+}
+
+impl Signals {
+    /// Bytes that a FIFO of `events` events, a power of two, takes.
+    pub const fn bytes(events: usize) -> usize {
+        (EVENTS + events) * 8
+    }
+
+    /// One side of the FIFO in `words`, from its beginning. None: `words` do not hold a power of two of events.
+    pub fn new(words: Lasting, events: usize) -> Option<Self> {
+        let fits = events.is_power_of_two() && words.len() >= Self::bytes(events);
+        fits.then(|| Self { words, mask: events as u64 - 1, own: 0, seen: 0 })
+    }
+
+    /// Raises an event. The other side is to be told if it sleeps, as the users agreed.
+    ///
+    /// # Errors
+    /// `Ok(Err(Full))` as long as the other side takes none; [`Spoiled`] when its counter cannot be.
+    #[inline]
+    pub fn raise(&mut self, event: u64) -> Result<Result<(), Full>, Spoiled> {
+        if self.own.wrapping_sub(self.seen) > self.mask {
+            let head = self.words.words()[HEAD].load(Ordering::Acquire);
+            if self.own.wrapping_sub(head) > self.mask + 1 {
+                return Err(Spoiled);
+            }
+            self.seen = head;
+            if self.own.wrapping_sub(head) > self.mask {
+                return Ok(Err(Full));
+            }
+        }
+        let at = EVENTS + (self.own & self.mask) as usize;
+        self.words.words()[at].store(event, Ordering::Relaxed);
+        self.own = self.own.wrapping_add(1);
+        self.words.words()[TAIL].store(self.own, Ordering::Release);
+        Ok(Ok(()))
+    }
+
+    /// The next event, if there is one.
+    ///
+    /// # Errors
+    /// [`Spoiled`]: the other side's counter cannot be.
+    #[inline]
+    pub fn take(&mut self) -> Result<Option<u64>, Spoiled> {
+        if self.own == self.seen {
+            let tail = self.words.words()[TAIL].load(Ordering::Acquire);
+            if tail.wrapping_sub(self.own) > self.mask + 1 {
+                return Err(Spoiled);
+            }
+            self.seen = tail;
+            if tail == self.own {
+                return Ok(None);
+            }
+        }
+        let at = EVENTS + (self.own & self.mask) as usize;
+        let event = self.words.words()[at].load(Ordering::Relaxed);
+        self.own = self.own.wrapping_add(1);
+        self.words.words()[HEAD].store(self.own, Ordering::Release);
+        Ok(Some(event))
+    }
+}

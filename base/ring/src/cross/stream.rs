@@ -1,0 +1,310 @@
+//! One stream of an arena: bytes in, bytes out.
+
+use super::arena::{Arena, Side};
+use super::index::{Own, Receiving, Sending, Spoiled, Tail};
+use super::regions::Regions;
+
+/// Bytes after which a long copy says how far it came, so that the other side copies beside it.
+const STRIDE: usize = 32 << 10;
+
+/// Why nothing can be written or read any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The other side reads no more.
+    #[error("the other side reads no more")]
+    Shut,
+    /// The stream was broken off.
+    #[error("the stream was broken off")]
+    Reset,
+    /// The other side said what cannot be.
+    #[error("the other side of the stream moved a counter where it cannot be")]
+    Spoiled,
+}
+
+impl From<Spoiled> for Error {
+    fn from(_: Spoiled) -> Self {
+        Self::Spoiled
+    }
+}
+
+/// One side of a stream. It is made for a call or kept, as is convenient: its state is in the words that it
+/// refers to. For each direction one thread at a time; both directions may go on beside each other.
+pub struct Stream<'a> {
+    arena: &'a Arena,
+    number: u32,
+    side: Side,
+    /// What this side writes.
+    pub out: Sending<'a>,
+    /// What this side reads.
+    pub into: Receiving<'a>,
+}
+
+impl<'a> Stream<'a> {
+    /// Side `side` of stream `number`; `out` and `into` are its own words of the two directions, zeros in the
+    /// beginning.
+    ///
+    /// # Panics
+    /// When there is no such stream: a programmer's error.
+    #[inline]
+    pub fn new(arena: &'a Arena, number: u32, side: Side, out: Own<'a>, into: Own<'a>) -> Self {
+        let (mine, theirs) = (arena.inbox(number, side), arena.inbox(number, side.other()));
+        let pages = arena.shape().pages;
+        Self {
+            arena,
+            number,
+            side,
+            out: Sending { mine, theirs, state: out },
+            into: Receiving { mine, theirs, state: into, pages },
+        }
+    }
+
+    /// Bytes that [`Stream::write`] would take now: of the region in use, or of the one it would begin with.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn space(&self) -> Result<usize, Error> {
+        self.is_open()?;
+        let used = self.out.refresh()?;
+        let size = self.out.tail().region().unwrap_or_else(|| Regions::own(self.number)).len();
+        let waits = used > 0 && self.out.is_pinched();
+        Ok(if waits { 0 } else { size.saturating_sub(used as usize) })
+    }
+
+    /// Asks for the other side to tell when there is space again: half of the region, or all of one that is to
+    /// grow. True: there is, or there never will be, and nobody may tell.
+    ///
+    /// # Errors
+    /// [`Error::Spoiled`].
+    pub fn arm_space(&self) -> Result<bool, Error> {
+        let left = if self.out.is_pinched() { 0 } else { self.out.tail().size() / 2 };
+        Ok(self.out.arm(left)?)
+    }
+
+    /// Asks for the other side to tell when `least` bytes can be read, at most what the region has. True: they
+    /// can, or no more will come, and nobody may tell.
+    ///
+    /// # Errors
+    /// [`Error::Spoiled`].
+    pub fn arm_data(&self, least: usize) -> Result<bool, Error> {
+        Ok(self.into.arm(least as u64)?)
+    }
+
+    fn is_open(&self) -> Result<(), Error> {
+        if self.out.tail().is_reset() || self.out.is_reset() {
+            Err(Error::Reset)
+        } else if self.out.tail().is_end() || self.out.is_shut() {
+            Err(Error::Shut)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Writes what there is room for, of all pieces of `from` in turn. An empty FIFO grows for it, up to `most`
+    /// bytes, out of `regions`. `tell` is called when the other side is to be told, which may be more than once.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing was written then.
+    pub fn write(
+        &self,
+        from: &[u8],
+        most: usize,
+        regions: Regions<'_>,
+        mut tell: impl FnMut(),
+    ) -> Result<usize, Error> {
+        self.is_open()?;
+        let mut done = 0;
+        while done < from.len() {
+            let count = self.write_some(&from[done..], most, regions, &mut tell)?;
+            if count == 0 {
+                break;
+            }
+            done += count;
+        }
+        Ok(done)
+    }
+
+    /// Up to [`STRIDE`] bytes, up to the region's end.
+    fn write_some(
+        &self,
+        from: &[u8],
+        most: usize,
+        regions: Regions<'_>,
+        tell: &mut impl FnMut(),
+    ) -> Result<usize, Error> {
+        let mut used = self.out.used();
+        let wanted = from.len().min(STRIDE) as u64;
+        if self.out.tail().size() - used < wanted || self.out.is_pinched() {
+            used = self.out.refresh()?;
+            self.fit(used, from.len(), most, regions);
+        }
+        let tail = self.out.tail();
+        let Some(region) = tail.region() else { return Ok(0) };
+        let at = tail.position() as usize & (region.len() - 1);
+        let room = if self.out.is_pinched() { 0 } else { region.len() - used as usize };
+        let count = room.min(region.len() - at).min(from.len()).min(STRIDE);
+        if count > 0 {
+            let to = self.arena.address(self.side, region).wrapping_add(at);
+            // SAFETY: `address` checked the region, `at + count` lies within it, and the arena, whose file is
+            // sealed against shrinking, is mapped for as long as `self`. Whoever else writes there spoils
+            // bytes of its own stream.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, count) };
+            if self.out.publish(count as u64) {
+                tell();
+            }
+        }
+        Ok(count)
+    }
+
+    /// A larger region for a FIFO that has too little for what is to be written: at once when it is empty, else
+    /// when it has been, until when nothing is written to one that is full and smaller than it may be.
+    fn fit(&self, used: u64, wanted: usize, most: usize, regions: Regions<'_>) {
+        let size = self.out.tail().size();
+        if used == 0 {
+            let pinched = if self.out.is_pinched() { size as usize * 2 } else { 0 };
+            self.grow(wanted.saturating_mul(4).max(pinched).min(most), regions);
+            self.out.pinch(false);
+        } else if used == size && (size as usize) < most {
+            self.out.pinch(true);
+        }
+    }
+
+    #[cold]
+    fn grow(&self, target: usize, regions: Regions<'_>) {
+        let now = self.out.tail().region();
+        if now.is_some_and(|region| region.len() >= target) {
+            return;
+        }
+        let own = Regions::own(self.number);
+        let larger = || regions.take(target, now);
+        let new = if now.is_none() && target <= own.len() { Some(own) } else { larger() };
+        let Some(new) = new.or(now.is_none().then_some(own)) else { return };
+        if self.arena.reserve(self.side, new).is_err() {
+            regions.give(new);
+            return;
+        }
+        if self.out.place(Some(new))
+            && let Some(old) = now
+        {
+            regions.give(old);
+        }
+    }
+
+    /// Bytes that can be read, as far as is known when there are some; 0 with `true`: there will be none.
+    ///
+    /// # Errors
+    /// [`Error`]: with [`Error::Reset`] all that came before it was read.
+    pub fn available(&self) -> Result<(usize, bool), Error> {
+        let known = self.into.known();
+        let count = if known > 0 { known } else { self.into.refresh()? } as usize;
+        let tail = self.into.tail();
+        match count {
+            0 if tail.is_reset() => Err(Error::Reset),
+            _ => Ok((count, tail.is_end())),
+        }
+    }
+
+    /// Copies what can be read from `skip` bytes on, and leaves it there.
+    ///
+    /// # Errors
+    /// As for [`Stream::available`].
+    pub fn peek(&self, skip: usize, into: &mut [u8]) -> Result<usize, Error> {
+        let (known, _) = self.available()?;
+        if known < skip + into.len() {
+            self.into.refresh()?;
+        }
+        let count = (self.into.known() as usize).saturating_sub(skip).min(into.len());
+        self.copy_out(skip, &mut into[..count]);
+        Ok(count)
+    }
+
+    /// Takes what can be read. `tell` is called when the other side is to be told. 0: see [`Stream::available`].
+    ///
+    /// # Errors
+    /// As for [`Stream::available`].
+    pub fn read(&self, into: &mut [u8], mut tell: impl FnMut()) -> Result<usize, Error> {
+        let mut done = 0;
+        while done < into.len() {
+            let piece = (into.len() - done).min(STRIDE);
+            let count = if done == 0 {
+                self.peek(0, &mut into[..piece])?
+            } else {
+                // What was taken was taken: an error shows at the next call.
+                self.peek(0, &mut into[done..done + piece]).unwrap_or(0)
+            };
+            if count == 0 {
+                break;
+            }
+            done += count;
+            if self.into.release(count as u64) {
+                tell();
+            }
+        }
+        Ok(done)
+    }
+
+    fn copy_out(&self, skip: usize, into: &mut [u8]) {
+        let Some(region) = self.into.tail().region() else { return };
+        let from = self.arena.address(self.side.other(), region);
+        let mask = region.len() - 1;
+        let at = (self.into.position() as usize).wrapping_add(skip) & mask;
+        let first = into.len().min(region.len() - at);
+        let (begin, rest) = into.split_at_mut(first);
+        // SAFETY: as in `write_some`; a region of the other side was checked by `Receiving::refresh`, and
+        // again by `address`; `into` is no longer than the region, as `known` is not.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.wrapping_add(at), begin.as_mut_ptr(), begin.len());
+            std::ptr::copy_nonoverlapping(from, rest.as_mut_ptr(), rest.len());
+        }
+    }
+
+    /// The stretches of memory, one or two, that hold the next bytes to read: `(address, length)`, for an engine
+    /// that works on them in place, and releases them with `into.release`. The other side may change them.
+    pub fn readable(&self) -> Result<[(*const u8, usize); 2], Error> {
+        self.available()?;
+        let tail: Tail = self.into.tail();
+        let Some(region) = tail.region() else { return Ok([(std::ptr::null(), 0); 2]) };
+        let from = self.arena.address(self.side.other(), region).cast_const();
+        let at = self.into.position() as usize & (region.len() - 1);
+        let known = self.into.known() as usize;
+        let first = known.min(region.len() - at);
+        Ok([(from.wrapping_add(at), first), (from, known - first)])
+    }
+
+    /// The stretches of memory, one or two, that the next bytes go to, when the FIFO is made to have room for
+    /// `wanted` bytes, up to `most`, if it can; to be published with `out.publish`.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn writable(
+        &self,
+        wanted: usize,
+        most: usize,
+        regions: Regions<'_>,
+    ) -> Result<[(*mut u8, usize); 2], Error> {
+        self.is_open()?;
+        let used = self.out.refresh()?;
+        if self.out.tail().size() - used < wanted as u64 || self.out.is_pinched() {
+            self.fit(used, wanted, most, regions);
+        }
+        let tail = self.out.tail();
+        let Some(region) = tail.region() else { return Ok([(std::ptr::null_mut(), 0); 2]) };
+        let to = self.arena.address(self.side, region);
+        let at = tail.position() as usize & (region.len() - 1);
+        let room = if self.out.is_pinched() { 0 } else { region.len() - used as usize };
+        let first = room.min(region.len() - at);
+        Ok([(to.wrapping_add(at), first), (to, room - first)])
+    }
+
+    /// Gives an empty FIFO's region back, and its pages to the system. False: it is not empty, or has none.
+    /// The next write takes a new one.
+    pub fn trim(&self, regions: Regions<'_>) -> bool {
+        let Some(region) = self.out.tail().region() else { return false };
+        let trimmed = self.out.refresh() == Ok(0) && self.out.place(None);
+        if trimmed {
+            // Pages that stay cost memory and nothing else.
+            let _ = self.arena.punch(self.side, region);
+            regions.give(region);
+        }
+        trimmed
+    }
+}

@@ -1,0 +1,187 @@
+//! Streams between two sides: what goes in comes out, whatever the sizes, and what a hostile side writes
+//! spoils its own stream only.
+#![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use slipway_ring::cross::{Arena, Error, Own, Regions, Shape, Side, Signals, Stream};
+
+/// What a side has for itself: of streams and of its area.
+struct Party {
+    arena: Arena,
+    side: Side,
+    own: Vec<[AtomicU64; 4]>,
+    bits: Vec<AtomicU64>,
+}
+
+const MOST: usize = 512 << 10;
+
+impl Party {
+    fn both(streams: u32) -> (Self, Self) {
+        let zero = Arena::new(Regions::shape(streams)).unwrap();
+        let one = Arena::open(zero.file().unwrap().try_clone_to_owned().unwrap()).unwrap();
+        (Self::new(zero, Side::Zero), Self::new(one, Side::One))
+    }
+
+    fn new(arena: Arena, side: Side) -> Self {
+        let own = (0..arena.shape().streams).map(|_| Default::default()).collect();
+        let bits = (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect();
+        Self { arena, side, own, bits }
+    }
+
+    fn stream(&self, number: u32) -> Stream<'_> {
+        let [tail, head_seen, head, tail_seen] = &self.own[number as usize];
+        let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
+        Stream::new(&self.arena, number, self.side, out, into)
+    }
+
+    fn regions(&self) -> Regions<'_> {
+        Regions::new(&self.bits, self.arena.shape())
+    }
+
+    fn write(&self, number: u32, bytes: &[u8]) -> Result<usize, Error> {
+        self.stream(number).write(bytes, MOST, self.regions(), || ())
+    }
+
+    fn read(&self, number: u32, most: usize) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; most];
+        let count = self.stream(number).read(&mut bytes, || ())?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+}
+
+/// Numbers that are the same each time.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+    *state >> 33
+}
+
+#[test]
+fn what_goes_in_comes_out() {
+    let (here, there) = Party::both(3);
+    let mut state = 1;
+    let (mut sent, mut received) = ([0u32; 3], [0u32; 3]);
+    for round in 0..5_000 {
+        let number = (random(&mut state) % 3) as u32;
+        let at = number as usize;
+        let most = [10, 5000, 200_000][round % 3];
+        let count = random(&mut state) as usize % most;
+        if random(&mut state).is_multiple_of(2) {
+            let bytes: Vec<u8> = (0..count as u32).map(|byte| (sent[at] + byte) as u8).collect();
+            sent[at] += here.write(number, &bytes).unwrap() as u32;
+        } else {
+            for byte in there.read(number, count).unwrap() {
+                assert_eq!(byte, received[at] as u8);
+                received[at] += 1;
+            }
+        }
+    }
+    for number in 0..3 {
+        let at = number as usize;
+        received[at] += there.read(number, MOST).unwrap().len() as u32;
+        assert_eq!(sent[at], received[at]);
+        assert!(sent[at] > 1 << 22, "only {} bytes", sent[at]);
+        assert!(here.stream(number).trim(here.regions()));
+        assert!(!here.stream(number).trim(here.regions()));
+        here.write(number, b"again").unwrap();
+        assert_eq!(there.read(number, 9).unwrap(), b"again");
+    }
+    assert!(here.bits.iter().all(|word| word.load(Ordering::Relaxed) == 0), "regions are left");
+}
+
+#[test]
+fn a_fifo_grows_when_it_was_full_and_not_beyond_what_it_may() {
+    let (here, there) = Party::both(1);
+    let mut sizes = vec![];
+    for _ in 0..2000 {
+        while here.write(0, &[7; 64]).unwrap() > 0 {}
+        sizes.push(here.stream(0).out.tail().size());
+        while !there.read(0, 1000).unwrap().is_empty() {}
+    }
+    sizes.dedup();
+    assert_eq!(sizes, [4096, 65_536, 524_288]);
+}
+
+#[test]
+fn the_end_is_the_end() {
+    let (here, there) = Party::both(2);
+    here.write(0, b"last words").unwrap();
+    assert_eq!((there.stream(0).arm_data(10), there.stream(0).arm_data(11)), (Ok(true), Ok(false)));
+    assert!(here.stream(0).out.finish(), "who waits for more is told");
+    assert_eq!(here.write(0, b"x"), Err(Error::Shut));
+    assert_eq!(there.read(0, 99).unwrap(), b"last words");
+    assert_eq!(there.stream(0).available(), Ok((0, true)));
+    here.write(1, b"lost").unwrap();
+    here.stream(1).out.reset();
+    assert_eq!(there.read(1, 2).unwrap(), b"lo");
+    assert_eq!(there.read(1, 9).unwrap(), b"st");
+    assert_eq!(there.read(1, 9), Err(Error::Reset));
+    there.stream(1).into.shut();
+    there.write(1, b"the other way").unwrap();
+    assert_eq!(here.read(1, 13).unwrap(), b"the other way");
+}
+
+#[test]
+fn a_liar_spoils_its_own_stream_only() {
+    let (here, there) = Party::both(2);
+    let (page, last) = (1u64 << 58, u64::from(here.arena.shape().pages));
+    let lies = [
+        1,
+        page | 4097,
+        page | last << 36 | 1,
+        2 << 58 | (last - 1) << 36,
+        12 << 58 | 1,
+        page | 1 << 35,
+    ];
+    for lie in lies {
+        there.arena.inbox(0, Side::Zero).tail.store(lie, Ordering::Relaxed);
+        assert_eq!(here.read(0, 10), Err(Error::Spoiled), "{lie:x}");
+    }
+    here.write(0, b"12345").unwrap();
+    for head in [6, 1 << 35, (1 << 36) - 1] {
+        there.arena.inbox(0, Side::Zero).head.store(head, Ordering::Relaxed);
+        assert_eq!(here.stream(0).space(), Err(Error::Spoiled), "{head:x}");
+    }
+    here.write(1, b"as ever").unwrap();
+    assert_eq!(there.read(1, 10).unwrap(), b"as ever");
+}
+
+#[test]
+fn arenas_are_checked() {
+    assert!(Arena::new(Shape { streams: 0, pages: 1 }).is_err());
+    assert!(Arena::new(Shape { streams: 2, pages: 1 }).is_err());
+    let arena = Arena::new(Shape { streams: 1, pages: 1 }).unwrap();
+    let open = || Arena::open(arena.file().unwrap().try_clone_to_owned().unwrap());
+    assert_eq!(open().unwrap().shape(), arena.shape());
+    for (word, value) in [(0, 1), (1, 2), (2, 0), (2, 1 << 21), (3, 0), (3, 1 << 21)] {
+        let before = arena.words()[word].swap(value, Ordering::Relaxed);
+        assert!(open().is_err(), "word {word} is {value}");
+        arena.words()[word].store(before, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn signals_come_in_turn_and_a_full_fifo_says_so() {
+    let words = slipway_ram::Lasting::heap(Signals::bytes(4));
+    let mut out = Signals::new(words.clone(), 4).unwrap();
+    let mut into = Signals::new(words.clone(), 4).unwrap();
+    assert!(Signals::new(words.clone(), 3).is_none() && Signals::new(words.clone(), 8).is_none());
+    for round in 0..10 {
+        for event in 0..4 {
+            out.raise(round * 10 + event).unwrap().unwrap();
+        }
+        assert!(out.raise(99).unwrap().is_err());
+        for event in 0..4 {
+            assert_eq!(into.take(), Ok(Some(round * 10 + event)));
+        }
+        assert_eq!(into.take(), Ok(None));
+    }
+    words.words()[0].store(99, Ordering::Relaxed);
+    assert!(into.take().is_err());
+    words.words()[8].store(99, Ordering::Relaxed);
+    for _ in 0..4 {
+        let _ = out.raise(1);
+    }
+    assert!(out.raise(1).is_err());
+}
