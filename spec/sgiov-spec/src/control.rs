@@ -1,0 +1,341 @@
+//! Requests of a process and the engine's replies, one message each, in turn: a reply to every request but
+//! [`Request::Close`], which has none.
+//!
+//! A request has 64 bytes: operation `u32`, flags `u32`, number `u64`, then two addresses of 24 bytes each (16
+//! of the address, `u16` of the port, 6 of 0). A reply has 128 bytes: status `u32` (0, or a number of errno(3)),
+//! flags `u32`, numbers `u64` × 4, two addresses, and zeros.
+
+use crate::Address;
+use crate::table::Place;
+
+/// Bytes of a request.
+pub const REQUEST: usize = 64;
+/// Bytes of a reply.
+pub const REPLY: usize = 128;
+/// Version of the messages.
+pub const VERSION: u32 = 1;
+/// At most so many descriptors come with a message.
+pub const DESCRIPTORS: usize = 4;
+
+/// What a process asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Begin a family. The reply is [`Reply::Attached`] with two descriptors: the table, and the bell (an
+    /// eventfd that the family raises when the engine sleeps, see [`crate::table::ASLEEP`]).
+    Attach {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// The process is about to fork: one descriptor comes with it, the engine's end of the child's
+    /// connection (`SOCK_SEQPACKET`). From now on that connection holds all that this one holds.
+    Fork,
+    /// Listen. With an address that is unspecified: on every address of the network namespace. The reply is
+    /// [`Reply::Listening`] with an eventfd, raised when a connection waits. `EADDRINUSE`, `EACCES`.
+    Listen {
+        /// Where.
+        at: Address,
+        /// Connections that may wait to be accepted: 1 to 4,096.
+        backlog: u32,
+        /// Other listeners of this family may have the same address (`SO_REUSEPORT`).
+        shared: bool,
+        /// An unspecified IPv6 address means IPv6 only.
+        v6_only: bool,
+    },
+    /// Listen no more, as far as this process is concerned.
+    Unlisten {
+        /// [`Reply::Listening`]'s.
+        listener: u64,
+    },
+    /// The next connection that waits: [`Reply::Connected`], or `EAGAIN`.
+    Accept {
+        /// [`Reply::Listening`]'s.
+        listener: u64,
+    },
+    /// Connect. [`Reply::Connected`]; [`NOT_OURS`]: the kernel may have a way there; `ECONNREFUSED`, `EACCES`,
+    /// `EHOSTUNREACH`, `ENOBUFS`, `ETIMEDOUT`.
+    Connect {
+        /// Where to.
+        to: Address,
+        /// From where; [`Address::ANY`], or port 0: the engine chooses.
+        from: Address,
+    },
+    /// The process has closed its last descriptor of the endpoint. No reply.
+    Close {
+        /// Entry of the table.
+        entry: u64,
+    },
+    /// What the engine serves: [`Reply::Report`] with a memfd of JSON. For root, and of a family's own tenant
+    /// for others.
+    Report,
+}
+
+/// Status of a reply to [`Request::Connect`]: nobody listens there that the engine knows of, or policy leaves
+/// the address to the kernel (`EPROTONOSUPPORT`).
+pub const NOT_OURS: u32 = 93;
+
+/// A connection as one family sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Entry of the family's table.
+    pub entry: u64,
+    /// Where its stream lies.
+    pub place: Place,
+    /// The own address.
+    pub local: Address,
+    /// The other side's.
+    pub peer: Address,
+}
+
+/// What the engine answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Not done: a number of errno(3).
+    Refused(u32),
+    /// Done, nothing to say.
+    Done,
+    /// A family begins.
+    Attached {
+        /// Entries of the table.
+        entries: u64,
+        /// Links of the table.
+        links: u64,
+    },
+    /// It listens.
+    Listening {
+        /// Names it in this family.
+        listener: u64,
+        /// The port.
+        at: Address,
+    },
+    /// A connection. Descriptors, in this order: the eventfd that the family sleeps on; if the other side is
+    /// not the engine the eventfd that the other side sleeps on; with `new_link` the link's arena.
+    Connected {
+        /// The family's side of it.
+        endpoint: Endpoint,
+        /// This process has not been given the link's arena yet.
+        new_link: bool,
+    },
+    /// A report is in the descriptor that comes with it.
+    Report {
+        /// Its length in bytes.
+        bytes: u64,
+    },
+}
+
+mod op {
+    pub const ATTACH: u32 = 1;
+    pub const FORK: u32 = 2;
+    pub const LISTEN: u32 = 3;
+    pub const UNLISTEN: u32 = 4;
+    pub const ACCEPT: u32 = 5;
+    pub const CONNECT: u32 = 6;
+    pub const CLOSE: u32 = 7;
+    pub const REPORT: u32 = 8;
+}
+
+const SHARED: u32 = 1;
+const V6_ONLY: u32 = 2;
+const NEW_LINK: u32 = 1 << 8;
+
+impl Request {
+    /// As it goes over the socket.
+    pub fn encode(&self) -> [u8; REQUEST] {
+        let (mut flags, mut number) = (0, 0);
+        let (mut first, mut second) = (Address::ANY, Address::ANY);
+        let op = match *self {
+            Self::Attach { version } => {
+                number = version.into();
+                op::ATTACH
+            }
+            Self::Fork => op::FORK,
+            Self::Listen { at, backlog, shared, v6_only } => {
+                (first, number) = (at, backlog.into());
+                flags = (u32::from(shared) * SHARED) | (u32::from(v6_only) * V6_ONLY);
+                op::LISTEN
+            }
+            Self::Unlisten { listener } => {
+                number = listener;
+                op::UNLISTEN
+            }
+            Self::Accept { listener } => {
+                number = listener;
+                op::ACCEPT
+            }
+            Self::Connect { to, from } => {
+                (first, second) = (to, from);
+                op::CONNECT
+            }
+            Self::Close { entry } => {
+                number = entry;
+                op::CLOSE
+            }
+            Self::Report => op::REPORT,
+        };
+        let mut bytes = [0; REQUEST];
+        bytes[..4].copy_from_slice(&op.to_le_bytes());
+        bytes[4..8].copy_from_slice(&flags.to_le_bytes());
+        bytes[8..16].copy_from_slice(&number.to_le_bytes());
+        put_address(&mut bytes[16..40], first);
+        put_address(&mut bytes[40..64], second);
+        bytes
+    }
+
+    /// What somebody said; None: no request, or none of this version.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; REQUEST] = bytes.try_into().ok()?;
+        let (op, flags, number) = (word32(bytes, 0)?, word32(bytes, 4)?, word64(bytes, 8)?);
+        let (first, second) = (address(bytes, 16)?, address(bytes, 40)?);
+        let request = match op {
+            op::ATTACH => Self::Attach { version: u32::try_from(number).ok()? },
+            op::FORK => Self::Fork,
+            op::LISTEN => Self::Listen {
+                at: first,
+                backlog: u32::try_from(number).ok()?,
+                shared: flags & SHARED != 0,
+                v6_only: flags & V6_ONLY != 0,
+            },
+            op::UNLISTEN => Self::Unlisten { listener: number },
+            op::ACCEPT => Self::Accept { listener: number },
+            op::CONNECT => Self::Connect { to: first, from: second },
+            op::CLOSE => Self::Close { entry: number },
+            op::REPORT => Self::Report,
+            _ => return None,
+        };
+        // What is not used is zero.
+        (request.encode() == *bytes).then_some(request)
+    }
+}
+
+impl Reply {
+    /// As it goes over the socket. Which request it answers decides how it is read.
+    pub fn encode(&self) -> [u8; REPLY] {
+        let (mut status, mut flags, mut numbers) = (0, 0, [0; 4]);
+        let (mut first, mut second) = (Address::ANY, Address::ANY);
+        match *self {
+            Self::Refused(errno) => status = errno,
+            Self::Done => flags = 1,
+            Self::Attached { entries, links } => (flags, numbers) = (2, [entries, links, 0, 0]),
+            Self::Listening { listener, at } => (flags, numbers[0], first) = (3, listener, at),
+            Self::Connected { endpoint, new_link } => {
+                flags = 4 | if new_link { NEW_LINK } else { 0 };
+                numbers = [endpoint.entry, endpoint.place.encode(), 0, 0];
+                (first, second) = (endpoint.local, endpoint.peer);
+            }
+            Self::Report { bytes } => (flags, numbers[0]) = (5, bytes),
+        }
+        let mut bytes = [0; REPLY];
+        bytes[..4].copy_from_slice(&u32::to_le_bytes(status));
+        bytes[4..8].copy_from_slice(&u32::to_le_bytes(flags));
+        for (place, number) in bytes[8..40].chunks_mut(8).zip(numbers) {
+            place.copy_from_slice(&u64::to_le_bytes(number));
+        }
+        put_address(&mut bytes[40..64], first);
+        put_address(&mut bytes[64..88], second);
+        bytes
+    }
+
+    /// What the engine said; None: no reply.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; REPLY] = bytes.try_into().ok()?;
+        let (status, flags) = (word32(bytes, 0)?, word32(bytes, 4)?);
+        let number = |at: usize| word64(bytes, 8 + at * 8);
+        if status != 0 {
+            return Some(Self::Refused(status));
+        }
+        Some(match flags & 0xff {
+            1 => Self::Done,
+            2 => Self::Attached { entries: number(0)?, links: number(1)? },
+            3 => Self::Listening { listener: number(0)?, at: address(bytes, 40)? },
+            4 => Self::Connected {
+                endpoint: Endpoint {
+                    entry: number(0)?,
+                    place: Place::decode(number(1)?)?,
+                    local: address(bytes, 40)?,
+                    peer: address(bytes, 64)?,
+                },
+                new_link: flags & NEW_LINK != 0,
+            },
+            5 => Self::Report { bytes: number(0)? },
+            _ => return None,
+        })
+    }
+}
+
+fn put_address(to: &mut [u8], address: Address) {
+    to[..16].copy_from_slice(&address.ip);
+    to[16..18].copy_from_slice(&address.port.to_le_bytes());
+}
+
+fn address(bytes: &[u8], at: usize) -> Option<Address> {
+    let ip = bytes.get(at..at + 16)?.try_into().ok()?;
+    let port = u16::from_le_bytes(bytes.get(at + 16..at + 18)?.try_into().ok()?);
+    Some(Address { ip, port })
+}
+
+fn word32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn word64(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: Address = Address::v4([127, 0, 0, 1], 80);
+
+    #[test]
+    fn requests_are_understood() {
+        let all = [
+            Request::Attach { version: 1 },
+            Request::Fork,
+            Request::Listen { at: HERE, backlog: 5, shared: true, v6_only: false },
+            Request::Listen { at: Address::ANY, backlog: 4096, shared: false, v6_only: true },
+            Request::Unlisten { listener: 7 },
+            Request::Accept { listener: 7 },
+            Request::Connect { to: HERE, from: Address::ANY },
+            Request::Close { entry: 9 },
+            Request::Report,
+        ];
+        for request in all {
+            let mut bytes = request.encode();
+            assert_eq!(Request::decode(&bytes), Some(request));
+            assert_eq!(Request::decode(&bytes[..63]), None);
+            bytes[63] = 1;
+            assert_eq!(Request::decode(&bytes), None, "{request:?} with rubbish");
+            bytes = request.encode();
+            bytes[0] = 99;
+            assert_eq!(Request::decode(&bytes), None);
+        }
+    }
+
+    #[test]
+    fn replies_are_understood() {
+        let place =
+            Place { stream: 0xf_ffff, side: 1, engine: true, same_tenant: false, link: 4095 };
+        let endpoint = Endpoint { entry: 3, place, local: HERE, peer: Address::ANY };
+        let all = [
+            Reply::Refused(111),
+            Reply::Done,
+            Reply::Attached { entries: 1 << 20, links: 4096 },
+            Reply::Listening { listener: 1, at: HERE },
+            Reply::Connected { endpoint, new_link: true },
+            Reply::Connected { endpoint, new_link: false },
+            Reply::Report { bytes: 12 },
+        ];
+        for reply in all {
+            assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+        }
+        assert_eq!(Reply::decode(&[0; REPLY]), None);
+        assert_eq!(Place::decode(0), None);
+    }
+
+    #[test]
+    fn addresses_tell_what_they_are() {
+        assert!(HERE.is_loopback() && !HERE.is_unspecified());
+        assert!(Address::ANY.is_unspecified() && Address::v4([0; 4], 9).is_unspecified());
+        assert_eq!((HERE.as_v4(), Address::ANY.as_v4()), (Some([127, 0, 0, 1]), None));
+    }
+}
