@@ -1,0 +1,188 @@
+//! Streams through pipes, from ring to ring, byte for byte.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_ram::Span;
+use slipway_telemetry::{Clock, ManualClock};
+
+use super::random::Random;
+use crate::record::Header;
+use crate::{
+    BrokenFifo, Cipher, Class, Compression, Core, Executor, Input, Needs, Opener, Options, Output,
+    Pipe, Rule, Sealer, Secret, Simulated, Sink, Sizes, Source, Stretch, Work, records,
+};
+
+/// A ring with both its ends here.
+struct Fifo {
+    memory: Span,
+    head: u64,
+    tail: u64,
+}
+
+impl Fifo {
+    fn new(size: usize, at: u64) -> Self {
+        Self { memory: Span::heap(size), head: at, tail: at }
+    }
+
+    /// As many of `bytes` as there is room for.
+    fn fill(&mut self, bytes: &[u8]) -> usize {
+        let room = self.writable().unwrap();
+        let length = bytes.len().min(room.length());
+        Output::Ring(&self.memory, room).write(&bytes[..length]).unwrap();
+        self.produce(length);
+        length
+    }
+
+    fn drain(&mut self, into: &mut Vec<u8>, most: usize) {
+        let there = self.readable().unwrap().first(most);
+        let at = into.len();
+        into.resize(at + there.length(), 0);
+        Input::Ring(&self.memory, there).read(&mut into[at..]).unwrap();
+        self.consume(there.length());
+    }
+}
+
+impl Source for Fifo {
+    fn memory(&self) -> &Span {
+        &self.memory
+    }
+    fn readable(&mut self) -> Result<Stretch, BrokenFifo> {
+        let length = self.head.wrapping_sub(self.tail);
+        Stretch::new(self.tail, length, self.memory.len() as u64).ok_or(BrokenFifo)
+    }
+    fn consume(&mut self, bytes: usize) {
+        self.tail = self.tail.wrapping_add(bytes as u64);
+    }
+}
+
+impl Sink for Fifo {
+    fn memory(&self) -> &Span {
+        &self.memory
+    }
+    fn writable(&mut self) -> Result<Stretch, BrokenFifo> {
+        let size = self.memory.len() as u64;
+        let used = self.head.wrapping_sub(self.tail);
+        let room = size.checked_sub(used).ok_or(BrokenFifo)?;
+        Stretch::new(self.head, room, size).ok_or(BrokenFifo)
+    }
+    fn produce(&mut self, bytes: usize) {
+        self.head = self.head.wrapping_add(bytes as u64);
+    }
+}
+
+/// One step of a pipe through an executor.
+fn step(pipe: &mut Pipe, from: &mut Fifo, to: &mut Fifo, by: &mut impl Executor) {
+    let (mut jobs, mut ended) = (VecDeque::new(), Vec::new());
+    pipe.generate(1, from, to, by.room(), &mut jobs).unwrap();
+    by.submit(&mut jobs, &mut ended);
+    by.poll(&mut ended);
+    assert!(jobs.is_empty());
+    for completion in &ended {
+        pipe.completed(completion, from, to).unwrap();
+    }
+}
+
+/// As [`step`] for a pipe that opens: the next record's sizes are in its header.
+fn step_open(pipe: &mut Pipe, from: &mut Fifo, to: &mut Fifo, by: &mut impl Executor) {
+    if pipe.in_flight() == 0 {
+        let there = from.readable().unwrap().first(64);
+        let mut head = vec![0; there.length()];
+        Input::Ring(&from.memory, there).read(&mut head).unwrap();
+        let Some(header) = Header::parse(&head).unwrap() else { return };
+        let sizes = Sizes::Whole { input: header.record(), output: header.payload };
+        pipe.set_rule(Rule { sizes, needs: by.needs(), least: 1 });
+        step_one(pipe, from, to, by);
+    } else {
+        step(pipe, from, to, by);
+    }
+}
+
+fn step_one(pipe: &mut Pipe, from: &mut Fifo, to: &mut Fifo, by: &mut impl Executor) {
+    let (mut jobs, mut ended) = (VecDeque::new(), Vec::new());
+    pipe.generate(1, from, to, 1, &mut jobs).unwrap();
+    by.submit(&mut jobs, &mut ended);
+    for completion in &ended {
+        pipe.completed(completion, from, to).unwrap();
+    }
+}
+
+fn core(clock: &ManualClock) -> Core {
+    Core::new(Class::I, Arc::new(clock.clone()))
+}
+
+#[test]
+fn a_stream_is_copied_through_by_a_core_and_by_an_accelerator() {
+    let clock = ManualClock::new();
+    let mut random = Random::new(7);
+    let (mut plain, mut accelerator) = (
+        core(&clock),
+        Simulated::new(core(&clock), Class::F, 1_000_000_000, 3, Arc::new(clock.clone())),
+    );
+    for needs in [Needs::default(), accelerator.needs()] {
+        for work in [Work::Copy, Work::CopyChecked] {
+            let bytes = random.bytes(20_000);
+            let (mut from, mut to) = (Fifo::new(256, u64::MAX - 999), Fifo::new(64, u64::MAX - 7));
+            let mut pipe = Pipe::new(work, Rule { sizes: Sizes::Same, needs, least: 1 });
+            let (mut given, mut got) = (0, Vec::new());
+            while got.len() < bytes.len() {
+                given += from.fill(&bytes[given..(given + random.below(100)).min(bytes.len())]);
+                match needs.source {
+                    true => step(&mut pipe, &mut from, &mut to, &mut accelerator),
+                    false => step(&mut pipe, &mut from, &mut to, &mut plain),
+                }
+                to.drain(&mut got, random.below(64));
+                clock.advance(Duration::from_nanos(random.below(60) as u64));
+            }
+            assert!(got == bytes);
+        }
+    }
+}
+
+#[test]
+fn a_stream_is_sealed_and_opened_through_three_rings() {
+    let clock = ManualClock::new();
+    let secret = Secret::derive(&[1; 32], &[]);
+    let mut random = Random::new(8);
+    for (round, compression) in
+        [Compression::None, Compression::Lz4, Compression::Zstd].into_iter().enumerate()
+    {
+        let (mut left, mut right) = (core(&clock), core(&clock));
+        let sealer = Sealer::new(Cipher::Aes128Gcm, &secret).with_limit(20);
+        let key = left.add_sealer(sealer);
+        let opening = right.add_opener(Opener::new(Cipher::Aes128Gcm, &secret));
+        let options = Options { compression, checksum: round % 2 == 1 };
+        let needs = Needs { source: round == 0, sink: round == 0 };
+        let rule = records(300, 20, true, options, needs);
+        let mut sealing = Pipe::new(Work::Seal(Some(key), options), rule);
+        let mut back = Pipe::new(Work::Open(Some(opening)), rule);
+        let (mut from, mut link, mut to) =
+            (Fifo::new(1024, 1000), Fifo::new(512, 77), Fifo::new(2048, 2040));
+        let bytes = random.text(50_000);
+        let (mut given, mut got) = (0, Vec::new());
+        while got.len() < bytes.len() {
+            given += from.fill(&bytes[given..(given + random.below(700)).min(bytes.len())]);
+            step(&mut sealing, &mut from, &mut link, &mut left);
+            step_open(&mut back, &mut link, &mut to, &mut right);
+            to.drain(&mut got, random.below(700));
+        }
+        assert!(got == bytes);
+    }
+}
+
+#[test]
+fn an_index_out_of_range_ends_the_pipe_and_nothing_else() {
+    let clock = ManualClock::new();
+    let (mut from, mut to) = (Fifo::new(64, 0), Fifo::new(64, 0));
+    let rule = Rule { sizes: Sizes::Same, needs: Needs::default(), least: 1 };
+    let mut pipe = Pipe::new(Work::Copy, rule);
+    from.head = 65;
+    let mut jobs = VecDeque::new();
+    assert_eq!(pipe.generate(1, &mut from, &mut to, 8, &mut jobs), Err(BrokenFifo));
+    from.head = 8;
+    to.tail = 1;
+    assert_eq!(pipe.generate(1, &mut from, &mut to, 8, &mut jobs), Err(BrokenFifo));
+    assert!(jobs.is_empty() && pipe.in_flight() == 0);
+    assert_eq!(clock.now(), Duration::ZERO);
+}
