@@ -26,17 +26,22 @@ pub enum Request {
         /// [`VERSION`].
         version: u32,
     },
-    /// The process is about to fork: one descriptor comes with it, the engine's end of the child's
-    /// connection (`SOCK_SEQPACKET`). From now on that connection holds all that this one holds.
+    /// The process is about to fork. The reply is [`Reply::Done`] with one descriptor: the child's connection,
+    /// which from now on holds all that this one holds, and knows all links that this one knows. The engine
+    /// makes the pair, since one that a process made could have both ends with the engine, and never end.
     Fork,
     /// Listen. With an address that is unspecified: on every address of the network namespace. The reply is
     /// [`Reply::Listening`] with an eventfd, raised when a connection waits. `EADDRINUSE`, `EACCES`.
+    ///
+    /// One descriptor may come with it: the kernel's own listening TCP socket of this address, which proves
+    /// that the kernel gave it to the process. An engine that was told to want a proof refuses without one
+    /// (`EACCES`); with one the address is the socket's own, whatever the message says.
     Listen {
         /// Where.
         at: Address,
         /// Connections that may wait to be accepted: 1 to 4,096.
         backlog: u32,
-        /// Other listeners of this family may have the same address (`SO_REUSEPORT`).
+        /// Other listeners of the same tenant and user may have the same address (`SO_REUSEPORT`).
         shared: bool,
         /// An unspecified IPv6 address means IPv6 only.
         v6_only: bool,
