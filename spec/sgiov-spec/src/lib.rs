@@ -7,12 +7,14 @@
 //! (`slipway_ring::cross`), whose other side is another family's, or the engine's.
 //!
 //! - [`control`]: requests and replies;
-//! - [`table`]: the layout of a family's table.
+//! - [`table`]: the layout of a family's table;
+//! - [`link`]: what two engines say to each other.
 //!
 //! All numbers are little-endian. No dependencies, no allocation.
 #![no_std]
 
 pub mod control;
+pub mod link;
 pub mod table;
 
 /// An address and a port; IPv4 addresses are mapped into IPv6 (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2).

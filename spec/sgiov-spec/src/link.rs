@@ -1,0 +1,415 @@
+//! What two socket engines say to each other.
+//!
+//! Two engines that have streams of a tenant between them share a TCP connection for them. It begins with a
+//! handshake of TLS 1.3 (RFC 8446), in which both show a certificate. Within it each side sends one [`Hello`],
+//! the connecting one first. Then TLS is done: what follows are records (`slipway_warp::record`), sealed
+//! under keys that both derive from the session with the exporter (RFC 8446, section 7.5):
+//!
+//! - label [`EXPORTER`], context the tenant's name, 32 bytes;
+//! - of these a secret for each direction, [`TO_SERVER`] and [`TO_CLIENT`].
+//!
+//! So a tenant's bytes are under keys that belong to it alone, on a connection of its own. A record's
+//! payload is one frame after the other, none of them cut: a [`Frame`] of 16 bytes, and of some its body.
+//! All that is said about streams is therefore sealed as their bytes are.
+//!
+//! # Streams
+//! Either side opens streams: the connecting one those with odd numbers, the other those with even ones.
+//! Number 0 is the connection. A number is used once.
+//!
+//! Credit: a side may send as many bytes of a stream as the other has granted, [`Hello::window`] of them with
+//! the stream itself and what [`Kind::Credit`] adds. Bytes beyond it end the connection.
+//!
+//! All numbers are little-endian. A frame that cannot be ends the connection; so does one for a stream that
+//! never was, but not one for a stream that was: the two sides' last words may have crossed.
+
+use crate::Address;
+
+/// Version of all this.
+pub const VERSION: u32 = 1;
+/// Label of the exporter.
+pub const EXPORTER: &[u8] = b"EXPORTER-slipway-link-1";
+/// What the secret of the connecting side's records is derived with.
+pub const TO_SERVER: &[u8] = b"to server";
+/// What the secret of the accepting side's records is derived with.
+pub const TO_CLIENT: &[u8] = b"to client";
+/// Bytes of a frame without its body.
+pub const FRAME: usize = 16;
+/// Bytes of the body of [`Kind::Open`]: source and destination, each an address of 16 bytes, a port of 2, and
+/// 6 bytes of 0.
+pub const OPEN: usize = 48;
+/// Bytes of a record's payload, at most: what a side sets aside for one.
+pub const PAYLOAD: usize = 128 << 10;
+/// Bytes of a name (of an engine, of a tenant), at most: 1 to so many.
+pub const NAME: usize = 64;
+/// Bytes of a [`Hello`].
+pub const HELLO: usize = 256;
+/// The largest [`Hello::window`].
+pub const MAX_WINDOW: u32 = 4 << 20;
+
+const MAGIC: [u8; 8] = *b"sliplink";
+
+/// The cipher of the records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cipher {
+    /// AES-128-GCM.
+    Aes128Gcm = 1,
+    /// AES-256-GCM.
+    Aes256Gcm = 2,
+}
+
+/// A name, 1 to [`NAME`] bytes of printable ASCII without spaces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Name {
+    bytes: [u8; NAME],
+    length: u8,
+}
+
+impl Name {
+    /// None: too long, empty, or with other characters.
+    pub fn new(name: &str) -> Option<Self> {
+        let printable = name.bytes().all(|byte| byte.is_ascii_graphic());
+        if !printable || name.is_empty() || name.len() > NAME {
+            return None;
+        }
+        let mut bytes = [0; NAME];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        Some(Self { bytes, length: name.len() as u8 })
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        core::str::from_utf8(&self.bytes[..self.length.into()]).unwrap_or("")
+    }
+
+    fn decode(bytes: &[u8], length: u8) -> Option<Self> {
+        let (name, rest) = bytes.split_at_checked(length.into())?;
+        let name = Self::new(core::str::from_utf8(name).ok()?)?;
+        rest.iter().all(|byte| *byte == 0).then_some(name)
+    }
+}
+
+impl core::fmt::Debug for Name {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.as_str().fmt(f)
+    }
+}
+
+/// The first thing that a side says, and the only one that TLS itself carries.
+///
+/// | offset | what |
+/// |---|---|
+/// | 0 | the bytes `sliplink` |
+/// | 8 | version, `u32` |
+/// | 12 | status, `u32`: 0, or a number of errno(3) for which the accepting side has no such connection |
+/// | 16 | window, `u32` |
+/// | 20 | cipher, `u8`; that of the accepting side is the one that was asked for |
+/// | 21 | length of the engine's name, `u8` |
+/// | 22 | length of the tenant's name, `u8` |
+/// | 64 | the engine's name, 64 bytes, and zeros |
+/// | 128 | the tenant's name, 64 bytes, and zeros |
+///
+/// The rest is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// 0, or why not.
+    pub status: u32,
+    /// Bytes of each stream that the other side may send before it gets credit: 1 to [`MAX_WINDOW`].
+    pub window: u32,
+    /// The records' cipher.
+    pub cipher: Cipher,
+    /// Who says this; its certificate has this name.
+    pub engine: Name,
+    /// Whose streams the connection is for.
+    pub tenant: Name,
+}
+
+impl Hello {
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; HELLO] {
+        let mut bytes = [0; HELLO];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.status.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.window.to_le_bytes());
+        bytes[20] = self.cipher as u8;
+        bytes[21] = self.engine.length;
+        bytes[22] = self.tenant.length;
+        bytes[64..128].copy_from_slice(&self.engine.bytes);
+        bytes[128..192].copy_from_slice(&self.tenant.bytes);
+        bytes
+    }
+
+    /// What somebody said. None: none of this version.
+    pub fn decode(bytes: &[u8; HELLO]) -> Option<Self> {
+        let cipher = match bytes[20] {
+            1 => Cipher::Aes128Gcm,
+            2 => Cipher::Aes256Gcm,
+            _ => return None,
+        };
+        let hello = Self {
+            status: word32(bytes, 12)?,
+            window: word32(bytes, 16)?,
+            cipher,
+            engine: Name::decode(&bytes[64..128], bytes[21])?,
+            tenant: Name::decode(&bytes[128..192], bytes[22])?,
+        };
+        let fits = (1..=MAX_WINDOW).contains(&hello.window);
+        // Magic, version, and zeros where nothing is.
+        (fits && hello.encode() == *bytes).then_some(hello)
+    }
+}
+
+/// What a frame is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A program connects: the stream begins. Body: [`Open`].
+    Open,
+    /// The stream's other end is there.
+    Accepted,
+    /// It is not; the value is a number of errno(3), 1 to 4,095. The stream has ended.
+    Refused,
+    /// Bytes of the stream; the value is how many, at least 1. Body: these.
+    Data,
+    /// The other side may send so many bytes more: the value, 1 to 2^31.
+    Credit,
+    /// Nothing comes after this from this side.
+    Fin,
+    /// The stream is broken off, in both directions.
+    Reset,
+    /// Of the connection: say the same value back.
+    Ping,
+    /// Of the connection: the value of a ping.
+    Pong,
+    /// Of the connection: no stream is to be opened here any more.
+    GoAway,
+}
+
+const KINDS: [Kind; 10] = [
+    Kind::Open,
+    Kind::Accepted,
+    Kind::Refused,
+    Kind::Data,
+    Kind::Credit,
+    Kind::Fin,
+    Kind::Reset,
+    Kind::Ping,
+    Kind::Pong,
+    Kind::GoAway,
+];
+
+/// A frame without its body.
+///
+/// | offset | what |
+/// |---|---|
+/// | 0 | kind, `u8`: 1 to 10, in [`Kind`]'s order |
+/// | 1 | 3 bytes of 0 |
+/// | 4 | stream, `u32`; 0 for what is of the connection, and for nothing else |
+/// | 8 | value, `u64`; 0 where a kind has none |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is about.
+    pub kind: Kind,
+    /// Which stream.
+    pub stream: u32,
+    /// As the kind has it.
+    pub value: u64,
+}
+
+impl Frame {
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; FRAME] {
+        let mut bytes = [0; FRAME];
+        bytes[0] = self.kind as u8 + 1;
+        bytes[4..8].copy_from_slice(&self.stream.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.value.to_le_bytes());
+        bytes
+    }
+
+    /// The first frame of `payload`, its body, and what follows. None: there cannot be such a frame, or it is cut.
+    pub fn decode(payload: &[u8]) -> Option<(Self, &[u8], &[u8])> {
+        let (head, rest) = payload.split_at_checked(FRAME)?;
+        let kind = *KINDS.get(usize::from(head[0]).checked_sub(1)?)?;
+        let frame = Self { kind, stream: word32(head, 4)?, value: word64(head, 8)? };
+        if head[1..4] != [0; 3] || !frame.is_possible() {
+            return None;
+        }
+        let (body, rest) = rest.split_at_checked(frame.body()?)?;
+        Some((frame, body, rest))
+    }
+
+    fn is_possible(&self) -> bool {
+        let value = match self.kind {
+            Kind::Refused => (1..4096).contains(&self.value),
+            Kind::Data => self.value > 0,
+            Kind::Credit => (1..=1 << 31).contains(&self.value),
+            Kind::Ping | Kind::Pong => true,
+            _ => self.value == 0,
+        };
+        let connection = matches!(self.kind, Kind::Ping | Kind::Pong | Kind::GoAway);
+        value && connection == (self.stream == 0)
+    }
+
+    /// Bytes of its body.
+    fn body(&self) -> Option<usize> {
+        match self.kind {
+            Kind::Open => Some(OPEN),
+            Kind::Data => usize::try_from(self.value).ok(),
+            _ => Some(0),
+        }
+    }
+}
+
+/// The body of [`Kind::Open`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// The connecting program's address.
+    pub source: Address,
+    /// Where it connects to.
+    pub destination: Address,
+}
+
+impl Open {
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; OPEN] {
+        let mut bytes = [0; OPEN];
+        for (to, address) in bytes.chunks_exact_mut(24).zip([self.source, self.destination]) {
+            to[..16].copy_from_slice(&address.ip);
+            to[16..18].copy_from_slice(&address.port.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// None: not as long, or something where zeros are.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let address = |at: usize| {
+            let ip = bytes.get(at..at + 16)?.try_into().ok()?;
+            let port = u16::from_le_bytes(bytes.get(at + 16..at + 18)?.try_into().ok()?);
+            Some(Address { ip, port })
+        };
+        let open = Self { source: address(0)?, destination: address(24)? };
+        (open.encode() == *bytes).then_some(open)
+    }
+}
+
+fn word32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn word64(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello() -> Hello {
+        Hello {
+            status: 0,
+            window: 65536,
+            cipher: Cipher::Aes128Gcm,
+            engine: Name::new("left.example").unwrap(),
+            tenant: Name::new("blue").unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_hello_reads_back_and_nothing_else_does() {
+        let bytes = hello().encode();
+        assert_eq!(Hello::decode(&bytes), Some(hello()));
+        // Whatever byte is changed: it is none, or says something else.
+        for at in 0..HELLO {
+            for bit in 0..8 {
+                let mut other = bytes;
+                other[at] ^= 1 << bit;
+                assert_ne!(Hello::decode(&other), Some(hello()), "byte {at}");
+            }
+        }
+        for (at, value) in [(0, 0), (8, 2), (20, 0), (20, 3), (21, 65), (21, 0), (22, 3), (255, 1)]
+        {
+            let mut other = bytes;
+            other[at] = value;
+            assert_eq!(Hello::decode(&other), None, "byte {at}: {value}");
+        }
+        assert_eq!(Hello::decode(&Hello { window: 0, ..hello() }.encode()), None);
+        assert_eq!(Hello::decode(&Hello { window: MAX_WINDOW + 1, ..hello() }.encode()), None);
+    }
+
+    #[test]
+    fn names_are_short_and_printable() {
+        assert_eq!(Name::new("node-2.example").unwrap().as_str(), "node-2.example");
+        assert!(Name::new(core::str::from_utf8(&[b'a'; NAME]).unwrap()).is_some());
+        for bad in ["", "a b", "ä", "a\n", core::str::from_utf8(&[b'a'; NAME + 1]).unwrap()] {
+            assert_eq!(Name::new(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn frames_read_back() {
+        let value = |kind| match kind {
+            Kind::Refused => 111,
+            Kind::Data => 3,
+            Kind::Credit => 1 << 31,
+            Kind::Ping | Kind::Pong => u64::MAX,
+            _ => 0,
+        };
+        for kind in KINDS {
+            let connection = matches!(kind, Kind::Ping | Kind::Pong | Kind::GoAway);
+            let frame = Frame { kind, stream: u32::from(!connection) * 7, value: value(kind) };
+            let mut payload = [9; FRAME + OPEN + 1];
+            payload[..FRAME].copy_from_slice(&frame.encode());
+            let (read, body, rest) = Frame::decode(&payload).unwrap();
+            assert_eq!(read, frame);
+            let expected = match kind {
+                Kind::Open => OPEN,
+                Kind::Data => 3,
+                _ => 0,
+            };
+            assert_eq!((body.len(), rest.len()), (expected, OPEN + 1 - expected));
+            assert_eq!(Frame::decode(&payload[..FRAME - 1]), None);
+            // Of the connection or of a stream, never of the other.
+            let other = Frame { stream: u32::from(connection), ..frame };
+            payload[..FRAME].copy_from_slice(&other.encode());
+            assert_eq!(Frame::decode(&payload), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn frames_that_cannot_be_are_none() {
+        let with = |kind, value| Frame { kind, stream: 1, value }.encode();
+        for bytes in [
+            with(Kind::Refused, 0),
+            with(Kind::Refused, 4096),
+            with(Kind::Data, 0),
+            with(Kind::Credit, 0),
+            with(Kind::Credit, (1 << 31) + 1),
+            with(Kind::Fin, 1),
+            // Its body is not there.
+            with(Kind::Data, 1),
+            with(Kind::Data, u64::MAX),
+            with(Kind::Open, 0),
+        ] {
+            assert_eq!(Frame::decode(&bytes), None, "{bytes:?}");
+        }
+        let mut bytes = with(Kind::Fin, 0);
+        (bytes[0], bytes[2]) = (11, 0);
+        assert_eq!(Frame::decode(&bytes), None);
+        (bytes[0], bytes[2]) = (0, 0);
+        assert_eq!(Frame::decode(&bytes), None);
+        (bytes[0], bytes[2]) = (6, 1);
+        assert_eq!(Frame::decode(&bytes), None);
+    }
+
+    #[test]
+    fn an_opening_reads_back() {
+        let open = Open {
+            source: Address::v4([10, 1, 0, 2], 40000),
+            destination: Address::v4([10, 2, 0, 2], 80),
+        };
+        let mut bytes = open.encode();
+        assert_eq!(Open::decode(&bytes), Some(open));
+        assert_eq!(Open::decode(&bytes[..47]), None);
+        bytes[47] = 1;
+        assert_eq!(Open::decode(&bytes), None);
+    }
+}
