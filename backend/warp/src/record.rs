@@ -23,6 +23,9 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::TransformError;
+use crate::key::{Opener, Sealer, Ticket};
+
 /// Bytes of a header.
 pub const HEADER: usize = 24;
 /// Bytes of a tag.
@@ -187,6 +190,44 @@ impl Header {
     }
 }
 
+/// Seals the record that `record` is to be, in place: its payload lies behind [`HEADER`] bytes, and [`TAG`]
+/// bytes are left behind it. For who fills a payload himself; not compressed, not checked.
+///
+/// # Errors
+/// [`TransformError::NoRoom`]: no payload, or too much; [`TransformError::Key`]: the key is used up.
+pub fn seal(sealer: &mut Sealer, record: &mut [u8]) -> Result<(), TransformError> {
+    let room = record.len();
+    let payload = room.saturating_sub(HEADER + TAG);
+    if !(1..=MAX_PAYLOAD).contains(&payload) {
+        return Err(TransformError::NoRoom { input: payload, room });
+    }
+    let Ticket { generation, counter } = sealer.ticket()?;
+    let header = Header { flags: Flags::SEALED, generation, counter, body: payload, payload };
+    let (head, rest) = record.split_at_mut(HEADER);
+    let (body, tag) = rest.split_at_mut(payload);
+    head.copy_from_slice(&header.bytes());
+    tag.copy_from_slice(&sealer.seal(Ticket { generation, counter }, &header.bytes(), body)?);
+    Ok(())
+}
+
+/// Opens `record`, exactly one that [`seal`] made, in place, and gives its payload.
+///
+/// # Errors
+/// All are the peer's doing; `record` is of no use afterwards.
+pub fn open<'a>(opener: &mut Opener, record: &'a mut [u8]) -> Result<&'a [u8], TransformError> {
+    let there = record.len();
+    let not_whole = |record| TransformError::NotWhole { there, record };
+    let header = Header::parse(record)?.ok_or(not_whole(HEADER))?;
+    if header.record() != there {
+        return Err(not_whole(header.record()));
+    }
+    if header.flags != Flags::SEALED {
+        return Err(TransformError::Sealing);
+    }
+    let (raw, body) = record.split_first_chunk_mut::<HEADER>().ok_or(not_whole(HEADER))?;
+    Ok(opener.open(&header, raw, body)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,6 +247,31 @@ mod tests {
             assert_eq!(Header::parse(&header.bytes()[..HEADER - 1]), Ok(None));
             assert_eq!(header.record(), HEADER + header.body + if sealed { 16 } else { 0 });
         }
+    }
+
+    #[test]
+    fn a_record_is_sealed_and_opened_in_place() {
+        use crate::{Cipher, Secret};
+
+        let secret = Secret::derive(&[1; 32], &[b"a"]);
+        let mut sealer = Sealer::new(Cipher::Aes128Gcm, &secret);
+        let mut opener = Opener::new(Cipher::Aes128Gcm, &secret);
+        let mut record = vec![7; HEADER + 100 + TAG];
+        for _ in 0..2 {
+            record[HEADER..HEADER + 100].fill(7);
+            seal(&mut sealer, &mut record).unwrap();
+            for at in 0..record.len() {
+                let mut damaged = record.clone();
+                damaged[at] ^= 1;
+                assert!(open(&mut opener, &mut damaged).is_err(), "byte {at}");
+            }
+            assert!(open(&mut opener, &mut record[..139]).is_err());
+            let mut replayed = record.clone();
+            assert_eq!(open(&mut opener, &mut record), Ok(&[7; 100][..]));
+            assert!(open(&mut opener, &mut replayed).is_err());
+        }
+        assert!(seal(&mut sealer, &mut record[..HEADER + TAG]).is_err(), "no payload");
+        assert!(seal(&mut sealer, &mut vec![0; HEADER + TAG + MAX_PAYLOAD + 1]).is_err());
     }
 
     #[test]
