@@ -23,12 +23,25 @@ part() {
     tail -n 60 "$log"
 }
 
-# Of each part that failed the lines that say so, and those of a panic.
+# Of each part that failed the lines that say so, and what each failed test said: it stands between
+# `failures:` and the result, behind what the tests that passed said, panics that were meant to be too.
 reasons() {
     local name
     for name in "${failed[@]}"; do
         printf '== %s\n' "$name"
-        grep -hE -A 6 'FAILED|^error|panicked at|ERROR: libFuzzer' "$logs/${name//[^a-z0-9.-]/_}" | tail -n 40
+        awk '
+            /^successes:$/ { passed = 1; failed = left = 0 }
+            /^failures:$/ { failed = 1; passed = left = 0; next }
+            /^test result:/ { passed = failed = left = 0 }
+            /^ +(Running|Doc-tests) / { target = $0 }
+            passed { next }
+            failed && /^---- / { if (target) print target; target = ""; left = 40 }
+            # Behind many other words of the test, it would be cut off.
+            failed && left < 20 && /panicked at/ { left = 20 }
+            failed && /^stack backtrace:/ { left = 0 }
+            !failed && /FAILED|^error|panicked at|ERROR: libFuzzer/ { left = 7 }
+            left > 0 { print; left-- }
+        ' "$logs/${name//[^a-z0-9.-]/_}" | tail -n 200
     done
 }
 
