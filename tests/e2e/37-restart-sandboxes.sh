@@ -44,9 +44,10 @@ all_are() {
 wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 start_daemon "$slipway"
 
-# Numbered lines on both streams, until it is told to stop.
-lines='i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i"
-[ $((i % 10)) = 0 ] && echo "tenth $i" >&2; [ $((i % 50)) = 0 ] && sleep 0.02; done; echo "last $i"; exit 7'
+# Numbered lines on both streams, until it is told to stop; it ends a while after that. All daemons
+# together get more than an agent keeps, and each of them hardly enough to tell the agent so.
+lines='i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i of a container that talks"
+[ $((i % 10)) = 0 ] && echo "tenth $i" >&2; [ $((i % 50)) = 0 ] && sleep 0.02; done; echo "last $i"; sleep 3; exit 7'
 # Files on the root file system, each read back from the disk.
 disk='n=0; until [ -e /stop ]; do n=$((n + 1)); f=/f$((n % 8))
 head -c 3000000 /dev/urandom >$f; sha256sum $f >$f.sum; sync; echo 3 >/proc/sys/vm/drop_caches
@@ -79,26 +80,31 @@ for ((kill = 1; kill <= kills; kill++)); do
 done
 ok "$kills ends of the daemon: three sandboxes run on, ps shows them, exec works"
 
+ended() { ! runs "$1"; }
+# The status of a command that waits, once it returns.
+status_of() {
+    wait_until 120 ended "$1" || fail "a command still waits: $("$slipway" ps; explain)"
+    wait "$1"
+}
 # Who tells it may end with its container, before its own status is known.
 in_sandbox lines 'touch /stop' >/dev/null 2>&1
-wait_until 60 is_state lines exited || fail "the lines do not end: $("$slipway" ps; explain)"
 in_sandbox later 'touch /go' || fail "exec: $(explain)"
 end_daemon KILL
 sleep 5
 start_daemon "$slipway"
-wait "$brief"; status=$?
+status_of "$brief"; status=$?
 [ "$status" = 9 ] || fail "the status of what ended alone is $status: $(cat "$work/later.err"; explain)"
 [ "$(cat "$work/later.out")" = "ended alone" ] || fail "what ended alone said: $(cat "$work/later.out")"
 ok "a container that ended without a daemon: its last words and its status reach the command that waits"
 
-wait "$client"; status=$?
+status_of "$client"; status=$?
 [ "$status" = 7 ] || fail "the status of the lines is $status: $(tail -n 3 "$work/lines.err"; explain)"
-wait "$follower" || fail "logs -f: $(tail -n 3 "$work/follow.err")"
-wait "$waiter"; [ "$(cat "$work/wait.out")" = 7 ] || fail "wait: $(cat "$work/wait.out")"
+status_of "$follower" || fail "logs -f: $(tail -n 3 "$work/follow.err")"
+status_of "$waiter"; [ "$(cat "$work/wait.out")" = 7 ] || fail "wait: $(cat "$work/wait.out")"
 "$slipway" logs lines >"$work/log.out" 2>"$work/log.err" || fail "logs"
 last=$(sed -n 's/^last //p' "$work/lines.out")
 [ "${last:-0}" -gt 1000 ] || fail "only ${last:-no} lines"
-{ seq -f 'line %.0f' "$last"; echo "last $last"; } >"$work/expected.out"
+{ seq -f 'line %.0f of a container that talks' "$last"; echo "last $last"; } >"$work/expected.out"
 seq -f 'tenth %.0f' 10 10 "$last" >"$work/expected.err"
 for what in lines log follow; do
     cmp "$work/expected.out" "$work/$what.out" || fail "the output by $what"
@@ -128,6 +134,5 @@ ok "a VMM that ended without a daemon is found lost; stop ends one that was adop
 left=$(leftovers)
 [ -z "$left" ] || fail "left: $left"
 kill "$daemon"; wait "$daemon" 2>/dev/null; daemon=''
-keeper_ended() { ! runs "$keeper"; }
-wait_until 10 keeper_ended || fail "the keeper holds something"
+wait_until 10 ended "$keeper" || fail "the keeper holds something"
 ok "rm leaves nothing behind, and the keeper ends"

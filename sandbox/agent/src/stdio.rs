@@ -55,7 +55,13 @@ impl Attachment {
             .await
             .map_err(|_| Status::already_exists("another stream is attached to the process"))?;
         let waiter = process.clone();
-        let kept = process.kept().range();
+        let kept = {
+            let mut kept = process.kept();
+            // Who asks from there on has what precedes it. Were it kept, it might fill the store, and a
+            // host with nothing to record says nothing that would empty it.
+            kept.recorded(from.unwrap_or(0));
+            kept.range()
+        };
         Ok(Attachment {
             ended: Box::pin(async move {
                 waiter.ended().await;

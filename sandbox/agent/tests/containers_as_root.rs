@@ -8,9 +8,11 @@ mod harness;
 use std::time::Duration;
 
 use harness::*;
+use slipway_agent_protocol::v1::agent_client::AgentClient;
 use slipway_agent_protocol::v1::*;
 use slipway_agent_protocol::{EXIT_STATUS_METADATA, PROTOCOL};
-use tonic::{Code, Status};
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
 
 macro_rules! sandbox {
     ($name:literal) => {
@@ -301,6 +303,15 @@ async fn a_returning_host_finds_the_rest_of_the_output() {
     sandbox.remove("a").await;
 }
 
+/// The output of container "a" from `position` on.
+async fn resume(client: &mut AgentClient<Channel>, position: u64) -> Streaming<StdioOut> {
+    let resume = stdio_in::Kind::Resume(Resume { process: Some(main("a")), position });
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    sender.send(StdioIn { kind: Some(resume) }).await.unwrap();
+    let stream = client.stdio(tokio_stream::wrappers::ReceiverStream::new(receiver));
+    stream.await.unwrap().into_inner()
+}
+
 /// Hosts that die at any point between receiving and recording: the next one asks from where the
 /// last one's record ends, whatever the agent was told of that.
 #[tokio::test]
@@ -314,11 +325,7 @@ async fn hosts_that_die_lose_no_byte_and_get_none_twice() {
     let (mut position, mut streams) = (0, [Vec::new(), Vec::new()]);
     for host in 0.. {
         let mut client = sandbox.reconnect().await;
-        let resume = stdio_in::Kind::Resume(Resume { process: Some(main("a")), position });
-        let (sender, receiver) = tokio::sync::mpsc::channel(1);
-        sender.send(StdioIn { kind: Some(resume) }).await.unwrap();
-        let stream = client.stdio(tokio_stream::wrappers::ReceiverStream::new(receiver));
-        let mut stream = stream.await.unwrap().into_inner();
+        let mut stream = resume(&mut client, position).await;
         let mut ended = false;
         for message in 0..host * 3 + 2 {
             let Some(message_of) = stream.message().await.unwrap() else {
@@ -354,6 +361,33 @@ async fn hosts_that_die_lose_no_byte_and_get_none_twice() {
         assert!(stream == expected.as_bytes(), "{} of {} bytes", stream.len(), expected.len());
     }
     assert_eq!(sandbox.wait(&main("a")).await.exit_status, 6);
+    sandbox.remove("a").await;
+}
+
+/// A host that had recorded all it got, and died before it said so: the next one, which has nothing to
+/// record yet, gets the rest and the end all the same.
+#[tokio::test]
+async fn what_precedes_a_resumed_position_is_recorded() {
+    let mut sandbox = sandbox!("what_precedes_a_resumed_position_is_recorded");
+    const LEN: u64 = 300_000;
+    let text = format!("head -c {LEN} /dev/zero; exit 8");
+    sandbox.create(container("a", script(&text))).await;
+    sandbox.start_container("a").await;
+    let mut position = 0;
+    // The agent keeps 256 KiB and sends no more before it hears what is recorded.
+    for (host, upto) in [(0, 192 << 10), (1, LEN)] {
+        let mut client = sandbox.reconnect().await;
+        let mut stream = resume(&mut client, position).await;
+        while position < upto {
+            let message = tokio::time::timeout(Duration::from_secs(60), stream.message()).await;
+            let message = message.unwrap_or_else(|_| panic!("host {host} waits at {position}"));
+            if let Some(stdio_out::Kind::Stdout(bytes)) = message.unwrap().unwrap().kind {
+                position += bytes.len() as u64;
+            }
+        }
+    }
+    assert_eq!(position, LEN);
+    assert_eq!(sandbox.wait(&main("a")).await.exit_status, 8);
     sandbox.remove("a").await;
 }
 

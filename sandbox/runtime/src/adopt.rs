@@ -69,7 +69,10 @@ pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let taken = || Error::Agent("its input was taken already".to_owned());
     let input = lock(&sandbox.input_end).take().ok_or_else(taken)?;
     let container = process(CONTAINER, "");
-    let (output, from) = stdio::resume(&agent, container.clone(), writer.position(), input).await?;
+    let resumed = stdio::resume(&agent, container.clone(), writer.position(), input);
+    // A guest that says hello and nothing else must not hold up the daemon, which adopts before it serves.
+    let resumed = tokio::time::timeout(PATIENCE, resumed).await;
+    let (output, from) = resumed.map_err(|_| lost("the sandbox's agent does not answer"))??;
     if from != writer.position() {
         // The disk was full: it was not kept, and the container went on.
         writer.seek(from).map_err(Error::file("cannot write", &path))?;

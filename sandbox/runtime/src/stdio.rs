@@ -22,6 +22,9 @@ const QUEUE: usize = 16;
 
 /// Bytes after which the agent is told what was recorded: a quarter of what it keeps.
 const TELL: u64 = 64 << 10;
+/// Pieces after which it is told: a quarter of what it keeps, too. Many of a byte or two are far from
+/// [`TELL`] bytes when it has no room for more.
+const TELL_PIECES: u32 = 1024;
 
 /// Further than any output comes.
 const MOST_POSITION: u64 = 1 << 62;
@@ -161,8 +164,8 @@ impl Fanout {
     ) -> Result<()> {
         let mut log_works = true;
         let mut position = log.position();
-        let recorded = watch::Sender::new(position);
-        tokio::spawn(tell(agent, process, recorded.subscribe()));
+        let mut recorded = Recorded::from(position);
+        tokio::spawn(tell(agent, process, recorded.told.subscribe()));
         while let Some((stream, data)) = next(&mut output).await? {
             if log_works && let Err(error) = log.append(stream, &data) {
                 tracing::warn!(%error, "output is no longer kept");
@@ -170,9 +173,7 @@ impl Fanout {
             }
             let record = Record { position, stream, time_ns: realtime_ns(), data };
             position = record.end();
-            if position - *recorded.borrow() >= TELL {
-                recorded.send_replace(position);
-            }
+            recorded.upto(position);
             self.send(record).await;
         }
         Ok(())
@@ -192,6 +193,29 @@ impl Fanout {
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<mpsc::Sender<Record>>>> {
         // A panic elsewhere leaves a list of senders that is still a list of senders.
         self.attached.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// What is recorded of a process's output, and what of that its agent is to be told.
+struct Recorded {
+    told: watch::Sender<u64>,
+    /// Recorded since then.
+    pieces: u32,
+}
+
+impl Recorded {
+    /// Output from `position` on is to come.
+    fn from(position: u64) -> Self {
+        Self { told: watch::Sender::new(position), pieces: 0 }
+    }
+
+    /// One more piece is recorded, up to `position`.
+    fn upto(&mut self, position: u64) {
+        self.pieces += 1;
+        if position - *self.told.borrow() >= TELL || self.pieces >= TELL_PIECES {
+            self.told.send_replace(position);
+            self.pieces = 0;
+        }
     }
 }
 
@@ -231,6 +255,24 @@ mod tests {
         assert_eq!(early.recv().await, Some(record(Stream::Out, b"x")));
         assert_eq!(early.recv().await, None);
         assert_eq!(late.recv().await, None);
+    }
+
+    #[test]
+    fn an_agent_hears_of_many_bytes_and_of_many_pieces() {
+        let mut recorded = Recorded::from(10);
+        let mut told = recorded.told.subscribe();
+        let mut heard = || told.has_changed().unwrap().then(|| *told.borrow_and_update());
+        recorded.upto(9 + TELL);
+        assert_eq!(heard(), None);
+        recorded.upto(10 + TELL);
+        assert_eq!(heard(), Some(10 + TELL));
+        let after = |piece| 10 + TELL + u64::from(piece);
+        (1..TELL_PIECES).for_each(|piece| recorded.upto(after(piece)));
+        assert_eq!(heard(), None);
+        recorded.upto(after(TELL_PIECES));
+        assert_eq!(heard(), Some(after(TELL_PIECES)));
+        recorded.upto(after(TELL_PIECES + 1));
+        assert_eq!(heard(), None);
     }
 
     #[tokio::test]
