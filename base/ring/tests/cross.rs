@@ -8,7 +8,16 @@ mod index;
 
 /// What `index` has around it.
 mod outside {
-    pub use loom::sync::atomic::{AtomicU64, Ordering, fence};
+    use loom::sync::atomic::fence;
+    pub use loom::sync::atomic::{AtomicU64, Ordering};
+
+    pub fn light(_across_machines: bool) {
+        fence(Ordering::SeqCst);
+    }
+
+    pub fn heavy() {
+        fence(Ordering::SeqCst);
+    }
 }
 
 use index::{Inbox, Own, Receiving, Region, Sending};
@@ -33,11 +42,19 @@ impl Words {
     }
 
     fn sending(&self) -> Sending<'_> {
-        Sending { mine: self.inbox(0), theirs: self.inbox(4), state: self.own(8) }
+        let across_machines = false;
+        Sending { mine: self.inbox(0), theirs: self.inbox(4), state: self.own(8), across_machines }
     }
 
     fn receiving(&self) -> Receiving<'_> {
-        Receiving { mine: self.inbox(4), theirs: self.inbox(0), state: self.own(10), pages: 1 }
+        let across_machines = false;
+        Receiving {
+            mine: self.inbox(4),
+            theirs: self.inbox(0),
+            state: self.own(10),
+            pages: 1,
+            across_machines,
+        }
     }
 }
 

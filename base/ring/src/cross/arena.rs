@@ -11,8 +11,9 @@ use super::index::{Inbox, PAGE, Region};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"slipfifo");
 const VERSION: u64 = 1;
-/// Words of an inbox.
-const INBOX: usize = 8;
+/// Words of an inbox: two lines, so that looking for a wish, which is rare, never waits for the line of the
+/// counters, which the other side keeps writing.
+const INBOX: usize = 16;
 /// The word at which inboxes begin.
 const INBOXES: usize = PAGE / 8;
 
@@ -67,6 +68,7 @@ impl Shape {
 pub struct Arena {
     words: Lasting,
     shape: Shape,
+    across_machines: bool,
 }
 
 impl Arena {
@@ -83,7 +85,7 @@ impl Arena {
         for (word, value) in words.words().iter().zip(header) {
             word.store(value, Ordering::Relaxed);
         }
-        Ok(Self { words, shape })
+        Ok(Self::of(words, shape))
     }
 
     /// The arena that somebody else made.
@@ -100,7 +102,25 @@ impl Arena {
             let text = "a file that is no arena of FIFOs, or of another version";
             return Err(Error::new(ErrorKind::InvalidData, text));
         }
-        Ok(Self { words, shape })
+        Ok(Self::of(words, shape))
+    }
+
+    fn of(words: Lasting, shape: Shape) -> Self {
+        super::outside::register();
+        Self { words, shape, across_machines: false }
+    }
+
+    /// The same, whose other side is a guest or its host: a barrier of this machine's is none of theirs.
+    #[must_use]
+    pub fn across_machines(mut self) -> Self {
+        self.across_machines = true;
+        self
+    }
+
+    /// Whether the other side is another machine's.
+    #[inline]
+    pub fn is_across_machines(&self) -> bool {
+        self.across_machines
     }
 
     /// Its shape.

@@ -4,12 +4,13 @@
 //! side ever waits for a read across the bus, and a line changes hands in one direction only.
 //!
 //! A side that wants to sleep says so in the other's inbox: until which position it has nothing to do.
-//! Sleeper: store *wanted*, full barrier, load the counter in the own inbox. The other: store the counter
-//! in the sleeper's inbox, full barrier, load *wanted* in the own inbox. Of two such stores with a full
+//! Sleeper: store the wish, full barrier, load the counter in the own inbox. The other: store the counter
+//! in the sleeper's inbox, full barrier, load the wish in the own inbox. Of two such stores with a full
 //! barrier before the loads at least one is seen, so no wake-up is lost (`tests/cross.rs` has loom try
-//! every interleaving). Who tells takes the wish away, and so tells once.
+//! every interleaving). Who tells takes the wish away, and so tells once. `outside.rs` says what makes
+//! the other's barrier, which each message has to pass, cheap.
 
-use super::outside::{AtomicU64, Ordering, fence};
+use super::outside::{AtomicU64, Ordering, heavy, light};
 
 /// Bits of a position: bytes since the stream's beginning, modulo 2^36.
 const POSITION: u64 = (1 << 36) - 1;
@@ -162,12 +163,6 @@ impl Own<'_> {
     }
 }
 
-/// The full barrier between a counter that was stored and a wish that is looked at.
-#[inline]
-fn barrier() {
-    fence(Ordering::SeqCst);
-}
-
 /// Whether a wish in the own inbox is fulfilled with `position`, or with `always`; takes it away then.
 #[inline]
 fn fulfil(wanted: &AtomicU64, position: u64, always: bool) -> bool {
@@ -188,6 +183,8 @@ pub struct Sending<'a> {
     pub theirs: Inbox<'a>,
     /// `own`: the tail; `seen`: the head.
     pub state: Own<'a>,
+    /// The other side is another machine's.
+    pub across_machines: bool,
 }
 
 impl Sending<'_> {
@@ -277,24 +274,37 @@ impl Sending<'_> {
         self.state.own.store(tail.0, Ordering::Relaxed);
         // Release: whoever sees the tail sees the bytes before it.
         self.theirs.tail.store(tail.0, Ordering::Release);
-        barrier();
+        light(self.across_machines);
         fulfil(self.mine.data_wanted, tail.position(), always)
     }
 
-    /// Asks to be told when all but `left` bytes of what was written are read, or when no more will be.
-    /// True: so it is, and nobody may tell.
+    /// Asks to be told when all but `left` bytes of what was written are read, or when no more will be. A
+    /// barrier ([`heavy`]) and [`Sending::is_wish_fulfilled`] must follow; one barrier serves any number.
+    pub fn wish(&self, left: u64) {
+        let until = self.tail().position().wrapping_sub(left) & POSITION;
+        self.theirs.space_wanted.store(WANTED | until, Ordering::Relaxed);
+    }
+
+    /// Whether it is so already; takes the wish back then, and nobody may tell.
     ///
     /// # Errors
     /// [`Spoiled`].
-    pub fn arm(&self, left: u64) -> Result<bool, Spoiled> {
-        let until = self.tail().position().wrapping_sub(left) & POSITION;
-        self.theirs.space_wanted.store(WANTED | until, Ordering::Relaxed);
-        barrier();
+    pub fn is_wish_fulfilled(&self, left: u64) -> Result<bool, Spoiled> {
         let is_so = self.refresh()? <= left || self.is_shut();
         if is_so {
             self.theirs.space_wanted.store(0, Ordering::Relaxed);
         }
         Ok(is_so)
+    }
+
+    /// All three. True: so it is, and nobody may tell.
+    ///
+    /// # Errors
+    /// [`Spoiled`].
+    pub fn arm(&self, left: u64) -> Result<bool, Spoiled> {
+        self.wish(left);
+        heavy();
+        self.is_wish_fulfilled(left)
     }
 }
 
@@ -309,6 +319,8 @@ pub struct Receiving<'a> {
     pub state: Own<'a>,
     /// Pages of the other side's area: no region may lie beyond.
     pub pages: u32,
+    /// The other side is another machine's.
+    pub across_machines: bool,
 }
 
 impl Receiving<'_> {
@@ -382,23 +394,36 @@ impl Receiving<'_> {
         self.state.own.store(head, Ordering::Relaxed);
         // Release: the bytes before it were read.
         self.theirs.head.store(head, Ordering::Release);
-        barrier();
+        light(self.across_machines);
         fulfil(self.mine.space_wanted, head & POSITION, always)
     }
 
-    /// Asks to be told when `least` bytes can be read, or when no more will come. True: so it is, and
-    /// nobody may tell.
+    /// Asks to be told when `least` bytes can be read, or when no more will come. A barrier ([`heavy`]) and
+    /// [`Receiving::is_wish_fulfilled`] must follow; one barrier serves any number.
+    pub fn wish(&self, least: u64) {
+        let until = self.position().wrapping_add(least) & POSITION;
+        self.theirs.data_wanted.store(WANTED | until, Ordering::Relaxed);
+    }
+
+    /// Whether it is so already; takes the wish back then, and nobody may tell.
     ///
     /// # Errors
     /// [`Spoiled`].
-    pub fn arm(&self, least: u64) -> Result<bool, Spoiled> {
-        let until = self.position().wrapping_add(least) & POSITION;
-        self.theirs.data_wanted.store(WANTED | until, Ordering::Relaxed);
-        barrier();
+    pub fn is_wish_fulfilled(&self, least: u64) -> Result<bool, Spoiled> {
         let is_so = self.refresh()? >= least || self.tail().is_end();
         if is_so {
             self.theirs.data_wanted.store(0, Ordering::Relaxed);
         }
         Ok(is_so)
+    }
+
+    /// All three. True: so it is, and nobody may tell.
+    ///
+    /// # Errors
+    /// [`Spoiled`].
+    pub fn arm(&self, least: u64) -> Result<bool, Spoiled> {
+        self.wish(least);
+        heavy();
+        self.is_wish_fulfilled(least)
     }
 }

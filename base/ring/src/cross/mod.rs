@@ -15,7 +15,7 @@
 //! | 8 | version, `u64`: 1 |
 //! | 16 | streams, `u64`: 1 to 2^20 |
 //! | 24 | pages of an area, `u64`, of 4,096 bytes: at least as many as streams, below 2^22 |
-//! | 4,096 | for each stream the inboxes of side 0 and of side 1, 64 bytes each |
+//! | 4,096 | for each stream the inboxes of side 0 and of side 1, 128 bytes each |
 //! | after them, at a multiple of 4,096 | the area that side 0 writes |
 //! | after it | the area that side 1 writes |
 //!
@@ -25,9 +25,10 @@
 //! |---|---|
 //! | 0 | tail of the other side as a producer ([`index::Tail`]) |
 //! | 8 | head of the other side as a consumer |
-//! | 16 | up to where the other side wants data before it is told |
-//! | 24 | up to where the other side wants its data read before it is told |
-//! | 32 | 32 bytes that nobody uses |
+//! | 64 | up to where the other side wants data before it is told |
+//! | 72 | up to where the other side wants its data read before it is told |
+//!
+//! and nobody uses the rest: wishes are rare, and looking for one does not wait for the line of the counters.
 //!
 //! # Memory
 //! Pages of an area cost nothing until they are written. Where a FIFO lies, and how long it is, is in the
@@ -36,7 +37,9 @@
 //! regions behind those. Pages that are given back are punched out of the file ([`Arena::punch`]).
 //!
 //! # How a sleeper is told
-//! That is the users' agreement: an eventfd per stream and side, or a signal.
+//! That is the users' agreement: an eventfd per stream and side, or a signal. `outside.rs` has the barriers: the
+//! sleeper pays for both sides'. Who is about to sleep on many streams says its wishes to all, passes one
+//! barrier ([`heavy`]), and looks at all.
 
 mod arena;
 pub mod index;
@@ -47,6 +50,7 @@ mod stream;
 
 pub use arena::{Arena, Shape, Side};
 pub use index::{Own, Region, Spoiled, Tail};
+pub use outside::{heavy, is_told_surely};
 pub use regions::Regions;
 pub use signals::{Full, Signals};
 pub use stream::{Error, Stream};

@@ -1,3 +1,52 @@
-//! What `index` has around it; its loom test has atomics of loom's there.
+//! What `index` has around it; its loom test has atomics of loom's there, and full barriers.
+//!
+//! Of the two barriers that a sleeper and who tells it need, the teller's is on the path of every message and
+//! the sleeper's is not. So the sleeper pays for both: membarrier(2) has every processor that runs a
+//! process of this kind pass a full barrier, and then the teller needs none but against the compiler. A
+//! process registers for that with its first arena. Where the kernel, or a seccomp filter, does not let it,
+//! it tells with full barriers and cannot be sure to be told by others: [`is_told_surely`].
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, compiler_fence};
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
+
+static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+
+/// Registers this process, once.
+pub(crate) fn register() -> bool {
+    static DONE: OnceLock<bool> = OnceLock::new();
+    *DONE.get_or_init(|| {
+        let needed = MembarrierQuery::GLOBAL_EXPEDITED;
+        let done = membarrier_query().contains(needed)
+            && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok();
+        IS_REGISTERED.store(done, Ordering::Relaxed);
+        done
+    })
+}
+
+/// Whether who sleeps in this process is surely told. If not, it is not to sleep longer than a millisecond
+/// or so before it looks again.
+pub fn is_told_surely() -> bool {
+    register()
+}
+
+/// The teller's barrier, between its counter and its look at a wish.
+#[inline]
+pub(crate) fn light(across_machines: bool) {
+    if across_machines || !IS_REGISTERED.load(Ordering::Relaxed) {
+        fence(Ordering::SeqCst);
+    } else {
+        compiler_fence(Ordering::SeqCst);
+    }
+}
+
+/// The sleeper's barrier, between its wishes, of any number of streams, and its look at the counters.
+pub fn heavy() {
+    fence(Ordering::SeqCst);
+    if register() {
+        // Cannot fail: it was asked whether there is such a command.
+        let _ = membarrier(MembarrierCommand::GlobalExpedited);
+    }
+}

@@ -48,13 +48,13 @@ impl<'a> Stream<'a> {
     #[inline]
     pub fn new(arena: &'a Arena, number: u32, side: Side, out: Own<'a>, into: Own<'a>) -> Self {
         let (mine, theirs) = (arena.inbox(number, side), arena.inbox(number, side.other()));
-        let pages = arena.shape().pages;
+        let (pages, across_machines) = (arena.shape().pages, arena.is_across_machines());
         Self {
             arena,
             number,
             side,
-            out: Sending { mine, theirs, state: out },
-            into: Receiving { mine, theirs, state: into, pages },
+            out: Sending { mine, theirs, state: out, across_machines },
+            into: Receiving { mine, theirs, state: into, pages, across_machines },
         }
     }
 
@@ -76,8 +76,25 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// [`Error::Spoiled`].
     pub fn arm_space(&self) -> Result<bool, Error> {
-        let left = if self.out.is_pinched() { 0 } else { self.out.tail().size() / 2 };
-        Ok(self.out.arm(left)?)
+        Ok(self.out.arm(self.left())?)
+    }
+
+    /// The first part of [`Stream::arm_space`]: [`heavy`](super::heavy), which serves any number of streams, and
+    /// [`Stream::is_space_there`] must follow.
+    pub fn wish_space(&self) {
+        self.out.wish(self.left());
+    }
+
+    /// The last part of [`Stream::arm_space`], and what it says.
+    ///
+    /// # Errors
+    /// [`Error::Spoiled`].
+    pub fn is_space_there(&self) -> Result<bool, Error> {
+        Ok(self.out.is_wish_fulfilled(self.left())?)
+    }
+
+    fn left(&self) -> u64 {
+        if self.out.is_pinched() { 0 } else { self.out.tail().size() / 2 }
     }
 
     /// Asks for the other side to tell when `least` bytes can be read, at most what the region has. True: they
@@ -87,6 +104,20 @@ impl<'a> Stream<'a> {
     /// [`Error::Spoiled`].
     pub fn arm_data(&self, least: usize) -> Result<bool, Error> {
         Ok(self.into.arm(least as u64)?)
+    }
+
+    /// The first part of [`Stream::arm_data`]: [`heavy`](super::heavy), which serves any number of streams, and
+    /// [`Stream::is_data_there`] must follow.
+    pub fn wish_data(&self, least: usize) {
+        self.into.wish(least as u64);
+    }
+
+    /// The last part of [`Stream::arm_data`], and what it says.
+    ///
+    /// # Errors
+    /// [`Error::Spoiled`].
+    pub fn is_data_there(&self, least: usize) -> Result<bool, Error> {
+        Ok(self.into.is_wish_fulfilled(least as u64)?)
     }
 
     fn is_open(&self) -> Result<(), Error> {
