@@ -1,0 +1,41 @@
+//! Frames that wait for room in a record.
+
+use std::collections::VecDeque;
+
+use slipway_sgiov_spec::link::{FRAME, Frame, Kind, OPEN, Open};
+
+/// Frames without bytes of a stream, in the order in which they are to be sent.
+#[derive(Default)]
+pub(crate) struct Frames(VecDeque<(Frame, Option<Open>)>);
+
+impl Frames {
+    pub(crate) fn put(&mut self, kind: Kind, stream: u32, value: u64) {
+        self.0.push_back((Frame { kind, stream, value }, None));
+    }
+
+    pub(crate) fn open(&mut self, stream: u32, open: Open) {
+        self.0.push_back((Frame { kind: Kind::Open, stream, value: 0 }, Some(open)));
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bytes of the next one.
+    pub(crate) fn next(&self) -> Option<usize> {
+        self.0.front().map(|(_, open)| FRAME + open.map_or(0, |_| OPEN))
+    }
+
+    /// Writes the next one into `bytes`, which is as long as [`Frames::next`] said.
+    pub(crate) fn take(&mut self, bytes: &mut [u8]) {
+        let Some((frame, open)) = self.0.pop_front() else { return };
+        bytes[..FRAME].copy_from_slice(&frame.encode());
+        if let Some(open) = open {
+            bytes[FRAME..].copy_from_slice(&open.encode());
+        }
+    }
+}

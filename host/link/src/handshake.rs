@@ -1,0 +1,275 @@
+//! From a connected socket to keys for records: TLS 1.3, and a word from each side.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustls::client::verify_server_name;
+use rustls::pki_types::ServerName;
+use rustls::server::ParsedCertificate;
+use rustls::{ClientConnection, Connection, ServerConnection};
+use slipway_sgiov_spec::link::{self, Cipher, EXPORTER, HELLO, Hello, TO_CLIENT, TO_SERVER};
+use slipway_warp::{Opener, Sealer, Secret};
+
+use crate::identity::Identity;
+
+/// Bytes of the header of a record of TLS (RFC 8446, section 5.1).
+const HEADER: usize = 5;
+/// Bytes of the rest of one, at most (section 5.2).
+const RECORD: usize = (1 << 14) + 256;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HandshakeError {
+    #[error("handshake: {0}")]
+    Tls(#[from] rustls::Error),
+    #[error("handshake: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("handshake: the connection was closed")]
+    Closed,
+    #[error("handshake: not what an engine of this version says")]
+    Hello,
+    #[error("handshake: a certificate that is not that of '{0}'")]
+    Name(String),
+    #[error("handshake: no streams of tenant '{tenant}' from engine '{engine}'")]
+    NotAllowed { engine: String, tenant: String },
+    #[error("handshake: refused there, errno {0}")]
+    Refused(u32),
+    #[error("{0}: no name for a certificate")]
+    NoName(String),
+}
+
+/// What comes out of it.
+pub(crate) struct Session {
+    /// What the other side said.
+    pub(crate) hello: Hello,
+    pub(crate) sealer: Sealer,
+    pub(crate) opener: Opener,
+    /// What came after it: the beginning of the records.
+    pub(crate) rest: Vec<u8>,
+}
+
+/// Whether the accepting side has a connection for who says this.
+pub(crate) type Judge<'a> = &'a dyn Fn(&Hello) -> bool;
+
+pub(crate) struct Handshake {
+    tls: Connection,
+    /// What this side says; the accepting side completes it when it has heard.
+    ours: Hello,
+    said: bool,
+    incoming: Vec<u8>,
+    outgoing: Vec<u8>,
+    heard: Vec<u8>,
+}
+
+impl Handshake {
+    /// The connecting side's, with the engine called `engine`.
+    pub(crate) fn connect(
+        identity: &Identity,
+        engine: &str,
+        ours: Hello,
+    ) -> Result<Self, HandshakeError> {
+        let name = ServerName::try_from(engine.to_owned());
+        let name = name.map_err(|_| HandshakeError::NoName(engine.into()))?;
+        let tls = ClientConnection::new(identity.client.clone(), name)?;
+        Ok(Self::new(tls.into(), ours))
+    }
+
+    /// The accepting side's.
+    pub(crate) fn accept(identity: &Identity, ours: Hello) -> Result<Self, HandshakeError> {
+        let tls = ServerConnection::new(identity.server.clone())?;
+        Ok(Self::new(tls.into(), ours))
+    }
+
+    fn new(tls: Connection, ours: Hello) -> Self {
+        let (incoming, outgoing, heard) = Default::default();
+        Self { tls, ours, said: false, incoming, outgoing, heard }
+    }
+
+    fn connects(&self) -> bool {
+        matches!(self.tls, Connection::Client(_))
+    }
+
+    /// Whether something waits to be sent.
+    pub(crate) fn wants_write(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// Goes on as far as `socket`, which does not block, lets it. None: not done.
+    pub(crate) fn step(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        judge: Judge<'_>,
+    ) -> Result<Option<Session>, HandshakeError> {
+        let done = self.advance(socket, judge);
+        if done.is_err() {
+            // The other side is told why, if it can be; the first error is the one to report.
+            let _ = self.say(socket);
+        }
+        done
+    }
+
+    fn advance(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        judge: Judge<'_>,
+    ) -> Result<Option<Session>, HandshakeError> {
+        self.say(socket)?;
+        let ended = self.receive(socket)?;
+        let theirs = self.hear(judge)?;
+        if self.connects() && !self.said && !self.tls.is_handshaking() {
+            self.said = true;
+            self.tls.writer().write_all(&self.ours.encode())?;
+        }
+        self.say(socket)?;
+        match theirs {
+            Some(theirs) if self.said && self.outgoing.is_empty() => {
+                self.judge_answer(&theirs)?;
+                Ok(Some(self.session(theirs)?))
+            }
+            _ if ended => Err(HandshakeError::Closed),
+            _ => Ok(None),
+        }
+    }
+
+    /// Sends what there is.
+    fn say(&mut self, socket: BorrowedFd<'_>) -> Result<(), HandshakeError> {
+        while self.tls.wants_write() {
+            self.tls.write_tls(&mut self.outgoing)?;
+        }
+        while !self.outgoing.is_empty() {
+            match rustix::io::write(socket, &self.outgoing) {
+                Ok(count) => drop(self.outgoing.drain(..count)),
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(std::io::Error::from(error).into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what came, up to what a record of TLS has. True: nothing more will.
+    fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<bool, HandshakeError> {
+        let mut bytes = [0; 4096];
+        while self.incoming.len() < HEADER + RECORD {
+            match rustix::io::read(socket, &mut bytes) {
+                Ok(0) => return Ok(true),
+                Ok(count) => self.incoming.extend_from_slice(&bytes[..count]),
+                Err(rustix::io::Errno::AGAIN) => return Ok(false),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(std::io::Error::from(error).into()),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Gives TLS one record after the other, and not a byte of what comes after the other side's word.
+    fn hear(&mut self, judge: Judge<'_>) -> Result<Option<Hello>, HandshakeError> {
+        while self.heard.len() < HELLO {
+            let Some([_, _, _, high, low]) = self.incoming.first_chunk::<HEADER>() else {
+                return Ok(None);
+            };
+            let length = HEADER + usize::from(u16::from_be_bytes([*high, *low]));
+            if length > HEADER + RECORD {
+                return Err(HandshakeError::Hello);
+            }
+            let Some(mut record) = self.incoming.get(..length) else { return Ok(None) };
+            while !record.is_empty() {
+                if self.tls.read_tls(&mut record)? == 0 {
+                    return Err(HandshakeError::Closed);
+                }
+            }
+            self.incoming.drain(..length);
+            self.tls.process_new_packets()?;
+            self.read_plaintext()?;
+        }
+        let heard: &[u8; HELLO] =
+            self.heard.as_slice().try_into().map_err(|_| HandshakeError::Hello)?;
+        let theirs = Hello::decode(heard).ok_or(HandshakeError::Hello)?;
+        if !self.connects() && !self.said {
+            self.answer(&theirs, judge)?;
+        }
+        Ok(Some(theirs))
+    }
+
+    fn read_plaintext(&mut self) -> Result<(), HandshakeError> {
+        let mut bytes = [0; HELLO + 1];
+        match self.tls.reader().read(&mut bytes) {
+            Ok(0) => return Err(HandshakeError::Closed),
+            Ok(count) => self.heard.extend_from_slice(&bytes[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        if self.heard.len() > HELLO { Err(HandshakeError::Hello) } else { Ok(()) }
+    }
+
+    /// The accepting side's word: who connects is who its certificate says, and may.
+    fn answer(&mut self, theirs: &Hello, judge: Judge<'_>) -> Result<(), HandshakeError> {
+        let engine = theirs.engine.as_str().to_owned();
+        let wrong = |_| HandshakeError::Name(engine.clone());
+        let certificate = self.tls.peer_certificates().and_then(<[_]>::first);
+        let certificate = certificate.ok_or(HandshakeError::Name(engine.clone()))?;
+        let certificate = ParsedCertificate::try_from(certificate)?;
+        let name = ServerName::try_from(engine.clone())
+            .map_err(|_| HandshakeError::NoName(engine.clone()))?;
+        verify_server_name(&certificate, &name).map_err(wrong)?;
+        let allowed = judge(theirs);
+        let refusal = rustix::io::Errno::ACCESS.raw_os_error().unsigned_abs();
+        self.ours.status = if allowed { 0 } else { refusal };
+        (self.ours.tenant, self.ours.cipher) = (theirs.tenant, theirs.cipher);
+        self.said = true;
+        self.tls.writer().write_all(&self.ours.encode())?;
+        let tenant = theirs.tenant.as_str().to_owned();
+        if allowed { Ok(()) } else { Err(HandshakeError::NotAllowed { engine, tenant }) }
+    }
+
+    /// The connecting side's judgement of the answer. (That the name is right is TLS's business.)
+    fn judge_answer(&self, theirs: &Hello) -> Result<(), HandshakeError> {
+        // The accepting side took tenant and cipher over.
+        let same = (theirs.tenant, theirs.cipher) == (self.ours.tenant, self.ours.cipher);
+        match theirs.status {
+            0 if same => Ok(()),
+            0 => Err(HandshakeError::Hello),
+            _ if !self.connects() => Err(HandshakeError::Hello),
+            status => Err(HandshakeError::Refused(status)),
+        }
+    }
+
+    fn session(&mut self, hello: Hello) -> Result<Session, HandshakeError> {
+        let tenant = self.ours.tenant.as_str().as_bytes();
+        let master = self.tls.export_keying_material([0; 32], EXPORTER, Some(tenant))?;
+        let secret = |direction| Secret::derive(&master, &[tenant, direction]);
+        let (to, from) = match self.connects() {
+            true => (TO_SERVER, TO_CLIENT),
+            false => (TO_CLIENT, TO_SERVER),
+        };
+        let cipher = cipher(self.ours.cipher);
+        let sealer = Sealer::new(cipher, &secret(to));
+        let opener = Opener::new(cipher, &secret(from));
+        Ok(Session { hello, sealer, opener, rest: std::mem::take(&mut self.incoming) })
+    }
+}
+
+fn cipher(cipher: Cipher) -> slipway_warp::Cipher {
+    match cipher {
+        link::Cipher::Aes128Gcm => slipway_warp::Cipher::Aes128Gcm,
+        link::Cipher::Aes256Gcm => slipway_warp::Cipher::Aes256Gcm,
+    }
+}
+
+/// What a program is told when its engine did not reach the other one.
+pub(crate) fn errno(error: &HandshakeError) -> u32 {
+    use rustix::io::Errno;
+    let told = match error {
+        HandshakeError::Io(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(known @ (Errno::CONNREFUSED | Errno::TIMEDOUT | Errno::NETUNREACH)) => known,
+            _ => Errno::HOSTUNREACH,
+        },
+        _ => Errno::HOSTUNREACH,
+    };
+    told.raw_os_error().unsigned_abs()
+}
+
+/// Whether `socket`'s connection is there; its error if it failed.
+pub(crate) fn connected(socket: BorrowedFd<'_>) -> std::io::Result<()> {
+    rustix::net::sockopt::socket_error(socket.as_fd())?.map_err(Into::into)
+}

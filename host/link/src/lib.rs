@@ -1,0 +1,62 @@
+//! Links between socket engines: streams whose listener is at another node.
+//!
+//! A program's FIFO ends at its engine; what it holds goes as sealed records over a TCP connection to the
+//! engine of the other program, and into that one's FIFO. What the engines say to each other is in
+//! `slipway_sgiov_spec::link`.
+//!
+//! # How the pieces meet
+//! - [`Settings`]: who this engine is, and which addresses are at which other one;
+//! - [`Links`]: all connections of an engine. Its owner opens streams ([`Links::open`]), answers those that
+//!   other engines ask for ([`Event::Asked`]), attaches the [`End`] of a local FIFO to each, and says which
+//!   FIFO stirred ([`Links::stir`]). No thread, no waiting: the owner calls [`Links::turn`] as long as there is
+//!   work, then [`Links::rest`], and sleeps on [`Links::descriptor`] and on what tells of signals.
+//! - a connection belongs to one other engine and one tenant, and few serve all of their streams: handshake
+//!   (rustls, TLS 1.3, certificates on both sides), then records in which the frames of many streams lie.
+//!
+//! # A byte's way
+//! Copied from the source FIFO into the record that is being filled, sealed there in place, sent; received,
+//! opened in place, copied into the sink FIFO. So an engine has one copy, one pass of AES-GCM and the kernel's
+//! TCP for each byte, and the two first meet in the cache. Records are as long as there are bytes, up to
+//! [`Settings::record`]; short messages of many streams share one.
+//!
+//! # Flow
+//! A stream's other side may send what its FIFO here has room for ([`Settings::window`] at least), and is
+//! granted more as the program reads. Whoever does not read stops nobody but its own sender: what comes for
+//! it was granted and has its place, in the FIFO or, while that is small and cannot grow, beside it.
+//!
+//! # Fairness
+//! A turn serves each connection in turn, up to a number of bytes that follows from its tenant's weight, and within it each stream
+//! that has something in turn, up to a record. All of it is the time of one core.
+//!
+//! # When something is wrong
+//! A connection that breaks, or from which nothing was heard for [`Settings::silence_ms`], ends its streams
+//! with ECONNRESET; the next [`Links::open`] connects anew, at most once in a growing time up to a second while that
+//! fails. A record that does not open, a frame that cannot be, and bytes beyond the credit end the connection;
+//! nothing of such a record reaches a program. Log lines are limited to a few a second.
+//!
+//! Not here: who may open what (the owner asks its policy), names of tenants, sockets other than kernel TCP.
+//! `MSG_ZEROCOPY` is not used: over loopback and veth the kernel copies all the same.
+//!
+//! Dependencies: `rustls` with `ring`, which the tree has for registries, for the handshake and the exporter;
+//! `ipnet` and `serde` for the settings; `rustix` for sockets and epoll; `tracing` for the log.
+
+mod backoff;
+mod connection;
+mod frames;
+mod handshake;
+mod identity;
+mod links;
+mod logs;
+mod receiver;
+mod sender;
+mod settings;
+mod stream;
+
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
+
+pub use connection::Report;
+pub use identity::{Identity, IdentityError};
+pub use links::{Ended, Event, Links, LinksError, StreamId};
+pub use settings::{Cipher, Peer, Settings, SettingsError};
+pub use stream::End;

@@ -1,0 +1,524 @@
+//! All connections of an engine.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::Error;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::link::{self, Hello, Name, Open};
+
+use crate::backoff::Backoff;
+use crate::connection::{Around, Broken, Connection, Interest, Report};
+use crate::handshake::{Handshake, HandshakeError, errno};
+use crate::identity::Identity;
+use crate::logs::Logs;
+use crate::settings::{Cipher, Settings, SettingsError};
+use crate::stream::End;
+
+/// The listener's number in epoll; connections have theirs.
+const LISTENER: u64 = u64::MAX;
+/// Events taken at a time.
+const EVENTS: usize = 64;
+/// Connections that may be in their handshake, of those that others began.
+const STRANGERS: usize = 64;
+/// Bytes of a connection's turn in each direction, per weight.
+const BUDGET: usize = 512 << 10;
+
+/// A stream of an engine; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamId(u64);
+
+impl StreamId {
+    pub(crate) fn new(connection: u32, number: u32) -> Self {
+        Self(u64::from(connection) << 32 | u64::from(number))
+    }
+
+    fn connection(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    pub(crate) fn number(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// How a stream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was never there: a number of errno(3).
+    Refused(u32),
+    /// Both sides have finished, and all that came is in the FIFO.
+    Finished,
+    /// It was broken off, here, there, or in between. The FIFO says so too.
+    Reset,
+}
+
+/// What the owner is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A program at another engine connects: answer with [`Links::attach`] or [`Links::refuse`].
+    Asked {
+        /// The stream.
+        stream: StreamId,
+        /// The other engine.
+        engine: String,
+        /// The tenant, which the other engine vouches for.
+        tenant: String,
+        /// The program's address.
+        source: Address,
+        /// Where it connects to.
+        destination: Address,
+    },
+    /// A stream that was asked for is there. [`Links::attach`] follows, if it did not come before.
+    Opened(StreamId),
+    /// A stream has ended, and its [`End`] is let go of. The last event of it.
+    Ended(StreamId, Ended),
+}
+
+/// Links to other engines. One thread's.
+pub struct Links {
+    settings: Settings,
+    identity: Identity,
+    listener: Option<OwnedFd>,
+    epoll: OwnedFd,
+    connections: HashMap<u32, Connection>,
+    /// Their numbers, in the order of turns.
+    order: VecDeque<u32>,
+    next: u32,
+    backoffs: Vec<Backoff>,
+    weights: HashMap<String, u32>,
+    events: VecDeque<Event>,
+    logs: Logs,
+}
+
+/// Why there are no links.
+#[derive(Debug, thiserror::Error)]
+pub enum LinksError {
+    /// The settings cannot be.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Certificates or key.
+    #[error(transparent)]
+    Identity(#[from] crate::identity::IdentityError),
+    /// Listening.
+    #[error("listening for other engines: {0}")]
+    Listen(Error),
+    /// epoll.
+    #[error(transparent)]
+    Io(#[from] Error),
+}
+
+impl Links {
+    /// Reads certificates and key, and listens where the settings say.
+    ///
+    /// # Errors
+    /// [`LinksError`].
+    pub fn new(settings: Settings) -> Result<Self, LinksError> {
+        settings.check()?;
+        let identity = Identity::load(&settings)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::from)?;
+        let listener = settings.listen.map(listen).transpose().map_err(LinksError::Listen)?;
+        if let Some(listener) = &listener {
+            let data = epoll::EventData::new_u64(LISTENER);
+            epoll::add(&epoll, listener, data, epoll::EventFlags::IN).map_err(Error::from)?;
+        }
+        Ok(Self {
+            backoffs: settings.engine.iter().map(|_| Backoff::default()).collect(),
+            logs: Logs::new(Instant::now()),
+            settings,
+            identity,
+            listener,
+            epoll,
+            connections: HashMap::new(),
+            order: VecDeque::new(),
+            next: 0,
+            weights: HashMap::new(),
+            events: VecDeque::new(),
+        })
+    }
+
+    /// What it goes by.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Where it listens: the port, if the settings left it open.
+    pub fn local(&self) -> Option<SocketAddr> {
+        let name = rustix::net::getsockname(self.listener.as_ref()?).ok()?;
+        SocketAddr::try_from(name).ok()
+    }
+
+    /// Another place where an engine listens from now on.
+    pub fn relocate(&mut self, engine: &str, at: SocketAddr) {
+        if let Some(peer) = self.settings.engine.iter_mut().find(|peer| peer.name == engine) {
+            peer.at = at;
+        }
+    }
+
+    /// A tenant's part of the core's time when others want it too: 1 by default.
+    pub fn set_weight(&mut self, tenant: &str, weight: u32) {
+        self.weights.insert(tenant.into(), weight.clamp(1, 1000));
+    }
+
+    /// Readable when [`Links::turn`] has something to do.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// The next event.
+    pub fn event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// What its connections did.
+    pub fn reports(&self) -> Vec<Report> {
+        let known = self.order.iter().filter_map(|key| self.connections.get(key));
+        known.map(|connection| connection.report(&self.settings)).collect()
+    }
+
+    // Streams.
+
+    /// Opens a stream to a program at another engine. [`Event::Opened`] or [`Event::Ended`] follows.
+    ///
+    /// # Errors
+    /// A number of errno(3): `EHOSTUNREACH` when no engine has the address; what the last try to reach that
+    /// engine said, for a short time; `ENOBUFS`.
+    pub fn open(
+        &mut self,
+        tenant: &str,
+        source: Address,
+        destination: Address,
+        now: Instant,
+    ) -> Result<StreamId, u32> {
+        let engine = self.settings.engine_of(tenant, destination.ip);
+        let engine = engine.ok_or(raw(Errno::HOSTUNREACH))?;
+        let key = match self.connection_to(engine, tenant) {
+            Some(key) => key,
+            None => self.connect(engine, tenant, now)?,
+        };
+        let (around, connections, _) = self.around(now);
+        let open = Open { source, destination };
+        let connection = connections.get_mut(&key).ok_or(raw(Errno::HOSTUNREACH))?;
+        connection.open(open, &around).ok_or(raw(Errno::NOBUFS))
+    }
+
+    /// Joins a stream with a local FIFO, whose engine's side is nobody else's until [`Event::Ended`].
+    pub fn attach(&mut self, stream: StreamId, end: End) {
+        if let Some(connection) = self.connections.get_mut(&stream.connection()) {
+            connection.attach(stream.number(), end);
+        }
+    }
+
+    /// Answers [`Event::Asked`]: no, with a number of errno(3).
+    pub fn refuse(&mut self, stream: StreamId, errno: u32, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&stream.connection()) {
+            connection.refuse(stream.number(), errno, now);
+        }
+    }
+
+    /// The local program says that its FIFO has changed.
+    #[inline]
+    pub fn stir(&mut self, stream: StreamId) {
+        if let Some(connection) = self.connections.get_mut(&stream.connection()) {
+            connection.heat(stream.number());
+        }
+    }
+
+    /// The local program has closed its last descriptor, and the FIFO's end is there or will be no more: what it
+    /// has written still goes. If there is something that it has not read the stream is broken off.
+    pub fn leave(&mut self, stream: StreamId, now: Instant) {
+        let (mut around, connections, _) = self.around(now);
+        if let Some(connection) = connections.get_mut(&stream.connection()) {
+            connection.leave(stream.number(), &mut around);
+        }
+    }
+
+    /// Breaks a stream off.
+    pub fn reset(&mut self, stream: StreamId, now: Instant) {
+        let (mut around, connections, _) = self.around(now);
+        if let Some(connection) = connections.get_mut(&stream.connection()) {
+            connection.break_off(stream.number(), &mut around);
+        }
+    }
+
+    // Connections.
+
+    fn connection_to(&self, engine: usize, tenant: &str) -> Option<u32> {
+        let fits = |connection: &Connection| {
+            connection.engine == Some(engine) && connection.tenant == tenant && connection.is_open()
+        };
+        self.order.iter().copied().find(|key| self.connections.get(key).is_some_and(fits))
+    }
+
+    fn hello(&self, tenant: &str) -> Option<Hello> {
+        let cipher = match self.settings.cipher {
+            Cipher::Aes128Gcm => link::Cipher::Aes128Gcm,
+            Cipher::Aes256Gcm => link::Cipher::Aes256Gcm,
+        };
+        let (engine, tenant) = (Name::new(&self.settings.name)?, Name::new(tenant)?);
+        Some(Hello { status: 0, window: self.settings.window, cipher, engine, tenant })
+    }
+
+    fn connect(&mut self, engine: usize, tenant: &str, now: Instant) -> Result<u32, u32> {
+        if let Some(errno) = self.backoffs.get(engine).and_then(|backoff| backoff.errno(now)) {
+            return Err(errno);
+        }
+        let at = self.settings.engine.get(engine).map(|peer| peer.at);
+        let socket = at.ok_or(HandshakeError::Hello).and_then(|at| Ok(connect(at)?));
+        match socket.and_then(|socket| self.adopt(engine, tenant, socket, now)) {
+            Ok(key) => Ok(key),
+            Err(error) => {
+                let errno = errno(&error);
+                self.failed(Some(engine), &error.into(), now);
+                Err(errno)
+            }
+        }
+    }
+
+    /// A socket that is, or is about to be, connected to `engine` becomes the way there for `tenant`.
+    fn adopt(
+        &mut self,
+        engine: usize,
+        tenant: &str,
+        socket: OwnedFd,
+        now: Instant,
+    ) -> Result<u32, HandshakeError> {
+        let hello = self.hello(tenant).ok_or(HandshakeError::NoName(tenant.into()))?;
+        let name = self.settings.engine.get(engine).map(|peer| peer.name.clone());
+        let name = name.unwrap_or_default();
+        let handshake = Handshake::connect(&self.identity, &name, hello)?;
+        let connects = Some((engine, tenant));
+        let connection = Connection::new(self.next, socket, handshake, connects, now);
+        Ok(self.add(connection)?)
+    }
+
+    /// As if this engine had connected to `engine` with `socket`: a socket pair, in tests.
+    ///
+    /// # Errors
+    /// There is no such engine, or the handshake cannot begin.
+    pub fn connect_by(
+        &mut self,
+        engine: &str,
+        tenant: &str,
+        socket: OwnedFd,
+        now: Instant,
+    ) -> std::io::Result<()> {
+        let number = self.settings.engine_named(engine).ok_or(Errno::HOSTUNREACH)?;
+        self.adopt(number, tenant, socket, now).map(drop).map_err(Error::other)
+    }
+
+    /// As if another engine had connected with `socket`: a socket pair, in tests.
+    ///
+    /// # Errors
+    /// The handshake cannot begin.
+    pub fn accept_by(&mut self, socket: OwnedFd, now: Instant) -> std::io::Result<()> {
+        // What it says of the tenant it takes over from the other side.
+        let hello = self.hello("-").ok_or(Errno::INVAL)?;
+        let handshake = Handshake::accept(&self.identity, hello).map_err(Error::other)?;
+        let connection = Connection::new(self.next, socket, handshake, None, now);
+        self.add(connection).map(drop)
+    }
+
+    fn add(&mut self, mut connection: Connection) -> std::io::Result<u32> {
+        let key = self.next;
+        self.next = key.checked_add(1).ok_or(Errno::NOBUFS)?;
+        rustix::io::ioctl_fionbio(&connection.socket, true)?;
+        let interest = connection.interest();
+        let data = epoll::EventData::new_u64(key.into());
+        epoll::add(&self.epoll, &connection.socket, data, flags(interest))?;
+        connection.interest = Some(interest);
+        self.connections.insert(key, connection);
+        self.order.push_back(key);
+        Ok(key)
+    }
+
+    fn accept(&mut self, now: Instant) {
+        let strangers = self.connections.values().filter(|one| one.engine.is_none()).count();
+        for _ in strangers..STRANGERS {
+            let Some(listener) = &self.listener else { return };
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
+            // Small words are not to wait for large ones.
+            let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+            if let Err(error) = self.accept_by(socket, now) {
+                self.logs.warn(now, "", &error);
+            }
+        }
+    }
+
+    fn around(
+        &mut self,
+        now: Instant,
+    ) -> (Around<'_>, &mut HashMap<u32, Connection>, &mut VecDeque<u32>) {
+        let Self { settings, events, logs, connections, order, .. } = self;
+        (Around { now, settings, events, logs }, connections, order)
+    }
+
+    // Turns.
+
+    /// Serves every connection that has something, in turn. Whether there was something: then there may be more.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        let mut ready = [(0, false, false); EVENTS];
+        let count = self.ready(&mut ready);
+        let mut worked = false;
+        if ready[..count].iter().any(|(key, ..)| *key == LISTENER) {
+            self.accept(now);
+            worked = true;
+        }
+        self.order.rotate_left(usize::from(!self.order.is_empty()));
+        for at in 0..self.order.len() {
+            let Some(key) = self.order.get(at).copied() else { break };
+            let found = ready[..count].iter().find(|(number, ..)| *number == u64::from(key));
+            let (readable, writable) = found.map_or((false, false), |(_, r, w)| (*r, *w));
+            worked |= self.serve(key, readable, writable, now);
+        }
+        self.order.retain(|key| self.connections.contains_key(key));
+        worked
+    }
+
+    fn ready(&self, ready: &mut [(u64, bool, bool); EVENTS]) -> usize {
+        let none = epoll::EventFlags::empty();
+        let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; EVENTS];
+        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let count = epoll::wait(&self.epoll, &mut events, Some(&at_once)).unwrap_or(0);
+        let failed = epoll::EventFlags::ERR | epoll::EventFlags::HUP;
+        for (to, event) in ready.iter_mut().zip(&events[..count]) {
+            let flags = event.flags;
+            let read = flags.intersects(failed | epoll::EventFlags::IN);
+            let write = flags.intersects(failed | epoll::EventFlags::OUT);
+            *to = (event.data.u64(), read, write);
+        }
+        count
+    }
+
+    fn serve(&mut self, key: u32, readable: bool, writable: bool, now: Instant) -> bool {
+        let weights = &self.weights;
+        let weight = |tenant: &str| weights.get(tenant).copied().unwrap_or(1) as usize;
+        let Some(connection) = self.connections.get_mut(&key) else { return false };
+        let budget = BUDGET * weight(&connection.tenant);
+        let was_up = connection.is_up();
+        let (mut around, connections, _) = self.around(now);
+        let Some(connection) = connections.get_mut(&key) else { return false };
+        let begin = Instant::now();
+        let done = connection.turn(readable, writable, budget, &mut around);
+        let done = done.and_then(|worked| connection.tend(&mut around).map(|()| worked));
+        if *done.as_ref().unwrap_or(&true) {
+            connection.busy += begin.elapsed();
+        }
+        match done {
+            Ok(worked) => {
+                if !was_up && connection.is_up() {
+                    self.is_up(key);
+                }
+                self.watch(key);
+                worked
+            }
+            Err(broken) => {
+                self.end(key, &broken, now);
+                true
+            }
+        }
+    }
+
+    fn is_up(&mut self, key: u32) {
+        let engine = self.connections.get(&key).and_then(|connection| connection.engine);
+        if let Some(backoff) = engine.and_then(|engine| self.backoffs.get_mut(engine)) {
+            backoff.reached();
+        }
+    }
+
+    fn watch(&mut self, key: u32) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        let interest = connection.interest();
+        if connection.interest != Some(interest) {
+            let data = epoll::EventData::new_u64(key.into());
+            // It can fail for want of memory only; it is tried again in the next turn.
+            let done = epoll::modify(&self.epoll, &connection.socket, data, flags(interest));
+            connection.interest = done.is_ok().then_some(interest);
+        }
+    }
+
+    /// A connection is no more, and its streams with it.
+    fn end(&mut self, key: u32, broken: &Broken, now: Instant) {
+        let Some(mut connection) = self.connections.remove(&key) else { return };
+        let _ = epoll::delete(&self.epoll, &connection.socket);
+        let (mut around, ..) = self.around(now);
+        connection.end(broken, &mut around);
+        match (broken, connection.is_up()) {
+            (Broken::Idle, _) => {}
+            (_, true) => self.log(connection.engine, broken, now),
+            (_, false) => self.failed(connection.engine, broken, now),
+        }
+    }
+
+    fn failed(&mut self, engine: Option<usize>, broken: &Broken, now: Instant) {
+        if let Some(backoff) = engine.and_then(|engine| self.backoffs.get_mut(engine)) {
+            backoff.failed(now, broken.errno());
+        }
+        self.log(engine, broken, now);
+    }
+
+    fn log(&mut self, engine: Option<usize>, broken: &Broken, now: Instant) {
+        let peer = engine.and_then(|engine| self.settings.engine.get(engine));
+        let name = peer.map_or("one that connects", |peer| peer.name.as_str());
+        self.logs.warn(now, name, broken);
+    }
+
+    /// Has all streams tell by themselves when there is something to do. True: the owner may sleep until
+    /// [`Links::descriptor`] is readable, a FIFO tells, or [`Links::deadline`].
+    pub fn rest(&mut self, now: Instant) -> bool {
+        let (mut around, connections, _) = self.around(now);
+        let asleep = connections.values_mut().all(|connection| connection.rest(&mut around));
+        asleep && self.events.is_empty()
+    }
+
+    /// When a turn is due even if nothing happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.connections.values().filter_map(|one| one.deadline(&self.settings)).min()
+    }
+
+    /// For how long [`Links::rest`] lets an owner sleep at most.
+    pub fn until_deadline(&self, now: Instant) -> Option<Duration> {
+        self.deadline().map(|when| when.saturating_duration_since(now))
+    }
+}
+
+fn raw(errno: Errno) -> u32 {
+    errno.raw_os_error().unsigned_abs()
+}
+
+fn flags(interest: Interest) -> epoll::EventFlags {
+    let mut flags = epoll::EventFlags::empty();
+    flags.set(epoll::EventFlags::IN, interest.read);
+    flags.set(epoll::EventFlags::OUT, interest.write);
+    flags
+}
+
+fn socket(at: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+}
+
+fn listen(at: SocketAddr) -> std::io::Result<OwnedFd> {
+    let socket = socket(at)?;
+    // A restarted engine listens at once.
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &at)?;
+    rustix::net::listen(&socket, 128)?;
+    Ok(socket)
+}
+
+fn connect(at: SocketAddr) -> std::io::Result<OwnedFd> {
+    let socket = socket(at)?;
+    rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+    match rustix::net::connect(&socket, &at) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
+}

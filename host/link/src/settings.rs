@@ -1,0 +1,290 @@
+//! Who this engine is, and which addresses are at which other one.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use slipway_sgiov_spec::link::{MAX_WINDOW, Name, PAYLOAD};
+
+/// The cipher of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Default)]
+pub enum Cipher {
+    /// AES-128-GCM.
+    #[default]
+    #[serde(rename = "aes-128-gcm")]
+    Aes128Gcm,
+    /// AES-256-GCM.
+    #[serde(rename = "aes-256-gcm")]
+    Aes256Gcm,
+}
+
+/// Another engine: a table `[[engine]]` of the settings.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// Its name, which its certificate has as a DNS name.
+    pub name: String,
+    /// Where it listens.
+    pub at: SocketAddr,
+    /// The addresses of programs there.
+    #[serde(default)]
+    pub addresses: Vec<IpNet>,
+    /// The tenants that have streams to there; none: every tenant.
+    #[serde(default)]
+    pub tenants: Vec<String>,
+}
+
+impl Peer {
+    /// Whether streams of `tenant` may go there and come from there.
+    pub fn serves(&self, tenant: &str) -> bool {
+        self.tenants.is_empty() || self.tenants.iter().any(|name| name == tenant)
+    }
+}
+
+/// What a [`Links`](crate::Links) goes by.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// This engine's name, which its certificate has as a DNS name.
+    pub name: String,
+    /// Where to listen for other engines; none: only this one connects.
+    #[serde(default)]
+    pub listen: Option<SocketAddr>,
+    /// The certificate and those between it and the authority, PEM.
+    pub certificate: PathBuf,
+    /// Its private key, PEM.
+    pub key: PathBuf,
+    /// The authorities that the other engines' certificates come from, PEM.
+    pub authority: PathBuf,
+    /// The cipher of connections that this engine begins.
+    #[serde(default)]
+    pub cipher: Cipher,
+    /// Bytes of a record's payload, at most: 4,096 to 131,072.
+    #[serde(default = "record")]
+    pub record: usize,
+    /// Bytes of a stream that may come before its program has read any: 4,096 to 4,194,304.
+    #[serde(default = "window")]
+    pub window: u32,
+    /// Bytes that a FIFO may grow to: up to 4,194,304.
+    #[serde(default = "fifo")]
+    pub fifo: usize,
+    /// Bytes that are sealed under one key, at most.
+    #[serde(default = "rekey")]
+    pub rekey: u64,
+    /// Milliseconds without a word from an engine after which it is lost: at least 30.
+    #[serde(default = "silence")]
+    pub silence_ms: u64,
+    /// Milliseconds that connecting and the handshake may take.
+    #[serde(default = "handshake")]
+    pub handshake_ms: u64,
+    /// Milliseconds after which a connection without streams is closed.
+    #[serde(default = "linger")]
+    pub linger_ms: u64,
+    /// Streams of a connection, at most.
+    #[serde(default = "streams")]
+    pub streams: usize,
+    /// The other engines.
+    #[serde(default)]
+    pub engine: Vec<Peer>,
+}
+
+fn record() -> usize {
+    64 << 10
+}
+
+fn window() -> u32 {
+    64 << 10
+}
+
+fn fifo() -> usize {
+    512 << 10
+}
+
+fn rekey() -> u64 {
+    1 << 38
+}
+
+fn silence() -> u64 {
+    3000
+}
+
+fn handshake() -> u64 {
+    5000
+}
+
+fn linger() -> u64 {
+    30_000
+}
+
+fn streams() -> usize {
+    1 << 17
+}
+
+/// What cannot be in the settings.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// A name that is empty, too long, or has other than printable ASCII characters.
+    #[error("'{0}' is no name for an engine or a tenant")]
+    Name(String),
+    /// Two engines of one name, or one of this engine's.
+    #[error("engine '{0}' is there twice")]
+    Twice(String),
+    /// A number out of its range.
+    #[error("{what} is {value}: out of range")]
+    Range {
+        /// Which.
+        what: &'static str,
+        /// What it says.
+        value: u64,
+    },
+}
+
+impl Settings {
+    /// Checks names and ranges.
+    ///
+    /// # Errors
+    /// The first thing that cannot be.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        let mut names = vec![self.name.as_str()];
+        for peer in &self.engine {
+            if names.contains(&peer.name.as_str()) {
+                return Err(SettingsError::Twice(peer.name.clone()));
+            }
+            names.push(&peer.name);
+        }
+        let tenants = self.engine.iter().flat_map(|peer| &peer.tenants).map(String::as_str);
+        let bad = names.into_iter().chain(tenants).find(|name| Name::new(name).is_none());
+        if let Some(bad) = bad {
+            return Err(SettingsError::Name(bad.into()));
+        }
+        let within = |what, value: u64, least: u64, most: u64| {
+            let fits = (least..=most).contains(&value);
+            fits.then_some(()).ok_or(SettingsError::Range { what, value })
+        };
+        within("record", self.record as u64, 4096, PAYLOAD as u64)?;
+        within("window", self.window.into(), 4096, MAX_WINDOW.into())?;
+        within("fifo", self.fifo as u64, 4096, 4 << 20)?;
+        within("rekey", self.rekey, 1 << 16, u64::MAX)?;
+        within("silence_ms", self.silence_ms, 30, 3_600_000)?;
+        within("handshake_ms", self.handshake_ms, 10, 3_600_000)?;
+        within("streams", self.streams as u64, 1, 1 << 20)
+    }
+
+    /// The number of the engine that `address` is at, for `tenant`: of those whose networks have it, the one
+    /// with the smallest network.
+    pub fn engine_of(&self, tenant: &str, address: [u8; 16]) -> Option<usize> {
+        let address = Ipv6Addr::from(address);
+        let address = address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4);
+        let length = |peer: &Peer| {
+            let having = peer.addresses.iter().filter(|network| network.contains(&address));
+            having.map(IpNet::prefix_len).max()
+        };
+        let serving = self.engine.iter().enumerate().filter(|(_, peer)| peer.serves(tenant));
+        let having = serving.filter_map(|(number, peer)| Some((length(peer)?, number)));
+        having
+            .max_by_key(|(length, number)| (*length, usize::MAX - number))
+            .map(|(_, number)| number)
+    }
+
+    /// The number of the engine called `name`.
+    pub fn engine_named(&self, name: &str) -> Option<usize> {
+        self.engine.iter().position(|peer| peer.name == name)
+    }
+
+    /// Of an engine that knows nobody.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn for_tests() -> Self {
+        let file = PathBuf::new;
+        Self {
+            name: "here".into(),
+            listen: None,
+            certificate: file(),
+            key: file(),
+            authority: file(),
+            cipher: Cipher::default(),
+            record: record(),
+            window: window(),
+            fifo: fifo(),
+            rekey: rekey(),
+            silence_ms: silence(),
+            handshake_ms: handshake(),
+            linger_ms: linger(),
+            streams: 100,
+            engine: Vec::new(),
+        }
+    }
+
+    pub(crate) fn silence(&self) -> Duration {
+        Duration::from_millis(self.silence_ms)
+    }
+
+    pub(crate) fn handshake(&self) -> Duration {
+        Duration::from_millis(self.handshake_ms)
+    }
+
+    pub(crate) fn linger(&self) -> Duration {
+        Duration::from_millis(self.linger_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_sgiov_spec::Address;
+
+    use super::*;
+
+    const TEXT: &str = r#"
+        name = "left"
+        listen = "0.0.0.0:4790"
+        certificate = "/etc/slipway/left.pem"
+        key = "/etc/slipway/left.key"
+        authority = "/etc/slipway/ca.pem"
+        [[engine]]
+        name = "right"
+        at = "192.0.2.2:4790"
+        addresses = ["10.2.0.0/16", "fd00:2::/32"]
+        [[engine]]
+        name = "third"
+        at = "192.0.2.3:4790"
+        addresses = ["10.2.3.0/24", "10.3.0.0/16"]
+        tenants = ["blue"]
+    "#;
+
+    fn settings() -> Settings {
+        toml::from_str(TEXT).unwrap()
+    }
+
+    #[test]
+    fn the_smallest_network_of_the_tenant_decides() {
+        let settings = settings();
+        assert_eq!(settings.check(), Ok(()));
+        let of = |tenant, ip| settings.engine_of(tenant, Address::v4(ip, 0).ip);
+        assert_eq!(of("blue", [10, 2, 3, 4]), Some(1));
+        assert_eq!(of("red", [10, 2, 3, 4]), Some(0));
+        assert_eq!(of("blue", [10, 2, 4, 4]), Some(0));
+        assert_eq!(of("red", [10, 3, 0, 1]), None);
+        assert_eq!(of("blue", [10, 4, 0, 1]), None);
+        let six: Ipv6Addr = "fd00:2::1".parse().unwrap();
+        assert_eq!(settings.engine_of("red", six.octets()), Some(0));
+        assert_eq!(settings.engine_named("third"), Some(1));
+    }
+
+    #[test]
+    fn what_cannot_be_is_said() {
+        let with = |change: fn(&mut Settings)| {
+            let mut settings = settings();
+            change(&mut settings);
+            settings.check().unwrap_err().to_string()
+        };
+        assert_eq!(with(|s| s.record = 1), "record is 1: out of range");
+        assert_eq!(with(|s| s.window = 5 << 20), "window is 5242880: out of range");
+        assert_eq!(with(|s| s.engine[0].name = "left".into()), "engine 'left' is there twice");
+        assert_eq!(
+            with(|s| s.engine[1].tenants[0] = "a b".into()),
+            "'a b' is no name for an engine or a tenant"
+        );
+        assert!(toml::from_str::<Settings>(&format!("nonsense = 1\n{TEXT}")).is_err());
+    }
+}

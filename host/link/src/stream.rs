@@ -1,0 +1,246 @@
+//! One stream: a local FIFO at one end, a connection at the other.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use slipway_ring::cross::{Arena, Error, Own, Regions, Side, Stream as Fifo};
+
+/// The engine's end of a local program's stream.
+#[derive(Clone)]
+pub struct End {
+    /// The memory.
+    pub arena: Arena,
+    /// Who has which region of what the engine writes there: [`Regions::WORDS`] words, the same for all streams of
+    /// the arena.
+    pub regions: Arc<[AtomicU64]>,
+    /// The stream in it.
+    pub number: u32,
+    /// The engine's side.
+    pub side: Side,
+    /// What the program sleeps on.
+    pub bell: Arc<OwnedFd>,
+}
+
+/// How far a stream came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The other side was asked, or will be when the connection is there.
+    Asking,
+    /// The other side asks.
+    Asked,
+    /// Both ends are there.
+    Open,
+}
+
+/// What a look at the source found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// So many bytes.
+    Bytes(usize),
+    /// Nothing now.
+    Nothing,
+    /// Nothing any more.
+    End,
+    /// The program broke it off.
+    Reset,
+}
+
+pub(crate) struct Stream {
+    pub(crate) phase: Phase,
+    end: Option<End>,
+    /// The engine's own counters of the FIFO: tail, head seen, head, tail seen.
+    words: [AtomicU64; 4],
+    /// Bytes that may be sent.
+    pub(crate) credit: u64,
+    /// Bytes that the other side may still send.
+    granted: u64,
+    /// Came, and the FIFO has no room for it yet.
+    waiting: Vec<u8>,
+    /// This side's FIN was sent.
+    pub(crate) finished: bool,
+    /// The other side's came.
+    pub(crate) ended: bool,
+    /// It was passed on.
+    passed: bool,
+    /// The local program is gone.
+    pub(crate) left: bool,
+    /// It is looked at in every turn.
+    pub(crate) hot: bool,
+    /// Looks that found nothing, one after the other.
+    pub(crate) idle: u8,
+    /// It is due to be trimmed.
+    pub(crate) resting: bool,
+}
+
+impl Stream {
+    pub(crate) fn new(phase: Phase, credit: u32, granted: u32) -> Self {
+        let (end, words, waiting, finished, ended) = Default::default();
+        let (passed, left, hot, idle) = Default::default();
+        let (credit, granted) = (credit.into(), granted.into());
+        Self {
+            phase,
+            end,
+            words,
+            credit,
+            granted,
+            waiting,
+            finished,
+            ended,
+            passed,
+            left,
+            hot,
+            idle,
+            resting: false,
+        }
+    }
+
+    pub(crate) fn attach(&mut self, end: End) {
+        self.end = Some(end);
+    }
+
+    fn fifo(&self) -> Option<(Fifo<'_>, Regions<'_>, &End)> {
+        let end = self.end.as_ref()?;
+        let [tail, head_seen, head, tail_seen] = &self.words;
+        let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
+        let regions = Regions::new(&end.regions, end.arena.shape());
+        Some((Fifo::new(&end.arena, end.number, end.side, out, into), regions, end))
+    }
+
+    /// Whether there is something to send, or the end of it.
+    pub(crate) fn look(&self) -> Result<Found, Error> {
+        let Some((fifo, ..)) = self.fifo() else { return Ok(Found::Nothing) };
+        match fifo.available() {
+            Ok((0, true)) => Ok(Found::End),
+            Ok((0, false)) => Ok(Found::Nothing),
+            Ok((count, _)) => Ok(Found::Bytes(count)),
+            Err(Error::Reset) => Ok(Found::Reset),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes bytes to send, straight from the FIFO.
+    pub(crate) fn pull(&mut self, into: &mut [u8]) -> Result<usize, Error> {
+        let Some((fifo, _, end)) = self.fifo() else { return Ok(0) };
+        let count = fifo.read(into, || slipway_eventfd::raise(end.bell.as_fd()))?;
+        self.credit -= count as u64;
+        Ok(count)
+    }
+
+    /// Bytes that came. False: more than were granted.
+    pub(crate) fn push(&mut self, bytes: &[u8], fifo: usize) -> Result<bool, Error> {
+        let Some(left) = self.granted.checked_sub(bytes.len() as u64) else { return Ok(false) };
+        self.granted = left;
+        let done = if self.waiting.is_empty() { self.write(bytes, fifo)? } else { 0 };
+        self.waiting.extend_from_slice(&bytes[done..]);
+        Ok(true)
+    }
+
+    /// A program that has said that it reads no more gets nothing more, and nobody is held up by it.
+    fn write(&self, bytes: &[u8], most: usize) -> Result<usize, Error> {
+        let Some((fifo, regions, end)) = self.fifo() else { return Ok(0) };
+        let tell = || slipway_eventfd::raise(end.bell.as_fd());
+        match fifo.write(bytes, most, regions, tell) {
+            Err(Error::Shut) => Ok(bytes.len()),
+            other => other,
+        }
+    }
+
+    /// Passes on what waits, as far as there is room, and the end after it. Whether something was.
+    pub(crate) fn pass(&mut self, most: usize) -> Result<bool, Error> {
+        let mut worked = false;
+        if !self.waiting.is_empty() {
+            let done = self.write(&self.waiting, most)?;
+            self.waiting.drain(..done);
+            worked = done > 0;
+            if self.waiting.is_empty() {
+                self.waiting = Vec::new();
+            }
+        }
+        if self.ended && !self.passed && self.waiting.is_empty() && self.end.is_some() {
+            self.passed = true;
+            worked = true;
+            if let Some((fifo, _, end)) = self.fifo()
+                && fifo.out.finish()
+            {
+                slipway_eventfd::raise(end.bell.as_fd());
+            }
+        }
+        Ok(worked)
+    }
+
+    /// Bytes that the program has not read.
+    fn unread(&self) -> Result<(u64, u64), Error> {
+        let Some((fifo, ..)) = self.fifo() else { return Ok((self.waiting.len() as u64, 0)) };
+        let unread = if fifo.out.is_shut() { 0 } else { fifo.out.refresh()? };
+        Ok((unread + self.waiting.len() as u64, fifo.out.tail().size()))
+    }
+
+    /// Bytes that the other side is to be granted now: enough to be worth a frame. `window` at least are always
+    /// granted or unread.
+    pub(crate) fn grant(&mut self, window: u32) -> Result<u64, Error> {
+        if self.ended || self.end.is_none() {
+            return Ok(0);
+        }
+        let (unread, size) = self.unread()?;
+        let window = size.max(window.into());
+        let more = window.saturating_sub(self.granted + unread);
+        let more = if more >= window / 4 { more } else { 0 };
+        self.granted += more;
+        Ok(more)
+    }
+
+    /// Asks to be told of what is to be done next. True: there is something now.
+    pub(crate) fn arm(&mut self) -> Result<bool, Error> {
+        // Without credit what is there has to wait; the end of it has not.
+        let sends = self.credit > 0 || !matches!(self.look()?, Found::Bytes(_));
+        let Some((fifo, ..)) = self.fifo() else { return Ok(false) };
+        let more = !self.finished && sends && fifo.arm_data(1)?;
+        let holds = !self.waiting.is_empty() || fifo.out.refresh()? > fifo.out.tail().size() / 2;
+        let space = holds && !fifo.out.is_shut() && fifo.arm_space()?;
+        Ok(more || space)
+    }
+
+    /// Gives up the region of a FIFO that is empty.
+    pub(crate) fn trim(&self) {
+        if let Some((fifo, regions, _)) = self.fifo() {
+            let _ = fifo.trim(regions);
+        }
+    }
+
+    /// Whether its FIFO has memory.
+    pub(crate) fn has_region(&self) -> bool {
+        self.fifo().is_some_and(|(fifo, ..)| fifo.out.tail().region().is_some())
+    }
+
+    /// Whether something came that the FIFO has no memory for, and never will.
+    pub(crate) fn is_stuck(&self) -> bool {
+        !self.waiting.is_empty() && self.end.is_some() && !self.has_region()
+    }
+
+    /// Whether the program left bytes unread.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.unread().is_ok_and(|(unread, _)| unread > 0)
+    }
+
+    /// Bytes that wait beside the FIFO.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn held(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Breaks it off for the local program.
+    pub(crate) fn reset(&self) {
+        if let Some((fifo, _, end)) = self.fifo() {
+            let tell = [fifo.out.reset(), fifo.into.reset()];
+            if tell.contains(&true) {
+                slipway_eventfd::raise(end.bell.as_fd());
+            }
+        }
+    }
+
+    /// Whether both directions have ended, and all was passed on.
+    pub(crate) fn is_over(&self) -> bool {
+        self.finished && self.passed
+    }
+}
