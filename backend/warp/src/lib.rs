@@ -12,6 +12,7 @@
 //!   warm.
 //! - An [`Executor`] takes [`Job`]s and gives [`Completion`]s: [`Core`], the calling thread; [`Simulated`],
 //!   an accelerator of a set rate in a clock's time. Its [`Class`] is one of SG-IOV's letters.
+//! - A [`share::Scheduler`] says whose job is next: dominant resource fairness (module [`share`]).
 //! - A [`Pipe`] makes jobs of what a [`Source`] has and a [`Sink`] takes, and moves both on when they end.
 //!
 //! # Using it
@@ -46,18 +47,22 @@
 //! Not here: FIFOs (`base/ring`), sockets, links, tenants' names and policy (`host/sgiov`); real
 //! accelerators, which would be further [`Executor`]s.
 //!
-//! Dependencies: `slipway-ram` for memory that others change, `slipway-telemetry` for clocks; `ring` for
+//! Dependencies: `slipway-ram` for memory that others change, `slipway-telemetry` for clocks,
+//! `slipway-rate` for caps; `ring` for
 //! AES-GCM and HKDF: it has the assembly with VAES and VPCLMULQDQ, and the tree has it through rustls;
 //! `crc-fast` for CRC32C with the same instructions; `lz4_flex` and `zstd`; `zerocopy` for a record's
 //! header, `thiserror` for the errors.
 
 mod executor;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod generate;
 mod job;
 mod key;
 mod memory;
 mod pipe;
 pub mod record;
+pub mod share;
 mod stretch;
 mod transform;
 

@@ -5,3 +5,4 @@ mod pieces;
 mod pipes;
 mod random;
 mod sealing;
+mod shares;

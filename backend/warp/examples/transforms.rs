@@ -1,0 +1,151 @@
+//! What each transform costs by itself, on one core: GB/s of payload, for pieces of 16 and 128 KiB.
+//!
+//!     cargo run --release -p slipway-warp --example transforms
+//!
+//! Each piece comes from a ring of 4 MiB, as a socket's would, and goes to memory of the process, or the other
+//! way round. Transforms take turns, ten rounds; the table has each one's median round.
+#![allow(clippy::unwrap_used)]
+
+use std::time::{Duration, Instant};
+
+use slipway_ram::Span;
+use slipway_warp::{
+    Cipher, Compression, Input, Opener, Options, Output, Sealer, Secret, Stretch, Worker, record,
+};
+
+const RING: usize = 4 << 20;
+const ROUNDS: usize = 10;
+/// Time of one transform in one round.
+const TURN: Duration = Duration::from_millis(25);
+
+/// The transforms, by the names in the table.
+const TRANSFORMS: [&str; 10] = [
+    "copy, ring to ring",
+    "copy, ring to memory",
+    "copy with CRC32C",
+    "AES-128-GCM seal",
+    "AES-128-GCM open",
+    "AES-256-GCM seal",
+    "AES-256-GCM open",
+    "record in the open, CRC32C",
+    "LZ4 (text)",
+    "zstd 1 (text)",
+];
+
+struct Bench {
+    worker: Worker,
+    from: Span,
+    to: Span,
+    piece: usize,
+    position: u64,
+    buffer: Vec<u8>,
+    secret: Secret,
+}
+
+impl Bench {
+    fn new(piece: usize) -> Self {
+        let (from, to) = (Span::heap(RING), Span::heap(RING));
+        // Words, so that there is something to compress, and not all of it.
+        let mut state = 1u64;
+        let words: [&[u8]; 5] =
+            [b"harbour ", b"slip ", b"the ", b"crane and cargo ", b"\x13\x9a\x02\xfe"];
+        let mut text = Vec::with_capacity(RING + 32);
+        while text.len() < RING {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            text.extend_from_slice(words[(state >> 33) as usize % 5]);
+            text.push((state >> 56) as u8);
+        }
+        from.write(0, &text[..RING]).unwrap();
+        to.write(0, &text[..RING]).unwrap();
+        let secret = Secret::derive(&[9; 32], &[]);
+        let buffer = vec![0; record::MAX_RECORD];
+        Self { worker: Worker::new(), from, to, piece, position: 0, buffer, secret }
+    }
+
+    fn next(&mut self) -> Stretch {
+        self.position += self.piece as u64;
+        Stretch::new(self.position, self.piece as u64, RING as u64).unwrap()
+    }
+
+    /// GB/s of one turn.
+    fn turn(&mut self, name: &str) -> f64 {
+        let cipher = if name.contains("256") { Cipher::Aes256Gcm } else { Cipher::Aes128Gcm };
+        let (mut bytes, mut spent) = (0u64, Duration::ZERO);
+        let mut sealer = Sealer::new(cipher, &self.secret);
+        let mut opener = Opener::new(cipher, &self.secret);
+        while spent < TURN {
+            // Opening needs a fresh record each time, whose sealing is not counted.
+            if name.ends_with("open") {
+                let length = self.seal(Some(&mut sealer), Options::default());
+                let at = self.next();
+                let began = Instant::now();
+                let (record, mut output) = (&mut self.buffer[..length], Output::Ring(&self.to, at));
+                self.worker.open(Some(&mut opener), record, &mut output).unwrap();
+                spent += began.elapsed();
+            } else {
+                let began = Instant::now();
+                self.once(name, &mut sealer);
+                spent += began.elapsed();
+            }
+            bytes += self.piece as u64;
+        }
+        bytes as f64 / spent.as_secs_f64() / 1e9
+    }
+
+    fn seal(&mut self, sealer: Option<&mut Sealer>, options: Options) -> usize {
+        let at = self.next();
+        let (input, mut output) = (Input::Ring(&self.from, at), Output::Bytes(&mut self.buffer));
+        self.worker.seal(sealer, options, &input, &mut output).unwrap()
+    }
+
+    fn once(&mut self, name: &str, sealer: &mut Sealer) {
+        let at = self.next();
+        let (input, options) = (Input::Ring(&self.from, at), Options::default());
+        match name {
+            "copy, ring to ring" => {
+                self.worker.copy(&input, &mut Output::Ring(&self.to, at)).unwrap();
+            }
+            "copy, ring to memory" => {
+                let mut output = Output::Bytes(&mut self.buffer);
+                self.worker.copy(&input, &mut output).unwrap();
+            }
+            "copy with CRC32C" => {
+                let mut output = Output::Bytes(&mut self.buffer);
+                self.worker.copy_checked(&input, &mut output).unwrap();
+            }
+            "record in the open, CRC32C" => {
+                self.seal(None, Options { checksum: true, ..options });
+            }
+            "LZ4 (text)" => {
+                self.seal(None, Options { compression: Compression::Lz4, ..options });
+            }
+            "zstd 1 (text)" => {
+                self.seal(None, Options { compression: Compression::Zstd, ..options });
+            }
+            _ => {
+                self.seal(Some(sealer), options);
+            }
+        }
+    }
+}
+
+fn median(mut rounds: Vec<f64>) -> f64 {
+    rounds.sort_by(f64::total_cmp);
+    rounds[rounds.len() / 2]
+}
+
+fn main() {
+    let mut benches = [16 * 1024, 128 * 1024].map(Bench::new);
+    let mut rounds = vec![[Vec::new(), Vec::new()]; TRANSFORMS.len()];
+    for _ in 0..ROUNDS {
+        for (name, rounds) in TRANSFORMS.iter().zip(&mut rounds) {
+            for (bench, rounds) in benches.iter_mut().zip(rounds) {
+                rounds.push(bench.turn(name));
+            }
+        }
+    }
+    println!("{:<28} {:>14} {:>14}", "GB/s", "16 KiB", "128 KiB");
+    for (name, [small, large]) in TRANSFORMS.iter().zip(rounds) {
+        println!("{name:<28} {:>14.2} {:>14.2}", median(small), median(large));
+    }
+}

@@ -1,0 +1,221 @@
+//! Jobs in, who is next, jobs done: the part of the scheduler that runs for every job.
+
+use std::time::Duration;
+
+use super::scheduler::{Scheduler, live};
+use super::tenant::{Entry, TICKS};
+use super::{ChainId, ExecutorId, MIN_WEIGHT, ResourceId, ShareError, TenantId};
+
+/// A job that an executor has: give it back by [`Scheduler::done`] or [`Scheduler::failed`].
+#[derive(Debug)]
+#[must_use = "a resource waits for the job to be given back"]
+pub struct Ticket<T> {
+    /// What was queued.
+    pub item: T,
+    /// Bytes that it was queued with.
+    pub bytes: u64,
+    /// Who is to do it.
+    pub executor: ExecutorId,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Along which chain.
+    pub chain: ChainId,
+    stage: u32,
+    /// Ticks of the resource that the tenant was charged.
+    charge: f64,
+}
+
+/// What a tenant can do at a resource.
+enum Choice {
+    /// This of its stages: the place in its seat's list.
+    Go(usize),
+    /// Begin something, once its cap lets it.
+    Held,
+    Nothing,
+}
+
+impl<T> Scheduler<T> {
+    /// Queues a job of about `bytes` at the chain's beginning.
+    ///
+    /// # Errors
+    /// [`ShareError::NoChain`].
+    pub fn push(&mut self, id: ChainId, bytes: u64, item: T) -> Result<(), ShareError> {
+        let chain = self.chain_mut(id).ok_or(ShareError::NoChain)?;
+        chain.stages[0].push(Entry { bytes, item });
+        let (tenant, executor) = (chain.tenant, chain.stages[0].executor);
+        self.ready(tenant, executor);
+        Ok(())
+    }
+
+    /// The next job for `resource`: of the tenant that has had the least of it for its weight. None: it has as
+    /// many as it takes, or nobody has anything for it (or only who has used up its cap: see
+    /// [`due`](Self::due)).
+    pub fn next(&mut self, resource: ResourceId, now: Duration) -> Option<Ticket<T>> {
+        let at = resource.index();
+        if self.resources[at].in_service >= self.resources[at].depth {
+            return None;
+        }
+        self.let_go(resource, now);
+        while let Some((_, id)) = self.resources[at].ready.pop() {
+            let Some(tenant) = live(&mut self.tenants, id) else { continue };
+            let held = tenant.opens_at();
+            tenant.seats[at].listed = false;
+            match self.choose(id, resource, held <= now) {
+                Choice::Go(place) => return self.take(id, resource, place, now),
+                Choice::Held => self.hold(id, resource, held),
+                Choice::Nothing => {}
+            }
+        }
+        None
+    }
+
+    /// When `resource` has a job again although it has none now: a tenant's cap lets it. None: when a job is
+    /// queued or done.
+    pub fn due(&self, resource: ResourceId) -> Option<Duration> {
+        self.resources[resource.index()].held.least()
+    }
+
+    /// A job is done, after `busy`; `bytes` go on to the next stage. Gives the item back when it was the last.
+    pub fn done(
+        &mut self,
+        ticket: Ticket<T>,
+        bytes: u64,
+        busy: Duration,
+        now: Duration,
+    ) -> Option<T> {
+        self.account(&ticket, busy, now);
+        let Some(chain) = self.chain_mut(ticket.chain) else { return Some(ticket.item) };
+        let (stage, tenant) = (ticket.stage as usize, chain.tenant);
+        chain.stages[stage].in_service.remove(ticket.bytes);
+        if let Some(next) = chain.stages.get_mut(stage + 1) {
+            next.push(Entry { bytes, item: ticket.item });
+            let executor = next.executor;
+            self.ready(tenant, executor);
+            return None;
+        }
+        if let Some(tenant) = live(&mut self.tenants, tenant) {
+            tenant.delivered.add(ticket.bytes, now);
+        }
+        Some(ticket.item)
+    }
+
+    /// A job failed, after `busy`: it goes no further.
+    pub fn failed(&mut self, ticket: Ticket<T>, busy: Duration, now: Duration) -> T {
+        self.account(&ticket, busy, now);
+        if let Some(chain) = self.chain_mut(ticket.chain) {
+            chain.stages[ticket.stage as usize].in_service.remove(ticket.bytes);
+            // It keeps no place before the next stage any more.
+            self.ready(ticket.tenant, ticket.executor);
+        }
+        ticket.item
+    }
+
+    /// A tenant may have something to do for an executor: it gets in line, no further ahead than who was
+    /// served last, so that nobody gathers claims while idle.
+    fn ready(&mut self, id: TenantId, executor: ExecutorId) {
+        let at = self.executors[executor.index()].resource.index();
+        let Some(tenant) = live(&mut self.tenants, id) else { return };
+        let (resource, seat) = (&mut self.resources[at], &mut tenant.seats[at]);
+        seat.list(resource, id);
+    }
+
+    /// The tenants whose cap lets them are in line again.
+    fn let_go(&mut self, resource: ResourceId, now: Duration) {
+        let at = resource.index();
+        let resource = &mut self.resources[at];
+        while resource.held.least().is_some_and(|due| due <= now) {
+            let Some((_, id)) = resource.held.pop() else { return };
+            let Some(tenant) = live(&mut self.tenants, id) else { continue };
+            let seat = &mut tenant.seats[at];
+            seat.held = false;
+            seat.list(resource, id);
+        }
+    }
+
+    /// A tenant has nothing to do at a resource that it may begin before `until`.
+    fn hold(&mut self, id: TenantId, resource: ResourceId, until: Duration) {
+        let Some(tenant) = live(&mut self.tenants, id) else { return };
+        let seat = &mut tenant.seats[resource.index()];
+        if !seat.held {
+            seat.held = true;
+            self.resources[resource.index()].held.push(until, id);
+        }
+    }
+
+    /// Of what a tenant can do at a resource, what is nearest to its chain's end: bytes that have come far
+    /// make room. Chains that are equally near take turns.
+    fn choose(&self, id: TenantId, resource: ResourceId, open: bool) -> Choice {
+        let Some(tenant) = self.tenant(id) else { return Choice::Nothing };
+        let seat = &tenant.seats[resource.index()];
+        let (mut best, mut choice) = (usize::MAX, Choice::Nothing);
+        for nth in 0..seat.stages.len() {
+            let place = (seat.turn + nth) % seat.stages.len();
+            let (slot, stage) = seat.stages[place];
+            let Some(chain) = &self.chains[slot as usize].value else { continue };
+            let left = chain.stages.len() - stage as usize;
+            if left >= best || !chain.may_go(stage as usize) {
+                continue;
+            }
+            if stage > 0 || open {
+                (best, choice) = (left, Choice::Go(place));
+            } else if matches!(choice, Choice::Nothing) {
+                choice = Choice::Held;
+            }
+        }
+        choice
+    }
+
+    /// Takes the first job of a stage, charges its tenant, and puts it in line again if it has more.
+    fn take(
+        &mut self,
+        id: TenantId,
+        resource: ResourceId,
+        place: usize,
+        now: Duration,
+    ) -> Option<Ticket<T>> {
+        let tenant = live(&mut self.tenants, id)?;
+        let seat = &mut tenant.seats[resource.index()];
+        let (slot, stage) = seat.stages[place];
+        let epoch = self.chains[slot as usize].epoch;
+        let chain = self.chains[slot as usize].value.as_mut()?;
+        let here = &mut chain.stages[stage as usize];
+        let Entry { bytes, item } = here.take()?;
+        let executor = here.executor;
+        let before = (stage as usize).checked_sub(1).map(|before| chain.stages[before].executor);
+
+        let state = &mut self.resources[resource.index()];
+        state.in_service += 1;
+        state.served = state.served.max(seat.had);
+        let charge = bytes as f64 * TICKS / self.executors[executor.index()].charged;
+        seat.had += (charge / seat.weight.max(MIN_WEIGHT)) as u128;
+        seat.turn = place + 1;
+        if stage == 0
+            && let Some(bucket) = &mut tenant.bucket
+        {
+            bucket.take(bytes, now);
+        }
+        self.ready(id, executor);
+        // There is room now where this job waited.
+        if let Some(before) = before {
+            self.ready(id, before);
+        }
+        let chain = ChainId { slot, epoch };
+        Some(Ticket { item, bytes, executor, tenant: id, chain, stage, charge })
+    }
+
+    /// Books what a job took: for the executor's capacity, the tenant's throughput, and what the estimate was
+    /// off by.
+    fn account(&mut self, ticket: &Ticket<T>, busy: Duration, now: Duration) {
+        let executor = &mut self.executors[ticket.executor.index()];
+        executor.capacity.add(ticket.bytes, busy);
+        let at = executor.resource.index();
+        self.resources[at].in_service -= 1;
+        if let Some(tenant) = live(&mut self.tenants, ticket.tenant) {
+            tenant.done[ticket.executor.index()].add(ticket.bytes, now);
+            if busy > Duration::ZERO {
+                tenant.seats[at].owed += busy.as_secs_f64() * TICKS - ticket.charge;
+            }
+        }
+        self.follow(ticket.executor, now);
+    }
+}

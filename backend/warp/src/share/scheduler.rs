@@ -1,0 +1,301 @@
+//! The queues, and who is next.
+
+use std::time::Duration;
+
+use super::formula::Demand;
+use super::heap::Heap;
+use super::tenant::{Chain, Seat, Stage, Tenant};
+use super::{
+    Capacity, ChainId, ExecutorId, MAX_STAGES, MAX_WEIGHT, MIN_WEIGHT, ResourceId, ShareError,
+    TenantId, TenantOptions, Throughput,
+};
+use crate::Class;
+
+/// How far a capacity moves before weights follow.
+const DRIFT: f64 = 0.01;
+/// How often they do, at most: it takes a look at every tenant.
+const PAUSE: Duration = Duration::from_millis(50);
+
+pub(super) struct Resource {
+    pub(super) name: String,
+    /// Jobs that it is given at once.
+    pub(super) depth: usize,
+    pub(super) in_service: usize,
+    /// Tenants with something to do, by what they have had.
+    pub(super) ready: Heap<u128>,
+    /// Tenants that wait for their cap, by when it lets them.
+    pub(super) held: Heap<Duration>,
+    /// What the tenant that was served last had had: who comes back begins no earlier.
+    pub(super) served: u128,
+}
+
+pub(super) struct ExecutorState {
+    pub(super) name: String,
+    pub(super) class: Class,
+    pub(super) resource: ResourceId,
+    pub(super) capacity: Capacity,
+    /// The capacity by which jobs are charged and weights were made.
+    pub(super) charged: f64,
+}
+
+/// A slot that can be used again.
+pub(super) struct Slot<V> {
+    pub(super) epoch: u32,
+    pub(super) value: Option<V>,
+}
+
+/// Shares the executors of one engine thread among its tenants. `T` is what the engine knows a job by: a
+/// socket, say, of which it then takes as much as it finds.
+///
+/// The engine's loop: [`next`](Self::next), do it, [`done`](Self::done), until there is none. A pick takes
+/// O(log tenants); nothing is locked, and nothing allocated once queues have been as long before.
+///
+/// Jobs of one chain stay in order. A chain's first queue takes all that it is given: what bounds it is that
+/// the engine queues a socket once.
+pub struct Scheduler<T> {
+    pub(super) resources: Vec<Resource>,
+    pub(super) executors: Vec<ExecutorState>,
+    pub(super) tenants: Vec<Option<Tenant>>,
+    free_tenants: Vec<u32>,
+    pub(super) chains: Vec<Slot<Chain<T>>>,
+    free_chains: Vec<u32>,
+    epochs: u32,
+    /// When weights may follow capacities again.
+    follow_at: Duration,
+}
+
+impl<T> Default for Scheduler<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Scheduler<T> {
+    /// Without anything to share yet.
+    pub fn new() -> Self {
+        let (resources, executors, tenants) = (Vec::new(), Vec::new(), Vec::new());
+        let (free_tenants, chains, free_chains) = (Vec::new(), Vec::new(), Vec::new());
+        let (epochs, follow_at) = (0, Duration::ZERO);
+        Self { resources, executors, tenants, free_tenants, chains, free_chains, epochs, follow_at }
+    }
+
+    /// Something that takes `depth` jobs at once, at least 1, and does one after the other.
+    pub fn add_resource(&mut self, name: &str, depth: usize) -> ResourceId {
+        self.resources.push(Resource {
+            name: name.to_owned(),
+            depth: depth.max(1),
+            in_service: 0,
+            ready: Heap::new(),
+            held: Heap::new(),
+            served: 0,
+        });
+        for tenant in self.tenants.iter_mut().flatten() {
+            tenant.seats.push(Seat::default());
+        }
+        ResourceId(self.resources.len() as u32 - 1)
+    }
+
+    /// An executor that takes the time of `resource`, and that, for a beginning, is taken to do `guess` bytes
+    /// per second.
+    ///
+    /// # Panics
+    /// When the resource is another scheduler's: a programmer's error.
+    pub fn add_executor(
+        &mut self,
+        name: &str,
+        class: Class,
+        resource: ResourceId,
+        guess: u64,
+    ) -> ExecutorId {
+        assert!((resource.0 as usize) < self.resources.len(), "a resource of this scheduler");
+        let capacity = Capacity::new(guess);
+        let charged = capacity.per_second();
+        let name = name.to_owned();
+        self.executors.push(ExecutorState { name, class, resource, capacity, charged });
+        for tenant in self.tenants.iter_mut().flatten() {
+            tenant.done.push(Throughput::default());
+        }
+        ExecutorId(self.executors.len() as u32 - 1)
+    }
+
+    /// A tenant.
+    ///
+    /// # Errors
+    /// [`ShareError::Weight`].
+    pub fn add_tenant(&mut self, options: TenantOptions) -> Result<TenantId, ShareError> {
+        check(options)?;
+        let slot = self.free_tenants.pop().unwrap_or(self.tenants.len() as u32);
+        let epoch = self.epoch();
+        let mut tenant = Tenant::new(epoch, options);
+        tenant.seats.resize(self.resources.len(), Seat::default());
+        tenant.done.resize(self.executors.len(), Throughput::default());
+        match self.tenants.get_mut(slot as usize) {
+            Some(free) => *free = Some(tenant),
+            None => self.tenants.push(Some(tenant)),
+        }
+        Ok(TenantId { slot, epoch })
+    }
+
+    /// Changes a tenant's weight and cap, from its next job on.
+    ///
+    /// # Errors
+    /// [`ShareError::Weight`], [`ShareError::NoTenant`].
+    pub fn set_options(&mut self, id: TenantId, options: TenantOptions) -> Result<(), ShareError> {
+        check(options)?;
+        live(&mut self.tenants, id).ok_or(ShareError::NoTenant)?.set_options(options);
+        self.weigh(id.slot);
+        Ok(())
+    }
+
+    /// Removes a tenant and its chains; gives what was queued, in no order. Its jobs that executors have come
+    /// back as ever.
+    pub fn remove_tenant(&mut self, id: TenantId) -> Vec<T> {
+        let mut queued = Vec::new();
+        let Some(tenant) = live(&mut self.tenants, id) else { return queued };
+        for slot in std::mem::take(&mut tenant.chains) {
+            let epoch = self.chains[slot as usize].epoch;
+            queued.extend(self.close(ChainId { slot, epoch }));
+        }
+        self.tenants[id.slot as usize] = None;
+        self.free_tenants.push(id.slot);
+        queued
+    }
+
+    /// A chain of a tenant, from the executor next to the source to the one next to the sink.
+    ///
+    /// # Errors
+    /// [`ShareError::NoTenant`], [`ShareError::Stages`].
+    pub fn open(
+        &mut self,
+        tenant: TenantId,
+        executors: &[ExecutorId],
+    ) -> Result<ChainId, ShareError> {
+        self.tenant(tenant).ok_or(ShareError::NoTenant)?;
+        let there = executors.iter().all(|executor| executor.index() < self.executors.len());
+        if !there || !(1..=MAX_STAGES).contains(&executors.len()) {
+            return Err(ShareError::Stages);
+        }
+        let chain = Chain { tenant, stages: executors.iter().copied().map(Stage::new).collect() };
+        let slot = self.free_chains.pop().unwrap_or(self.chains.len() as u32);
+        let epoch = self.epoch();
+        let new = Slot { epoch, value: Some(chain) };
+        match self.chains.get_mut(slot as usize) {
+            Some(free) => *free = new,
+            None => self.chains.push(new),
+        }
+        if let Some(tenant) = live(&mut self.tenants, tenant) {
+            tenant.chains.push(slot);
+        }
+        self.seat(tenant);
+        Ok(ChainId { slot, epoch })
+    }
+
+    /// Ends a chain; gives what was queued, what is nearest to the chain's end first. Its jobs that executors
+    /// have come back as ever.
+    pub fn close(&mut self, id: ChainId) -> Vec<T> {
+        let slot = self.chains.get_mut(id.slot as usize).filter(|slot| slot.epoch == id.epoch);
+        let Some(chain) = slot.and_then(|slot| slot.value.take()) else { return Vec::new() };
+        self.free_chains.push(id.slot);
+        if let Some(tenant) = live(&mut self.tenants, chain.tenant) {
+            tenant.chains.retain(|slot| *slot != id.slot);
+        }
+        self.seat(chain.tenant);
+        let queues = chain.stages.into_iter().rev().map(|stage| stage.queue);
+        queues.flatten().map(|entry| entry.item).collect()
+    }
+
+    /// Jobs queued at the first stage of a chain.
+    pub fn waiting(&self, id: ChainId) -> usize {
+        self.chain(id).map_or(0, |chain| chain.stages[0].queue.len())
+    }
+
+    /// The capacity of an executor as measured, in bytes per busy second.
+    pub fn capacity(&self, executor: ExecutorId) -> f64 {
+        self.executors[executor.index()].capacity.per_second()
+    }
+
+    fn epoch(&mut self) -> u32 {
+        // Ids come back after 2^32 tenants and chains.
+        self.epochs = self.epochs.wrapping_add(1);
+        self.epochs
+    }
+
+    pub(super) fn tenant(&self, id: TenantId) -> Option<&Tenant> {
+        self.tenants.get(id.slot as usize)?.as_ref().filter(|tenant| tenant.epoch == id.epoch)
+    }
+
+    fn chain(&self, id: ChainId) -> Option<&Chain<T>> {
+        self.chains.get(id.slot as usize).filter(|slot| slot.epoch == id.epoch)?.value.as_ref()
+    }
+
+    pub(super) fn chain_mut(&mut self, id: ChainId) -> Option<&mut Chain<T>> {
+        let slot = self.chains.get_mut(id.slot as usize).filter(|slot| slot.epoch == id.epoch)?;
+        slot.value.as_mut()
+    }
+
+    /// What a tenant asks for with the chains that it has, of executors with these capacities.
+    pub(super) fn demand(
+        &self,
+        tenant: &Tenant,
+        capacity: impl Fn(&ExecutorState) -> f64,
+    ) -> Demand {
+        let chains =
+            tenant.chains.iter().filter_map(|slot| self.chains[*slot as usize].value.as_ref());
+        tenant.demand(self.resources.len(), chains, |executor| {
+            let executor = &self.executors[executor.index()];
+            (executor.resource.index(), capacity(executor).recip())
+        })
+    }
+
+    /// Gives a tenant its places and weights at the resources, for the chains that it has now.
+    fn seat(&mut self, id: TenantId) {
+        let Some(tenant) = live(&mut self.tenants, id) else { return };
+        tenant.seats.iter_mut().for_each(|seat| seat.stages.clear());
+        for slot in &tenant.chains {
+            let Some(chain) = &self.chains[*slot as usize].value else { continue };
+            for (at, stage) in chain.stages.iter().enumerate() {
+                let resource = self.executors[stage.executor.index()].resource;
+                tenant.seats[resource.index()].stages.push((*slot, at as u32));
+            }
+        }
+        self.weigh(id.slot);
+    }
+
+    fn weigh(&mut self, slot: u32) {
+        let Some(tenant) = self.tenants[slot as usize].take() else { return };
+        let demand = self.demand(&tenant, |executor| executor.charged);
+        let tenant = self.tenants[slot as usize].insert(tenant);
+        let alone = demand.alone();
+        for (seat, seconds) in tenant.seats.iter_mut().zip(demand.seconds) {
+            // Without a chain there it is not used.
+            seat.weight =
+                if seconds > 0.0 { demand.weight * seconds * alone } else { demand.weight };
+        }
+    }
+
+    /// Weights follow capacities that have moved, now and then.
+    pub(super) fn follow(&mut self, executor: ExecutorId, now: Duration) {
+        let state = &self.executors[executor.index()];
+        let moved = (state.capacity.per_second() / state.charged - 1.0).abs() > DRIFT;
+        if !moved || now < self.follow_at {
+            return;
+        }
+        self.follow_at = now + PAUSE;
+        for executor in &mut self.executors {
+            executor.charged = executor.capacity.per_second();
+        }
+        for slot in 0..self.tenants.len() as u32 {
+            self.weigh(slot);
+        }
+    }
+}
+
+/// The tenant, if it is the one that the id was given for.
+pub(super) fn live(tenants: &mut [Option<Tenant>], id: TenantId) -> Option<&mut Tenant> {
+    tenants.get_mut(id.slot as usize)?.as_mut().filter(|tenant| tenant.epoch == id.epoch)
+}
+
+fn check(options: TenantOptions) -> Result<(), ShareError> {
+    let fits = (MIN_WEIGHT..=MAX_WEIGHT).contains(&options.weight);
+    if fits { Ok(()) } else { Err(ShareError::Weight) }
+}
