@@ -19,7 +19,7 @@ use crate::settings::Settings;
 use crate::stream::{End, Found, Phase, Stream};
 
 /// Looks at a stream that find nothing before it is to tell by itself.
-const LOOKS: u8 = 8;
+const LOOKS: u8 = 64;
 /// Frames that may wait to be sent: a peer that asks and does not listen gets no further.
 const WAITING: usize = 1 << 18;
 /// Credit that a peer may grant in all.
@@ -146,6 +146,8 @@ pub(crate) struct Connection {
     /// Bytes that a stream may send at once, over there.
     window: u32,
     hot: VecDeque<u32>,
+    /// Those that nothing was found of for a while.
+    cooling: Vec<u32>,
     resting: VecDeque<(Instant, u32)>,
     /// When something was heard last, when a ping was sent, since when there are no streams.
     heard: Instant,
@@ -190,6 +192,7 @@ impl Connection {
             last: 0,
             window: 0,
             hot: VecDeque::new(),
+            cooling: Vec::new(),
             resting: VecDeque::new(),
             heard: now,
             pinged: now,
@@ -332,7 +335,8 @@ impl Connection {
             if ended != Ended::Finished {
                 stream.reset();
             }
-            around.events.push_back(Event::Ended(self.id(number), ended));
+            let region = stream.region();
+            around.events.push_back(Event::Ended { stream: self.id(number), ended, region });
         }
     }
 
@@ -602,13 +606,17 @@ impl Connection {
                     some = true;
                     self.hot.push_back(number);
                 }
-                Served::Nothing => self.cool(number, around)?,
+                Served::Nothing => self.cool(number),
                 Served::Full => {
                     self.hot.push_front(number);
                     return Ok(true);
                 }
                 Served::Gone => some = true,
             }
+        }
+        if self.wish(around) {
+            cross::heavy();
+            self.settle(around);
         }
         Ok(some)
     }
@@ -645,44 +653,58 @@ impl Connection {
     }
 
     /// A look found nothing: the stream is looked at again, or tells by itself from now on.
-    fn cool(&mut self, number: u32, around: &mut Around<'_>) -> Result<(), Broken> {
-        let Some(stream) = self.streams.get_mut(&number) else { return Ok(()) };
-        stream.idle = stream.idle.saturating_add(1);
-        if stream.idle <= LOOKS {
-            self.hot.push_back(number);
-            return Ok(());
-        }
-        self.arm(number, around);
-        Ok(())
-    }
-
-    /// Has the stream, which is not in the list of hot ones, tell; or puts it there.
-    fn arm(&mut self, number: u32, around: &mut Around<'_>) {
+    fn cool(&mut self, number: u32) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
-        match stream.arm() {
-            Ok(true) => self.hot.push_back(number),
-            Ok(false) => {
-                stream.hot = false;
-                if !stream.resting && stream.has_region() {
-                    stream.resting = true;
-                    self.resting.push_back((around.now + REST, number));
-                }
+        stream.idle = stream.idle.saturating_add(1);
+        if stream.idle <= LOOKS { self.hot.push_back(number) } else { self.cooling.push(number) }
+    }
+
+    /// Has those streams ask to be told that nothing was found of for a while; one barrier is for all.
+    fn wish(&mut self, around: &mut Around<'_>) -> bool {
+        for at in 0..self.cooling.len() {
+            let number = self.cooling[at];
+            let wished = self.streams.get_mut(&number).map(Stream::wish);
+            if let Some(Err(error)) = wished {
+                self.fail(number, error, around);
             }
-            Err(error) => self.fail(number, error, around),
+        }
+        !self.cooling.is_empty()
+    }
+
+    /// After the barrier: those that something is there of are hot still.
+    fn settle(&mut self, around: &mut Around<'_>) {
+        for number in std::mem::take(&mut self.cooling) {
+            let Some(stream) = self.streams.get_mut(&number) else { continue };
+            match stream.settle() {
+                Ok(true) => self.hot.push_back(number),
+                Ok(false) => {
+                    stream.hot = false;
+                    if !stream.resting && stream.has_region() {
+                        stream.resting = true;
+                        self.resting.push_back((around.now + REST, number));
+                    }
+                }
+                Err(error) => self.fail(number, error, around),
+            }
         }
     }
 
-    /// Has all streams tell by themselves. True: nothing is left to be done now.
+    /// Has all streams ask to be told. True: a barrier is due, and [`Connection::rested`].
     pub(crate) fn rest(&mut self, around: &mut Around<'_>) -> bool {
+        if !matches!(&self.state, State::Up(sender) if !sender.blocked) {
+            return false;
+        }
+        self.cooling.extend(self.hot.drain(..));
+        self.wish(around)
+    }
+
+    /// Whether nothing is left to be done now.
+    pub(crate) fn rested(&mut self, around: &mut Around<'_>) -> bool {
         let State::Up(sender) = &self.state else { return true };
         if sender.blocked {
             return true;
         }
-        for _ in 0..self.hot.len() {
-            if let Some(number) = self.hot.pop_front() {
-                self.arm(number, around);
-            }
-        }
+        self.settle(around);
         self.hot.is_empty() && self.frames.is_empty()
     }
 

@@ -59,4 +59,5 @@ pub fn frames(data: &[u8]) {
     }
     let _ = connection.turn(false, false, 1 << 20, &mut around);
     connection.rest(&mut around);
+    connection.rested(&mut around);
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use slipway_ring::cross::{self, Region};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::link::{self, Hello, Name, Open};
 
@@ -77,7 +78,15 @@ pub enum Event {
     /// A stream that was asked for is there. [`Links::attach`] follows, if it did not come before.
     Opened(StreamId),
     /// A stream has ended, and its [`End`] is let go of. The last event of it.
-    Ended(StreamId, Ended),
+    Ended {
+        /// Which.
+        stream: StreamId,
+        /// How.
+        ended: Ended,
+        /// Where what the program has not read lies, in what the engine writes: the owner gives it back when the program
+        /// has closed.
+        region: Option<Region>,
+    },
 }
 
 /// Links to other engines. One thread's.
@@ -470,10 +479,18 @@ impl Links {
     }
 
     /// Has all streams tell by themselves when there is something to do. True: the owner may sleep until
-    /// [`Links::descriptor`] is readable, a FIFO tells, or [`Links::deadline`].
+    /// [`Links::descriptor`] is readable, a FIFO tells, or [`Links::deadline`]. There is a barrier in it
+    /// (`slipway_ring::cross::heavy`) between what the owner did before and what it looks at afterwards.
     pub fn rest(&mut self, now: Instant) -> bool {
         let (mut around, connections, _) = self.around(now);
-        let asleep = connections.values_mut().all(|connection| connection.rest(&mut around));
+        for connection in connections.values_mut() {
+            connection.rest(&mut around);
+        }
+        cross::heavy();
+        let mut asleep = true;
+        for connection in connections.values_mut() {
+            asleep &= connection.rested(&mut around);
+        }
         asleep && self.events.is_empty()
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use slipway_ring::cross::{Arena, Error, Own, Regions, Side, Stream as Fifo};
+use slipway_ring::cross::{Arena, Error, Own, Region, Regions, Side, Stream as Fifo};
 
 /// The engine's end of a local program's stream.
 #[derive(Clone)]
@@ -71,6 +71,8 @@ pub(crate) struct Stream {
     pub(crate) idle: u8,
     /// It is due to be trimmed.
     pub(crate) resting: bool,
+    /// Data or space was asked for, and not yet looked for again.
+    wishes: (bool, bool),
 }
 
 impl Stream {
@@ -92,6 +94,7 @@ impl Stream {
             hot,
             idle,
             resting: false,
+            wishes: (false, false),
         }
     }
 
@@ -190,15 +193,31 @@ impl Stream {
         Ok(more)
     }
 
-    /// Asks to be told of what is to be done next. True: there is something now.
-    pub(crate) fn arm(&mut self) -> Result<bool, Error> {
+    /// Asks to be told of what is to be done next: `slipway_ring::cross::heavy` follows, and [`Stream::settle`].
+    pub(crate) fn wish(&mut self) -> Result<(), Error> {
         // Without credit what is there has to wait; the end of it has not.
         let sends = self.credit > 0 || !matches!(self.look()?, Found::Bytes(_));
-        let Some((fifo, ..)) = self.fifo() else { return Ok(false) };
-        let more = !self.finished && sends && fifo.arm_data(1)?;
+        let Some((fifo, ..)) = self.fifo() else { return Ok(()) };
+        let data = !self.finished && sends;
+        if data {
+            fifo.wish_data(1);
+        }
         let holds = !self.waiting.is_empty() || fifo.out.refresh()? > fifo.out.tail().size() / 2;
-        let space = holds && !fifo.out.is_shut() && fifo.arm_space()?;
-        Ok(more || space)
+        let space = holds && !fifo.out.is_shut();
+        if space {
+            fifo.wish_space();
+        }
+        self.wishes = (data, space);
+        Ok(())
+    }
+
+    /// Whether there is something now.
+    pub(crate) fn settle(&mut self) -> Result<bool, Error> {
+        let (data, space) = std::mem::take(&mut self.wishes);
+        let Some((fifo, ..)) = self.fifo() else { return Ok(false) };
+        let data = data && fifo.is_data_there(1)?;
+        let space = space && fifo.is_space_there()?;
+        Ok(data || space)
     }
 
     /// Gives up the region of a FIFO that is empty.
@@ -208,9 +227,14 @@ impl Stream {
         }
     }
 
+    /// Where its FIFO has memory.
+    pub(crate) fn region(&self) -> Option<Region> {
+        self.fifo().and_then(|(fifo, ..)| fifo.out.tail().region())
+    }
+
     /// Whether its FIFO has memory.
     pub(crate) fn has_region(&self) -> bool {
-        self.fifo().is_some_and(|(fifo, ..)| fifo.out.tail().region().is_some())
+        self.region().is_some()
     }
 
     /// Whether something came that the FIFO has no memory for, and never will.

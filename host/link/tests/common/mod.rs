@@ -111,8 +111,18 @@ impl Memory {
             side: Side::One,
             bell: bell.clone(),
         };
+        (self.of(number, bell), end)
+    }
+
+    fn of(&self, number: u32, bell: Arc<std::os::fd::OwnedFd>) -> Program {
         let (arena, regions) = (self.arena.clone(), self.programs.clone());
-        (Program { arena, regions, number, words: Default::default(), bell }, end)
+        Program { arena, regions, number, words: Default::default(), bell }
+    }
+
+    /// The program's side of socket `number`, which has not moved a byte yet.
+    pub fn program(&self, number: u32) -> Program {
+        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
+        self.of(number, bell)
     }
 }
 
@@ -177,7 +187,7 @@ impl Engine {
             match event {
                 Event::Asked { stream, .. } => self.asked.push(stream),
                 Event::Opened(stream) => self.opened.push(stream),
-                Event::Ended(stream, how) => self.ended.push((stream, how)),
+                Event::Ended { stream, ended, .. } => self.ended.push((stream, ended)),
             }
         }
         worked
