@@ -2,8 +2,10 @@
 #![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
 
 mod port;
+mod socket;
 
 pub use port::{CaptureArgs, Direction, ImpairArgs, TraceArgs};
+pub use socket::{SocketCommand, SocketEngineArgs};
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -98,6 +100,9 @@ pub enum Command {
     /// interfaces of the host
     #[command(subcommand)]
     Pktgen(PktgenCommand),
+    /// Sockets between programs of this node, past the kernel
+    #[command(subcommand)]
+    Socket(SocketCommand),
     /// Say what this host can do, what is missing and the command that mends it
     Doctor(DoctorArgs),
     /// Measure

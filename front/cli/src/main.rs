@@ -32,6 +32,7 @@ mod run;
 mod session;
 mod size;
 mod snoop;
+mod socket;
 mod table;
 mod volume;
 
@@ -90,6 +91,7 @@ fn dispatch(cli: &Cli) -> Result<i32> {
             return Ok(0);
         }
         // Neither has to do with the node.
+        Command::Socket(args) => return socket::command(args),
         Command::Bench(BenchCommand::Block(args)) => return bench::block(&cli.node, args),
         Command::Bench(BenchCommand::Packet(args)) => return bench::packet(args),
         Command::Bench(BenchCommand::Target(args)) => return bench::target(args),

@@ -1,0 +1,79 @@
+//! Families begin, grow by fork, and end.
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use slipway_sgiov_spec::control::{Reply, VERSION};
+
+use super::family::Family;
+use super::links::Party;
+use super::{Broker, Client, Errno, Outcome, lack};
+use crate::table::{ENTRIES, LINKS};
+
+impl Broker {
+    pub(super) fn attach(&mut self, number: u32, version: u32) -> Result<Outcome, Errno> {
+        if version != VERSION {
+            self.log.line("version", format_args!("a process speaks version {version} of the socket protocol, this engine {VERSION}"));
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
+        let peer = client.peer.clone();
+        // What may fail comes first.
+        let mut family = Family::new(peer.clone(), 0).map_err(lack)?;
+        family.namespace = self.namespaces.enter(&peer);
+        family.members.insert(number);
+        let files = vec![family.table.file.clone(), family.bell.clone()];
+        client.family = Some(self.families.insert(family));
+        let reply = Reply::Attached { entries: ENTRIES.into(), links: LINKS.into() };
+        Ok(Outcome::Answer(reply, files))
+    }
+
+    pub(super) fn fork(&mut self, parent: u32, family: u32) -> Result<Outcome, Errno> {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).map_err(lack)?;
+        let client = self.clients.get(parent).ok_or(Errno::INVAL)?;
+        let child = Client {
+            peer: client.peer.clone(),
+            family: Some(family),
+            held: client.held.clone(),
+            listeners: client.listeners.clone(),
+            given: client.given.clone(),
+        };
+        for entry in &child.held {
+            if let Some(end) = self.end_of(family, *entry) {
+                end.holders += 1;
+            }
+        }
+        for listener in &child.listeners {
+            self.listeners.add_holder(*listener);
+        }
+        let client = self.clients.insert(child);
+        if let Some(family) = self.families.get_mut(family) {
+            family.members.insert(client);
+        }
+        Ok(Outcome::Forked { client, ours, theirs: std::sync::Arc::new(theirs) })
+    }
+
+    /// The last process of a family has gone; all that its processes held is finished already.
+    pub(super) fn end_family(&mut self, number: u32) {
+        for link in self.links.part(Party::Family(number)) {
+            self.end_link(link);
+        }
+        if let Some(family) = self.families.remove(number) {
+            self.namespaces.leave(family.namespace);
+        }
+    }
+
+    /// A link that has no streams ends: its parties forget it.
+    pub(super) fn end_link(&mut self, link: u32) {
+        let Some(ends) = self.links.remove(link) else { return };
+        for end in ends {
+            let Party::Family(number) = end.party else { continue };
+            let Some(family) = self.families.get_mut(number) else { continue };
+            family.set_link(end.number, None);
+            for member in &family.members {
+                if let Some(client) = self.clients.get_mut(*member) {
+                    client.given.remove(&end.number);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Connections begin.
+
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use slipway_ring::cross::{Side, Tail};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::{Endpoint, NOT_OURS, Reply};
+use slipway_sgiov_spec::table::Place;
+
+use super::connection::{Connection, End};
+use super::links::{self, Party};
+use super::{Broker, Errno, Outcome, lack};
+use crate::address::specific;
+use crate::peer::NamespaceId;
+
+/// Ports that are given to who asks for none: the kernel's own range (`net.ipv4.ip_local_port_range`).
+pub const PORTS: RangeInclusive<u16> = 32_768..=60_999;
+
+/// What is to be connected: by party, with its address.
+pub struct Pair {
+    pub connector: (Party, Address),
+    pub acceptor: (Party, Address),
+    /// The connector's network namespace.
+    pub namespace: NamespaceId,
+}
+
+impl Broker {
+    pub(super) fn connect(
+        &mut self,
+        client: u32,
+        family: u32,
+        to: Address,
+        from: Address,
+    ) -> Result<Outcome, Errno> {
+        let to = specific(to);
+        let there = self.families.get(family).ok_or(Errno::INVAL)?;
+        let (namespace, id) = (there.namespace, there.peer.namespace);
+        let not_ours = || Ok(Outcome::Answer(Reply::Refused(NOT_OURS), Vec::new()));
+        let Some(listener) = self.route(namespace, &to) else { return not_ours() };
+        let Some(there) = self.listeners.get(listener) else { return not_ours() };
+        // The kernel has a listener of the same address, and its own way with those who come too fast.
+        if !there.has_room() {
+            return not_ours();
+        }
+        let acceptor = (Party::Family(there.family), to);
+        let from = self.source(namespace, &to, from)?;
+        let pair = Pair { connector: (Party::Family(family), from), acceptor, namespace: id };
+        let joined = self.join_pair(&pair);
+        if joined.is_err() {
+            self.namespaces.release(id, from, to);
+        }
+        let connection = joined?;
+        self.hold(client, connection);
+        if let Some(there) = self.listeners.get_mut(listener) {
+            there.queue.push_back(connection);
+            slipway_eventfd::raise(std::os::fd::AsFd::as_fd(&there.eventfd));
+        }
+        let side = self.connections.get(connection).map_or(Side::Zero, |there| there.connector);
+        self.introduce(client, family, connection, side)
+    }
+
+    /// The connector's process has its end.
+    fn hold(&mut self, client: u32, connection: u32) {
+        let Some(there) = self.connections.get_mut(connection) else { return };
+        let end = there.end_mut(there.connector);
+        end.holders = 1;
+        if let Some(client) = self.clients.get_mut(client) {
+            client.held.insert(end.entry);
+        }
+    }
+
+    /// Who listens at `to`, as seen from a network namespace: in the namespace itself, or in another one that
+    /// really has the address.
+    fn route(&mut self, namespace: u32, to: &Address) -> Option<u32> {
+        if to.is_loopback() {
+            return self.listeners.find(namespace, to);
+        }
+        let mut there = self.listeners.namespaces(to);
+        there.retain(|number| {
+            self.namespaces.get_mut(*number).is_some_and(|space| space.has(&to.ip))
+        });
+        if there.contains(&namespace) {
+            return self.listeners.find(namespace, to);
+        }
+        None
+    }
+
+    /// The connector's address, with a port of its own; it is taken until [`Broker::release_port`].
+    fn source(&mut self, namespace: u32, to: &Address, wanted: Address) -> Result<Address, Errno> {
+        let space = self.namespaces.get_mut(namespace).ok_or(Errno::INVAL)?;
+        let ip = match () {
+            () if !wanted.is_unspecified() => wanted.ip,
+            () if to.as_v4().is_some() && to.is_loopback() => Address::v4([127, 0, 0, 1], 0).ip,
+            () if to.is_loopback() => to.ip,
+            () if space.has(&to.ip) => to.ip,
+            () => space.source(to).ok_or(Errno::HOSTUNREACH)?,
+        };
+        if wanted.port != 0 {
+            let from = Address { ip, port: wanted.port };
+            return if space.taken.insert((from, *to)) {
+                Ok(from)
+            } else {
+                Err(Errno::ADDRNOTAVAIL)
+            };
+        }
+        let count = PORTS.end() - PORTS.start() + 1;
+        for _ in 0..count {
+            space.next_port = (space.next_port + 1) % count;
+            let from = Address { ip, port: PORTS.start() + space.next_port };
+            if space.taken.insert((from, *to)) {
+                return Ok(from);
+            }
+        }
+        Err(Errno::ADDRNOTAVAIL)
+    }
+
+    /// A connection, with entries in both families' tables. Either all of it, or nothing.
+    fn join_pair(&mut self, pair: &Pair) -> Result<u32, Errno> {
+        let (a, b) = (pair.connector.0, pair.acceptor.0);
+        for party in [a, b] {
+            if let Party::Family(number) = party {
+                let wanted = if a == b { 2 } else { 1 };
+                let family = self.families.get(number).ok_or(Errno::CONNREFUSED)?;
+                family.has_room(wanted).then_some(()).ok_or(Errno::NOBUFS)?;
+            }
+        }
+        let new = || -> Result<Arc<OwnedFd>, Errno> {
+            Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(lack)?))
+        };
+        let eventfds = [new()?, new()?];
+        let link = self.link_between(a, b)?;
+        let there = self.links.get_mut(link).ok_or(Errno::NOBUFS)?;
+        let stream = there.take_stream().ok_or(Errno::NOBUFS)?;
+        // The connector's side; between a family and itself the sides' link numbers tell them apart.
+        let connector = if a == b { Side::Zero } else { links::side_of(there, a) };
+        let [first, second] = eventfds;
+        let end = |(party, local): (Party, Address), eventfd| End {
+            party,
+            entry: 0,
+            eventfd: Some(eventfd),
+            local,
+            holders: 0,
+            closed: false,
+            last: Tail::default(),
+        };
+        let (mine, theirs) = (end(pair.connector, first), end(pair.acceptor, second));
+        let ends = if connector == Side::Zero { [mine, theirs] } else { [theirs, mine] };
+        let number = self.connections.insert(Connection {
+            link,
+            stream,
+            ends,
+            connector,
+            namespace: pair.namespace,
+        });
+        for side in [Side::Zero, Side::One] {
+            self.grant(number, side);
+        }
+        self.sweep_soon();
+        Ok(number)
+    }
+
+    /// An entry for one end, in its family's table.
+    fn grant(&mut self, number: u32, side: Side) {
+        let Some(connection) = self.connections.get(number) else { return };
+        let Some(link) = self.links.get(connection.link) else { return };
+        let Party::Family(family) = connection.end(side).party else { return };
+        let other = connection.end(side.other()).party;
+        let same_tenant = self.are_one_tenant(family, other);
+        let place = Place {
+            stream: connection.stream,
+            side: side as u8,
+            engine: other == Party::Engine,
+            same_tenant,
+            link: link.ends[side as usize].number,
+        };
+        let Some(family) = self.families.get_mut(family) else { return };
+        let Some(entry) = family.take_entry(number, side) else { return };
+        family.table.grant(entry, place);
+        if let Some(connection) = self.connections.get_mut(number) {
+            connection.end_mut(side).entry = entry;
+        }
+        if let Some(space) = self.namespaces.get_mut(family.namespace) {
+            space.endpoints += 1;
+        }
+    }
+
+    /// Whether both are of one tenant, and of one user, so that neither has a reason to fear the other's
+    /// eventfd.
+    fn are_one_tenant(&self, family: u32, other: Party) -> bool {
+        let Party::Family(other) = other else { return false };
+        let (Some(a), Some(b)) = (self.families.get(family), self.families.get(other)) else {
+            return false;
+        };
+        a.namespace == b.namespace && a.peer.uid == b.peer.uid
+    }
+
+    /// A link between the two that has room, or a new one.
+    fn link_between(&mut self, a: Party, b: Party) -> Result<u32, Errno> {
+        if let Some(link) = self.links.with_room(a, b) {
+            return Ok(link);
+        }
+        let free = |party: Party, but: Option<u16>| match party {
+            Party::Family(number) => self
+                .families
+                .get(number)
+                .and_then(|family| family.free_link(but))
+                .ok_or(Errno::NOBUFS),
+            Party::Engine | Party::Gone => Ok(0),
+        };
+        let first = free(a, None)?;
+        let second = free(b, (a == b).then_some(first))?;
+        let ends =
+            [links::End { party: a, number: first }, links::End { party: b, number: second }];
+        let link = self.links.add(ends).map_err(lack)?;
+        for (end, side) in ends.iter().zip([Side::Zero, Side::One]) {
+            if let Party::Family(number) = end.party
+                && let Some(family) = self.families.get_mut(number)
+            {
+                family.set_link(end.number, Some((link, side)));
+            }
+        }
+        Ok(link)
+    }
+
+    /// Tells a process all that it needs for its side of a connection.
+    pub(super) fn introduce(
+        &mut self,
+        client: u32,
+        family: u32,
+        connection: u32,
+        side: Side,
+    ) -> Result<Outcome, Errno> {
+        let there = self.connections.get(connection).ok_or(Errno::INVAL)?;
+        let link = self.links.get(there.link).ok_or(Errno::INVAL)?;
+        let (mine, theirs) = (there.end(side), there.end(side.other()));
+        let table = &self.families.get(family).ok_or(Errno::INVAL)?.table;
+        let word = table.word(mine.entry, slipway_sgiov_spec::table::entry::PLACE);
+        let place = Place {
+            stream: there.stream,
+            side: side as u8,
+            engine: theirs.party == Party::Engine,
+            // As it was granted; the word is the family's own by now, and of no use to it if it spoils it.
+            same_tenant: Place::decode(word).is_some_and(|place| place.same_tenant)
+                && self.are_one_tenant(family, theirs.party),
+            link: link.ends[side as usize].number,
+        };
+        let mut files = vec![mine.eventfd.clone().ok_or(Errno::INVAL)?];
+        if !place.engine {
+            // Who has closed it already need not be told of anything: one's own does.
+            files.push(theirs.eventfd.clone().unwrap_or_else(|| files[0].clone()));
+        }
+        let new_link = self.clients.get_mut(client).ok_or(Errno::INVAL)?.given.insert(place.link);
+        if new_link {
+            files.push(link.file.clone());
+        }
+        let endpoint =
+            Endpoint { entry: mine.entry.into(), place, local: mine.local, peer: theirs.local };
+        Ok(Outcome::Answer(Reply::Connected { endpoint, new_link }, files))
+    }
+}

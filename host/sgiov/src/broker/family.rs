@@ -1,0 +1,93 @@
+//! A family: processes that come of each other by fork, and share a table.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use slipway_ring::cross::Side;
+
+use crate::peer::Peer;
+use crate::table::{ENTRIES, LINKS, Table};
+
+pub struct Family {
+    pub table: Table,
+    /// Who began it.
+    pub peer: Peer,
+    /// Its network namespace, by number.
+    pub namespace: u32,
+    /// What it raises when the engine sleeps.
+    pub bell: Arc<OwnedFd>,
+    /// Connections of its processes.
+    pub members: HashSet<u32>,
+    /// By entry: the connection, and the family's side of it.
+    entries: Vec<Option<(u32, Side)>>,
+    free: Vec<u32>,
+    /// By the family's number: the link, and the family's side of it.
+    links: Vec<Option<(u32, Side)>>,
+}
+
+impl Family {
+    pub fn new(peer: Peer, namespace: u32) -> std::io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = Arc::new(eventfd(0, flags)?);
+        let table = Table::new()?;
+        let members = HashSet::new();
+        let (entries, free, links) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { table, peer, namespace, bell, members, entries, free, links })
+    }
+
+    pub fn has_room(&self, entries: u32) -> bool {
+        self.free.len() as u32 + (ENTRIES - self.entries.len() as u32) >= entries
+    }
+
+    /// An entry for one side of a connection. None: there is none left.
+    pub fn take_entry(&mut self, connection: u32, side: Side) -> Option<u32> {
+        if let Some(entry) = self.free.pop() {
+            self.entries[entry as usize] = Some((connection, side));
+            return Some(entry);
+        }
+        let entry = self.entries.len() as u32;
+        (entry < ENTRIES).then(|| {
+            self.entries.push(Some((connection, side)));
+            entry
+        })
+    }
+
+    pub fn give_entry(&mut self, entry: u32) {
+        if let Some(place) = self.entries.get_mut(entry as usize)
+            && place.take().is_some()
+        {
+            self.table.clear(entry);
+            self.free.push(entry);
+        }
+    }
+
+    pub fn entry(&self, entry: u32) -> Option<(u32, Side)> {
+        *self.entries.get(entry as usize)?
+    }
+
+    /// Entries in use.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, u32, Side)> {
+        let used = |(entry, place): (usize, &Option<(u32, Side)>)| {
+            place.map(|(connection, side)| (entry as u32, connection, side))
+        };
+        self.entries.iter().enumerate().filter_map(used)
+    }
+
+    /// A number that the family has for no link. It is taken by [`Family::set_link`].
+    pub fn free_link(&self, but: Option<u16>) -> Option<u16> {
+        let taken =
+            |number: &u16| self.links.get(usize::from(*number)).is_some_and(Option::is_some);
+        (0..LINKS).find(|number| !taken(number) && Some(*number) != but)
+    }
+
+    pub fn set_link(&mut self, number: u16, link: Option<(u32, Side)>) {
+        let at = usize::from(number);
+        if self.links.len() <= at {
+            self.links.resize(at + 1, None);
+        }
+        self.links[at] = link;
+        self.table.clear_bits(number);
+    }
+}

@@ -1,0 +1,151 @@
+//! Endpoints end: closed by the last process that had them, or left behind by one that died.
+//!
+//! What the other side sees is what TCP has: after close(2) with nothing left to read the end of the stream,
+//! and with unread data a reset. A process that was killed is the same, but where it was in the middle of a
+//! send (it had the lock of the sending half): then its peer could take a piece for the whole, and sees a
+//! reset.
+
+use std::os::fd::AsFd;
+
+use slipway_ring::cross::index::{MAX_ORDER, PAGE};
+use slipway_ring::cross::{Arena, Region, Regions, Side, Stream, Tail};
+use slipway_sgiov_spec::table::entry;
+
+use super::connection::End;
+use super::links::Party;
+use super::{Broker, Outcome};
+use crate::table::Table;
+
+impl Broker {
+    /// One end of a connection, by its family's entry.
+    pub(super) fn end_of(&mut self, family: u32, entry: u32) -> Option<&mut End> {
+        let (connection, side) = self.families.get(family)?.entry(entry)?;
+        Some(self.connections.get_mut(connection)?.end_mut(side))
+    }
+
+    pub(super) fn close(&mut self, client: u32, family: u32, entry: u64) -> Outcome {
+        let entry = u32::try_from(entry).unwrap_or(u32::MAX);
+        let held = self.clients.get_mut(client).is_some_and(|client| client.held.remove(&entry));
+        if held {
+            self.drop_holder(family, entry, false);
+        }
+        Outcome::Nothing
+    }
+
+    /// A process less has the endpoint. The last one ends it.
+    pub(super) fn drop_holder(&mut self, family: u32, entry: u32, killed: bool) {
+        let Some(end) = self.end_of(family, entry) else { return };
+        end.holders = end.holders.saturating_sub(1);
+        if end.holders == 0
+            && let Some((connection, side)) =
+                self.families.get(family).and_then(|family| family.entry(entry))
+        {
+            self.finish(connection, side, if killed { How::Killed } else { How::Closed });
+        }
+    }
+
+    /// A connection that nobody accepts any more.
+    pub(super) fn refuse(&mut self, connection: u32) {
+        if let Some(there) = self.connections.get(connection) {
+            let side = there.connector.other();
+            self.finish(connection, side, How::Refused);
+        }
+    }
+
+    /// One end of a connection has ended.
+    pub(super) fn finish(&mut self, number: u32, side: Side, how: How) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        if connection.end(side).closed {
+            return;
+        }
+        let Some(link) = self.links.get(connection.link) else { return };
+        let stream = connection.stream;
+        let end = connection.end_mut(side);
+        (end.closed, end.eventfd) = (true, None);
+        if let Party::Family(number) = end.party
+            && let Some(family) = self.families.get_mut(number)
+        {
+            end.last = finish_stream(&family.table, end.entry, &link.arena, stream, side, how);
+            family.give_entry(end.entry);
+            if let Some(space) = self.namespaces.get_mut(family.namespace) {
+                space.endpoints -= 1;
+            }
+        }
+        let other = connection.end(side.other());
+        if let Some(eventfd) = &other.eventfd {
+            slipway_eventfd::raise(eventfd.as_fd());
+        }
+        if other.closed {
+            self.release(number);
+        }
+    }
+
+    /// Both ends are closed: memory, stream and port are free.
+    fn release(&mut self, number: u32) {
+        let Some(connection) = self.connections.remove(number) else { return };
+        self.release_connector(&connection);
+        self.forget_swept(number);
+        let Some(link) = self.links.get_mut(connection.link) else { return };
+        for (end, side) in connection.ends.iter().zip([Side::Zero, Side::One]) {
+            let Some(region) = within(end.last, &link.arena) else { continue };
+            let _ = link.arena.punch(side, region);
+            if let Party::Family(number) = link.ends[side as usize].party
+                && let Some(family) = self.families.get(number)
+            {
+                let bits = family.table.bits(link.ends[side as usize].number);
+                Regions::new(bits, link.arena.shape()).give(region);
+            }
+        }
+        link.give_stream(connection.stream);
+        if link.live == 0 && link.ends.iter().any(|end| end.party == Party::Gone) {
+            self.end_link(connection.link);
+        }
+    }
+
+    fn release_connector(&mut self, connection: &super::connection::Connection) {
+        let (connector, acceptor) =
+            (connection.end(connection.connector), connection.end(connection.connector.other()));
+        self.namespaces.release(connection.namespace, connector.local, acceptor.local);
+    }
+}
+
+/// How an endpoint ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    Closed,
+    Killed,
+    /// Nobody ever had it.
+    Refused,
+}
+
+/// Finishes both halves of a stream for a side that has ended. The last word of its producer.
+fn finish_stream(
+    table: &Table,
+    number: u32,
+    arena: &Arena,
+    stream: u32,
+    side: Side,
+    how: How,
+) -> Tail {
+    let (out, into) = table.halves(number);
+    let there = Stream::new(arena, stream, side, out, into);
+    let unread = there.into.refresh() != Ok(0);
+    let halfway = how == How::Killed && table.word(number, entry::TX_LOCK) != 0;
+    if unread || halfway || how == How::Refused {
+        there.out.reset();
+        there.into.reset();
+    } else {
+        there.out.finish();
+        there.into.shut();
+    }
+    there.out.tail()
+}
+
+/// Where a producer says that its bytes lie, if that can be.
+pub fn within(tail: Tail, arena: &Arena) -> Option<Region> {
+    let region = tail.region()?;
+    let pages = region.len().div_ceil(PAGE);
+    let fits =
+        region.order <= MAX_ORDER && region.page as usize + pages <= arena.shape().pages as usize;
+    fits.then_some(region)
+}

@@ -1,0 +1,165 @@
+//! Links: arenas between two parties, and their streams.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::fs::FallocateFlags;
+use slipway_ring::cross::{Arena, Regions, Side};
+
+use crate::slab::Slab;
+
+/// Streams of a link. A pair of families that needs more has several.
+pub const STREAMS: u32 = 4096;
+
+/// Who a side of a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Party {
+    /// A family, by its number.
+    Family(u32),
+    /// The engine itself: what is beyond is on another node.
+    Engine,
+    /// A family that has ended.
+    Gone,
+}
+
+/// A side's party, and what that party calls the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    pub party: Party,
+    pub number: u16,
+}
+
+pub struct Link {
+    pub arena: Arena,
+    /// The arena's descriptor, to be sent.
+    pub file: Arc<OwnedFd>,
+    pub ends: [End; 2],
+    free: Vec<u32>,
+    next: u32,
+    pub live: u32,
+    /// Since when it has no stream.
+    pub idle: Option<Instant>,
+}
+
+impl Link {
+    fn new(ends: [End; 2]) -> std::io::Result<Self> {
+        let arena = Arena::new(Regions::shape(STREAMS))?;
+        let file = arena.file().ok_or(std::io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
+        let (free, next) = (Vec::new(), 0);
+        Ok(Self { arena, file: Arc::new(file), ends, free, next, live: 0, idle: None })
+    }
+
+    fn has_room(&self) -> bool {
+        let whole = self.ends.iter().all(|end| end.party != Party::Gone);
+        whole && (self.next < STREAMS || !self.free.is_empty())
+    }
+
+    pub fn take_stream(&mut self) -> Option<u32> {
+        let stream = self.free.pop().or_else(|| {
+            let next = self.next;
+            (next < STREAMS).then(|| {
+                self.next += 1;
+                next
+            })
+        })?;
+        (self.live, self.idle) = (self.live + 1, None);
+        Some(stream)
+    }
+
+    /// The stream may be another connection's from now on: both ends are closed.
+    pub fn give_stream(&mut self, stream: u32) {
+        self.arena.clear(stream);
+        self.free.push(stream);
+        self.live -= 1;
+        if self.live == 0 {
+            self.idle = Some(Instant::now());
+        }
+    }
+
+    /// Gives all pages back, whoever has it mapped still.
+    fn punch(&self) {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = rustix::fs::fallocate(&*self.file, how, 0, self.arena.shape().bytes() as u64);
+    }
+}
+
+/// The side that `party` has in a link with another party; in one with itself the caller knows better.
+pub fn side_of(link: &Link, party: Party) -> Side {
+    if link.ends[0].party == party { Side::Zero } else { Side::One }
+}
+
+/// All links.
+#[derive(Default)]
+pub struct Links {
+    all: Slab<Link>,
+    between: HashMap<[Party; 2], Vec<u32>>,
+}
+
+fn key(a: Party, b: Party) -> [Party; 2] {
+    if a <= b { [a, b] } else { [b, a] }
+}
+
+impl Links {
+    /// A link between the two that has a stream left.
+    pub fn with_room(&self, a: Party, b: Party) -> Option<u32> {
+        let mut links = self.between.get(&key(a, b))?.iter().rev();
+        links.find(|number| self.all.get(**number).is_some_and(Link::has_room)).copied()
+    }
+
+    pub fn add(&mut self, ends: [End; 2]) -> std::io::Result<u32> {
+        let number = self.all.insert(Link::new(ends)?);
+        self.between.entry(key(ends[0].party, ends[1].party)).or_default().push(number);
+        Ok(number)
+    }
+
+    pub fn get(&self, number: u32) -> Option<&Link> {
+        self.all.get(number)
+    }
+
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut Link> {
+        self.all.get_mut(number)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Link)> {
+        self.all.iter()
+    }
+
+    /// A family has ended: nothing new between it and others. The links that have no stream any more.
+    pub fn part(&mut self, family: Party) -> Vec<u32> {
+        let keys: Vec<_> =
+            self.between.keys().filter(|key| key.contains(&family)).copied().collect();
+        let mut empty = Vec::new();
+        for number in keys.iter().filter_map(|key| self.between.remove(key)).flatten() {
+            let Some(link) = self.all.get_mut(number) else { continue };
+            for end in link.ends.iter_mut().filter(|end| end.party == family) {
+                end.party = Party::Gone;
+            }
+            if link.live == 0 {
+                empty.push(number);
+            }
+        }
+        empty
+    }
+
+    /// A link without streams ends. Its two ends, to be forgotten by their parties.
+    pub fn remove(&mut self, number: u32) -> Option<[End; 2]> {
+        let link = self.all.remove(number)?;
+        link.punch();
+        let key = key(link.ends[0].party, link.ends[1].party);
+        if let Some(numbers) = self.between.get_mut(&key) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                self.between.remove(&key);
+            }
+        }
+        Some(link.ends)
+    }
+
+    /// Those that have had no stream for so long.
+    pub fn idle(&self, for_long: std::time::Duration) -> Vec<u32> {
+        let is_idle = |link: &Link| link.idle.is_some_and(|since| since.elapsed() >= for_long);
+        self.all.iter().filter(|(_, link)| is_idle(link)).map(|(number, _)| number).collect()
+    }
+}

@@ -1,0 +1,244 @@
+//! Who listens where, and who waits to be accepted.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::Reply;
+
+use super::{Broker, Errno, Outcome, lack};
+use crate::address::{collide, is_meant};
+use crate::slab::Slab;
+
+/// Connections that may wait at one listener, at most.
+const BACKLOG: u32 = 4096;
+/// Ports below it are for root.
+const PRIVILEGED: u16 = 1024;
+
+/// As [`slipway_sgiov_spec::control::Request::Listen`] has it.
+pub struct Wanted {
+    pub at: Address,
+    pub backlog: u32,
+    pub shared: bool,
+    pub v6_only: bool,
+}
+
+pub struct Listener {
+    pub family: u32,
+    pub namespace: u32,
+    pub at: Address,
+    v6_only: bool,
+    shared: bool,
+    uid: u32,
+    pub backlog: u32,
+    /// Connections that wait.
+    pub queue: VecDeque<u32>,
+    pub eventfd: Arc<OwnedFd>,
+    holders: u32,
+}
+
+impl Listener {
+    /// Whether one more connection may wait: as many as with the kernel, which is one more than it was told.
+    pub fn has_room(&self) -> bool {
+        self.queue.len() <= self.backlog as usize
+    }
+}
+
+#[derive(Default)]
+pub struct Listeners {
+    all: Slab<Listener>,
+    by_port: HashMap<u16, Vec<u32>>,
+    turn: usize,
+}
+
+impl Listeners {
+    pub fn get(&self, number: u32) -> Option<&Listener> {
+        self.all.get(number)
+    }
+
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut Listener> {
+        self.all.get_mut(number)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Listener)> {
+        self.all.iter()
+    }
+
+    pub fn add_holder(&mut self, number: u32) {
+        if let Some(listener) = self.all.get_mut(number) {
+            listener.holders += 1;
+        }
+    }
+
+    /// Namespaces in which somebody listens that `to` could mean.
+    pub fn namespaces(&self, to: &Address) -> Vec<u32> {
+        let numbers = self.by_port.get(&to.port).into_iter().flatten();
+        let listeners = numbers.filter_map(|number| self.all.get(*number));
+        let meant = listeners.filter(|listener| is_meant(&listener.at, listener.v6_only, to));
+        let mut all: Vec<u32> = meant.map(|listener| listener.namespace).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// The listener in `namespace` that `to` means: one of exactly this address before a wildcard, and of
+    /// several that share it each in turn.
+    pub fn find(&mut self, namespace: u32, to: &Address) -> Option<u32> {
+        let numbers = self.by_port.get(&to.port)?;
+        let all = &self.all;
+        let meant = |number: &&u32| {
+            all.get(**number).is_some_and(|listener| {
+                listener.namespace == namespace && is_meant(&listener.at, listener.v6_only, to)
+            })
+        };
+        let exact =
+            |number: &&u32| all.get(**number).is_some_and(|listener| listener.at.ip == to.ip);
+        let any_exact = numbers.iter().filter(meant).any(|number| exact(&number));
+        let candidates: Vec<u32> = numbers
+            .iter()
+            .filter(meant)
+            .filter(|number| !any_exact || exact(number))
+            .copied()
+            .collect();
+        self.turn = self.turn.wrapping_add(1);
+        candidates.get(self.turn % candidates.len().max(1)).copied()
+    }
+
+    fn collides(&self, new: &Listener) -> bool {
+        let numbers = self.by_port.get(&new.at.port).into_iter().flatten();
+        numbers.filter_map(|number| self.all.get(*number)).any(|old| {
+            old.namespace == new.namespace
+                && collide((&old.at, old.v6_only), (&new.at, new.v6_only))
+                && !(old.shared && new.shared && old.uid == new.uid)
+        })
+    }
+
+    fn insert(&mut self, listener: Listener) -> u32 {
+        let port = listener.at.port;
+        let number = self.all.insert(listener);
+        self.by_port.entry(port).or_default().push(number);
+        number
+    }
+
+    /// One holder less. The listener, if that was the last.
+    fn release(&mut self, number: u32) -> Option<Listener> {
+        let listener = self.all.get_mut(number)?;
+        listener.holders -= 1;
+        if listener.holders > 0 {
+            return None;
+        }
+        let listener = self.all.remove(number)?;
+        if let Some(numbers) = self.by_port.get_mut(&listener.at.port) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                self.by_port.remove(&listener.at.port);
+            }
+        }
+        Some(listener)
+    }
+}
+
+impl Broker {
+    pub(super) fn listen(
+        &mut self,
+        number: u32,
+        family: u32,
+        wanted: Wanted,
+        proof: Option<OwnedFd>,
+    ) -> Result<Outcome, Errno> {
+        let client = self.clients.get(number).ok_or(Errno::INVAL)?;
+        let uid = client.peer.uid;
+        let mut at = wanted.at;
+        match proof {
+            Some(socket) => {
+                let told = crate::peer::listens_at(socket.as_fd(), &client.peer);
+                at = told.ok_or(Errno::ACCESS)?;
+            }
+            None if self.proof || (uid != 0 && (1..PRIVILEGED).contains(&at.port)) => {
+                self.log.line(
+                    "proof",
+                    format_args!(
+                        "a process of user {uid} may not listen at {} without the kernel's socket",
+                        crate::address::show(&at)
+                    ),
+                );
+                return Err(Errno::ACCESS);
+            }
+            None => {}
+        }
+        let namespace = self.families.get(family).ok_or(Errno::INVAL)?.namespace;
+        let mut listener = Listener {
+            family,
+            namespace,
+            at,
+            v6_only: wanted.v6_only,
+            shared: wanted.shared,
+            uid,
+            backlog: wanted.backlog.clamp(1, BACKLOG),
+            queue: VecDeque::new(),
+            eventfd: Arc::new(
+                eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(lack)?,
+            ),
+            holders: 1,
+        };
+        if at.port == 0 {
+            listener.at.port = self.free_listening_port(&mut listener)?;
+        } else if self.listeners.collides(&listener) {
+            return Err(Errno::ADDRINUSE);
+        }
+        let (at, eventfd) = (listener.at, listener.eventfd.clone());
+        let listener = self.listeners.insert(listener);
+        if let Some(client) = self.clients.get_mut(number) {
+            client.listeners.insert(listener);
+        }
+        Ok(Outcome::Answer(Reply::Listening { listener: listener.into(), at }, vec![eventfd]))
+    }
+
+    fn free_listening_port(&self, listener: &mut Listener) -> Result<u16, Errno> {
+        let free = |port: &u16| {
+            listener.at.port = *port;
+            !self.listeners.collides(listener)
+        };
+        super::connect::PORTS.rev().find(free).ok_or(Errno::ADDRINUSE)
+    }
+
+    pub(super) fn unlisten(&mut self, number: u32, listener: u64) -> Result<Outcome, Errno> {
+        let listener = u32::try_from(listener).map_err(|_| Errno::BADF)?;
+        let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
+        if !client.listeners.remove(&listener) {
+            return Err(Errno::BADF);
+        }
+        self.drop_listener(listener);
+        Ok(Outcome::Answer(Reply::Done, Vec::new()))
+    }
+
+    /// A process less has the listener. With the last one those who wait are broken off.
+    pub(super) fn drop_listener(&mut self, listener: u32) {
+        let Some(listener) = self.listeners.release(listener) else { return };
+        for connection in listener.queue {
+            self.refuse(connection);
+        }
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        number: u32,
+        family: u32,
+        listener: u64,
+    ) -> Result<Outcome, Errno> {
+        let listener = u32::try_from(listener).map_err(|_| Errno::BADF)?;
+        let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
+        if !client.listeners.contains(&listener) {
+            return Err(Errno::BADF);
+        }
+        let waiting = self.listeners.get_mut(listener).and_then(|there| there.queue.pop_front());
+        let connection = waiting.ok_or(Errno::AGAIN)?;
+        let there = self.connections.get_mut(connection).ok_or(Errno::AGAIN)?;
+        let side = there.connector.other();
+        there.end_mut(side).holders = 1;
+        client.held.insert(there.end(side).entry);
+        self.introduce(number, family, connection, side)
+    }
+}

@@ -1,0 +1,157 @@
+//! Who is there, who listens, who is connected to whom: what the engine does for requests, without its socket.
+//!
+//! A [`Broker`] is told of clients that join and leave and of their requests, and says what to answer. It owns
+//! all memory and all descriptors that it gives out, so that what a process leaves behind is known by its
+//! connection's end alone: nothing that a process writes anywhere decides what is given back.
+//!
+//! - `family`: families and their tables; `links`: arenas; `connection`: one connection and its two ends;
+//! - `attach`, `listen`, `connect`: the requests; `finish`: how endpoints end;
+//! - `sweep`: memory of idle sockets; `report`: what people see.
+
+mod attach;
+mod connect;
+mod connection;
+mod family;
+mod finish;
+mod links;
+mod listen;
+mod report;
+mod sweep;
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use slipway_sgiov_spec::control::{Reply, Request};
+
+use crate::log::Log;
+use crate::namespace::Namespaces;
+use crate::peer::Peer;
+use crate::slab::Slab;
+
+use connection::Connection;
+use family::Family;
+use links::Links;
+use listen::Listeners;
+use sweep::Sweep;
+
+pub use report::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantReport};
+
+/// A number of errno(3), as replies carry it.
+pub(crate) type Errno = rustix::io::Errno;
+
+/// One process, at the other end of a control connection.
+struct Client {
+    peer: Peer,
+    family: Option<u32>,
+    /// Entries that it has open.
+    held: HashSet<u32>,
+    /// Listeners that it has open.
+    listeners: HashSet<u32>,
+    /// Links of the family whose arenas it has been given.
+    given: HashSet<u16>,
+}
+
+/// What to do after a request.
+pub enum Outcome {
+    /// Nothing.
+    Nothing,
+    /// Answer it, with these descriptors.
+    Answer(Reply, Vec<Arc<OwnedFd>>),
+    /// Answer with the child's end; the client with this number talks over the engine's end.
+    Forked { client: u32, ours: OwnedFd, theirs: Arc<OwnedFd> },
+    /// The client does not keep to the protocol: hang up.
+    HangUp(&'static str),
+}
+
+impl Outcome {
+    fn refused(errno: Errno) -> Self {
+        Self::Answer(Reply::Refused(errno.raw_os_error().unsigned_abs()), Vec::new())
+    }
+}
+
+/// See the module's head.
+#[derive(Default)]
+pub struct Broker {
+    clients: Slab<Client>,
+    families: Slab<Family>,
+    namespaces: Namespaces,
+    links: Links,
+    connections: Slab<Connection>,
+    listeners: Listeners,
+    sweep: Sweep,
+    /// Listen wants a proof.
+    pub proof: bool,
+    pub log: Log,
+}
+
+impl Broker {
+    /// A process has connected. Its number.
+    pub fn join(&mut self, peer: Peer) -> u32 {
+        let (held, listeners, given) = Default::default();
+        self.clients.insert(Client { peer, family: None, held, listeners, given })
+    }
+
+    /// Families that are there.
+    pub fn families(&self) -> usize {
+        self.families.len()
+    }
+
+    /// A client, for people to read.
+    pub fn who(&self, client: u32) -> String {
+        let Some(client) = self.clients.get(client) else { return "that is gone".into() };
+        format!("{} of user {}", client.peer.pid, client.peer.uid)
+    }
+
+    /// Does what a client asks for.
+    pub fn request(&mut self, client: u32, request: Request, files: Vec<OwnedFd>) -> Outcome {
+        let family = self.clients.get(client).and_then(|client| client.family);
+        let outcome = match (request, family) {
+            (Request::Attach { version }, None) => self.attach(client, version),
+            (Request::Report, _) => self.report_to(client),
+            (Request::Attach { .. }, Some(_)) => return Outcome::HangUp("it attached twice"),
+            (_, None) => return Outcome::HangUp("it asked before it attached"),
+            (Request::Fork, Some(family)) => self.fork(client, family),
+            (Request::Listen { at, backlog, shared, v6_only }, Some(family)) => {
+                let wanted = listen::Wanted { at, backlog, shared, v6_only };
+                self.listen(client, family, wanted, files.into_iter().next())
+            }
+            (Request::Unlisten { listener }, Some(_)) => self.unlisten(client, listener),
+            (Request::Accept { listener }, Some(family)) => self.accept(client, family, listener),
+            (Request::Connect { to, from }, Some(family)) => self.connect(client, family, to, from),
+            (Request::Close { entry }, Some(family)) => return self.close(client, family, entry),
+        };
+        outcome.unwrap_or_else(|errno| {
+            if matches!(errno, Errno::NOBUFS | Errno::MFILE | Errno::NFILE | Errno::NOMEM) {
+                self.log.line(
+                    "memory",
+                    format_args!("a request failed for want of memory or descriptors: {errno}"),
+                );
+                return Outcome::refused(Errno::NOBUFS);
+            }
+            Outcome::refused(errno)
+        })
+    }
+
+    /// A client's connection has ended, and with it all that it held.
+    pub fn leave(&mut self, number: u32) {
+        let Some(client) = self.clients.remove(number) else { return };
+        let Some(family) = client.family else { return };
+        for listener in client.listeners {
+            self.drop_listener(listener);
+        }
+        for entry in client.held {
+            self.drop_holder(family, entry, true);
+        }
+        let Some(there) = self.families.get_mut(family) else { return };
+        there.members.remove(&number);
+        if there.members.is_empty() {
+            self.end_family(family);
+        }
+    }
+}
+
+/// What the system says when it has nothing left, and everything else, is a lack of buffers to an application.
+fn lack(_: impl std::fmt::Display) -> Errno {
+    Errno::NOBUFS
+}

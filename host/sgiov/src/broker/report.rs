@@ -1,0 +1,221 @@
+//! What people see.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
+use slipway_sgiov_spec::control::Reply;
+use slipway_sgiov_spec::table::entry;
+
+use super::links::Party;
+use super::{Broker, Errno, Outcome, lack};
+use crate::address::{ip, show};
+
+/// Connections that a report lists one by one; the rest is counted.
+const LISTED: usize = 10_000;
+
+/// What the engine serves.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// By network namespace.
+    pub tenants: Vec<TenantReport>,
+    /// Families of processes.
+    pub families: Vec<FamilyReport>,
+    /// Who listens.
+    pub listeners: Vec<ListenerReport>,
+    /// Who is connected, up to 10,000 of them.
+    pub connections: Vec<ConnectionReport>,
+    /// All connections.
+    pub connections_in_all: usize,
+    /// Arenas.
+    pub links: usize,
+}
+
+/// A network namespace.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantReport {
+    /// Its name of the policy, or its number, as `net:[4026531840]`.
+    pub name: String,
+    /// Addresses but loopback's.
+    pub addresses: Vec<String>,
+    /// Families in it.
+    pub families: u32,
+    /// Open endpoints.
+    pub endpoints: u32,
+    /// Bytes sent by endpoints that are open.
+    pub sent: u64,
+    /// Bytes received by endpoints that are open.
+    pub received: u64,
+}
+
+/// Processes that come of each other by fork.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FamilyReport {
+    /// Number of the process that began it.
+    pub pid: i32,
+    /// Name of its program, as the kernel has it.
+    pub program: String,
+    /// Its user.
+    pub uid: u32,
+    /// Its tenant.
+    pub tenant: String,
+    /// Processes.
+    pub processes: usize,
+    /// Open endpoints.
+    pub endpoints: usize,
+    /// Bytes that they sent.
+    pub sent: u64,
+    /// Bytes that they received.
+    pub received: u64,
+}
+
+/// A listener.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListenerReport {
+    /// Where.
+    pub address: String,
+    /// Number of the process that began its family.
+    pub pid: i32,
+    /// Its tenant.
+    pub tenant: String,
+    /// Connections that wait.
+    pub waiting: usize,
+    /// How many may.
+    pub backlog: u32,
+}
+
+/// A connection; of an end whose family has ended the number is 0.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectionReport {
+    /// Who connected: address.
+    pub from: String,
+    /// Number of the process that began its family; 0: on another node, or gone.
+    pub from_pid: i32,
+    /// Who accepted: address.
+    pub to: String,
+    /// As `from_pid`.
+    pub to_pid: i32,
+    /// Bytes that the connector sent.
+    pub sent: u64,
+    /// Bytes that the connector received.
+    pub received: u64,
+}
+
+impl Broker {
+    pub(super) fn report_to(&mut self, client: u32) -> Result<Outcome, Errno> {
+        let peer = &self.clients.get(client).ok_or(Errno::INVAL)?.peer;
+        let only = (peer.uid != 0).then_some((peer.namespace, peer.uid));
+        let json = serde_json::to_vec(&self.report(only)).map_err(lack)?;
+        let file: OwnedFd =
+            rustix::fs::memfd_create("slipway-report", MemfdFlags::CLOEXEC).map_err(lack)?;
+        let mut file = std::fs::File::from(file);
+        file.write_all(&json).map_err(lack)?;
+        let reply = Reply::Report { bytes: json.len() as u64 };
+        Ok(Outcome::Answer(reply, vec![Arc::new(file.into())]))
+    }
+
+    /// All of it, or what families of one tenant and user have.
+    fn report(&mut self, only: Option<(crate::peer::NamespaceId, u32)>) -> Report {
+        let shown = |family: &super::Family| {
+            only.is_none_or(|(space, uid)| family.peer.namespace == space && family.peer.uid == uid)
+        };
+        let mut report = Report { links: self.links.iter().count(), ..Report::default() };
+        let mut totals = std::collections::HashMap::<u32, (u64, u64)>::new();
+        for (_, family) in self.families.iter().filter(|(_, family)| shown(family)) {
+            let words = |word| {
+                family
+                    .entries()
+                    .map(|(entry, ..)| family.table.word(entry, word))
+                    .fold(0, u64::wrapping_add)
+            };
+            let (sent, received) = (words(entry::SENT), words(entry::RECEIVED));
+            let total = totals.entry(family.namespace).or_default();
+            *total = (total.0.wrapping_add(sent), total.1.wrapping_add(received));
+            report.families.push(FamilyReport {
+                pid: family.peer.pid,
+                program: program(family.peer.pid),
+                uid: family.peer.uid,
+                tenant: self.tenant_name(family.namespace),
+                processes: family.members.len(),
+                endpoints: family.entries().count(),
+                sent,
+                received,
+            });
+        }
+        for (_, listener) in self.listeners.iter() {
+            let Some(family) = self.families.get(listener.family).filter(|family| shown(family))
+            else {
+                continue;
+            };
+            report.listeners.push(ListenerReport {
+                address: show(&listener.at),
+                pid: family.peer.pid,
+                tenant: self.tenant_name(listener.namespace),
+                waiting: listener.queue.len(),
+                backlog: listener.backlog,
+            });
+        }
+        for (_, connection) in self.connections.iter() {
+            let ends = [
+                connection.end(connection.connector),
+                connection.end(connection.connector.other()),
+            ];
+            let family = |party: Party| match party {
+                Party::Family(number) => self.families.get(number),
+                Party::Engine | Party::Gone => None,
+            };
+            let [from, to] = ends.map(|end| family(end.party).filter(|_| !end.closed));
+            if ![from, to].into_iter().flatten().any(shown) {
+                continue;
+            }
+            report.connections_in_all += 1;
+            if report.connections.len() >= LISTED {
+                continue;
+            }
+            // Of an end that is closed the other one knows as much.
+            let word = |mine: usize, theirs: usize| match (from, to) {
+                (Some(family), _) => family.table.word(ends[0].entry, mine),
+                (None, Some(family)) => family.table.word(ends[1].entry, theirs),
+                (None, None) => 0,
+            };
+            report.connections.push(ConnectionReport {
+                from: show(&ends[0].local),
+                from_pid: from.map_or(0, |family| family.peer.pid),
+                to: show(&ends[1].local),
+                to_pid: to.map_or(0, |family| family.peer.pid),
+                sent: word(entry::SENT, entry::RECEIVED),
+                received: word(entry::RECEIVED, entry::SENT),
+            });
+        }
+        for (number, (sent, received)) in totals {
+            let name = self.tenant_name(number);
+            let Some(space) = self.namespaces.get_mut(number) else { continue };
+            let addresses = space.addresses();
+            let text =
+                |own: &[u8; 16]| ip(&slipway_sgiov_spec::Address { ip: *own, port: 0 }).to_string();
+            report.tenants.push(TenantReport {
+                name,
+                addresses: addresses.iter().map(text).collect(),
+                families: space.families,
+                endpoints: space.endpoints,
+                sent,
+                received,
+            });
+        }
+        report.tenants.sort_by(|a, b| a.name.cmp(&b.name));
+        report
+    }
+
+    fn tenant_name(&self, namespace: u32) -> String {
+        let number = self.namespaces.get(namespace).map_or(0, |space| space.id.1);
+        format!("net:[{number}]")
+    }
+}
+
+/// What the kernel calls a process; nothing, when it has ended.
+fn program(pid: i32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().chars().filter(|letter| !letter.is_control()).collect()
+}

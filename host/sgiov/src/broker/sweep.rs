@@ -1,0 +1,131 @@
+//! Memory of sockets that do nothing goes back to the system.
+//!
+//! The sweeper looks at endpoints a slice at a time, so that a request never waits long for it. An endpoint
+//! that has a region of its arena, whose bytes were all read and which has not moved since the sweeper saw it
+//! last, gives the region up ([`Stream::trim`]) under the lock of its sending half, which the sweeper only
+//! ever tries to take. A round that found no region doubles the time to the next one, up to ten seconds; a new
+//! connection makes it a second again. Without connections, and without links to forget, there are no rounds.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use slipway_ring::cross::{Regions, Side, Stream};
+use slipway_sgiov_spec::table::{ENGINE, entry};
+
+use super::Broker;
+use super::finish::within;
+use super::links::Party;
+
+/// From one round to the next, when there is something to sweep.
+const SOON: Duration = Duration::from_secs(1);
+/// The same, when there was nothing for long.
+const LATE: Duration = Duration::from_secs(10);
+/// Connections that are looked at before others have their turn.
+const SLICE: u32 = 4096;
+/// How long a link stays without streams: who connects anew does not pay for a new one.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// How far the sweeper is.
+pub struct Sweep {
+    /// The connection to go on with; None: between two rounds.
+    at: Option<u32>,
+    next: Option<Instant>,
+    pause: Duration,
+    /// Regions met in this round.
+    met: u32,
+    /// Where endpoints with a region were when last seen: by connection and side, their tails.
+    seen: HashMap<(u32, u8), u64>,
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Self { at: None, next: None, pause: SOON, met: 0, seen: HashMap::new() }
+    }
+}
+
+impl Broker {
+    /// When [`Broker::sweep`] has something to do. None: nothing, until there are connections.
+    pub fn next_sweep(&mut self) -> Option<Instant> {
+        if self.sweep.at.is_some() {
+            return Some(Instant::now());
+        }
+        let wanted = self.connections.len() > 0 || self.links.iter().next().is_some();
+        if !wanted {
+            (self.sweep.next, self.sweep.pause) = (None, SOON);
+            return None;
+        }
+        Some(*self.sweep.next.get_or_insert_with(|| Instant::now() + SOON))
+    }
+
+    /// A connection is new: the next round is soon.
+    pub(super) fn sweep_soon(&mut self) {
+        let soon = Instant::now() + SOON;
+        self.sweep.pause = SOON;
+        if self.sweep.at.is_none() && self.sweep.next.is_none_or(|next| next > soon) {
+            self.sweep.next = Some(soon);
+        }
+    }
+
+    /// A slice of a round, if it is time.
+    pub fn sweep(&mut self) {
+        let due = self.next_sweep().is_some_and(|next| next <= Instant::now());
+        if !due {
+            return;
+        }
+        let first = self.sweep.at.unwrap_or(0);
+        for number in first..first.saturating_add(SLICE).min(self.connections.end()) {
+            self.look_at(number, Side::Zero);
+            self.look_at(number, Side::One);
+        }
+        if first.saturating_add(SLICE) < self.connections.end() {
+            self.sweep.at = Some(first + SLICE);
+            return;
+        }
+        for link in self.links.idle(LINGER) {
+            self.end_link(link);
+        }
+        let idle = self.sweep.met == 0 && self.links.iter().all(|(_, link)| link.live > 0);
+        self.sweep.pause = if idle { (self.sweep.pause * 2).min(LATE) } else { SOON };
+        (self.sweep.at, self.sweep.met) = (None, 0);
+        self.sweep.next = Some(Instant::now() + self.sweep.pause);
+    }
+
+    fn look_at(&mut self, number: u32, side: Side) {
+        let Some(connection) = self.connections.get(number) else { return };
+        let end = connection.end(side);
+        let Party::Family(family) = end.party else { return };
+        let Some(family) = self.families.get(family).filter(|_| !end.closed) else { return };
+        let tail = family.table.word(end.entry, entry::TX_TAIL);
+        let key = (number, side as u8);
+        if slipway_ring::cross::Tail(tail).region().is_none() {
+            self.sweep.seen.remove(&key);
+            return;
+        }
+        self.sweep.met += 1;
+        let still = self.sweep.seen.insert(key, tail) == Some(tail);
+        let Some(link) = self.links.get(connection.link).filter(|_| still) else { return };
+        let lock = &family.table.entry(end.entry)[entry::TX_LOCK];
+        // Acquire and release: what the last holder wrote is seen, and the next one sees what is written here.
+        if lock.compare_exchange(0, ENGINE, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let (out, into) = family.table.halves(end.entry);
+        let stream = Stream::new(&link.arena, connection.stream, side, out, into);
+        // A family may say that its bytes lie where its area does not reach.
+        if within(stream.out.tail(), &link.arena).is_some() {
+            let bits = family.table.bits(link.ends[side as usize].number);
+            if stream.trim(Regions::new(bits, link.arena.shape())) {
+                self.sweep.seen.remove(&key);
+            }
+        }
+        lock.store(0, Ordering::Release);
+    }
+
+    /// A connection has ended: its number may be another's soon.
+    pub(super) fn forget_swept(&mut self, number: u32) {
+        for side in [0, 1] {
+            self.sweep.seen.remove(&(number, side));
+        }
+    }
+}

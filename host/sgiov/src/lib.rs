@@ -1,0 +1,39 @@
+//! The socket engine: it introduces programs of one node to each other, whose sockets are devices (SG-IOV).
+//!
+//! A program's library connects to the engine's socket ([`slipway_sgiov_spec`]). The engine gives it a table
+//! for its sockets, knows who listens where, makes the memory through which two programs talk
+//! (`slipway_ring::cross`), and cleans up behind those who end. It takes no part in any transfer.
+//!
+//! - [`Engine`]: the socket, and one thread that serves it;
+//! - `broker`: who is there and who is connected to whom, without the socket;
+//! - `peer`, `namespace`: tenants are network namespaces, and the kernel says who is in which;
+//! - `table`: a family's memory from the engine's side; `wire`: messages.
+//!
+//! # Hostile programs
+//! Whoever may open the socket is served, and nobody is believed: messages have one length each and are
+//! decoded whole or not at all; a process that does not keep to the protocol is hung up on; nothing waits for
+//! a client, and one that does not take its replies goes; each client has a few requests done a turn. What
+//! a process holds is what its connection was given, and ends with the connection. A family's table and the
+//! arenas that it shares are its claims about its own streams; no offset in them is used unchecked. No message
+//! names a tenant: it is the network namespace of the process that connected, by its pidfd.
+//!
+//! # Not here
+//! Streams to other nodes; functions of guests.
+//!
+//! Dependencies: `rustix` (sockets, epoll, memfd), `libc` (socket options and ioctls that `rustix` has
+//! not), `serde` with `serde_json` (reports) and `toml` (policy), `ipnet` (networks of the policy), `thiserror`,
+//! `tracing` (the log).
+#![allow(unsafe_code)] // socket options and ioctls
+
+mod address;
+mod broker;
+mod log;
+mod namespace;
+mod peer;
+mod server;
+mod slab;
+mod table;
+mod wire;
+
+pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantReport};
+pub use server::{Engine, Error, Settings, Stop, is_served};

@@ -1,0 +1,196 @@
+//! A small client of the engine: raw messages, and streams over what comes with the replies.
+#![allow(dead_code)] // not every test needs all of it
+
+use std::collections::HashMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use slipway_ram::Lasting;
+use slipway_ring::cross::{Arena, Error, Own, Regions, Side, Stream};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::{Endpoint, REPLY, Reply, Request};
+use slipway_sgiov_spec::table::{self, entry};
+
+/// Patience of a test with a machine that does other things.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Client {
+    pub socket: OwnedFd,
+    pub table: Lasting,
+    pub entries: usize,
+    pub links: usize,
+    pub arenas: HashMap<u16, Arena>,
+}
+
+/// A connected endpoint.
+pub struct Connected {
+    pub endpoint: Endpoint,
+    pub eventfd: OwnedFd,
+    pub peer: OwnedFd,
+}
+
+pub fn connect(path: &Path) -> OwnedFd {
+    let address = SocketAddrUnix::new(path).unwrap();
+    let begun = Instant::now();
+    loop {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => return socket,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn send(socket: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(files)));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
+        .map(drop)
+}
+
+/// None: the engine has hung up.
+pub fn receive(socket: &OwnedFd) -> Option<(Reply, Vec<OwnedFd>)> {
+    assert!(readable(socket.as_fd(), PATIENCE), "no reply");
+    let mut bytes = [0; REPLY + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let message =
+        rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            files.extend(more);
+        }
+    }
+    (message.bytes > 0).then(|| (Reply::decode(&bytes[..message.bytes]).unwrap(), files))
+}
+
+pub fn readable(file: BorrowedFd<'_>, patience: Duration) -> bool {
+    let wait =
+        Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+    let mut polled = [PollFd::new(&file, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut polled, Some(&wait))).unwrap() > 0
+}
+
+impl Client {
+    pub fn attach(path: &Path) -> Self {
+        Self::over(connect(path))
+    }
+
+    pub fn over(socket: OwnedFd) -> Self {
+        send(&socket, &Request::Attach { version: 1 }.encode(), &[]).unwrap();
+        let (reply, files) = receive(&socket).unwrap();
+        let Reply::Attached { entries, links } = reply else { panic!("{reply:?}") };
+        let [table, _bell] = <[OwnedFd; 2]>::try_from(files).unwrap();
+        let table = Lasting::of(table).unwrap();
+        let (entries, links) = (entries as usize, links as usize);
+        assert!(table.len() >= table::bytes(entries, links));
+        Self { socket, table, entries, links, arenas: HashMap::new() }
+    }
+
+    pub fn ask(&self, request: Request) -> (Reply, Vec<OwnedFd>) {
+        send(&self.socket, &request.encode(), &[]).unwrap();
+        receive(&self.socket).unwrap()
+    }
+
+    /// The listener and its eventfd.
+    pub fn listen(&self, at: Address, backlog: u32) -> (u64, OwnedFd) {
+        let (reply, mut files) =
+            self.ask(Request::Listen { at, backlog, shared: false, v6_only: false });
+        let Reply::Listening { listener, .. } = reply else { panic!("{reply:?}") };
+        (listener, files.pop().unwrap())
+    }
+
+    pub fn connect(&mut self, to: Address) -> Result<Connected, u32> {
+        let answer = self.ask(Request::Connect { to, from: Address::ANY });
+        self.connected(answer)
+    }
+
+    pub fn accept(&mut self, listener: u64) -> Result<Connected, u32> {
+        let answer = self.ask(Request::Accept { listener });
+        self.connected(answer)
+    }
+
+    fn connected(&mut self, (reply, files): (Reply, Vec<OwnedFd>)) -> Result<Connected, u32> {
+        let (endpoint, new_link) = match reply {
+            Reply::Refused(errno) => return Err(errno),
+            Reply::Connected { endpoint, new_link } => (endpoint, new_link),
+            other => panic!("{other:?}"),
+        };
+        let mut files = files.into_iter();
+        let (eventfd, peer) = (files.next().unwrap(), files.next().unwrap());
+        if new_link {
+            let arena = Arena::open(files.next().unwrap()).unwrap();
+            self.arenas.insert(endpoint.place.link, arena);
+        }
+        assert!(files.next().is_none());
+        assert!(self.arenas.contains_key(&endpoint.place.link));
+        Ok(Connected { endpoint, eventfd, peer })
+    }
+
+    pub fn close(&self, connected: Connected) {
+        let entry = connected.endpoint.entry;
+        send(&self.socket, &Request::Close { entry }.encode(), &[]).unwrap();
+    }
+
+    pub fn word(&self, number: u64, word: usize) -> &AtomicU64 {
+        &self.table.words()[(table::ENTRIES + number as usize * table::ENTRY) / 8 + word]
+    }
+
+    pub fn stream(&self, connected: &Connected) -> Stream<'_> {
+        let place = connected.endpoint.place;
+        let number = connected.endpoint.entry;
+        let own = |own, seen| Own { own: self.word(number, own), seen: self.word(number, seen) };
+        let side = if place.side == 0 { Side::Zero } else { Side::One };
+        let (out, into) =
+            (own(entry::TX_TAIL, entry::TX_SEEN), own(entry::RX_HEAD, entry::RX_SEEN));
+        Stream::new(&self.arenas[&place.link], place.stream, side, out, into)
+    }
+
+    pub fn regions(&self, connected: &Connected) -> Regions<'_> {
+        let link = usize::from(connected.endpoint.place.link);
+        let first = (table::links(self.entries) + link * table::LINK) / 8;
+        let shape = self.arenas[&connected.endpoint.place.link].shape();
+        Regions::new(&self.table.words()[first..first + Regions::WORDS], shape)
+    }
+
+    pub fn write(&self, connected: &Connected, bytes: &[u8]) -> Result<usize, Error> {
+        let tell = || slipway_eventfd::raise(connected.peer.as_fd());
+        self.stream(connected).write(bytes, 4 << 20, self.regions(connected), tell)
+    }
+
+    /// What comes next; empty: the end.
+    pub fn read(&self, connected: &Connected, most: usize) -> Result<Vec<u8>, Error> {
+        let begun = Instant::now();
+        let mut into = vec![0; most];
+        loop {
+            let stream = self.stream(connected);
+            let tell = || slipway_eventfd::raise(connected.peer.as_fd());
+            let count = stream.read(&mut into, tell)?;
+            if count > 0 || stream.available()?.1 {
+                into.truncate(count);
+                return Ok(into);
+            }
+            assert!(begun.elapsed() < PATIENCE, "nothing came");
+            if !stream.arm_data(1)? {
+                readable(connected.eventfd.as_fd(), Duration::from_secs(1));
+                slipway_eventfd::drain(connected.eventfd.as_fd());
+            }
+        }
+    }
+}

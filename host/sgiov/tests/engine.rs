@@ -1,0 +1,185 @@
+//! The engine in a thread, its clients beside it.
+#![allow(clippy::unwrap_used)]
+
+mod client;
+
+use std::os::fd::AsFd;
+use std::thread::JoinHandle;
+
+use client::{Client, PATIENCE, readable};
+use slipway_ring::cross::Error;
+use slipway_sgiov::{Engine, Settings, Stop};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::{NOT_OURS, Reply, Request};
+
+struct Running {
+    dir: tempfile::TempDir,
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn new() -> Self {
+        Self::with(Settings::default())
+    }
+
+    fn with(settings: Settings) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let mut engine = Engine::bind(Settings { socket, ..settings }).unwrap();
+        let stop = engine.stop();
+        let thread = Some(std::thread::spawn(move || engine.run().unwrap()));
+        Self { dir, stop, thread }
+    }
+
+    fn attach(&self) -> Client {
+        Client::attach(&self.dir.path().join("s"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn at(port: u16) -> Address {
+    Address::v4([127, 0, 0, 1], port)
+}
+
+#[test]
+fn two_programs_talk_and_one_closes() {
+    let engine = Running::new();
+    let (mut server, mut client) = (engine.attach(), engine.attach());
+    assert_eq!(client.connect(at(7000)).err(), Some(NOT_OURS));
+    let (listener, waits) = server.listen(Address::v4([0; 4], 7000), 5);
+    assert_eq!(server.accept(listener).err(), Some(11));
+    let c = client.connect(at(7000)).unwrap();
+    assert!(readable(waits.as_fd(), PATIENCE));
+    let s = server.accept(listener).unwrap();
+    assert_eq!(s.endpoint.local, c.endpoint.peer);
+    assert_eq!(s.endpoint.peer, c.endpoint.local);
+    assert!((32_768..=60_999).contains(&c.endpoint.local.port));
+    assert!(c.endpoint.place.same_tenant && !c.endpoint.place.engine);
+    assert_eq!(client.write(&c, b"ping").unwrap(), 4);
+    assert_eq!(server.read(&s, 100).unwrap(), b"ping");
+    let long = vec![7; 300_000];
+    let mut sent = 0;
+    let mut got = Vec::new();
+    while got.len() < long.len() {
+        sent += server.write(&s, &long[sent..]).unwrap();
+        got.extend(client.read(&c, 100_000).unwrap());
+    }
+    assert_eq!(got, long);
+    client.close(c);
+    assert_eq!(server.read(&s, 1).unwrap(), b"");
+    server.close(s);
+    // The same once more, over the same link and the same stream.
+    for _ in 0..100 {
+        let c = client.connect(at(7000)).unwrap();
+        let s = server.accept(listener).unwrap();
+        client.write(&c, b"again").unwrap();
+        assert_eq!(server.read(&s, 100).unwrap(), b"again");
+        server.close(s);
+        assert_eq!(client.read(&c, 1).unwrap(), b"");
+        client.close(c);
+    }
+    assert_eq!((client.arenas.len(), server.arenas.len()), (1, 1));
+}
+
+#[test]
+fn unread_data_resets_as_it_does_with_tcp() {
+    let engine = Running::new();
+    let (mut server, mut client) = (engine.attach(), engine.attach());
+    let (listener, _) = server.listen(at(7001), 5);
+    let c = client.connect(at(7001)).unwrap();
+    let s = server.accept(listener).unwrap();
+    client.write(&c, b"nobody reads this").unwrap();
+    server.write(&s, b"but this").unwrap();
+    server.close(s);
+    assert_eq!(client.read(&c, 100).unwrap(), b"but this");
+    assert_eq!(client.read(&c, 100), Err(Error::Reset));
+}
+
+#[test]
+fn a_program_that_ends_closes_all_that_it_had() {
+    let engine = Running::new();
+    let (mut server, mut client) = (engine.attach(), engine.attach());
+    let (listener, _) = server.listen(at(7002), 5);
+    let waits = client.connect(at(7002)).unwrap();
+    let c = client.connect(at(7002)).unwrap();
+    server.accept(listener).unwrap();
+    let _s = server.accept(listener).unwrap();
+    let pending = client.connect(at(7002)).unwrap();
+    drop(server);
+    assert_eq!(client.read(&c, 1).unwrap(), b"");
+    assert_eq!(client.read(&waits, 1).unwrap(), b"");
+    assert_eq!(client.read(&pending, 1), Err(Error::Reset));
+    assert_eq!(client.connect(at(7002)).err(), Some(NOT_OURS));
+}
+
+#[test]
+fn a_program_connects_to_itself() {
+    let engine = Running::new();
+    let mut client = engine.attach();
+    let (listener, _) = client.listen(at(7003), 5);
+    let c = client.connect(at(7003)).unwrap();
+    let s = client.accept(listener).unwrap();
+    assert_ne!(c.endpoint.place.link, s.endpoint.place.link);
+    client.write(&c, b"to myself").unwrap();
+    client.write(&s, b"and back").unwrap();
+    assert_eq!(client.read(&s, 100).unwrap(), b"to myself");
+    assert_eq!(client.read(&c, 100).unwrap(), b"and back");
+    client.close(s);
+    assert_eq!(client.read(&c, 100).unwrap(), b"");
+}
+
+#[test]
+fn a_child_holds_what_its_parent_held() {
+    let engine = Running::new();
+    let (mut server, mut client) = (engine.attach(), engine.attach());
+    let (listener, _) = server.listen(at(7004), 5);
+    let c = client.connect(at(7004)).unwrap();
+    let s = server.accept(listener).unwrap();
+    let (reply, mut files) = server.ask(Request::Fork);
+    assert_eq!(reply, Reply::Done);
+    let child = files.pop().unwrap();
+    let entry = s.endpoint.entry;
+    server.close(s);
+    // The child has it still, and the listener too.
+    client.write(&c, b"x").unwrap();
+    let (reply, _) = server.ask(Request::Unlisten { listener });
+    assert_eq!(reply, Reply::Done);
+    let second = client.connect(at(7004)).unwrap();
+    client::send(&child, &Request::Accept { listener }.encode(), &[]).unwrap();
+    let (reply, files) = client::receive(&child).unwrap();
+    // It knows the link by its parent.
+    assert!(matches!(reply, Reply::Connected { new_link: false, .. }), "{reply:?}");
+    assert_eq!(files.len(), 2);
+    client::send(&child, &Request::Close { entry }.encode(), &[]).unwrap();
+    assert_eq!(client.read(&c, 1), Err(Error::Reset));
+    drop(child);
+    assert_eq!(client.read(&second, 1).unwrap(), b"");
+}
+
+#[test]
+fn listeners_collide_share_and_fill_up() {
+    let engine = Running::new();
+    let (server, mut client) = (engine.attach(), engine.attach());
+    let listen =
+        |at, shared| server.ask(Request::Listen { at, backlog: 1, shared, v6_only: false }).0;
+    server.listen(at(7005), 1);
+    assert_eq!(listen(Address::v4([0; 4], 7005), false), Reply::Refused(98));
+    assert_eq!(listen(at(7005), true), Reply::Refused(98));
+    assert!(matches!(listen(at(7006), true), Reply::Listening { .. }));
+    assert!(matches!(listen(at(7006), true), Reply::Listening { .. }));
+    let any = listen(at(0), false);
+    assert!(matches!(any, Reply::Listening { at, .. } if at.port >= 32_768));
+    let _two = [client.connect(at(7005)).unwrap(), client.connect(at(7005)).unwrap()];
+    assert_eq!(client.connect(at(7005)).err(), Some(NOT_OURS), "the kernel has its own way");
+    let _four: Vec<_> = (0..4).map(|_| client.connect(at(7006)).unwrap()).collect();
+    assert_eq!(client.connect(at(7006)).err(), Some(NOT_OURS));
+}
