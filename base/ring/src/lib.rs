@@ -73,6 +73,8 @@
 
 pub mod cross;
 mod descriptor;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod hello;
 pub mod layout;
 mod link;
