@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release -p slipway-warp --example transforms
 //!
+//! And what the scheduler costs: ns for a job of one stage (pick, done, queued again), by number of tenants.
+//!
 //! Each piece comes from a ring of 4 MiB, as a socket's would, and goes to memory of the process, or the other
 //! way round. Transforms take turns, ten rounds; the table has each one's median round.
 #![allow(clippy::unwrap_used)]
@@ -9,8 +11,10 @@
 use std::time::{Duration, Instant};
 
 use slipway_ram::Span;
+use slipway_warp::share::{Scheduler, TenantOptions};
 use slipway_warp::{
-    Cipher, Compression, Input, Opener, Options, Output, Sealer, Secret, Stretch, Worker, record,
+    Cipher, Class, Compression, Input, Opener, Options, Output, Sealer, Secret, Stretch, Worker,
+    record,
 };
 
 const RING: usize = 4 << 20;
@@ -129,6 +133,30 @@ impl Bench {
     }
 }
 
+/// ns for a job with `tenants` of them that all have something to send.
+fn schedule(tenants: usize) -> f64 {
+    let mut scheduler = Scheduler::new();
+    let core = scheduler.add_resource("core", 1);
+    let copy = scheduler.add_executor("copy", Class::F, core, 10_000_000_000);
+    for _ in 0..tenants {
+        let tenant = scheduler.add_tenant(TenantOptions::default()).unwrap();
+        let chain = scheduler.open(tenant, &[copy]).unwrap();
+        scheduler.push(chain, 16_384, chain).unwrap();
+    }
+    let (mut now, busy, mut jobs) = (Duration::ZERO, Duration::from_nanos(1638), 0u32);
+    let began = Instant::now();
+    while began.elapsed() < TURN {
+        for _ in 0..1000 {
+            now += busy;
+            let ticket = scheduler.next(core, now).unwrap();
+            let chain = scheduler.done(ticket, 16_384, busy, now).unwrap();
+            scheduler.push(chain, 16_384, chain).unwrap();
+            jobs += 1;
+        }
+    }
+    began.elapsed().as_nanos() as f64 / f64::from(jobs)
+}
+
 fn median(mut rounds: Vec<f64>) -> f64 {
     rounds.sort_by(f64::total_cmp);
     rounds[rounds.len() / 2]
@@ -147,5 +175,10 @@ fn main() {
     println!("{:<28} {:>14} {:>14}", "GB/s", "16 KiB", "128 KiB");
     for (name, [small, large]) in TRANSFORMS.iter().zip(rounds) {
         println!("{name:<28} {:>14.2} {:>14.2}", median(small), median(large));
+    }
+    println!("\n{:<28} {:>14}", "scheduler", "ns a job");
+    for tenants in [1, 64, 4096] {
+        let rounds = (0..ROUNDS).map(|_| schedule(tenants)).collect();
+        println!("{:<28} {:>14.0}", format!("{tenants} tenants"), median(rounds));
     }
 }

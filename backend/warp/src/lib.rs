@@ -14,6 +14,8 @@
 //!   an accelerator of a set rate in a clock's time. Its [`Class`] is one of SG-IOV's letters.
 //! - A [`share::Scheduler`] says whose job is next: dominant resource fairness (module [`share`]).
 //! - A [`Pipe`] makes jobs of what a [`Source`] has and a [`Sink`] takes, and moves both on when they end.
+//!   A chain is pipes with a [`Fifo`] of the engine's own between two. `tests/engine.rs` is a whole engine,
+//!   small.
 //!
 //! # Using it
 //!
@@ -54,6 +56,7 @@
 //! header, `thiserror` for the errors.
 
 mod executor;
+mod fifo;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 pub mod generate;
@@ -67,6 +70,7 @@ mod stretch;
 mod transform;
 
 pub use executor::{Class, Core, Executor, Simulated};
+pub use fifo::Fifo;
 pub use generate::{Needs, Piece, Pieces, Rule, Sizes};
 pub use job::{Completion, Job, KeyId, Moved, Place, Work};
 pub use key::{Cipher, KeyError, Opener, RECORDS_PER_KEY, Sealer, Secret};

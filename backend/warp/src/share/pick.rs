@@ -119,6 +119,16 @@ impl<T> Scheduler<T> {
         seat.list(resource, id);
     }
 
+    /// A tenant gets in line wherever it may have something to do: its cap may have changed.
+    pub(super) fn line_up(&mut self, id: TenantId) {
+        let Some(tenant) = live(&mut self.tenants, id) else { return };
+        for (seat, resource) in tenant.seats.iter_mut().zip(&mut self.resources) {
+            if !seat.stages.is_empty() {
+                seat.list(resource, id);
+            }
+        }
+    }
+
     /// The tenants whose cap lets them are in line again.
     fn let_go(&mut self, resource: ResourceId, now: Duration) {
         let at = resource.index();

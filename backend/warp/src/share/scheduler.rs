@@ -144,6 +144,7 @@ impl<T> Scheduler<T> {
         check(options)?;
         live(&mut self.tenants, id).ok_or(ShareError::NoTenant)?.set_options(options);
         self.weigh(id.slot);
+        self.line_up(id);
         Ok(())
     }
 

@@ -5,71 +5,58 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_ram::Span;
-use slipway_telemetry::{Clock, ManualClock};
+use slipway_telemetry::ManualClock;
 
 use super::random::Random;
 use crate::record::Header;
 use crate::{
-    BrokenFifo, Cipher, Class, Compression, Core, Executor, Input, Needs, Opener, Options, Output,
-    Pipe, Rule, Sealer, Secret, Simulated, Sink, Sizes, Source, Stretch, Work, records,
+    BrokenFifo, Cipher, Class, Completion, Compression, Core, Executor, Fifo, Input, Job, Moved,
+    Needs, Opener, Options, Output, Pipe, Rule, Sealer, Secret, Simulated, Sink, Sizes, Source,
+    Stretch, TransformError, Work, records,
 };
 
-/// A ring with both its ends here.
-struct Fifo {
+/// As many of `bytes` as there is room for.
+fn fill(fifo: &mut Fifo, bytes: &[u8]) -> usize {
+    let room = fifo.writable().unwrap();
+    let length = bytes.len().min(room.length());
+    Output::Ring(Sink::memory(fifo), room).write(&bytes[..length]).unwrap();
+    fifo.produce(length);
+    length
+}
+
+fn drain(fifo: &mut Fifo, into: &mut Vec<u8>, most: usize) {
+    let there = fifo.readable().unwrap().first(most);
+    let at = into.len();
+    into.resize(at + there.length(), 0);
+    Input::Ring(Source::memory(fifo), there).read(&mut into[at..]).unwrap();
+    fifo.consume(there.length());
+}
+
+/// A peer's ring, whose indices are whatever it says.
+struct Hostile {
     memory: Span,
-    head: u64,
-    tail: u64,
+    position: u64,
+    length: u64,
 }
 
-impl Fifo {
-    fn new(size: usize, at: u64) -> Self {
-        Self { memory: Span::heap(size), head: at, tail: at }
-    }
-
-    /// As many of `bytes` as there is room for.
-    fn fill(&mut self, bytes: &[u8]) -> usize {
-        let room = self.writable().unwrap();
-        let length = bytes.len().min(room.length());
-        Output::Ring(&self.memory, room).write(&bytes[..length]).unwrap();
-        self.produce(length);
-        length
-    }
-
-    fn drain(&mut self, into: &mut Vec<u8>, most: usize) {
-        let there = self.readable().unwrap().first(most);
-        let at = into.len();
-        into.resize(at + there.length(), 0);
-        Input::Ring(&self.memory, there).read(&mut into[at..]).unwrap();
-        self.consume(there.length());
-    }
-}
-
-impl Source for Fifo {
+impl Source for Hostile {
     fn memory(&self) -> &Span {
         &self.memory
     }
     fn readable(&mut self) -> Result<Stretch, BrokenFifo> {
-        let length = self.head.wrapping_sub(self.tail);
-        Stretch::new(self.tail, length, self.memory.len() as u64).ok_or(BrokenFifo)
+        Stretch::new(self.position, self.length, self.memory.len() as u64).ok_or(BrokenFifo)
     }
-    fn consume(&mut self, bytes: usize) {
-        self.tail = self.tail.wrapping_add(bytes as u64);
-    }
+    fn consume(&mut self, _: usize) {}
 }
 
-impl Sink for Fifo {
+impl Sink for Hostile {
     fn memory(&self) -> &Span {
         &self.memory
     }
     fn writable(&mut self) -> Result<Stretch, BrokenFifo> {
-        let size = self.memory.len() as u64;
-        let used = self.head.wrapping_sub(self.tail);
-        let room = size.checked_sub(used).ok_or(BrokenFifo)?;
-        Stretch::new(self.head, room, size).ok_or(BrokenFifo)
+        self.readable()
     }
-    fn produce(&mut self, bytes: usize) {
-        self.head = self.head.wrapping_add(bytes as u64);
-    }
+    fn produce(&mut self, _: usize) {}
 }
 
 /// One step of a pipe through an executor.
@@ -89,7 +76,7 @@ fn step_open(pipe: &mut Pipe, from: &mut Fifo, to: &mut Fifo, by: &mut impl Exec
     if pipe.in_flight() == 0 {
         let there = from.readable().unwrap().first(64);
         let mut head = vec![0; there.length()];
-        Input::Ring(&from.memory, there).read(&mut head).unwrap();
+        Input::Ring(Source::memory(from), there).read(&mut head).unwrap();
         let Some(header) = Header::parse(&head).unwrap() else { return };
         let sizes = Sizes::Whole { input: header.record(), output: header.payload };
         pipe.set_rule(Rule { sizes, needs: by.needs(), least: 1 });
@@ -123,16 +110,17 @@ fn a_stream_is_copied_through_by_a_core_and_by_an_accelerator() {
     for needs in [Needs::default(), accelerator.needs()] {
         for work in [Work::Copy, Work::CopyChecked] {
             let bytes = random.bytes(20_000);
-            let (mut from, mut to) = (Fifo::new(256, u64::MAX - 999), Fifo::new(64, u64::MAX - 7));
+            let (mut from, mut to) = (Fifo::new(256), Fifo::new(64));
             let mut pipe = Pipe::new(work, Rule { sizes: Sizes::Same, needs, least: 1 });
             let (mut given, mut got) = (0, Vec::new());
             while got.len() < bytes.len() {
-                given += from.fill(&bytes[given..(given + random.below(100)).min(bytes.len())]);
+                given +=
+                    fill(&mut from, &bytes[given..(given + random.below(100)).min(bytes.len())]);
                 match needs.source {
                     true => step(&mut pipe, &mut from, &mut to, &mut accelerator),
                     false => step(&mut pipe, &mut from, &mut to, &mut plain),
                 }
-                to.drain(&mut got, random.below(64));
+                drain(&mut to, &mut got, random.below(64));
                 clock.advance(Duration::from_nanos(random.below(60) as u64));
             }
             assert!(got == bytes);
@@ -157,15 +145,14 @@ fn a_stream_is_sealed_and_opened_through_three_rings() {
         let rule = records(300, 20, true, options, needs);
         let mut sealing = Pipe::new(Work::Seal(Some(key), options), rule);
         let mut back = Pipe::new(Work::Open(Some(opening)), rule);
-        let (mut from, mut link, mut to) =
-            (Fifo::new(1024, 1000), Fifo::new(512, 77), Fifo::new(2048, 2040));
+        let (mut from, mut link, mut to) = (Fifo::new(1024), Fifo::new(512), Fifo::new(2048));
         let bytes = random.text(50_000);
         let (mut given, mut got) = (0, Vec::new());
         while got.len() < bytes.len() {
-            given += from.fill(&bytes[given..(given + random.below(700)).min(bytes.len())]);
+            given += fill(&mut from, &bytes[given..(given + random.below(700)).min(bytes.len())]);
             step(&mut sealing, &mut from, &mut link, &mut left);
             step_open(&mut back, &mut link, &mut to, &mut right);
-            to.drain(&mut got, random.below(700));
+            drain(&mut to, &mut got, random.below(700));
         }
         assert!(got == bytes);
     }
@@ -173,16 +160,28 @@ fn a_stream_is_sealed_and_opened_through_three_rings() {
 
 #[test]
 fn an_index_out_of_range_ends_the_pipe_and_nothing_else() {
-    let clock = ManualClock::new();
-    let (mut from, mut to) = (Fifo::new(64, 0), Fifo::new(64, 0));
     let rule = Rule { sizes: Sizes::Same, needs: Needs::default(), least: 1 };
     let mut pipe = Pipe::new(Work::Copy, rule);
-    from.head = 65;
-    let mut jobs = VecDeque::new();
-    assert_eq!(pipe.generate(1, &mut from, &mut to, 8, &mut jobs), Err(BrokenFifo));
-    from.head = 8;
-    to.tail = 1;
-    assert_eq!(pipe.generate(1, &mut from, &mut to, 8, &mut jobs), Err(BrokenFifo));
+    let ring = |length| Hostile { memory: Span::heap(64), position: u64::MAX - 3, length };
+    let mut jobs: VecDeque<Job> = VecDeque::new();
+    for (from, to) in [(65, 64), (64, 65), (u64::MAX, 1), (1, u64::MAX)] {
+        let made = pipe.generate(1, &mut ring(from), &mut ring(to), 8, &mut jobs);
+        assert_eq!(made, Err(BrokenFifo));
+    }
     assert!(jobs.is_empty() && pipe.in_flight() == 0);
-    assert_eq!(clock.now(), Duration::ZERO);
+    assert_eq!(pipe.generate(1, &mut ring(64), &mut ring(64), 8, &mut jobs), Ok(1));
+}
+
+#[test]
+fn a_job_that_moved_less_than_it_was_lent_ends_the_pipe() {
+    let rule = Rule { sizes: Sizes::Same, needs: Needs::default(), least: 1 };
+    let mut pipe = Pipe::new(Work::Copy, rule);
+    let ring = || Hostile { memory: Span::heap(64), position: 0, length: 64 };
+    let mut jobs = VecDeque::new();
+    pipe.generate(1, &mut ring(), &mut ring(), 1, &mut jobs).unwrap();
+    let moved = Moved { consumed: 64, produced: 63, checksum: None };
+    let job = jobs.pop_front().unwrap();
+    let completion = Completion { job, result: Ok(moved), busy: Duration::ZERO };
+    let ended = pipe.completed(&completion, &mut ring(), &mut ring());
+    assert_eq!(ended, Err(TransformError::Short { done: 63, given: 64 }));
 }

@@ -109,7 +109,15 @@ fn a_cap_holds_its_tenant_back_but_not_what_is_under_way() {
     assert!(scheduler.next(core, NOW).is_none());
     let due = scheduler.due(core).unwrap();
     assert!(due > NOW && due < NOW + Duration::from_millis(11));
-    assert_eq!(scheduler.next(core, due).unwrap().item, 1);
+    let ticket = scheduler.next(core, due).unwrap();
+    assert_eq!(ticket.item, 1);
+    scheduler.done(ticket, 10_000, BUSY, due);
+    let ticket = scheduler.next(core, due).unwrap();
+    scheduler.done(ticket, 10_000, BUSY, due);
+    assert!(scheduler.next(core, due).is_none());
+    // A cap that is lifted holds nobody back.
+    scheduler.set_options(tenant, TenantOptions::default()).unwrap();
+    assert_eq!(scheduler.next(core, due).unwrap().item, 2);
 }
 
 #[test]
