@@ -7,6 +7,7 @@
 //! - [`Engine`]: the socket, and one thread that serves it;
 //! - `broker`: who is there and who is connected to whom, without the socket;
 //! - `peer`, `namespace`: tenants are network namespaces, and the kernel says who is in which;
+//! - [`Policy`]: who may reach whom across them; [`remote`]: streams to other nodes;
 //! - `table`: a family's memory from the engine's side; `wire`: messages.
 //!
 //! # Hostile programs
@@ -18,7 +19,7 @@
 //! names a tenant: it is the network namespace of the process that connected, by its pidfd.
 //!
 //! # Not here
-//! Streams to other nodes; functions of guests.
+//! What carries streams to other nodes, but for its place ([`remote::Remote`]); functions of guests.
 //!
 //! Dependencies: `rustix` (sockets, epoll, memfd), `libc` (socket options and ioctls that `rustix` has
 //! not), `serde` with `serde_json` (reports) and `toml` (policy), `ipnet` (networks of the policy), `thiserror`,
@@ -30,10 +31,13 @@ mod broker;
 mod log;
 mod namespace;
 mod peer;
+mod policy;
+pub mod remote;
 mod server;
 mod slab;
 mod table;
 mod wire;
 
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantReport};
+pub use policy::{Policy, PolicyError, Tenant};
 pub use server::{Engine, Error, Settings, Stop, is_served};

@@ -11,6 +11,7 @@ use slipway_sgiov_spec::Address;
 
 use crate::address::octets;
 use crate::peer::{NamespaceId, Peer};
+use crate::policy::{Policy, Tenant};
 use crate::slab::Slab;
 
 /// How long what the kernel said holds.
@@ -25,6 +26,8 @@ type Prefixed = ([u8; 16], u8);
 pub struct Namespace {
     pub id: NamespaceId,
     pub file: Arc<OwnedFd>,
+    /// What the policy calls it, and allows it.
+    pub tenant: Option<Tenant>,
     netlink: Option<Netlink>,
     addresses: Vec<Prefixed>,
     asked: Option<Instant>,
@@ -39,6 +42,12 @@ pub struct Namespace {
 }
 
 impl Namespace {
+    /// Its name: the policy's, or the kernel's.
+    pub fn name(&self) -> String {
+        let own = || format!("net:[{}]", self.id.1);
+        self.tenant.as_ref().map_or_else(own, |tenant| tenant.name.clone())
+    }
+
     /// Whether `ip` is an address of it that other namespaces may know, too.
     pub fn has(&mut self, ip: &[u8; 16]) -> bool {
         let known = |all: &[Prefixed]| all.iter().any(|(own, _)| own == ip);
@@ -130,11 +139,12 @@ pub struct Namespaces {
 
 impl Namespaces {
     /// One more family of the peer's namespace.
-    pub fn enter(&mut self, peer: &Peer) -> u32 {
+    pub fn enter(&mut self, peer: &Peer, policy: &Policy) -> u32 {
         let number = *self.by_id.entry(peer.namespace).or_insert_with(|| {
             self.all.insert(Namespace {
                 id: peer.namespace,
                 file: peer.file.clone(),
+                tenant: policy.tenant_of(peer.namespace).cloned(),
                 netlink: None,
                 addresses: Vec::new(),
                 asked: None,
@@ -166,6 +176,12 @@ impl Namespaces {
         if let Some(space) = number.and_then(|number| self.all.get_mut(*number)) {
             space.taken.remove(&(from, to));
         }
+    }
+
+    /// The namespace of a tenant that the policy knows, if a family is in it.
+    pub fn named(&self, tenant: &str) -> Option<u32> {
+        let mut all = self.all.iter();
+        all.find(|(_, space)| space.name() == tenant).map(|(number, _)| number)
     }
 
     pub fn get(&self, number: u32) -> Option<&Namespace> {

@@ -13,6 +13,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::broker::{Broker, Outcome};
+use crate::policy::Policy;
+use crate::remote::Remote;
 use crate::wire::{self, Received};
 
 /// Requests of one client that are done before others have their turn.
@@ -26,9 +28,10 @@ const BACKLOG: i32 = 4096;
 
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
+const REMOTE: u64 = u64::MAX - 2;
 
 /// How an engine is to be.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub struct Settings {
     /// Path of its socket. `.lock` is added for the lock beside it.
     pub socket: PathBuf,
@@ -36,6 +39,10 @@ pub struct Settings {
     pub ends_when_idle: bool,
     /// Who listens has to show the kernel's own listening socket.
     pub proof: bool,
+    /// Who may reach whom across network namespaces.
+    pub policy: Policy,
+    /// Who carries streams to other nodes.
+    pub remote: Option<Box<dyn Remote>>,
 }
 
 /// Why there is no engine, or none any more.
@@ -76,7 +83,8 @@ impl Stop {
 
 /// See the crate's head.
 pub struct Engine {
-    settings: Settings,
+    socket: PathBuf,
+    ends_when_idle: bool,
     broker: Broker,
     epoll: OwnedFd,
     listener: OwnedFd,
@@ -102,10 +110,14 @@ impl Engine {
         let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &stop.0, EventData::new_u64(STOP), EventFlags::IN)?;
-        let mut broker = Broker::default();
+        let mut broker = Broker::new(settings.policy, settings.remote);
         broker.proof = settings.proof;
+        if let Some(wakes) = broker.remote_wakes() {
+            epoll::add(&epoll, wakes, EventData::new_u64(REMOTE), EventFlags::IN)?;
+        }
         Ok(Self {
-            settings,
+            socket: settings.socket,
+            ends_when_idle: settings.ends_when_idle,
             broker,
             epoll,
             listener,
@@ -144,20 +156,21 @@ impl Engine {
                 match event.data.u64() {
                     LISTENER => self.take_arrivals(),
                     STOP => return self.end(),
+                    REMOTE => self.hear_remote(),
                     client => self.attend(client as u32),
                 }
             }
             self.broker.sweep();
             self.resume();
             self.served |= self.broker.families() > 0;
-            if self.settings.ends_when_idle && self.served && self.clients.is_empty() {
+            if self.ends_when_idle && self.served && self.clients.is_empty() {
                 return self.end();
             }
         }
     }
 
     fn end(&self) -> Result<(), Error> {
-        let _ = std::fs::remove_file(&self.settings.socket);
+        let _ = std::fs::remove_file(&self.socket);
         Ok(())
     }
 
@@ -240,6 +253,12 @@ impl Engine {
                     self.answer(client, outcome);
                 }
             }
+        }
+    }
+
+    fn hear_remote(&mut self) {
+        for (client, outcome) in self.broker.remote_events() {
+            self.answer(client, outcome);
         }
     }
 

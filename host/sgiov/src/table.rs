@@ -54,6 +54,11 @@ impl Table {
         self.entry(number).iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
+    /// All of it.
+    pub fn memory(&self) -> &Lasting {
+        &self.memory
+    }
+
     /// The private indices of an entry's two halves: of what it sends, and of what it receives.
     pub fn halves(&self, number: u32) -> (Own<'_>, Own<'_>) {
         let words = self.entry(number);

@@ -65,6 +65,12 @@ impl Signals {
         Ok(Ok(()))
     }
 
+    /// Whether there is an event to take, or a counter that cannot be.
+    #[inline]
+    pub fn is_raised(&self) -> bool {
+        self.words.words()[TAIL].load(Ordering::Acquire) != self.own
+    }
+
     /// The next event, if there is one.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use slipway_sgiov_spec::control::{Reply, VERSION};
 use super::family::Family;
 use super::links::Party;
 use super::{Broker, Client, Errno, Outcome, lack};
+use crate::remote::Source;
 use crate::table::{ENTRIES, LINKS};
 
 impl Broker {
@@ -18,10 +19,15 @@ impl Broker {
         let peer = client.peer.clone();
         // What may fail comes first.
         let mut family = Family::new(peer.clone(), 0).map_err(lack)?;
-        family.namespace = self.namespaces.enter(&peer);
+        family.namespace = self.namespaces.enter(&peer, &self.policy);
         family.members.insert(number);
         let files = vec![family.table.file.clone(), family.bell.clone()];
-        client.family = Some(self.families.insert(family));
+        let source = Source::new(&family.table, family.bell.clone());
+        let number = self.families.insert(family);
+        client.family = Some(number);
+        if let Some((remote, source)) = self.remote.as_mut().zip(source) {
+            remote.family(number, source);
+        }
         let reply = Reply::Attached { entries: ENTRIES.into(), links: LINKS.into() };
         Ok(Outcome::Answer(reply, files))
     }
@@ -54,6 +60,9 @@ impl Broker {
 
     /// The last process of a family has gone; all that its processes held is finished already.
     pub(super) fn end_family(&mut self, number: u32) {
+        if let Some(remote) = &mut self.remote {
+            remote.family_ended(number);
+        }
         for link in self.links.part(Party::Family(number)) {
             self.end_link(link);
         }

@@ -39,7 +39,10 @@ impl Broker {
         let there = self.families.get(family).ok_or(Errno::INVAL)?;
         let (namespace, id) = (there.namespace, there.peer.namespace);
         let not_ours = || Ok(Outcome::Answer(Reply::Refused(NOT_OURS), Vec::new()));
-        let Some(listener) = self.route(namespace, &to) else { return not_ours() };
+        let Some(listener) = self.route(namespace, &to) else {
+            let (not_ours, pair) = (not_ours()?, (client, family));
+            return Ok(self.connect_remote(pair, to, from)?.unwrap_or(not_ours));
+        };
         let Some(there) = self.listeners.get(listener) else { return not_ours() };
         // The kernel has a listener of the same address, and its own way with those who come too fast.
         if !there.has_room() {
@@ -63,7 +66,7 @@ impl Broker {
     }
 
     /// The connector's process has its end.
-    fn hold(&mut self, client: u32, connection: u32) {
+    pub(super) fn hold(&mut self, client: u32, connection: u32) {
         let Some(there) = self.connections.get_mut(connection) else { return };
         let end = there.end_mut(there.connector);
         end.holders = 1;
@@ -85,11 +88,22 @@ impl Broker {
         if there.contains(&namespace) {
             return self.listeners.find(namespace, to);
         }
-        None
+        let tenant =
+            |number: u32| self.namespaces.get(number).and_then(|space| space.tenant.as_ref());
+        let name = |number: u32| tenant(number).map(|tenant| tenant.name.as_str());
+        there.retain(|number| self.policy.allows(name(namespace), name(*number), to));
+        // Of two namespaces that have the same address the kernel knows which one is meant.
+        let [one] = there[..] else { return None };
+        self.listeners.find(one, to)
     }
 
     /// The connector's address, with a port of its own; it is taken until [`Broker::release_port`].
-    fn source(&mut self, namespace: u32, to: &Address, wanted: Address) -> Result<Address, Errno> {
+    pub(super) fn source(
+        &mut self,
+        namespace: u32,
+        to: &Address,
+        wanted: Address,
+    ) -> Result<Address, Errno> {
         let space = self.namespaces.get_mut(namespace).ok_or(Errno::INVAL)?;
         let ip = match () {
             () if !wanted.is_unspecified() => wanted.ip,
@@ -118,13 +132,14 @@ impl Broker {
     }
 
     /// A connection, with entries in both families' tables. Either all of it, or nothing.
-    fn join_pair(&mut self, pair: &Pair) -> Result<u32, Errno> {
+    pub(super) fn join_pair(&mut self, pair: &Pair) -> Result<u32, Errno> {
         let (a, b) = (pair.connector.0, pair.acceptor.0);
         for party in [a, b] {
             if let Party::Family(number) = party {
                 let wanted = if a == b { 2 } else { 1 };
                 let family = self.families.get(number).ok_or(Errno::CONNREFUSED)?;
                 family.has_room(wanted).then_some(()).ok_or(Errno::NOBUFS)?;
+                self.is_within_limits(family.namespace, wanted)?;
             }
         }
         let new = || -> Result<Arc<OwnedFd>, Errno> {
@@ -160,6 +175,29 @@ impl Broker {
         }
         self.sweep_soon();
         Ok(number)
+    }
+
+    /// Whether a tenant may have so many endpoints more.
+    fn is_within_limits(&self, namespace: u32, wanted: u32) -> Result<(), Errno> {
+        let Some(space) = self.namespaces.get(namespace) else { return Ok(()) };
+        let Some(tenant) = &space.tenant else { return Ok(()) };
+        let sockets = tenant.sockets.is_none_or(|most| space.endpoints + wanted <= most);
+        let memory = tenant.memory.is_none_or(|most| self.memory_of(namespace) < most);
+        if sockets && memory { Ok(()) } else { Err(Errno::NOBUFS) }
+    }
+
+    /// Bytes of the arenas that a namespace's families share.
+    fn memory_of(&self, namespace: u32) -> u64 {
+        let is_its = |party: Party| match party {
+            Party::Family(number) => {
+                self.families.get(number).is_some_and(|family| family.namespace == namespace)
+            }
+            Party::Engine | Party::Gone => false,
+        };
+        let its =
+            self.links.iter().filter(|(_, link)| link.ends.iter().any(|end| is_its(end.party)));
+        let blocks = its.filter_map(|(_, link)| rustix::fs::fstat(&*link.file).ok());
+        blocks.map(|stat| stat.st_blocks.unsigned_abs() * 512).sum()
     }
 
     /// An entry for one end, in its family's table.

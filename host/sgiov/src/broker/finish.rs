@@ -72,10 +72,28 @@ impl Broker {
             }
         }
         let other = connection.end(side.other());
+        if other.party == Party::Engine
+            && !other.closed
+            && let Some(remote) = &mut self.remote
+        {
+            remote.closed(number);
+        }
         if let Some(eventfd) = &other.eventfd {
             slipway_eventfd::raise(eventfd.as_fd());
         }
         if other.closed {
+            self.release(number);
+        }
+    }
+
+    /// The carrier has done with its side of a connection.
+    pub(super) fn finish_engine(&mut self, number: u32, last: Tail) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        let Some(end) = connection.ends.iter_mut().find(|end| end.party == Party::Engine) else {
+            return;
+        };
+        (end.closed, end.last) = (true, last);
+        if connection.ends.iter().all(|end| end.closed) {
             self.release(number);
         }
     }
@@ -89,6 +107,9 @@ impl Broker {
         for (end, side) in connection.ends.iter().zip([Side::Zero, Side::One]) {
             let Some(region) = within(end.last, &link.arena) else { continue };
             let _ = link.arena.punch(side, region);
+            if let (Party::Engine, Some(bits)) = (link.ends[side as usize].party, &link.bits) {
+                Regions::new(bits, link.arena.shape()).give(region);
+            }
             if let Party::Family(number) = link.ends[side as usize].party
                 && let Some(family) = self.families.get(number)
             {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use rustix::fs::FallocateFlags;
@@ -36,6 +37,8 @@ pub struct Link {
     /// The arena's descriptor, to be sent.
     pub file: Arc<OwnedFd>,
     pub ends: [End; 2],
+    /// With the engine at one end: which regions of its area it has in use.
+    pub bits: Option<Arc<[AtomicU64]>>,
     free: Vec<u32>,
     next: u32,
     pub live: u32,
@@ -47,8 +50,10 @@ impl Link {
     fn new(ends: [End; 2]) -> std::io::Result<Self> {
         let arena = Arena::new(Regions::shape(STREAMS))?;
         let file = arena.file().ok_or(std::io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
+        let with_engine = ends.iter().any(|end| end.party == Party::Engine);
+        let bits = with_engine.then(|| (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect());
         let (free, next) = (Vec::new(), 0);
-        Ok(Self { arena, file: Arc::new(file), ends, free, next, live: 0, idle: None })
+        Ok(Self { arena, file: Arc::new(file), ends, bits, free, next, live: 0, idle: None })
     }
 
     fn has_room(&self) -> bool {

@@ -6,6 +6,7 @@
 //!
 //! - `family`: families and their tables; `links`: arenas; `connection`: one connection and its two ends;
 //! - `attach`, `listen`, `connect`: the requests; `finish`: how endpoints end;
+//! - `remote`: connections to other nodes;
 //! - `sweep`: memory of idle sockets; `report`: what people see.
 
 mod attach;
@@ -15,10 +16,11 @@ mod family;
 mod finish;
 mod links;
 mod listen;
+mod remote;
 mod report;
 mod sweep;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -27,6 +29,8 @@ use slipway_sgiov_spec::control::{Reply, Request};
 use crate::log::Log;
 use crate::namespace::Namespaces;
 use crate::peer::Peer;
+use crate::policy::Policy;
+use crate::remote::Remote;
 use crate::slab::Slab;
 
 use connection::Connection;
@@ -80,12 +84,21 @@ pub struct Broker {
     connections: Slab<Connection>,
     listeners: Listeners,
     sweep: Sweep,
+    remote: Option<Box<dyn Remote>>,
+    /// Clients that wait for another node, by connection.
+    pending: HashMap<u32, u32>,
+    policy: Policy,
     /// Listen wants a proof.
     pub proof: bool,
     pub log: Log,
 }
 
 impl Broker {
+    /// One that knows `policy`, and reaches other nodes through `remote`.
+    pub fn new(policy: Policy, remote: Option<Box<dyn Remote>>) -> Self {
+        Self { policy, remote, ..Self::default() }
+    }
+
     /// A process has connected. Its number.
     pub fn join(&mut self, peer: Peer) -> u32 {
         let (held, listeners, given) = Default::default();
@@ -137,6 +150,7 @@ impl Broker {
     pub fn leave(&mut self, number: u32) {
         let Some(client) = self.clients.remove(number) else { return };
         let Some(family) = client.family else { return };
+        self.pending.retain(|_, waits| *waits != number);
         for listener in client.listeners {
             self.drop_listener(listener);
         }

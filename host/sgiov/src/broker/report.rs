@@ -209,8 +209,7 @@ impl Broker {
     }
 
     fn tenant_name(&self, namespace: u32) -> String {
-        let number = self.namespaces.get(namespace).map_or(0, |space| space.id.1);
-        format!("net:[{number}]")
+        self.namespaces.get(namespace).map_or_else(String::new, crate::namespace::Namespace::name)
     }
 }
 

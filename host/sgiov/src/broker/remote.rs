@@ -1,0 +1,141 @@
+//! Connections to other nodes: one end is the engine's, and a carrier ([`Remote`]) has it.
+//!
+//! [`Remote`]: crate::remote::Remote
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use slipway_ring::cross::{Side, Tail};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::Reply;
+
+use super::connect::Pair;
+use super::links::Party;
+use super::{Broker, Errno, Outcome};
+use crate::remote::{Event, Line};
+
+impl Broker {
+    /// Asks the carrier, if it has a way to `to`. None: it has not.
+    pub(super) fn connect_remote(
+        &mut self,
+        (client, family): (u32, u32),
+        to: Address,
+        from: Address,
+    ) -> Result<Option<Outcome>, Errno> {
+        let there = self.families.get(family).ok_or(Errno::INVAL)?;
+        let (namespace, id) = (there.namespace, there.peer.namespace);
+        let tenant = self.namespaces.get(namespace).ok_or(Errno::INVAL)?.name();
+        if to.is_loopback() || !self.remote.as_ref().is_some_and(|way| way.is_for(&tenant, &to)) {
+            return Ok(None);
+        }
+        let from = self.source(namespace, &to, from)?;
+        let pair = Pair {
+            connector: (Party::Family(family), from),
+            acceptor: (Party::Engine, to),
+            namespace: id,
+        };
+        let joined = self.join_pair(&pair);
+        if joined.is_err() {
+            self.namespaces.release(id, from, to);
+        }
+        let connection = joined?;
+        self.hold(client, connection);
+        self.pending.insert(connection, client);
+        let line = self.line(connection).ok_or(Errno::NOBUFS)?;
+        if let Some(remote) = &mut self.remote {
+            remote.connect(connection, &tenant, from, to, line);
+        }
+        Ok(Some(Outcome::Nothing))
+    }
+
+    /// The engine's side of a connection, for the carrier.
+    fn line(&self, number: u32) -> Option<Line> {
+        let connection = self.connections.get(number)?;
+        let link = self.links.get(connection.link)?;
+        let side = [Side::Zero, Side::One]
+            .into_iter()
+            .find(|side| connection.end(*side).party == Party::Engine)?;
+        let other = connection.end(side.other());
+        let Party::Family(family) = other.party else { return None };
+        Some(Line {
+            arena: link.arena.clone(),
+            stream: connection.stream,
+            side,
+            eventfd: other.eventfd.clone()?,
+            family,
+            entry: other.entry,
+            regions: link.bits.clone()?,
+        })
+    }
+
+    /// What the carrier's events are told by.
+    pub fn remote_wakes(&self) -> Option<BorrowedFd<'_>> {
+        self.remote.as_ref().map(|remote| remote.wakes())
+    }
+
+    /// Does what the carrier's events ask for. Outcomes for clients that waited.
+    pub fn remote_events(&mut self) -> Vec<(u32, Outcome)> {
+        let events = self.remote.as_mut().map(|remote| remote.events()).unwrap_or_default();
+        events.into_iter().filter_map(|event| self.remote_event(event)).collect()
+    }
+
+    fn remote_event(&mut self, event: Event) -> Option<(u32, Outcome)> {
+        match event {
+            Event::Connected { connection } => {
+                let client = self.pending.remove(&connection)?;
+                let there = self.connections.get(connection)?;
+                let side = there.connector;
+                let Party::Family(family) = there.end(side).party else { return None };
+                let outcome = self.introduce(client, family, connection, side);
+                Some((client, outcome.unwrap_or_else(Outcome::refused)))
+            }
+            Event::Refused { connection, errno } => {
+                let client = self.pending.remove(&connection);
+                self.finish_engine(connection, Tail::default());
+                let there = self.connections.get(connection)?;
+                let (entry, side) = (there.end(there.connector).entry, there.connector);
+                let client = client?;
+                if let Some(client) = self.clients.get_mut(client) {
+                    client.held.remove(&entry);
+                }
+                self.finish(connection, side, super::finish::How::Refused);
+                Some((client, Outcome::Answer(Reply::Refused(errno), Vec::new())))
+            }
+            Event::Incoming { incoming, tenant, from, to } => {
+                let answer = self.incoming(&tenant, from, to);
+                let answer = answer.map_err(|errno| errno.raw_os_error().unsigned_abs());
+                if let Some(remote) = &mut self.remote {
+                    remote.answer(incoming, answer);
+                }
+                None
+            }
+            Event::Ended { connection, last } => {
+                self.finish_engine(connection, last);
+                None
+            }
+        }
+    }
+
+    /// A connection from another node, which waits to be accepted.
+    fn incoming(&mut self, tenant: &str, from: Address, to: Address) -> Result<(u32, Line), Errno> {
+        let namespace = self.namespaces.named(tenant).ok_or(Errno::CONNREFUSED)?;
+        let space = self.namespaces.get_mut(namespace).ok_or(Errno::CONNREFUSED)?;
+        if to.is_loopback() || !space.has(&to.ip) {
+            return Err(Errno::HOSTUNREACH);
+        }
+        let id = space.id;
+        let listener = self.listeners.find(namespace, &to).ok_or(Errno::CONNREFUSED)?;
+        let there = self.listeners.get(listener).filter(|there| there.has_room());
+        let family = there.ok_or(Errno::CONNREFUSED)?.family;
+        let pair = Pair {
+            connector: (Party::Engine, from),
+            acceptor: (Party::Family(family), to),
+            namespace: id,
+        };
+        let connection = self.join_pair(&pair)?;
+        if let Some(there) = self.listeners.get_mut(listener) {
+            there.queue.push_back(connection);
+            slipway_eventfd::raise(there.eventfd.as_fd());
+        }
+        self.line(connection).map(|line| (connection, line)).ok_or(Errno::NOBUFS)
+    }
+}
