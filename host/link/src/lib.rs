@@ -9,7 +9,9 @@
 //! - [`Links`]: all connections of an engine. Its owner opens streams ([`Links::open`]), answers those that
 //!   other engines ask for ([`Event::Asked`]), attaches the [`End`] of a local FIFO to each, and says which
 //!   FIFO stirred ([`Links::stir`]). No thread, no waiting: the owner calls [`Links::turn`] as long as there is
-//!   work, then [`Links::rest`], and sleeps on [`Links::descriptor`] and on what tells of signals.
+//!   work, then [`Links::rest`], and sleeps on [`Links::descriptor`] and on what tells of signals;
+//! - [`Carrier`]: a thread that does so, and takes families' signals: the data plane of an engine whose owner is
+//!   the signal plane.
 //! - a connection belongs to one other engine and one tenant, and few serve all of their streams: handshake
 //!   (rustls, TLS 1.3, certificates on both sides), then records in which the frames of many streams lie.
 //!
@@ -41,6 +43,7 @@
 //! `ipnet` and `serde` for the settings; `rustix` for sockets and epoll; `tracing` for the log.
 
 mod backoff;
+mod carrier;
 mod connection;
 mod frames;
 mod handshake;
@@ -55,6 +58,7 @@ mod stream;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 
+pub use carrier::{Carrier, Command, Family, News};
 pub use connection::Report;
 pub use identity::{Identity, IdentityError};
 pub use links::{Ended, Event, Links, LinksError, StreamId};

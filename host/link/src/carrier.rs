@@ -1,0 +1,363 @@
+//! The engine's second thread: it carries bytes, and the first one tells it what.
+//!
+//! The signal plane (who is there, who listens, what policy says) and the data plane share no memory but
+//! FIFOs: [`Command`]s go one way, [`News`] the other, and signals of programs come straight here, each
+//! family's from its table (`slipway_sgiov_spec::table`).
+
+use std::collections::HashMap;
+use std::io::Error;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use slipway_ram::Lasting;
+use slipway_ring::cross::{Signals, is_told_surely};
+use slipway_sgiov_spec::{Address, table};
+
+use crate::connection::Report;
+use crate::links::{Event, Links, StreamId};
+use crate::stream::End;
+
+/// How long it looks for more after the last work before it sleeps.
+const POLL: Duration = Duration::from_micros(50);
+/// Signals of a family that are taken at a time.
+const SIGNALS: usize = 1024;
+/// For how long it sleeps where a program cannot be sure to wake it.
+const NAP: Duration = Duration::from_millis(1);
+/// Numbers in epoll beyond those of families.
+const LINKS: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX - 1;
+
+/// What a family tells the engine by: its table, and the bell that it raises when the engine sleeps.
+pub struct Family {
+    table: Lasting,
+    signals: Signals,
+    bell: Arc<OwnedFd>,
+}
+
+impl Family {
+    /// Over the `table`, which has so many entries and links. None: it is too short.
+    pub fn new(table: &Lasting, entries: usize, links: usize, bell: Arc<OwnedFd>) -> Option<Self> {
+        let (_, rest) = table.split(table::signals(entries, links))?;
+        let signals = Signals::new(rest, table::SIGNALS)?;
+        (table.len() > table::ENTRIES).then(|| Self { table: table.clone(), signals, bell })
+    }
+
+    fn sleeps(&self, asleep: bool) {
+        self.table.words()[table::ASLEEP / 8].store(asleep.into(), Ordering::Relaxed);
+    }
+
+    /// Whether a signal found no room since this was asked last.
+    fn overflowed(&self) -> bool {
+        let word = &self.table.words()[table::OVERFLOW / 8];
+        // Acquire: what was done before the signal is seen.
+        word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0
+    }
+}
+
+/// What is to be done.
+pub enum Command {
+    /// [`Links::open`]; [`News::Opening`] with the same ticket follows.
+    Open {
+        /// Named in the answer.
+        ticket: u64,
+        /// The tenant.
+        tenant: String,
+        /// The program's address.
+        source: Address,
+        /// Where it connects to.
+        destination: Address,
+    },
+    /// [`Links::attach`].
+    Attach {
+        /// The stream.
+        stream: StreamId,
+        /// The engine's end.
+        end: End,
+        /// The family and the entry by whose number it signals.
+        entry: (u32, u32),
+    },
+    /// [`Links::refuse`].
+    Refuse(StreamId, u32),
+    /// [`Links::leave`].
+    Leave(StreamId),
+    /// [`Links::reset`].
+    Reset(StreamId),
+    /// A family that may have streams.
+    Join(u32, Family),
+    /// It has no more.
+    Part(u32),
+    /// [`Links::set_weight`].
+    Weight(String, u32),
+    /// [`Links::reports`]; [`News::Reports`] follows.
+    Report,
+    /// End.
+    Stop,
+}
+
+/// What is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The answer to [`Command::Open`].
+    Opening {
+        /// The command's.
+        ticket: u64,
+        /// The stream, or a number of errno(3).
+        stream: Result<StreamId, u32>,
+    },
+    /// Something happened.
+    Event(Event),
+    /// What connections did.
+    Reports(Vec<Report>),
+}
+
+/// The thread, from outside. Ends with it.
+pub struct Carrier {
+    commands: Sender<Command>,
+    wake: Arc<OwnedFd>,
+    news: Receiver<News>,
+    notice: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Carrier {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// No descriptors, or no thread to be had.
+    pub fn start(links: Links) -> std::io::Result<Self> {
+        let bell = || Ok::<_, Error>(Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?));
+        let (wake, notice) = (bell()?, bell()?);
+        let (commands, theirs) = channel();
+        let (told, news) = channel();
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (file, number) in [(links.descriptor(), LINKS), (wake.as_fd(), WAKE)] {
+            epoll::add(&epoll, file, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
+        }
+        let carrying = Carrying {
+            links,
+            epoll,
+            commands: theirs,
+            wake: wake.clone(),
+            news: told,
+            notice: notice.clone(),
+            families: HashMap::new(),
+            places: HashMap::new(),
+            told: false,
+        };
+        let thread = std::thread::Builder::new().name("slipway-link".into());
+        let thread = Some(thread.spawn(move || carrying.run())?);
+        Ok(Self { commands, wake, news, notice, thread })
+    }
+
+    /// Has it do something.
+    pub fn command(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            slipway_eventfd::raise(self.wake.as_fd());
+        }
+    }
+
+    /// Readable when there is news.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.notice.as_fd()
+    }
+
+    /// All news.
+    pub fn news(&self) -> impl Iterator<Item = News> + '_ {
+        slipway_eventfd::drain(self.notice.as_fd());
+        self.news.try_iter()
+    }
+}
+
+impl Drop for Carrier {
+    fn drop(&mut self) {
+        self.command(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A family, and which streams its entries are.
+struct Member {
+    family: Family,
+    entries: HashMap<u32, StreamId>,
+}
+
+struct Carrying {
+    links: Links,
+    epoll: OwnedFd,
+    commands: Receiver<Command>,
+    wake: Arc<OwnedFd>,
+    news: Sender<News>,
+    notice: Arc<OwnedFd>,
+    families: HashMap<u32, Member>,
+    /// By stream: its family and entry.
+    places: HashMap<StreamId, (u32, u32)>,
+    /// News was sent, and the notice is due.
+    told: bool,
+}
+
+impl Carrying {
+    fn run(mut self) {
+        let mut last = Instant::now();
+        loop {
+            let now = Instant::now();
+            let Some(commanded) = self.obey(now) else { return };
+            let worked = commanded | self.listen(now) | self.links.turn(now);
+            self.tell();
+            if worked {
+                last = now;
+            } else if now < last + POLL {
+                std::thread::yield_now();
+            } else {
+                self.sleep(now);
+            }
+        }
+    }
+
+    /// Does what it is told. None: to end.
+    fn obey(&mut self, now: Instant) -> Option<bool> {
+        let mut some = false;
+        while let Ok(command) = self.commands.try_recv() {
+            some = true;
+            match command {
+                Command::Open { ticket, tenant, source, destination } => {
+                    let stream = self.links.open(&tenant, source, destination, now);
+                    self.say(News::Opening { ticket, stream });
+                }
+                Command::Attach { stream, end, entry } => {
+                    if let Some(member) = self.families.get_mut(&entry.0) {
+                        member.entries.insert(entry.1, stream);
+                        self.places.insert(stream, entry);
+                    }
+                    self.links.attach(stream, end);
+                }
+                Command::Refuse(stream, errno) => self.links.refuse(stream, errno, now),
+                Command::Leave(stream) => self.links.leave(stream, now),
+                Command::Reset(stream) => self.links.reset(stream, now),
+                Command::Join(number, family) => self.join(number, family),
+                Command::Part(number) => self.part(number, now),
+                Command::Weight(tenant, weight) => self.links.set_weight(&tenant, weight),
+                Command::Report => {
+                    let reports = self.links.reports();
+                    self.say(News::Reports(reports));
+                }
+                Command::Stop => return None,
+            }
+        }
+        Some(some)
+    }
+
+    fn say(&mut self, news: News) {
+        self.told |= self.news.send(news).is_ok();
+    }
+
+    fn join(&mut self, number: u32, family: Family) {
+        let data = epoll::EventData::new_u64(number.into());
+        // Without it the family's signals are seen only while others keep this thread awake, so that its
+        // streams are better not to be.
+        if epoll::add(&self.epoll, &family.bell, data, epoll::EventFlags::IN).is_ok() {
+            self.families.insert(number, Member { family, entries: HashMap::new() });
+        }
+    }
+
+    /// A family is gone, or its signals are of no use: its streams, if it has any left, are broken off.
+    fn part(&mut self, number: u32, now: Instant) {
+        let Some(member) = self.families.remove(&number) else { return };
+        let _ = epoll::delete(&self.epoll, &member.family.bell);
+        for stream in member.entries.into_values() {
+            self.links.reset(stream, now);
+        }
+    }
+
+    /// Takes signals. Whether there were any.
+    fn listen(&mut self, now: Instant) -> bool {
+        let (mut some, mut spoiled) = (false, None);
+        for (number, member) in &mut self.families {
+            for _ in 0..SIGNALS {
+                match member.family.signals.take() {
+                    Ok(Some(entry)) => {
+                        some = true;
+                        let entry = u32::try_from(entry).ok();
+                        let stream = entry.and_then(|entry| member.entries.get(&entry));
+                        stream.into_iter().for_each(|stream| self.links.stir(*stream));
+                    }
+                    Ok(None) => break,
+                    Err(_) => {
+                        spoiled = Some(*number);
+                        break;
+                    }
+                }
+            }
+            if member.family.overflowed() {
+                some = true;
+                member.entries.values().for_each(|stream| self.links.stir(*stream));
+            }
+        }
+        if let Some(number) = spoiled {
+            tracing::warn!(family = number, "its signals cannot be: its streams are broken off");
+            self.part(number, now);
+        }
+        some
+    }
+
+    /// Passes on what happened.
+    fn tell(&mut self) {
+        while let Some(event) = self.links.event() {
+            if let Event::Ended { stream, .. } = &event
+                && let Some((family, entry)) = self.places.remove(stream)
+                && let Some(member) = self.families.get_mut(&family)
+                && member.entries.get(&entry) == Some(stream)
+            {
+                member.entries.remove(&entry);
+            }
+            self.say(News::Event(event));
+        }
+        if std::mem::take(&mut self.told) {
+            slipway_eventfd::raise(self.notice.as_fd());
+        }
+    }
+
+    /// Sleeps until something is told, unless something was meanwhile.
+    fn sleep(&mut self, now: Instant) {
+        self.families.values().for_each(|member| member.family.sleeps(true));
+        // With a full barrier between that word and the look at the signals.
+        let may = self.links.rest(now) && !self.listen(now);
+        if may {
+            self.wait(now);
+        }
+        self.families.values().for_each(|member| member.family.sleeps(false));
+    }
+
+    fn wait(&self, now: Instant) {
+        let mut patience = self.links.until_deadline(now);
+        if !is_told_surely() && !self.places.is_empty() {
+            patience = Some(patience.map_or(NAP, |patience| patience.min(NAP)));
+        }
+        // A whole millisecond, or it would wake just before something is due, again and again.
+        let patience = patience.map(|patience| patience + Duration::from_micros(100));
+        let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
+        let none = epoll::EventFlags::empty();
+        let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; 64];
+        let count = epoll::wait(&self.epoll, &mut events, patience.as_ref()).unwrap_or(0);
+        for event in &events[..count] {
+            let drained = match event.data.u64() {
+                LINKS => true,
+                WAKE => slipway_eventfd::drain(self.wake.as_fd()),
+                number => {
+                    let member = u32::try_from(number).ok().and_then(|n| self.families.get(&n));
+                    member.is_none_or(|member| slipway_eventfd::drain(member.family.bell.as_fd()))
+                }
+            };
+            if !drained {
+                // Its own program sees to it that it never is: no harm but its own share of wakes.
+                std::thread::yield_now();
+            }
+        }
+    }
+}
