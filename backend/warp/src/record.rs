@@ -156,6 +156,17 @@ impl Header {
         if header.lengths_fit() { Ok(Some(header)) } else { Err(length) }
     }
 
+    /// The header of `record`, which is exactly one.
+    pub(crate) fn of(record: &[u8]) -> Result<Self, TransformError> {
+        let there = record.len();
+        let header =
+            Self::parse(record)?.ok_or(TransformError::NotWhole { there, record: HEADER })?;
+        match header.record() {
+            whole if whole == there => Ok(header),
+            record => Err(TransformError::NotWhole { there, record }),
+        }
+    }
+
     fn lengths_fit(&self) -> bool {
         let Some(packed) = self.body.checked_sub(self.checksum()) else { return false };
         (1..=MAX_PAYLOAD).contains(&self.payload)
@@ -210,21 +221,22 @@ pub fn seal(sealer: &mut Sealer, record: &mut [u8]) -> Result<(), TransformError
     Ok(())
 }
 
+/// A record's header as it came, and what follows.
+pub(crate) fn split(record: &mut [u8]) -> Result<(&mut [u8; HEADER], &mut [u8]), TransformError> {
+    let there = record.len();
+    record.split_first_chunk_mut().ok_or(TransformError::NotWhole { there, record: HEADER })
+}
+
 /// Opens `record`, exactly one that [`seal`] made, in place, and gives its payload.
 ///
 /// # Errors
 /// All are the peer's doing; `record` is of no use afterwards.
 pub fn open<'a>(opener: &mut Opener, record: &'a mut [u8]) -> Result<&'a [u8], TransformError> {
-    let there = record.len();
-    let not_whole = |record| TransformError::NotWhole { there, record };
-    let header = Header::parse(record)?.ok_or(not_whole(HEADER))?;
-    if header.record() != there {
-        return Err(not_whole(header.record()));
-    }
+    let header = Header::of(record)?;
     if header.flags != Flags::SEALED {
         return Err(TransformError::Sealing);
     }
-    let (raw, body) = record.split_first_chunk_mut::<HEADER>().ok_or(not_whole(HEADER))?;
+    let (raw, body) = split(record)?;
     Ok(opener.open(&header, raw, body)?)
 }
 

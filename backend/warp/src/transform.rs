@@ -8,7 +8,9 @@ use zstd::bulk::{Compressor, Decompressor};
 
 use crate::key::{KeyError, Opener, Sealer};
 use crate::memory::{Input, Output, copy_rings};
-use crate::record::{CHECKSUM, Flags, HEADER, Header, HeaderError, MAX_PAYLOAD, MAX_RECORD, TAG};
+use crate::record::{
+    self, CHECKSUM, Flags, HEADER, Header, HeaderError, MAX_PAYLOAD, MAX_RECORD, TAG,
+};
 use crate::{Needs, Rule, Sizes};
 
 /// The level of zstd: its fastest but for the negative ones.
@@ -312,21 +314,14 @@ impl Worker {
         record: &mut [u8],
         output: &mut Output<'_>,
     ) -> Result<usize, TransformError> {
-        let there = record.len();
-        let not_whole = |record| TransformError::NotWhole { there, record };
-        let header = Header::parse(record)?.ok_or(not_whole(HEADER))?;
-        if header.record() != there {
-            return Err(not_whole(header.record()));
-        }
+        let header = Header::of(record)?;
         if header.flags.has(Flags::SEALED) != opener.is_some() {
             return Err(TransformError::Sealing);
         }
         if output.room() < header.payload {
             return Err(TransformError::NoRoom { input: header.payload, room: output.room() });
         }
-        let Some((raw, body)) = record.split_first_chunk_mut::<HEADER>() else {
-            return Err(not_whole(HEADER));
-        };
+        let (raw, body) = record::split(record)?;
         let body: &[u8] = match opener {
             Some(opener) => opener.open(&header, raw, body)?,
             None => body,
