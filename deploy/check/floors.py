@@ -22,6 +22,11 @@ ONLY = {
     ),
     "slipway-agent-protocol": (["base/", "spec/"], "both the guest and the host use it"),
     "slipway-port": (["base/", "spec/"], "it runs in other people's programs"),
+    "slipway-socket": (["base/", "spec/"], "it runs in other people's programs"),
+    "slipway-preload": (
+        ["base/", "spec/", "slipway-socket"],
+        "it runs in other people's programs",
+    ),
     "slipway-vfio-user": (
         ["base/", "spec/", "slipway-pci", "slipway-keeper"],
         "it serves any PCI function and must not know one of them (the keeper knows none either)",

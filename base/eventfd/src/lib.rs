@@ -117,6 +117,14 @@ thread_local! {
     static CONTEXT: RefCell<Option<Context>> = RefCell::new(Context::new().ok());
 }
 
+/// In the child of a fork(2), which does not have its parent's contexts: this thread gets one of its own.
+pub fn forget() {
+    let _ = CONTEXT.try_with(|context| {
+        // The parent's, whose number means nothing here: not to be destroyed.
+        std::mem::forget(context.replace(Context::new().ok()));
+    });
+}
+
 /// Whether this thread can [`try_raise`]: the kernel has had a context to give (their sum is limited by
 /// `fs.aio-max-nr`).
 pub fn can_raise() -> bool {

@@ -1,0 +1,380 @@
+//! Making and ending connections: connect(2), listen(2), accept(2), shutdown(2).
+
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use libc::{c_int, sockaddr, sockaddr_in, socklen_t};
+use slipway_socket::hidden::{self, Hidden};
+use slipway_socket::{Address, Deadline, Errno, Family, NotConnected, Opened, option};
+
+use crate::data::{interrupted, restarts};
+use crate::epoll;
+use crate::fds::{self, Kind, Ref, Stream};
+use crate::guard::guard;
+use crate::real::{self, fail, sys};
+use crate::session;
+
+/// A kernel's listener with a queue of the engine's. The kernel's socket does not block any more, so that
+/// nobody waits for one queue alone.
+pub struct Listener {
+    pub family: Arc<Family>,
+    pub number: u64,
+    /// Readable when a connection waits in the engine's queue.
+    pub eventfd: Hidden,
+    pub domain: c_int,
+    /// What the program set as `O_NONBLOCK`.
+    pub nonblock: AtomicBool,
+    /// `SO_RCVTIMEO` in milliseconds, as it was when it began to listen.
+    pub timeout: AtomicI32,
+}
+
+impl Listener {
+    pub fn end(&self) {
+        self.family.unlisten(self.number);
+    }
+}
+
+/// The address in `address`, if it is one of an IP family.
+///
+/// # Safety
+/// `length` bytes can be read there.
+pub unsafe fn read_address(address: *const sockaddr, length: socklen_t) -> Option<Address> {
+    if address.is_null() || length < 2 {
+        return None;
+    }
+    // SAFETY: as the caller says.
+    let family = c_int::from(unsafe { address.cast::<libc::sa_family_t>().read_unaligned() });
+    if family == libc::AF_INET && length as usize >= size_of::<sockaddr_in>() {
+        // SAFETY: as above, and long enough.
+        let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
+        return Some(Address::v4(v4.sin_addr.s_addr.to_ne_bytes(), u16::from_be(v4.sin_port)));
+    }
+    // RFC 2133's structure is 4 bytes shorter, and enough.
+    if family == libc::AF_INET6 && length as usize >= 24 {
+        // SAFETY: the 24 bytes that are read are there.
+        let bytes = unsafe { address.cast::<[u8; 24]>().read_unaligned() };
+        let ip = std::array::from_fn(|at| bytes[8 + at]);
+        return Some(Address { ip, port: u16::from_be_bytes([bytes[2], bytes[3]]) });
+    }
+    None
+}
+
+/// Writes `address` as a socket of `domain` would, cut to what fits.
+///
+/// # Safety
+/// As for getsockname(2).
+pub unsafe fn write_address(
+    address: Address,
+    domain: c_int,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) {
+    if to.is_null() || length.is_null() {
+        return;
+    }
+    let mut bytes = [0; 28];
+    bytes[..2].copy_from_slice(&(domain as libc::sa_family_t).to_ne_bytes());
+    bytes[2..4].copy_from_slice(&address.port.to_be_bytes());
+    let size = if domain == libc::AF_INET {
+        bytes[4..8].copy_from_slice(&address.as_v4().unwrap_or_default());
+        16
+    } else {
+        bytes[8..24].copy_from_slice(&address.ip);
+        28
+    };
+    // SAFETY: as the caller says.
+    unsafe {
+        let room = (*length as usize).min(size);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), room);
+        *length = size as socklen_t;
+    }
+}
+
+fn own_address(fd: c_int) -> Option<Address> {
+    let mut bytes = [0u64; 4];
+    let mut length: socklen_t = 32;
+    let at = bytes.as_mut_ptr().cast::<sockaddr>();
+    let got = sys!(SYS_getsockname, fd, at, &raw mut length);
+    // SAFETY: the kernel wrote `length` bytes at most 32.
+    if got == 0 { unsafe { read_address(at, length.min(32)) } } else { None }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
+    if let Some(object) = fds::get(fd)
+        && object.stream().is_some()
+    {
+        return fail(Errno::ISCONN) as c_int;
+    }
+    // SAFETY: as the caller says.
+    let ours = unsafe { read_address(to, length) }
+        .filter(|to| to.port != 0)
+        .and_then(|to| Some((to, real::tcp_domain(fd)?)));
+    if let Some((to, domain)) = ours {
+        let saved = real::errno();
+        let tried = guard(|| match try_connect(fd, to, domain) {
+            Ok(nonblock) => {
+                if nonblock {
+                    Err(Errno::INPROGRESS)
+                } else {
+                    Ok(1)
+                }
+            }
+            Err(NotConnected::NotOurs) => Ok(0),
+            Err(NotConnected::Failed(errno)) => Err(errno),
+        });
+        if tried != 0 {
+            return if tried < 0 { -1 } else { 0 };
+        }
+        real::set_errno(saved);
+    }
+    sys!(SYS_connect, fd, to, length) as c_int
+}
+
+/// Whether the socket is non-blocking, so that the caller expects to wait.
+fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnected> {
+    if real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Some(0) || is_connected(fd) {
+        return Err(NotConnected::NotOurs);
+    }
+    let family = session::family().ok_or(NotConnected::NotOurs)?;
+    let to = if !to.is_unspecified() {
+        to
+    } else if domain == libc::AF_INET {
+        Address::v4([127, 0, 0, 1], to.port)
+    } else {
+        let mut ip = [0; 16];
+        ip[15] = 1;
+        Address { ip, port: to.port }
+    };
+    let from = own_address(fd).filter(|from| from.port != 0).unwrap_or(Address::ANY);
+    let Opened { endpoint, eventfd } = family.connect(to, from)?;
+    let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
+    let cloexec = sys!(SYS_fcntl, fd, libc::F_GETFD, 0) as c_int & libc::FD_CLOEXEC != 0;
+    let nonblock = flags & libc::O_NONBLOCK != 0;
+    endpoint.set(option::NONBLOCK, nonblock);
+    crate::options::take_over(fd, &endpoint);
+    let how = if cloexec { libc::O_CLOEXEC } else { 0 };
+    let moved = sys!(SYS_dup3, eventfd.as_raw_fd(), fd, how);
+    hidden::close(eventfd);
+    let object =
+        fds::make(Kind::Stream(Stream { endpoint, domain, blocked: AtomicBool::new(false) }));
+    if moved < 0 {
+        return Err(NotConnected::Failed(Errno::BADF));
+    }
+    let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
+    fds::put(fd, &object);
+    for (set, number) in waiting.into_iter().flatten() {
+        epoll::became_ours(set, number, &object);
+    }
+    Ok(nonblock)
+}
+
+fn is_connected(fd: c_int) -> bool {
+    let mut bytes = [0u64; 4];
+    let mut length: socklen_t = 32;
+    sys!(SYS_getpeername, fd, bytes.as_mut_ptr(), &raw mut length) == 0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    if fds::stream(fd).is_some() {
+        return fail(Errno::INVAL) as c_int;
+    }
+    let done = sys!(SYS_listen, fd, backlog) as c_int;
+    if done == 0
+        && !fds::get(fd).is_some_and(|object| matches!(object.kind(), Kind::Listener(_)))
+        && let Some(domain) = real::tcp_domain(fd)
+    {
+        let saved = real::errno();
+        guard(|| {
+            try_listen(fd, backlog, domain);
+            Ok(0)
+        });
+        real::set_errno(saved);
+    }
+    done
+}
+
+fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
+    let Some(family) = session::family() else { return };
+    let Some(at) = own_address(fd) else { return };
+    let option = |level, name| real::option(fd, level, name).unwrap_or(0);
+    let shared = option(libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
+    let v6_only = domain == libc::AF_INET6 && option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
+    // SAFETY: the caller's descriptor, which it has open.
+    let proof = unsafe { BorrowedFd::borrow_raw(fd) };
+    let waiting = u32::try_from(backlog).unwrap_or(4096);
+    let listening = match family.listen(at, waiting, shared, v6_only, Some(proof)) {
+        Ok(listening) => listening,
+        Err(error) => {
+            session::log(format_args!("port {} is the kernel's alone: {error}", at.port));
+            return;
+        }
+    };
+    let Ok(eventfd) = Hidden::new(listening.eventfd) else { return };
+    let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
+    sys!(SYS_fcntl, fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+    let nonblock = AtomicBool::new(flags & libc::O_NONBLOCK != 0);
+    let timeout = AtomicI32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32);
+    let number = listening.listener;
+    let listener = Listener { family, number, eventfd, domain, nonblock, timeout };
+    let object = fds::make(Kind::Listener(listener));
+    let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
+    fds::put(fd, &object);
+    for (set, number) in waiting.into_iter().flatten() {
+        epoll::became_listener(set, number, &object);
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { accept4(fd, from, length, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(
+    fd: c_int,
+    from: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    let Some(object) = fds::get(fd) else {
+        return sys!(SYS_accept4, fd, from, length, flags) as c_int;
+    };
+    match object.kind() {
+        Kind::Listener(listener) => {
+            guard(|| accept_either(fd, listener, from, length, flags)) as c_int
+        }
+        Kind::Stream(_) => fail(Errno::INVAL) as c_int,
+        _ => sys!(SYS_accept4, fd, from, length, flags) as c_int,
+    }
+}
+
+fn accept_either(
+    fd: c_int,
+    listener: &Listener,
+    from: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let milliseconds = listener.timeout.load(Ordering::Relaxed);
+    let until = match milliseconds {
+        0 => Deadline::NEVER,
+        some => Deadline::after(some as u64 * 1_000_000),
+    };
+    loop {
+        if let Some(new) = take_ours(listener, flags)? {
+            let object = fds::get(new).ok_or(Errno::BADF)?;
+            if let Some(stream) = object.stream() {
+                // SAFETY: the caller's, as for accept(2).
+                unsafe { write_address(stream.endpoint.remote(), stream.domain, from, length) };
+            }
+            return Ok(new as usize);
+        }
+        let new = sys!(SYS_accept4, fd, from, length, flags);
+        if new >= 0 {
+            return Ok(new as usize);
+        }
+        let errno = Errno::from_raw_os_error(real::errno());
+        if errno != Errno::AGAIN || listener.nonblock.load(Ordering::Relaxed) {
+            return Err(errno);
+        }
+        wait_for_either(fd, listener, until)?;
+    }
+}
+
+fn wait_for_either(fd: c_int, listener: &Listener, until: Deadline) -> Result<(), Errno> {
+    let ask = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut both = [ask(fd), ask(listener.eventfd.as_raw_fd())];
+    let timeout = until.left().map(|left| libc::timespec {
+        tv_sec: (left / 1_000_000_000) as libc::time_t,
+        tv_nsec: (left % 1_000_000_000) as _,
+    });
+    let at = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let ready = sys!(SYS_ppoll, both.as_mut_ptr(), 2, at, 0, 8);
+    if ready > 0 {
+        Ok(())
+    } else if ready == 0 {
+        Err(Errno::AGAIN)
+    } else if interrupted() && until == Deadline::NEVER && restarts() {
+        Ok(())
+    } else {
+        Err(Errno::from_raw_os_error(real::errno()))
+    }
+}
+
+/// The next connection in the engine's queue, as a descriptor of ours.
+fn take_ours(listener: &Listener, flags: c_int) -> Result<Option<c_int>, Errno> {
+    if !take_one(&listener.eventfd) {
+        return Ok(None);
+    }
+    let opened = match listener.family.accept(listener.number) {
+        Ok(opened) => opened,
+        Err(Errno::AGAIN) => return Ok(None),
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS)) => return Err(errno),
+        // The engine is gone, or knows the listener no more: the kernel's queue is what is left.
+        Err(_) => return Ok(None),
+    };
+    Ok(Some(admit(opened, listener.domain, flags)))
+}
+
+/// Takes one of the connections that the eventfd counts. Whether there was one.
+fn take_one(eventfd: &Hidden) -> bool {
+    let current = u64::MAX;
+    let mut count = [0; 8];
+    let into = &mut [std::io::IoSliceMut::new(&mut count)];
+    let taken = rustix::io::preadv2(eventfd, into, current, rustix::io::ReadWriteFlags::NOWAIT);
+    if taken.is_err() {
+        return false;
+    }
+    // One that is no semaphore gave all.
+    let rest = u64::from_ne_bytes(count).saturating_sub(1);
+    if rest > 0 {
+        // Fails when somebody has spoilt it, who spoilt the own listener then.
+        let _ = rustix::io::write(eventfd, &rest.to_ne_bytes());
+    }
+    true
+}
+
+fn admit(opened: Opened, domain: c_int, flags: c_int) -> c_int {
+    let Opened { endpoint, eventfd } = opened;
+    endpoint.set(option::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
+    let fd = eventfd.into_raw_fd();
+    if flags & libc::SOCK_CLOEXEC == 0 {
+        sys!(SYS_fcntl, fd, libc::F_SETFD, 0);
+    }
+    let stream = Stream { endpoint, domain, blocked: AtomicBool::new(false) };
+    fds::put(fd, &fds::make(Kind::Stream(stream)));
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    let Some(object) = fds::stream(fd) else {
+        return sys!(SYS_shutdown, fd, how) as c_int;
+    };
+    guard(|| shut(&object, how)) as c_int
+}
+
+fn shut(object: &Ref, how: c_int) -> Result<usize, Errno> {
+    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+    if ![libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR].contains(&how) {
+        return Err(Errno::INVAL);
+    }
+    if how != libc::SHUT_RD {
+        stream.endpoint.finish();
+    }
+    if how != libc::SHUT_WR {
+        stream.endpoint.want_no_more();
+    }
+    epoll::touch(object);
+    Ok(0)
+}
+
+/// `fd`, for calls that only look.
+pub fn borrowed<'a>(fd: c_int) -> BorrowedFd<'a> {
+    // SAFETY: the program's own descriptor, that it has open during the call.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}

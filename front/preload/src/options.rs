@@ -1,0 +1,404 @@
+//! Options and names of sockets, as TCP would answer.
+
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
+use slipway_socket::{Endpoint, Errno, option};
+
+use crate::fds::{self, Kind, Stream};
+use crate::guard::guard;
+use crate::open::write_address;
+use crate::real::{self, fail, sys};
+
+/// Options that are remembered and mean nothing here, with the bit that remembers them.
+const SWITCHES: [(c_int, c_int, u32); 11] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR, 1),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT, 2),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE, 3),
+    (libc::SOL_SOCKET, libc::SO_BROADCAST, 4),
+    (libc::SOL_SOCKET, libc::SO_DONTROUTE, 5),
+    (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 6),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY, 7),
+    (libc::IPPROTO_TCP, libc::TCP_CORK, 8),
+    (libc::IPPROTO_TCP, libc::TCP_QUICKACK, 9),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 10),
+];
+
+/// Numbers that may be set to anything and are always this.
+const NUMBERS: [(c_int, c_int, c_int); 20] = [
+    (libc::SOL_SOCKET, libc::SO_TYPE, libc::SOCK_STREAM),
+    (libc::SOL_SOCKET, libc::SO_PROTOCOL, libc::IPPROTO_TCP),
+    (libc::SOL_SOCKET, libc::SO_ACCEPTCONN, 0),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY, 0),
+    (libc::SOL_SOCKET, libc::SO_MARK, 0),
+    (libc::SOL_SOCKET, libc::SO_SNDLOWAT, 1),
+    (libc::SOL_SOCKET, libc::SO_INCOMING_CPU, 0),
+    (libc::SOL_SOCKET, libc::SO_BUSY_POLL, 0),
+    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, -1),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG, 65_483),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 7200),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 75),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9),
+    (libc::IPPROTO_TCP, libc::TCP_SYNCNT, 6),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2, 60),
+    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
+    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, -1),
+    (libc::IPPROTO_IP, libc::IP_TOS, 0),
+    (libc::IPPROTO_IP, libc::IP_TTL, 64),
+];
+/// What a buffer has when nobody said, and the most it gets.
+const BUFFER: u64 = 1 << 20;
+const LARGEST: u64 = 4 << 20;
+
+fn switch_of(level: c_int, name: c_int) -> Option<u64> {
+    let found = SWITCHES.iter().find(|(at, what, _)| (*at, *what) == (level, name));
+    found.map(|(_, _, bit)| 1 << (option::FREE + bit))
+}
+
+fn low(endpoint: &Endpoint, word: usize) -> u64 {
+    endpoint.option(word).load(Ordering::Relaxed) & 0xffff_ffff
+}
+
+fn high(endpoint: &Endpoint, word: usize) -> u64 {
+    endpoint.option(word).load(Ordering::Relaxed) >> 32
+}
+
+fn store(endpoint: &Endpoint, word: usize, is_high: bool, value: u64) {
+    let shift = if is_high { 32 } else { 0 };
+    let place = endpoint.option(word);
+    let changed = |old: u64| Some(old & !(0xffff_ffff << shift) | (value & 0xffff_ffff) << shift);
+    let _ = place.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+}
+
+/// Milliseconds of a kernel socket's timeout; 0: none.
+pub fn timeout_of(fd: c_int, name: c_int) -> u64 {
+    let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut length = size_of::<libc::timeval>() as socklen_t;
+    sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, name, &raw mut time, &raw mut length);
+    milliseconds(time)
+}
+
+fn milliseconds(time: libc::timeval) -> u64 {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0).min(4_000_000);
+    seconds * 1000 + u64::try_from(time.tv_usec).unwrap_or(0).div_ceil(1000)
+}
+
+/// What was set on the kernel's socket before it became ours.
+pub fn take_over(fd: c_int, endpoint: &Endpoint) {
+    for (level, name, _) in SWITCHES {
+        if let Some(bit) = switch_of(level, name)
+            && real::option(fd, level, name).is_some_and(|value| value != 0)
+        {
+            endpoint.set(bit, true);
+        }
+    }
+    store(endpoint, option::TIMEOUTS, false, timeout_of(fd, libc::SO_RCVTIMEO));
+    store(endpoint, option::TIMEOUTS, true, timeout_of(fd, libc::SO_SNDTIMEO));
+    let mut linger = [0 as c_int; 2];
+    let mut length: socklen_t = 8;
+    let at = linger.as_mut_ptr();
+    sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, at, &raw mut length);
+    endpoint.set(option::ABORT, linger[0] != 0 && linger[1] == 0);
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    let Some(object) = fds::stream(fd) else {
+        let got = sys!(SYS_getsockopt, fd, level, name, value, length) as c_int;
+        return got;
+    };
+    guard(|| {
+        let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+        if value.is_null() || length.is_null() {
+            return Err(Errno::FAULT);
+        }
+        let mut bytes = [0; 256];
+        let size = read_option(stream, level, name, &mut bytes)?;
+        // SAFETY: as the caller says.
+        unsafe {
+            let room = (*length as usize).min(size);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), room);
+            *length = room as socklen_t;
+        }
+        Ok(0)
+    }) as c_int
+}
+
+fn read_option(
+    stream: &Stream,
+    level: c_int,
+    name: c_int,
+    into: &mut [u8; 256],
+) -> Result<usize, Errno> {
+    let endpoint = &stream.endpoint;
+    let mut numbers = |values: &[c_int]| {
+        for (place, value) in into.chunks_mut(4).zip(values) {
+            place.copy_from_slice(&value.to_ne_bytes());
+        }
+        Ok(values.len() * 4)
+    };
+    if let Some(bit) = switch_of(level, name) {
+        return numbers(&[c_int::from(endpoint.has(bit))]);
+    }
+    let size = |asked: u64| (if asked == 0 { BUFFER } else { asked }) as c_int;
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            numbers(&[endpoint.take_error().map_or(0, Errno::raw_os_error)])
+        }
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => numbers(&[stream.domain]),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => numbers(&[size(low(endpoint, option::BUFFERS))]),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => numbers(&[size(high(endpoint, option::BUFFERS))]),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+            numbers(&[(high(endpoint, option::HOLDERS) as c_int).max(1)])
+        }
+        (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            numbers(&[c_int::from(endpoint.has(option::ABORT)), 0])
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
+            let word = option::TIMEOUTS;
+            let time =
+                if name == libc::SO_RCVTIMEO { low(endpoint, word) } else { high(endpoint, word) };
+            into[..8].copy_from_slice(&(time / 1000).to_ne_bytes());
+            into[8..16].copy_from_slice(&(time % 1000 * 1000).to_ne_bytes());
+            Ok(16)
+        }
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+            into[..6].copy_from_slice(b"cubic\0");
+            Ok(16)
+        }
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+            // ESTABLISHED or CLOSE_WAIT; the rest does not exist here.
+            into[0] = if endpoint.ready() & 0x2000 == 0 { 1 } else { 8 };
+            into[16..20].copy_from_slice(&65_483u32.to_ne_bytes());
+            Ok(232)
+        }
+        _ => {
+            let found = NUMBERS.iter().find(|(at, what, _)| (*at, *what) == (level, name));
+            found.map_or(Err(Errno::NOPROTOOPT), |(_, _, value)| numbers(&[*value]))
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    let Some(object) = fds::get(fd) else {
+        return sys!(SYS_setsockopt, fd, level, name, value, length) as c_int;
+    };
+    let Some(stream) = object.stream() else {
+        let done = sys!(SYS_setsockopt, fd, level, name, value, length) as c_int;
+        if let Kind::Listener(listener) = object.kind() {
+            let time = timeout_of(fd, libc::SO_RCVTIMEO);
+            listener.timeout.store(time as i32, Ordering::Relaxed);
+        }
+        return done;
+    };
+    guard(|| {
+        if value.is_null() {
+            return Err(Errno::FAULT);
+        }
+        let mut bytes = [0; 16];
+        let size = bytes.len().min(length as usize);
+        // SAFETY: as the caller says.
+        unsafe { std::ptr::copy_nonoverlapping(value.cast(), bytes.as_mut_ptr(), size) };
+        write_option(stream, level, name, &bytes[..size])
+    }) as c_int
+}
+
+fn write_option(stream: &Stream, level: c_int, name: c_int, bytes: &[u8]) -> Result<usize, Errno> {
+    let endpoint = &stream.endpoint;
+    let number = |at: usize| {
+        let bytes = bytes.get(at..at + 4).ok_or(Errno::INVAL)?;
+        Ok(c_int::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
+    };
+    if let Some(bit) = switch_of(level, name) {
+        endpoint.set(bit, number(0)? != 0);
+        return Ok(0);
+    }
+    // The kernel doubles what it is asked for (socket(7)).
+    let buffer = |value: c_int| u64::try_from(value).unwrap_or(0).clamp(1152, LARGEST / 2) * 2;
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
+            store(endpoint, option::BUFFERS, false, buffer(number(0)?));
+        }
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
+            store(endpoint, option::BUFFERS, true, buffer(number(0)?));
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+            store(endpoint, option::HOLDERS, true, u64::try_from(number(0)?).unwrap_or(0).max(1));
+        }
+        (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            endpoint.set(option::ABORT, number(0)? != 0 && number(4)? == 0);
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
+            let half = |at: usize| {
+                let bytes = bytes.get(at..at + 8).ok_or(Errno::INVAL)?;
+                Ok::<_, Errno>(i64::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
+            };
+            let (tv_sec, tv_usec) = (half(0)?, half(8)?);
+            if !(0..1_000_000).contains(&tv_usec) {
+                return Err(Errno::DOM);
+            }
+            let time = milliseconds(libc::timeval { tv_sec, tv_usec });
+            store(endpoint, option::TIMEOUTS, name == libc::SO_SNDTIMEO, time);
+        }
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION)
+        | (libc::IPPROTO_IPV6, _)
+        | (libc::IPPROTO_IP, _) => {}
+        (
+            libc::SOL_SOCKET,
+            libc::SO_TYPE
+            | libc::SO_PROTOCOL
+            | libc::SO_ACCEPTCONN
+            | libc::SO_DOMAIN
+            | libc::SO_ERROR,
+        ) => {
+            return Err(Errno::NOPROTOOPT);
+        }
+        _ if NUMBERS.iter().any(|(at, what, _)| (*at, *what) == (level, name)) => {}
+        _ => return Err(Errno::NOPROTOOPT),
+    }
+    Ok(0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockname(
+    fd: c_int,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    let Some(object) = fds::stream(fd) else {
+        return sys!(SYS_getsockname, fd, to, length) as c_int;
+    };
+    // SAFETY: as the caller says.
+    unsafe { name(&object, false, to, length) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getpeername(
+    fd: c_int,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    let Some(object) = fds::stream(fd) else {
+        return sys!(SYS_getpeername, fd, to, length) as c_int;
+    };
+    // SAFETY: as the caller says.
+    unsafe { name(&object, true, to, length) }
+}
+
+unsafe fn name(object: &fds::Ref, peer: bool, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    if to.is_null() || length.is_null() {
+        return fail(Errno::FAULT) as c_int;
+    }
+    if let Some(stream) = object.stream() {
+        let endpoint = &stream.endpoint;
+        let address = if peer { endpoint.remote() } else { endpoint.local() };
+        // SAFETY: as the caller says.
+        unsafe { write_address(address, stream.domain, to, length) };
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, length: socklen_t) -> c_int {
+    match fds::stream(fd) {
+        Some(_) => fail(Errno::INVAL) as c_int,
+        None => sys!(SYS_bind, fd, at, length) as c_int,
+    }
+}
+
+/// fcntl(2) is variadic; its argument comes as this one does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    let Some(object) = fds::get(fd) else {
+        return sys!(SYS_fcntl, fd, command, argument) as c_int;
+    };
+    let flags = argument as c_int;
+    match (command, object.kind()) {
+        (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => {
+            let new = sys!(SYS_fcntl, fd, command, argument) as c_int;
+            if new >= 0 && !fds::is_borrowed() {
+                fds::put(new, &object);
+            }
+            new
+        }
+        (libc::F_GETFL, Kind::Stream(stream)) => status(stream.endpoint.has(option::NONBLOCK)),
+        (libc::F_SETFL, Kind::Stream(stream)) => {
+            stream.endpoint.set(option::NONBLOCK, flags & libc::O_NONBLOCK != 0);
+            0
+        }
+        (libc::F_GETFL, Kind::Listener(listener)) => {
+            status(listener.nonblock.load(Ordering::Relaxed))
+        }
+        (libc::F_SETFL, Kind::Listener(listener)) => {
+            listener.nonblock.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
+            0
+        }
+        _ => sys!(SYS_fcntl, fd, command, argument) as c_int,
+    }
+}
+
+fn status(nonblock: bool) -> c_int {
+    libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+/// ioctl(2) is variadic; its argument comes as this one does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
+    let Some(object) = fds::get(fd) else {
+        return sys!(SYS_ioctl, fd, request, argument) as c_int;
+    };
+    let kernel = || sys!(SYS_ioctl, fd, request, argument) as c_int;
+    // SAFETY: what these requests point to is an int.
+    let number = || unsafe { argument.as_mut() };
+    match (object.kind(), request) {
+        (Kind::Listener(listener), libc::FIONBIO) => {
+            let Some(number) = number() else { return fail(Errno::FAULT) as c_int };
+            listener.nonblock.store(*number != 0, Ordering::Relaxed);
+            0
+        }
+        (Kind::Stream(_), libc::FIOCLEX | libc::FIONCLEX) => kernel(),
+        (Kind::Stream(stream), _) => {
+            let endpoint = &stream.endpoint;
+            match (request, number()) {
+                (libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ, None) => {
+                    fail(Errno::FAULT) as c_int
+                }
+                (libc::FIONBIO, Some(number)) => {
+                    endpoint.set(option::NONBLOCK, *number != 0);
+                    0
+                }
+                (libc::FIONREAD, Some(number)) => {
+                    *number = endpoint.arrived() as c_int;
+                    0
+                }
+                (libc::TIOCOUTQ, Some(number)) => {
+                    *number = endpoint.unread() as c_int;
+                    0
+                }
+                _ => fail(Errno::NOTTY) as c_int,
+            }
+        }
+        _ => kernel(),
+    }
+}

@@ -1,0 +1,377 @@
+//! poll(2) and select(2), with descriptors of both kinds.
+
+use libc::{c_int, c_ulong, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use slipway_socket::{Deadline, Errno, Half};
+
+use crate::data::assert_fits;
+use crate::fds::{self, Kind, Ref};
+use crate::guard::guard;
+use crate::real::{self, sys};
+use crate::session;
+
+const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
+/// Descriptors that are polled without taking memory.
+const FEW: usize = 32;
+
+/// # Safety
+/// As for ppoll(2).
+unsafe fn set<'a>(fds: *mut pollfd, count: nfds_t) -> Result<&'a mut [pollfd], Errno> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&mut []),
+        Ok(count) if !fds.is_null() && count <= 1 << 20 => {
+            // SAFETY: as the caller says.
+            Ok(unsafe { std::slice::from_raw_parts_mut(fds, count) })
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: as the caller says.
+    if unsafe { has_ours(fds, count) } {
+        let until = match u64::try_from(timeout) {
+            Ok(milliseconds) => Deadline::after(milliseconds * 1_000_000),
+            Err(_) => Deadline::NEVER,
+        };
+        // SAFETY: as the caller says.
+        return guard(|| unsafe { poll_both(set(fds, count)?, until, std::ptr::null()) }) as c_int;
+    }
+    sys!(SYS_poll, fds, count, timeout) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+    room: usize,
+) -> c_int {
+    assert_fits(count as usize * size_of::<pollfd>(), room);
+    // SAFETY: as the caller says.
+    unsafe { poll(fds, count, timeout) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: as the caller says.
+    if unsafe { has_ours(fds, count) } {
+        // SAFETY: as above.
+        let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
+        // SAFETY: as above.
+        return guard(|| unsafe { poll_both(set(fds, count)?, until, mask) }) as c_int;
+    }
+    // The system call changes the timeout, libc's function does not.
+    // SAFETY: as above.
+    let own = unsafe { timeout.as_ref() }.copied();
+    let at = own.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    sys!(SYS_ppoll, fds, count, at, mask, 8) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: usize,
+) -> c_int {
+    assert_fits(count as usize * size_of::<pollfd>(), room);
+    // SAFETY: as the caller says.
+    unsafe { ppoll(fds, count, timeout, mask) }
+}
+
+pub fn after(time: &timespec) -> Deadline {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0).min(1 << 32);
+    Deadline::after(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+unsafe fn has_ours(fds: *const pollfd, count: nfds_t) -> bool {
+    // SAFETY: as the caller says.
+    !fds.is_null() && (0..count as usize).any(|at| fds::is_known(unsafe { (*fds.add(at)).fd }))
+}
+
+/// The bits of `object` that `events` asks for.
+fn bits(object: &Ref, events: i16) -> i16 {
+    object.stream().map_or(0, |stream| stream.endpoint.ready() & (events | ALWAYS))
+}
+
+/// The connections in a set, by their place.
+fn streams(set: &[pollfd]) -> impl Iterator<Item = (usize, Ref)> + '_ {
+    set.iter().enumerate().filter_map(|(at, polled)| Some((at, fds::stream(polled.fd)?)))
+}
+
+/// Fills in what is ready of ours; how many.
+fn look(set: &mut [pollfd]) -> usize {
+    let mut ready = 0;
+    for polled in set.iter_mut() {
+        if let Some(object) = fds::stream(polled.fd) {
+            polled.revents = bits(&object, polled.events);
+            ready += usize::from(polled.revents != 0);
+        }
+    }
+    ready
+}
+
+fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Result<usize, Errno> {
+    loop {
+        let mut ready = look(set);
+        if ready == 0 && !until.has_passed() {
+            ready = spin(set, until);
+        }
+        if ready > 0 || until.has_passed() {
+            return Ok(ready + poll_kernel(set, Some(0), mask, false)?);
+        }
+        let is_ready = streams(set).any(|(at, object)| !arm(&object, set[at].events));
+        if is_ready {
+            continue;
+        }
+        let others = poll_kernel(set, until.left(), mask, true)?;
+        let ready = look(set);
+        if ready + others > 0 {
+            streams(set).for_each(|(_, object)| {
+                if let Some(stream) = object.stream() {
+                    stream.endpoint.spin().woke();
+                }
+            });
+            return Ok(ready + others);
+        }
+    }
+}
+
+/// Looks for a while, if there are few enough of ours for it and traffic was recent.
+fn spin(set: &mut [pollfd], until: Deadline) -> usize {
+    let ours = streams(set).take(9).count();
+    let Some((_, first)) = streams(set).next() else { return 0 };
+    let Some(stream) = first.stream() else { return 0 };
+    // What is the kernel's does not wait for ours.
+    if ours > 8 || ours < set.iter().filter(|polled| polled.fd >= 0).count() {
+        return 0;
+    }
+    let spin = stream.endpoint.spin();
+    let mut ready = 0;
+    spin.until(until.left().unwrap_or(u64::MAX), || {
+        ready = look(set);
+        ready > 0
+    });
+    spin.sleeps();
+    ready
+}
+
+/// Has the eventfd raised for what is asked for. False: it is there by now.
+fn arm(object: &Ref, events: i16) -> bool {
+    let Some(stream) = object.stream() else { return true };
+    let endpoint = &stream.endpoint;
+    if events & libc::POLLOUT != 0 {
+        endpoint.arm(Half::Sending, 1);
+    }
+    let wants = events & (libc::POLLIN | libc::POLLRDNORM) != 0;
+    endpoint.arm(Half::Receiving, if wants { 1 } else { endpoint.arrived() + 1 });
+    bits(object, events) == 0
+}
+
+/// Polls the kernel's in `set`, and with `sleep` the eventfds of ours. How many of the kernel's are ready.
+fn poll_kernel(
+    set: &mut [pollfd],
+    left: Option<u64>,
+    mask: *const sigset_t,
+    sleep: bool,
+) -> Result<usize, Errno> {
+    let nothing = pollfd { fd: -1, events: 0, revents: 0 };
+    let mut few = [nothing; FEW];
+    let mut many = Vec::new();
+    // A listener's second queue, and the engine's connection.
+    let extra = set.iter().filter(|polled| fds::is_known(polled.fd)).count() + 1;
+    let size = set.len() + extra;
+    let both = if size <= FEW {
+        &mut few[..size]
+    } else {
+        many.resize(size, nothing);
+        &mut many[..]
+    };
+    let mut next = set.len();
+    for (at, polled) in set.iter().enumerate() {
+        both[at] = *polled;
+        match fds::get(polled.fd).as_ref().map(|object| object.kind()) {
+            Some(Kind::Stream(_)) => {
+                both[at].events = libc::POLLIN;
+                if !sleep {
+                    both[at].fd = -1;
+                }
+            }
+            Some(Kind::Listener(listener)) => {
+                let fd = std::os::fd::AsRawFd::as_raw_fd(&listener.eventfd);
+                let events = polled.events & (libc::POLLIN | libc::POLLRDNORM);
+                both[next] = pollfd { fd, events, revents: 0 };
+                next += 1;
+            }
+            _ => {}
+        }
+    }
+    let family = if sleep { session::known() } else { None };
+    if let Some(family) = &family {
+        both[next] = pollfd { fd: family.descriptor(), events: 0, revents: 0 };
+    }
+    let time = left.map(|left| timespec {
+        tv_sec: (left / 1_000_000_000) as libc::time_t,
+        tv_nsec: (left % 1_000_000_000) as _,
+    });
+    let at = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    if sys!(SYS_ppoll, both.as_mut_ptr(), size, at, mask, 8) < 0 {
+        return Err(Errno::from_raw_os_error(real::errno()));
+    }
+    if let Some(family) = family
+        && both[next].revents != 0
+    {
+        family.bury();
+    }
+    let mut second = set.len();
+    let mut ready = 0;
+    for (at, polled) in set.iter_mut().enumerate() {
+        match fds::get(polled.fd).as_ref().map(|object| object.kind()) {
+            Some(Kind::Stream(_)) => {
+                if both[at].revents != 0 && sleep {
+                    slipway_eventfd::drain(crate::open::borrowed(polled.fd));
+                }
+                continue;
+            }
+            Some(Kind::Listener(_)) => {
+                polled.revents = both[at].revents | both[second].revents;
+                second += 1;
+            }
+            _ => polled.revents = both[at].revents,
+        }
+        ready += usize::from(polled.revents != 0);
+    }
+    Ok(ready)
+}
+
+const READ: usize = 0;
+const WRITE: usize = 1;
+const EXCEPT: usize = 2;
+const WANTED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+/// What poll(2) says that counts as each of select(2)'s sets (its manual page).
+const COUNTS: [i16; 3] =
+    [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
+
+type Sets = [*mut fd_set; 3];
+
+/// A word of a set, and the bit of `fd` in it. Sets may be longer than `fd_set`.
+unsafe fn word(set: *mut fd_set, fd: c_int) -> (*mut c_ulong, c_ulong) {
+    let place = set.cast::<c_ulong>().wrapping_add(fd as usize / 64);
+    (place, 1 << (fd as usize % 64))
+}
+
+unsafe fn is_in(set: *mut fd_set, fd: c_int) -> bool {
+    if set.is_null() {
+        return false;
+    }
+    // SAFETY: as the caller says.
+    let (place, bit) = unsafe { word(set, fd) };
+    // SAFETY: as above.
+    unsafe { *place & bit != 0 }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let sets = [read, write, except];
+    // SAFETY: as the caller says, here and below.
+    if !unsafe { selects_ours(count, sets) } {
+        return sys!(SYS_select, count, read, write, except, timeout) as c_int;
+    }
+    // SAFETY: as above.
+    let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, |time| {
+        after(&timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 })
+    });
+    // SAFETY: as above.
+    let got = guard(|| unsafe { select_both(count, sets, until, std::ptr::null()) }) as c_int;
+    // Linux says what is left.
+    // SAFETY: as above.
+    if let (Some(time), Some(left)) = (unsafe { timeout.as_mut() }, until.left()) {
+        time.tv_sec = (left / 1_000_000_000) as libc::time_t;
+        time.tv_usec = (left % 1_000_000_000 / 1000) as libc::suseconds_t;
+    }
+    got
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let sets = [read, write, except];
+    // SAFETY: as the caller says, here and below.
+    if !unsafe { selects_ours(count, sets) } {
+        // SAFETY: as above.
+        let own = unsafe { timeout.as_ref() }.copied();
+        let at = own.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let mask = [mask as usize, 8];
+        return sys!(SYS_pselect6, count, read, write, except, at, mask.as_ptr()) as c_int;
+    }
+    // SAFETY: as above.
+    let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
+    // SAFETY: as above.
+    guard(|| unsafe { select_both(count, sets, until, mask) }) as c_int
+}
+
+unsafe fn selects_ours(count: c_int, sets: Sets) -> bool {
+    (0..count.max(0)).any(|fd| {
+        // SAFETY: as the caller says.
+        fds::is_known(fd) && sets.iter().any(|set| unsafe { is_in(*set, fd) })
+    })
+}
+
+unsafe fn select_both(
+    count: c_int,
+    sets: Sets,
+    until: Deadline,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let mut polled = Vec::new();
+    for fd in 0..count {
+        let mut events = 0;
+        for (set, wanted) in sets.iter().zip(WANTED) {
+            // SAFETY: as the caller says.
+            events |= if unsafe { is_in(*set, fd) } { wanted } else { 0 };
+        }
+        if events != 0 {
+            polled.push(pollfd { fd, events, revents: 0 });
+        }
+    }
+    poll_both(&mut polled, until, mask)?;
+    if polled.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
+        return Err(Errno::BADF);
+    }
+    let mut ready = 0;
+    for one in &polled {
+        for which in [READ, WRITE, EXCEPT] {
+            if one.events & WANTED[which] == 0 {
+                continue;
+            }
+            // SAFETY: as the caller says; the set is there, since the bit was in it.
+            let (place, bit) = unsafe { word(sets[which], one.fd) };
+            if one.revents & COUNTS[which] != 0 {
+                ready += 1;
+            } else {
+                // SAFETY: as above.
+                unsafe { *place &= !bit };
+            }
+        }
+    }
+    Ok(ready)
+}

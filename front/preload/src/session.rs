@@ -1,0 +1,62 @@
+//! The family that this process belongs to.
+
+use std::sync::Arc;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use slipway_socket::{Family, engine_path};
+
+use slipway_socket::lock::Lock;
+
+pub static FAMILY: Lock<Option<Arc<Family>>> = Lock::new(None);
+/// Monotonic milliseconds before which nobody tries again.
+static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
+/// How long to wait after the engine was not there.
+const PAUSE: u64 = 200;
+
+fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    (time.tv_sec as u64).wrapping_mul(1000).wrapping_add(time.tv_nsec as u64 / 1_000_000)
+}
+
+/// One line on standard error, for who set `SLIPWAY_LOG`.
+pub fn log(text: std::fmt::Arguments<'_>) {
+    if std::env::var_os("SLIPWAY_LOG").is_some() {
+        eprintln!("libslipway: {text}");
+    }
+}
+
+/// The family, if this process has one that lives.
+pub fn known() -> Option<Arc<Family>> {
+    FAMILY.hold().clone().filter(|family| !family.is_dead())
+}
+
+/// The family: attached now, if it was not. None: there is no engine.
+pub fn family() -> Option<Arc<Family>> {
+    let mut held = FAMILY.hold();
+    if let Some(family) = &*held
+        && !family.is_dead()
+        && !family.look()
+    {
+        return Some(family.clone());
+    }
+    *held = None;
+    if now() < NOT_BEFORE.load(Ordering::Relaxed) {
+        return None;
+    }
+    match Family::attach(&engine_path()) {
+        Ok(family) => {
+            static ONCE: Once = Once::new();
+            ONCE.call_once(crate::process::begin);
+            *held = Some(family);
+        }
+        Err(error) => {
+            NOT_BEFORE.store(now() + PAUSE, Ordering::Relaxed);
+            log(format_args!(
+                "no engine at {}: {error}; the kernel's sockets do",
+                engine_path().display()
+            ));
+        }
+    }
+    held.clone()
+}

@@ -1,0 +1,430 @@
+#!/usr/bin/env python3
+"""What sockets do, one line each: run with the kernel's sockets and with Slipway's, and compare.
+
+Prints what was seen, never how long it took. Ends with `ours: N` on standard error, N the number of
+connections that were eventfds and not sockets.
+"""
+
+import array
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import termios
+import threading
+import time
+
+OURS = 0
+
+
+def count(sock):
+    global OURS
+    OURS += "eventfd" in os.readlink(f"/proc/self/fd/{sock.fileno()}")
+
+
+def listener(family=socket.AF_INET, backlog=16):
+    sock = socket.socket(family)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
+    sock.listen(backlog)
+    return sock
+
+
+def pair(family=socket.AF_INET):
+    server = listener(family)
+    client = socket.socket(family)
+    client.connect(server.getsockname())
+    accepted, _ = server.accept()
+    server.close()
+    count(client)
+    count(accepted)
+    return client, accepted
+
+
+def attempt(call, *arguments):
+    try:
+        return call(*arguments)
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error))
+
+
+def settle(sock, wanted, flag):
+    """Poll bits of a socket, when `wanted` are there: what the other side did takes its time in TCP."""
+    poller = select.poll()
+    poller.register(sock, flag)
+    for _ in range(200):
+        bits = dict(poller.poll(50)).get(sock.fileno(), 0)
+        if bits & wanted == wanted:
+            break
+        time.sleep(0.01)
+    names = ["IN", "OUT", "ERR", "HUP", "RDHUP"]
+    return [name for name in names if bits & getattr(select, "POLL" + name)]
+
+
+ALL = select.POLLIN | select.POLLOUT | select.POLLRDHUP
+
+
+def plain():
+    a, b = pair()
+    print(a.send(b"hello"), b.recv(100))
+    print(b.send(b"world"), a.recv(3), a.recv(100))
+    a.sendmsg([b"one", b"two"])
+    buffers = [bytearray(2), bytearray(10)]
+    time.sleep(0.05)
+    print(b.recvmsg_into(buffers)[0], buffers)
+    os.write(a.fileno(), b"written")
+    print(os.read(b.fileno(), 100))
+    a.sendall(b"peeked")
+    print(b.recv(3, socket.MSG_PEEK), b.recv(100))
+    threading.Timer(0.1, a.sendall, [b"b" * 5]).start()
+    a.sendall(b"a" * 5)
+    print(b.recv(10, socket.MSG_WAITALL))
+    print(attempt(b.recv, 10, socket.MSG_DONTWAIT))
+    print(a.getsockname() == b.getpeername(), b.getsockname() == a.getpeername())
+
+
+def six():
+    a, b = pair(socket.AF_INET6)
+    a.sendall(b"six")
+    print(b.recv(10), a.family, b.family, b.getsockname()[0], len(a.getpeername()))
+
+
+def ends():
+    a, b = pair()
+    a.sendall(b"last")
+    a.shutdown(socket.SHUT_WR)
+    print(settle(b, select.POLLRDHUP, ALL))
+    print(b.recv(10), b.recv(10), b.recv(10))
+    print(attempt(a.send, b"x"))
+    b.sendall(b"back")
+    print(a.recv(10))
+    b.shutdown(socket.SHUT_WR)
+    print(settle(a, select.POLLHUP, ALL), a.recv(10))
+    a.close()
+    print(attempt(b.recv, 10))
+    a, b = pair()
+    a.close()
+    print(b.recv(10), settle(b, select.POLLRDHUP, ALL))
+    a, b = pair()
+    a.shutdown(socket.SHUT_RD)
+    print(a.recv(10))
+    print(attempt(a.shutdown, 7))
+
+
+def resets():
+    a, b = pair()
+    a.sendall(b"unread")
+    b.recv(1)
+    b.close()
+    print(settle(a, select.POLLERR, ALL))
+    print(attempt(a.recv, 10), attempt(a.recv, 10), attempt(a.send, b"x"))
+    a, b = pair()
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    b.close()
+    settle(a, select.POLLERR, ALL)
+    print(errno.errorcode.get(a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
+    print(a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), attempt(a.recv, 10))
+
+
+def pipes():
+    seen = []
+    before = signal.signal(signal.SIGPIPE, lambda *_: seen.append("SIGPIPE"))
+    a, _b = pair()
+    a.shutdown(socket.SHUT_WR)
+    print(attempt(os.write, a.fileno(), b"x"), seen)
+    print(attempt(a.send, b"x", socket.MSG_NOSIGNAL), seen)
+    signal.signal(signal.SIGPIPE, before)
+
+
+def refusals():
+    sock = socket.socket()
+    free = listener()
+    at = free.getsockname()
+    free.close()
+    print(attempt(sock.connect, at))
+    a, b = pair()
+    print(attempt(a.connect, at), attempt(a.bind, at), attempt(a.listen), attempt(a.accept))
+    print(attempt(b.send, b"x", socket.MSG_OOB) in ("EOPNOTSUPP", "ENOTSUP", 1))
+    print(attempt(socket.socket().send, b"x") == "EPIPE", attempt(socket.socket().recv, 1))
+
+
+def nonblocking():
+    server = listener()
+    server.setblocking(False)
+    print(attempt(server.accept))
+    client = socket.socket()
+    client.setblocking(False)
+    print(errno.errorcode.get(client.connect_ex(server.getsockname())))
+    print(settle(client, select.POLLOUT, select.POLLOUT))
+    print(client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    select.select([server], [], [], 5)
+    accepted, _ = server.accept()
+    print(accepted.getblocking(), fcntl.fcntl(client, fcntl.F_GETFL) & os.O_NONBLOCK != 0)
+    print(attempt(client.recv, 1))
+    sent = 0
+    while True:
+        got = attempt(client.send, b"z" * 65536)
+        if not isinstance(got, int):
+            break
+        sent += got
+    print(got, settle(client, 0, select.POLLOUT))
+    left = sent
+    while left:
+        left -= len(accepted.recv(1 << 20))
+    print(settle(client, select.POLLOUT, select.POLLOUT), left)
+
+
+def timeouts():
+    a, _b = pair()
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
+    began = time.monotonic()
+    print(attempt(a.recv, 1), 0.04 < time.monotonic() - began < 5)
+    print(a.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == struct.pack("ll", 0, 52_000)
+          or a.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == struct.pack("ll", 0, 50_000))
+    print(select.select([a], [], [], 0.05), select.select([], [a], [], 5)[1] == [a])
+
+
+def interruptions():
+    a, b = pair()
+
+    class Stop(Exception):
+        pass
+
+    def handler(*_):
+        raise Stop
+
+    signal.signal(signal.SIGALRM, handler)
+    for wait in (lambda: a.recv(1), lambda: select.select([a], [], []), lambda: select.poll().poll):
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            wait()
+            time.sleep(1)
+        except Stop:
+            print("stopped")
+    b.close()
+
+
+def options():
+    a, b = pair()
+    level = socket.SOL_SOCKET
+    for name in ("SO_TYPE", "SO_DOMAIN", "SO_PROTOCOL", "SO_ACCEPTCONN", "SO_ERROR", "SO_KEEPALIVE"):
+        print(name, a.getsockopt(level, getattr(socket, name)))
+    a.setsockopt(level, socket.SO_KEEPALIVE, 1)
+    a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    print(a.getsockopt(level, socket.SO_KEEPALIVE), a.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    a.setsockopt(level, socket.SO_SNDBUF, 65536)
+    print(a.getsockopt(level, socket.SO_SNDBUF))
+    print(attempt(a.getsockopt, level, 9999), attempt(a.setsockopt, level, 9999, 1))
+    b.sendall(b"12345")
+    settle(a, select.POLLIN, select.POLLIN)
+    number = array.array("i", [0])
+    fcntl.ioctl(a, termios.FIONREAD, number)
+    print(number[0], a.recv(10))
+
+
+def copies():
+    a, b = pair()
+    c = a.dup()
+    a.close()
+    c.sendall(b"copy")
+    print(b.recv(10))
+    os.dup2(c.fileno(), 200)
+    c.close()
+    os.write(200, b"second")
+    print(b.recv(10))
+    os.close(200)
+    print(b.recv(10))
+
+
+def forks():
+    a, b = pair()
+    child = os.fork()
+    if child == 0:
+        a.close()
+        b.sendall(b"from the child")
+        print(b.recv(100))
+        sys.stdout.flush()
+        os._exit(0)
+    b.close()
+    print(a.recv(100))
+    a.sendall(b"from the parent")
+    os.waitpid(child, 0)
+    print(a.recv(100))
+    server = listener()
+    child = os.fork()
+    if child == 0:
+        c, _ = server.accept()
+        count(c)
+        c.sendall(c.recv(100)[::-1])
+        os._exit(0)
+    c = socket.create_connection(server.getsockname())
+    c.sendall(b"reverse")
+    print(c.recv(100))
+    os.waitpid(child, 0)
+    print(c.recv(100))
+
+
+def kills():
+    server = listener()
+    for how in ("idle", "unread"):
+        child = os.fork()
+        if child == 0:
+            c, _ = server.accept()
+            c.recv(1)
+            time.sleep(100)
+        c = socket.create_connection(server.getsockname())
+        c.sendall(b"a" if how == "idle" else b"aaaa")
+        time.sleep(0.2)
+        os.kill(child, signal.SIGKILL)
+        print(how, settle(c, select.POLLIN, ALL), attempt(c.recv, 10))
+        os.waitpid(child, 0)
+
+
+def epolls():
+    for edge in (0, select.EPOLLET):
+        a, b = pair()
+        ep = select.epoll()
+        ep.register(a, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | edge)
+        print([e for _, e in ep.poll(1)])
+        print([e for _, e in ep.poll(0.05)])
+        b.sendall(b"xy")
+        time.sleep(0.05)
+        print([e for _, e in ep.poll(1)], [e for _, e in ep.poll(0.05)])
+        a.recv(1)
+        print([e for _, e in ep.poll(0.05)])
+        b.sendall(b"z")
+        time.sleep(0.05)
+        print([e for _, e in ep.poll(1)])
+        ep.modify(a, select.EPOLLIN | edge)
+        print([e for _, e in ep.poll(1)])
+        a.recv(10)
+        print([e for _, e in ep.poll(0.05)])
+        threading.Timer(0.1, b.sendall, [b"later"]).start()
+        print([e for _, e in ep.poll(5)])
+        ep.modify(a, select.EPOLLIN | edge | select.EPOLLONESHOT)
+        print([e for _, e in ep.poll(1)], [e for _, e in ep.poll(0.05)])
+        ep.modify(a, select.EPOLLIN | select.EPOLLRDHUP | edge)
+        a.recv(10)
+        threading.Timer(0.1, b.close).start()
+        print([e for _, e in ep.poll(5)])
+        ep.unregister(a)
+        try:
+            ep.unregister(a)
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+        ep.register(a, select.EPOLLIN)
+        a.close()
+        print(ep.poll(0.05))
+
+
+def mixtures():
+    """A pipe, a datagram socket and a stream in one set of each kind."""
+    a, b = pair()
+    r, w = os.pipe()
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    u.bind(("127.0.0.1", 0))
+    names = {a.fileno(): "stream", r: "pipe", u.fileno(): "datagram"}
+    ep = select.epoll()
+    for fd in names:
+        ep.register(fd, select.EPOLLIN)
+    poller = select.poll()
+    for fd in names:
+        poller.register(fd, select.POLLIN)
+
+    def look():
+        time.sleep(0.05)
+        for found in ([fd for fd, _ in ep.poll(0.05)], [fd for fd, _ in poller.poll(50)],
+                      select.select(list(names), [], [], 0.05)[0]):
+            print(sorted(names[fd] for fd in found))
+
+    look()
+    os.write(w, b"x")
+    look()
+    b.sendall(b"x")
+    look()
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", u.getsockname())
+    look()
+    os.read(r, 1)
+    look()
+    a.recv(1)
+    look()
+    u.recv(10)
+    for wake, empty in ((lambda: os.write(w, b"x"), lambda: os.read(r, 1)),
+                        (lambda: b.sendall(b"y"), lambda: a.recv(1))):
+        timer = threading.Timer(0.1, wake)
+        timer.start()
+        print([names[fd] for fd, _ in ep.poll(5)], len(empty()))
+        timer.join()
+
+
+def threads():
+    a, b = pair()
+    size = 3_000_000
+    data = bytes(range(256)) * (size // 256)
+    got = {}
+
+    def reader(sock, name):
+        parts = []
+        left = len(data)
+        while left:
+            part = sock.recv(70_000)
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+        got[name] = b"".join(parts) == data
+
+    all_of = [threading.Thread(target=reader, args=(s, n)) for s, n in ((a, "a"), (b, "b"))]
+    all_of += [threading.Thread(target=s.sendall, args=(data,)) for s in (a, b)]
+    for thread in all_of:
+        thread.start()
+    for thread in all_of:
+        thread.join(60)
+    print(sorted(got.items()))
+
+
+def files():
+    import tempfile
+    a, b = pair()
+    with tempfile.TemporaryFile() as file:
+        file.write(b"0123456789" * 1000)
+        file.flush()
+        print(os.sendfile(a.fileno(), file.fileno(), 5, 9995))
+        file.seek(9990)
+        print(os.sendfile(a.fileno(), file.fileno(), None, 100), file.tell())
+    left = 10005
+    while left:
+        left -= len(b.recv(left))
+    print(left, attempt(b.recv, 1, socket.MSG_DONTWAIT))
+
+
+def children():
+    """Programs that the program starts go on as ever, and nothing that is open is closed by it."""
+    import subprocess
+    a, b = pair()
+    print(subprocess.run(["echo", "child"], stdout=subprocess.PIPE, check=True).stdout)
+    print(subprocess.run(["sh", "-c", "echo shell"], close_fds=False, stdout=subprocess.PIPE, check=True).stdout)
+    os.closerange(500, 600)
+    a.sendall(b"still here")
+    print(b.recv(100))
+
+
+PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options, copies,
+         forks, kills, epolls, mixtures, threads, files, children]
+
+if __name__ == "__main__":
+    wanted = sys.argv[1:]
+    for part in PARTS:
+        if wanted and part.__name__ not in wanted:
+            continue
+        print(f"-- {part.__name__}", flush=True)
+        try:
+            part()
+        except Exception as error:  # The comparison shows it.
+            print(type(error).__name__, error)
+        sys.stdout.flush()
+    print(f"ours: {OURS}", file=sys.stderr)

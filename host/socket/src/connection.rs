@@ -1,0 +1,107 @@
+//! The connection to the engine: a request, its reply, and the descriptors that come with it.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::Timeout;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use slipway_sgiov_spec::control::{DESCRIPTORS, REPLY, Reply, Request};
+
+use crate::hidden::Hidden;
+
+/// How long the engine may take to answer; longer, and it is taken for dead.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+
+pub(crate) struct Connection {
+    socket: Hidden,
+}
+
+/// A reply and what came with it.
+pub(crate) struct Answer {
+    pub reply: Reply,
+    pub descriptors: Descriptors,
+}
+
+/// Descriptors, in the order in which they were sent.
+#[derive(Default)]
+pub(crate) struct Descriptors([Option<OwnedFd>; DESCRIPTORS], usize);
+
+impl Descriptors {
+    /// The next one.
+    ///
+    /// # Errors
+    /// `EPROTO`: there is none.
+    pub fn next(&mut self) -> Result<OwnedFd, Errno> {
+        let at = self.1;
+        self.1 += 1;
+        self.0.get_mut(at).and_then(Option::take).ok_or(Errno::PROTO)
+    }
+}
+
+impl Connection {
+    pub fn open(path: &Path) -> std::io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let kind = SocketType::SEQPACKET;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+        let socket = Hidden::new(socket)?;
+        rustix::net::connect(&socket, &address)?;
+        Self::of(socket)
+    }
+
+    pub fn of(socket: Hidden) -> std::io::Result<Self> {
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        Ok(Self { socket })
+    }
+
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// A request that has no reply.
+    pub fn tell(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        let bytes = request.encode();
+        let pieces = [std::io::IoSlice::new(&bytes)];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let passed = with.map(|fd| [fd]);
+        if let Some(fds) = &passed {
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(&self.socket, &pieces, &mut ancillary, SendFlags::NOSIGNAL)
+        })?;
+        Ok(())
+    }
+
+    /// A request and its reply.
+    ///
+    /// # Errors
+    /// The engine is gone, or does not speak as it should.
+    pub fn ask(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
+        self.tell(request, with)?;
+        let mut bytes = [0; REPLY];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = rustix::io::retry_on_intr(|| {
+            let pieces = &mut [std::io::IoSliceMut::new(&mut bytes)];
+            rustix::net::recvmsg(&self.socket, pieces, &mut ancillary, flags)
+        })?;
+        let mut descriptors = Descriptors::default();
+        let passed = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        for (place, fd) in descriptors.0.iter_mut().zip(passed.flatten()) {
+            *place = Some(fd);
+        }
+        let reply = Reply::decode(&bytes[..got.bytes]).ok_or(Errno::PROTO)?;
+        Ok(Answer { reply, descriptors })
+    }
+}

@@ -1,0 +1,276 @@
+//! What a process has of the engine: its connection, the family's table, the arenas.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use rustix::io::Errno;
+use slipway_ring::cross::Arena;
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::{Endpoint as Granted, NOT_OURS, Reply, Request, VERSION};
+
+use crate::connection::{Answer, Connection, Descriptors};
+use crate::endpoint::Endpoint;
+use crate::hidden::Hidden;
+use crate::lock::{Held, Lock};
+use crate::table::Table;
+
+/// Where the engine's socket is: `SLIPWAY_SOCKET`, or the usual place.
+pub fn engine_path() -> PathBuf {
+    std::env::var_os("SLIPWAY_SOCKET")
+        .map_or_else(|| PathBuf::from("/run/slipway/socket.sock"), PathBuf::from)
+}
+
+/// Why there is no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotConnected {
+    /// The kernel may have a way there.
+    NotOurs,
+    /// What connect(2) would say.
+    Failed(Errno),
+}
+
+/// A connection that was made, and the eventfd that its owner sleeps on.
+pub struct Opened {
+    /// This side of it.
+    pub endpoint: Endpoint,
+    /// Raised when what was asked for with [`Endpoint::arm`] is there.
+    pub eventfd: OwnedFd,
+}
+
+/// A listener of the family.
+#[derive(Debug)]
+pub struct Listening {
+    /// Names it.
+    pub listener: u64,
+    /// Where it listens.
+    pub at: Address,
+    /// Readable when a connection waits.
+    pub eventfd: OwnedFd,
+}
+
+/// A family, as one process of it has it.
+pub struct Family {
+    control: Lock<Connection>,
+    /// The connection's descriptor, for poll sets.
+    descriptor: AtomicI32,
+    table: Table,
+    bell: Hidden,
+    links: Lock<Vec<Option<Arena>>>,
+    dead: AtomicBool,
+}
+
+impl Family {
+    /// Begins one with the engine at `path`.
+    ///
+    /// # Errors
+    /// There is no engine, or it does not want us, or it speaks another version.
+    pub fn attach(path: &Path) -> std::io::Result<Arc<Self>> {
+        let control = Connection::open(path)?;
+        let Answer { reply, mut descriptors } =
+            control.ask(Request::Attach { version: VERSION }, None)?;
+        match reply {
+            Reply::Attached { .. } => {}
+            Reply::Refused(errno) => return Err(errno_of(errno).into()),
+            _ => return Err(Errno::PROTO.into()),
+        }
+        // Mapped for as long as the process lives, with descriptors that are never closed.
+        let table = Table::open(Hidden::new(descriptors.next()?)?.into_inner())?;
+        let bell = Hidden::new(descriptors.next()?)?;
+        let links = Lock::new((0..table.links()).map(|_| None).collect());
+        let descriptor = AtomicI32::new(control.socket().as_raw_fd());
+        let dead = AtomicBool::new(false);
+        Ok(Arc::new(Self { control: Lock::new(control), descriptor, table, bell, links, dead }))
+    }
+
+    /// The connection's descriptor: when it hangs up, [`Family::is_dead`].
+    #[inline]
+    pub fn descriptor(&self) -> RawFd {
+        self.descriptor.load(Ordering::Relaxed)
+    }
+
+    /// Whether the engine is gone, as far as was noticed.
+    #[inline]
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
+    }
+
+    /// It is: its connection hung up.
+    pub fn bury(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+    }
+
+    /// Looks whether the engine is gone, with a system call.
+    pub fn look(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        // SAFETY: the connection lives as long as the family, or is replaced in the child of a fork, which
+        // has one thread.
+        let socket = unsafe { BorrowedFd::borrow_raw(self.descriptor()) };
+        let mut fds = [PollFd::new(&socket, PollFlags::empty())];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0) {
+            self.bury();
+        }
+        self.is_dead()
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    pub(crate) fn signal(&self, entry: usize) {
+        if self.table.signal(entry as u64) {
+            slipway_eventfd::raise(std::os::fd::AsFd::as_fd(&self.bell));
+        }
+    }
+
+    fn control(&self) -> Held<'_, Connection> {
+        self.control.hold()
+    }
+
+    fn ask(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
+        let answer = self.control().ask(request, with);
+        if answer.is_err() {
+            // Whatever it was: nobody knows any more which reply belongs to which request.
+            self.bury();
+        }
+        answer
+    }
+
+    /// Connects to `to`, from `from` if that is not [`Address::ANY`].
+    ///
+    /// # Errors
+    /// [`NotConnected`].
+    pub fn connect(self: &Arc<Self>, to: Address, from: Address) -> Result<Opened, NotConnected> {
+        let answer = self.ask(Request::Connect { to, from }, None);
+        let Ok(Answer { reply, descriptors }) = answer else { return Err(NotConnected::NotOurs) };
+        match reply {
+            Reply::Connected { endpoint, new_link } => {
+                self.open(endpoint, new_link, descriptors).map_err(NotConnected::Failed)
+            }
+            Reply::Refused(NOT_OURS) => Err(NotConnected::NotOurs),
+            Reply::Refused(errno) => Err(NotConnected::Failed(errno_of(errno))),
+            _ => Err(NotConnected::NotOurs),
+        }
+    }
+
+    /// Listens. `proof`: the kernel's listening socket of that address.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub fn listen(
+        &self,
+        at: Address,
+        backlog: u32,
+        shared: bool,
+        v6_only: bool,
+        proof: Option<BorrowedFd<'_>>,
+    ) -> Result<Listening, Errno> {
+        let backlog = backlog.clamp(1, 4096);
+        let request = Request::Listen { at, backlog, shared, v6_only };
+        let Answer { reply, mut descriptors } = self.ask(request, proof)?;
+        match reply {
+            Reply::Listening { listener, at } => {
+                Ok(Listening { listener, at, eventfd: descriptors.next()? })
+            }
+            Reply::Refused(errno) => Err(errno_of(errno)),
+            _ => Err(Errno::PROTO),
+        }
+    }
+
+    /// Listens no more.
+    pub fn unlisten(&self, listener: u64) {
+        // What it says does not matter.
+        let _ = self.ask(Request::Unlisten { listener }, None);
+    }
+
+    /// The next connection that waits.
+    ///
+    /// # Errors
+    /// `EAGAIN`: there is none; else what the engine says.
+    pub fn accept(self: &Arc<Self>, listener: u64) -> Result<Opened, Errno> {
+        let Answer { reply, descriptors } = self.ask(Request::Accept { listener }, None)?;
+        match reply {
+            Reply::Connected { endpoint, new_link } => self.open(endpoint, new_link, descriptors),
+            Reply::Refused(errno) => Err(errno_of(errno)),
+            _ => Err(Errno::PROTO),
+        }
+    }
+
+    fn open(
+        self: &Arc<Self>,
+        granted: Granted,
+        new_link: bool,
+        mut descriptors: Descriptors,
+    ) -> Result<Opened, Errno> {
+        let eventfd = descriptors.next()?;
+        let peer = if granted.place.engine { None } else { Some(descriptors.next()?) };
+        let arena = self.link(granted.place.link, new_link, descriptors)?;
+        let possible =
+            self.table.has(granted.entry) && granted.place.stream < arena.shape().streams;
+        if !possible {
+            return Err(Errno::PROTO);
+        }
+        let peer = peer.map(Hidden::new).transpose().map_err(|_| Errno::MFILE)?;
+        Ok(Opened { endpoint: Endpoint::new(self.clone(), granted, arena, peer), eventfd })
+    }
+
+    fn link(&self, link: u16, new: bool, mut descriptors: Descriptors) -> Result<Arena, Errno> {
+        let mut links = self.links.hold();
+        let place = links.get_mut(usize::from(link)).ok_or(Errno::PROTO)?;
+        if new {
+            let file = Hidden::new(descriptors.next()?).map_err(|_| Errno::MFILE)?.into_inner();
+            *place = Some(Arena::open(file).map_err(|_| Errno::PROTO)?);
+        }
+        place.clone().ok_or(Errno::PROTO)
+    }
+
+    /// This process has closed its last descriptor of the endpoint.
+    pub(crate) fn close(&self, entry: usize) {
+        // If the engine is gone it knows.
+        let _ = self.control().tell(Request::Close { entry: entry as u64 }, None);
+    }
+
+    /// Before fork(2): the child's connection.
+    ///
+    /// # Errors
+    /// The engine is gone, or has no descriptors left.
+    pub fn fork(&self) -> Result<OwnedFd, Errno> {
+        let Answer { reply, mut descriptors } = self.ask(Request::Fork, None)?;
+        match reply {
+            Reply::Done => descriptors.next(),
+            Reply::Refused(errno) => Err(errno_of(errno)),
+            _ => Err(Errno::PROTO),
+        }
+    }
+
+    /// In the child: goes on with its own connection, or without any.
+    pub fn forked(&self, connection: Option<OwnedFd>) {
+        let own = connection.map(|fd| Hidden::new(fd).and_then(Connection::of));
+        let Some(Ok(own)) = own else {
+            self.bury();
+            return;
+        };
+        self.descriptor.store(own.socket().as_raw_fd(), Ordering::Relaxed);
+        *self.control() = own;
+    }
+
+    /// Keeps other threads from being in the middle of something while this one forks.
+    pub fn hold(&self) {
+        self.control.take();
+        self.links.take();
+    }
+
+    /// After [`Family::hold`], in the parent and in the child.
+    pub fn release(&self) {
+        self.links.release();
+        self.control.release();
+    }
+}
+
+fn errno_of(number: u32) -> Errno {
+    Errno::from_raw_os_error(
+        i32::try_from(number).ok().filter(|n| (1..4096).contains(n)).unwrap_or(5),
+    )
+}

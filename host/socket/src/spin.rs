@@ -1,0 +1,118 @@
+//! How long it pays to poll before going to sleep.
+//!
+//! A wake-up costs tens of microseconds, so looking a little longer is worth it while the other side is
+//! busy too, and a waste when it is not. Each wait that ended while polling earns credit, each that did not
+//! costs some; without credit nobody polls, until sleeps turn out short again.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Nanoseconds that are polled at most: longer than a sleeper needs to wake up, so that two who both slept
+/// find each other awake.
+const LONGEST: u64 = 100_000;
+/// A sleep that was shorter might have been polled through.
+const SHORT: u64 = 250_000;
+/// Waits that may fail before nobody polls.
+const CREDIT: u32 = 6;
+/// Of so many short sleeps one earns a try.
+const TRY_AFTER: u32 = 8;
+
+/// Monotonic nanoseconds.
+#[inline]
+pub(crate) fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
+/// Processors that this process may use, looked up once.
+fn processors() -> u32 {
+    static KNOWN: AtomicU32 = AtomicU32::new(0);
+    let known = KNOWN.load(Ordering::Relaxed);
+    if known > 0 {
+        return known;
+    }
+    let count = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count()).max(1);
+    KNOWN.store(count, Ordering::Relaxed);
+    count
+}
+
+/// What was learnt about one thing that is waited for.
+#[derive(Debug)]
+pub struct Spin {
+    credit: AtomicU32,
+    short: AtomicU32,
+    slept: AtomicU64,
+}
+
+impl Default for Spin {
+    fn default() -> Self {
+        Self { credit: AtomicU32::new(CREDIT), short: AtomicU32::new(0), slept: AtomicU64::new(0) }
+    }
+}
+
+impl Spin {
+    /// Polls `ready` for as long as it seems worth it, at most `limit` nanoseconds. Whether it was.
+    pub fn until(&self, limit: u64, mut ready: impl FnMut() -> bool) -> bool {
+        let credit = self.credit.load(Ordering::Relaxed);
+        if credit == 0 || processors() < 2 {
+            return ready();
+        }
+        let (start, limit) = (now(), LONGEST.min(limit));
+        loop {
+            for _ in 0..64 {
+                if ready() {
+                    self.credit.store(CREDIT, Ordering::Relaxed);
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            let passed = now().wrapping_sub(start);
+            if passed > limit {
+                self.credit.store(credit - 1, Ordering::Relaxed);
+                return ready();
+            }
+            if passed > 2_000 {
+                // The other side may want this very processor.
+                rustix::thread::sched_yield();
+            }
+        }
+    }
+
+    /// Sleep begins.
+    pub fn sleeps(&self) {
+        self.slept.store(now(), Ordering::Relaxed);
+    }
+
+    /// Sleep ended with what was waited for.
+    pub fn woke(&self) {
+        let length = now().wrapping_sub(self.slept.load(Ordering::Relaxed));
+        if length > SHORT {
+            self.short.store(0, Ordering::Relaxed);
+            return;
+        }
+        let short = self.short.load(Ordering::Relaxed) + 1;
+        self.short.store(short % TRY_AFTER, Ordering::Relaxed);
+        if short == TRY_AFTER {
+            self.credit.fetch_max(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_in_vain_stops_polling() {
+        let spin = Spin::default();
+        for _ in 0..CREDIT {
+            assert!(!spin.until(1000, || false));
+        }
+        let mut looks = 0;
+        assert!(!spin.until(u64::MAX, || {
+            looks += 1;
+            false
+        }));
+        assert_eq!(looks, 1);
+        assert!(spin.until(1000, || true));
+    }
+}

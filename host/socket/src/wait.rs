@@ -1,0 +1,140 @@
+//! Sleeping on an endpoint's eventfd, by any number of threads and processes.
+//!
+//! An eventfd that one empties wakes nobody else. So one of those who sleep, the leader, polls it, and the
+//! others sleep on a futex in the table: who emptied the eventfd changes the futex's word (the turn) and wakes
+//! them, and each looks for itself whether it was meant. Turn first, then arm, then sleep: a wake-up in between
+//! shows as another turn. A leader that was killed is missed within a second.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::thread::futex;
+use slipway_eventfd::drain;
+
+use crate::endpoint::{Endpoint, Half, option};
+use crate::spin::now;
+use crate::table::{is_gone, low_half, thread};
+
+/// Until when somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline(Option<u64>);
+
+impl Deadline {
+    /// For ever.
+    pub const NEVER: Self = Self(None);
+
+    /// So many nanoseconds from now.
+    pub fn after(nanoseconds: u64) -> Self {
+        Self(Some(now().saturating_add(nanoseconds)))
+    }
+
+    /// Monotonic nanoseconds.
+    pub fn now() -> u64 {
+        now()
+    }
+
+    /// Nanoseconds that are left; None: for ever.
+    pub fn left(self) -> Option<u64> {
+        self.0.map(|until| until.saturating_sub(now()))
+    }
+
+    /// Whether it has passed.
+    pub fn has_passed(self) -> bool {
+        self.left() == Some(0)
+    }
+}
+
+fn timespec(nanoseconds: u64) -> Timespec {
+    let tv_sec = i64::try_from(nanoseconds / 1_000_000_000).unwrap_or(i64::MAX);
+    Timespec { tv_sec, tv_nsec: (nanoseconds % 1_000_000_000) as _ }
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+impl Endpoint {
+    /// Waits until `half` may be worth another look: polls, then sleeps on `eventfd`.
+    ///
+    /// # Errors
+    /// `EINTR`: a signal came. `EAGAIN`: the deadline has passed.
+    pub fn wait(&self, half: Half, eventfd: BorrowedFd<'_>, until: Deadline) -> Result<(), Errno> {
+        const IN: i16 = 1;
+        const OUT: i16 = 4;
+        let bit = if half == Half::Receiving { IN } else { OUT };
+        let limit = until.left().unwrap_or(u64::MAX);
+        if self.spin.until(limit, || self.ready() & bit != 0) {
+            return Ok(());
+        }
+        let turn = low_half(self.option(option::TURN)).load(Ordering::Acquire);
+        if self.arm(half, 1) || self.family.is_dead() {
+            return Ok(());
+        }
+        let left = until.left().unwrap_or(SECOND).min(SECOND);
+        if left == 0 {
+            return Err(Errno::AGAIN);
+        }
+        self.spin.sleeps();
+        let slept = self.sleep(eventfd, turn, left);
+        if self.ready() & bit != 0 {
+            self.spin.woke();
+            return Ok(());
+        }
+        slept
+    }
+
+    fn sleep(&self, eventfd: BorrowedFd<'_>, turn: u32, left: u64) -> Result<(), Errno> {
+        let leader = low_half(self.option(option::SLEEPERS));
+        let holder = leader.load(Ordering::Relaxed);
+        let from = if holder != 0 && is_gone(holder) { holder } else { 0 };
+        let leads =
+            leader.compare_exchange(from, thread(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if !leads {
+            return self.follow(turn, left);
+        }
+        let slept = if low_half(self.option(option::TURN)).load(Ordering::Acquire) == turn {
+            self.lead(eventfd, left)
+        } else {
+            Ok(())
+        };
+        leader.store(0, Ordering::Release);
+        self.rouse();
+        slept
+    }
+
+    /// Wakes those who sleep on the futex.
+    pub(crate) fn rouse(&self) {
+        let turn = low_half(self.option(option::TURN));
+        turn.fetch_add(1, Ordering::AcqRel);
+        if self.option(option::SLEEPERS).load(Ordering::Acquire) >> 32 != 0 {
+            let _ = futex::wake(turn, futex::Flags::empty(), i32::MAX.unsigned_abs());
+        }
+    }
+
+    fn lead(&self, eventfd: BorrowedFd<'_>, left: u64) -> Result<(), Errno> {
+        // SAFETY: see `Family::look`.
+        let engine = unsafe { BorrowedFd::borrow_raw(self.family.descriptor()) };
+        let mut fds =
+            [PollFd::new(&eventfd, PollFlags::IN), PollFd::new(&engine, PollFlags::empty())];
+        poll(&mut fds, Some(&timespec(left)))?;
+        if !fds[1].revents().is_empty() {
+            self.family.bury();
+        }
+        if !fds[0].revents().is_empty() {
+            drain(eventfd);
+        }
+        Ok(())
+    }
+
+    fn follow(&self, turn: u32, left: u64) -> Result<(), Errno> {
+        let sleepers = self.option(option::SLEEPERS);
+        sleepers.fetch_add(1 << 32, Ordering::AcqRel);
+        let word = low_half(self.option(option::TURN));
+        let slept = futex::wait(word, futex::Flags::empty(), turn, Some(&timespec(left)));
+        sleepers.fetch_sub(1 << 32, Ordering::AcqRel);
+        match slept {
+            Err(Errno::INTR) => Err(Errno::INTR),
+            _ => Ok(()),
+        }
+    }
+}
