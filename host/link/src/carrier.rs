@@ -89,7 +89,7 @@ pub enum Command {
     Reset(StreamId),
     /// A family that may have streams.
     Join(u32, Family),
-    /// It has no more.
+    /// It is gone, and its streams were left ([`Command::Leave`]).
     Part(u32),
     /// [`Links::set_weight`].
     Weight(String, u32),
@@ -241,7 +241,7 @@ impl Carrying {
                 Command::Leave(stream) => self.links.leave(stream, now),
                 Command::Reset(stream) => self.links.reset(stream, now),
                 Command::Join(number, family) => self.join(number, family),
-                Command::Part(number) => self.part(number, now),
+                Command::Part(number) => drop(self.part(number)),
                 Command::Weight(tenant, weight) => self.links.set_weight(&tenant, weight),
                 Command::Report => {
                     let reports = self.links.reports();
@@ -266,13 +266,11 @@ impl Carrying {
         }
     }
 
-    /// A family is gone, or its signals are of no use: its streams, if it has any left, are broken off.
-    fn part(&mut self, number: u32, now: Instant) {
-        let Some(member) = self.families.remove(&number) else { return };
+    /// A family is gone; what its programs have written still goes. Its streams.
+    fn part(&mut self, number: u32) -> Option<HashMap<u32, StreamId>> {
+        let member = self.families.remove(&number)?;
         let _ = epoll::delete(&self.epoll, &member.family.bell);
-        for stream in member.entries.into_values() {
-            self.links.reset(stream, now);
-        }
+        Some(member.entries)
     }
 
     /// Takes signals. Whether there were any.
@@ -300,8 +298,11 @@ impl Carrying {
             }
         }
         if let Some(number) = spoiled {
+            // Once for each family, which cannot begin anew but by attaching again.
             tracing::warn!(family = number, "its signals cannot be: its streams are broken off");
-            self.part(number, now);
+            for stream in self.part(number).into_iter().flat_map(HashMap::into_values) {
+                self.links.reset(stream, now);
+            }
         }
         some
     }

@@ -277,14 +277,16 @@ impl Connection {
         }
     }
 
-    pub(crate) fn attach(&mut self, number: u32, end: End) {
-        let Some(stream) = self.streams.get_mut(&number) else { return };
+    /// Gives the end back when there is no such stream any more.
+    pub(crate) fn attach(&mut self, number: u32, end: End) -> Result<(), End> {
+        let Some(stream) = self.streams.get_mut(&number) else { return Err(end) };
         stream.attach(end);
         if stream.phase == Phase::Asked {
             stream.phase = Phase::Open;
             self.frames.put(Kind::Accepted, number, 0);
         }
         self.heat(number);
+        Ok(())
     }
 
     pub(crate) fn refuse(&mut self, number: u32, errno: u32, now: Instant) {
@@ -335,8 +337,9 @@ impl Connection {
             if ended != Ended::Finished {
                 stream.reset();
             }
-            let region = stream.region();
-            around.events.push_back(Event::Ended { stream: self.id(number), ended, region });
+            let (attached, region) = (stream.is_attached(), stream.region());
+            let stream = self.id(number);
+            around.events.push_back(Event::Ended { stream, ended, attached, region });
         }
     }
 

@@ -51,7 +51,7 @@ pub fn frames(data: &[u8]) {
                 let arena = arena.clone();
                 let (regions, bell) = (regions.clone(), bell.clone());
                 let end = End { arena, regions, number, side: Side::One, bell };
-                connection.attach(stream.number(), end);
+                let _ = connection.attach(stream.number(), end);
                 number += 1;
             }
         }

@@ -83,8 +83,11 @@ pub enum Event {
         stream: StreamId,
         /// How.
         ended: Ended,
-        /// Where what the program has not read lies, in what the engine writes: the owner gives it back when the program
-        /// has closed.
+        /// It had an [`End`]. If not, and one is attached later all the same, that is broken off and there is
+        /// another event of this kind.
+        attached: bool,
+        /// Where what the program has not read lies, in what the engine writes: the owner gives it back when the
+        /// program has closed.
         region: Option<Region>,
     },
 }
@@ -218,8 +221,15 @@ impl Links {
 
     /// Joins a stream with a local FIFO, whose engine's side is nobody else's until [`Event::Ended`].
     pub fn attach(&mut self, stream: StreamId, end: End) {
-        if let Some(connection) = self.connections.get_mut(&stream.connection()) {
-            connection.attach(stream.number(), end);
+        let connection = self.connections.get_mut(&stream.connection());
+        let late = match connection {
+            Some(connection) => connection.attach(stream.number(), end).err(),
+            None => Some(end),
+        };
+        if let Some(end) = late {
+            end.reset();
+            let (ended, attached, region) = (Ended::Reset, true, None);
+            self.events.push_back(Event::Ended { stream, ended, attached, region });
         }
     }
 

@@ -22,6 +22,15 @@ pub struct End {
     pub bell: Arc<OwnedFd>,
 }
 
+impl End {
+    /// Breaks off one that no byte went through.
+    pub(crate) fn reset(self) {
+        let mut stream = Stream::new(Phase::Open, 0, 0);
+        stream.attach(self);
+        stream.reset();
+    }
+}
+
 /// How far a stream came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -100,6 +109,10 @@ impl Stream {
 
     pub(crate) fn attach(&mut self, end: End) {
         self.end = Some(end);
+    }
+
+    pub(crate) fn is_attached(&self) -> bool {
+        self.end.is_some()
     }
 
     fn fifo(&self) -> Option<(Fifo<'_>, Regions<'_>, &End)> {

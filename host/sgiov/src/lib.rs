@@ -7,7 +7,8 @@
 //! - [`Engine`]: the socket, and one thread that serves it;
 //! - `broker`: who is there and who is connected to whom, without the socket;
 //! - `peer`, `namespace`: tenants are network namespaces, and the kernel says who is in which;
-//! - [`Policy`]: who may reach whom across them; [`remote`]: streams to other nodes;
+//! - [`Policy`]: who may reach whom across them; [`remote`]: streams to other nodes, by
+//!   [`Carrier`], which `slipway_link` is behind;
 //! - `table`: a family's memory from the engine's side; `wire`: messages.
 //!
 //! # Hostile programs
@@ -19,7 +20,7 @@
 //! names a tenant: it is the network namespace of the process that connected, by its pidfd.
 //!
 //! # Not here
-//! What carries streams to other nodes, but for its place ([`remote::Remote`]); functions of guests.
+//! Links to other nodes (`slipway_link`); functions of guests.
 //!
 //! Dependencies: `rustix` (sockets, epoll, memfd), `libc` (socket options and ioctls that `rustix` has
 //! not), `serde` with `serde_json` (reports) and `toml` (policy), `ipnet` (networks of the policy), `thiserror`,
@@ -28,6 +29,7 @@
 
 mod address;
 mod broker;
+mod carrier;
 mod log;
 mod namespace;
 mod peer;
@@ -39,5 +41,6 @@ mod table;
 mod wire;
 
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantReport};
+pub use carrier::Carrier;
 pub use policy::{Policy, PolicyError, Tenant};
 pub use server::{Engine, Error, Settings, Stop, is_served};

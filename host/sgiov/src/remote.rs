@@ -1,19 +1,17 @@
 //! What the engine asks of whoever carries streams to other nodes ([`Remote`]), and what it gives it: the
-//! engine's side of a stream ([`Line`]), and a family's signals ([`Source`]).
+//! engine's side of a stream ([`Line`]), and a family's signals ([`Family`]).
 //!
 //! A carrier moves bytes on threads of its own. The engine's thread calls it, and never waits in a call; what
 //! the carrier has to say it keeps until it is asked ([`Remote::events`]), after its descriptor became
 //! readable.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU64;
 
-use slipway_ram::Lasting;
-use slipway_ring::cross::{Arena, Side, Signals, Spoiled, Tail};
-use slipway_sgiov_spec::{Address, table};
-
-use crate::table::{ENTRIES, LINKS, Table};
+use slipway_link::Family;
+use slipway_ring::cross::{Arena, Side, Tail};
+use slipway_sgiov_spec::Address;
 
 /// The engine's side of a stream.
 #[derive(Clone)]
@@ -32,75 +30,6 @@ pub struct Line {
     pub entry: u32,
     /// Who has which region of what the engine writes there: the same for all streams of the arena.
     pub regions: Arc<[AtomicU64]>,
-}
-
-/// What a look at a family's signals gave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// There were no more.
-    All,
-    /// There may be more.
-    Some,
-    /// Signals were lost for want of room: every stream of the family is to be looked at.
-    Lost,
-}
-
-/// A family's signals to the engine.
-///
-/// The family raises a signal, full barrier, loads *asleep*, and rings if that is 1. The engine's thread stores
-/// *asleep* = 1, full barrier, looks for signals, and sleeps if there is none. Of two such stores with a full
-/// barrier before the loads at least one is seen.
-pub struct Source {
-    memory: Lasting,
-    signals: Signals,
-    bell: Arc<OwnedFd>,
-}
-
-impl Source {
-    pub(crate) fn new(of: &Table, bell: Arc<OwnedFd>) -> Option<Self> {
-        let first = table::signals(ENTRIES as usize, LINKS.into());
-        let (_, rest) = of.memory().split(first)?;
-        let signals = Signals::new(rest, table::SIGNALS)?;
-        Some(Self { memory: of.memory().clone(), signals, bell })
-    }
-
-    /// Readable when the family rang: to be emptied with `slipway_eventfd::drain`.
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
-    }
-
-    /// Takes up to `most` signals: numbers of entries, of which any may be none.
-    ///
-    /// # Errors
-    /// [`Spoiled`]: the family moved a counter where it cannot be. No signal of it can be believed any more.
-    pub fn take(&mut self, most: usize, mut each: impl FnMut(u32)) -> Result<Taken, Spoiled> {
-        if self.memory.words()[table::OVERFLOW / 8].swap(0, Ordering::AcqRel) != 0 {
-            return Ok(Taken::Lost);
-        }
-        for _ in 0..most {
-            let Some(event) = self.signals.take()? else { return Ok(Taken::All) };
-            if let Ok(entry) = u32::try_from(event) {
-                each(entry);
-            }
-        }
-        Ok(Taken::Some)
-    }
-
-    /// Asks to be rung for the next signal. True: there is one, and nobody may ring. After it was rung for, or
-    /// has found something, the engine is awake and rings are not asked for.
-    pub fn rest(&mut self) -> bool {
-        let words = self.memory.words();
-        let asleep = &words[table::ASLEEP / 8];
-        asleep.store(1, Ordering::Relaxed);
-        // Pairs with the barrier of who raises: it sees *asleep*, or its signal is seen here.
-        fence(Ordering::SeqCst);
-        let some =
-            self.signals.is_raised() || words[table::OVERFLOW / 8].load(Ordering::Relaxed) != 0;
-        if some {
-            asleep.store(0, Ordering::Relaxed);
-        }
-        some
-    }
 }
 
 /// What a carrier tells.
@@ -146,7 +75,7 @@ pub trait Remote: Send {
     fn is_for(&self, tenant: &str, to: &Address) -> bool;
 
     /// A family is there. Its signals name entries of streams that were written to, read from, or ended.
-    fn family(&mut self, family: u32, source: Source);
+    fn family(&mut self, number: u32, family: Family);
 
     /// A family has ended. What streams it has are finished by now: the carrier goes on to deliver what was
     /// written before.

@@ -6,7 +6,6 @@ use slipway_sgiov_spec::control::{Reply, VERSION};
 use super::family::Family;
 use super::links::Party;
 use super::{Broker, Client, Errno, Outcome, lack};
-use crate::remote::Source;
 use crate::table::{ENTRIES, LINKS};
 
 impl Broker {
@@ -22,11 +21,12 @@ impl Broker {
         family.namespace = self.namespaces.enter(&peer, &self.policy);
         family.members.insert(number);
         let files = vec![family.table.file.clone(), family.bell.clone()];
-        let source = Source::new(&family.table, family.bell.clone());
+        let (table, bell) = (family.table.memory(), family.bell.clone());
+        let signals = slipway_link::Family::new(table, ENTRIES as usize, LINKS.into(), bell);
         let number = self.families.insert(family);
         client.family = Some(number);
-        if let Some((remote, source)) = self.remote.as_mut().zip(source) {
-            remote.family(number, source);
+        if let Some((remote, signals)) = self.remote.as_mut().zip(signals) {
+            remote.family(number, signals);
         }
         let reply = Reply::Attached { entries: ENTRIES.into(), links: LINKS.into() };
         Ok(Outcome::Answer(reply, files))

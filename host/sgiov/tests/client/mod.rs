@@ -6,7 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,6 +26,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Client {
     pub socket: OwnedFd,
     pub table: Lasting,
+    pub bell: OwnedFd,
     pub entries: usize,
     pub links: usize,
     pub arenas: HashMap<u16, Arena>,
@@ -96,11 +97,11 @@ impl Client {
         send(&socket, &Request::Attach { version: 1 }.encode(), &[]).unwrap();
         let (reply, files) = receive(&socket).unwrap();
         let Reply::Attached { entries, links } = reply else { panic!("{reply:?}") };
-        let [table, _bell] = <[OwnedFd; 2]>::try_from(files).unwrap();
+        let [table, bell] = <[OwnedFd; 2]>::try_from(files).unwrap();
         let table = Lasting::of(table).unwrap();
         let (entries, links) = (entries as usize, links as usize);
         assert!(table.len() >= table::bytes(entries, links));
-        Self { socket, table, entries, links, arenas: HashMap::new() }
+        Self { socket, table, bell, entries, links, arenas: HashMap::new() }
     }
 
     pub fn ask(&self, request: Request) -> (Reply, Vec<OwnedFd>) {
@@ -133,7 +134,13 @@ impl Client {
             other => panic!("{other:?}"),
         };
         let mut files = files.into_iter();
-        let (eventfd, peer) = (files.next().unwrap(), files.next().unwrap());
+        let eventfd = files.next().unwrap();
+        // The engine is told by a signal, and by the bell.
+        let peer = if endpoint.place.engine {
+            self.bell.try_clone().unwrap()
+        } else {
+            files.next().unwrap()
+        };
         if new_link {
             let arena = Arena::open(files.next().unwrap()).unwrap();
             self.arenas.insert(endpoint.place.link, arena);
@@ -169,8 +176,20 @@ impl Client {
         Regions::new(&self.table.words()[first..first + Regions::WORDS], shape)
     }
 
+    pub fn tell(&self, connected: &Connected) {
+        if connected.endpoint.place.engine {
+            let first = table::signals(self.entries, self.links) / 8;
+            let words = self.table.words();
+            let at = words[first].load(Ordering::Relaxed);
+            let event = &words[first + 16 + at as usize % table::SIGNALS];
+            event.store(connected.endpoint.entry, Ordering::Relaxed);
+            words[first].store(at + 1, Ordering::Release);
+        }
+        slipway_eventfd::raise(connected.peer.as_fd());
+    }
+
     pub fn write(&self, connected: &Connected, bytes: &[u8]) -> Result<usize, Error> {
-        let tell = || slipway_eventfd::raise(connected.peer.as_fd());
+        let tell = || self.tell(connected);
         self.stream(connected).write(bytes, 4 << 20, self.regions(connected), tell)
     }
 
@@ -180,7 +199,7 @@ impl Client {
         let mut into = vec![0; most];
         loop {
             let stream = self.stream(connected);
-            let tell = || slipway_eventfd::raise(connected.peer.as_fd());
+            let tell = || self.tell(connected);
             let count = stream.read(&mut into, tell)?;
             if count > 0 || stream.available()?.1 {
                 into.truncate(count);

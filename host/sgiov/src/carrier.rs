@@ -1,0 +1,180 @@
+//! [`Remote`] by links to other engines: the carrier's thread has the streams, and this says which of them is
+//! which connection.
+
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use slipway_link::{
+    Command, End, Ended, Event as LinkEvent, Family, Links, LinksError, News, Settings, StreamId,
+};
+use slipway_ring::cross::Tail;
+use slipway_sgiov_spec::Address;
+
+use crate::remote::{Event, Line, Remote};
+
+/// A connection whose engine's side is here.
+struct Carried {
+    line: Line,
+    /// None until the link says.
+    stream: Option<StreamId>,
+    /// The link was given the line.
+    attached: bool,
+    /// The program has closed its side.
+    closed: bool,
+}
+
+/// Carries streams to other nodes, over links as [`Settings`] have them.
+pub struct Carrier {
+    thread: slipway_link::Carrier,
+    settings: Settings,
+    carried: HashMap<u32, Carried>,
+    /// Connections by stream.
+    streams: HashMap<StreamId, u32>,
+    /// Those that other engines ask for, by the number that the engine has them under.
+    asked: HashMap<u64, StreamId>,
+    next: u64,
+}
+
+impl Carrier {
+    /// Listens for other engines, as the settings say, and starts the thread.
+    ///
+    /// # Errors
+    /// Settings, certificates, the system.
+    pub fn start(settings: Settings) -> Result<Self, LinksError> {
+        let links = Links::new(settings.clone())?;
+        let thread = slipway_link::Carrier::start(links)?;
+        let (carried, streams, asked) = Default::default();
+        Ok(Self { thread, settings, carried, streams, asked, next: 0 })
+    }
+
+    fn attach(&mut self, connection: u32, stream: StreamId) {
+        let Some(carried) = self.carried.get_mut(&connection) else { return };
+        (carried.stream, carried.attached) = (Some(stream), true);
+        let line = carried.line.clone();
+        let entry = (line.family, line.entry);
+        let Line { arena, stream: number, side, eventfd: bell, regions, .. } = line;
+        let end = End { arena, regions, number, side, bell };
+        self.thread.command(Command::Attach { stream, end, entry });
+        self.streams.insert(stream, connection);
+    }
+
+    fn news(&mut self, news: News) -> Option<Event> {
+        match news {
+            News::Opening { ticket, stream } => {
+                let connection = u32::try_from(ticket).ok()?;
+                match stream {
+                    Ok(stream) => {
+                        self.opening(connection, stream);
+                        None
+                    }
+                    Err(errno) => {
+                        self.carried.remove(&connection);
+                        Some(Event::Refused { connection, errno })
+                    }
+                }
+            }
+            News::Event(LinkEvent::Asked { stream, tenant, source, destination, .. }) => {
+                let incoming = self.next;
+                self.next += 1;
+                self.asked.insert(incoming, stream);
+                Some(Event::Incoming { incoming, tenant, from: source, to: destination })
+            }
+            News::Event(LinkEvent::Opened(stream)) => {
+                let connection = *self.streams.get(&stream)?;
+                self.attach(connection, stream);
+                Some(Event::Connected { connection })
+            }
+            News::Event(LinkEvent::Ended { stream, ended, attached, region }) => {
+                self.ended(stream, ended, attached, Tail::default().placed(region))
+            }
+            News::Reports(_) => None,
+        }
+    }
+
+    fn opening(&mut self, connection: u32, stream: StreamId) {
+        let Some(carried) = self.carried.get_mut(&connection) else { return };
+        carried.stream = Some(stream);
+        let closed = carried.closed;
+        self.streams.insert(stream, connection);
+        if closed {
+            self.thread.command(Command::Reset(stream));
+        }
+    }
+
+    fn ended(
+        &mut self,
+        stream: StreamId,
+        ended: Ended,
+        attached: bool,
+        last: Tail,
+    ) -> Option<Event> {
+        let connection = *self.streams.get(&stream)?;
+        let given = self.carried.get(&connection).is_some_and(|carried| carried.attached);
+        if given && !attached {
+            // The line is on its way to the link, which tells again when it has let go of that.
+            return None;
+        }
+        self.streams.remove(&stream);
+        self.carried.remove(&connection);
+        let reset = Errno::CONNRESET.raw_os_error().unsigned_abs();
+        Some(match ended {
+            _ if given => Event::Ended { connection, last },
+            Ended::Refused(errno) => Event::Refused { connection, errno },
+            _ => Event::Refused { connection, errno: reset },
+        })
+    }
+}
+
+impl Remote for Carrier {
+    fn is_for(&self, tenant: &str, to: &Address) -> bool {
+        self.settings.engine_of(tenant, to.ip).is_some()
+    }
+
+    fn family(&mut self, number: u32, family: Family) {
+        self.thread.command(Command::Join(number, family));
+    }
+
+    fn family_ended(&mut self, family: u32) {
+        self.thread.command(Command::Part(family));
+    }
+
+    fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {
+        let carried = Carried { line, stream: None, attached: false, closed: false };
+        self.carried.insert(connection, carried);
+        let (ticket, tenant) = (connection.into(), tenant.into());
+        self.thread.command(Command::Open { ticket, tenant, source: from, destination: to });
+    }
+
+    fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>) {
+        let Some(stream) = self.asked.remove(&incoming) else { return };
+        match answer {
+            Ok((connection, line)) => {
+                let carried = Carried { line, stream: None, attached: false, closed: false };
+                self.carried.insert(connection, carried);
+                self.attach(connection, stream);
+            }
+            Err(errno) => self.thread.command(Command::Refuse(stream, errno)),
+        }
+    }
+
+    fn closed(&mut self, connection: u32) {
+        let Some(carried) = self.carried.get_mut(&connection) else { return };
+        carried.closed = true;
+        match carried.stream {
+            Some(stream) if carried.attached => self.thread.command(Command::Leave(stream)),
+            Some(stream) => self.thread.command(Command::Reset(stream)),
+            // The link has not named the stream yet.
+            None => {}
+        }
+    }
+
+    fn wakes(&self) -> BorrowedFd<'_> {
+        self.thread.descriptor()
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        let news: Vec<_> = self.thread.news().collect();
+        news.into_iter().filter_map(|news| self.news(news)).collect()
+    }
+}
