@@ -11,7 +11,7 @@ use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
 use slipway_switch::ports::{MemoryPort, Tell};
 use slipway_switch::{Abilities, Learning, LearningOptions, Mac, PortConfig, Switch};
 
-fn argument(at: usize, default: usize) -> usize {
+fn argument<T: std::str::FromStr<Err: std::fmt::Debug>>(at: usize, default: T) -> T {
     std::env::args().nth(at).map_or(default, |text| text.parse().unwrap())
 }
 
@@ -39,10 +39,10 @@ fn frame(from: u64, to: u64, bytes: usize) -> Vec<u8> {
 }
 
 fn main() {
-    let (bytes, ports, seconds) = (argument(1, 64), argument(2, 2), argument(3, 2));
+    let (bytes, ports, seconds) = (argument(1, 64), argument(2, 2), argument(3, 2.0));
     let burst = argument(4, 256);
-    let slots = argument(5, 512) as u32;
-    let geometry = Geometry { slots, payload: argument(7, 2048) as u32 };
+    let slots = argument(5, 512);
+    let geometry = Geometry { slots, payload: argument(7, 2048) };
     if ports == 2 && std::env::var_os("DIRECT").is_some() {
         return direct(bytes, slots, burst);
     }
@@ -74,7 +74,7 @@ fn main() {
     let mut sent = 0_u64;
     let mut next = begin;
     let mut before = 0;
-    while begin.elapsed() < Duration::from_secs(seconds as u64) {
+    while begin.elapsed() < Duration::from_secs_f64(seconds) {
         let now = begin.elapsed();
         for _ in 0..64 {
             let free = source.free(burst).unwrap().min(burst);
@@ -93,7 +93,7 @@ fn main() {
                 input.release(there);
             }
         }
-        if next.elapsed() > Duration::from_millis(500) {
+        if next.elapsed() > Duration::from_millis(200) {
             let all = received.load(Ordering::Relaxed);
             let rate = (all - before) as f64 / next.elapsed().as_secs_f64();
             println!("{:.2} Mpps, {:.1} Gbit/s", rate / 1e6, rate * bytes as f64 * 8.0 / 1e9);
@@ -148,8 +148,13 @@ fn drain(mut sinks: Vec<(Consumer, Producer)>, stop: &AtomicBool, received: &Ato
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
         for at in 0..sinks.len() {
-            if let Some((later, _)) = sinks.get(at + 8) {
+            if let Some((later, _)) = sinks.get(at + 16) {
                 later.fetch_next();
+            }
+            if let Some((soon, _)) = sinks.get_mut(at + 8)
+                && soon.available(1).unwrap() > 0
+            {
+                soon.fetch(0);
             }
             let (input, _) = &mut sinks[at];
             let there = input.available(1).unwrap();
@@ -157,9 +162,11 @@ fn drain(mut sinks: Vec<(Consumer, Producer)>, stop: &AtomicBool, received: &Ato
                 input.fetch(slot);
             }
             for slot in 0..there {
-                input.fetch(slot + 8);
+                if slot + 8 < there {
+                    input.fetch(slot + 8);
+                }
                 let mut header = [0; 14];
-                input.memory().read(input.place(slot), &mut header).unwrap();
+                input.read(slot, &mut header);
                 sum = sum.wrapping_add(u32::from(header[5]) + input.descriptor(slot).len() as u32);
             }
             input.release(there);

@@ -293,6 +293,17 @@ impl Burst {
         Reader { lead, lead_at: 0, head: &head[12..], spans, skip: 0 }
     }
 
+    /// The frame's bytes, when all of them are in the private head and no tag is to be put in.
+    ///
+    /// # Panics
+    /// When there is no such frame.
+    #[inline]
+    pub fn whole(&self, pick: Pick) -> Option<&[u8]> {
+        let number = usize::from(pick.frame);
+        let whole = pick.tci == 0 && self.frames[number].spans == 0;
+        whole.then(|| self.head(number))
+    }
+
     /// Copies the whole frame to `at` of `to`, as a [`Reader`] would.
     ///
     /// # Errors

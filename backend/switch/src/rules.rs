@@ -80,30 +80,31 @@ pub enum Link {
 }
 
 /// Settings of a port.
+#[repr(C)] // what every frame to it needs first
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortConfig {
-    /// A name for people: a sandbox's, an interface's.
-    pub name: String,
-    /// The address assigned to it: nobody else has it in its VLANs, and frames for it go here without
-    /// having to be learned.
-    pub mac: Option<Mac>,
-    /// The IP addresses assigned to it; what [`PortConfig::spoof_check`] goes by, link-local IPv6
-    /// addresses made of the MAC aside.
-    pub addresses: Vec<IpAddr>,
+    /// VLANs.
+    pub vlans: VlanMode,
+    /// Largest frame that goes to it without being cut, header of 14 bytes included, tag not; 0: any.
+    pub max_frame: u32,
+    /// Its link.
+    pub link: Link,
     /// It may send from its own addresses only: MAC, and IP (ARP and neighbour advertisements
     /// included) where any are assigned.
     pub spoof_check: bool,
     /// It is believed: it gets frames for stations that nobody knows even though it has an address of
     /// its own.
     pub trust: bool,
-    /// VLANs.
-    pub vlans: VlanMode,
-    /// Its link.
-    pub link: Link,
+    /// The address assigned to it: nobody else has it in its VLANs, and frames for it go here without
+    /// having to be learned.
+    pub mac: Option<Mac>,
+    /// The IP addresses assigned to it; what [`PortConfig::spoof_check`] goes by, link-local IPv6
+    /// addresses made of the MAC aside.
+    pub addresses: Vec<IpAddr>,
     /// Most bytes per second that it may send, with a burst.
     pub max_rate: Option<Rate>,
-    /// Largest frame that goes to it without being cut, header of 14 bytes included, tag not; 0: any.
-    pub max_frame: u32,
+    /// A name for people: a sandbox's, an interface's.
+    pub name: String,
 }
 
 impl Default for PortConfig {

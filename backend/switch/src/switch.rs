@@ -3,6 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use slipway_ram::{fetch, fetch_to_write};
 use slipway_rate::Bucket;
 
 use crate::Port;
@@ -22,8 +23,11 @@ pub const MAX_PORTS: usize = 4096;
 /// A port's number in its switch; used again after the port was detached.
 pub type PortIndex = u16;
 
-/// How many ports ahead of a delivery the processor fetches what it writes.
-const AHEAD: usize = 4;
+/// How many frames ahead of the look at where a frame may go the processor fetches the port's settings.
+const SETTINGS_AHEAD: usize = 16;
+/// How many ports ahead of a delivery it fetches the port, and of that what it is to write.
+const PORT_AHEAD: usize = 16;
+const AHEAD: usize = 8;
 
 /// What a turn of a port found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,21 +42,33 @@ pub enum Turn {
     Held(Duration),
 }
 
+/// A place for a port. With many ports most of what a delivery reads has to be fetched: that lies in the
+/// first line, the counters in another.
+#[repr(C, align(64))]
 struct Slot {
     port: Box<dyn Port>,
+    /// It does things by time.
+    timed: bool,
     config: PortConfig,
     stats: PortStats,
     bucket: Option<Bucket>,
-    /// It does things by time.
-    timed: bool,
     impairment: Option<Impairment>,
+}
+
+impl Slot {
+    /// Has the processor fetch what a delivery to the port needs of it; the slot has been fetched.
+    #[inline]
+    fn fetch(&self) {
+        fetch(&raw const *self.port);
+        fetch_to_write(&raw const self.stats);
+    }
 }
 
 /// A switch. One thread owns it, with all of its ports.
 ///
 /// Nothing here waits, takes a lock, or allocates once it is warm; time is told by whoever calls.
 pub struct Switch {
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<Box<Slot>>>,
     lookup: Box<dyn Lookup>,
     burst: Burst,
     keys: Box<[Key; BURST]>,
@@ -108,11 +124,11 @@ impl Switch {
         port.set_link(config.link);
         let bucket = config.max_rate.map(Bucket::new);
         let (stats, impairment) = (PortStats::default(), None);
-        let slot = Slot { port, config, stats, bucket, timed: false, impairment };
+        let slot = Slot { port, timed: false, config, stats, bucket, impairment };
         if free == self.slots.len() {
             self.slots.push(None);
         }
-        self.slots[free] = Some(slot);
+        self.slots[free] = Some(Box::new(slot));
         self.fan.grow(self.slots.len());
         self.settle_time(index);
         Ok(index)
@@ -250,7 +266,8 @@ impl Switch {
     /// Takes up to `limit` frames from a port, at most [`BURST`], and gives them to those that they are
     /// for.
     pub fn turn(&mut self, index: PortIndex, limit: usize, now: Duration) -> Turn {
-        let Some(slot) = self.slots.get_mut(usize::from(index)).and_then(Option::as_mut) else {
+        let Some(slot) = self.slots.get_mut(usize::from(index)).and_then(Option::as_deref_mut)
+        else {
             return Turn::Idle;
         };
         let opens = slot.bucket.as_ref().map(Bucket::opens_at).filter(|opens| *opens > now);
@@ -283,6 +300,9 @@ impl Switch {
         let (keys, targets) = (&self.keys[..kept], &mut self.targets[..kept]);
         self.lookup.look_up(index, keys, targets, seconds(now));
         for at in 0..kept {
+            if at + SETTINGS_AHEAD < kept {
+                self.fetch_slot(self.targets[at + SETTINGS_AHEAD]);
+            }
             self.direct(index, self.kept[at], self.keys[at].destination, self.targets[at]);
         }
         self.deliver();
@@ -329,13 +349,29 @@ impl Switch {
         any
     }
 
+    /// Has the processor fetch the settings of the port that a frame may go to.
+    #[inline]
+    fn fetch_slot(&self, target: Target) {
+        if let Target::Port(to) = target
+            && let Some(slot) = self.slot(to)
+        {
+            fetch(slot);
+        }
+    }
+
     /// Second pass: gives each port the frames of its list, then tells those that want to be told.
     fn deliver(&mut self) {
         let count = self.fan.len();
+        for at in 0..count.min(PORT_AHEAD) {
+            self.fetch_port(at);
+        }
         for at in 0..count.min(AHEAD) {
             self.prepare(at);
         }
         for at in 0..count {
+            if at + PORT_AHEAD < count {
+                self.fetch_port(at + PORT_AHEAD);
+            }
             if at + AHEAD < count {
                 self.prepare(at + AHEAD);
             }
@@ -350,6 +386,14 @@ impl Switch {
             }
         }
         self.fan.clear();
+    }
+
+    /// A delivery to a port follows, but not at once.
+    #[inline]
+    fn fetch_port(&self, at: usize) {
+        if let Some(slot) = self.slot(self.fan.port(at)) {
+            slot.fetch();
+        }
     }
 
     /// A delivery to a port follows soon.
@@ -457,11 +501,11 @@ impl Switch {
     }
 
     fn slot(&self, index: PortIndex) -> Option<&Slot> {
-        self.slots.get(usize::from(index))?.as_ref()
+        self.slots.get(usize::from(index))?.as_deref()
     }
 
     fn slot_mut(&mut self, index: PortIndex) -> Option<&mut Slot> {
-        self.slots.get_mut(usize::from(index))?.as_mut()
+        self.slots.get_mut(usize::from(index))?.as_deref_mut()
     }
 }
 

@@ -41,6 +41,7 @@
 
 mod backing;
 mod copy;
+mod fetch;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod lasting;
@@ -52,6 +53,7 @@ mod window;
 #[cfg(test)]
 mod tests;
 
+pub use fetch::{fetch, fetch_to_write};
 pub use lasting::{Lasting, Snapshots};
 pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed, View};
 pub use mapping::{Mapping, Remote};

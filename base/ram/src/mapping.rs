@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::backing::{self, Backing};
-use crate::{Fault, Permissions, copy};
+use crate::{Fault, Permissions, copy, fetch, fetch_to_write};
 
 /// Memory that is reached by messages only: a client that passed no descriptor for it.
 ///
@@ -186,28 +186,13 @@ impl Mapping {
     /// Has the processor fetch the line that `offset` lies in: a hint, wherever that is.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch reads nothing as far as the program can tell, and never faults.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(self.address(offset, 1).cast_const().cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
+        fetch(self.address(offset, 1));
     }
 
     /// As [`Mapping::prefetch`], soon to be written: a line that another processor has is taken from it.
     #[inline]
     pub(crate) fn prefetch_to_write(&self, offset: usize) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch changes nothing and never faults; where there is no such instruction it does
-        // nothing at all.
-        unsafe {
-            std::arch::asm!("prefetchw [{}]", in(reg) self.address(offset, 1),
-                options(nostack, preserves_flags));
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
+        fetch_to_write(self.address(offset, 1));
     }
 
     /// Loads the little-endian word at `offset`, acquiring. None: the memory is gone.

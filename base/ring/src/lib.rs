@@ -12,7 +12,7 @@
 //! | offset | what |
 //! |---|---|
 //! | 0 | magic, `u64`: the bytes `slipring` |
-//! | 8 | version, `u64`: 1 |
+//! | 8 | version, `u64`: 2 |
 //! | 16 | slots of each ring, `u64`: a power of two, 16 to 32,768 |
 //! | 24 | payload of a slot in bytes, `u64`: a multiple of 64, 64 to 65,536 |
 //! | 4,096 | the ring whose consumer is the link's *server* |
@@ -23,12 +23,14 @@
 //! | offset | what | written by |
 //! |---|---|---|
 //! | 0 | head, `u64`: slots produced | producer |
+//! | 8 | asleep, `u64`; 1: tell me when the head moves | consumer; the producer that tells sets it to 0 |
 //! | 64 | tail, `u64`: slots consumed | consumer |
-//! | 128 | asleep, `u64`; 1: tell me when the head moves | consumer; the producer that tells sets it to 0 |
-//! | 192 | a descriptor of 8 bytes for each slot ([`Descriptor`]) | producer |
+//! | 128 | a descriptor of 8 bytes for each slot ([`Descriptor`]) | producer |
 //! | after them, at a multiple of 64 | the slots, *stride* bytes apart | producer |
 //!
-//! The stride is the payload and 64 bytes: so the beginnings of slots, which is all that small packets
+//! A producer looks at the consumer's word that it sleeps whenever it has moved the head, and the consumer
+//! writes it only before it sleeps: so it lies in the head's line, and costs who serves many rings none of
+//! its own. The stride is the payload and 64 bytes: so the beginnings of slots, which is all that small packets
 //! touch, spread over the sets of a cache.
 //!
 //! # Who believes what
@@ -69,7 +71,7 @@
 //!
 //! Dependencies: `thiserror` for errors, `rustix` for fallocate(2).
 
-#![allow(unsafe_code)] // a prefetch of words that are soon written; copies to and from memory of two processes
+#![allow(unsafe_code)] // copies to and from memory of two processes
 
 pub mod cross;
 mod descriptor;

@@ -1,8 +1,10 @@
 //! One ring: its producer and its consumer.
 
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use slipway_ram::{Lasting, Span};
+use slipway_ram::{Lasting, Span, fetch, fetch_to_write};
 
 use crate::link::Geometry;
 use crate::{Descriptor, layout, sleep};
@@ -18,84 +20,107 @@ const DESCRIPTORS: usize = layout::DESCRIPTORS / 8;
 #[error("the other side of the link moved its counter where it cannot be")]
 pub struct Broken;
 
-/// What producer and consumer of a ring have in common.
+/// What producer and consumer of a ring have in common. With a side's counters it is less than a line:
+/// who has many rings reads one line of each before the ring itself.
+#[repr(C)]
 #[derive(Clone)]
 pub(crate) struct Ring {
-    words: Lasting,
-    /// The slots.
-    data: Span,
-    mask: u64,
-    stride: usize,
+    words: NonNull<AtomicU64>,
+    /// The slots, in the same mapping.
+    slots: *mut u8,
+    mask: u32,
+    stride: u32,
+    memory: Arc<Memory>,
 }
+
+/// What a ring lies in.
+struct Memory {
+    words: Lasting,
+    /// The slots, mapped once more.
+    data: Span,
+}
+
+// SAFETY: words are reached as atomics only, slots by raw copies only, and `memory` keeps both.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
 
 impl Ring {
     /// The ring in `words`, which lie at `at` of `whole`.
+    ///
+    /// # Panics
+    /// When there are too few words for such a ring: a programmer's error.
     pub fn new(words: Lasting, whole: &Span, at: usize, geometry: &Geometry) -> Self {
-        let from = at + layout::data(geometry);
-        let data = whole.slice(from, geometry.slots as usize * geometry.stride());
-        Self { words, data, mask: u64::from(geometry.slots) - 1, stride: geometry.stride() }
+        let from = layout::data(geometry);
+        let len = geometry.slots as usize * geometry.stride();
+        assert!(words.len() >= from + len, "a ring beyond its memory");
+        let data = whole.slice(at + from, len);
+        let first = NonNull::from(words.words()).cast();
+        Self {
+            words: first,
+            slots: words.as_ptr().wrapping_add(from),
+            mask: geometry.slots - 1,
+            // At most 65,536 and 64.
+            stride: geometry.stride() as u32,
+            memory: Arc::new(Memory { words, data }),
+        }
     }
 
+    /// One of the counters, or of the descriptors.
     #[inline]
     fn word(&self, index: usize) -> &AtomicU64 {
-        &self.words.words()[index]
+        debug_assert!(index < self.memory.words.words().len());
+        // SAFETY: `new` has seen that there are as many words as a ring of this geometry has, which stay
+        // as long as `memory`; an index is that of a counter, or made with `mask`.
+        unsafe { self.words.add(index).as_ref() }
     }
 
     #[inline]
     fn descriptor(&self, slot: u64) -> &AtomicU64 {
-        self.word(DESCRIPTORS + (slot & self.mask) as usize)
+        self.word(DESCRIPTORS + self.index(slot))
+    }
+
+    #[inline]
+    fn index(&self, slot: u64) -> usize {
+        (slot & u64::from(self.mask)) as usize
     }
 
     #[inline]
     fn place(&self, slot: u64) -> usize {
-        (slot & self.mask) as usize * self.stride
+        self.index(slot) * self.stride as usize
     }
 
     #[inline]
     fn address(&self, slot: u64) -> *mut u8 {
         // Within the slots: no slot's place is beyond them.
-        self.data.io_vector().0.wrapping_add(self.place(slot))
+        self.slots.wrapping_add(self.place(slot))
+    }
+
+    /// Where a slot begins, of which `len` bytes are to be copied.
+    ///
+    /// # Panics
+    /// When a slot has fewer.
+    #[inline]
+    fn piece(&self, slot: u64, len: usize) -> *mut u8 {
+        assert!(len <= self.stride as usize, "more than a slot holds");
+        self.address(slot)
     }
 
     /// `head - tail` of what one side says and the other knows.
     #[inline]
     fn distance(&self, head: u64, tail: u64) -> Result<usize, Broken> {
         let distance = head.wrapping_sub(tail);
-        if distance > self.mask + 1 { Err(Broken) } else { Ok(distance as usize) }
+        if distance > u64::from(self.mask) + 1 { Err(Broken) } else { Ok(distance as usize) }
     }
-}
-
-/// Has the processor fetch the word's line, soon to be read. A hint.
-#[inline]
-fn prefetch(word: &AtomicU64) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing as far as the program can tell, and never faults.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(word).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = word;
-}
-
-/// Has the processor take the word's line, soon to be written, from whoever has it. A hint.
-#[inline]
-fn prefetch_to_write(word: &AtomicU64) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing and never faults.
-    unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) word, options(nostack, preserves_flags));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = word;
 }
 
 /// The side that fills slots. Slots are named by their number among those not published yet.
+#[repr(C)]
 pub struct Producer {
-    ring: Ring,
     head: u64,
     /// The consumer's tail when it was looked at last.
     tail: u64,
+    ring: Ring,
 }
 
 impl Producer {
@@ -129,7 +154,7 @@ impl Producer {
     /// The memory of all slots.
     #[inline]
     pub fn memory(&self) -> &Span {
-        &self.ring.data
+        &self.ring.memory.data
     }
 
     /// Where in the memory slot `number` begins.
@@ -145,18 +170,31 @@ impl Producer {
         self.ring.address(self.head + number as u64)
     }
 
+    /// Copies `from` to the beginning of slot `number`.
+    ///
+    /// # Panics
+    /// When it is longer than a slot: a programmer's error.
+    #[inline]
+    pub fn write(&self, number: usize, from: &[u8]) {
+        let to = self.ring.piece(self.head + number as u64, from.len());
+        // SAFETY: as many bytes are there, mapped as long as the ring and never taken away (the file is
+        // sealed against shrinking); nobody has a reference to them, and what the other side makes of
+        // them meanwhile is its own affair.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
     /// Has the processor fetch slot `number`, soon to be filled and described.
     #[inline]
     pub fn fetch(&self, number: usize) {
-        self.ring.data.prefetch_to_write(self.place(number));
-        prefetch_to_write(self.ring.descriptor(self.head + number as u64));
+        fetch_to_write(self.address(number));
+        fetch_to_write(self.ring.descriptor(self.head + number as u64));
     }
 
     /// Has the processor fetch what will be written when the next `count` slots are filled and
     /// published.
     #[inline]
     pub fn fetch_next(&self, count: usize) {
-        prefetch_to_write(self.ring.word(HEAD));
+        fetch_to_write(self.ring.word(HEAD));
         for number in 0..count {
             self.fetch(number);
         }
@@ -185,11 +223,12 @@ impl Producer {
 }
 
 /// The side that empties slots. Slots are named by their number among those not released yet.
+#[repr(C)]
 pub struct Consumer {
-    ring: Ring,
     tail: u64,
     /// The producer's head when it was looked at last.
     head: u64,
+    ring: Ring,
 }
 
 impl Consumer {
@@ -219,7 +258,7 @@ impl Consumer {
     /// The memory of all slots.
     #[inline]
     pub fn memory(&self) -> &Span {
-        &self.ring.data
+        &self.ring.memory.data
     }
 
     /// Where in the memory slot `number` begins.
@@ -235,19 +274,30 @@ impl Consumer {
         self.ring.address(self.tail + number as u64)
     }
 
-    /// Has the processor fetch slot `number`, soon to be read.
+    /// Copies the beginning of slot `number` to `into`.
+    ///
+    /// # Panics
+    /// When that is longer than a slot: a programmer's error.
     #[inline]
-    pub fn fetch(&self, number: usize) {
-        self.ring.data.prefetch(self.place(number));
+    pub fn read(&self, number: usize, into: &mut [u8]) {
+        let from = self.ring.piece(self.tail + number as u64, into.len());
+        // SAFETY: as for `Producer::write`. What the other side changes meanwhile is copied in some mix.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Has the processor fetch what is read to find whether there is anything, and the next slot: for a
-    /// program that looks at many rings in turn, some rings ahead.
+    /// Has the processor fetch slot `number` and what it says of itself, soon to be read.
+    #[inline]
+    pub fn fetch(&self, number: usize) {
+        fetch(self.ring.descriptor(self.tail + number as u64));
+        fetch(self.address(number));
+    }
+
+    /// Has the processor fetch what is read to find whether there is anything: for a program that looks at
+    /// many rings in turn, some rings ahead. Slots are better fetched once they are known to be filled:
+    /// the producer has them before, and would have to take them back.
     #[inline]
     pub fn fetch_next(&self) {
-        prefetch(self.ring.word(HEAD));
-        prefetch(self.ring.descriptor(self.tail));
-        self.fetch(0);
+        fetch(self.ring.word(HEAD));
     }
 
     /// What slot `number` holds, as the producer says now: it may say something else the next time.

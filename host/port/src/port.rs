@@ -181,7 +181,9 @@ impl Port {
         let room = self.output.free(limit)?.min(limit);
         let mut sent = 0;
         while sent < room {
-            self.output.fetch(sent + AHEAD);
+            if sent + AHEAD < room {
+                self.output.fetch(sent + AHEAD);
+            }
             let len = fill(self.slot(sent));
             assert!(len <= self.payload, "a frame that is longer than its slot");
             if len == 0 {
@@ -224,7 +226,9 @@ impl Port {
         let (mut at, mut whole, mut frames) = (0, 0, 0);
         let (mut bytes, mut good) = (0, true);
         while at < there && frames < limit {
-            self.input.fetch(at + AHEAD);
+            if at + AHEAD < there {
+                self.input.fetch(at + AHEAD);
+            }
             let descriptor = self.input.descriptor(at);
             good &= fits(descriptor, self.payload);
             bytes += descriptor.len();

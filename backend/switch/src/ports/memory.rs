@@ -8,7 +8,8 @@ use slipway_ring::{Broken, Consumer, Descriptor, Link, Producer, Segmentation as
 
 use crate::{Abilities, Burst, Delivered, MAX_FRAME, Offload, Pick, Port, Segmentation};
 
-/// How far ahead slots are fetched: about as many as the processor can have under way at a time.
+/// How far ahead slots are fetched: about as many as the processor can have under way at a time. Only those
+/// that are about to be used: the others would be taken from the other side for nothing.
 const AHEAD: usize = 8;
 
 /// Two eventfds: how each side tells the other that there is something.
@@ -32,17 +33,19 @@ impl Tell {
     }
 }
 
-/// A port whose peer is a program with a [`Link`].
+/// A port whose peer is a program with a [`Link`]. What a delivery needs is in the first line.
+#[repr(C, align(64))]
 pub struct MemoryPort {
-    input: Consumer,
     output: Producer,
-    payload: usize,
-    tell: Tell,
+    /// At most 65,536.
+    payload: u32,
     abilities: Abilities,
+    broken: bool,
+    input: Consumer,
+    tell: Tell,
     /// Slots of the burst taken last.
     taken: usize,
     malformed: u64,
-    broken: bool,
 }
 
 impl MemoryPort {
@@ -50,13 +53,19 @@ impl MemoryPort {
     /// a thread that [can](slipway_eventfd::can_raise).
     pub fn new(link: &Link, tell: Tell, abilities: Abilities) -> Self {
         let (input, output) = link.server();
-        let payload = link.geometry().payload as usize;
+        let payload = link.geometry().payload;
         Self { input, output, payload, tell, abilities, taken: 0, malformed: 0, broken: false }
     }
 
     /// Whether the program moved a counter where it cannot be: nothing passes any more.
     pub fn is_broken(&self) -> bool {
         self.broken
+    }
+
+    /// Bytes that a slot holds.
+    #[inline]
+    fn payload(&self) -> usize {
+        self.payload as usize
     }
 
     /// The counter of the other side, or a broken port.
@@ -73,7 +82,7 @@ impl MemoryPort {
         if first.has_more() {
             return self.take_long(burst, first, at, there);
         }
-        let fits = (1..=self.payload).contains(&first.len());
+        let fits = (1..=self.payload()).contains(&first.len());
         let (memory, place) = (self.input.memory(), self.input.place(at));
         let offload = if first.is_plain() { Offload::NONE } else { offload(first) };
         if !fits || burst.push(memory, place, first.len(), offload).is_err() {
@@ -94,7 +103,7 @@ impl MemoryPort {
         let (mut slot, mut descriptor, mut fits) = (at, first, true);
         loop {
             let len = descriptor.len();
-            fits &= (1..=self.payload).contains(&len) && frame.len() + len <= MAX_FRAME;
+            fits &= (1..=self.payload()).contains(&len) && frame.len() + len <= MAX_FRAME;
             if fits {
                 fits = frame.append(self.input.memory(), self.input.place(slot), len).is_ok();
             }
@@ -107,7 +116,7 @@ impl MemoryPort {
             }
             if slot == there {
                 // The rest is to come, unless no ring could hold it.
-                let never = !fits || there - at > MAX_FRAME.div_ceil(self.payload);
+                let never = !fits || there - at > MAX_FRAME.div_ceil(self.payload());
                 self.malformed += u64::from(never);
                 return never.then_some(slot - at);
             }
@@ -123,10 +132,13 @@ impl MemoryPort {
     /// Fills slots with a frame, `at` slots from the head. How many; None: it cannot be read.
     #[inline]
     fn fill(&self, burst: &Burst, pick: Pick, at: usize, len: usize) -> Option<usize> {
-        if len > self.payload {
+        if len > self.payload() {
             return self.fill_long(burst, pick, at, len);
         }
-        burst.copy(pick, self.output.memory(), self.output.place(at)).ok()?;
+        match burst.whole(pick) {
+            Some(bytes) => self.output.write(at, bytes),
+            None => burst.copy(pick, self.output.memory(), self.output.place(at)).ok()?,
+        }
         let mut descriptor = Descriptor::new(len as u32);
         if !burst.is_plain() {
             descriptor = describe(descriptor, &burst.offload_of(pick));
@@ -138,9 +150,9 @@ impl MemoryPort {
     #[cold]
     fn fill_long(&self, burst: &Burst, pick: Pick, at: usize, len: usize) -> Option<usize> {
         let mut reader = burst.read(pick);
-        let count = len.div_ceil(self.payload);
+        let count = len.div_ceil(self.payload());
         for number in 0..count {
-            let part = self.payload.min(len - number * self.payload);
+            let part = self.payload().min(len - number * self.payload());
             reader.copy_to(self.output.memory(), self.output.place(at + number), part).ok()?;
             let mut descriptor = Descriptor::new(part as u32);
             if number == 0 {
@@ -172,7 +184,9 @@ impl Port for MemoryPort {
         let frames = burst.len();
         let mut at = 0;
         while at < there && burst.len() - frames < limit {
-            self.input.fetch(at + AHEAD);
+            if at + AHEAD < there {
+                self.input.fetch(at + AHEAD);
+            }
             let Some(slots) = self.take_frame(burst, at, there) else { break };
             at += slots;
         }
@@ -196,7 +210,7 @@ impl Port for MemoryPort {
         let mut free = self.trust(free);
         for pick in picks {
             let len = burst.len_of(*pick);
-            let slots = if len <= self.payload { 1 } else { len.div_ceil(self.payload) };
+            let slots = if len <= self.payload() { 1 } else { len.div_ceil(self.payload()) };
             if at + slots > free {
                 let more = self.output.free(at + slots);
                 free = self.trust(more);
@@ -205,7 +219,9 @@ impl Port for MemoryPort {
                     break;
                 }
             }
-            self.output.fetch(at + AHEAD);
+            if at + AHEAD < picks.len() {
+                self.output.fetch(at + AHEAD);
+            }
             match self.fill(burst, *pick, at, len) {
                 Some(filled) => {
                     at += filled;

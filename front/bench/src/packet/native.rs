@@ -20,6 +20,8 @@ const SLOTS: u32 = 512;
 const QUIET_SLOTS: u32 = 4096;
 /// Slots of rings when there are many: their memory is that of many small guests.
 const FEW_SLOTS: u32 = 64;
+/// How many slots, and how many rings, ahead something is fetched.
+const AHEAD: usize = 8;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 32;
 
@@ -177,14 +179,19 @@ fn drain(
     stop: &AtomicBool,
     [received, last]: &[Arc<AtomicU64>; 2],
 ) -> Result<()> {
-    const AHEAD: usize = 8;
     let (mut sum, mut count, mut of_last) = (0_u64, 0, 0);
     let end = inputs.len() - 1;
     while !stop.load(Ordering::Relaxed) {
         for at in 0..inputs.len() {
-            // A program has one port; this one stands for as many programs as there are ports.
-            if let Some(later) = inputs.get(at + AHEAD) {
+            // A program has one port; this one stands for as many programs as there are ports. What
+            // nobody has written is left alone: its line is the producer's.
+            if let Some(later) = inputs.get(at + 2 * AHEAD) {
                 later.fetch_next();
+            }
+            if let Some(soon) = inputs.get_mut(at + AHEAD)
+                && soon.available(1)? > 0
+            {
+                soon.fetch(0);
             }
             let input = &mut inputs[at];
             let there = input.available(1)?;
@@ -192,9 +199,11 @@ fn drain(
                 input.fetch(slot);
             }
             for slot in 0..there {
-                input.fetch(slot + AHEAD);
+                if slot + AHEAD < there {
+                    input.fetch(slot + AHEAD);
+                }
                 let mut header = [0; 14];
-                input.memory().read(input.place(slot), &mut header)?;
+                input.read(slot, &mut header);
                 sum = sum.wrapping_add(u64::from(header[5]) + input.descriptor(slot).len() as u64);
             }
             input.release(there);
@@ -234,7 +243,7 @@ fn timed(
     })
 }
 
-/// A link of packet rings, without a switch: frames are copied into it and nothing else.
+/// Links of packet rings, without a switch: frames are copied into them and nothing else.
 pub struct RawLink(pub Cpus);
 
 impl PacketSubject for RawLink {
@@ -243,11 +252,11 @@ impl PacketSubject for RawLink {
     }
 
     fn about(&self) -> String {
-        "a ring in shared memory without a switch: the floor".to_owned()
+        "rings in shared memory without a switch: the floor".to_owned()
     }
 
     fn takes(&self, load: &PacketLoad) -> bool {
-        load.ports == 2 && load.offered == 0 && load.neighbour == 0
+        load.offered == 0 && load.neighbour == 0
     }
 
     fn run(
@@ -256,28 +265,44 @@ impl PacketSubject for RawLink {
         warm_up: Duration,
         time: Duration,
     ) -> Result<PacketMeasured> {
-        const AHEAD: usize = 8;
-        let link = Link::new(geometry(load)).context("memory for the rings")?;
-        let (_, mut output) = link.server();
-        let (input, _) = link.peer();
-        let sinks = Sinks::start(vec![input], self.0.client.clone());
+        let (mut outputs, mut inputs) = (Vec::new(), Vec::new());
+        for _ in 1..load.ports {
+            let link = Link::new(geometry(load)).context("memory for the rings")?;
+            outputs.push(link.server().1);
+            inputs.push(link.peer().0);
+        }
+        let sinks = Sinks::start(inputs, self.0.client.clone());
         pin(&self.0.target)?;
+        let row = if load.ports == 2 { BURST } else { (load.row as usize).min(BURST) };
         let frame = frame(0, 1, load.bytes);
-        let mut sent = 0;
+        let (mut at, mut sent) = (0, 0);
         let measured = timed(&sinks, (warm_up, time), || {
-            let free = output.free(BURST)?.min(BURST);
-            for slot in 0..free {
-                output.fetch(slot + AHEAD);
-                output.memory().write(output.place(slot), &frame)?;
-                output.describe(slot, Descriptor::new(load.bytes));
+            for _ in 0..BURST / row {
+                if outputs.len() > AHEAD {
+                    outputs[(at + AHEAD) % outputs.len()].fetch_next(row.min(AHEAD));
+                }
+                sent += fill(&mut outputs[at], &frame, row)?;
+                at = (at + 1) % outputs.len();
             }
-            output.publish(free);
-            sent += free as u64;
             Ok(sent)
         })?;
         sinks.finish()?;
         Ok(measured)
     }
+}
+
+/// Gives a ring up to `count` copies of a frame; how many.
+fn fill(output: &mut Producer, frame: &[u8], count: usize) -> Result<u64> {
+    let count = output.free(count)?.min(count);
+    for slot in 0..count {
+        if slot + AHEAD < count {
+            output.fetch(slot + AHEAD);
+        }
+        output.write(slot, frame);
+        output.describe(slot, Descriptor::new(frame.len() as u32));
+    }
+    output.publish(count);
+    Ok(count as u64)
 }
 
 /// The switch, a program that sends at one of its memory ports, sinks at all others.
