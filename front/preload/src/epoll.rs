@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use slipway_socket::lock::Lock;
-use slipway_socket::{Deadline, Errno, Half, Spin};
+use slipway_socket::{Deadline, Errno, Half, Spin, heavy, is_told_surely};
 
 use crate::fds::{self, Kind, Object, Ref};
 use crate::guard::guard;
@@ -30,6 +30,8 @@ const OUT: u32 = libc::EPOLLOUT as u32;
 const ENGINE: u32 = u32::MAX;
 /// Nanoseconds for which who finds something of ours does not look at the kernel's again.
 const KERNEL_EVERY: u64 = 5_000;
+/// Nanoseconds that who may not be told sleeps at a time.
+const A_BIT: u64 = 1_000_000;
 /// Events that are taken from the kernel at a time.
 const BATCH: usize = 64;
 /// So many active ones are looked at whether they were ready lately or not.
@@ -317,6 +319,12 @@ fn activate(inner: &mut Inner, fd: c_int) {
     }
 }
 
+fn activate_all(inner: &mut Inner) {
+    for fd in 0..inner.items.len() {
+        activate(inner, fd as c_int);
+    }
+}
+
 /// What is to be reported of an item now.
 fn due(item: &mut Item) -> u32 {
     let Some(object) = item.object.filter(|_| !item.spent) else { return 0 };
@@ -370,9 +378,11 @@ fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool) -> usize {
             }
         } else if first {
             item.missed = item.missed.saturating_add(1);
-            if many && item.missed > PATIENCE && arm(item) {
-                item.active = false;
-                stays = false;
+            if many && item.missed > PATIENCE {
+                wish(item);
+                heavy();
+                item.active = !is_armed(item);
+                stays = item.active;
             }
         }
         if stays {
@@ -382,19 +392,34 @@ fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool) -> usize {
     found
 }
 
-/// Has the eventfd of an item raised when there is something. False: there is.
-fn arm(item: &mut Item) -> bool {
-    let Some(stream) = item.object.and_then(Object::stream) else { return true };
-    if item.spent {
-        return true;
-    }
-    let endpoint = &stream.endpoint;
+/// What an item is armed for: room to send, and so many bytes at least.
+fn wishes(item: &Item) -> Option<(&'static Object, bool, usize)> {
+    let object = item.object.filter(|_| !item.spent)?;
+    let endpoint = &object.stream()?.endpoint;
     let edge = item.events & EDGE != 0;
-    if item.events & OUT != 0 && (!edge || endpoint.ready() & libc::POLLOUT == 0) {
-        endpoint.arm(Half::Sending, 1);
-    }
+    let room = item.events & OUT != 0 && (!edge || endpoint.ready() & libc::POLLOUT == 0);
     let more = edge || item.events & IN == 0;
-    endpoint.arm(Half::Receiving, if more { endpoint.arrived() + 1 } else { 1 });
+    Some((object, room, if more { endpoint.arrived() + 1 } else { 1 }))
+}
+
+/// The first part of arming: the other side is asked to raise the eventfd.
+fn wish(item: &Item) {
+    let Some((object, room, least)) = wishes(item) else { return };
+    let Some(stream) = object.stream() else { return };
+    if room {
+        stream.endpoint.wish(Half::Sending, 1);
+    }
+    stream.endpoint.wish(Half::Receiving, least);
+}
+
+/// The last part, after a barrier. False: something is due.
+fn is_armed(item: &mut Item) -> bool {
+    let Some((object, room, least)) = wishes(item) else { return true };
+    let Some(stream) = object.stream() else { return true };
+    if room {
+        stream.endpoint.is_armed(Half::Sending, 1);
+    }
+    stream.endpoint.is_armed(Half::Receiving, least);
     // An edge that was found is still one at the next look.
     let (marks, reported) = (item.marks, item.reported);
     let blocked = stream.blocked.load(Ordering::Relaxed);
@@ -406,22 +431,24 @@ fn arm(item: &mut Item) -> bool {
     is == 0
 }
 
-/// Arms all; false: something is due.
+/// Arms all, with one barrier; false: something is due.
 fn arm_all(inner: &mut Inner) -> bool {
-    let mut nothing = true;
-    for _ in 0..inner.active.len() {
-        let Some(fd) = inner.active.pop_front() else { break };
-        let Some(item) = inner.items.get_mut(fd as usize).and_then(Option::as_mut) else {
-            continue;
-        };
-        if arm(item) {
-            item.active = false;
-        } else {
-            nothing = false;
-            inner.active.push_back(fd);
+    if inner.active.is_empty() {
+        return true;
+    }
+    let Inner { items, active, .. } = inner;
+    for fd in active.iter() {
+        if let Some(Some(item)) = items.get(*fd as usize) {
+            wish(item);
         }
     }
-    nothing
+    heavy();
+    active.retain(|fd| {
+        let Some(Some(item)) = items.get_mut(*fd as usize) else { return false };
+        item.active = !is_armed(item);
+        item.active
+    });
+    active.is_empty()
 }
 
 fn wait_kernel(
@@ -459,11 +486,28 @@ fn translate(set: c_int, own: &Set, events: &mut [epoll_event]) -> usize {
         }
         let descriptor = own.engine.swap(0, Ordering::Relaxed);
         control(set, libc::EPOLL_CTL_DEL, descriptor, 0, 0);
-        for fd in 0..inner.items.len() {
-            activate(&mut inner, fd as c_int);
-        }
+        activate_all(&mut inner);
     }
     kept
+}
+
+/// What the kernel has, unless it was looked at just now; what it says of ours is active then.
+fn of_kernel(set: c_int, own: &Set, into: &mut [epoll_event], mask: *const sigset_t) -> usize {
+    let now = Deadline::now();
+    {
+        let mut inner = own.inner.hold();
+        if now.wrapping_sub(inner.looked) < KERNEL_EVERY {
+            return 0;
+        }
+        inner.looked = now;
+    }
+    let saved = real::errno();
+    let Ok(got) = wait_kernel(set, into, Some(0), mask) else {
+        // A signal shows when there is nothing else to show.
+        real::set_errno(saved);
+        return 0;
+    };
+    translate(set, own, &mut into[..got])
 }
 
 fn wait_both(
@@ -473,51 +517,43 @@ fn wait_both(
     until: Deadline,
     mask: *const sigset_t,
 ) -> Result<usize, Errno> {
+    let look = |into: &mut [epoll_event], first| {
+        let kernels = of_kernel(set, own, into, mask);
+        kernels + collect(&mut own.inner.hold(), &mut into[kernels..], first)
+    };
     let mut first = true;
     loop {
-        let found = {
-            let mut inner = own.inner.hold();
-            let found = collect(&mut inner, into, first);
-            if found > 0 {
-                let now = Deadline::now();
-                if found == into.len() || now.wrapping_sub(inner.looked) < KERNEL_EVERY {
-                    return Ok(found);
-                }
-                inner.looked = now;
-            }
-            found
-        };
-        if found > 0 || until.has_passed() {
-            let got = wait_kernel(set, &mut into[found..], Some(0), mask)?;
-            let kept = translate(set, own, &mut into[found..found + got]);
-            if found + kept > 0 || got == 0 {
-                return Ok(found + kept);
-            }
-            continue;
-        }
-        let mut spun = 0;
-        let worth = !own.inner.hold().active.is_empty();
-        if first && worth {
+        let mut found = look(into, first);
+        let worth = first && !own.inner.hold().active.is_empty();
+        if found == 0 && worth && !until.has_passed() {
             own.spin.until(until.left().unwrap_or(u64::MAX), || {
-                spun = collect(&mut own.inner.hold(), into, false);
-                spun > 0
+                found = look(into, false);
+                found > 0
             });
         }
-        if spun > 0 {
-            return Ok(spun);
+        if found > 0 {
+            return Ok(found);
         }
         first = false;
-        if !arm_all(&mut own.inner.hold()) {
+        if !until.has_passed() && !arm_all(&mut own.inner.hold()) {
             continue;
         }
         own.spin.sleeps();
-        let got = wait_kernel(set, into, until.left(), mask)?;
+        let left = if is_told_surely() {
+            until.left()
+        } else {
+            Some(until.left().unwrap_or(A_BIT).min(A_BIT))
+        };
+        let got = wait_kernel(set, into, left, mask)?;
         let kept = translate(set, own, &mut into[..got]);
         if kept < got {
             own.spin.woke();
         }
-        if kept > 0 {
-            let more = collect(&mut own.inner.hold(), &mut into[kept..], false);
+        if !is_told_surely() {
+            activate_all(&mut own.inner.hold());
+        }
+        let more = collect(&mut own.inner.hold(), &mut into[kept..], false);
+        if kept + more > 0 || (got == 0 && until.has_passed()) {
             return Ok(kept + more);
         }
     }

@@ -227,6 +227,20 @@ fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
     }
 }
 
+/// A new descriptor of the kernel's: if its number was ours, that was closed behind our back.
+fn fresh(fd: c_int) {
+    if fds::is_known(fd) && !fds::is_borrowed() {
+        fds::remove(fd);
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let fd = sys!(SYS_socket, domain, kind, protocol) as c_int;
+    fresh(fd);
+    fd
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
     // SAFETY: as the caller says.
@@ -275,6 +289,7 @@ fn accept_either(
         }
         let new = sys!(SYS_accept4, fd, from, length, flags);
         if new >= 0 {
+            fresh(new as c_int);
             return Ok(new as usize);
         }
         let errno = Errno::from_raw_os_error(real::errno());

@@ -1,16 +1,98 @@
-//! The system calls themselves. libc's wrappers have the names that this library exports.
+//! The system calls themselves. libc's wrappers have the names that this library exports, and syscall(2) of
+//! libc is one of them.
 
-/// A system call by libc's syscall(2): -1 and errno when it failed.
+/// A system call: -1 and errno when it failed.
 macro_rules! sys {
-    ($number:ident $(, $argument:expr)* $(,)?) => {
-        // SAFETY: the caller's pointers are handed on as they are, and the kernel checks them.
-        unsafe { libc::syscall(libc::$number $(, $argument as libc::c_long)*) }
-    };
+    ($number:ident) => { $crate::real::call(libc::$number, [0; 6]) };
+    ($number:ident, $($argument:expr),+ $(,)?) => {{
+        let mut arguments = [0; 6];
+        let mut places = arguments.iter_mut();
+        $(if let Some(place) = places.next() {
+            *place = $argument as libc::c_long;
+        })+
+        $crate::real::call(libc::$number, arguments)
+    }};
 }
 pub(crate) use sys;
 
 use libc::c_int;
 use slipway_socket::Errno;
+
+/// A system call with its arguments: -1 and errno when it failed.
+#[inline]
+pub fn call(number: libc::c_long, arguments: [libc::c_long; 6]) -> libc::c_long {
+    let result = trap(number, arguments);
+    if (-4095..0).contains(&result) {
+        set_errno(-result as c_int);
+        return -1;
+    }
+    result
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn trap(number: libc::c_long, [a, b, c, d, e, f]: [libc::c_long; 6]) -> libc::c_long {
+    let result;
+    // SAFETY: the x86-64 convention of Linux; the kernel checks the caller's pointers, and what it does to
+    // memory is what the caller asked for.
+    unsafe {
+        std::arch::asm!("syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c,
+            in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn trap(number: libc::c_long, [a, b, c, d, e, f]: [libc::c_long; 6]) -> libc::c_long {
+    let result;
+    // SAFETY: the AArch64 convention of Linux; else as above.
+    unsafe {
+        std::arch::asm!("svc 0", in("x8") number, inlateout("x0") a => result, in("x1") b, in("x2") c,
+            in("x3") d, in("x4") e, in("x5") f, options(nostack));
+    }
+    result
+}
+
+/// syscall(2): libuv closes with it, and accepts. It is variadic; its arguments come as these do.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: libc::c_long,
+    a: libc::c_long,
+    b: libc::c_long,
+    c: libc::c_long,
+    d: libc::c_long,
+    e: libc::c_long,
+    f: libc::c_long,
+) -> libc::c_long {
+    use crate::{copies, data, open};
+    // SAFETY: as the caller says, whose arguments have these types.
+    unsafe {
+        match number {
+            libc::SYS_close => copies::close(a as c_int).into(),
+            libc::SYS_close_range => {
+                copies::close_range(a as libc::c_uint, b as libc::c_uint, c as c_int).into()
+            }
+            libc::SYS_dup3 => copies::dup3(a as c_int, b as c_int, c as c_int).into(),
+            libc::SYS_accept4 => {
+                open::accept4(a as c_int, pointer(b), pointer(c), d as c_int).into()
+            }
+            libc::SYS_sendmmsg => {
+                data::sendmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int).into()
+            }
+            libc::SYS_recvmmsg => {
+                let timeout = pointer(e);
+                data::recvmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int, timeout)
+                    .into()
+            }
+            _ => call(number, [a, b, c, d, e, f]),
+        }
+    }
+}
+
+fn pointer<T>(argument: libc::c_long) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(argument as usize)
+}
 
 /// errno of this thread.
 pub fn errno() -> c_int {

@@ -352,7 +352,7 @@ impl Endpoint {
     }
 
     /// Asks for the eventfd to be raised when `least` bytes more than none can be read, or there is room to
-    /// send. True: so it is already, and it may not be raised.
+    /// send. True: so it is already, and it may not be raised. Costs a barrier of all processors.
     pub fn arm(&self, half: Half, least: usize) -> bool {
         let Ok(_held) = self.lock(half) else { return true };
         let stream = self.stream();
@@ -361,6 +361,26 @@ impl Endpoint {
             Half::Sending => stream.arm_space(),
         };
         done.unwrap_or(true) || self.is_reset()
+    }
+
+    /// The first part of [`Endpoint::arm`], for who arms many: [`crate::heavy`] must follow, once for all, and then
+    /// [`Endpoint::is_armed`] for each.
+    pub fn wish(&self, half: Half, least: usize) {
+        let Ok(_held) = self.lock(half) else { return };
+        match half {
+            Half::Receiving => self.stream().wish_data(least),
+            Half::Sending => self.stream().wish_space(),
+        }
+    }
+
+    /// The last part of [`Endpoint::arm`]: whether it is to be waited for.
+    pub fn is_armed(&self, half: Half, least: usize) -> bool {
+        let Ok(_held) = self.lock(half) else { return false };
+        let there = match half {
+            Half::Receiving => self.stream().is_data_there(least),
+            Half::Sending => self.stream().is_space_there(),
+        };
+        !there.unwrap_or(true) && !self.is_reset()
     }
 
     /// Nothing more will be sent.

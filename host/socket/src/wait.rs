@@ -70,7 +70,9 @@ impl Endpoint {
         if self.arm(half, 1) || self.family.is_dead() {
             return Ok(());
         }
-        let left = until.left().unwrap_or(SECOND).min(SECOND);
+        // Who may not be told looks often.
+        let longest = if slipway_ring::cross::is_told_surely() { SECOND } else { SECOND / 1000 };
+        let left = until.left().unwrap_or(longest).min(longest);
         if left == 0 {
             return Err(Errno::AGAIN);
         }
