@@ -5,7 +5,7 @@ mod port;
 mod socket;
 
 pub use port::{CaptureArgs, Direction, ImpairArgs, TraceArgs};
-pub use socket::{SocketCommand, SocketEngineArgs};
+pub use socket::{SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs, SocketTopArgs};
 
 use std::path::PathBuf;
 use std::time::Duration;

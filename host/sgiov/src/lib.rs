@@ -28,6 +28,7 @@
 #![allow(unsafe_code)] // socket options and ioctls
 
 mod address;
+mod ask;
 mod broker;
 mod carrier;
 mod log;
@@ -40,7 +41,8 @@ mod slab;
 mod table;
 mod wire;
 
+pub use ask::{is_served, raise_descriptor_limit, report};
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantReport};
 pub use carrier::Carrier;
 pub use policy::{Policy, PolicyError, Tenant};
-pub use server::{Engine, Error, Settings, Stop, is_served};
+pub use server::{Engine, Error, Settings, Stop};

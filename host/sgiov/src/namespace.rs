@@ -31,6 +31,8 @@ pub struct Namespace {
     netlink: Option<Netlink>,
     addresses: Vec<Prefixed>,
     asked: Option<Instant>,
+    /// Bytes sent and received by families that have ended.
+    pub past: (u64, u64),
     /// Families in it.
     pub families: u32,
     /// Endpoints of its families.
@@ -148,6 +150,7 @@ impl Namespaces {
                 netlink: None,
                 addresses: Vec::new(),
                 asked: None,
+                past: (0, 0),
                 families: 0,
                 endpoints: 0,
                 next_port: 0,

@@ -25,6 +25,8 @@ const ARRIVALS: usize = 64;
 const BREATH: Duration = Duration::from_millis(100);
 /// Connections to the engine's socket that may wait.
 const BACKLOG: i32 = 4096;
+/// How long an engine that ends when it is idle waits for the next program.
+const LINGER: Duration = Duration::from_secs(2);
 
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
@@ -94,6 +96,8 @@ pub struct Engine {
     clients: HashMap<u32, OwnedFd>,
     stop: Stop,
     served: bool,
+    /// Since when nobody is there.
+    idle: Option<Instant>,
     /// Held as long as the engine lives.
     _lock: std::fs::File,
 }
@@ -126,6 +130,7 @@ impl Engine {
             clients: HashMap::new(),
             stop,
             served: false,
+            idle: None,
             _lock: lock,
         })
     }
@@ -163,10 +168,20 @@ impl Engine {
             self.broker.sweep();
             self.resume();
             self.served |= self.broker.families() > 0;
-            if self.ends_when_idle && self.served && self.clients.is_empty() {
+            if self.is_over() {
                 return self.end();
             }
         }
+    }
+
+    /// Whether it was to end when idle, and is.
+    fn is_over(&mut self) -> bool {
+        let idle = self.ends_when_idle && self.served && self.clients.is_empty();
+        if !idle {
+            self.idle = None;
+            return false;
+        }
+        self.idle.get_or_insert_with(Instant::now).elapsed() >= LINGER
     }
 
     fn end(&self) -> Result<(), Error> {
@@ -176,7 +191,8 @@ impl Engine {
 
     /// How long there is nothing to do but for others' doings. None: for ever.
     fn patience(&mut self) -> Option<Timespec> {
-        let next = [self.broker.next_sweep(), self.resumes].into_iter().flatten().min()?;
+        let over = self.idle.map(|since| since + LINGER);
+        let next = [self.broker.next_sweep(), self.resumes, over].into_iter().flatten().min()?;
         // Rounded up, so that it is time when it wakes.
         let wait = next.saturating_duration_since(Instant::now()).as_micros() as i64 + 1;
         let (tv_sec, tv_nsec) = (wait / 1_000_000, wait % 1_000_000 * 1000);
@@ -324,13 +340,4 @@ fn listen(path: &Path) -> Result<OwnedFd, Error> {
     rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(|errno| bad(errno.into()))?;
     rustix::net::listen(&listener, BACKLOG)?;
     Ok(listener)
-}
-
-/// Whether somebody serves the socket.
-pub fn is_served(path: &Path) -> bool {
-    let Ok(address) = SocketAddrUnix::new(path) else { return false };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let connected = socket.and_then(|socket| rustix::net::connect(&socket, &address));
-    matches!(connected, Ok(()) | Err(Errno::AGAIN))
 }

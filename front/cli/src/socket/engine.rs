@@ -1,24 +1,41 @@
 //! `slipway socket engine`: the engine itself, in the foreground.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
-use slipway_sgiov::{Engine, Settings, Stop};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use slipway_sgiov::{Engine, Policy, Settings, Stop, raise_descriptor_limit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::SocketEngineArgs;
 
+/// Descriptors of the engine beside one for each socket.
+const OWN_DESCRIPTORS: u64 = 1000;
+
 /// Serves until it is interrupted or, if so asked, idle.
 pub fn serve(args: &SocketEngineArgs) -> Result<i32> {
+    let policy = Policy::read(&args.policy)?;
     if let Some(dir) = args.socket.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     }
+    let wanted = args.sockets.saturating_add(OWN_DESCRIPTORS);
+    let limit = raise_descriptor_limit(wanted);
+    if limit < wanted {
+        let sockets = limit.saturating_sub(OWN_DESCRIPTORS);
+        tracing::warn!("the descriptor limit is {limit}: more than {sockets} sockets get ENOBUFS");
+    }
+    let (rules, tenants) = (policy.rules(), policy.tenants().len());
     let settings = Settings {
         socket: args.socket.clone(),
         ends_when_idle: args.ends_when_idle,
+        proof: !args.no_proof,
+        policy,
         ..Settings::default()
     };
     let mut engine = Engine::bind(settings)?;
     end_on_signals(engine.stop())?;
-    tracing::info!(socket = %args.socket.display(), "the socket engine serves");
+    tracing::info!(socket = %args.socket.display(), tenants, rules, "the socket engine serves");
+    notify_systemd();
     engine.run()?;
     Ok(0)
 }
@@ -40,4 +57,32 @@ fn end_on_signals(stop: Stop) -> Result<()> {
         stop.stop();
     })?;
     Ok(())
+}
+
+/// Tells whoever started it that it serves, if it wants to know (sd_notify(3)).
+fn notify_systemd() {
+    use std::os::unix::ffi::OsStrExt;
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name),
+        None => SocketAddrUnix::new(&path),
+    };
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
+    if let (Ok(address), Ok(socket)) = (address, socket) {
+        let _ = rustix::net::sendto(&socket, b"READY=1", SendFlags::NOSIGNAL, &address);
+    }
+}
+
+/// Says what a policy has, or what is wrong with it.
+pub fn check(file: &Path) -> Result<i32> {
+    let policy = Policy::read(file)?;
+    for tenant in policy.tenants() {
+        if !tenant.netns.exists() {
+            let (name, netns) = (&tenant.name, tenant.netns.display());
+            eprintln!("slipway: there is no network namespace {netns} of tenant \"{name}\" now");
+        }
+    }
+    crate::say!("{} tenants, {} rules", policy.tenants().len(), policy.rules());
+    Ok(0)
 }

@@ -1,6 +1,9 @@
 //! `slipway socket …`: the socket engine, and what people do with it.
 
+mod elf;
 mod engine;
+mod run;
+mod show;
 
 use anyhow::Result;
 
@@ -9,6 +12,10 @@ use crate::args::SocketCommand;
 /// Runs `slipway socket …`.
 pub fn command(command: &SocketCommand) -> Result<i32> {
     match command {
+        SocketCommand::Run(args) => run::run(args),
+        SocketCommand::Ls(args) => show::list(args),
+        SocketCommand::Top(args) => show::top(args),
         SocketCommand::Engine(args) => engine::serve(args),
+        SocketCommand::Check { file } => engine::check(file),
     }
 }

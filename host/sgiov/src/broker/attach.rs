@@ -67,6 +67,11 @@ impl Broker {
             self.end_link(link);
         }
         if let Some(family) = self.families.remove(number) {
+            let (sent, received) = family.totals();
+            if let Some(space) = self.namespaces.get_mut(family.namespace) {
+                space.past.0 = space.past.0.wrapping_add(sent);
+                space.past.1 = space.past.1.wrapping_add(received);
+            }
             self.namespaces.leave(family.namespace);
         }
     }

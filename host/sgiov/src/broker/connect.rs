@@ -14,6 +14,7 @@ use super::connection::{Connection, End};
 use super::links::{self, Party};
 use super::{Broker, Errno, Outcome, lack};
 use crate::address::specific;
+use crate::namespace::Namespace;
 use crate::peer::NamespaceId;
 
 /// Ports that are given to who asks for none: the kernel's own range (`net.ipv4.ip_local_port_range`).
@@ -78,16 +79,13 @@ impl Broker {
     /// Who listens at `to`, as seen from a network namespace: in the namespace itself, or in another one that
     /// really has the address.
     fn route(&mut self, namespace: u32, to: &Address) -> Option<u32> {
-        if to.is_loopback() {
+        // A namespace's own address is nobody else's to it.
+        let own = |space: &mut Namespace| space.has(&to.ip);
+        if to.is_loopback() || self.namespaces.get_mut(namespace).is_some_and(own) {
             return self.listeners.find(namespace, to);
         }
         let mut there = self.listeners.namespaces(to);
-        there.retain(|number| {
-            self.namespaces.get_mut(*number).is_some_and(|space| space.has(&to.ip))
-        });
-        if there.contains(&namespace) {
-            return self.listeners.find(namespace, to);
-        }
+        there.retain(|number| self.namespaces.get_mut(*number).is_some_and(own));
         let tenant =
             |number: u32| self.namespaces.get(number).and_then(|space| space.tenant.as_ref());
         let name = |number: u32| tenant(number).map(|tenant| tenant.name.as_str());

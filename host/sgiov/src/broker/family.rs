@@ -7,6 +7,8 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use slipway_ring::cross::Side;
 
+use slipway_sgiov_spec::table::entry;
+
 use crate::peer::Peer;
 use crate::table::{ENTRIES, LINKS, Table};
 
@@ -22,6 +24,8 @@ pub struct Family {
     pub members: HashSet<u32>,
     /// By entry: the connection, and the family's side of it.
     entries: Vec<Option<(u32, Side)>>,
+    /// Bytes sent and received by endpoints that are closed.
+    pub past: (u64, u64),
     free: Vec<u32>,
     /// By the family's number: the link, and the family's side of it.
     links: Vec<Option<(u32, Side)>>,
@@ -34,7 +38,7 @@ impl Family {
         let table = Table::new()?;
         let members = HashSet::new();
         let (entries, free, links) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { table, peer, namespace, bell, members, entries, free, links })
+        Ok(Self { table, peer, namespace, bell, members, entries, past: (0, 0), free, links })
     }
 
     pub fn has_room(&self, entries: u32) -> bool {
@@ -58,6 +62,9 @@ impl Family {
         if let Some(place) = self.entries.get_mut(entry as usize)
             && place.take().is_some()
         {
+            let word = |word| self.table.word(entry, word);
+            self.past.0 = self.past.0.wrapping_add(word(entry::SENT));
+            self.past.1 = self.past.1.wrapping_add(word(entry::RECEIVED));
             self.table.clear(entry);
             self.free.push(entry);
         }
@@ -73,6 +80,15 @@ impl Family {
             place.map(|(connection, side)| (entry as u32, connection, side))
         };
         self.entries.iter().enumerate().filter_map(used)
+    }
+
+    /// Bytes sent and received by all endpoints that it ever had, as it says.
+    pub fn totals(&self) -> (u64, u64) {
+        self.entries().fold(self.past, |(sent, received), (entry, ..)| {
+            let word = |word| self.table.word(entry, word);
+            let sent = sent.wrapping_add(word(entry::SENT));
+            (sent, received.wrapping_add(word(entry::RECEIVED)))
+        })
     }
 
     /// A number that the family has for no link. It is taken by [`Family::set_link`].

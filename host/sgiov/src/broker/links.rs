@@ -61,6 +61,7 @@ impl Link {
         whole && (self.next < STREAMS || !self.free.is_empty())
     }
 
+    /// A stream, of which nothing is left that either side wrote when it was another's, or since.
     pub fn take_stream(&mut self) -> Option<u32> {
         let stream = self.free.pop().or_else(|| {
             let next = self.next;
@@ -69,13 +70,13 @@ impl Link {
                 next
             })
         })?;
+        self.arena.clear(stream);
         (self.live, self.idle) = (self.live + 1, None);
         Some(stream)
     }
 
     /// The stream may be another connection's from now on: both ends are closed.
     pub fn give_stream(&mut self, stream: u32) {
-        self.arena.clear(stream);
         self.free.push(stream);
         self.live -= 1;
         if self.live == 0 {

@@ -44,9 +44,9 @@ pub struct TenantReport {
     pub families: u32,
     /// Open endpoints.
     pub endpoints: u32,
-    /// Bytes sent by endpoints that are open.
+    /// Bytes sent by families that are there.
     pub sent: u64,
-    /// Bytes received by endpoints that are open.
+    /// Bytes received by families that are there.
     pub received: u64,
 }
 
@@ -124,13 +124,7 @@ impl Broker {
         let mut report = Report { links: self.links.iter().count(), ..Report::default() };
         let mut totals = std::collections::HashMap::<u32, (u64, u64)>::new();
         for (_, family) in self.families.iter().filter(|(_, family)| shown(family)) {
-            let words = |word| {
-                family
-                    .entries()
-                    .map(|(entry, ..)| family.table.word(entry, word))
-                    .fold(0, u64::wrapping_add)
-            };
-            let (sent, received) = (words(entry::SENT), words(entry::RECEIVED));
+            let (sent, received) = family.totals();
             let total = totals.entry(family.namespace).or_default();
             *total = (total.0.wrapping_add(sent), total.1.wrapping_add(received));
             report.families.push(FamilyReport {
@@ -200,8 +194,8 @@ impl Broker {
                 addresses: addresses.iter().map(text).collect(),
                 families: space.families,
                 endpoints: space.endpoints,
-                sent,
-                received,
+                sent: sent.wrapping_add(if only.is_none() { space.past.0 } else { 0 }),
+                received: received.wrapping_add(if only.is_none() { space.past.1 } else { 0 }),
             });
         }
         report.tenants.sort_by(|a, b| a.name.cmp(&b.name));

@@ -1,0 +1,116 @@
+//! `slipway socket run`: a program with the library in front of its C library.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::elf::{self, Kind};
+use crate::args::SocketRunArgs;
+
+/// How long an engine may take to serve.
+const START: Duration = Duration::from_secs(10);
+
+/// Becomes the program: its process id and its exit status are the program's own.
+pub fn run(args: &SocketRunArgs) -> Result<i32> {
+    let [name, rest @ ..] = &args.program[..] else { bail!("no program") };
+    let shown = name.to_string_lossy();
+    let Some(file) = elf::find(Path::new(name)) else { bail!("there is no program \"{shown}\"") };
+    let kind = elf::kind(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    match kind {
+        Kind::Static => warn(&shown, "is linked statically"),
+        Kind::Go => warn(&shown, "is a Go program, which calls the kernel by itself"),
+        _ => {}
+    }
+    let library = match &args.library {
+        Some(library) => library.clone(),
+        None => library(kind)?,
+    };
+    let socket = std::path::absolute(&args.engine.socket)?;
+    if !slipway_sgiov::is_served(&socket) {
+        start(&socket)?;
+    }
+    let error = Command::new(&file)
+        .arg0(name)
+        .args(rest)
+        .env("LD_PRELOAD", preload(&library))
+        .env("SLIPWAY_SOCKET", &socket)
+        .exec();
+    Err(error).with_context(|| format!("cannot run {}", file.display()))
+}
+
+fn warn(program: &str, what: &str) {
+    eprintln!(
+        "slipway: {program} {what}: no library can take its calls, its sockets stay the kernel's"
+    );
+}
+
+/// The library that goes with the program's C library.
+fn library(kind: Kind) -> Result<PathBuf> {
+    let name = if kind == Kind::Musl { "libslipway-musl.so" } else { "libslipway.so" };
+    let own = std::env::current_exe()?;
+    let dir = own.parent().unwrap_or(Path::new("/"));
+    let places = [
+        dir.join(name),
+        dir.join("../lib").join(name),
+        dir.join("../lib/slipway").join(name),
+        Path::new("/usr/lib/slipway").join(name),
+    ];
+    if let Some(found) = places.iter().find(|path| path.is_file()) {
+        return Ok(std::fs::canonicalize(found)?);
+    }
+    bail!(
+        "{name} is neither beside {} nor in ../lib or /usr/lib/slipway; --library FILE names it",
+        own.display()
+    )
+}
+
+/// Before what is there already.
+fn preload(library: &Path) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(more) = std::env::var_os("LD_PRELOAD").filter(|more| !more.is_empty()) {
+        all.push(":");
+        all.push(more);
+    }
+    all
+}
+
+/// An engine of its own, which ends after the last program. Its log is beside its socket.
+fn start(socket: &Path) -> Result<()> {
+    if let Some(dir) = socket.parent() {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    }
+    let log = socket.with_extension("log");
+    let file = OpenOptions::new().create(true).append(true).open(&log);
+    let file = file.with_context(|| format!("cannot write {}", log.display()))?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["socket", "engine", "--ends-when-idle", "--socket"])
+        .arg(socket)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(file)
+        // A group of its own: what ends this program's group is not for it.
+        .process_group(0)
+        .spawn()
+        .context("cannot start a socket engine")?;
+    let begun = Instant::now();
+    while begun.elapsed() < START {
+        if slipway_sgiov::is_served(socket) {
+            return Ok(());
+        }
+        if let Some(status) = child.try_wait()? {
+            // Another one may have been quicker.
+            if slipway_sgiov::is_served(socket) {
+                return Ok(());
+            }
+            bail!("the socket engine ended at once ({status}); {} says why", log.display());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    bail!("the socket engine does not serve {}", socket.display())
+}

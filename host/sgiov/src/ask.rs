@@ -1,0 +1,88 @@
+//! Asking an engine what it serves, and what an engine needs of the system.
+
+use std::io::{Error, ErrorKind, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use slipway_sgiov_spec::control::{REPLY, Reply, Request};
+
+use crate::Report;
+
+/// How long an engine may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn connect(path: &Path) -> std::io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Whether somebody serves the socket.
+pub fn is_served(path: &Path) -> bool {
+    connect(path).is_ok()
+}
+
+/// What the engine at `path` serves: all of it for root, else what the same user's programs in the same network
+/// namespace have.
+///
+/// # Errors
+/// Nobody serves there, or something else does.
+pub fn report(path: &Path) -> std::io::Result<Report> {
+    let socket = connect(path)?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    rustix::net::send(&socket, &Request::Report.encode(), SendFlags::NOSIGNAL)?;
+    let mut bytes = [0; REPLY];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let count = rustix::net::recvmsg(&socket, &mut parts, &mut control, flags)?.bytes;
+    let mut files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let file = files.next().and_then(|mut files| files.next());
+    match (bytes.get(..count).and_then(Reply::decode), file) {
+        (Some(Reply::Report { bytes }), Some(file)) => read(file, bytes),
+        (Some(Reply::Refused(errno)), _) => Err(Error::from_raw_os_error(errno as i32)),
+        _ => Err(Error::new(ErrorKind::InvalidData, "what answers is no socket engine")),
+    }
+}
+
+fn read(file: OwnedFd, bytes: u64) -> std::io::Result<Report> {
+    let file = std::fs::File::from(file);
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    let mut json = Vec::new();
+    file.take(bytes).read_to_end(&mut json)?;
+    serde_json::from_slice(&json).map_err(|error| Error::new(ErrorKind::InvalidData, error))
+}
+
+/// Makes the descriptor limit `wanted`, or as high as the process may. Gives what it is now.
+pub fn raise_descriptor_limit(wanted: u64) -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let most = std::fs::read_to_string("/proc/sys/fs/nr_open");
+    let most = most.ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(1 << 20);
+    let high = wanted.min(most);
+    if limit.current.is_none_or(|now| now >= high) {
+        return limit.current.unwrap_or(u64::MAX);
+    }
+    let hard = limit.maximum.map_or(high, |hard| hard.max(high));
+    let privileged = Rlimit { current: Some(high), maximum: Some(hard) };
+    let plain = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let outcome: Result<(), Errno> =
+        setrlimit(Resource::Nofile, privileged).or_else(|_| setrlimit(Resource::Nofile, plain));
+    let _ = outcome;
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}

@@ -1,0 +1,314 @@
+//! Processes that are killed, an engine that is, clients that do not keep to anything, and a lack of everything.
+#![allow(clippy::unwrap_used)]
+
+mod client;
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use client::{Client, PATIENCE, readable};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use slipway_ring::cross::Error;
+use slipway_sgiov::{Engine, Settings, report};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::{REQUEST, Reply, Request};
+use slipway_sgiov_spec::table::entry;
+
+const ENOBUFS: u32 = 105;
+
+/// What a child process of a test does, by its environment; nothing in a run of the tests.
+#[test]
+fn in_a_child_process() {
+    let Ok(role) = std::env::var("SGIOV_TEST_ROLE") else { return };
+    let socket = PathBuf::from(std::env::var("SGIOV_TEST_SOCKET").unwrap());
+    match role.split_once(' ').unwrap() {
+        ("engine", files) => {
+            let limit = files.parse().unwrap();
+            let limit =
+                Rlimit { current: Some(limit), maximum: getrlimit(Resource::Nofile).maximum };
+            setrlimit(Resource::Nofile, limit).unwrap();
+            Engine::bind(Settings { socket, ..Settings::default() }).unwrap().run().unwrap();
+        }
+        ("send", port) => send_for_ever(&socket, port.parse().unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn at(port: u16) -> Address {
+    Address::v4([127, 0, 0, 1], port)
+}
+
+/// Sends as a library does: under the lock of the sending half.
+fn send_for_ever(socket: &Path, port: u16) {
+    let mut client = Client::attach(socket);
+    let connected = client.connect(at(port)).unwrap();
+    let lock = client.word(connected.endpoint.entry, entry::TX_LOCK);
+    let text: Vec<u8> = (0..100_003u32).map(|number| (number % 251) as u8).collect();
+    let mut sent = 0usize;
+    loop {
+        lock.store(1, Ordering::Relaxed);
+        let from = sent % 251;
+        sent += client.write(&connected, &text[from..from + 99_000]).unwrap();
+        lock.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A process of a test, killed at the latest with it.
+struct Process(Child);
+
+impl Process {
+    fn new(role: &str, socket: &Path) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "in_a_child_process", "--nocapture", "--test-threads=1"])
+            .env("SGIOV_TEST_ROLE", role)
+            .env("SGIOV_TEST_SOCKET", socket)
+            .stdout(std::process::Stdio::null())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// kill -9.
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Node {
+    dir: tempfile::TempDir,
+    engine: Process,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self::with_files(1000)
+    }
+
+    fn with_files(files: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Process::new(&format!("engine {files}"), &dir.path().join("s"));
+        Self { dir, engine }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("s")
+    }
+
+    fn attach(&self) -> Client {
+        Client::attach(&self.socket())
+    }
+}
+
+#[test]
+fn a_sender_that_is_killed_leaves_a_whole_beginning_and_an_end() {
+    let node = Node::new();
+    let mut server = node.attach();
+    let (listener, waits) = server.listen(at(7100), 5);
+    let mut resets = 0;
+    for round in 0..12 {
+        let mut sender = Process::new("send 7100", &node.socket());
+        assert!(readable(waits.as_fd(), PATIENCE));
+        slipway_eventfd::drain(waits.as_fd());
+        let there = server.accept(listener).unwrap();
+        let (mut got, mut killed) = (0usize, None);
+        let ended = loop {
+            let came = match server.read(&there, 70_001) {
+                Ok(came) if came.is_empty() => break false,
+                Ok(came) => came,
+                Err(Error::Reset) => break true,
+                Err(other) => panic!("{other}"),
+            };
+            let whole = came.iter().enumerate().all(|(at, byte)| *byte == ((got + at) % 251) as u8);
+            assert!(whole, "round {round}: something else came at {got}");
+            got += came.len();
+            if got > round * 300_000 && killed.is_none() {
+                sender.kill();
+                killed = Some(Instant::now());
+            }
+        };
+        assert!(killed.is_some_and(|at| at.elapsed() < PATIENCE));
+        resets += usize::from(ended);
+        server.close(there);
+    }
+    // All of them were in the middle of a send, or just beside it.
+    assert!(resets > 0);
+    all_is_given_back(&node, &server);
+}
+
+/// No connection is left, and no page but for those of inboxes.
+fn all_is_given_back(node: &Node, server: &Client) {
+    let begun = Instant::now();
+    loop {
+        let report = report(&node.socket()).unwrap();
+        let pages = server
+            .arenas
+            .values()
+            .map(|arena| rustix::fs::fstat(arena.file().unwrap()).unwrap().st_blocks * 512 / 4096);
+        if report.connections_in_all == 0 && pages.sum::<i64>() <= 4 {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{report:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn an_engine_that_is_killed_is_noticed_and_replaced_at_once() {
+    let mut node = Node::new();
+    let (server, mut client) = (node.attach(), node.attach());
+    let (_listener, _) = server.listen(at(7101), 5);
+    let c = client.connect(at(7101)).unwrap();
+    node.engine.kill();
+    for there in [&server, &client] {
+        assert!(
+            client::receive(&there.socket).is_none(),
+            "it has gone, and its connections with it"
+        );
+    }
+    drop(c);
+    // Its socket and its lock are still there.
+    assert!(node.socket().exists());
+    node.engine = Process::new("engine 1000", &node.socket());
+    let (mut server, mut client) = (node.attach(), node.attach());
+    let (listener, _) = server.listen(at(7101), 5);
+    let c = client.connect(at(7101)).unwrap();
+    let s = server.accept(listener).unwrap();
+    client.write(&c, b"again").unwrap();
+    assert_eq!(server.read(&s, 100).unwrap(), b"again");
+}
+
+#[test]
+fn one_engine_serves_a_socket() {
+    let node = Node::new();
+    let _client = node.attach();
+    let other = Engine::bind(Settings { socket: node.socket(), ..Settings::default() });
+    assert!(other.err().unwrap().to_string().contains("another socket engine"));
+    assert!(report(&node.socket()).is_ok(), "the first one serves on");
+}
+
+/// Whether the engine hangs up on who sends this after it attached.
+fn hangs_up(node: &Node, bytes: &[u8], files: usize) -> bool {
+    let client = node.attach();
+    let files = vec![client.socket.as_fd(); files];
+    client::send(&client.socket, bytes, &files).unwrap();
+    client::receive(&client.socket).is_none()
+}
+
+#[test]
+fn who_does_not_keep_to_the_protocol_is_hung_up_on() {
+    let node = Node::new();
+    let good = Request::Fork.encode();
+    for len in [1, 8, 63] {
+        assert!(hangs_up(&node, &good[..len], 0), "{len} bytes");
+    }
+    assert!(hangs_up(&node, &[good.as_slice(), &[0]].concat(), 0));
+    assert!(hangs_up(&node, &[0xff; 4096], 0));
+    assert!(hangs_up(&node, &good, 60), "too many descriptors");
+    assert!(hangs_up(&node, &Request::Attach { version: 1 }.encode(), 0), "it attached twice");
+    for byte in 0..REQUEST {
+        let mut bytes = Request::Connect { to: at(1), from: at(0) }.encode();
+        bytes[byte] ^= 0x80;
+        let client = node.attach();
+        client::send(&client.socket, &bytes, &[]).unwrap();
+        // Either it is another request, or none.
+        client::receive(&client.socket);
+    }
+    // Before it attached.
+    let socket = client::connect(&node.socket());
+    client::send(&socket, &good, &[]).unwrap();
+    assert!(client::receive(&socket).is_none());
+    let socket = client::connect(&node.socket());
+    client::send(&socket, &Request::Attach { version: 9 }.encode(), &[]).unwrap();
+    assert_eq!(client::receive(&socket).unwrap().0, Reply::Refused(93));
+    // What is not its own.
+    let (mut one, other) = (node.attach(), node.attach());
+    let (listener, _) = other.listen(at(7102), 1);
+    assert_eq!(one.accept(listener).err(), Some(9));
+    assert_eq!(one.accept(u64::MAX).err(), Some(9));
+    assert_eq!(one.ask(Request::Unlisten { listener }).0, Reply::Refused(9));
+    let there = one.connect(at(7102)).unwrap();
+    client::send(&other.socket, &Request::Close { entry: there.endpoint.entry }.encode(), &[])
+        .unwrap();
+    client::send(&other.socket, &Request::Close { entry: u64::MAX }.encode(), &[]).unwrap();
+    assert!(matches!(other.ask(Request::Report).0, Reply::Report { .. }));
+    assert_eq!(one.write(&there, b"still there"), Ok(11));
+}
+
+#[test]
+fn who_does_not_read_holds_nobody_up() {
+    let node = Node::new();
+    let (silent, mut other) = (node.attach(), node.attach());
+    rustix::io::ioctl_fionbio(&silent.socket, true).unwrap();
+    let begun = Instant::now();
+    let ask = Request::Connect { to: at(9), from: Address::ANY }.encode();
+    let sent = || client::send(&silent.socket, &ask, &[]);
+    while let Ok(()) | Err(rustix::io::Errno::AGAIN) = sent() {
+        assert!(begun.elapsed() < PATIENCE, "nobody hung up");
+        assert_eq!(other.connect(at(9)).err(), Some(93));
+    }
+}
+
+#[test]
+fn without_descriptors_a_connection_is_refused_and_nothing_is_held() {
+    let node = Node::with_files(60);
+    let (mut server, mut client) = (node.attach(), node.attach());
+    let (listener, _) = server.listen(at(7103), 4096);
+    for _ in 0..3 {
+        let mut all = Vec::new();
+        let refused = loop {
+            match client.connect(at(7103)) {
+                Ok(there) => all.push(there),
+                Err(errno) => break errno,
+            }
+            assert!(all.len() < 60);
+        };
+        assert_eq!(refused, ENOBUFS);
+        assert!(all.len() > 10, "{}", all.len());
+        for there in all {
+            let accepted = server.accept(listener).unwrap();
+            client.close(there);
+            server.close(accepted);
+        }
+    }
+}
+
+#[test]
+fn a_table_full_of_nonsense_spoils_its_own_streams_only() {
+    let node = Node::new();
+    let (mut server, mut liar, mut client) = (node.attach(), node.attach(), node.attach());
+    let (listener, _) = server.listen(at(7104), 64);
+    let c = client.connect(at(7104)).unwrap();
+    let s = server.accept(listener).unwrap();
+    client.write(&c, b"honest").unwrap();
+    let mut random = 1u64;
+    for _ in 0..40 {
+        let there = liar.connect(at(7104)).unwrap();
+        let accepted = server.accept(listener).unwrap();
+        let _ = liar.write(&there, &[1; 5000]);
+        for word in 0..entry::WORDS {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            liar.word(there.endpoint.entry, word).store(random ^ random >> 33, Ordering::Relaxed);
+        }
+        let arena = &liar.arenas[&there.endpoint.place.link];
+        for word in arena.words().iter().skip(512).take(64) {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            word.store(random ^ random >> 33, Ordering::Relaxed);
+        }
+        liar.close(there);
+        let _ = server.read(&accepted, 100);
+        server.close(accepted);
+    }
+    assert_eq!(server.read(&s, 100).unwrap(), b"honest");
+    server.write(&s, b"answer").unwrap();
+    assert_eq!(client.read(&c, 100).unwrap(), b"answer");
+}
