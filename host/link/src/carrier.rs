@@ -92,7 +92,9 @@ pub enum Command {
     /// It is gone, and its streams were left ([`Command::Leave`]).
     Part(u32),
     /// [`Links::set_weight`].
-    Weight(String, u32),
+    Weight(String, f64),
+    /// [`Links::set_rate`].
+    Rate(String, u64),
     /// [`Links::reports`]; [`News::Reports`] follows.
     Report,
     /// End.
@@ -243,6 +245,7 @@ impl Carrying {
                 Command::Join(number, family) => self.join(number, family),
                 Command::Part(number) => drop(self.part(number)),
                 Command::Weight(tenant, weight) => self.links.set_weight(&tenant, weight),
+                Command::Rate(tenant, rate) => self.links.set_rate(&tenant, rate),
                 Command::Report => {
                     let reports = self.links.reports();
                     self.say(News::Reports(reports));

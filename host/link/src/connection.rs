@@ -156,6 +156,8 @@ pub(crate) struct Connection {
     /// The other side opens no stream here any more; this one does not.
     away: bool,
     leaving: bool,
+    /// Its tenant has sent enough until then.
+    pub(crate) held: Option<Instant>,
     pub(crate) busy: Duration,
     pub(crate) interest: Option<Interest>,
 }
@@ -199,6 +201,7 @@ impl Connection {
             emptied: now,
             away: false,
             leaving: false,
+            held: None,
             busy: Duration::ZERO,
             interest: None,
         }
@@ -379,7 +382,7 @@ impl Connection {
             worked |= self.receive(budget, around)?;
         }
         let State::Up(sender) = &self.state else { return Ok(worked) };
-        if sender.blocked && !writable {
+        if sender.blocked && !writable || self.held.is_some() {
             return Ok(worked);
         }
         Ok(self.send(budget, around)? || worked)
@@ -692,9 +695,19 @@ impl Connection {
         }
     }
 
+    /// Whether nothing can be sent, whatever streams have.
+    fn is_held_up(&self) -> bool {
+        !matches!(&self.state, State::Up(sender) if !sender.blocked) || self.held.is_some()
+    }
+
+    /// Bytes given to the socket.
+    pub(crate) fn sent(&self) -> u64 {
+        if let State::Up(sender) = &self.state { sender.bytes } else { 0 }
+    }
+
     /// Has all streams ask to be told. True: a barrier is due, and [`Connection::rested`].
     pub(crate) fn rest(&mut self, around: &mut Around<'_>) -> bool {
-        if !matches!(&self.state, State::Up(sender) if !sender.blocked) {
+        if self.is_held_up() {
             return false;
         }
         self.cooling.extend(self.hot.drain(..));
@@ -703,8 +716,7 @@ impl Connection {
 
     /// Whether nothing is left to be done now.
     pub(crate) fn rested(&mut self, around: &mut Around<'_>) -> bool {
-        let State::Up(sender) = &self.state else { return true };
-        if sender.blocked {
+        if self.is_held_up() {
             return true;
         }
         self.settle(around);
@@ -787,7 +799,7 @@ impl Connection {
                 .min(self.heard + settings.silence()),
         };
         let resting = self.resting.front().map(|(when, _)| *when);
-        Some(resting.map_or(alive, |resting| resting.min(alive)))
+        [Some(alive), resting, self.held].into_iter().flatten().min()
     }
 }
 

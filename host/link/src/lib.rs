@@ -27,8 +27,10 @@
 //! it was granted and has its place, in the FIFO or, while that is small and cannot grow, beside it.
 //!
 //! # Fairness
-//! A turn serves each connection in turn, up to a number of bytes that follows from its tenant's weight, and within it each stream
-//! that has something in turn, up to a record. All of it is the time of one core.
+//! A turn serves each connection in turn, up to a number of bytes that follows from its tenant's weight, and
+//! within it each stream that has something in turn, up to a record. All executors here (copy, cipher,
+//! transport) share one core, so that the core's time is the one resource there is, and shares of it are
+//! shares of bytes. A tenant's rate, where it has one, is kept by all of its connections together.
 //!
 //! # When something is wrong
 //! A connection that breaks, or from which nothing was heard for [`Settings::silence_ms`], ends its streams

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use slipway_rate::{Bucket, Rate};
 use slipway_ring::cross::{self, Region};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::link::{self, Hello, Name, Open};
@@ -103,7 +104,11 @@ pub struct Links {
     order: VecDeque<u32>,
     next: u32,
     backoffs: Vec<Backoff>,
-    weights: HashMap<String, u32>,
+    weights: HashMap<String, f64>,
+    /// What tenants may send.
+    rates: HashMap<String, Bucket>,
+    /// What rates count from.
+    begin: Instant,
     events: VecDeque<Event>,
     logs: Logs,
 }
@@ -150,6 +155,8 @@ impl Links {
             order: VecDeque::new(),
             next: 0,
             weights: HashMap::new(),
+            rates: HashMap::new(),
+            begin: Instant::now(),
             events: VecDeque::new(),
         })
     }
@@ -173,8 +180,14 @@ impl Links {
     }
 
     /// A tenant's part of the core's time when others want it too: 1 by default.
-    pub fn set_weight(&mut self, tenant: &str, weight: u32) {
-        self.weights.insert(tenant.into(), weight.clamp(1, 1000));
+    pub fn set_weight(&mut self, tenant: &str, weight: f64) {
+        let weight = if weight.is_finite() { weight.clamp(0.01, 1000.0) } else { 1.0 };
+        self.weights.insert(tenant.into(), weight);
+    }
+
+    /// Bytes that a tenant may send a second to all other engines together; there is no limit by default.
+    pub fn set_rate(&mut self, tenant: &str, per_second: u64) {
+        self.rates.insert(tenant.into(), Bucket::new(Rate { per_second, burst: 0 }));
     }
 
     /// Readable when [`Links::turn`] has something to do.
@@ -416,11 +429,12 @@ impl Links {
     }
 
     fn serve(&mut self, key: u32, readable: bool, writable: bool, now: Instant) -> bool {
-        let weights = &self.weights;
-        let weight = |tenant: &str| weights.get(tenant).copied().unwrap_or(1) as usize;
         let Some(connection) = self.connections.get_mut(&key) else { return false };
-        let budget = BUDGET * weight(&connection.tenant);
-        let was_up = connection.is_up();
+        let weight = self.weights.get(&connection.tenant).copied().unwrap_or(1.0);
+        let budget = (BUDGET as f64 * weight) as usize;
+        let opens = self.rates.get(&connection.tenant).map(|rate| self.begin + rate.opens_at());
+        connection.held = opens.filter(|opens| *opens > now);
+        let (was_up, sent) = (connection.is_up(), connection.sent());
         let (mut around, connections, _) = self.around(now);
         let Some(connection) = connections.get_mut(&key) else { return false };
         let begin = Instant::now();
@@ -429,9 +443,13 @@ impl Links {
         if *done.as_ref().unwrap_or(&true) {
             connection.busy += begin.elapsed();
         }
+        let (is_up, sent) = (connection.is_up(), connection.sent() - sent);
+        if sent > 0 {
+            self.count(key, sent, now);
+        }
         match done {
             Ok(worked) => {
-                if !was_up && connection.is_up() {
+                if !was_up && is_up {
                     self.is_up(key);
                 }
                 self.watch(key);
@@ -441,6 +459,14 @@ impl Links {
                 self.end(key, &broken, now);
                 true
             }
+        }
+    }
+
+    /// Bytes that a connection has sent count for its tenant.
+    fn count(&mut self, key: u32, sent: u64, now: Instant) {
+        let tenant = self.connections.get(&key).map(|connection| &connection.tenant);
+        if let Some(rate) = tenant.and_then(|tenant| self.rates.get_mut(tenant)) {
+            rate.take(sent, now.saturating_duration_since(self.begin));
         }
     }
 

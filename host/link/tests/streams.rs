@@ -196,3 +196,42 @@ fn empty_fifos_give_their_memory_back() {
     assert!(begin.elapsed().as_millis() > 500, "not while it is in use");
     carry((&mut left, &mut right), (&here, &there), 1 << 20, 100_000);
 }
+
+/// Two tenants that want all they can get, one of them with three times the weight.
+#[test]
+fn tenants_have_a_connection_each_and_none_starves() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path());
+    let (mut left, mut right) = two(dir.path());
+    left.links.set_weight("blue", 3.0);
+    let pairs = ["blue", "red"].map(|tenant| joined_for(&mut left, &mut right, tenant));
+    let mut got = [0u64; 2];
+    let message = vec![1; 200_000];
+    let mut buffer = vec![0; 1 << 20];
+    until(&mut left, &mut right, |left, right| {
+        for ((here, there), got) in pairs.iter().zip(&mut got) {
+            for _ in 0..4 {
+                here.0.write(&message, || left.links.stir(here.1)).unwrap();
+                let count = there.0.read(&mut buffer, || right.links.stir(there.1)).unwrap();
+                *got += count as u64;
+            }
+        }
+        got[0] > 30 << 20
+    });
+    assert_eq!(left.links.reports().len(), 2, "a connection for each tenant");
+    assert!(got[1] > 1 << 20, "{got:?}: one is starved");
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path());
+    let (mut left, mut right) = two(dir.path());
+    left.links.set_rate("blue", 10_000_000);
+    let (here, there) = joined(&mut left, &mut right);
+    let begin = Instant::now();
+    carry((&mut left, &mut right), (&here, &there), 4_000_000, 100_000);
+    let time = begin.elapsed();
+    // A tenth of a second's bytes come at once, and one turn more than that.
+    assert!(time.as_millis() > 200, "{time:?}");
+}

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use slipway_link::{
@@ -11,6 +12,7 @@ use slipway_link::{
 use slipway_ring::cross::Tail;
 use slipway_sgiov_spec::Address;
 
+use crate::policy::Policy;
 use crate::remote::{Event, Line, Remote};
 
 /// A connection whose engine's side is here.
@@ -36,7 +38,45 @@ pub struct Carrier {
     next: u64,
 }
 
+/// Why there is no carrier.
+#[derive(Debug, thiserror::Error)]
+pub enum CarrierError {
+    /// The file cannot be read, or something in it is wrong.
+    #[error("{}: {text}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        text: String,
+    },
+    /// Settings, certificates, the system.
+    #[error("links to other engines: {0}")]
+    Links(#[from] LinksError),
+}
+
 impl Carrier {
+    /// As the file has it (TOML, [`Settings`]), with the weights and rates of `policy`. None: there is no such file.
+    ///
+    /// # Errors
+    /// [`CarrierError`].
+    pub fn read(path: &Path, policy: &Policy) -> Result<Option<Self>, CarrierError> {
+        let wrong = |text: String| CarrierError::File { path: path.to_owned(), text };
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(wrong(error.to_string())),
+        };
+        let settings = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        let carrier = Self::start(settings)?;
+        for tenant in policy.tenants() {
+            carrier.thread.command(Command::Weight(tenant.name.clone(), tenant.weight));
+            if let Some(bits) = tenant.rate {
+                carrier.thread.command(Command::Rate(tenant.name.clone(), (bits / 8).max(1)));
+            }
+        }
+        Ok(Some(carrier))
+    }
+
     /// Listens for other engines, as the settings say, and starts the thread.
     ///
     /// # Errors

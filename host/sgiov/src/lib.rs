@@ -43,6 +43,6 @@ mod wire;
 
 pub use ask::{is_served, raise_descriptor_limit, report};
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantReport};
-pub use carrier::Carrier;
+pub use carrier::{Carrier, CarrierError};
 pub use policy::{Policy, PolicyError, Tenant};
 pub use server::{Engine, Error, Settings, Stop};

@@ -223,7 +223,11 @@ pub fn two(dir: &Path) -> (Engine, Engine) {
 
 /// A stream between two programs, one at each engine.
 pub fn joined(left: &mut Engine, right: &mut Engine) -> (Joined, Joined) {
-    let opened = left.links.open("blue", SOURCE, DESTINATION, Instant::now()).unwrap();
+    joined_for(left, right, "blue")
+}
+
+pub fn joined_for(left: &mut Engine, right: &mut Engine, tenant: &str) -> (Joined, Joined) {
+    let opened = left.links.open(tenant, SOURCE, DESTINATION, Instant::now()).unwrap();
     until(left, right, |_, right| !right.asked.is_empty());
     let asked = right.asked.pop().unwrap();
     let (there, end) = right.memory.socket();
