@@ -1,0 +1,217 @@
+#!/usr/bin/env bash
+# Programs that know nothing of it under libslipway.so, among each other and with peers that use the kernel's
+# TCP, in a network namespace of the test's own, whose loopback counts what the kernel carried.
+if [ "$(id -u)" = 0 ] && [ -z "${SLIPWAY_E2E_NAMESPACE:-}" ]; then
+    SLIPWAY_E2E_NAMESPACE=1 exec unshare --net -- "$0" "$@"
+fi
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+[ "$(id -u)" = 0 ] || skip "root, for a network namespace"
+for program in ip python3 curl; do command -v "$program" >/dev/null || skip "$program"; done
+[ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
+library=${SLIPWAY_LIBRARY:-$(dirname "$(readlink -f "$slipway")")/libslipway.so}
+[ -f "$library" ] || fail "$library is not built; \`make build\` builds it"
+ip link set lo up
+export SLIPWAY_SOCKET=$work/engine.sock
+started=()
+end_all() {
+    local pid
+    for pid in "${started[@]}"; do kill "$pid" 2>/dev/null; done
+    for pid in "${started[@]}"; do wait "$pid" 2>/dev/null; done
+}
+trap 'status=$?; end_all; rm -rf "$work"; exit "$status"' EXIT
+# start NAME COMMAND…: in the background, its words in a file.
+start() {
+    local name=$1
+    shift
+    "$@" >"$work/$name.log" 2>&1 &
+    started+=($!)
+}
+ours() { LD_PRELOAD=$library "$@"; }
+listens() { grep -qi ":$(printf '%04X' "$1") 0\{8\}:0000 0A" /proc/net/tcp; }
+# What the kernel's loopback has carried, in bytes.
+carried() { awk '$1 == "lo:" { print $2 }' /proc/net/dev; }
+
+start engine "$slipway" socket engine
+engine=${started[0]}
+wait_until 20 test -S "$SLIPWAY_SOCKET" || fail "no engine: $(cat "$work/engine.log")"
+
+"$top/front/preload/tests/run.sh" "$library" "$SLIPWAY_SOCKET" >"$work/semantics" 2>&1 ||
+    fail "sockets do not behave as the kernel's: $(cat "$work/semantics")"
+ok "calls and errors are those of the kernel's sockets ($(tail -n 1 "$work/semantics"))"
+
+head -c 4000000 /dev/urandom >"$work/big"
+head -c 100 "$work/big" >"$work/small"
+# fetch WHO PORT NAME: both files, as they are.
+fetch() {
+    local who=$1 port=$2 file
+    for file in big small; do
+        if [ "$who" = ours ]; then
+            ours timeout 20 curl -sS -o "$work/got" "http://127.0.0.1:$port/$file"
+        else
+            timeout 20 curl -sS -o "$work/got" "http://127.0.0.1:$port/$file"
+        fi || fail "$3: curl ($who): status $?"
+        cmp -s "$work/got" "$work/$file" || fail "$3: $file is another one ($who)"
+    done
+}
+# serves NAME PORT: to a client with the library the kernel carries next to nothing.
+serves() {
+    local before after
+    wait_until 20 listens "$2" || fail "$1 does not listen: $(cat "$work/$1.log")"
+    before=$(carried)
+    fetch ours "$2" "$1"
+    after=$(carried)
+    [ $((after - before)) -lt 100000 ] || fail "$1: the kernel carried $((after - before)) bytes of 4 million"
+    fetch kernel "$2" "$1"
+    [ $(($(carried) - after)) -gt 4000000 ] || fail "$1: the kernel's peer was not the kernel's"
+    ok "$1: curl's bodies are whole, with the library and without; the kernel carried $((after - before)) bytes"
+}
+
+start http.server env LD_PRELOAD="$library" python3 -m http.server 8001 --bind 127.0.0.1 --directory "$work"
+serves http.server 8001
+
+cat >"$work/streams.py" <<'PYTHON'
+import asyncio, sys
+async def serve(reader, writer):
+    name = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+    body = open(sys.argv[1] + name, "rb").read()
+    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+    writer.close()
+async def main():
+    async with await asyncio.start_server(serve, "127.0.0.1", 8002) as server:
+        await server.serve_forever()
+asyncio.run(main())
+PYTHON
+start asyncio env LD_PRELOAD="$library" python3 "$work/streams.py" "$work"
+serves asyncio 8002
+
+if command -v nginx >/dev/null; then
+    cat >"$work/nginx.conf" <<CONF
+daemon off; user root; worker_processes 1; pid $work/nginx.pid; error_log stderr;
+events { worker_connections 256; }
+http {
+    access_log off; sendfile on;
+    client_body_temp_path $work/t1; proxy_temp_path $work/t2; fastcgi_temp_path $work/t3;
+    uwsgi_temp_path $work/t4; scgi_temp_path $work/t5;
+    upstream back { server 127.0.0.1:8003; keepalive 16; }
+    server { listen 127.0.0.1:8003; root $work; }
+    server { listen 127.0.0.1:8004; location / {
+        proxy_pass http://back; proxy_http_version 1.1; proxy_set_header Connection ""; } }
+}
+CONF
+    start nginx env LD_PRELOAD="$library" nginx -e stderr -c "$work/nginx.conf"
+    serves nginx 8003
+    fetch ours 8004 "nginx as a proxy"
+    fetch kernel 8004 "nginx as a proxy"
+    ok "nginx as a proxy before nginx"
+    if command -v wrk >/dev/null; then
+        before=$(carried)
+        for port in 8003 8004; do
+            ours timeout 30 wrk -t 1 -c 16 -d 2 "http://127.0.0.1:$port/small" >"$work/wrk" 2>&1 ||
+                fail "wrk: $(cat "$work/wrk")"
+            ! grep -E 'Socket errors|Non-2xx' "$work/wrk" || fail "wrk saw errors at $port"
+            ok "wrk at $port: $(grep Requests/sec "$work/wrk")"
+        done
+        [ $(($(carried) - before)) -lt 200000 ] || fail "the kernel carried wrk's load"
+    else
+        say "SKIPPED: e2e/$test_name (wrk): needs wrk"
+    fi
+else
+    say "SKIPPED: e2e/$test_name (nginx): needs nginx"
+fi
+
+if command -v node >/dev/null; then
+    cat >"$work/server.js" <<'JS'
+const fs = require('fs'), root = process.argv[2];
+require('http').createServer((ask, answer) => answer.end(fs.readFileSync(root + ask.url))).listen(8005, '127.0.0.1');
+JS
+    start node env LD_PRELOAD="$library" node "$work/server.js" "$work"
+    serves node 8005
+else
+    say "SKIPPED: e2e/$test_name (node): needs node"
+fi
+
+if command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null; then
+    start redis env LD_PRELOAD="$library" redis-server --port 8006 --bind 127.0.0.1 --save '' --appendonly no
+    wait_until 20 listens 8006 || fail "redis does not listen: $(cat "$work/redis.log")"
+    before=$(carried)
+    LD_PRELOAD=$library timeout 60 redis-benchmark -p 8006 -t set,get,lrange_100 -n 3000 -c 20 -d 1000 --csv \
+        >"$work/redis.csv" 2>&1 || fail "redis-benchmark: $(cat "$work/redis.csv")"
+    [ $(($(carried) - before)) -lt 200000 ] || fail "the kernel carried redis-benchmark's load"
+    timeout 60 redis-benchmark -p 8006 -t set,get -n 3000 -c 20 --csv >>"$work/redis.csv" 2>&1 ||
+        fail "redis-benchmark with the kernel's sockets: $(tail "$work/redis.csv")"
+    ok "redis: $(grep -c requests "$work/redis.csv") runs, with the library and without: $(grep '^"SET' "$work/redis.csv" | tr '\n' ' ')"
+else
+    say "SKIPPED: e2e/$test_name (redis): needs redis-server and redis-tools"
+fi
+
+if command -v memcached >/dev/null; then
+    cat >"$work/memcached.py" <<'PYTHON'
+import hashlib, os, socket
+values = {b"k%d" % n: os.urandom(1 + n * 997) for n in range(200)}
+sock = socket.create_connection(("127.0.0.1", 8007))
+stream = sock.makefile("rb")
+for key, value in values.items():
+    sock.sendall(b"set %s 0 0 %d\r\n%s\r\n" % (key, len(value), value))
+    assert stream.readline() == b"STORED\r\n"
+for key, value in values.items():
+    sock.sendall(b"get %s\r\n" % key)
+    length = int(stream.readline().split()[3])
+    assert hashlib.sha256(stream.read(length)).digest() == hashlib.sha256(value).digest()
+    assert stream.readline() + stream.readline() == b"\r\nEND\r\n"
+PYTHON
+    start memcached env LD_PRELOAD="$library" memcached -u root -U 0 -l 127.0.0.1 -p 8007
+    wait_until 20 listens 8007 || fail "memcached does not listen: $(cat "$work/memcached.log")"
+    ours timeout 60 python3 "$work/memcached.py" || fail "memcached with the library"
+    timeout 60 python3 "$work/memcached.py" || fail "memcached with the kernel's sockets"
+    ok "memcached: 200 values come back as they were, with the library and without"
+else
+    say "SKIPPED: e2e/$test_name (memcached): needs memcached"
+fi
+
+if command -v iperf3 >/dev/null; then
+    start iperf3 env LD_PRELOAD="$library" iperf3 -s -B 127.0.0.1 -p 8008
+    wait_until 20 listens 8008 || fail "iperf3 does not listen: $(cat "$work/iperf3.log")"
+    before=$(carried)
+    for how in '' -R '-P 4' --bidir; do
+        # shellcheck disable=SC2086 # words
+        LD_PRELOAD=$library timeout 60 iperf3 -c 127.0.0.1 -p 8008 -t 1 $how >"$work/iperf3" 2>&1 ||
+            fail "iperf3 $how: $(cat "$work/iperf3")"
+        ok "iperf3 $how: $(grep receiver "$work/iperf3" | tail -n 1 | tr -s ' ' | cut -d ' ' -f 5-8)"
+    done
+    [ $(($(carried) - before)) -lt 1000000 ] || fail "the kernel carried iperf3's load"
+    timeout 60 iperf3 -c 127.0.0.1 -p 8008 -t 1 >"$work/iperf3" 2>&1 || fail "iperf3 by the kernel: $(cat "$work/iperf3")"
+    ok "iperf3's server with a client of the kernel's"
+else
+    say "SKIPPED: e2e/$test_name (iperf3): needs iperf3"
+fi
+
+# The engine's end: what is open is reset at once, what is new is the kernel's, and the next engine's.
+cat >"$work/lost.py" <<'PYTHON'
+import os, signal, socket, sys, time
+server = socket.create_server(("127.0.0.1", 8009))
+a = socket.create_connection(("127.0.0.1", 8009))
+b, _ = server.accept()
+os.kill(int(sys.argv[1]), signal.SIGKILL)
+began = time.monotonic()
+try:
+    print("lost:", a.recv(1))
+except ConnectionResetError:
+    print("reset", time.monotonic() - began < 1)
+c = socket.create_connection(("127.0.0.1", 8009))
+d, _ = server.accept()
+c.sendall(b"by the kernel")
+print(d.recv(100).decode())
+PYTHON
+ours timeout 30 python3 "$work/lost.py" "$engine" >"$work/lost" 2>&1 || fail "an engine that was killed: $(cat "$work/lost")"
+[ "$(head -n 1 "$work/lost")" = "reset True" ] || fail "an engine that was killed: $(cat "$work/lost")"
+ok "when the engine is killed connections are reset within a second, and new ones are the kernel's"
+start engine2 "$slipway" socket engine
+sleep 1
+kill -0 "${started[-1]}" 2>/dev/null || fail "no second engine: $(cat "$work/engine2.log")"
+"$top/front/preload/tests/run.sh" "$library" "$SLIPWAY_SOCKET" plain ends forks >"$work/semantics" 2>&1 ||
+    fail "with the next engine: $(cat "$work/semantics")"
+ok "the next engine takes new connections"
+fetch ours 8001 "python's server, with the next engine"
+ok "a server that outlived the engine still serves"
