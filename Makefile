@@ -22,9 +22,10 @@ help: ## this list
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
-build: ## the programs: target/release/slipway and those that run in guests
+build: ## the programs: target/release/slipway, libslipway.so, those that run in guests
 	@deploy/setup/setup.sh build
-	cargo build --release --locked --package slipway-cli
+	cargo build --release --locked --package slipway-cli --package slipway-preload
+	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent \
 	    --package slipway-bench --bins --target $(HOST)
@@ -68,6 +69,8 @@ install: build ## install to PREFIX (/usr/local), with completions and man pages
 	    $(abspath $(TARGET))/release/slipway completions fish >fish/vendor_completions.d/slipway.fish
 	$(TARGET)/release/slipway man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -D -m 644 host/port/include/slipway_port.h $(DESTDIR)$(PREFIX)/include/slipway_port.h
+	for library in $(TARGET)/release/libslipway*.so; do \
+	    install -D -m 644 $$library -t $(DESTDIR)$(PREFIX)/lib/slipway; done
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-agent \
 	    $(DESTDIR)/usr/libexec/slipway/slipway-agent
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-load \

@@ -1,0 +1,15 @@
+#!/bin/bash
+# libslipway-musl.so, for programs that are linked with musl, where this machine's Rust has that target.
+#
+# usage: build-musl.sh TARGET_DIRECTORY
+set -euo pipefail
+to=${1:?usage: build-musl.sh TARGET_DIRECTORY}/release/libslipway-musl.so
+target=$(uname -m)-unknown-linux-musl
+if [ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ] || ! command -v musl-gcc >/dev/null; then
+    printf '%s\n' "NOT BUILT: libslipway-musl.so, for programs linked with musl: needs rustup target add $target, and musl-tools" >&2
+    exit 0
+fi
+# A library that is loaded cannot be static.
+RUSTFLAGS='-C target-feature=-crt-static -C linker=musl-gcc' \
+    cargo build --release --locked --package slipway-preload --target "$target"
+cp "${to%/*/*}/$target/release/libslipway.so" "$to"
