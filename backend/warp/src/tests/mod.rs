@@ -4,5 +4,6 @@ mod executors;
 mod pieces;
 mod pipes;
 mod random;
+mod scheduling;
 mod sealing;
 mod shares;
