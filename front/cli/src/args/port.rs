@@ -1,11 +1,133 @@
-//! Arguments of the `slipway port` commands that take more than a name.
+//! Arguments of `slipway port`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
-use crate::size::{parse_bit_rate, parse_duration, parse_fraction, parse_size};
+use crate::size::{
+    MaxRate, parse_bit_rate, parse_duration, parse_fraction, parse_max_rate, parse_size, parse_vlan,
+};
+
+/// A new memory port.
+#[derive(Clone, Debug, Args)]
+pub struct PortArgs {
+    /// Letters, digits, "-" and "_"; no other memory port of this node has it
+    pub name: String,
+    /// Network, whose switch it is a port of; it comes up for the port
+    #[arg(long, value_name = "NAME", default_value = "default", visible_alias = "switch")]
+    pub network: String,
+    /// MAC address of the port: frames from any other are dropped [default: any, and the switch learns]
+    #[arg(long, value_name = "ADDRESS")]
+    pub mac: Option<String>,
+    /// Frames that each of its two rings holds: a power of two, 16 to 32768 [default: 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=32768))]
+    pub slots: Option<u32>,
+    /// Bytes that a slot of a ring holds, a multiple of 64, 64 to 65536; longer frames take several
+    /// [default: 2048, or more if the network's packets are longer]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..=65536))]
+    pub slot_size: Option<u32>,
+    /// Who may attach beside root: user and group of the socket, in numbers
+    #[arg(long, value_name = "UID[:GID]")]
+    pub owner: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PortCommand {
+    /// Make a memory port of a network and print its socket's path
+    ///
+    /// A program of this host attaches there, one at a time, and shares packet rings with the network's
+    /// switch: `slipway pktgen`, or any that uses the crate slipway-port or the C header slipway_port.h.
+    /// The port stays until `port rm`, also over restarts of the daemon; its programs then attach anew.
+    Create(PortArgs),
+    /// Remove memory ports, also under their programs
+    Rm {
+        /// Names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// List ports with their addresses
+    Ls {
+        /// Only of this network
+        network: Option<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what passed each port, and what was dropped and why
+    Stats {
+        /// Only of this network
+        network: Option<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a port's link worse, as `tc netem` does: lose, delay or slow down its frames
+    ///
+    /// It lasts until --clear, until the port goes, or until the daemon ends. What is dropped is counted:
+    /// `port stats` has it under loss and queue.
+    Impair(ImpairArgs),
+    /// Capture what passes a port, as a pcapng file, until Ctrl-C
+    ///
+    /// Frames are captured as whoever is at the port sends and receives them: with `port impair`, before
+    /// and after what that does. Capturing slows nothing; frames that there is no room for are counted.
+    Capture(CaptureArgs),
+    /// Count what passes a port by kind, and print the headers of some of it, until Ctrl-C
+    Trace(TraceArgs),
+    /// Print all that is known of ports, as JSON: addresses, settings, what passed
+    Inspect {
+        /// Ports: sandboxes, or names or numbers as `port ls` prints them; NETWORK/PORT if one is in several
+        #[arg(required = true)]
+        ports: Vec<String>,
+    },
+    /// Change settings of a port, as `ip link set … vf` does, until its sandbox ends; what is not named
+    /// stays as it is
+    Set(PortSetArgs),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switched {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PortLinkArg {
+    /// The peer has a carrier while its network is there
+    Auto,
+    /// The peer has a carrier even when its network is gone
+    On,
+    /// The peer has no carrier, and nothing passes
+    Off,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("setting").required(true).multiple(true))]
+pub struct PortSetArgs {
+    /// Port: a sandbox, or a name or number as `port ls` prints it; NETWORK/PORT if it is in several
+    pub port: String,
+    /// Drop frames from other addresses than the port's own, MAC and IP
+    #[arg(
+        long,
+        visible_alias = "spoof-check",
+        value_enum,
+        group = "setting",
+        value_name = "on|off"
+    )]
+    pub mac_spoof_check: Option<Switched>,
+    /// Give it frames for stations that nobody knows, and let it advertise routes
+    #[arg(long, value_enum, group = "setting", value_name = "on|off")]
+    pub trust: Option<Switched>,
+    /// All of its frames are of this VLAN, and have no tag; with "none" it has its own tags
+    #[arg(long, value_name = "N|none", value_parser = parse_vlan, group = "setting")]
+    pub vlan: Option<u32>,
+    /// State of its link
+    #[arg(long, value_enum, group = "setting", value_name = "auto|on|off")]
+    pub link: Option<PortLinkArg>,
+    /// Most that it may send, bits per second, as 100Mbit
+    #[arg(long, value_name = "RATE|none", value_parser = parse_max_rate, group = "setting")]
+    pub max_rate: Option<MaxRate>,
+}
 
 /// A direction, as whoever is at the port sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

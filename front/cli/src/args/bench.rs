@@ -1,0 +1,226 @@
+//! Arguments of `slipway bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use super::MachineArgs;
+use crate::bench::{DiskKind, Doorbells, Named};
+use crate::endpoint::DiskArg;
+
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Start sandboxes at once, round after round, and say where the time went
+    Startup(StartupArgs),
+    /// Put loads on disks, configuration by configuration in turn, and say how they compare
+    Block(Box<BlockArgs>),
+    /// Send frames through the switch, and through what it is measured against, in turn
+    Packet(PacketArgs),
+    /// Serve one endpoint until standard input ends: what `block` measures
+    #[command(hide = true)]
+    Target(TargetArgs),
+    /// Network functions that `bench packet` measures
+    #[command(hide = true)]
+    PacketTarget(PacketTargetArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct BlockArgs {
+    /// Without VMs: a small NVMe driver of ours over vfio-user sockets instead of fio in guests
+    #[arg(long)]
+    pub native: bool,
+    /// Only these configurations [default: all]; --list shows them
+    #[arg(
+        long,
+        visible_alias = "configurations",
+        value_name = "CONFIGURATION",
+        value_delimiter = ','
+    )]
+    pub only: Vec<String>,
+    /// Only these loads, as randread-4k-d32-t1: pattern (randread, randwrite, randrw, read, write),
+    /// block size, depth, threads
+    #[arg(long, visible_alias = "workloads", value_name = "LOAD", value_delimiter = ',')]
+    pub workload: Vec<slipway_bench::block::Workload>,
+    /// Every load at each of these depths
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1023))]
+    pub depths: Vec<u32>,
+    /// Every load with each of these numbers of threads (fio's numjobs)
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub threads: Vec<u32>,
+    /// RocksDB (db_bench) in place of fio: fillseq, readrandom, readseq, fillrandom and
+    /// readrandomwriterandom on ext4; guests have 1 GiB of memory unless --memory says otherwise
+    #[arg(long, conflicts_with_all = ["native", "workload", "depths", "threads"])]
+    pub rocksdb: bool,
+    /// Keys of a database, with values of 1 KiB [default: 200000]
+    #[arg(long, value_name = "N", requires = "rocksdb", value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    pub keys: Option<u64>,
+    /// Threads that compact, each number with turns of its own [default: 1,10]
+    #[arg(long, value_name = "N", value_delimiter = ',', requires = "rocksdb", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub compaction: Vec<u32>,
+    /// Image of the guests, with fio (and db_bench) in it [default: made from Debian's packages]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Option<String>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    /// Disk: ram:SIZE, null:SIZE (--native only), or file:DIR:SIZE (a new file there, removed
+    /// afterwards). With guests one file for all, ram: one in /dev/shm [default: ram:64M with
+    /// --native, file:/var/tmp:256M with guests, as large as is needed with --rocksdb]
+    #[arg(long, value_name = "DISK")]
+    pub disk: Option<DiskKind>,
+    /// Turns of each configuration with each load
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Seconds of a turn that are measured; of RocksDB's random loads at most 10 times that
+    #[arg(long, visible_alias = "runtime", default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    pub time: f64,
+    /// Seconds of load before that
+    #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
+    pub warm_up: f64,
+    /// Instead: how a quiet client fares, alone and beside each of these loads of a noisy one on
+    /// another controller of the same disk and reactor [without LOAD: randread-4k-d128 and
+    /// randread-128k-d128]. The quiet one's load is --workload [default: randread-4k-d1]; both clients
+    /// share a thread
+    #[arg(long, value_name = "LOAD", value_delimiter = ',', num_args = 0.., require_equals = true,
+          default_missing_values = ["randread-4k-d128", "randread-128k-d128"],
+          conflicts_with_all = ["target", "socket"])]
+    pub neighbour: Vec<slipway_bench::block::Workload>,
+    /// Three loads (a small database), three short turns at most: shows that everything works, in
+    /// seconds with --native, in minutes with guests
+    #[arg(long)]
+    pub quick: bool,
+    /// One more configuration: an NVMe controller that somebody else serves on a vfio-user socket
+    #[arg(long, value_name = "NAME=SOCKET")]
+    pub socket: Vec<Named>,
+    /// Write the disks of --socket first: their content is lost
+    #[arg(long)]
+    pub fill: bool,
+    /// One more configuration: a target from another build of slipway, doorbells mapped
+    #[arg(long, value_name = "NAME=PROGRAM")]
+    pub target: Vec<Named>,
+    /// Show an earlier report instead of measuring
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// Write the picture: a bar for each load and configuration
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub svg: Option<PathBuf>,
+    /// Write curves: IOPS and latency over depth, or operations of RocksDB over time
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub curves: Option<PathBuf>,
+    /// Compare with an earlier report: which differences are more than the noise
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub compare: Option<PathBuf>,
+    /// Print the report as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// List configurations and loads
+    #[arg(long)]
+    pub list: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PacketArgs {
+    /// Only these subjects [default: all that are installed]; --list shows them
+    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Only these loads, as 64b-p2 (bytes of a frame, ports of the switch), 64b-p1024-r32 (frames in a
+    /// row to one port), 64b-p2-s64x256 (slots of a ring, bytes of each) or 64b-p2-o5M (frames offered
+    /// a second; else as many as the source can)
+    #[arg(long, value_name = "LOAD", value_delimiter = ',')]
+    pub load: Vec<slipway_bench::packet::PacketLoad>,
+    /// Turns of each subject with each load
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Seconds of a turn that are measured; whole ones for testpmd, which tells no finer
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    pub time: f64,
+    /// Seconds of load before that
+    #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
+    pub warm_up: f64,
+    /// Three loads, three short turns at most: shows that everything works, in seconds
+    #[arg(long)]
+    pub quick: bool,
+    /// Show an earlier report instead of measuring
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// Write the picture: a bar for each load and subject
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub svg: Option<PathBuf>,
+    /// Compare with an earlier report: which differences are more than the noise
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub compare: Option<PathBuf>,
+    /// Print the report as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// List subjects and loads
+    #[arg(long)]
+    pub list: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().map_err(|_| format!("\"{text}\" is no number of seconds"))?;
+    if (0.001..=3600.0).contains(&value) { Ok(value) } else { Err("0.001 to 3600 seconds".into()) }
+}
+
+#[derive(Debug, Args)]
+pub struct TargetArgs {
+    /// Path of the socket
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// As `endpoint create` has it
+    #[arg(long)]
+    pub disk: DiskArg,
+    /// Path of a second controller's socket, on the same disk
+    #[arg(long)]
+    pub neighbour: Option<PathBuf>,
+    /// How clients ring
+    #[arg(long, value_enum)]
+    pub doorbells: Doorbells,
+    /// Processors that it may use
+    #[arg(long)]
+    pub cpu: Vec<usize>,
+    /// Threads that serve
+    #[arg(long, default_value_t = 1)]
+    pub reactors: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct PacketTargetArgs {
+    /// Where the sockets are
+    #[arg(long)]
+    pub directory: PathBuf,
+    /// Processors that it may use
+    #[arg(long)]
+    pub cpu: Vec<usize>,
+}
+
+#[derive(Debug, Args)]
+pub struct StartupArgs {
+    /// Image, in the cache or to be fetched
+    pub image: String,
+    /// Sandboxes at once
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub count: u32,
+    /// Rounds
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Write the picture
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Compare with an earlier report
+    #[arg(long, value_name = "FILE")]
+    pub compare: Option<PathBuf>,
+    /// Print the report as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+}

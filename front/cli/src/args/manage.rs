@@ -1,0 +1,124 @@
+//! Arguments of the commands about sandboxes that exist, and about images.
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    /// Only those that run
+    #[arg(long)]
+    pub running: bool,
+    /// Only names
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Sandbox: name, id, or the beginning of an id
+    pub name: String,
+    /// Go on as it writes, until it ends
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only the last N lines
+    #[arg(short = 'n', long, value_name = "N")]
+    pub tail: Option<u64>,
+    /// Put the time before each line
+    #[arg(short, long)]
+    pub timestamps: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct NameArg {
+    /// Sandbox: name, id, or the beginning of an id
+    pub name: String,
+}
+
+#[derive(Debug, Args)]
+pub struct NamesArg {
+    /// Sandboxes: names, ids, or the beginnings of ids
+    #[arg(required = true)]
+    pub names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    /// Seconds between the image's stop signal and SIGKILL
+    #[arg(short, long, default_value_t = 10, value_name = "SECONDS")]
+    pub time: u32,
+    #[command(flatten)]
+    pub names: NamesArg,
+}
+
+#[derive(Debug, Args)]
+pub struct KillArgs {
+    /// Signal by name or number
+    #[arg(short, long, default_value = "KILL")]
+    pub signal: String,
+    #[command(flatten)]
+    pub names: NamesArg,
+}
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Also those that run
+    #[arg(short, long)]
+    pub force: bool,
+    /// All that have ended
+    #[arg(long, conflicts_with = "names")]
+    pub all: bool,
+    /// Sandboxes: names, ids, or the beginnings of ids
+    #[arg(required_unless_present = "all")]
+    pub names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct StatsArgs {
+    /// Only these sandboxes [default: all that run]
+    pub names: Vec<String>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Again and again, until interrupted
+    #[arg(short, long)]
+    pub follow: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Fetch an image from its registry
+    Pull {
+        /// For example debian:12 or localhost:5000/team/app@sha256:…
+        reference: String,
+        /// Speak HTTP to the registry (loopback registries need no flag)
+        #[arg(long)]
+        plain_http: bool,
+    },
+    /// Take in an image from this machine
+    Import {
+        /// oci:DIR[:TAG], oci-archive:FILE, docker-archive:FILE, or dir:DIR (a plain root folder)
+        source: String,
+        /// Name it
+        name: Option<String>,
+    },
+    /// List images
+    Ls {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove images
+    Rm {
+        /// References or digests
+        #[arg(required = true)]
+        images: Vec<String>,
+    },
+    /// Remove images that no sandbox uses and that have no name; with --all, named ones too
+    Prune {
+        /// Named ones too
+        #[arg(short, long)]
+        all: bool,
+    },
+}

@@ -1,0 +1,70 @@
+//! Arguments about networks: of `slipway network`, and of a sandbox that joins one.
+
+use clap::{Args, Subcommand};
+
+#[derive(Clone, Debug, Args)]
+pub struct NetworkArgs {
+    /// Network that the sandbox joins, or "none". The network "default" is made when it is first
+    /// needed; `network create` makes others [default: default, on a host that has nft and /dev/net/tun]
+    #[arg(long, value_name = "NAME|none")]
+    pub network: Option<String>,
+    /// Have a port of the host lead to one of the container, as 8080:80, 127.0.0.1:8080:80,
+    /// 53:53/udp or 8000-8009:8000-8009; with the container's port alone, any that is free
+    #[arg(short, long, value_name = "[[ADDRESS:]HOST:]CONTAINER[/udp]")]
+    pub publish: Vec<String>,
+    /// Address of the sandbox, IPv4 or IPv6 (or both, one after the other) [default: one that is free]
+    #[arg(long, value_name = "ADDRESS")]
+    pub ip: Vec<String>,
+    /// MAC address of the sandbox's interface [default: made from its IPv4 address]
+    #[arg(long, value_name = "ADDRESS")]
+    pub mac: Option<String>,
+    /// Start the container's process when its network can be used; without this the network comes up
+    /// beside it
+    #[arg(long)]
+    pub wait_network: bool,
+    /// Queue pairs of the sandbox's interface [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub queues: Option<u32>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NetworkCommand {
+    /// Make a network; what is left out is chosen, and overlaps nothing that the host has
+    Create {
+        /// Letters, digits, "-" and "_"
+        name: String,
+        /// IPv4 subnet, as 10.1.0.0/24
+        #[arg(long, value_name = "SUBNET")]
+        subnet: Option<String>,
+        /// IPv6 subnet, as fd00:1::/64
+        #[arg(long, value_name = "SUBNET")]
+        ipv6_subnet: Option<String>,
+        /// The host's IPv4 address in it [default: the subnet's first]
+        #[arg(long, value_name = "ADDRESS")]
+        gateway: Option<String>,
+        /// Largest packet in bytes [default: 1500]
+        #[arg(long, value_name = "BYTES")]
+        mtu: Option<u32>,
+        /// Nothing leads out of it but to the host's end, and nothing is published
+        #[arg(long)]
+        internal: bool,
+    },
+    /// List networks
+    Ls {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove networks that no sandbox uses
+    Rm {
+        /// Names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Print all that is known of networks, as JSON: their sandboxes with addresses and ports
+    Inspect {
+        /// Names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}

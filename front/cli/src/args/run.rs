@@ -1,0 +1,123 @@
+//! Arguments of the commands that run processes in sandboxes.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum, ValueHint};
+
+use super::NetworkArgs;
+use crate::size::parse_size;
+use crate::volume::VolumeArg;
+
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// Image: a reference ("debian:12"), or a digest in the cache
+    pub image: String,
+    /// Command and arguments instead of the image's
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<String>,
+    /// Start this many sandboxes at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub count: u32,
+    /// Name of the sandbox; with --count, NAME-1 to NAME-N [default: made up]
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// Host name in the container [default: the sandbox's name]
+    #[arg(long)]
+    pub hostname: Option<String>,
+    /// Program instead of the image's entry point; "" removes it
+    #[arg(long, value_name = "PROGRAM")]
+    pub entrypoint: Option<String>,
+    /// Return when the container runs; `logs`, `exec` and `stop` reach it afterwards
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    pub detach: bool,
+    /// Remove the sandbox when it has ended
+    #[arg(long)]
+    pub rm: bool,
+    /// Mount the container's root read-only
+    #[arg(long)]
+    pub read_only: bool,
+    /// Block device in the container: NAME:SIZE makes a scratch volume that goes with the
+    /// sandbox, file:PATH[:ro] takes a file or block device of the host, or an NVMe namespace by
+    /// passthrough (/dev/ngXnY). It appears as /dev/slipway/NAME (for files: the file's name).
+    /// ":4k" gives it logical blocks of 4096 bytes instead of 512; a last ":/DIR" mounts its file
+    /// system there
+    #[arg(long, value_name = "NAME:SIZE[:4k]|file:PATH[:ro][:4k]")]
+    pub volume: Vec<VolumeArg>,
+    /// Label, key=value
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    pub label: Vec<String>,
+    /// Limit of the container's processes, name=soft[:hard], as docker has it
+    #[arg(long, value_name = "NAME=SOFT[:HARD]")]
+    pub ulimit: Vec<String>,
+    /// Write the start, stage by stage: a picture (.svg), or data (.json)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub timeline: Option<PathBuf>,
+    /// When to fetch the image
+    #[arg(long, value_enum, default_value_t = Pull::Missing)]
+    pub pull: Pull,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pull {
+    /// When it is not in the cache
+    Missing,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct MachineArgs {
+    /// Memory of the sandbox, as 512M or 2G [default: 256M]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Virtual CPUs [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub cpus: Option<u32>,
+    /// Guest kernel instead of the node's
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub kernel: Option<PathBuf>,
+    /// How guest code runs: auto, kvm, or tcg (software emulation)
+    #[arg(long, value_name = "WORD")]
+    pub accel: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ProcessArgs {
+    /// Environment, NAME=VALUE; NAME alone takes the value from here
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// Working directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// User: name or number, with :GROUP if wanted
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    pub user: Option<String>,
+    /// Keep standard input open
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give it a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// All capabilities and devices
+    #[arg(long)]
+    pub privileged: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    /// Sandbox: name, id, or the beginning of an id
+    pub name: String,
+    /// Command and arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    pub command: Vec<String>,
+}
