@@ -21,9 +21,7 @@
 //! are replaced in one step, and no limit of names. It does not start the daemon: what restarts
 //! services on a node does that, and forking is not a thing for the one process that must not fail.
 //!
-//! Dependencies: `rustix` for sockets and descriptors; `libc` for `SO_PEERCRED`, whose process may
-//! be 0.
-#![allow(unsafe_code)] // SO_PEERCRED
+//! Dependencies: `rustix` for sockets and descriptors.
 
 mod client;
 mod serve;

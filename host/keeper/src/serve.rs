@@ -1,13 +1,14 @@
 //! The process.
 
 use std::io::{Error, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, getrlimit, setrlimit};
+use slipway_peer::Peer;
 
 use crate::SLOTS;
 use crate::wire::{self, BATCH, CLEAR, PUT, TAKE};
@@ -71,7 +72,7 @@ pub fn serve(path: &Path) -> std::io::Result<()> {
             Err(error) => return Err(error.into()),
         };
         // A client that breaks off has ended; what it put stays.
-        if peer(&client).is_ok_and(|uid| uid == rustix::process::geteuid().as_raw()) {
+        if Peer::of(&client).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw()) {
             let _ = attend(client.as_fd(), &mut table, &mut asked);
         }
         drop(client);
@@ -136,21 +137,4 @@ fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit);
-}
-
-/// The user at the other end.
-fn peer(socket: &OwnedFd) -> std::io::Result<u32> {
-    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to a structure of that size.
-    let outcome = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            std::ptr::from_mut(&mut found).cast(),
-            &mut len,
-        )
-    };
-    if outcome == 0 { Ok(found.uid) } else { Err(Error::last_os_error()) }
 }

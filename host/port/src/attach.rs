@@ -2,7 +2,7 @@
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
 };
+use slipway_peer::Peer;
 use slipway_ring::{Hello, Link, PROTOCOL, Takes, Welcome};
 
 use crate::Error;
@@ -69,21 +70,7 @@ fn connect(path: &Path) -> std::io::Result<OwnedFd> {
 
 /// Fails unless root or our own user listens.
 fn know(socket: &OwnedFd) -> Result<(), Error> {
-    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to a structure of that size.
-    let outcome = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            std::ptr::from_mut(&mut found).cast(),
-            &mut len,
-        )
-    };
-    if outcome != 0 {
-        return Err(std::io::Error::last_os_error().into());
-    }
+    let found = Peer::of(socket)?;
     let known = found.uid == 0 || found.uid == rustix::process::geteuid().as_raw();
     if known { Ok(()) } else { Err(Error::Stranger(found.uid)) }
 }

@@ -55,8 +55,7 @@
 //!
 //! Not here: offloads (frames come summed and cut), several queues, being told of room in a full ring.
 //!
-//! Dependencies: `rustix` for the socket, eventfds and poll(2), `libc` for `SO_PEERCRED` (rustix's type has
-//! no room for process 0, a peer of another PID namespace), `thiserror` for [`Error`].
+//! Dependencies: `rustix` for the socket, eventfds and poll(2), `thiserror` for [`Error`].
 #![allow(unsafe_code)] // frames are slices of memory that is shared; see above
 
 mod attach;

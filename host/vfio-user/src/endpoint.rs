@@ -7,6 +7,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use slipway_pci::Function;
+use slipway_peer::Peer;
 use slipway_reactor::{Context, Handle, Interest, Reactor, Settings, Step, Task};
 
 use crate::channel::Channel;
@@ -14,7 +15,7 @@ use crate::control::{Gone, Shared};
 use crate::device::Device;
 use crate::kept;
 use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
-use crate::listener::{Listener, Peer};
+use crate::listener::Listener;
 use crate::server::{Keeping, Session, Turn};
 use crate::stats::{ClientInfo, add};
 use crate::wire::Wire;

@@ -66,10 +66,9 @@
 //! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), MSI (a function has MSI-X and may
 //! have a pin, INTx), the VGA and ROM regions, message-only memory from more than one thread at a time.
 //!
-//! Dependencies: `rustix` for sockets, descriptors, memfds; `libc` for `SO_PEERCRED`, whose process
-//! may be 0, and for io_submit; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
+//! Dependencies: `rustix` for sockets, descriptors, memfds; `libc` for recvmmsg and sendmmsg; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
 //! `arc-swap` so that signalling an interrupt and reading figures take no lock; `thiserror`.
-// A page mapped from a file that the client may store to; requests that raise eventfds; SO_PEERCRED.
+// A page mapped from a file that the client may store to; requests that raise eventfds.
 #![allow(unsafe_code)]
 
 mod channel;

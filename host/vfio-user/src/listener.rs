@@ -1,12 +1,13 @@
 //! The socket that clients connect to.
 
 use std::io::{Error, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use slipway_peer::Peer;
 
 use crate::{Config, Location};
 
@@ -18,13 +19,6 @@ pub(crate) struct Listener {
     identity: (u64, u64),
     /// A directory that we made.
     directory: Option<PathBuf>,
-}
-
-/// Who is at the other end.
-#[derive(Clone, Copy)]
-pub(crate) struct Peer {
-    pub(crate) pid: u32,
-    pub(crate) uid: u32,
 }
 
 impl Listener {
@@ -68,7 +62,7 @@ impl Listener {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match rustix::net::accept_with(&self.socket, flags) {
             Ok(socket) => {
-                let peer = peer(&socket)?;
+                let peer = Peer::of(&socket)?;
                 Ok(Some((socket, peer)))
             }
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
@@ -146,25 +140,4 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> std::io::Result<()> {
 fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
-}
-
-/// `SO_PEERCRED`. Not through rustix, whose type has no room for process 0 (a peer of another PID
-/// namespace).
-pub(crate) fn peer(socket: impl AsFd) -> std::io::Result<Peer> {
-    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to a structure of that size.
-    let outcome = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            std::ptr::from_mut(&mut found).cast(),
-            &mut len,
-        )
-    };
-    if outcome != 0 {
-        return Err(Error::last_os_error());
-    }
-    Ok(Peer { pid: found.pid.unsigned_abs(), uid: found.uid })
 }

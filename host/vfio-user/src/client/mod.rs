@@ -135,7 +135,7 @@ impl Client {
     /// The server's process (`SO_PEERCRED`: whoever began to listen). None where it cannot be told:
     /// in another PID namespace.
     pub fn server_pid(&self) -> Option<u32> {
-        let peer = crate::listener::peer(self.wire.file()).ok()?;
+        let peer = slipway_peer::Peer::of(self.wire.file()).ok()?;
         Some(peer.pid).filter(|pid| *pid > 0)
     }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use slipway_keeper::Shelf;
+use slipway_peer::Peer;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user_spec::Header;
 use zerocopy::IntoBytes;
@@ -21,7 +22,6 @@ use crate::kept::{
     Applied, CLIENT, LINES, NegotiatedState, Parts, Progress, REGIONS, RegionState, SessionState,
     States, Steps,
 };
-use crate::listener::Peer;
 use crate::stats::Live;
 use crate::version::Negotiated;
 use crate::wire::{End, Message, Peeked};
