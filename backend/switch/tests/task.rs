@@ -115,7 +115,7 @@ fn what_is_delayed_comes_though_nobody_wakes_the_switch() {
     let table = Learning::new(LearningOptions::default(), 1);
     let handle = spawn(&reactor.handle(), Switch::new(Box::new(table))).unwrap();
     let ((a, from, wake, a_config), (b, to, _, b_config)) = (program(1), program(2));
-    let delay = Duration::from_millis(30);
+    let delay = Duration::from_millis(500);
     handle
         .call(move |owner| {
             let (a, b) = (owner.attach(a, a_config).unwrap(), owner.attach(b, b_config).unwrap());
@@ -140,6 +140,7 @@ fn what_is_delayed_comes_though_nobody_wakes_the_switch() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(input.available(1), Ok(1));
-    assert!(begin.elapsed() >= 2 * delay, "{:?}", begin.elapsed());
+    // A turn has one time, that of its beginning: a frame that came in the midst of it is early by that.
+    assert!(begin.elapsed() >= delay, "{:?}", begin.elapsed());
     handle.stop();
 }

@@ -431,10 +431,11 @@ fn serve(dir: &Path, guest: &Guests, mut next: impl FnMut(u64) -> Plan) -> u64 {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
-            if !guest.came.load(Ordering::Relaxed) {
+            let came = guest.came.load(Ordering::Relaxed);
+            if !came {
                 begun = Instant::now();
             }
-            let late = plan.kill_after.is_some_and(|after| begun.elapsed() > after);
+            let late = came && plan.kill_after.is_some_and(|after| begun.elapsed() > after);
             if late || guest.gone.load(Ordering::Relaxed) {
                 child.kill().unwrap();
             }

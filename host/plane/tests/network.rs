@@ -329,11 +329,14 @@ fn keep_killing(directory: &Path, came: &AtomicBool, ended: &AtomicBool, kills: 
         // Longer each time, so that a slow machine gets through as well.
         let most = 50_000 * (1 + kills.load(Ordering::Relaxed) / 8);
         let life = Duration::from_micros((seed >> 40) % most);
-        let mut begun = Instant::now();
-        while begun.elapsed() < life && !ended.load(Ordering::Relaxed) {
+        let mut begun = None;
+        while !ended.load(Ordering::Relaxed) {
             assert!(child.try_wait().unwrap().is_none(), "the plane ended by itself");
-            if !came.load(Ordering::Relaxed) {
-                begun = Instant::now();
+            // One that nobody has come to may have left nothing with the keeper, which then ends.
+            if came.load(Ordering::Relaxed)
+                && begun.get_or_insert_with(Instant::now).elapsed() >= life
+            {
+                break;
             }
             std::thread::sleep(Duration::from_micros(500));
         }
