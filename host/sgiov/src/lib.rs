@@ -27,6 +27,9 @@
 //! `tracing` (the log).
 #![allow(unsafe_code)] // socket options and ioctls
 
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+
 mod address;
 mod ask;
 mod broker;

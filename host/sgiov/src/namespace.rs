@@ -173,6 +173,12 @@ impl Namespaces {
         }
     }
 
+    /// Whether no family is in any.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub fn is_empty(&self) -> bool {
+        self.all.len() == 0
+    }
+
     /// A connection's port is free again, if the namespace is there still.
     pub fn release(&mut self, id: NamespaceId, from: Address, to: Address) {
         let number = self.by_id.get(&id);

@@ -169,3 +169,32 @@ impl Broker {
 fn lack(_: impl std::fmt::Display) -> Errno {
     Errno::NOBUFS
 }
+
+#[cfg(any(test, feature = "fuzz"))]
+impl Broker {
+    /// Whether nobody is there, and nothing of anybody.
+    pub fn is_empty(&self) -> bool {
+        self.clients.len() == 0
+            && self.families.len() == 0
+            && self.connections.len() == 0
+            && self.links.iter().next().is_none()
+            && self.listeners.iter().next().is_none()
+            && self.namespaces.is_empty()
+    }
+
+    /// A round of the sweeper that is due.
+    pub fn sweep_now(&mut self) {
+        self.sweep.due();
+        self.sweep();
+    }
+
+    /// All that families can write.
+    pub fn writable(&self) -> Vec<slipway_ram::Lasting> {
+        let tables = self.families.iter().map(|(_, family)| family.table.memory().clone());
+        let arenas = self.links.iter().filter_map(|(_, link)| {
+            let file = link.file.try_clone().ok()?;
+            slipway_ram::Lasting::of(file).ok()
+        });
+        tables.chain(arenas).collect()
+    }
+}

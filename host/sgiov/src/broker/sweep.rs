@@ -44,6 +44,14 @@ impl Default for Sweep {
     }
 }
 
+#[cfg(any(test, feature = "fuzz"))]
+impl Sweep {
+    /// It is time for a round.
+    pub fn due(&mut self) {
+        self.next = Some(Instant::now());
+    }
+}
+
 impl Broker {
     /// When [`Broker::sweep`] has something to do. None: nothing, until there are connections.
     pub fn next_sweep(&mut self) -> Option<Instant> {
