@@ -1,7 +1,7 @@
 //! The papers' experiments: measurements as people read them.
 //!
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's; [`packet`]
-//! measures the switch. The rest is about start-up:
+//! measures the switch, [`socket`] ways from one program to another. The rest is about start-up:
 //! statistics for each stage, a table, a picture in the terminal, a picture as SVG, and the
 //! comparison of two runs. It is a pure function of [`slipway_telemetry::Timeline`]s; whoever calls
 //! starts the sandboxes, prints the strings and writes the files. The pieces:
@@ -23,8 +23,11 @@
 //! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
 //! processors and shared memory, `zerocopy` for queue entries, `tempfile` for a peer's socket.
 //!
-//! `unsafe` in three places: the advice that the floor's disk shall have huge pages, peers that end
-//! with this process, and a network namespace for them.
+//! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
+//!
+//! `unsafe`: the advice that the floor's disk shall have huge pages; peers that end with this process, and
+//! network namespaces for them; for sockets a page shared with their load, epoll, the clocks of other processes,
+//! and OpenSSL.
 
 mod bars;
 pub mod block;
@@ -34,6 +37,7 @@ pub mod packet;
 mod palette;
 mod report;
 mod slices;
+pub mod socket;
 mod statistics;
 mod svg;
 mod table;

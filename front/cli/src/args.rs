@@ -10,7 +10,10 @@ mod run;
 mod snoop;
 mod socket;
 
-pub use bench::{BenchCommand, BlockArgs, PacketArgs, PacketTargetArgs, StartupArgs, TargetArgs};
+pub use bench::{
+    BenchCommand, BlockArgs, PacketArgs, PacketTargetArgs, SocketArgs, SocketLoadArgs, StartupArgs,
+    TargetArgs,
+};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
 pub use manage::{
     ImageCommand, KillArgs, LogsArgs, NameArg, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs,

@@ -94,6 +94,8 @@ fn dispatch(cli: &Cli) -> Result<i32> {
         Command::Socket(args) => return socket::command(args),
         Command::Bench(BenchCommand::Block(args)) => return bench::block(&cli.node, args),
         Command::Bench(BenchCommand::Packet(args)) => return bench::packet(args),
+        Command::Bench(BenchCommand::Socket(args)) => return bench::socket(args),
+        Command::Bench(BenchCommand::SocketLoad(args)) => return bench::socket_load(args),
         Command::Bench(BenchCommand::Target(args)) => return bench::target(args),
         Command::Bench(BenchCommand::PacketTarget(args)) => return bench::packet_target(args),
         _ => {}

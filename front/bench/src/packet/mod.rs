@@ -20,7 +20,7 @@ mod memif;
 pub mod native;
 mod ovs;
 mod plot;
-mod process;
+pub(crate) mod process;
 mod report;
 mod table;
 

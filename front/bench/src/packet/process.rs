@@ -43,20 +43,56 @@ impl Running {
         Ok(self.0.try_wait()?.is_some())
     }
 
-    /// The frames a second that a testpmd receives, as it tells them, port after port.
-    pub fn rates(&mut self) -> Receiver<u64> {
-        let (send, rates) = channel();
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Its lines of standard output, as they come. It must have been started with a pipe for them.
+    pub fn lines(&mut self) -> Receiver<String> {
+        let (send, lines) = channel();
         if let Some(output) = self.0.stdout.take() {
             std::thread::spawn(move || {
                 for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-                    if let Some(rate) = rate(&String::from_utf8_lossy(&line))
-                        && send.send(rate).is_err()
-                    {
+                    if send.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
                         break;
                     }
                 }
             });
         }
+        lines
+    }
+
+    /// Ends its standard input, where that is a pipe.
+    pub fn end_input(&mut self) {
+        self.0.stdin = None;
+    }
+
+    /// Waits until it ends, which must be without an error.
+    pub fn finish(&mut self, deadline: Instant) -> Result<()> {
+        loop {
+            match self.0.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("a program of the measurement ended with {status}"),
+                None if Instant::now() > deadline => {
+                    bail!("a program of the measurement does not end")
+                }
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    /// The frames a second that a testpmd receives, as it tells them, port after port.
+    pub fn rates(&mut self) -> Receiver<u64> {
+        let (send, rates) = channel();
+        let lines = self.lines();
+        std::thread::spawn(move || {
+            for rate in lines.iter().filter_map(|line| rate(&line)) {
+                if send.send(rate).is_err() {
+                    break;
+                }
+            }
+        });
         rates
     }
 }

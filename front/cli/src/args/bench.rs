@@ -16,6 +16,11 @@ pub enum BenchCommand {
     Block(Box<BlockArgs>),
     /// Send frames through the switch, and through what it is measured against, in turn
     Packet(PacketArgs),
+    /// Send from one program to another by several ways in turn, and say what each costs
+    Socket(SocketArgs),
+    /// One of the two programs that `socket` measures
+    #[command(hide = true)]
+    SocketLoad(SocketLoadArgs),
     /// Serve one endpoint until standard input ends: what `block` measures
     #[command(hide = true)]
     Target(TargetArgs),
@@ -160,6 +165,58 @@ pub struct PacketArgs {
     /// List subjects and loads
     #[arg(long)]
     pub list: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SocketArgs {
+    /// Only these subjects [default: all that are installed]; --list shows them
+    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Only these loads, as stream-128k-c16 (bytes of a message, sockets), window-4k-c256 (with 16 MiB
+    /// under way at most), pingpong-64b-busy (neither side sleeps; -block: both do; -asleep: with a
+    /// pause between messages) or idle-c4096
+    #[arg(long, value_name = "LOAD", value_delimiter = ',')]
+    pub load: Vec<slipway_bench::socket::SocketLoad>,
+    /// Programs as they are, where they are installed, in place of loads of our own (beside them where --load
+    /// names any): iperf3, wrk with nginx and with a proxy before it, redis-benchmark
+    #[arg(long)]
+    pub apps: bool,
+    /// Turns of each subject with each load
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Seconds of a turn that are measured
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    pub time: f64,
+    /// Seconds of load before that
+    #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
+    pub warm_up: f64,
+    /// Five loads, two short turns at most: shows that everything works, in seconds
+    #[arg(long)]
+    pub quick: bool,
+    /// Show an earlier report instead of measuring
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// Write the picture: a bar for each load and subject
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub svg: Option<PathBuf>,
+    /// Compare with an earlier report: which differences are more than the noise
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub compare: Option<PathBuf>,
+    /// Print the report as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// List subjects and loads
+    #[arg(long)]
+    pub list: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SocketLoadArgs {
+    /// What to do, as JSON
+    pub specification: String,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -1,9 +1,10 @@
-//! `slipway bench`: `startup` here, `block` and `packet` in modules of their own, with its targets and guests.
+//! `slipway bench`: `startup` here, `block`, `packet` and `socket` in modules of their own, with its targets and guests.
 
 mod block;
 mod packet;
 mod packet_target;
 pub mod scratch;
+mod socket;
 mod target;
 mod vm;
 
@@ -18,6 +19,7 @@ use slipway_telemetry::{Timeline, monotonic_ns};
 pub use block::block;
 pub use packet::packet;
 pub use packet_target::serve as packet_target;
+pub use socket::{load as socket_load, socket};
 pub use target::{DiskKind, Doorbells, Named, serve as target};
 
 use crate::args::{NodeArgs, Pull, StartupArgs};

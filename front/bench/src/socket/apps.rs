@@ -1,0 +1,258 @@
+//! Programs as they are, over the same ways.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+use super::peer::Role;
+use super::{Cost, Way};
+use crate::packet::process::{Running, find};
+
+/// How long a server may need until it listens.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Connections of a load that has many.
+const CONNECTIONS: u32 = 50;
+
+/// A program's load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum App {
+    /// iperf3 with messages of 128 KiB.
+    Iperf3,
+    /// wrk, and nginx with an answer of 1 KiB.
+    Nginx,
+    /// wrk, nginx as a proxy, and nginx behind it.
+    NginxProxy,
+    /// redis-benchmark's GET and a redis-server.
+    Redis,
+}
+
+/// A rate of a program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AppRun {
+    /// Whose turn.
+    pub subject: String,
+    /// Which program.
+    pub app: App,
+    /// From 0.
+    pub round: u32,
+    /// Requests a second; of iperf3 gigabits.
+    pub rate: f64,
+    /// Of the servers, while the client ran.
+    pub server: Cost,
+    /// How long that was, ns.
+    pub elapsed_ns: u64,
+}
+
+impl App {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Iperf3, Self::Nginx, Self::NginxProxy, Self::Redis];
+
+    /// Its name, and the unit of its rate.
+    pub fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Iperf3 => ("iperf3", "Gbit/s"),
+            Self::Nginx => ("wrk-nginx", "requests/s"),
+            Self::NginxProxy => ("wrk-proxy-nginx", "requests/s"),
+            Self::Redis => ("redis-get", "requests/s"),
+        }
+    }
+
+    /// What must be installed: the client and the server.
+    fn programs(self) -> [&'static str; 2] {
+        match self {
+            Self::Iperf3 => ["iperf3", "iperf3"],
+            Self::Nginx | Self::NginxProxy => ["wrk", "nginx"],
+            Self::Redis => ["redis-benchmark", "redis-server"],
+        }
+    }
+
+    /// The first of its programs that is not installed.
+    pub fn lacks(self) -> Option<&'static str> {
+        self.programs().into_iter().find(|program| find(&[program]).is_none())
+    }
+
+    /// Runs it over `way`, for about `time`.
+    ///
+    /// # Errors
+    /// A program's.
+    pub fn run(self, way: &Way, round: u32, time: Duration) -> Result<AppRun> {
+        // Configuration files; a server's standard files and temporary ones.
+        let directory = tempfile::Builder::new().prefix("slipway-bench").tempdir()?;
+        let servers = self.servers(way, &directory)?;
+        let pids: Vec<u32> = servers.iter().flat_map(|server| family(server.id())).collect();
+        let (began, before) = (Instant::now(), Cost::of_all(&pids));
+        let text = self.client(way, time)?;
+        let (elapsed, server) = (began.elapsed(), Cost::of_all(&pids).since(before));
+        let rate = self.rate(&text);
+        let rate = rate.with_context(|| format!("{} says: {text}", self.programs()[0]))?;
+        ensure!(rate > 0.0, "{} did nothing: {text}", self.programs()[0]);
+        let elapsed_ns = elapsed.as_nanos() as u64;
+        Ok(AppRun { subject: way.name.to_owned(), app: self, round, rate, server, elapsed_ns })
+    }
+
+    fn servers(self, way: &Way, directory: &TempDir) -> Result<Vec<Running>> {
+        let address = way.net.address();
+        let server = |port: u16, arguments: String| -> Result<Running> {
+            let mut command = program(way, Role::Server, self.programs()[1])?;
+            command.args(arguments.split_whitespace()).current_dir(directory.path());
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut running = Running::start(&mut command)?;
+            wait_for_listener(&mut running, port)?;
+            Ok(running)
+        };
+        match self {
+            Self::Iperf3 => Ok(vec![server(5201, format!("-s -1 -B {address}"))?]),
+            Self::Redis => {
+                let options = "--port 6379 --appendonly no --protected-mode no";
+                Ok(vec![server(6379, format!("--bind {address} {options} --save ''"))?])
+            }
+            Self::Nginx => Ok(vec![server(8080, nginx(directory.path(), address, 8080)?)?]),
+            Self::NginxProxy => Ok(vec![
+                server(8080, nginx(directory.path(), address, 8080)?)?,
+                server(8081, nginx(directory.path(), address, 8081)?)?,
+            ]),
+        }
+    }
+
+    /// Runs the client; what it says.
+    fn client(self, way: &Way, time: Duration) -> Result<String> {
+        let (address, seconds) = (way.net.address(), time.as_secs().max(1));
+        let mut command = program(way, Role::Client, self.programs()[0])?;
+        let port = if self == Self::NginxProxy { 8081 } else { 8080 };
+        let arguments = match self {
+            Self::Iperf3 => format!("-c {address} -t {seconds} -l 128K -J"),
+            Self::Nginx | Self::NginxProxy => {
+                format!("-t1 -c{CONNECTIONS} -d{seconds}s http://{address}:{port}/")
+            }
+            // So many take about a second of what it reaches over the loopback interface.
+            Self::Redis => format!(
+                "-h {address} -p 6379 -t get --csv -d 64 -c {CONNECTIONS} -n {}",
+                seconds * 50_000
+            ),
+        };
+        let output = command.args(arguments.split_whitespace()).stdin(Stdio::null()).output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(
+            output.status.success(),
+            "{} ended with {}: {text}{}",
+            self.programs()[0],
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(text)
+    }
+
+    /// The rate in what its client says.
+    fn rate(self, text: &str) -> Option<f64> {
+        match self {
+            Self::Iperf3 => {
+                let value: serde_json::Value = serde_json::from_str(text).ok()?;
+                Some(value["end"]["sum_received"]["bits_per_second"].as_f64()? / 1e9)
+            }
+            Self::Nginx | Self::NginxProxy => {
+                // Answers that are none must not pass for fast ones.
+                let failed = ["Socket errors", "Non-2xx"].iter().any(|line| text.contains(line));
+                let line = text.lines().find_map(|line| line.strip_prefix("Requests/sec:"))?;
+                line.trim().parse().ok().filter(|_| !failed)
+            }
+            Self::Redis => {
+                let line = text.lines().find_map(|line| line.strip_prefix("\"GET\",\""))?;
+                line.split('"').next()?.parse().ok()
+            }
+        }
+    }
+}
+
+/// A command for a side of `way`.
+fn program(way: &Way, role: Role, name: &str) -> Result<Command> {
+    let path = find(&[name]).with_context(|| format!("{name} is not installed"))?;
+    let mut command = Command::new("taskset");
+    let cpus = if role == Role::Server { &way.cpus.target } else { &way.cpus.client };
+    let cpus: Vec<String> = cpus.iter().map(usize::to_string).collect();
+    command.arg("-c").arg(cpus.join(",")).arg(path);
+    way.put(role, &mut command)?;
+    Ok(command)
+}
+
+/// Writes a configuration for an nginx at `port`, a proxy of 8080 unless it is that; its arguments.
+fn nginx(directory: &Path, address: IpAddr, port: u16) -> Result<String> {
+    let place = directory.join(port.to_string());
+    std::fs::create_dir(&place)?;
+    let answer = match port {
+        8080 => format!("return 200 \"{}\";", "x".repeat(1024)),
+        _ => "proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\";"
+            .into(),
+    };
+    let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|name| format!("{name}_temp_path {};", place.join(name).display()));
+    let text = format!(
+        "daemon off; master_process off; pid {place}/pid; error_log {place}/log;\n\
+         events {{ worker_connections 1024; }}\n\
+         http {{ access_log off; keepalive_requests 100000000; {paths}\n\
+         upstream behind {{ server {address}:8080; keepalive 64; }}\n\
+         server {{ listen {address}:{port}; location / {{ {answer} }} }} }}\n",
+        place = place.display(),
+        paths = paths.join(" "),
+    );
+    let file = place.join("conf");
+    std::fs::write(&file, text)?;
+    Ok(format!(
+        "-p {place} -e {place}/log -c {file}",
+        place = place.display(),
+        file = file.display()
+    ))
+}
+
+/// Waits until somebody listens at `port` where `server` is.
+fn wait_for_listener(server: &mut Running, port: u16) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let path = format!("/proc/{}/net/tcp", server.id());
+    let end = format!(":{port:04X}");
+    loop {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let listens = |line: &str| {
+            let mut words = line.split_whitespace().skip(1);
+            words.next().is_some_and(|local| local.ends_with(&end)) && words.nth(1) == Some("0A")
+        };
+        if text.lines().any(listens) {
+            return Ok(());
+        }
+        if Instant::now() > deadline || server.has_ended()? {
+            bail!("nobody listens at port {port}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A process and those that it started.
+fn family(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+    std::iter::once(pid).chain(children.flat_map(family)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read() {
+        let text = r#"{"end":{"sum_received":{"bits_per_second":16400000000.0}}}"#;
+        assert_eq!(App::Iperf3.rate(text), Some(16.4));
+        assert_eq!(App::Iperf3.rate("iperf3: error"), None);
+        let text = "Running 1s test\nRequests/sec:  12345.67\nTransfer/sec:  1.00MB\n";
+        assert_eq!(App::Nginx.rate(text), Some(12_345.67));
+        let failed = format!("  Socket errors: connect 0, read 1, write 0, timeout 0\n{text}");
+        assert_eq!(App::NginxProxy.rate(&failed), None);
+        let text = "\"test\",\"rps\",\"avg_latency_ms\"\n\"GET\",\"110864.74\",\"0.243\"\n";
+        assert_eq!(App::Redis.rate(text), Some(110_864.74));
+        assert_eq!(App::Redis.rate("Could not connect"), None);
+    }
+}

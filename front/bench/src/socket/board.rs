@@ -1,0 +1,155 @@
+//! A page that a measurement shares with the two processes of its load.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::memory_file;
+
+/// Bytes of the page.
+const BYTES: usize = 4096;
+
+/// What the measurement asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Load that does not count.
+    WarmUp,
+    /// Load that counts.
+    Measured,
+    /// The load is over.
+    Over,
+}
+
+/// The page. Each number has one writer; nothing is ordered by it.
+pub struct Board {
+    cells: *mut Cells,
+    file: File,
+}
+
+/// Numbers with a cache line each: whoever writes one is on another processor than those beside it.
+#[repr(C)]
+struct Cells {
+    phase: Cell,
+    bytes: Cell,
+    accepted: Cell,
+}
+
+#[repr(align(64))]
+struct Cell(AtomicU64);
+
+impl Board {
+    /// An empty page, in memory that has no name in any file system.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn create() -> Result<Self> {
+        let file = memory_file("load")?;
+        file.set_len(BYTES as u64)?;
+        Self::map(file)
+    }
+
+    /// Maps the page that another process made.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::options().read(true).write(true).open(path);
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+        anyhow::ensure!(file.metadata()?.len() == BYTES as u64, "{} is no page", path.display());
+        Self::map(file)
+    }
+
+    /// Where other processes find it, as long as this one lives.
+    pub fn path(&self) -> PathBuf {
+        super::path_of(&self.file)
+    }
+
+    fn map(file: File) -> Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        #[allow(unsafe_code)] // a shared mapping has no safe form
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), BYTES, access, MapFlags::SHARED, &file, 0)
+                .context("mapping the page of a load")?
+        };
+        Ok(Self { cells: start.cast(), file })
+    }
+
+    fn cells(&self) -> &Cells {
+        #[allow(unsafe_code)] // see above
+        // SAFETY: the mapping is a page, aligned and long enough, of which only atomics are used; any
+        // bytes are a valid value of theirs.
+        unsafe {
+            &*self.cells
+        }
+    }
+
+    /// What is asked for.
+    #[inline]
+    pub fn phase(&self) -> Phase {
+        match self.cells().phase.0.load(Ordering::Relaxed) {
+            0 => Phase::WarmUp,
+            1 => Phase::Measured,
+            _ => Phase::Over,
+        }
+    }
+
+    /// Asks for something else.
+    pub fn ask(&self, phase: Phase) {
+        self.cells().phase.0.store(phase as u64, Ordering::Relaxed);
+    }
+
+    /// Counts what arrived. One side of a load counts.
+    #[inline]
+    pub fn count(&self, bytes: u64) {
+        let cell = &self.cells().bytes.0;
+        cell.store(cell.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+    }
+
+    /// The server has one connection more.
+    pub fn accept(&self) {
+        self.cells().accepted.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Connections that the server has.
+    pub fn accepted(&self) -> u64 {
+        self.cells().accepted.0.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that arrived.
+    pub fn counted(&self) -> u64 {
+        self.cells().bytes.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        #[allow(unsafe_code)] // see above
+        // SAFETY: the mapping is ours, and nothing refers to it any more.
+        let _ = unsafe { munmap(self.cells.cast(), BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_see_the_same_page() {
+        let ours = Board::create().unwrap();
+        let theirs = Board::open(&ours.path()).unwrap();
+        assert_eq!((theirs.phase(), ours.counted()), (Phase::WarmUp, 0));
+        for phase in [Phase::Measured, Phase::Over] {
+            ours.ask(phase);
+            assert_eq!(theirs.phase(), phase);
+        }
+        theirs.count(64);
+        theirs.count(64);
+        theirs.accept();
+        assert_eq!((ours.counted(), ours.accepted()), (128, 1));
+        assert!(Board::open(Path::new("/proc/self/status")).is_err());
+    }
+}

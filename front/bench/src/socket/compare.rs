@@ -1,0 +1,63 @@
+//! Two reports of sockets side by side.
+
+use super::SocketReport;
+use crate::duration::human;
+use crate::table::grid;
+
+const HEADINGS: [&str; 5] = ["load, subject", "before", "now", "ratio", ""];
+
+/// A row for each load and subject that both reports have: gigabits a second, or the median round trip. A
+/// difference is called one when it exceeds what the rounds of both lie apart; single rounds say
+/// nothing of that.
+pub fn compare_sockets(before: &SocketReport, now: &SocketReport) -> String {
+    let mut rows = Vec::new();
+    for load in &now.plan.loads {
+        for subject in &now.subjects {
+            let both = before.figures(load, &subject.name).zip(now.figures(load, &subject.name));
+            let Some((old, new)) = both.filter(|(old, _)| old.main() > 0.0) else { continue };
+            let ratio = new.main() / old.main();
+            let noise = old.spread.max(new.spread);
+            let known = before.plan.rounds.min(now.plan.rounds) >= 3;
+            let verdict = match ratio - 1.0 {
+                _ if !known => "needs three rounds",
+                difference if difference > noise => "faster",
+                difference if -difference > noise => "slower",
+                _ => "noise",
+            };
+            let show = |figures: &super::SocketFigures| match figures.latency {
+                Some([p50, ..]) => human(p50 as u64),
+                None => format!("{:.2}", figures.bytes * 8.0 / 1e9),
+            };
+            let name = format!("{load} {}", subject.name);
+            rows.push([name, show(&old), show(&new), format!("{ratio:.2}"), verdict.to_owned()]);
+        }
+    }
+    if rows.is_empty() {
+        return "The reports have nothing in common.\n".to_owned();
+    }
+    grid(&HEADINGS, &rows, |_, line| line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::tests::report;
+    use super::*;
+
+    #[test]
+    fn differences_are_told_from_noise() {
+        for load in ["stream-64b-c1", "pingpong-64b-busy"] {
+            let before =
+                report(load, &[("tcp", &[1000, 1010, 1020]), ("ours", &[1000, 1500, 2000])]);
+            let now = report(load, &[("tcp", &[1500, 1510, 1520]), ("ours", &[1300, 1800, 2300])]);
+            let line = |text: &str, name: &str| {
+                text.lines().find(|line| line.contains(name)).unwrap().to_owned()
+            };
+            let text = compare_sockets(&before, &now);
+            assert!(line(&text, "tcp").ends_with("faster"), "{text}");
+            assert!(line(&text, "ours").ends_with("noise"), "{text}");
+            let back = compare_sockets(&now, &before);
+            assert!(line(&back, "tcp").ends_with("slower"), "{back}");
+            assert!(compare_sockets(&report(load, &[]), &now).contains("nothing in common"));
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What is put on sockets.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What the two sides do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Traffic {
+    /// One side sends without a pause, the other reads: bandwidth, and messages a second.
+    Stream,
+    /// The same with [`SocketLoad::WINDOW`] bytes under way at most, over all sockets together: a byte comes back
+    /// for each message.
+    Window,
+    /// A message there and the same back.
+    Pingpong(Pace),
+    /// Nothing.
+    Idle,
+}
+
+/// How the two sides of a ping-pong wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pace {
+    /// Neither sleeps: both ask again and again.
+    Busy,
+    /// Both block; the next message follows the last at once.
+    Block,
+    /// Both block, and there is a pause of [`SocketLoad::PAUSE`] before each message.
+    Asleep,
+}
+
+/// A load: what is sent, in messages of what size, over how many sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SocketLoad {
+    /// What the two sides do.
+    pub traffic: Traffic,
+    /// Bytes of a message: 1 to 4 MiB; 0 where nothing is sent.
+    pub bytes: u32,
+    /// Sockets on each side: 1 to 200,000, and one for a ping-pong.
+    pub sockets: u32,
+}
+
+impl SocketLoad {
+    /// Bytes under way at most with [`Traffic::Window`]: 16 MiB.
+    pub const WINDOW: u32 = 16 << 20;
+    /// Between two messages of [`Pace::Asleep`]: longer than anybody would poll.
+    pub const PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
+
+    /// Messages under way on each socket at most, with [`Traffic::Window`].
+    pub fn credit(&self) -> u32 {
+        (Self::WINDOW / self.bytes.max(1) / self.sockets).max(1)
+    }
+
+    /// Whether its figure is a latency.
+    pub fn is_latency(&self) -> bool {
+        matches!(self.traffic, Traffic::Pingpong(_))
+    }
+}
+
+impl fmt::Display for SocketLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.traffic {
+            Traffic::Stream => "stream",
+            Traffic::Window => "window",
+            Traffic::Pingpong(_) => "pingpong",
+            Traffic::Idle => return write!(f, "idle-c{}", self.sockets),
+        };
+        match self.bytes {
+            bytes if bytes.is_multiple_of(1024) => write!(f, "{name}-{}k", bytes / 1024)?,
+            bytes => write!(f, "{name}-{bytes}b")?,
+        }
+        match self.traffic {
+            Traffic::Pingpong(Pace::Busy) => f.write_str("-busy"),
+            Traffic::Pingpong(Pace::Block) => f.write_str("-block"),
+            Traffic::Pingpong(Pace::Asleep) => f.write_str("-asleep"),
+            _ => write!(f, "-c{}", self.sockets),
+        }
+    }
+}
+
+/// A text that is no load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadSocketLoad(String);
+
+impl fmt::Display for BadSocketLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let about = "stream-128k-c16 (bytes of a message, sockets), window-4k-c256, pingpong-64b-busy (or -block, \
+                     -asleep), idle-c4096: messages of 1b to 4096k, 1 to 200000 sockets";
+        write!(f, "\"{}\" is no load such as {about}", self.0)
+    }
+}
+
+impl std::error::Error for BadSocketLoad {}
+
+impl FromStr for SocketLoad {
+    type Err = BadSocketLoad;
+
+    fn from_str(text: &str) -> Result<Self, BadSocketLoad> {
+        parse(text).ok_or_else(|| BadSocketLoad(text.to_owned()))
+    }
+}
+
+fn parse(text: &str) -> Option<SocketLoad> {
+    let mut parts = text.split('-');
+    let name = parts.next()?;
+    let bytes = if name == "idle" { 0 } else { size(parts.next()?)? };
+    let last = parts.next();
+    let (traffic, sockets) = match (name, last) {
+        ("pingpong", Some("busy")) => (Traffic::Pingpong(Pace::Busy), 1),
+        ("pingpong", Some("block")) => (Traffic::Pingpong(Pace::Block), 1),
+        ("pingpong", Some("asleep")) => (Traffic::Pingpong(Pace::Asleep), 1),
+        ("stream", None) => (Traffic::Stream, 1),
+        ("stream", Some(last)) => (Traffic::Stream, count(last)?),
+        ("window", Some(last)) => (Traffic::Window, count(last)?),
+        ("idle", Some(last)) => (Traffic::Idle, count(last)?),
+        _ => return None,
+    };
+    parts.next().is_none().then_some(SocketLoad { traffic, bytes, sockets })
+}
+
+/// Bytes of a message.
+fn size(text: &str) -> Option<u32> {
+    let bytes = match text.strip_suffix('k') {
+        Some(digits) => digits.parse::<u32>().ok()?.checked_mul(1024)?,
+        None => text.strip_suffix('b')?.parse().ok()?,
+    };
+    (1..=4 << 20).contains(&bytes).then_some(bytes)
+}
+
+fn count(text: &str) -> Option<u32> {
+    let count = text.strip_prefix('c')?.parse().ok()?;
+    (1..=200_000).contains(&count).then_some(count)
+}
+
+impl TryFrom<String> for SocketLoad {
+    type Error = BadSocketLoad;
+
+    fn try_from(text: String) -> Result<Self, BadSocketLoad> {
+        text.parse()
+    }
+}
+
+impl From<SocketLoad> for String {
+    fn from(load: SocketLoad) -> Self {
+        load.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_reads_as_it_prints() {
+        for text in [
+            "stream-128k-c1",
+            "stream-128k-c16",
+            "stream-64b-c1",
+            "window-4k-c4096",
+            "pingpong-64b-busy",
+            "pingpong-4k-block",
+            "pingpong-4k-asleep",
+            "idle-c100000",
+        ] {
+            assert_eq!(text.parse::<SocketLoad>().unwrap().to_string(), text);
+        }
+        assert_eq!("stream-1000b".parse::<SocketLoad>().unwrap().to_string(), "stream-1000b-c1");
+    }
+
+    #[test]
+    fn the_same_bytes_are_under_way_over_any_number_of_sockets() {
+        for sockets in [1, 16, 256, 4096] {
+            let load = SocketLoad { traffic: Traffic::Window, bytes: 4096, sockets };
+            assert_eq!(load.credit() * load.bytes * sockets, SocketLoad::WINDOW);
+        }
+    }
+
+    #[test]
+    fn what_is_no_load_is_refused() {
+        for text in [
+            "",
+            "stream",
+            "stream-0b",
+            "stream-4097k",
+            "stream-64",
+            "stream-64b-c0",
+            "stream-64b-c200001",
+            "stream-64b-c1-c1",
+            "pingpong-64b",
+            "pingpong-64b-c2",
+            "window-4k",
+            "idle-64b",
+            "idle-busy",
+            "tape-64b-c1",
+            "stream-4194305k",
+        ] {
+            assert!(text.parse::<SocketLoad>().is_err(), "{text}");
+        }
+    }
+}

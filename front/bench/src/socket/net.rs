@@ -1,0 +1,167 @@
+//! Where the two programs of a load are.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use super::path_of;
+use crate::packet::process::{find, in_namespace, run};
+
+/// The server's address behind the bridge, and the client's.
+const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 203, 0, 1), Ipv4Addr::new(10, 203, 0, 2)];
+
+/// Network namespaces of the two sides. They have no names and are held by descriptors only, so whatever
+/// ends this process ends them and all that is in them; of the host's network nothing is touched.
+pub struct Net {
+    /// The server's and the client's; None: both are where this process is.
+    sides: Option<[File; 2]>,
+    /// The bridge's, which goes with its last descriptor and takes the veth pairs with it.
+    _middle: Option<File>,
+    /// The server's.
+    address: IpAddr,
+}
+
+impl Net {
+    /// Both where this process is, on its loopback.
+    pub fn here() -> Self {
+        Self { sides: None, _middle: None, address: Ipv4Addr::LOCALHOST.into() }
+    }
+
+    /// Each in a namespace of its own, with a veth pair to a Linux bridge in a third.
+    ///
+    /// # Errors
+    /// It takes root and `ip`.
+    pub fn bridged() -> Result<Self> {
+        let [server, client, middle] = [namespace()?, namespace()?, namespace()?];
+        ip(&middle, "link add br0 type bridge mcast_snooping 0")?;
+        ip(&middle, "link set br0 up")?;
+        for (at, side) in [&server, &client].into_iter().enumerate() {
+            let place = path_of(side);
+            let place = place.display();
+            ip(&middle, &format!("link add port{at} type veth peer name eth0 netns {place}"))?;
+            ip(&middle, &format!("link set port{at} master br0 up"))?;
+            ip(side, &format!("address add {}/24 dev eth0", ADDRESSES[at]))?;
+            ip(side, "link set lo up")?;
+            ip(side, "link set eth0 up")?;
+        }
+        Ok(Self {
+            sides: Some([server, client]),
+            _middle: Some(middle),
+            address: ADDRESSES[0].into(),
+        })
+    }
+
+    /// The same with IPsec between the two: ESP in transport mode, AES-128-GCM.
+    ///
+    /// # Errors
+    /// The kernel has no ESP.
+    pub fn with_ipsec() -> Result<Self> {
+        let net = Self::bridged()?;
+        for side in net.sides.iter().flatten() {
+            for (spi, [from, to]) in [(1, [0, 1]), (2, [1, 0])] {
+                let (from, to) = (ADDRESSES[from], ADDRESSES[to]);
+                // A key and a salt for this run, which nobody else's packets have.
+                let key = format!("0x{:040x}", u128::from(std::process::id()) << 32 | spi);
+                ip(
+                    side,
+                    &format!(
+                        "xfrm state add src {from} dst {to} proto esp spi {spi} reqid {spi} mode transport \
+                         aead rfc4106(gcm(aes)) {key} 128"
+                    ),
+                )?;
+                let way = if (from == ADDRESSES[0]) == std::ptr::eq(side, net.server()) {
+                    "out"
+                } else {
+                    "in"
+                };
+                ip(
+                    side,
+                    &format!(
+                        "xfrm policy add src {from} dst {to} dir {way} tmpl src {from} dst {to} proto esp \
+                         reqid {spi} mode transport"
+                    ),
+                )?;
+            }
+        }
+        Ok(net)
+    }
+
+    fn server(&self) -> *const File {
+        self.sides.as_ref().map_or(std::ptr::null(), |sides| &raw const sides[0])
+    }
+
+    /// Where the server listens.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Has `command` run on the server's side.
+    pub fn enter_server(&self, command: &mut Command) -> Result<()> {
+        self.sides.as_ref().map_or(Ok(()), |[server, _]| enter(command, server))
+    }
+
+    /// Has `command` run on the client's side.
+    pub fn enter_client(&self, command: &mut Command) -> Result<()> {
+        self.sides.as_ref().map_or(Ok(()), |[_, client]| enter(command, client))
+    }
+}
+
+/// A new network namespace.
+fn namespace() -> Result<File> {
+    in_namespace(|| File::open("/proc/thread-self/ns/net").context("a network namespace"))
+}
+
+/// Has `command` run in `namespace`.
+fn enter(command: &mut Command, namespace: &File) -> Result<()> {
+    let namespace = namespace.try_clone()?;
+    let enter =
+        move || Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?);
+    #[allow(unsafe_code)] // the namespace of a child is set between fork and exec
+    // SAFETY: one system call, which may be made there.
+    unsafe {
+        command.pre_exec(enter);
+    }
+    Ok(())
+}
+
+fn ip(namespace: &File, arguments: &str) -> Result<()> {
+    let Some(program) = find(&["ip"]) else { bail!("`ip` is not installed") };
+    let mut command = Command::new(program);
+    command.args(arguments.split_whitespace());
+    enter(&mut command, namespace)?;
+    run(&mut command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_reach_each_other_as_root() {
+        if !rustix::process::geteuid().is_root() || find(&["ip"]).is_none() {
+            eprintln!("SKIPPED: sides_reach_each_other_as_root: needs root and ip");
+            return;
+        }
+        let net = match Net::bridged() {
+            Ok(net) => net,
+            // A container's root may make no namespaces and bridges.
+            Err(error) => {
+                eprintln!("SKIPPED: sides_reach_each_other_as_root: {error:#}");
+                return;
+            }
+        };
+        let address = |enter: &dyn Fn(&mut Command) -> Result<()>| {
+            let mut command = Command::new(find(&["ip"]).unwrap());
+            command.args(["-o", "address", "show", "eth0"]);
+            enter(&mut command).unwrap();
+            String::from_utf8(command.output().unwrap().stdout).unwrap()
+        };
+        assert!(address(&|command| net.enter_server(command)).contains("10.203.0.1/24"));
+        assert!(address(&|command| net.enter_client(command)).contains("10.203.0.2/24"));
+    }
+}

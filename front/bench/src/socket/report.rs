@@ -1,0 +1,376 @@
+//! A measurement of sockets with what is needed to judge and to repeat it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use slipway_telemetry::Histogram;
+
+use super::turn::turn;
+use super::{App, AppRun, Cost, SocketLoad, Traffic, Way};
+use crate::block::Described;
+use crate::report::Environment;
+use crate::statistics::median;
+
+/// What a turn gave.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SocketMeasured {
+    /// Bytes that arrived; of a ping-pong those of one direction.
+    pub bytes: u64,
+    /// How long it took, ns.
+    pub elapsed_ns: u64,
+    /// Of the program that drives the load.
+    pub client: Cost,
+    /// Of the program that answers.
+    pub server: Cost,
+    /// Of the engines.
+    pub engine: Cost,
+    /// Of the kernel's threads for the network.
+    pub kernel: Cost,
+    /// Round trips of a ping-pong, ns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Histogram>,
+    /// Memory that the machine has less of since before the client was started, with idle sockets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
+
+/// What is done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketPlan {
+    /// The loads, one after the other.
+    pub loads: Vec<SocketLoad>,
+    /// Turns of each subject with each load.
+    pub rounds: u32,
+    /// Of each turn before it is measured.
+    pub warm_up: Duration,
+    /// Of each turn.
+    pub time: Duration,
+}
+
+/// One turn of one subject.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SocketRun {
+    /// Whose turn.
+    pub subject: String,
+    /// With which load.
+    pub load: SocketLoad,
+    /// From 0.
+    pub round: u32,
+    /// What it gave.
+    pub measured: SocketMeasured,
+}
+
+/// Everything measured by one command. Kept as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SocketReport {
+    /// Version of this format: [`SocketReport::FORMAT`].
+    pub format: u32,
+    /// Where and with what.
+    pub environment: Environment,
+    /// The command that measured, as it was typed.
+    pub command: String,
+    /// What was done.
+    pub plan: SocketPlan,
+    /// Who was measured, in the order of their turns.
+    pub subjects: Vec<Described>,
+    /// Turn by turn.
+    pub runs: Vec<SocketRun>,
+    /// Programs as they are, turn by turn.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub apps: Vec<AppRun>,
+}
+
+/// Medians over the rounds of one subject with one load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SocketFigures {
+    /// Bytes a second.
+    pub bytes: f64,
+    /// Messages, or round trips, a second.
+    pub messages: f64,
+    /// Round trips, ns: of half of them at most, of 99 %, of 99.9 %.
+    pub latency: Option<[f64; 3]>,
+    /// Processors kept busy, by everybody.
+    pub cores: f64,
+    /// Processor time of everybody for a byte, ns; infinite where there are none.
+    pub cpu_per_byte: f64,
+    /// Processor time of the two programs alone for a byte, ns.
+    pub programs_per_byte: f64,
+    /// Switches of processors for a message, of everybody; with idle sockets a second.
+    pub switches: f64,
+    /// Memory for each pair of sockets, bytes, with idle ones.
+    pub memory: Option<f64>,
+    /// How far the rounds lie apart, from the least to the most, as a part of their median: of bytes a second, or
+    /// of the median round trip.
+    pub spread: f64,
+}
+
+impl SocketFigures {
+    /// The figure that subjects are compared by: a rate; of a ping-pong the rate of the median round trip,
+    /// of idle sockets none.
+    pub fn main(&self) -> f64 {
+        self.latency.map_or(self.bytes, |[p50, ..]| 1e9 / p50.max(1.0))
+    }
+
+    /// Processors for 10 Gbit/s.
+    pub fn cores_per_10_gbits(&self) -> f64 {
+        self.cpu_per_byte * 1.25
+    }
+
+    /// Processor seconds for a GiB.
+    pub fn seconds_per_gib(&self) -> f64 {
+        self.cpu_per_byte * f64::from(1 << 30) / 1e9
+    }
+}
+
+/// A turn about to begin.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketTurn<'a> {
+    /// Turns that are over.
+    pub done: usize,
+    /// All of them.
+    pub turns: usize,
+    /// With which load.
+    pub load: &'a SocketLoad,
+    /// Whose it is.
+    pub subject: &'a str,
+}
+
+/// Has the ways take turns: in a round of a load each has one.
+///
+/// # Errors
+/// A way's.
+pub fn measure_sockets(
+    ways: &[Way],
+    plan: &SocketPlan,
+    mut before: impl FnMut(SocketTurn<'_>),
+) -> Result<Vec<SocketRun>> {
+    let able = |load: &SocketLoad| ways.iter().filter(|way| way.takes(load)).count();
+    let turns = plan.loads.iter().map(able).sum::<usize>() * plan.rounds as usize;
+    let mut runs: Vec<SocketRun> = Vec::new();
+    for load in &plan.loads {
+        for round in 0..plan.rounds {
+            for way in ways.iter().filter(|way| way.takes(load)) {
+                before(SocketTurn { done: runs.len(), turns, load, subject: way.name });
+                let measured = turn(way, load, plan.warm_up, plan.time)
+                    .with_context(|| format!("{} with {load}", way.name))?;
+                let subject = way.name.to_owned();
+                runs.push(SocketRun { subject, load: *load, round, measured });
+            }
+        }
+    }
+    Ok(runs)
+}
+
+/// Has the ways take turns with each of `apps`.
+///
+/// # Errors
+/// A program's.
+pub fn measure_apps(
+    ways: &[Way],
+    apps: &[App],
+    (rounds, time): (u32, Duration),
+    mut before: impl FnMut(App, &str),
+) -> Result<Vec<AppRun>> {
+    let mut runs = Vec::new();
+    for app in apps {
+        for round in 0..rounds {
+            for way in ways.iter().filter(|way| way.tls.is_none()) {
+                before(*app, way.name);
+                let run = app.run(way, round, time);
+                runs.push(run.with_context(|| format!("{} over {}", app.names().0, way.name))?);
+            }
+        }
+    }
+    Ok(runs)
+}
+
+impl SocketReport {
+    /// Version of the JSON that [`to_json`](Self::to_json) writes.
+    pub const FORMAT: u32 = 1;
+
+    /// A report of `runs`.
+    pub fn new(
+        environment: Environment,
+        command: impl Into<String>,
+        plan: SocketPlan,
+        ways: &[Way],
+        runs: Vec<SocketRun>,
+    ) -> Self {
+        let described =
+            |way: &Way| Described { name: way.name.to_owned(), about: way.about.clone() };
+        let subjects = ways.iter().map(described).collect();
+        let (format, command, apps) = (Self::FORMAT, command.into(), Vec::new());
+        Self { format, environment, command, plan, subjects, runs, apps }
+    }
+
+    /// Median rate of `app`, how far its rounds lie apart as a part of that, and processors that its servers kept
+    /// busy; None where there was no turn.
+    pub fn app(&self, app: App, subject: &str) -> Option<[f64; 3]> {
+        let turns = self.apps.iter().filter(|run| run.app == app && run.subject == subject);
+        let busy = |run: &AppRun| run.server.cpu_ns as f64 / run.elapsed_ns.max(1) as f64;
+        let (mut rates, cores): (Vec<f64>, Vec<f64>) =
+            turns.map(|run| (run.rate, busy(run))).unzip();
+        rates.sort_by(f64::total_cmp);
+        let apart = rates.last()? - rates.first()?;
+        let middle = median(rates);
+        Some([middle, apart / middle.max(f64::MIN_POSITIVE), median(cores)])
+    }
+
+    /// Medians over the rounds; None where there was no turn.
+    pub fn figures(&self, load: &SocketLoad, subject: &str) -> Option<SocketFigures> {
+        let turns = self.runs.iter().filter(|run| run.subject == subject && run.load == *load);
+        let turns: Vec<&SocketMeasured> = turns.map(|run| &run.measured).collect();
+        if turns.is_empty() {
+            return None;
+        }
+        let middle = |of: &dyn Fn(&SocketMeasured) -> f64| {
+            median(turns.iter().map(|turn| of(turn)).collect())
+        };
+        let programs = |turn: &SocketMeasured| turn.client.plus(turn.server);
+        let all = |turn: &SocketMeasured| programs(turn).plus(turn.engine).plus(turn.kernel);
+        let rate = |turn: &SocketMeasured| turn.bytes as f64 * 1e9 / turn.elapsed_ns.max(1) as f64;
+        let size = f64::from(load.bytes.max(1));
+        let latency = turns.iter().all(|turn| turn.latency.is_some()).then(|| {
+            [50.0, 99.0, 99.9].map(|percent| {
+                let of = |turn: &SocketMeasured| {
+                    turn.latency.as_ref().map_or(0, |latency| latency.percentile(percent)) as f64
+                };
+                middle(&of)
+            })
+        });
+        let first = |turn: &SocketMeasured| {
+            turn.latency.as_ref().map_or_else(|| rate(turn), |all| all.percentile(50.0) as f64)
+        };
+        let main: Vec<f64> = turns.iter().map(|turn| first(turn)).collect();
+        let (least, most) = main.iter().fold((f64::MAX, 0.0_f64), |(least, most), value| {
+            (least.min(*value), most.max(*value))
+        });
+        let memory = |turn: &SocketMeasured| turn.memory_bytes.unwrap_or(0) as f64;
+        Some(SocketFigures {
+            bytes: middle(&rate),
+            messages: middle(&|turn| rate(turn) / size),
+            latency,
+            cores: middle(&|turn| all(turn).cpu_ns as f64 / turn.elapsed_ns.max(1) as f64),
+            cpu_per_byte: middle(&|turn| all(turn).cpu_ns as f64 / turn.bytes as f64),
+            programs_per_byte: middle(&|turn| programs(turn).cpu_ns as f64 / turn.bytes as f64),
+            switches: middle(&|turn| {
+                let messages = match load.traffic {
+                    Traffic::Idle => turn.elapsed_ns as f64 / 1e9,
+                    _ => turn.bytes as f64 / size,
+                };
+                all(turn).switches as f64 / messages
+            }),
+            memory: (load.traffic == Traffic::Idle)
+                .then(|| middle(&memory) / f64::from(load.sockets)),
+            spread: (most - least) / median(main).max(f64::MIN_POSITIVE),
+        })
+    }
+
+    /// As JSON, ended by a newline.
+    ///
+    /// # Errors
+    /// None in practice; serialisation reports its own.
+    pub fn to_json(&self) -> Result<String> {
+        Ok(serde_json::to_string(self)? + "\n")
+    }
+
+    /// From JSON.
+    ///
+    /// # Errors
+    /// When it is no such report, or of another format version.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let report: Self = serde_json::from_str(text)
+            .map_err(|error| anyhow::anyhow!("not a report of sockets: {error}"))?;
+        let (format, known) = (report.format, Self::FORMAT);
+        anyhow::ensure!(
+            format == known,
+            "a report of format {format}; this slipway reads format {known}"
+        );
+        Ok(report)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A report of subjects with these rates, round by round, in bytes a second, and with one load;
+    /// each byte costs a nanosecond of each of the four.
+    pub(crate) fn report(load: &str, subjects: &[(&str, &[u64])]) -> SocketReport {
+        let load: SocketLoad = load.parse().unwrap();
+        let mut runs = Vec::new();
+        for (name, rates) in subjects {
+            for (round, rate) in (0..).zip(*rates) {
+                let cost = Cost { cpu_ns: *rate, switches: 1 };
+                let latency = load.is_latency().then(|| {
+                    let mut latency = Histogram::new();
+                    latency.record(1_000_000_000 / rate);
+                    latency
+                });
+                let measured = SocketMeasured {
+                    bytes: *rate,
+                    elapsed_ns: 1_000_000_000,
+                    client: cost,
+                    server: cost,
+                    engine: cost,
+                    kernel: cost,
+                    latency,
+                    memory_bytes: (load.traffic == Traffic::Idle).then_some(1 << 20),
+                };
+                runs.push(SocketRun { subject: (*name).to_owned(), load, round, measured });
+            }
+        }
+        let described =
+            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
+        let time = Duration::from_secs(1);
+        SocketReport {
+            format: SocketReport::FORMAT,
+            environment: Environment::default(),
+            command: "bench socket".into(),
+            plan: SocketPlan { loads: vec![load], rounds: 3, warm_up: Duration::ZERO, time },
+            subjects: subjects.iter().map(described).collect(),
+            runs,
+            apps: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn figures_are_medians_and_survive_json() {
+        let report = report("stream-128b-c1", &[("tcp", &[3000, 1000, 2000]), ("none", &[])]);
+        let load = report.plan.loads[0];
+        let figures = report.figures(&load, "tcp").unwrap();
+        assert_eq!((figures.bytes, figures.messages, figures.spread), (2000.0, 15.625, 1.0));
+        assert_eq!((figures.cpu_per_byte, figures.programs_per_byte), (4.0, 2.0));
+        assert_eq!((figures.cores_per_10_gbits(), figures.latency), (5.0, None));
+        assert_eq!(figures.switches, 4.0 * 128.0 / 2000.0);
+        assert_eq!(report.figures(&load, "none"), None);
+        assert_eq!(SocketReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        assert!(SocketReport::from_json("{}").is_err());
+    }
+
+    #[test]
+    fn rates_of_programs_are_medians() {
+        let mut report = report("idle-c1", &[("tcp", &[])]);
+        for (round, rate) in [(0, 30.0), (1, 10.0), (2, 20.0)] {
+            let (subject, server) = ("tcp".to_owned(), Cost { cpu_ns: 500_000_000, switches: 0 });
+            let elapsed_ns = 1_000_000_000;
+            report.apps.push(AppRun { subject, app: App::Redis, round, rate, server, elapsed_ns });
+        }
+        assert_eq!(report.app(App::Redis, "tcp"), Some([20.0, 1.0, 0.5]));
+        assert_eq!(report.app(App::Redis, "none"), None);
+        assert_eq!(report.app(App::Nginx, "tcp"), None);
+        assert_eq!(SocketReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+    }
+
+    #[test]
+    fn a_ping_pong_is_judged_by_its_latency_and_idle_sockets_by_their_memory() {
+        let turns = report("pingpong-64b-busy", &[("tcp", &[1_000_000])]);
+        let figures = turns.figures(&turns.plan.loads[0], "tcp").unwrap();
+        let [p50, p99, p999] = figures.latency.unwrap();
+        assert!((p50 - 1000.0).abs() < 10.0 && p50 == p99 && p99 == p999, "{figures:?}");
+        let idle = report("idle-c1024", &[("tcp", &[1])]);
+        let figures = idle.figures(&idle.plan.loads[0], "tcp").unwrap();
+        assert_eq!((figures.memory, figures.switches), (Some(1024.0), 4.0));
+    }
+}

@@ -1,0 +1,238 @@
+//! `slipway bench socket`.
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use slipway_bench::block::native::Cpus;
+use slipway_bench::socket::peer::OpenSsl;
+use slipway_bench::socket::{
+    App, AppRun, Certificate, Engine, Net, SocketLoad, SocketPlan, SocketReport, SocketTurn, Way,
+    compare_sockets, measure_apps, measure_sockets, socket_plot, socket_table,
+};
+
+use super::block::{progress, write};
+use crate::args::{SocketArgs, SocketLoadArgs};
+
+/// What is measured, with what it is; what others are compared with comes first.
+const SUBJECTS: [(&str, &str); 6] = [
+    (
+        "tcp-veth",
+        "kernel TCP between two network namespaces, with veth pairs to a Linux bridge, as root",
+    ),
+    (
+        "slipway",
+        "the same programs with libslipway.so: memory that both share, and the engine that introduces them",
+    ),
+    ("tcp-loopback", "kernel TCP on the loopback interface"),
+    ("tls-veth", "TLS 1.3 by the system's OpenSSL (AES-128-GCM) on tcp-veth"),
+    ("tls-loopback", "TLS 1.3 by the system's OpenSSL (AES-128-GCM) on tcp-loopback"),
+    ("ipsec-veth", "tcp-veth with IPsec: ESP in transport mode (AES-128-GCM)"),
+];
+/// Bandwidth, latency, messages, more and more sockets, idle ones.
+const LOADS: [&str; 14] = [
+    "stream-128k-c1",
+    "stream-128k-c16",
+    "stream-64b-c1",
+    "pingpong-64b-busy",
+    "pingpong-64b-block",
+    "pingpong-64b-asleep",
+    "pingpong-4k-busy",
+    "pingpong-4k-block",
+    "pingpong-4k-asleep",
+    "window-4k-c1",
+    "window-4k-c16",
+    "window-4k-c256",
+    "window-4k-c4096",
+    "idle-c4096",
+];
+/// The loads of a quick run.
+const QUICK: [&str; 5] =
+    ["stream-128k-c1", "stream-64b-c1", "pingpong-64b-busy", "window-4k-c16", "idle-c16"];
+
+/// Measures, or shows an earlier report.
+pub fn socket(args: &SocketArgs) -> Result<i32> {
+    if args.list {
+        list(args)?;
+        return Ok(0);
+    }
+    let before = args.compare.as_deref().map(read).transpose()?;
+    let report = match &args.report {
+        Some(path) => read(path)?,
+        None => run(args)?,
+    };
+    if let Some(path) = &args.output {
+        write(path, &report.to_json()?)?;
+    }
+    if let Some(path) = &args.svg {
+        let title = format!("sockets on {}", report.environment.machine);
+        write(path, &socket_plot(&report, &title)?)?;
+    }
+    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    if args.json {
+        crate::out::print(format_args!("{}", report.to_json()?));
+    } else {
+        crate::out::print(format_args!("{}", socket_table(&report, colour)));
+    }
+    if let Some(before) = before {
+        let table = compare_sockets(&before, &report);
+        // Standard output is the report's then.
+        if args.json { eprint!("{table}") } else { crate::say!("\n{table}") }
+    }
+    Ok(0)
+}
+
+/// One of the two programs of a load.
+pub fn load(args: &SocketLoadArgs) -> Result<i32> {
+    slipway_bench::socket::peer::serve(&args.specification)?;
+    Ok(0)
+}
+
+fn read(path: &Path) -> Result<SocketReport> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    SocketReport::from_json(&text).with_context(|| format!("{} is no report", path.display()))
+}
+
+fn list(args: &SocketArgs) -> Result<()> {
+    crate::say!("subjects:");
+    for (name, about) in SUBJECTS {
+        crate::say!("  {name:<12} {about}");
+    }
+    crate::say!("loads, unless --load names others:");
+    for load in loads(args)? {
+        crate::say!("  {load}");
+    }
+    Ok(())
+}
+
+fn loads(args: &SocketArgs) -> Result<Vec<SocketLoad>> {
+    let own: &[&str] = if args.quick { &QUICK } else { &LOADS };
+    match args.load.as_slice() {
+        [] => own.iter().map(|text| Ok(text.parse::<SocketLoad>()?)).collect(),
+        asked => Ok(asked.to_vec()),
+    }
+}
+
+/// What several ways share, made when the first needs it.
+struct Shared {
+    program: Vec<OsString>,
+    cpus: Cpus,
+    bridged: Option<Rc<Net>>,
+    certificate: Option<Certificate>,
+}
+
+impl Shared {
+    fn new() -> Result<Self> {
+        let program = std::env::current_exe().context("which program this is")?;
+        let program = vec![program.into(), "bench".into(), "socket-load".into()];
+        Ok(Self { program, cpus: Cpus::split(1)?, bridged: None, certificate: None })
+    }
+
+    fn bridged(&mut self) -> Result<Rc<Net>> {
+        let net = match self.bridged.take() {
+            Some(net) => net,
+            None => Rc::new(Net::bridged()?),
+        };
+        Ok(Rc::clone(self.bridged.insert(net)))
+    }
+
+    fn certificate(&mut self) -> Result<Certificate> {
+        OpenSsl::load().context("OpenSSL 3 is not installed (Debian: apt install libssl3)")?;
+        let certificate = match self.certificate.take() {
+            Some(certificate) => certificate,
+            None => Certificate::make()?,
+        };
+        Ok(self.certificate.insert(certificate).clone())
+    }
+
+    fn way(&mut self, name: &'static str, about: &str) -> Result<Way> {
+        let (net, tls) = match name {
+            "tcp-loopback" | "slipway" => (Rc::new(Net::here()), None),
+            "tls-loopback" => (Rc::new(Net::here()), Some(self.certificate()?)),
+            "tls-veth" => (self.bridged()?, Some(self.certificate()?)),
+            "ipsec-veth" => (Rc::new(Net::with_ipsec()?), None),
+            _ => (self.bridged()?, None),
+        };
+        let engine = match name {
+            "slipway" => Some(Engine::start(Path::new(&self.program[0]))?),
+            _ => None,
+        };
+        Ok(Way {
+            name,
+            about: about.to_owned(),
+            net,
+            tls,
+            engine,
+            program: self.program.clone(),
+            cpus: self.cpus.clone(),
+        })
+    }
+}
+
+fn ways(args: &SocketArgs) -> Result<Vec<Way>> {
+    let known = |name: &str| SUBJECTS.iter().any(|(known, _)| *known == name);
+    if let Some(unknown) = args.only.iter().find(|name| !known(name)) {
+        bail!("there is no subject \"{unknown}\"; --list shows them");
+    }
+    let mut shared = Shared::new()?;
+    let mut ways = Vec::new();
+    for (name, about) in SUBJECTS {
+        let asked = args.only.iter().any(|only| only == name);
+        if !asked && !args.only.is_empty() {
+            continue;
+        }
+        match shared.way(name, about) {
+            Ok(way) => ways.push(way),
+            Err(error) if asked => return Err(error.context(name)),
+            Err(error) => eprintln!("Left out: {name} ({error:#})"),
+        }
+    }
+    Ok(ways)
+}
+
+fn run(args: &SocketArgs) -> Result<SocketReport> {
+    let (warm_up, time) = match args.quick {
+        true => (Duration::from_millis(50), Duration::from_millis(200)),
+        false => (Duration::from_secs_f64(args.warm_up), Duration::from_secs_f64(args.time)),
+    };
+    let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
+    let loads = if args.apps && args.load.is_empty() { Vec::new() } else { loads(args)? };
+    let plan = SocketPlan { loads, rounds, warm_up, time };
+    let ways = ways(args)?;
+    let takes = |load| ways.iter().any(|way| way.takes(load));
+    ensure!(args.apps || plan.loads.iter().any(takes), "there is nothing to measure");
+    let bar = progress();
+    let runs = measure_sockets(&ways, &plan, |turn: SocketTurn<'_>| {
+        bar.set_length(turn.turns as u64);
+        bar.set_position(turn.done as u64);
+        bar.set_message(format!("{} {}", turn.load, turn.subject));
+    });
+    bar.finish_and_clear();
+    let apps = if args.apps { apps(&ways, rounds, time)? } else { Vec::new() };
+    let environment = super::environment("none".to_owned());
+    let report = SocketReport::new(environment, super::command_line(), plan, &ways, runs?);
+    Ok(SocketReport { apps, ..report })
+}
+
+/// Programs that are installed, over all ways.
+fn apps(ways: &[Way], rounds: u32, time: Duration) -> Result<Vec<AppRun>> {
+    let able = |app: &App| match app.lacks() {
+        None => true,
+        Some(program) => {
+            eprintln!("Left out: {} (needs {program})", app.names().0);
+            false
+        }
+    };
+    let able: Vec<App> = App::ALL.into_iter().filter(able).collect();
+    let bar = progress();
+    let runs = measure_apps(ways, &able, (rounds, time), |app, way| {
+        bar.set_message(format!("{} {way}", app.names().0));
+        bar.tick();
+    });
+    bar.finish_and_clear();
+    runs
+}
