@@ -274,11 +274,11 @@ def kills():
         child = os.fork()
         if child == 0:
             c, _ = server.accept()
-            c.recv(1)
+            c.sendall(c.recv(1))
             time.sleep(100)
         c = socket.create_connection(server.getsockname())
         c.sendall(b"a" if how == "idle" else b"aaaa")
-        time.sleep(0.2)
+        c.recv(1)
         os.kill(child, signal.SIGKILL)
         print(how, settle(c, select.POLLIN, ALL), attempt(c.recv, 10))
         os.waitpid(child, 0)
