@@ -179,9 +179,10 @@ impl Links {
         }
     }
 
-    /// A tenant's part of the core's time when others want it too: 1 by default.
+    /// A tenant's part of what is sent when others want it too: 1 by default. Roughly: a turn is never shorter
+    /// than what its streams have for one send, up to four records.
     pub fn set_weight(&mut self, tenant: &str, weight: f64) {
-        let weight = if weight.is_finite() { weight.clamp(0.01, 1000.0) } else { 1.0 };
+        let weight = if weight.is_finite() { weight.clamp(0.001, 1000.0) } else { 1.0 };
         self.weights.insert(tenant.into(), weight);
     }
 

@@ -13,6 +13,9 @@ pub const ENGINE: &str = "/run/slipway/socket.sock";
 /// Where its policy is.
 const POLICY: &str = "/etc/slipway/socket.toml";
 
+/// Where engines of other nodes are named.
+const LINKS: &str = "/etc/slipway/links.toml";
+
 #[derive(Debug, Subcommand)]
 pub enum SocketCommand {
     /// Run a program whose sockets are devices: it talks to others of this node past the kernel
@@ -86,6 +89,9 @@ pub struct SocketEngineArgs {
     /// Who may reach whom across network namespaces; a file that is not there says nobody
     #[arg(long, value_name = "FILE", default_value = POLICY, value_hint = ValueHint::FilePath)]
     pub policy: PathBuf,
+    /// Engines of other nodes, and the certificate to show them; without the file there are none
+    #[arg(long, value_name = "FILE", default_value = LINKS, value_hint = ValueHint::FilePath)]
+    pub links: PathBuf,
     /// Let programs listen that do not show the kernel's own listening socket of the same address, which
     /// proves that the address is theirs; the library shows it
     #[arg(long)]

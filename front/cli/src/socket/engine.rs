@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use slipway_sgiov::{Engine, Policy, Settings, Stop, raise_descriptor_limit};
+use slipway_sgiov::{Carrier, Engine, Policy, Settings, Stop, raise_descriptor_limit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::SocketEngineArgs;
@@ -29,6 +29,7 @@ pub fn serve(args: &SocketEngineArgs) -> Result<i32> {
         socket: args.socket.clone(),
         ends_when_idle: args.ends_when_idle,
         proof: !args.no_proof,
+        remote: Carrier::read(&args.links, &policy)?.map(|carrier| Box::new(carrier) as Box<_>),
         policy,
         ..Settings::default()
     };
