@@ -32,7 +32,7 @@ const SSL_ERROR_ZERO_RETURN: c_int = 6;
 
 type Opaque = NonNull<c_void>;
 
-/// Functions of the library, as <openssl/ssl.h> declares them.
+/// Functions of the library, as `<openssl/ssl.h>` declares them.
 #[derive(Clone, Copy)]
 pub struct OpenSsl {
     client: unsafe extern "C" fn() -> *const c_void,
