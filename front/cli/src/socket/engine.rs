@@ -31,7 +31,6 @@ pub fn serve(args: &SocketEngineArgs) -> Result<i32> {
         proof: !args.no_proof,
         remote: Carrier::read(&args.links, &policy)?.map(|carrier| Box::new(carrier) as Box<_>),
         policy,
-        ..Settings::default()
     };
     let mut engine = Engine::bind(settings)?;
     end_on_signals(engine.stop())?;
