@@ -23,18 +23,6 @@ pub(crate) fn now() -> u64 {
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
-/// Processors that this process may use, looked up once.
-fn processors() -> u32 {
-    static KNOWN: AtomicU32 = AtomicU32::new(0);
-    let known = KNOWN.load(Ordering::Relaxed);
-    if known > 0 {
-        return known;
-    }
-    let count = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count()).max(1);
-    KNOWN.store(count, Ordering::Relaxed);
-    count
-}
-
 /// What was learnt about one thing that is waited for.
 #[derive(Debug)]
 pub struct Spin {
@@ -53,7 +41,7 @@ impl Spin {
     /// Polls `ready` for as long as it seems worth it, at most `limit` nanoseconds. Whether it was.
     pub fn until(&self, limit: u64, mut ready: impl FnMut() -> bool) -> bool {
         let credit = self.credit.load(Ordering::Relaxed);
-        if credit == 0 || processors() < 2 {
+        if credit == 0 {
             return ready();
         }
         let (start, limit) = (now(), LONGEST.min(limit));
@@ -71,7 +59,7 @@ impl Spin {
                 return ready();
             }
             if passed > 2_000 {
-                // The other side may want this very processor.
+                // The other side may want this very processor; which ones it may use nobody knows here.
                 rustix::thread::sched_yield();
             }
         }
