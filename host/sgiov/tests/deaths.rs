@@ -114,7 +114,7 @@ fn a_sender_that_is_killed_leaves_a_whole_beginning_and_an_end() {
     let node = Node::new();
     let mut server = node.attach();
     let (listener, waits) = server.listen(at(7100), 5);
-    let mut resets = 0;
+    let (mut resets, mut longest) = (0, Duration::ZERO);
     for round in 0..12 {
         let mut sender = Process::new("send 7100", &node.socket());
         assert!(readable(waits.as_fd(), PATIENCE));
@@ -136,10 +136,12 @@ fn a_sender_that_is_killed_leaves_a_whole_beginning_and_an_end() {
                 killed = Some(Instant::now());
             }
         };
-        assert!(killed.is_some_and(|at| at.elapsed() < PATIENCE));
+        longest = longest.max(killed.map_or(PATIENCE, |at| at.elapsed()));
+        assert!(longest < PATIENCE);
         resets += usize::from(ended);
         server.close(there);
     }
+    println!("longest from the death to the end: {longest:?}; {resets} resets of 12");
     // All of them were in the middle of a send, or just beside it.
     assert!(resets > 0);
     all_is_given_back(&node, &server);
