@@ -36,7 +36,7 @@ const A_BIT: u64 = 1_000_000;
 const BATCH: usize = 64;
 /// So many active ones are looked at whether they were ready lately or not.
 const FEW: usize = 16;
-/// One of more is armed when it was found not ready so often.
+/// One of more is armed when it was found not ready so often, and so are a quarter of them.
 const PATIENCE: u8 = 4;
 
 /// What a set knows of a descriptor.
@@ -58,6 +58,8 @@ struct Item {
 struct Inner {
     items: Vec<Option<Item>>,
     active: std::collections::VecDeque<c_int>,
+    /// Of those the ones to be armed: empty between two looks.
+    quiet: Vec<c_int>,
     /// When the kernel's were looked at last.
     looked: u64,
     count: usize,
@@ -379,17 +381,40 @@ fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool) -> usize {
         } else if first {
             item.missed = item.missed.saturating_add(1);
             if many && item.missed > PATIENCE {
-                wish(item);
-                heavy();
-                item.active = !is_armed(item);
-                stays = item.active;
+                inner.quiet.push(fd);
+                stays = false;
             }
         }
         if stays {
             inner.active.push_back(fd);
         }
     }
+    part_with_quiet(inner);
     found
+}
+
+/// Arms the quiet ones, so that nobody looks at them in vain, with one barrier; and only when it is worth that.
+fn part_with_quiet(inner: &mut Inner) {
+    let Inner { items, active, quiet, .. } = inner;
+    if quiet.len() > active.len() / 4 {
+        arm_of(items, quiet);
+    }
+    active.extend(quiet.drain(..));
+}
+
+/// Arms the items of `fds`, and leaves in there those that cannot be: something is due.
+fn arm_of(items: &mut [Option<Item>], fds: &mut Vec<c_int>) {
+    for fd in fds.iter() {
+        if let Some(Some(item)) = items.get(*fd as usize) {
+            wish(item);
+        }
+    }
+    heavy();
+    fds.retain(|fd| {
+        let Some(Some(item)) = items.get_mut(*fd as usize) else { return false };
+        item.active = !is_armed(item);
+        item.active
+    });
 }
 
 /// What an item is armed for: room to send, and so many bytes at least.
@@ -436,18 +461,10 @@ fn arm_all(inner: &mut Inner) -> bool {
     if inner.active.is_empty() {
         return true;
     }
-    let Inner { items, active, .. } = inner;
-    for fd in active.iter() {
-        if let Some(Some(item)) = items.get(*fd as usize) {
-            wish(item);
-        }
-    }
-    heavy();
-    active.retain(|fd| {
-        let Some(Some(item)) = items.get_mut(*fd as usize) else { return false };
-        item.active = !is_armed(item);
-        item.active
-    });
+    let Inner { items, active, quiet, .. } = inner;
+    quiet.extend(active.drain(..));
+    arm_of(items, quiet);
+    active.extend(quiet.drain(..));
     active.is_empty()
 }
 

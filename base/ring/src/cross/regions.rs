@@ -6,7 +6,7 @@ use super::arena::Shape;
 use super::index::Region;
 
 /// The classes of regions beyond a stream's own page: their order, and how many there are at most.
-const CLASSES: [(u32, u32); 3] = [(4, 8192), (7, 2048), (10, 512)];
+const CLASSES: [(u32, u32); 4] = [(2, 4096), (4, 8192), (7, 2048), (10, 512)];
 
 /// Gives out the regions of the area that one side writes: a bit for each, in memory of that side's own,
 /// which its forked processes share. No lock: a process that is killed leaves nothing but bits that are set.
@@ -18,7 +18,7 @@ pub struct Regions<'a> {
 
 impl<'a> Regions<'a> {
     /// Words that [`Regions::new`] wants.
-    pub const WORDS: usize = (8192 + 2048 + 512) / 64;
+    pub const WORDS: usize = (4096 + 8192 + 2048 + 512) / 64;
 
     /// Over `bits`, zeros in the beginning.
     ///
