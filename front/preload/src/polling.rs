@@ -1,7 +1,7 @@
 //! poll(2) and select(2), with descriptors of both kinds.
 
 use libc::{c_int, c_ulong, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use slipway_socket::{Deadline, Errno, Half};
+use slipway_socket::{Deadline, Endpoint, Errno, Half, heavy, is_told_surely};
 
 use crate::data::assert_fits;
 use crate::fds::{self, Kind, Ref};
@@ -12,6 +12,9 @@ use crate::session;
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// Descriptors that are polled without taking memory.
 const FEW: usize = 32;
+/// Nanoseconds that are slept at a time where another thread may empty the eventfd first; where nobody may be
+/// told at all the second.
+const AT_A_TIME: (u64, u64) = (1_000_000_000, 1_000_000);
 
 /// # Safety
 /// As for ppoll(2).
@@ -127,11 +130,10 @@ fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Resu
         if ready > 0 || until.has_passed() {
             return Ok(ready + poll_kernel(set, Some(0), mask, false)?);
         }
-        let is_ready = streams(set).any(|(at, object)| !arm(&object, set[at].events));
-        if is_ready {
+        if streams(set).next().is_some() && !arm(set) {
             continue;
         }
-        let others = poll_kernel(set, until.left(), mask, true)?;
+        let others = poll_kernel(set, slice(set, until), mask, true)?;
         let ready = look(set);
         if ready + others > 0 {
             streams(set).for_each(|(_, object)| {
@@ -163,16 +165,41 @@ fn spin(set: &mut [pollfd], until: Deadline) -> usize {
     ready
 }
 
-/// Has the eventfd raised for what is asked for. False: it is there by now.
-fn arm(object: &Ref, events: i16) -> bool {
-    let Some(stream) = object.stream() else { return true };
+/// How long to sleep at a time.
+fn slice(set: &[pollfd], until: Deadline) -> Option<u64> {
+    let (usual, short) = AT_A_TIME;
+    let longest = if is_told_surely() { usual } else { short };
+    match streams(set).next() {
+        None => until.left(),
+        Some(_) => Some(until.left().unwrap_or(longest).min(longest)),
+    }
+}
+
+/// Has the eventfds raised for what is asked for, with one barrier. False: something is there by now.
+fn arm(set: &[pollfd]) -> bool {
+    for (at, object) in streams(set) {
+        wishes(&object, set[at].events, |endpoint, half, least| endpoint.wish(half, least));
+    }
+    heavy();
+    let mut nothing = true;
+    for (at, object) in streams(set) {
+        wishes(&object, set[at].events, |endpoint, half, least| {
+            endpoint.is_armed(half, least);
+        });
+        nothing &= bits(&object, set[at].events) == 0;
+    }
+    nothing
+}
+
+/// What `events` need to be told of: room, and so many bytes at least, or the end.
+fn wishes(object: &Ref, events: i16, mut wish: impl FnMut(&Endpoint, Half, usize)) {
+    let Some(stream) = object.stream() else { return };
     let endpoint = &stream.endpoint;
     if events & libc::POLLOUT != 0 {
-        endpoint.arm(Half::Sending, 1);
+        wish(endpoint, Half::Sending, 1);
     }
     let wants = events & (libc::POLLIN | libc::POLLRDNORM) != 0;
-    endpoint.arm(Half::Receiving, if wants { 1 } else { endpoint.arrived() + 1 });
-    bits(object, events) == 0
+    wish(endpoint, Half::Receiving, if wants { 1 } else { endpoint.arrived() + 1 });
 }
 
 /// Polls the kernel's in `set`, and with `sleep` the eventfds of ours. How many of the kernel's are ready.
