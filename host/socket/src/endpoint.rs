@@ -72,13 +72,6 @@ pub struct Endpoint {
     pub(crate) spin: Spin,
 }
 
-/// Roughly the monotonic time in milliseconds.
-#[inline]
-fn coarse() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    (time.tv_sec as u64).wrapping_mul(1000).wrapping_add(time.tv_nsec as u64 / 1_000_000)
-}
-
 #[inline]
 fn add(word: &AtomicU64, count: usize) {
     // Under the half's lock.
@@ -97,7 +90,6 @@ impl Endpoint {
         let words = family.table().entry(entry);
         words[entry::OWN..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
         words[option::HOLDERS].store(1, Ordering::Relaxed);
-        words[entry::ACTIVE].store(coarse(), Ordering::Relaxed);
         let side = if place.side == 0 { Side::Zero } else { Side::One };
         let spin = Spin::default();
         Self { family, entry, place, side, arena, peer, local, remote, spin }
@@ -203,7 +195,7 @@ impl Endpoint {
     /// comes. `ECONNRESET`, once; then `EPIPE`.
     #[inline]
     pub fn send(&self, from: &[u8]) -> Result<usize, Errno> {
-        let held = self.lock(Half::Sending)?;
+        let _held = self.lock(Half::Sending)?;
         if self.family.is_dead() {
             return Err(self.reset_by(Errno::PIPE));
         }
@@ -217,8 +209,6 @@ impl Endpoint {
             Ok(0) if !from.is_empty() => Err(Errno::AGAIN),
             Ok(count) => {
                 add(&words[entry::SENT], count);
-                words[entry::ACTIVE].store(coarse(), Ordering::Relaxed);
-                drop(held);
                 Ok(count)
             }
             Err(Error::Shut) => Err(Errno::PIPE),
@@ -232,14 +222,12 @@ impl Endpoint {
     /// `EAGAIN`: there is nothing yet. `ECONNRESET`, once; then it is the end.
     #[inline]
     pub fn recv(&self, into: &mut [u8]) -> Result<usize, Errno> {
-        let held = self.lock(Half::Receiving)?;
+        let _held = self.lock(Half::Receiving)?;
         let words = self.words();
         match self.stream().read(into, || self.tell()) {
             Ok(0) if !into.is_empty() => self.why_nothing(),
             Ok(count) => {
                 add(&words[entry::RECEIVED], count);
-                words[entry::ACTIVE].store(coarse(), Ordering::Relaxed);
-                drop(held);
                 Ok(count)
             }
             Err(_) => self.end_or_reset(),

@@ -75,9 +75,7 @@ pub mod entry {
     pub const SENT: usize = 7;
     /// Bytes received.
     pub const RECEIVED: usize = 8;
-    /// Monotonic time of the last transfer in milliseconds, roughly: what the sweeper goes by.
-    pub const ACTIVE: usize = 9;
-    /// The first of the words that the engine does not look at.
+    /// The first of the words that the engine does not look at. Nobody uses the one before it.
     pub const OWN: usize = 10;
     /// Words of an entry.
     pub const WORDS: usize = 16;
