@@ -7,6 +7,7 @@
 
 use crate::Address;
 use crate::table::Place;
+use crate::words::{address, put_address, word32, word64};
 
 /// Bytes of a request.
 pub const REQUEST: usize = 64;
@@ -264,25 +265,6 @@ impl Reply {
             _ => return None,
         })
     }
-}
-
-fn put_address(to: &mut [u8], address: Address) {
-    to[..16].copy_from_slice(&address.ip);
-    to[16..18].copy_from_slice(&address.port.to_le_bytes());
-}
-
-fn address(bytes: &[u8], at: usize) -> Option<Address> {
-    let ip = bytes.get(at..at + 16)?.try_into().ok()?;
-    let port = u16::from_le_bytes(bytes.get(at + 16..at + 18)?.try_into().ok()?);
-    Some(Address { ip, port })
-}
-
-fn word32(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn word64(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
 #[cfg(test)]

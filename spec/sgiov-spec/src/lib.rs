@@ -16,6 +16,7 @@
 pub mod control;
 pub mod link;
 pub mod table;
+mod words;
 
 /// An address and a port; IPv4 addresses are mapped into IPv6 (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -23,6 +23,7 @@
 //! never was, but not one for a stream that was: the two sides' last words may have crossed.
 
 use crate::Address;
+use crate::words::{address, put_address, word32, word64};
 
 /// Version of all this.
 pub const VERSION: u32 = 1;
@@ -273,30 +274,16 @@ impl Open {
     pub fn encode(&self) -> [u8; OPEN] {
         let mut bytes = [0; OPEN];
         for (to, address) in bytes.chunks_exact_mut(24).zip([self.source, self.destination]) {
-            to[..16].copy_from_slice(&address.ip);
-            to[16..18].copy_from_slice(&address.port.to_le_bytes());
+            put_address(to, address);
         }
         bytes
     }
 
     /// None: not as long, or something where zeros are.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let address = |at: usize| {
-            let ip = bytes.get(at..at + 16)?.try_into().ok()?;
-            let port = u16::from_le_bytes(bytes.get(at + 16..at + 18)?.try_into().ok()?);
-            Some(Address { ip, port })
-        };
-        let open = Self { source: address(0)?, destination: address(24)? };
+        let open = Self { source: address(bytes, 0)?, destination: address(bytes, 24)? };
         (open.encode() == *bytes).then_some(open)
     }
-}
-
-fn word32(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn word64(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
 #[cfg(test)]
