@@ -9,6 +9,12 @@ use slipway_telemetry::{Clock, ManualClock};
 use slipway_warp::share::{ChainId, ResourceId, Scheduler, TenantId, TenantOptions, Ticket};
 use slipway_warp::{Class, Completion, Core, Executor as _, Job, Place, Simulated, Stretch, Work};
 
+#[allow(dead_code)] // unit tests use all of it
+#[path = "../../src/tests/random.rs"]
+mod random;
+
+pub use random::Random;
+
 /// A simulated executor.
 #[derive(Clone, Debug)]
 pub struct Executor {
@@ -41,26 +47,6 @@ impl Tenant {
 pub struct Mix {
     pub executors: Vec<Executor>,
     pub tenants: Vec<Tenant>,
-}
-
-/// Numbers that look random and are the same in every run: xorshift64*.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub fn below(&mut self, limit: usize) -> usize {
-        ((u128::from(self.next()) * limit as u128) >> 64) as usize
-    }
 }
 
 /// A tenant under way. What a job is known by is the tenant's index.
