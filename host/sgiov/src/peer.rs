@@ -43,19 +43,18 @@ pub struct Peer {
 /// # Errors
 /// The process has ended, or is in a namespace of processes that cannot be seen from here.
 pub fn peer(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
-    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    option(socket, libc::SO_PEERCRED, &mut found)?;
-    let exact = peer_pidfd(socket);
-    let pidfd = match exact {
+    let found = slipway_peer::Peer::of(socket)?;
+    let number = found.pid.cast_signed();
+    let pidfd = match peer_pidfd(socket) {
         Ok(pidfd) => pidfd,
         Err(_) => {
-            let pid = Pid::from_raw(found.pid).ok_or(ErrorKind::NotFound)?;
+            let pid = Pid::from_raw(number).ok_or(ErrorKind::NotFound)?;
             pidfd_open(pid, PidfdFlags::empty())?
         }
     };
-    let file = namespace(pidfd.as_fd(), found.pid)?;
+    let file = namespace(pidfd.as_fd(), number)?;
     let id = NamespaceId::of(&file)?;
-    Ok(Peer { uid: found.uid, pid: found.pid, namespace: id, file: Arc::new(file) })
+    Ok(Peer { uid: found.uid, pid: number, namespace: id, file: Arc::new(file) })
 }
 
 /// The network namespace of a process. By its number only if the process was still there afterwards.
