@@ -4,43 +4,20 @@
 //! `cargo run --release -p slipway-ring --example streams [-- SECONDS]`
 #![allow(clippy::unwrap_used)] // a program to measure with
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+#[path = "../tests/party/mod.rs"]
+mod party;
+
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use party::Party;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use slipway_ring::cross::{Arena, Own, Regions, Side, Stream};
 
 const STREAMS: u32 = 4096;
 
-struct Party {
-    arena: Arena,
-    side: Side,
-    own: Vec<[AtomicU64; 4]>,
-    bits: Vec<AtomicU64>,
-}
-
 impl Party {
-    fn both() -> (Self, Self) {
-        let zero = Arena::new(Regions::shape(STREAMS)).unwrap();
-        let one = Arena::open(zero.file().unwrap().try_clone_to_owned().unwrap()).unwrap();
-        let party = |arena, side| Self {
-            arena,
-            side,
-            own: (0..STREAMS).map(|_| Default::default()).collect(),
-            bits: (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect(),
-        };
-        (party(zero, Side::Zero), party(one, Side::One))
-    }
-
-    fn stream(&self, number: u32) -> Stream<'_> {
-        let [tail, head_seen, head, tail_seen] = &self.own[number as usize];
-        let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
-        Stream::new(&self.arena, number, self.side, out, into)
-    }
-
     fn write(&self, number: u32, bytes: &[u8], most: usize) -> usize {
-        let regions = Regions::new(&self.bits, self.arena.shape());
-        self.stream(number).write(bytes, most, regions, || ()).unwrap()
+        self.stream(number).write(bytes, most, self.regions(), || ()).unwrap()
     }
 
     fn write_all(&self, number: u32, mut bytes: &[u8], most: usize) {
@@ -62,7 +39,7 @@ fn pin(cpu: usize) {
 
 /// Bytes per second with messages of `size` over `streams` streams in turn.
 fn bandwidth(time: Duration, size: usize, streams: u32, most: usize) -> f64 {
-    let (here, there) = Party::both();
+    let (here, there) = Party::both(STREAMS);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -94,7 +71,7 @@ fn bandwidth(time: Duration, size: usize, streams: u32, most: usize) -> f64 {
 
 /// Nanoseconds from a message of 64 bytes to its answer, in the middle of all.
 fn latency(count: usize) -> f64 {
-    let (here, there) = Party::both();
+    let (here, there) = Party::both(STREAMS);
     let get = |party: &Party| {
         let (mut message, mut got) = ([0; 64], 0);
         while got < 64 {

@@ -2,43 +2,16 @@
 //! spoils its own stream only.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod party;
 
-use slipway_ring::cross::{Arena, Error, Own, Regions, Shape, Side, Signals, Stream};
+use std::sync::atomic::Ordering;
 
-/// What a side has for itself: of streams and of its area.
-struct Party {
-    arena: Arena,
-    side: Side,
-    own: Vec<[AtomicU64; 4]>,
-    bits: Vec<AtomicU64>,
-}
+use party::Party;
+use slipway_ring::cross::{Arena, Error, Shape, Side, Signals};
 
 const MOST: usize = 512 << 10;
 
 impl Party {
-    fn both(streams: u32) -> (Self, Self) {
-        let zero = Arena::new(Regions::shape(streams)).unwrap();
-        let one = Arena::open(zero.file().unwrap().try_clone_to_owned().unwrap()).unwrap();
-        (Self::new(zero, Side::Zero), Self::new(one, Side::One))
-    }
-
-    fn new(arena: Arena, side: Side) -> Self {
-        let own = (0..arena.shape().streams).map(|_| Default::default()).collect();
-        let bits = (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect();
-        Self { arena, side, own, bits }
-    }
-
-    fn stream(&self, number: u32) -> Stream<'_> {
-        let [tail, head_seen, head, tail_seen] = &self.own[number as usize];
-        let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
-        Stream::new(&self.arena, number, self.side, out, into)
-    }
-
-    fn regions(&self) -> Regions<'_> {
-        Regions::new(&self.bits, self.arena.shape())
-    }
-
     fn write(&self, number: u32, bytes: &[u8]) -> Result<usize, Error> {
         self.stream(number).write(bytes, MOST, self.regions(), || ())
     }
