@@ -11,6 +11,17 @@ use crate::table::{BOLD, PLAIN, grid};
 /// Fewer rounds than this say nothing about how rounds differ.
 pub(crate) const LEAST_ROUNDS: usize = 3;
 
+/// What the ratio of two rates says, of which the rounds lie `noise` apart, as a part of the rate: a difference
+/// is called one when it exceeds that, and single rounds say nothing.
+pub(crate) fn rate_verdict(ratio: f64, noise: f64, rounds: usize) -> &'static str {
+    match ratio - 1.0 {
+        _ if rounds < LEAST_ROUNDS => "needs three rounds",
+        difference if difference > noise => "faster",
+        difference if -difference > noise => "slower",
+        _ => "noise",
+    }
+}
+
 /// What the noise was taken from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

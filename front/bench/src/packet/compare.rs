@@ -1,6 +1,7 @@
 //! Two reports of packets side by side.
 
 use super::PacketReport;
+use crate::compare::rate_verdict;
 use crate::table::grid;
 
 const HEADINGS: [&str; 5] = ["load, subject", "before", "now", "ratio", ""];
@@ -15,13 +16,8 @@ pub fn compare_packets(before: &PacketReport, now: &PacketReport) -> String {
             let Some((old, new)) = both else { continue };
             let ratio = new.delivered / old.delivered.max(f64::MIN_POSITIVE);
             let noise = old.spread.max(new.spread);
-            let known = before.plan.rounds.min(now.plan.rounds) >= 3;
-            let verdict = match ratio - 1.0 {
-                _ if !known => "needs three rounds",
-                difference if difference > noise => "faster",
-                difference if -difference > noise => "slower",
-                _ => "noise",
-            };
+            let rounds = before.plan.rounds.min(now.plan.rounds);
+            let verdict = rate_verdict(ratio, noise, rounds as usize);
             let mpps = |rate: f64| format!("{:.2}", rate / 1e6);
             let name = format!("{load} {}", subject.name);
             let (old, new) = (mpps(old.delivered), mpps(new.delivered));

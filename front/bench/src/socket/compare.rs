@@ -1,6 +1,7 @@
 //! Two reports of sockets side by side.
 
 use super::SocketReport;
+use crate::compare::rate_verdict;
 use crate::duration::human;
 use crate::table::grid;
 
@@ -17,13 +18,8 @@ pub fn compare_sockets(before: &SocketReport, now: &SocketReport) -> String {
             let Some((old, new)) = both.filter(|(old, _)| old.main() > 0.0) else { continue };
             let ratio = new.main() / old.main();
             let noise = old.spread.max(new.spread);
-            let known = before.plan.rounds.min(now.plan.rounds) >= 3;
-            let verdict = match ratio - 1.0 {
-                _ if !known => "needs three rounds",
-                difference if difference > noise => "faster",
-                difference if -difference > noise => "slower",
-                _ => "noise",
-            };
+            let rounds = before.plan.rounds.min(now.plan.rounds);
+            let verdict = rate_verdict(ratio, noise, rounds as usize);
             let show = |figures: &super::SocketFigures| match figures.latency {
                 Some([p50, ..]) => human(p50 as u64),
                 None => format!("{:.2}", figures.bytes * 8.0 / 1e9),
