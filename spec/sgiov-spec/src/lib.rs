@@ -8,12 +8,14 @@
 //!
 //! - [`control`]: requests and replies;
 //! - [`table`]: the layout of a family's table;
-//! - [`link`]: what two engines say to each other.
+//! - [`link`]: what two engines say to each other;
+//! - [`function`]: a guest's socket function, between the engine in a guest and the machine's.
 //!
 //! All numbers are little-endian. No dependencies, no allocation.
 #![no_std]
 
 pub mod control;
+pub mod function;
 pub mod link;
 pub mod table;
 mod words;

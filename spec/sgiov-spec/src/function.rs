@@ -1,0 +1,530 @@
+//! A guest's socket function: a PCI function by which an engine in a guest has the machine's engine carry its
+//! streams. The FIFOs' bytes lie in the guest's memory, where the machine's engine reads and writes them itself.
+//!
+//! # The function
+//! [`VENDOR`]:[`DEVICE`], class [`CLASS`]; INTA# and one MSI-X vector. BAR 0, of 64 bits, has [`BAR`] bytes; registers are
+//! accessed with 4 bytes at multiples of 4, those of 8 bytes also in one access at a multiple of 8.
+//!
+//! | offset | what | access |
+//! |---|---|---|
+//! | 0x00 | [`register::MAGIC`], `u64`: the bytes `slipsock` | read |
+//! | 0x08 | [`register::VERSION`], `u32`: 1 | read |
+//! | 0x0c | [`register::STATUS`], `u32`: bit 0 running, bit 1 broken, bits 31:16 why ([`Broken`]) | read |
+//! | 0x10 | [`register::CONTROL`], `u32`: 1 starts, 0 resets | read, write |
+//! | 0x18 | [`register::MEMORY`], `u64`: guest-physical address of the control memory, a multiple of [`PIECE`] | read; write while it is not running |
+//! | 0x20 | [`register::CAUSE`], `u32`: 1 when the device has asked for attention since it was read last; reading it lowers the pin | read |
+//! | 0x1000 | [`register::BELL`], `u32`: the device is to look, whatever is written | write |
+//!
+//! It runs, or is broken, when the write of 1 has ended; a reset has ended when the status reads 0, and before that a write of 1
+//! does nothing. One that is broken is so until it is reset; all its streams have ended, and it touches no
+//! memory of the guest's. Every other byte of the BAR reads 0, and writes there are lost.
+//!
+//! # Control memory
+//! [`PIECE`] bytes, which the guest has filled with zeros before it made the arena in them and started the function.
+//!
+//! | offset | what | written by |
+//! |---|---|---|
+//! | 0 | an arena of FIFOs (`slipway_ring::cross::Arena`) with [`CONTROL_STREAMS`] stream and [`CONTROL_PAGES`] pages an area: side [`GUEST`] is the guest's, and stream 0 carries [`Message`]s both ways | both |
+//! | [`TO_HOST`] | signals of [`SIGNALS`] events (`slipway_ring::cross::Signals`) to the machine | both |
+//! | [`TO_GUEST`] | the same to the guest | both |
+//! | [`HOST_ASLEEP`] | `u64`: what the machine is to be told of, by the bell ([`asleep`]) | machine; who tells writes 0 |
+//! | [`GUEST_ASLEEP`] | `u64`: what the guest is to be told of, by an interrupt | guest; who tells writes 0 |
+//! | [`HOST_OVERFLOW`] | `u64`, 1: a signal to the machine found no room, so that it has to look at every stream | guest; the machine writes 0 |
+//! | [`GUEST_OVERFLOW`] | `u64`, 1: a signal to the guest found no room | machine; the guest writes 0 |
+//!
+//! Who is about to sleep writes its word, passes a full barrier, and looks once more. The other passes a full barrier
+//! after what it did and before it looks at that word; if it is to tell, it writes 0 and tells. Wishes of stream 0 are
+//! not used.
+//!
+//! A signal ([`event`]) names a stream of one of the guest's arenas. To the machine: it was written to, read from,
+//! shut or ended, and the machine may have asked to be told of it. To the guest: raise what the stream's program sleeps
+//! on.
+//!
+//! # Arenas
+//! Each lies at the beginning of a piece of [`PIECE`] bytes of guest-physical memory at a multiple of [`PIECE`] (a huge page,
+//! which stays where it is), and is no longer than that. The guest makes it, as one that is used
+//! across machines, and says where ([`Message::Arena`]). It stays there until the machine says that it
+//! is of no use to it any more ([`Message::ArenaFree`]); until then the piece is used for nothing else.
+//! The machine is the engine's side of every stream ([`Line::side`]), and says for itself which
+//! regions of what it writes are in use.
+//!
+//! # Messages
+//! [`MESSAGE`] bytes each: operation `u32`, number `u32`, three numbers `u64`, two addresses of 24 bytes (as in
+//! [`crate::control`]), zeros. Four addresses without ports, of 16 bytes, stand where those two begin. The guest begins with [`Message::Hello`], and what
+//! the machine answers first is [`Message::Welcome`]. What cannot be, in order or in content, breaks the function.
+
+use crate::Address;
+use crate::words::{address, put_address, word32, word64};
+
+/// Vendor ID of the function.
+pub const VENDOR: u16 = 0x1af4;
+/// Device ID: of those that QEMU's documentation (`docs/specs/pci-ids`) leaves to experiments, which no driver claims.
+pub const DEVICE: u16 = 0x10f5;
+/// Class code: network controller, other.
+pub const CLASS: u32 = 0x02_80_00;
+/// Bytes of BAR 0.
+pub const BAR: u64 = 0x2000;
+/// [`register::MAGIC`].
+pub const MAGIC: u64 = u64::from_le_bytes(*b"slipsock");
+/// Version of registers, memory and messages.
+pub const VERSION: u32 = 1;
+
+/// Offsets in BAR 0.
+pub mod register {
+    /// See the module's head, as for all.
+    pub const MAGIC: u64 = 0x00;
+    /// The version.
+    pub const VERSION: u64 = 0x08;
+    /// The status.
+    pub const STATUS: u64 = 0x0c;
+    /// Start and reset.
+    pub const CONTROL: u64 = 0x10;
+    /// Where the control memory is.
+    pub const MEMORY: u64 = 0x18;
+    /// Whether the device asked for attention.
+    pub const CAUSE: u64 = 0x20;
+    /// The bell.
+    pub const BELL: u64 = 0x1000;
+}
+
+/// Of [`register::STATUS`]: it runs.
+pub const RUNNING: u32 = 1;
+/// Of [`register::STATUS`]: it is broken; bits 31:16 say why.
+pub const BROKEN: u32 = 2;
+
+/// Why a function is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Broken {
+    /// Control memory or an arena is no piece of the guest's memory, to be read and written, that the machine
+    /// has mapped whole and can rely on: not aligned, out of range, or of a VMM that may take it away.
+    Memory = 1,
+    /// What lies there is no arena, or not one of the shape that it must have.
+    Arena = 2,
+    /// Counters that cannot be.
+    Spoiled = 3,
+    /// A message that cannot be.
+    Message = 4,
+    /// The guest took memory away that the function was using.
+    Unmapped = 5,
+    /// The machine's engine has ended, or does not serve the function any more.
+    Unserved = 6,
+}
+
+impl Broken {
+    /// [`register::STATUS`] of a function that is broken for this.
+    pub const fn status(self) -> u32 {
+        BROKEN | (self as u32) << 16
+    }
+}
+
+/// Bytes, and the alignment, of the control memory and of the piece that an arena lies in.
+pub const PIECE: usize = 2 << 20;
+/// Streams of the arena in the control memory.
+pub const CONTROL_STREAMS: u32 = 1;
+/// Pages of each of its areas.
+pub const CONTROL_PAGES: u32 = 96;
+/// The guest's side of it.
+pub const GUEST: u8 = 0;
+/// The machine's side of it.
+pub const HOST: u8 = 1;
+/// Offset of the signals to the machine.
+pub const TO_HOST: usize = 1 << 20;
+/// Offset of the signals to the guest.
+pub const TO_GUEST: usize = 3 << 19;
+/// Events that each of them holds.
+pub const SIGNALS: usize = 1 << 15;
+/// Offset of what the machine is to be told of.
+pub const HOST_ASLEEP: usize = PIECE - 4096;
+/// Offset of what the guest is to be told of.
+pub const GUEST_ASLEEP: usize = HOST_ASLEEP + 64;
+/// Offset of the word that has the machine look at every stream.
+pub const HOST_OVERFLOW: usize = HOST_ASLEEP + 128;
+/// Offset of the word that has the guest look at every stream.
+pub const GUEST_OVERFLOW: usize = HOST_ASLEEP + 192;
+
+/// What a sleeper wants to be told of.
+pub mod asleep {
+    /// Nothing: it is awake.
+    pub const AWAKE: u64 = 0;
+    /// Messages and signals that were written.
+    pub const FOR_WORK: u64 = 1;
+    /// That, and messages that were read: it has more to say than there was room for.
+    pub const FOR_WORK_AND_ROOM: u64 = 3;
+}
+
+/// Arenas that a function can have at a time: their numbers are below this.
+pub const ARENAS: u32 = 64;
+/// Listeners that a function can have at a time.
+pub const LISTENERS: usize = 4096;
+/// Addresses that a function can be given.
+pub const ADDRESSES: usize = 4;
+/// Bytes of a message.
+pub const MESSAGE: usize = 128;
+
+/// The signal of a stream.
+pub const fn event(arena: u32, stream: u32) -> u64 {
+    (arena as u64) << 32 | stream as u64
+}
+
+/// Arena and stream of a signal.
+pub const fn stream_of(event: u64) -> (u32, u32) {
+    ((event >> 32) as u32, event as u32)
+}
+
+/// The engine's side of a stream in one of the guest's arenas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The arena, below [`ARENAS`].
+    pub arena: u32,
+    /// The stream in it, below 2^20.
+    pub stream: u32,
+    /// The engine's side, 0 or 1.
+    pub side: u8,
+}
+
+impl Line {
+    fn encode(self) -> u64 {
+        event(self.arena, self.stream | (self.side as u32 & 1) << 31)
+    }
+
+    fn decode(word: u64) -> Option<Self> {
+        let (arena, low) = stream_of(word);
+        let (stream, side) = (low & !(1 << 31), (low >> 31) as u8);
+        (arena < ARENAS && stream < 1 << 20).then_some(Self { arena, stream, side })
+    }
+}
+
+/// Addresses that a function was given; the rest are [`Address::ANY`]'s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// How many there are.
+    pub count: u32,
+    /// The addresses in network order.
+    pub ips: [[u8; 16]; ADDRESSES],
+}
+
+/// What one engine says to the other.
+///
+/// A connection's number is the guest's: not in use when it is named first, and free when the machine has said
+/// [`Message::Refused`] or [`Message::Ended`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// From the guest, first.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// From the guest: an arena.
+    Arena {
+        /// Its number, not in use.
+        arena: u32,
+        /// Where it is: guest-physical.
+        at: u64,
+    },
+    /// From the guest: it wants to have the arena back; nothing new in it. [`Message::ArenaFree`] follows when its
+    /// streams have ended.
+    ArenaGone {
+        /// Its number.
+        arena: u32,
+    },
+    /// From the guest: a program listens. An address that is unspecified: at each that the function was given; any
+    /// other than those is nobody's, and not an error. To listen once more at the same address is nothing new.
+    Listen {
+        /// Where.
+        at: Address,
+    },
+    /// From the guest: nobody does any more.
+    Unlisten {
+        /// As it was said.
+        at: Address,
+    },
+    /// From the guest: connect. [`Message::Connected`] or [`Message::Refused`] follows.
+    Connect {
+        /// The connection.
+        connection: u32,
+        /// The engine's side of it.
+        line: Line,
+        /// Who connects.
+        from: Address,
+        /// Where to.
+        to: Address,
+    },
+    /// From the guest: the answer to [`Message::Incoming`].
+    Accepted {
+        /// Its number.
+        incoming: u32,
+        /// The connection.
+        connection: u32,
+        /// The engine's side of it.
+        line: Line,
+    },
+    /// From the guest: the other answer.
+    Rejected {
+        /// Its number.
+        incoming: u32,
+        /// A number of errno(3), not 0.
+        errno: u32,
+    },
+    /// From the guest: the program's side of the connection was closed; its last words are in the arena. Of one
+    /// that was not connected yet: it is not wanted any more.
+    Closed {
+        /// The connection.
+        connection: u32,
+    },
+    /// From the machine, first.
+    Welcome(Addresses),
+    /// From the machine: it is connected.
+    Connected {
+        /// The connection.
+        connection: u32,
+    },
+    /// From the machine: it is not. Nobody touches the stream any more.
+    Refused {
+        /// The connection.
+        connection: u32,
+        /// A number of errno(3), not 0.
+        errno: u32,
+    },
+    /// From the machine: a program somewhere wants to connect.
+    Incoming {
+        /// The machine's number for it.
+        incoming: u32,
+        /// Who connects.
+        from: Address,
+        /// Where to: a listener's address.
+        to: Address,
+    },
+    /// From the machine: the machine will not touch the stream any more, and both its halves are finished. Once for
+    /// each that was connected or accepted, after one of its sides has ended.
+    Ended {
+        /// The connection.
+        connection: u32,
+    },
+    /// From the machine: nothing refers to the arena any more.
+    ArenaFree {
+        /// Its number.
+        arena: u32,
+    },
+}
+
+mod op {
+    pub const HELLO: u32 = 1;
+    pub const ARENA: u32 = 2;
+    pub const ARENA_GONE: u32 = 3;
+    pub const LISTEN: u32 = 4;
+    pub const UNLISTEN: u32 = 5;
+    pub const CONNECT: u32 = 6;
+    pub const ACCEPTED: u32 = 7;
+    pub const REJECTED: u32 = 8;
+    pub const CLOSED: u32 = 9;
+    pub const WELCOME: u32 = 33;
+    pub const CONNECTED: u32 = 34;
+    pub const REFUSED: u32 = 35;
+    pub const INCOMING: u32 = 36;
+    pub const ENDED: u32 = 37;
+    pub const ARENA_FREE: u32 = 38;
+}
+
+const FIRST: usize = 32;
+const SECOND: usize = 56;
+
+/// The fields of a message.
+#[derive(Default)]
+struct Fields {
+    op: u32,
+    number: u32,
+    words: [u64; 3],
+    from: Option<Address>,
+    to: Option<Address>,
+    ips: [[u8; 16]; ADDRESSES],
+}
+
+impl Message {
+    /// Whether it is one of those that the guest sends.
+    pub fn is_guests(&self) -> bool {
+        self.fields().op < op::WELCOME
+    }
+
+    /// As it stands in the FIFO.
+    pub fn encode(&self) -> [u8; MESSAGE] {
+        let fields = self.fields();
+        let mut bytes = [0; MESSAGE];
+        bytes[..4].copy_from_slice(&fields.op.to_le_bytes());
+        bytes[4..8].copy_from_slice(&fields.number.to_le_bytes());
+        for (place, word) in bytes[8..FIRST].chunks_mut(8).zip(fields.words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        for (place, ip) in bytes[FIRST..].chunks_mut(16).zip(fields.ips) {
+            place.copy_from_slice(&ip);
+        }
+        for (at, given) in [(FIRST, fields.from), (SECOND, fields.to)] {
+            if let Some(given) = given {
+                put_address(&mut bytes[at..at + 24], given);
+            }
+        }
+        bytes
+    }
+
+    fn fields(&self) -> Fields {
+        let plain = |op, number| Fields { op, number, ..Fields::default() };
+        match *self {
+            Self::Hello { version } => plain(op::HELLO, version),
+            Self::Arena { arena, at } => Fields { words: [at, 0, 0], ..plain(op::ARENA, arena) },
+            Self::ArenaGone { arena } => plain(op::ARENA_GONE, arena),
+            Self::Listen { at } => Fields { from: Some(at), ..plain(op::LISTEN, 0) },
+            Self::Unlisten { at } => Fields { from: Some(at), ..plain(op::UNLISTEN, 0) },
+            Self::Connect { connection, line, from, to } => Fields {
+                words: [line.encode(), 0, 0],
+                from: Some(from),
+                to: Some(to),
+                ..plain(op::CONNECT, connection)
+            },
+            Self::Accepted { incoming, connection, line } => Fields {
+                words: [line.encode(), connection.into(), 0],
+                ..plain(op::ACCEPTED, incoming)
+            },
+            Self::Rejected { incoming, errno } => {
+                Fields { words: [errno.into(), 0, 0], ..plain(op::REJECTED, incoming) }
+            }
+            Self::Closed { connection } => plain(op::CLOSED, connection),
+            Self::Welcome(Addresses { count, ips }) => Fields { ips, ..plain(op::WELCOME, count) },
+            Self::Connected { connection } => plain(op::CONNECTED, connection),
+            Self::Refused { connection, errno } => {
+                Fields { words: [errno.into(), 0, 0], ..plain(op::REFUSED, connection) }
+            }
+            Self::Incoming { incoming, from, to } => {
+                Fields { from: Some(from), to: Some(to), ..plain(op::INCOMING, incoming) }
+            }
+            Self::Ended { connection } => plain(op::ENDED, connection),
+            Self::ArenaFree { arena } => plain(op::ARENA_FREE, arena),
+        }
+    }
+
+    /// What somebody said; None: no message, or none of this version.
+    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Self> {
+        let (op, number) = (word32(bytes, 0)?, word32(bytes, 4)?);
+        let word = |at: usize| word64(bytes, 8 + at * 8);
+        let small = |at: usize| word(at).and_then(|word| u32::try_from(word).ok());
+        let errno = || small(0).filter(|errno| *errno != 0);
+        let arena = || (number < ARENAS).then_some(number);
+        let (first, second) = (address(bytes, FIRST)?, address(bytes, SECOND)?);
+        let message = match op {
+            op::HELLO => Self::Hello { version: number },
+            op::ARENA => Self::Arena { arena: arena()?, at: word(0)? },
+            op::ARENA_GONE => Self::ArenaGone { arena: arena()? },
+            op::LISTEN => Self::Listen { at: first },
+            op::UNLISTEN => Self::Unlisten { at: first },
+            op::CONNECT => Self::Connect {
+                connection: number,
+                line: Line::decode(word(0)?)?,
+                from: first,
+                to: second,
+            },
+            op::ACCEPTED => Self::Accepted {
+                incoming: number,
+                connection: small(1)?,
+                line: Line::decode(word(0)?)?,
+            },
+            op::REJECTED => Self::Rejected { incoming: number, errno: errno()? },
+            op::CLOSED => Self::Closed { connection: number },
+            op::WELCOME => Self::Welcome(addresses(number, bytes)?),
+            op::CONNECTED => Self::Connected { connection: number },
+            op::REFUSED => Self::Refused { connection: number, errno: errno()? },
+            op::INCOMING => Self::Incoming { incoming: number, from: first, to: second },
+            op::ENDED => Self::Ended { connection: number },
+            op::ARENA_FREE => Self::ArenaFree { arena: arena()? },
+            _ => return None,
+        };
+        // What is not used is zero.
+        (message.encode() == *bytes).then_some(message)
+    }
+}
+
+fn addresses(count: u32, bytes: &[u8; MESSAGE]) -> Option<Addresses> {
+    let held = usize::try_from(count).ok().filter(|count| *count <= ADDRESSES)?;
+    let mut ips = [[0; 16]; ADDRESSES];
+    for (ip, place) in ips.iter_mut().zip(bytes[FIRST..].chunks_exact(16)).take(held) {
+        ip.copy_from_slice(place);
+    }
+    Some(Addresses { count, ips })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: Address = Address::v4([10, 1, 2, 3], 80);
+    const LINE: Line = Line { arena: 63, stream: 0xf_ffff, side: 1 };
+
+    fn all() -> [Message; 15] {
+        let mut ips = [[0; 16]; ADDRESSES];
+        ips[0] = HERE.ip;
+        [
+            Message::Hello { version: 1 },
+            Message::Arena { arena: 63, at: u64::MAX },
+            Message::ArenaGone { arena: 1 },
+            Message::Listen { at: HERE },
+            Message::Unlisten { at: HERE },
+            Message::Connect { connection: u32::MAX, line: LINE, from: HERE, to: Address::ANY },
+            Message::Accepted { incoming: 7, connection: u32::MAX, line: LINE },
+            Message::Rejected { incoming: 7, errno: 111 },
+            Message::Closed { connection: 3 },
+            Message::Welcome(Addresses { count: 1, ips }),
+            Message::Connected { connection: 3 },
+            Message::Refused { connection: 3, errno: 111 },
+            Message::Incoming { incoming: 9, from: HERE, to: HERE },
+            Message::Ended { connection: 3 },
+            Message::ArenaFree { arena: 0 },
+        ]
+    }
+
+    #[test]
+    fn messages_are_understood_and_nothing_else_is() {
+        for (number, message) in all().into_iter().enumerate() {
+            let bytes = message.encode();
+            assert_eq!(Message::decode(&bytes), Some(message));
+            assert_eq!(message.is_guests(), number < 9);
+            for at in [0, 3, 31, 50, 74, 90, 127] {
+                let mut spoiled = bytes;
+                spoiled[at] ^= 0x40;
+                assert_ne!(Message::decode(&spoiled), Some(message), "{message:?} at {at}");
+            }
+            let mut rubbish = bytes;
+            rubbish[127] = 1;
+            assert_eq!(Message::decode(&rubbish), None);
+        }
+        assert_eq!(Message::decode(&[0; MESSAGE]), None);
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        let mut bytes = Message::ArenaGone { arena: 63 }.encode();
+        bytes[4] = 64;
+        assert_eq!(Message::decode(&bytes), None);
+        let mut bytes = Message::Welcome(Addresses { count: 4, ips: [HERE.ip; 4] }).encode();
+        assert!(Message::decode(&bytes).is_some());
+        bytes[4] = 5;
+        assert_eq!(Message::decode(&bytes), None);
+        bytes[4] = 3;
+        assert_eq!(Message::decode(&bytes), None, "an address that is not counted");
+        let mut bytes = Message::Refused { connection: 1, errno: 1 }.encode();
+        bytes[8] = 0;
+        assert_eq!(Message::decode(&bytes), None, "refused for nothing");
+        assert_eq!(Line::decode(1 << 20), None);
+        assert_eq!(Line::decode(64 << 32), None);
+    }
+
+    #[test]
+    fn what_the_control_memory_holds_fits_and_does_not_overlap() {
+        // A header, inboxes, two areas; 128 bytes of counters before events.
+        const {
+            assert!(4096 + 4096 + 2 * CONTROL_PAGES as usize * 4096 <= TO_HOST);
+            assert!(TO_HOST + 128 + SIGNALS * 8 <= TO_GUEST);
+            assert!(TO_GUEST + 128 + SIGNALS * 8 <= HOST_ASLEEP);
+            assert!(GUEST_OVERFLOW + 64 <= PIECE);
+        }
+        assert_eq!(stream_of(event(63, 31)), (63, 31));
+        assert_eq!(Broken::Spoiled.status(), 0x3_0002);
+    }
+}
