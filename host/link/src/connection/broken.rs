@@ -1,0 +1,43 @@
+//! Why a connection ends.
+
+use rustix::io::Errno;
+use slipway_warp::TransformError;
+
+use crate::handshake::{HandshakeError, errno};
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error("connection broken: {0}")]
+    Io(#[from] Errno),
+    #[error("connection broken: {0}")]
+    Record(#[from] TransformError),
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    #[error("connection broken: a frame that cannot be")]
+    Frame,
+    #[error("connection broken: more bytes than were granted")]
+    Credit,
+    #[error("connection broken: frames and nobody who listens to the answers")]
+    Flood,
+    #[error("not a word any more")]
+    Silent,
+    #[error("the other side closed the connection")]
+    Closed,
+    /// Nobody needs it any more.
+    #[error("not needed any more")]
+    Idle,
+}
+
+impl Broken {
+    /// What a program is told that was about to connect.
+    pub(crate) fn errno(&self) -> u32 {
+        let told = match self {
+            Self::Handshake(error) => return errno(error),
+            Self::Silent => Errno::TIMEDOUT,
+            Self::Io(error) => *error,
+            _ => Errno::CONNRESET,
+        };
+        told.raw_os_error().unsigned_abs()
+    }
+}

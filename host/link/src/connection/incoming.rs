@@ -1,0 +1,274 @@
+//! What the other side says: the handshake, then frames.
+
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use slipway_sgiov_spec::link::{Frame, Hello, Kind, Open};
+
+use super::{Around, Broken, Connection, State};
+use crate::handshake::{HandshakeError, Session, connected};
+use crate::links::{Ended, Event};
+use crate::receiver::{Received, Receiver};
+use crate::sender::Sender;
+use crate::stream::{Phase, Stream};
+
+/// Frames that may wait to be sent: a peer that asks and does not listen gets no further.
+const WAITING: usize = 1 << 18;
+/// Credit that a peer may grant in all.
+const CREDIT: u64 = 1 << 40;
+
+impl Connection {
+    pub(super) fn shake_hands(&mut self, around: &mut Around<'_>) -> Result<bool, Broken> {
+        let settings = around.settings;
+        let (State::Connecting(handshake) | State::Handshake(handshake)) = &mut self.state else {
+            return Ok(false);
+        };
+        connected(self.socket.as_fd()).map_err(HandshakeError::Io)?;
+        let judge = |hello: &Hello| {
+            let peer = settings.engine_named(hello.engine.as_str());
+            let peer = peer.and_then(|number| settings.engine.get(number));
+            peer.is_some_and(|peer| peer.serves(hello.tenant.as_str()))
+        };
+        match handshake.step(self.socket.as_fd(), &judge)? {
+            Some(session) => self.begin(session, around)?,
+            None => self.state.connected(),
+        }
+        Ok(true)
+    }
+
+    /// The handshake is done.
+    fn begin(&mut self, session: Session, around: &mut Around<'_>) -> Result<(), Broken> {
+        let Session { hello, sealer, opener, rest } = session;
+        let engine = around.settings.engine_named(hello.engine.as_str());
+        if self.engine.is_some() && self.engine != engine {
+            return Err(HandshakeError::Name(hello.engine.as_str().into()).into());
+        }
+        self.engine = engine;
+        self.tenant = hello.tenant.as_str().into();
+        self.window = hello.window;
+        for stream in self.streams.values_mut() {
+            stream.credit = hello.window.into();
+        }
+        (self.heard, self.pinged, self.emptied) = (around.now, around.now, around.now);
+        let sender = Sender::new(sealer, around.settings.record, around.settings.rekey);
+        let receiver = Receiver::new(opener, &rest);
+        (self.state, self.receiver) = (State::Up(sender.into()), Some(receiver));
+        // What came with the handshake.
+        self.dispatch(around)?;
+        Ok(())
+    }
+
+    pub(super) fn receive(
+        &mut self,
+        budget: usize,
+        around: &mut Around<'_>,
+    ) -> Result<bool, Broken> {
+        let (mut worked, mut taken) = (false, 0);
+        loop {
+            let Some(receiver) = &mut self.receiver else { return Ok(worked) };
+            let before = receiver.bytes;
+            match receiver.receive(self.socket.as_fd())? {
+                Received::Nothing => return Ok(worked),
+                Received::End if self.streams.is_empty() => return Err(Broken::Idle),
+                Received::End => return Err(Broken::Closed),
+                Received::Some => {}
+            }
+            taken += (receiver.bytes - before) as usize;
+            (worked, self.heard) = (true, around.now);
+            self.dispatch(around)?;
+            if taken >= budget {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// All frames of all records that are there.
+    fn dispatch(&mut self, around: &mut Around<'_>) -> Result<(), Broken> {
+        // Taken out, so that its bytes can be lent while streams and frames change.
+        let Some(mut receiver) = self.receiver.take() else { return Ok(()) };
+        let done = self.dispatch_all(&mut receiver, around);
+        self.receiver = Some(receiver);
+        done
+    }
+
+    fn dispatch_all(
+        &mut self,
+        receiver: &mut Receiver,
+        around: &mut Around<'_>,
+    ) -> Result<(), Broken> {
+        while let Some(mut payload) = receiver.next()? {
+            while !payload.is_empty() {
+                let (frame, body, rest) = Frame::decode(payload).ok_or(Broken::Frame)?;
+                self.frame(frame, body, around)?;
+                payload = rest;
+            }
+            if self.frames.len() > WAITING {
+                return Err(Broken::Flood);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a frame of the other side says.
+    pub(crate) fn frame(
+        &mut self,
+        frame: Frame,
+        body: &[u8],
+        around: &mut Around<'_>,
+    ) -> Result<(), Broken> {
+        match frame.kind {
+            Kind::Ping => self.frames.put(Kind::Pong, 0, frame.value),
+            Kind::Pong => {}
+            Kind::GoAway => self.away = true,
+            Kind::Open => self.asked(frame.stream, body, around)?,
+            _ if !self.streams.contains_key(&frame.stream) => return self.late(frame.stream),
+            Kind::Accepted | Kind::Refused => self.answered(frame, around)?,
+            Kind::Reset => {
+                let asking =
+                    self.streams.get(&frame.stream).is_some_and(|s| s.phase == Phase::Asking);
+                let errno = Errno::CONNRESET.raw_os_error().unsigned_abs();
+                let ended = if asking { Ended::Refused(errno) } else { Ended::Reset };
+                self.drop_stream(frame.stream, ended, around);
+            }
+            Kind::Data | Kind::Credit | Kind::Fin => self.flow(frame, body, around)?,
+        }
+        Ok(())
+    }
+
+    /// A frame for a stream that is not there: it was, or the other side lies.
+    fn late(&self, number: u32) -> Result<(), Broken> {
+        let own = number % 2 == self.next % 2;
+        let was = if own { number < self.next } else { number <= self.last };
+        if was { Ok(()) } else { Err(Broken::Frame) }
+    }
+
+    fn asked(&mut self, number: u32, body: &[u8], around: &mut Around<'_>) -> Result<(), Broken> {
+        let theirs = number % 2 != self.next % 2 && number > self.last;
+        let open = Open::decode(body).filter(|_| theirs).ok_or(Broken::Frame)?;
+        self.last = number;
+        if self.streams.len() >= around.settings.streams {
+            let errno = Errno::NOBUFS.raw_os_error().unsigned_abs();
+            self.frames.put(Kind::Refused, number, errno.into());
+            return Ok(());
+        }
+        self.occupy(around.now);
+        let stream = Stream::new(Phase::Asked, self.window, around.settings.window);
+        self.streams.insert(number, stream);
+        let engine = self.engine.and_then(|engine| around.settings.engine.get(engine));
+        around.events.push_back(Event::Asked {
+            stream: self.id(number),
+            engine: engine.map(|peer| peer.name.clone()).unwrap_or_default(),
+            tenant: self.tenant.clone(),
+            source: open.source,
+            destination: open.destination,
+        });
+        Ok(())
+    }
+
+    fn answered(&mut self, frame: Frame, around: &mut Around<'_>) -> Result<(), Broken> {
+        let stream = self.streams.get_mut(&frame.stream).ok_or(Broken::Frame)?;
+        if stream.phase != Phase::Asking {
+            return Err(Broken::Frame);
+        }
+        if frame.kind == Kind::Refused {
+            let errno = u32::try_from(frame.value).unwrap_or(0);
+            self.drop_stream(frame.stream, Ended::Refused(errno), around);
+        } else {
+            stream.phase = Phase::Open;
+            around.events.push_back(Event::Opened(self.id(frame.stream)));
+            self.heat(frame.stream);
+        }
+        Ok(())
+    }
+
+    fn flow(&mut self, frame: Frame, body: &[u8], around: &mut Around<'_>) -> Result<(), Broken> {
+        let stream = self.streams.get_mut(&frame.stream).ok_or(Broken::Frame)?;
+        if stream.phase != Phase::Open || stream.ended && frame.kind != Kind::Credit {
+            return Err(Broken::Frame);
+        }
+        match frame.kind {
+            Kind::Credit => {
+                stream.credit += frame.value;
+                if stream.credit > CREDIT {
+                    return Err(Broken::Frame);
+                }
+            }
+            Kind::Fin => stream.ended = true,
+            // As TCP: who sends to a program that is gone learns of it.
+            _ if stream.left => {
+                self.break_off(frame.stream, around);
+                return Ok(());
+            }
+            _ => match stream.push(body, around.settings.fifo) {
+                Ok(true) => {}
+                Ok(false) => return Err(Broken::Credit),
+                Err(error) => self.fail(frame.stream, error, around),
+            },
+        }
+        self.heat(frame.stream);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::logs::Logs;
+    use crate::settings::Settings;
+
+    /// What a hostile engine says after an honest beginning, and what becomes of it.
+    fn after_open(frames: &[(Kind, u32, u64, &[u8])]) -> Result<usize, Broken> {
+        let settings = Settings::for_tests();
+        let now = Instant::now();
+        let (mut events, mut logs) = (VecDeque::new(), Logs::new(now));
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let mut connection = Connection::for_tests(socket.into(), &settings, now);
+        let mut around = Around { now, settings: &settings, events: &mut events, logs: &mut logs };
+        let nobody = slipway_sgiov_spec::Address::ANY;
+        let open = Open { source: nobody, destination: nobody }.encode();
+        let frame = |kind, stream, value| Frame { kind, stream, value };
+        connection.frame(frame(Kind::Open, 5, 0), &open, &mut around).unwrap();
+        connection.open(Open { source: nobody, destination: nobody }, &around).unwrap();
+        connection.frame(frame(Kind::Accepted, 2, 0), &[], &mut around).unwrap();
+        for (kind, stream, value, body) in frames {
+            connection.frame(frame(*kind, *stream, *value), body, &mut around)?;
+        }
+        Ok(connection.held())
+    }
+
+    #[test]
+    fn what_an_engine_must_not_say_ends_the_connection() {
+        let open: &[u8] = &[0; 48];
+        let window = Settings::for_tests().window as usize;
+        for frames in [
+            // A number of this side's, one used before, one that never was.
+            &[(Kind::Open, 6, 0, open)][..],
+            &[(Kind::Open, 3, 0, open)],
+            &[(Kind::Open, 5, 0, open)],
+            &[(Kind::Data, 7, 1, &[1])],
+            &[(Kind::Reset, 4, 0, &[])],
+            // To a stream that it opened and that nobody accepted, and an answer from the wrong side.
+            &[(Kind::Data, 5, 1, &[1])],
+            &[(Kind::Credit, 5, 1, &[])],
+            &[(Kind::Accepted, 5, 0, &[])],
+            &[(Kind::Accepted, 2, 0, &[])],
+            &[(Kind::Refused, 2, 111, &[])],
+            // After its end; more credit than there is anything for; more bytes than credit.
+            &[(Kind::Fin, 2, 0, &[]), (Kind::Data, 2, 1, &[1])],
+            &[(Kind::Fin, 2, 0, &[]), (Kind::Fin, 2, 0, &[])],
+            &[(Kind::Credit, 2, 1 << 40, &[])],
+            &[(Kind::Data, 2, 1, &vec![1; window + 1])],
+            &[(Kind::Data, 2, 1, &vec![1; window]), (Kind::Data, 2, 1, &[1])],
+        ] {
+            assert!(after_open(frames).is_err(), "{:?}", &frames[0].0);
+        }
+        assert_eq!(after_open(&[(Kind::Data, 2, 1, &vec![1; window])]).unwrap(), window);
+        // Last words may cross.
+        assert!(after_open(&[(Kind::Reset, 2, 0, &[]), (Kind::Data, 2, 1, &[1])]).is_ok());
+        assert!(after_open(&[(Kind::Open, 9, 0, open), (Kind::Credit, 7, 1, &[])]).is_ok());
+    }
+}

@@ -1,0 +1,221 @@
+//! What a connection sends: which stream is next, and what of it goes into the record.
+
+use std::os::fd::AsFd;
+
+use slipway_ring::cross;
+use slipway_sgiov_spec::link::Kind;
+use slipway_warp::TransformError;
+
+use super::time::REST;
+use super::{Around, Broken, Connection, State};
+use crate::frames::Frames;
+use crate::links::Ended;
+use crate::sender::Sender;
+use crate::settings::Settings;
+use crate::stream::{Found, Phase, Stream};
+
+/// Looks at a stream that find nothing before it is to tell by itself.
+const LOOKS: u8 = 64;
+
+/// What came of serving a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Served {
+    Something,
+    Nothing,
+    /// There is no room in the records.
+    Full,
+    /// The stream is no more.
+    Gone,
+}
+
+impl Connection {
+    /// Fills records with what streams have, seals and sends them.
+    pub(super) fn send(&mut self, budget: usize, around: &mut Around<'_>) -> Result<bool, Broken> {
+        let (mut worked, mut sent) = (false, 0);
+        loop {
+            let some = self.fill(around)?;
+            let State::Up(sender) = &mut self.state else { return Ok(worked) };
+            let all = sender.put(&mut self.frames)?;
+            sender.seal()?;
+            let count = sender.send(self.socket.as_fd())?;
+            sent += count;
+            worked |= some || count > 0;
+            let more = some || !all;
+            if !more || sender.is_due() || sent >= budget {
+                return Ok(worked);
+            }
+        }
+    }
+
+    /// Serves each hot stream once, as far as there is room. Whether there was something.
+    fn fill(&mut self, around: &mut Around<'_>) -> Result<bool, Broken> {
+        let mut some = false;
+        for _ in 0..self.hot.len() {
+            let Some(number) = self.hot.pop_front() else { break };
+            match self.serve(number, around)? {
+                Served::Something => {
+                    some = true;
+                    self.hot.push_back(number);
+                }
+                Served::Nothing => self.cool(number),
+                Served::Full => {
+                    self.hot.push_front(number);
+                    return Ok(true);
+                }
+                Served::Gone => some = true,
+            }
+        }
+        if self.wish(around) {
+            cross::heavy();
+            self.settle(around);
+        }
+        Ok(some)
+    }
+
+    fn serve(&mut self, number: u32, around: &mut Around<'_>) -> Result<Served, Broken> {
+        let State::Up(sender) = &mut self.state else { return Ok(Served::Nothing) };
+        let Some(stream) = self.streams.get_mut(&number) else { return Ok(Served::Gone) };
+        if stream.phase != Phase::Open {
+            return Ok(Served::Nothing);
+        }
+        let frames = &mut self.frames;
+        let served = serve(stream, number, sender, frames, around.settings);
+        match served? {
+            Ok(_) if stream.is_over() => {
+                self.drop_stream(number, Ended::Finished, around);
+                Ok(Served::Gone)
+            }
+            Ok(_) if stream.is_stuck() => {
+                let what = format!("tenant {}: no memory left for a stream", self.tenant);
+                around.logs.warn(around.now, &around.settings.name, &what);
+                self.break_off(number, around);
+                Ok(Served::Gone)
+            }
+            Ok(Served::Something) => {
+                stream.idle = 0;
+                Ok(Served::Something)
+            }
+            Ok(other) => Ok(other),
+            Err(error) => {
+                self.fail(number, error, around);
+                Ok(Served::Gone)
+            }
+        }
+    }
+
+    /// A look found nothing: the stream is looked at again, or tells by itself from now on.
+    fn cool(&mut self, number: u32) {
+        let Some(stream) = self.streams.get_mut(&number) else { return };
+        stream.idle = stream.idle.saturating_add(1);
+        if stream.idle <= LOOKS { self.hot.push_back(number) } else { self.cooling.push(number) }
+    }
+
+    /// Has those streams ask to be told that nothing was found of for a while; one barrier is for all.
+    fn wish(&mut self, around: &mut Around<'_>) -> bool {
+        for at in 0..self.cooling.len() {
+            let number = self.cooling[at];
+            let wished = self.streams.get_mut(&number).map(Stream::wish);
+            if let Some(Err(error)) = wished {
+                self.fail(number, error, around);
+            }
+        }
+        !self.cooling.is_empty()
+    }
+
+    /// After the barrier: those that something is there of are hot still.
+    fn settle(&mut self, around: &mut Around<'_>) {
+        for number in std::mem::take(&mut self.cooling) {
+            let Some(stream) = self.streams.get_mut(&number) else { continue };
+            match stream.settle() {
+                Ok(true) => self.hot.push_back(number),
+                Ok(false) => {
+                    stream.hot = false;
+                    if !stream.resting && stream.has_region() {
+                        stream.resting = true;
+                        self.resting.push_back((around.now + REST, number));
+                    }
+                }
+                Err(error) => self.fail(number, error, around),
+            }
+        }
+    }
+
+    /// Whether nothing can be sent, whatever streams have.
+    fn is_held_up(&self) -> bool {
+        !matches!(&self.state, State::Up(sender) if !sender.blocked) || self.held.is_some()
+    }
+
+    /// Bytes given to the socket.
+    pub(crate) fn sent(&self) -> u64 {
+        if let State::Up(sender) = &self.state { sender.bytes } else { 0 }
+    }
+
+    /// Has all streams ask to be told. True: a barrier is due, and [`Connection::rested`].
+    pub(crate) fn rest(&mut self, around: &mut Around<'_>) -> bool {
+        if self.is_held_up() {
+            return false;
+        }
+        self.cooling.extend(self.hot.drain(..));
+        self.wish(around)
+    }
+
+    /// Whether nothing is left to be done now.
+    pub(crate) fn rested(&mut self, around: &mut Around<'_>) -> bool {
+        if self.is_held_up() {
+            return true;
+        }
+        self.settle(around);
+        self.hot.is_empty() && self.frames.is_empty()
+    }
+}
+
+/// Passes on what came for `stream`, grants what it has room for, and sends what it has.
+fn serve(
+    stream: &mut Stream,
+    number: u32,
+    sender: &mut Sender,
+    frames: &mut Frames,
+    settings: &Settings,
+) -> Result<Result<Served, cross::Error>, TransformError> {
+    let passed = match receive_side(stream, number, frames, settings) {
+        Ok(true) => Served::Something,
+        Ok(false) => Served::Nothing,
+        Err(error) => return Ok(Err(error)),
+    };
+    if stream.finished {
+        return Ok(Ok(passed));
+    }
+    match stream.look() {
+        Ok(Found::Bytes(_)) if stream.credit > 0 => {}
+        Ok(Found::Bytes(_) | Found::Nothing) => return Ok(Ok(passed)),
+        Ok(Found::End) => {
+            stream.finished = true;
+            frames.put(Kind::Fin, number, 0);
+            return Ok(Ok(Served::Something));
+        }
+        Ok(Found::Reset) => return Ok(Err(cross::Error::Reset)),
+        Err(error) => return Ok(Err(error)),
+    }
+    if !sender.put(frames)? {
+        return Ok(Ok(Served::Full));
+    }
+    let most = usize::try_from(stream.credit).unwrap_or(usize::MAX);
+    let Some(count) = sender.data(number, most, |into| stream.pull(into))? else {
+        return Ok(Ok(Served::Full));
+    };
+    Ok(count.map(|count| if count > 0 { Served::Something } else { passed }))
+}
+
+fn receive_side(
+    stream: &mut Stream,
+    number: u32,
+    frames: &mut Frames,
+    settings: &Settings,
+) -> Result<bool, cross::Error> {
+    let passed = stream.pass(settings.fifo)?;
+    let more = stream.grant(settings.window)?;
+    if more > 0 {
+        frames.put(Kind::Credit, number, more);
+    }
+    Ok(passed || more > 0)
+}

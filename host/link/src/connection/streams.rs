@@ -1,0 +1,127 @@
+//! What the engine asks of a connection's streams.
+
+use std::time::Instant;
+
+use rustix::io::Errno;
+use slipway_ring::cross;
+use slipway_sgiov_spec::link::{Kind, Open};
+
+use super::{Around, Broken, Connection};
+use crate::links::{Ended, Event, StreamId};
+use crate::stream::{End, Phase, Stream};
+
+impl Connection {
+    /// Opens a stream. None: there are as many as there may be, or no numbers left.
+    pub(crate) fn open(&mut self, open: Open, around: &Around<'_>) -> Option<StreamId> {
+        let number = self.next;
+        if self.streams.len() >= around.settings.streams {
+            return None;
+        }
+        self.next = number.checked_add(2)?;
+        self.occupy(around.now);
+        let stream = Stream::new(Phase::Asking, self.window, around.settings.window);
+        self.streams.insert(number, stream);
+        self.frames.open(number, open);
+        Some(self.id(number))
+    }
+
+    /// A stream comes to a connection that may have been silent for long.
+    pub(super) fn occupy(&mut self, now: Instant) {
+        if self.streams.is_empty() {
+            (self.heard, self.pinged) = (now, now);
+        }
+    }
+
+    /// Gives the end back when there is no such stream any more.
+    pub(crate) fn attach(&mut self, number: u32, end: End) -> Result<(), End> {
+        let Some(stream) = self.streams.get_mut(&number) else { return Err(end) };
+        stream.attach(end);
+        if stream.phase == Phase::Asked {
+            stream.phase = Phase::Open;
+            self.frames.put(Kind::Accepted, number, 0);
+        }
+        self.heat(number);
+        Ok(())
+    }
+
+    pub(crate) fn refuse(&mut self, number: u32, errno: u32, now: Instant) {
+        if self.streams.get(&number).is_some_and(|stream| stream.phase == Phase::Asked) {
+            self.frames.put(Kind::Refused, number, errno.clamp(1, 4095).into());
+            self.forget(number, now);
+        }
+    }
+
+    /// Looks at the stream in the turns to come.
+    pub(crate) fn heat(&mut self, number: u32) {
+        let Some(stream) = self.streams.get_mut(&number) else { return };
+        stream.idle = 0;
+        if !stream.hot {
+            stream.hot = true;
+            self.hot.push_back(number);
+        }
+    }
+
+    /// The local program has let go of the stream.
+    pub(crate) fn leave(&mut self, number: u32, around: &mut Around<'_>) {
+        let Some(stream) = self.streams.get_mut(&number) else { return };
+        stream.left = true;
+        // As TCP: who goes without having read all breaks off.
+        if stream.phase != Phase::Open || stream.is_unread() {
+            self.break_off(number, around);
+        } else {
+            self.heat(number);
+        }
+    }
+
+    /// Ends the stream here and there.
+    pub(crate) fn break_off(&mut self, number: u32, around: &mut Around<'_>) {
+        let Some(stream) = self.streams.get(&number) else { return };
+        match stream.phase {
+            Phase::Asked => {
+                let errno = Errno::CONNREFUSED.raw_os_error().unsigned_abs();
+                self.frames.put(Kind::Refused, number, errno.into());
+            }
+            _ => self.frames.put(Kind::Reset, number, 0),
+        }
+        self.drop_stream(number, Ended::Reset, around);
+    }
+
+    /// Ends the stream here.
+    pub(super) fn drop_stream(&mut self, number: u32, ended: Ended, around: &mut Around<'_>) {
+        if let Some(stream) = self.forget(number, around.now) {
+            if ended != Ended::Finished {
+                stream.reset();
+            }
+            let (attached, region) = (stream.is_attached(), stream.region());
+            let stream = self.id(number);
+            around.events.push_back(Event::Ended { stream, ended, attached, region });
+        }
+    }
+
+    fn forget(&mut self, number: u32, now: Instant) -> Option<Stream> {
+        let stream = self.streams.remove(&number);
+        if self.streams.is_empty() {
+            self.emptied = now;
+        }
+        stream
+    }
+
+    /// The end of all its streams.
+    pub(crate) fn end(&mut self, broken: &Broken, around: &mut Around<'_>) {
+        let numbers: Vec<u32> = self.streams.keys().copied().collect();
+        for number in numbers {
+            let asking = self.streams.get(&number).is_some_and(|s| s.phase == Phase::Asking);
+            let ended = if asking { Ended::Refused(broken.errno()) } else { Ended::Reset };
+            self.drop_stream(number, ended, around);
+        }
+    }
+
+    /// The local program spoiled its FIFO, or broke it off.
+    pub(super) fn fail(&mut self, number: u32, error: cross::Error, around: &mut Around<'_>) {
+        if error == cross::Error::Spoiled {
+            let what = format!("tenant {}: {error}", self.tenant);
+            around.logs.warn(around.now, &around.settings.name, &what);
+        }
+        self.break_off(number, around);
+    }
+}

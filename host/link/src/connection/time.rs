@@ -1,0 +1,92 @@
+//! What is due by the clock.
+
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use slipway_sgiov_spec::link::Kind;
+
+use super::{Around, Broken, Connection};
+use crate::handshake::HandshakeError;
+use crate::settings::Settings;
+
+/// After so long without a byte an empty FIFO gives up its memory.
+pub(super) const REST: Duration = Duration::from_secs(1);
+
+impl Connection {
+    /// Does what is due by the clock.
+    pub(crate) fn tend(&mut self, around: &mut Around<'_>) -> Result<(), Broken> {
+        let (now, settings) = (around.now, around.settings);
+        if !self.is_up() {
+            let late = now >= self.since + settings.handshake();
+            return if late {
+                Err(HandshakeError::Io(Errno::TIMEDOUT.into()).into())
+            } else {
+                Ok(())
+            };
+        }
+        while let Some((when, number)) = self.resting.front().copied()
+            && when <= now
+        {
+            self.resting.pop_front();
+            self.trim(number, now);
+        }
+        if self.streams.is_empty() {
+            return self.part(now, settings);
+        }
+        let (silence, ping) = (settings.silence(), settings.silence() / 3);
+        if now >= self.heard + silence {
+            return Err(Broken::Silent);
+        }
+        if now >= self.heard.max(self.pinged) + ping {
+            self.pinged = now;
+            self.frames.put(Kind::Ping, 0, 0);
+        }
+        Ok(())
+    }
+
+    /// Without streams: a connection that was not used for long is left, and ends when the other side leaves it
+    /// too. (A stream of its own may be on its way.)
+    fn part(&mut self, now: Instant, settings: &Settings) -> Result<(), Broken> {
+        let due = now >= self.emptied + settings.linger();
+        if self.away || due && self.leaving {
+            return Err(Broken::Idle);
+        }
+        if due {
+            (self.leaving, self.emptied) = (true, now);
+            self.frames.put(Kind::GoAway, 0, 0);
+        }
+        Ok(())
+    }
+
+    /// Whether streams may be opened here.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.away && !self.leaving
+    }
+
+    fn trim(&mut self, number: u32, now: Instant) {
+        let Some(stream) = self.streams.get_mut(&number) else { return };
+        stream.resting = false;
+        if !stream.hot {
+            stream.trim();
+            if stream.has_region() {
+                stream.resting = true;
+                self.resting.push_back((now + REST, number));
+            }
+        }
+    }
+
+    /// When [`Connection::tend`] has something to do.
+    pub(crate) fn deadline(&self, settings: &Settings) -> Option<Instant> {
+        if !self.is_up() {
+            return Some(self.since + settings.handshake());
+        }
+        let alive = match self.streams.is_empty() {
+            true if self.away => self.emptied,
+            true => self.emptied + settings.linger(),
+            false => (self.heard.max(self.pinged) + settings.silence() / 3)
+                .min(self.heard + settings.silence()),
+        };
+        let resting = self.resting.front().map(|(when, _)| *when);
+        [Some(alive), resting, self.held].into_iter().flatten().min()
+    }
+}
