@@ -10,16 +10,23 @@
 //! that says which of them counts.
 //!
 //! The bytes are this program's own, of this or of an earlier version: a successor checks what it
-//! reads and refuses what it does not understand, but nobody hostile writes here.
+//! reads and refuses what it does not understand, but nobody hostile writes here. Who shares such words with
+//! another party, in a descriptor that it passed on or over memory of that party ([`Lasting::over`]), believes
+//! nothing that it reads there.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Words in memory that outlives the process, or on the heap for tests. Cheap to clone.
+use crate::{Access, Span};
+
+/// Bytes of a huge page, and their alignment.
+const HUGE: usize = 2 << 20;
+
+/// Words in memory that outlives the process, in a guest's, or on the heap for tests. Cheap to clone.
 #[derive(Clone)]
 pub struct Lasting {
     memory: Arc<Memory>,
@@ -30,8 +37,16 @@ pub struct Lasting {
 struct Memory {
     base: *mut u8,
     words: usize,
-    /// None: on the heap.
-    file: Option<OwnedFd>,
+    holder: Holder,
+}
+
+/// Whose the memory is, until it is dropped.
+enum Holder {
+    /// Mapped from this file.
+    File(OwnedFd),
+    /// A piece of another party's memory, pinned.
+    Span(#[allow(dead_code)] Span), // held, not read
+    Heap,
 }
 
 // SAFETY: the words are reached as atomics only.
@@ -41,10 +56,13 @@ unsafe impl Sync for Memory {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match &self.file {
-            // SAFETY: mapped in `map` with this length; borrows of the words have ended.
-            Some(_) => drop(unsafe { rustix::mm::munmap(self.base.cast(), self.words * 8) }),
-            None => {
+        match &self.holder {
+            Holder::File(_) => {
+                // SAFETY: mapped in `map` with this length; borrows of the words have ended.
+                let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.words * 8) };
+            }
+            Holder::Span(_) => {}
+            Holder::Heap => {
                 let words = std::ptr::slice_from_raw_parts_mut(self.base.cast(), self.words);
                 // SAFETY: leaked from a box of this type and length in `heap`.
                 drop(unsafe { Box::<[AtomicU64]>::from_raw(words) });
@@ -67,6 +85,34 @@ impl Lasting {
         // A mapping of it cannot lose its pages then.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(file, bytes)
+    }
+
+    /// A huge page of 2 MiB, of zeros, in a memfd of its own: physically contiguous, and it stays where it is.
+    ///
+    /// # Errors
+    /// No huge page is free (`vm.nr_hugepages`), or no descriptor.
+    pub fn huge(name: &str) -> std::io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file =
+            rustix::fs::memfd_create(name, flags | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)?;
+        rustix::fs::ftruncate(&file, HUGE as u64)?;
+        // Now, or a touch would raise SIGBUS.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, HUGE as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::map(file, HUGE)
+    }
+
+    /// The words of a piece of another party's memory. None: it may not be both read and written, its owner
+    /// may take it away (a touch would raise SIGBUS), or it does not begin at a multiple of 8.
+    pub fn over(span: Span) -> Option<Self> {
+        let (base, len) = span.io_vector();
+        let words = len / 8;
+        let fits = base.addr().is_multiple_of(align_of::<AtomicU64>()) && words > 0;
+        let allowed = span.allows(Access::Read) && span.allows(Access::Write);
+        (fits && allowed && !span.is_guarded()).then(|| {
+            let memory = Memory { base, words, holder: Holder::Span(span) };
+            Self { memory: Arc::new(memory), start: 0, len: words }
+        })
     }
 
     /// What a predecessor left in `file`.
@@ -100,7 +146,7 @@ impl Lasting {
             rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, &file, 0)?
         };
         let words = bytes / 8;
-        let memory = Memory { base: base.cast(), words, file: Some(file) };
+        let memory = Memory { base: base.cast(), words, holder: Holder::File(file) };
         Ok(Self { memory: Arc::new(memory), start: 0, len: words })
     }
 
@@ -108,12 +154,24 @@ impl Lasting {
     pub fn heap(bytes: usize) -> Self {
         let words: Box<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let (len, base) = (words.len(), Box::into_raw(words).cast());
-        Self { memory: Arc::new(Memory { base, words: len, file: None }), start: 0, len }
+        Self { memory: Arc::new(Memory { base, words: len, holder: Holder::Heap }), start: 0, len }
     }
 
-    /// The descriptor to keep; None on the heap.
+    /// The descriptor to keep; None on the heap, and over another party's memory.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        self.memory.file.as_ref().map(AsFd::as_fd)
+        match &self.memory.holder {
+            Holder::File(file) => Some(file.as_fd()),
+            Holder::Span(_) | Holder::Heap => None,
+        }
+    }
+
+    /// Whether pages of it that hold nothing can be given back, and got anew: they are small ones of a file of its
+    /// own. What is punched out of a huge page's file is only ever all of it.
+    pub fn has_small_pages(&self) -> bool {
+        self.file().is_some_and(|file| {
+            rustix::fs::fstatfs(file)
+                .is_ok_and(|system| system.f_bsize as usize == rustix::param::page_size())
+        })
     }
 
     /// Its length in bytes.
@@ -137,9 +195,9 @@ impl Lasting {
     /// The words.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: aligned to 8 bytes at least and mapped, or allocated, for as long as `memory`
-        // lives; the file is sealed against shrinking; `split` keeps parts within the whole. All
-        // access by this process is atomic.
+        // SAFETY: aligned to 8 bytes at least and mapped, or allocated, or pinned, for as long as `memory`
+        // lives; the file is sealed against shrinking, and so is what a span is of that is not guarded; `split`
+        // keeps parts within the whole. All access by this process is atomic.
         unsafe {
             let base = self.memory.base.cast::<AtomicU64>().add(self.start);
             std::slice::from_raw_parts(base, self.len)
@@ -235,6 +293,42 @@ mod tests {
         // Half of a change: the place that does not count.
         snapshots.places[0].store_bytes(b"garbage");
         assert_eq!(snapshots.load().unwrap(), b"");
+    }
+
+    #[test]
+    fn another_partys_memory_is_words_if_it_can_be_relied_on() {
+        let memory = crate::Memory::heap(8192);
+        let mut spans = Vec::new();
+        memory.pin(0, 8192, Access::Write, &mut spans).unwrap();
+        let words = Lasting::over(spans[0].slice(4096, 4096)).unwrap();
+        assert_eq!((words.len(), words.file().is_none()), (4096, true));
+        assert!(!words.has_small_pages());
+        memory.write(4104, &7_u64.to_le_bytes()).unwrap();
+        assert_eq!(words.words()[1].load(Ordering::Relaxed), 7);
+        words.words()[2].store(9, Ordering::Relaxed);
+        let mut bytes = [0; 8];
+        memory.read(4112, &mut bytes).unwrap();
+        assert_eq!(u64::from_le_bytes(bytes), 9);
+        assert!(Lasting::over(spans[0].slice(4, 64)).is_none(), "not aligned");
+        assert!(Lasting::over(spans[0].slice(0, 4)).is_none(), "no word");
+        let plain = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&plain, 4096).unwrap();
+        assert!(Lasting::over(Span::file(plain.as_fd(), 0, 4096).unwrap()).is_none(), "guarded");
+        let sealed = Lasting::new("test", 4096).unwrap();
+        assert!(sealed.has_small_pages());
+        let span = Span::file(sealed.file().unwrap(), 0, 4096).unwrap();
+        Lasting::over(span).unwrap().words()[0].store(1, Ordering::Relaxed);
+        assert_eq!(sealed.words()[0].load(Ordering::Relaxed), 1);
+    }
+
+    /// Needs a free huge page; without one there is nothing to see but the error.
+    #[test]
+    fn a_huge_page_is_whole() {
+        let Ok(page) = Lasting::huge("test") else { return };
+        assert_eq!((page.len(), page.has_small_pages()), (HUGE, false));
+        page.words()[HUGE / 8 - 1].store(1, Ordering::Relaxed);
+        let file = page.file().unwrap().try_clone_to_owned().unwrap();
+        assert_eq!(Lasting::of(file).unwrap().words()[HUGE / 8 - 1].load(Ordering::Relaxed), 1);
     }
 
     #[test]

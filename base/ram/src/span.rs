@@ -58,6 +58,16 @@ impl Span {
         self.mapping.is_heap()
     }
 
+    /// Whether its owner may take the memory away: only copies through this handle are safe then.
+    pub fn is_guarded(&self) -> bool {
+        self.mapping.is_guarded()
+    }
+
+    /// Whether its region allows the access.
+    pub(crate) fn allows(&self, access: Access) -> bool {
+        self.mapping.permissions().allow(access)
+    }
+
     /// The client's address of the first byte; 0 for a bounce buffer.
     pub fn iova(&self) -> u64 {
         self.iova
@@ -321,7 +331,7 @@ impl Span {
     /// for the other one from touching pages that are not mapped for it.
     #[inline]
     fn allow(&self, access: Access, offset: usize) -> Result<(), Fault> {
-        if self.mapping.permissions().allow(access) {
+        if self.allows(access) {
             return Ok(());
         }
         Err(Fault::Denied { iova: self.at(offset) })

@@ -7,7 +7,7 @@ mod party;
 use std::sync::atomic::Ordering;
 
 use party::Party;
-use slipway_ring::cross::{Arena, Error, Shape, Side, Signals};
+use slipway_ring::cross::{Arena, Error, Regions, Shape, Side, Signals};
 
 const MOST: usize = 512 << 10;
 
@@ -157,4 +157,46 @@ fn signals_come_in_turn_and_a_full_fifo_says_so() {
         let _ = out.raise(1);
     }
     assert!(out.raise(1).is_err());
+}
+
+#[test]
+fn a_small_arena_has_regions_of_every_size_that_fits() {
+    let shape = Shape::filling(32, 2 << 20).unwrap();
+    assert!(shape.bytes() <= 2 << 20 && shape.pages > 250, "{shape:?}");
+    assert_eq!(Shape::filling(32, 64 << 10), None);
+    let bits: Vec<_> = (0..Regions::WORDS).map(|_| Default::default()).collect();
+    let regions = Regions::new(&bits, shape);
+    for _ in 0..2 {
+        let mut taken = vec![false; shape.pages as usize];
+        let mut all = Vec::new();
+        while let Some(region) = regions.take(MOST, None) {
+            for page in region.page..region.page + (1 << region.order) {
+                assert!(page >= 32 && !std::mem::replace(&mut taken[page as usize], true));
+            }
+            all.push(region);
+        }
+        assert!(all.iter().filter(|region| region.order == 4).count() >= 4);
+        assert!(taken.iter().filter(|taken| !**taken).count() < 32 + 4);
+        all.into_iter().for_each(|region| regions.give(region));
+    }
+}
+
+#[test]
+fn an_arena_in_a_guests_memory_is_one() {
+    let memory = slipway_ram::Lasting::heap(2 << 20);
+    let shape = Shape::filling(4, 2 << 20).unwrap();
+    assert!(Arena::within(memory.clone(), Shape { pages: 300, ..shape }).is_err());
+    let guest = Arena::within(memory.clone(), shape).unwrap();
+    let host = Arena::over(memory.clone()).unwrap();
+    assert!(guest.is_across_machines() && host.is_across_machines() && host.shape() == shape);
+    let (here, there) = (Party::new(guest, Side::Zero), Party::new(host, Side::One));
+    for round in 0..100 {
+        let bytes = vec![round; 100_000];
+        let count = here.write(3, &bytes).unwrap();
+        assert_eq!(there.read(3, MOST).unwrap(), bytes[..count]);
+    }
+    assert!(here.stream(3).out.tail().size() >= 64 << 10, "it did not grow");
+    assert!(here.stream(3).trim(here.regions()));
+    memory.words()[0].store(0, Ordering::Relaxed);
+    assert!(Arena::over(memory).is_err());
 }

@@ -57,6 +57,14 @@ impl Shape {
         self.pages as usize * PAGE
     }
 
+    /// The one with so many streams and as many pages as fit in `bytes`. None: not a page for each.
+    pub fn filling(streams: u32, bytes: usize) -> Option<Self> {
+        let none = Self { streams, pages: 0 };
+        let pages = bytes.checked_sub(none.areas())? / 2 / PAGE;
+        let shape = Self { streams, pages: u32::try_from(pages).ok()? };
+        shape.is_possible().then_some(shape)
+    }
+
     /// Bytes of its file.
     pub fn bytes(&self) -> usize {
         self.areas() + 2 * self.area()
@@ -69,6 +77,8 @@ pub struct Arena {
     words: Lasting,
     shape: Shape,
     across_machines: bool,
+    /// Pages come and go as they are used.
+    has_small_pages: bool,
 }
 
 impl Arena {
@@ -81,11 +91,28 @@ impl Arena {
             return Err(ErrorKind::InvalidInput.into());
         }
         let words = Lasting::new("slipway-fifo", shape.bytes())?;
-        let header = [MAGIC, VERSION, shape.streams.into(), shape.pages.into()];
+        Ok(Self::made(words, shape, false))
+    }
+
+    /// A new one in memory that is there, of zeros, for both sides of a guest's boundary: whoever opens it takes it
+    /// for one across machines. In a huge page, and in memory that is no file's, all its pages stay.
+    ///
+    /// # Errors
+    /// `InvalidInput`: there is no such shape, or it does not fit.
+    pub fn within(words: Lasting, shape: Shape) -> std::io::Result<Self> {
+        if !shape.is_possible() || words.len() < shape.bytes() {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        Ok(Self::made(words, shape, true))
+    }
+
+    fn made(words: Lasting, shape: Shape, across_machines: bool) -> Self {
+        let header =
+            [MAGIC, VERSION, shape.streams.into(), shape.pages.into(), across_machines.into()];
         for (word, value) in words.words().iter().zip(header) {
             word.store(value, Ordering::Relaxed);
         }
-        Ok(Self::of(words, shape))
+        Self::of(words, shape, across_machines)
     }
 
     /// The arena that somebody else made.
@@ -93,7 +120,14 @@ impl Arena {
     /// # Errors
     /// `InvalidData`: it is none, or of another version.
     pub fn open(file: OwnedFd) -> std::io::Result<Self> {
-        let words = Lasting::of(file)?;
+        Self::over(Lasting::of(file)?)
+    }
+
+    /// The arena that somebody else made in `words`.
+    ///
+    /// # Errors
+    /// As for [`Arena::open`].
+    pub fn over(words: Lasting) -> std::io::Result<Self> {
         let word = |at: usize| words.words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
         let number = |at: usize| u32::try_from(word(at)).unwrap_or(0);
         let shape = Shape { streams: number(2), pages: number(3) };
@@ -102,12 +136,14 @@ impl Arena {
             let text = "a file that is no arena of FIFOs, or of another version";
             return Err(Error::new(ErrorKind::InvalidData, text));
         }
-        Ok(Self::of(words, shape))
+        let across_machines = word(4) & 1 != 0;
+        Ok(Self::of(words, shape, across_machines))
     }
 
-    fn of(words: Lasting, shape: Shape) -> Self {
+    fn of(words: Lasting, shape: Shape, across_machines: bool) -> Self {
         super::outside::register();
-        Self { words, shape, across_machines: false }
+        let has_small_pages = words.has_small_pages();
+        Self { words, shape, across_machines, has_small_pages }
     }
 
     /// The same, whose other side is a guest or its host: a barrier of this machine's is none of theirs.
@@ -177,7 +213,8 @@ impl Arena {
         self.shape.areas() + writer as usize * self.shape.area() + region.page as usize * PAGE
     }
 
-    /// Makes sure that the region's pages are there, so that writing to them cannot fail.
+    /// Makes sure that the region's pages are there, so that writing to them cannot fail. They always are in a huge
+    /// page, and in memory that is no file's.
     ///
     /// # Errors
     /// What fallocate(2) says: there is no memory left.
@@ -185,7 +222,8 @@ impl Arena {
         self.fallocate(FallocateFlags::KEEP_SIZE, writer, region)
     }
 
-    /// Gives the region's pages back. What they held is zeros from now on.
+    /// Gives the region's pages back. What they held is zeros from now on, unless they are pages that stay: then
+    /// nothing happens.
     ///
     /// # Errors
     /// What fallocate(2) says.
@@ -195,7 +233,7 @@ impl Arena {
     }
 
     fn fallocate(&self, how: FallocateFlags, writer: Side, region: Region) -> std::io::Result<()> {
-        let file = self.file().ok_or(ErrorKind::Unsupported)?;
+        let Some(file) = self.file().filter(|_| self.has_small_pages) else { return Ok(()) };
         let offset = self.offset(writer, region) as u64;
         Ok(rustix::fs::fallocate(file, how, offset, region.len() as u64)?)
     }

@@ -6,7 +6,7 @@
 //! of them, [`Signals`] a FIFO of events for any number of streams.
 //!
 //! # An arena
-//! A memfd, sealed against shrinking. Its sides are 0 and 1. All numbers are little-endian; an arena is
+//! A memfd, sealed against shrinking, or a piece of a guest's memory. Its sides are 0 and 1. All numbers are little-endian; an arena is
 //! used by processes of one machine, or by a machine and its guest.
 //!
 //! | offset | what |
@@ -15,6 +15,7 @@
 //! | 8 | version, `u64`: 1 |
 //! | 16 | streams, `u64`: 1 to 2^20 |
 //! | 24 | pages of an area, `u64`, of 4,096 bytes: at least as many as streams, below 2^22 |
+//! | 32 | `u64`: 1 if its sides are on different machines, a guest and its host ([`Arena::within`]) |
 //! | 4,096 | for each stream the inboxes of side 0 and of side 1, 128 bytes each |
 //! | after them, at a multiple of 4,096 | the area that side 0 writes |
 //! | after it | the area that side 1 writes |

@@ -16,6 +16,23 @@ pub struct Regions<'a> {
     shape: Shape,
 }
 
+/// How many there are of each class in an arena of this shape: as many as there can be, or, in a small one, of
+/// each class from the largest on what half of the room that is left holds, and of the smallest what is left.
+fn counts(shape: Shape) -> [u32; CLASSES.len()] {
+    let mut room = shape.pages.saturating_sub(shape.streams);
+    let all = CLASSES.map(|(_, count)| count);
+    if room >= CLASSES.iter().map(|(order, count)| count << order).sum() {
+        return all;
+    }
+    let mut counts = [0; CLASSES.len()];
+    for (class, (order, most)) in CLASSES.iter().enumerate().rev() {
+        let share = if class == 0 { room } else { room / 2 };
+        counts[class] = (share >> order).min(*most);
+        room -= counts[class] << order;
+    }
+    counts
+}
+
 impl<'a> Regions<'a> {
     /// Words that [`Regions::new`] wants.
     pub const WORDS: usize = (4096 + 8192 + 2048 + 512) / 64;
@@ -61,7 +78,7 @@ impl<'a> Regions<'a> {
         let (first_page, first_bit) = self.begin(class);
         let Some(offset) = region.page.checked_sub(first_page) else { return };
         let number = offset >> region.order;
-        if number < CLASSES[class].1 {
+        if number < counts(self.shape)[class] {
             let bit = (first_bit + number) as usize;
             self.bits[bit / 64].fetch_and(!(1 << (bit % 64)), Ordering::Relaxed);
         }
@@ -70,20 +87,21 @@ impl<'a> Regions<'a> {
     /// The first page and the first bit of a class. The largest regions come first, so that all are aligned
     /// to their length behind the own pages.
     fn begin(&self, class: usize) -> (u32, u32) {
-        let larger = &CLASSES[class + 1..];
-        let pages = larger.iter().map(|(order, count)| count << order).sum::<u32>();
-        (self.shape.streams + pages, larger.iter().map(|(_, count)| count).sum())
+        let counts = counts(self.shape);
+        let larger = class + 1..CLASSES.len();
+        let pages = larger.clone().map(|class| counts[class] << CLASSES[class].0).sum::<u32>();
+        (self.shape.streams + pages, CLASSES[larger].iter().map(|(_, count)| count).sum())
     }
 
     fn take_of(&self, class: usize) -> Option<Region> {
-        let (order, count) = CLASSES[class];
+        let (order, most) = CLASSES[class];
         let (first_page, first_bit) = self.begin(class);
-        let room = self.shape.pages.saturating_sub(first_page) >> order;
-        let words = first_bit as usize / 64..(first_bit + count) as usize / 64;
+        let held = counts(self.shape)[class];
+        let words = first_bit as usize / 64..(first_bit + most) as usize / 64;
         words.into_iter().find_map(|word| {
             let free = self.bits[word].load(Ordering::Relaxed).trailing_ones();
             let number = word as u32 * 64 + free - first_bit;
-            (free < 64 && number < room && self.set(word, free))
+            (free < 64 && number < held && self.set(word, free))
                 .then(|| Region { page: first_page + (number << order), order })
         })
     }

@@ -42,6 +42,13 @@ impl Signals {
         fits.then(|| Self { words, mask: events as u64 - 1, own: 0, seen: 0 })
     }
 
+    /// The same side of the same FIFO, in `words` from now on: it was unmapped and is mapped again. None: as for
+    /// [`Signals::new`].
+    pub fn onto(&self, words: Lasting) -> Option<Self> {
+        let (own, seen) = (self.own, self.seen);
+        Self::new(words, self.mask as usize + 1).map(|fresh| Self { own, seen, ..fresh })
+    }
+
     /// Raises an event. The other side is to be told if it sleeps, as the users agreed.
     ///
     /// # Errors

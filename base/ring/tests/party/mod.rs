@@ -19,7 +19,7 @@ impl Party {
         (Self::new(zero, Side::Zero), Self::new(one, Side::One))
     }
 
-    fn new(arena: Arena, side: Side) -> Self {
+    pub fn new(arena: Arena, side: Side) -> Self {
         let own = (0..arena.shape().streams).map(|_| Default::default()).collect();
         let bits = (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect();
         Self { arena, side, own, bits }
