@@ -11,8 +11,8 @@ mod snoop;
 mod socket;
 
 pub use bench::{
-    BenchCommand, BlockArgs, PacketArgs, PacketTargetArgs, SocketArgs, SocketLoadArgs, StartupArgs,
-    TargetArgs,
+    BenchCommand, BlockArgs, PacketArgs, PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs,
+    StartupArgs, TargetArgs,
 };
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
 pub use manage::{

@@ -1,6 +1,7 @@
 //! Arguments of `slipway bench`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 
@@ -102,27 +103,55 @@ pub struct BlockArgs {
     /// One more configuration: a target from another build of slipway, doorbells mapped
     #[arg(long, value_name = "NAME=PROGRAM")]
     pub target: Vec<Named>,
+    #[command(flatten)]
+    pub report: ReportArgs,
+    /// Write curves: IOPS and latency over depth, or operations of RocksDB over time
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub curves: Option<PathBuf>,
+    /// List configurations and loads
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// How often and how long subjects are measured.
+#[derive(Debug, Args)]
+pub struct TurnsArgs {
+    /// Turns of each subject with each load
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Seconds of a turn that are measured; whole ones for a peer that tells no finer
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    pub time: f64,
+    /// Seconds of load before that
+    #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
+    pub warm_up: f64,
+}
+
+impl TurnsArgs {
+    /// Warm-up and measured time of a turn.
+    pub fn durations(&self) -> (Duration, Duration) {
+        (Duration::from_secs_f64(self.warm_up), Duration::from_secs_f64(self.time))
+    }
+}
+
+/// Where a report comes from and goes to.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
     /// Show an earlier report instead of measuring
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
     /// Write the report as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<PathBuf>,
-    /// Write the picture: a bar for each load and configuration
+    /// Write the picture: a bar for each load and what is measured with it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub svg: Option<PathBuf>,
-    /// Write curves: IOPS and latency over depth, or operations of RocksDB over time
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub curves: Option<PathBuf>,
     /// Compare with an earlier report: which differences are more than the noise
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub compare: Option<PathBuf>,
     /// Print the report as JSON instead of tables
     #[arg(long)]
     pub json: bool,
-    /// List configurations and loads
-    #[arg(long)]
-    pub list: bool,
 }
 
 #[derive(Debug, Args)]
@@ -135,33 +164,13 @@ pub struct PacketArgs {
     /// a second; else as many as the source can)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     pub load: Vec<slipway_bench::packet::PacketLoad>,
-    /// Turns of each subject with each load
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
-    /// Seconds of a turn that are measured; whole ones for testpmd, which tells no finer
-    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
-    pub time: f64,
-    /// Seconds of load before that
-    #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
-    pub warm_up: f64,
+    #[command(flatten)]
+    pub turns: TurnsArgs,
     /// Three loads, three short turns at most: shows that everything works, in seconds
     #[arg(long)]
     pub quick: bool,
-    /// Show an earlier report instead of measuring
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub report: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub output: Option<PathBuf>,
-    /// Write the picture: a bar for each load and subject
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub svg: Option<PathBuf>,
-    /// Compare with an earlier report: which differences are more than the noise
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub compare: Option<PathBuf>,
-    /// Print the report as JSON instead of tables
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub report: ReportArgs,
     /// List subjects and loads
     #[arg(long)]
     pub list: bool,
@@ -181,33 +190,13 @@ pub struct SocketArgs {
     /// names any): iperf3, wrk with nginx and with a proxy before it, redis-benchmark
     #[arg(long)]
     pub apps: bool,
-    /// Turns of each subject with each load
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
-    /// Seconds of a turn that are measured
-    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
-    pub time: f64,
-    /// Seconds of load before that
-    #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
-    pub warm_up: f64,
+    #[command(flatten)]
+    pub turns: TurnsArgs,
     /// Five loads, two short turns at most: shows that everything works, in seconds
     #[arg(long)]
     pub quick: bool,
-    /// Show an earlier report instead of measuring
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub report: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub output: Option<PathBuf>,
-    /// Write the picture: a bar for each load and subject
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub svg: Option<PathBuf>,
-    /// Compare with an earlier report: which differences are more than the noise
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub compare: Option<PathBuf>,
-    /// Print the report as JSON instead of tables
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub report: ReportArgs,
     /// List subjects and loads
     #[arg(long)]
     pub list: bool,

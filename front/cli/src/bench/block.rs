@@ -1,6 +1,5 @@
 //! `slipway bench block`.
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use slipway_bench::block::{
     compare_blocks, curves, measure, plot,
 };
 
+use super::reports::{self, Report, write};
 use super::target::{BenchDisk, DiskKind, Doorbells, Target};
 use super::vm;
 use crate::args::{BlockArgs, NodeArgs};
@@ -35,48 +35,40 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
         list(args);
         return Ok(0);
     }
-    let before = args.compare.as_deref().map(read).transpose()?;
-    let report = match &args.report {
-        Some(path) => read(path)?,
-        None if is_native(args) => native(args)?,
-        None => guests(node, args)?,
-    };
-    if let Some(path) = &args.output {
-        write(path, &report.to_json()?)?;
-    }
-    let title = format!("{} on {}", report.disk, report.environment.machine);
-    if let Some(path) = &args.svg {
-        // Of RocksDB there are no other pictures.
-        let draw = if report.rocksdb.is_some() { curves } else { plot };
-        write(path, &draw(&report, &title)?)?;
-    }
+    let measure = || if is_native(args) { native(args) } else { guests(node, args) };
+    let report = reports::show(&args.report, measure)?;
     if let Some(path) = &args.curves {
-        write(path, &curves(&report, &title)?)?;
-    }
-    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    if args.json {
-        crate::out::print(format_args!("{}", report.to_json()?));
-    } else {
-        crate::out::print(format_args!("{}", block_table(&report, colour)));
-    }
-    if let Some(before) = before {
-        let table = compare_blocks(&before, &report).table(colour && !args.json);
-        // Standard output is the report's then.
-        if args.json { eprint!("{table}") } else { crate::say!("\n{table}") }
+        write(path, &curves(&report, &report.title())?)?;
     }
     Ok(0)
 }
 
-fn read(path: &Path) -> Result<BlockReport> {
-    let text = std::fs::read_to_string(path);
-    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-    BlockReport::from_json(&text).with_context(|| format!("{} is no report", path.display()))
-}
+impl Report for BlockReport {
+    fn from_json(text: &str) -> Result<Self> {
+        Self::from_json(text)
+    }
 
-pub(super) fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    eprintln!("Written: {}", path.display());
-    Ok(())
+    fn to_json(&self) -> Result<String> {
+        self.to_json()
+    }
+
+    fn title(&self) -> String {
+        format!("{} on {}", self.disk, self.environment.machine)
+    }
+
+    fn picture(&self, title: &str) -> Result<String> {
+        // Of RocksDB there are no other pictures.
+        let draw = if self.rocksdb.is_some() { curves } else { plot };
+        draw(self, title)
+    }
+
+    fn table(&self, colour: bool) -> String {
+        block_table(self, colour)
+    }
+
+    fn since(&self, before: &Self, colour: bool) -> String {
+        compare_blocks(before, self).table(colour)
+    }
 }
 
 fn list(args: &BlockArgs) {

@@ -3,6 +3,7 @@
 mod block;
 mod packet;
 mod packet_target;
+mod reports;
 pub mod scratch;
 mod socket;
 mod target;

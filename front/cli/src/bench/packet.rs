@@ -1,10 +1,8 @@
 //! `slipway bench packet`.
 
-use std::io::IsTerminal;
-use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use slipway_bench::block::native::Cpus;
 use slipway_bench::packet::native::{RawLink, Switched};
 use slipway_bench::packet::{
@@ -12,8 +10,9 @@ use slipway_bench::packet::{
     PacketSubject, PacketTurn, compare_packets, measure_packets, packet_plot, packet_table,
 };
 
-use super::block::{progress, write};
+use super::block::progress;
 use super::packet_target;
+use super::reports::{self, Report};
 use crate::args::PacketArgs;
 
 /// What is measured, with what it is.
@@ -60,36 +59,34 @@ pub fn packet(args: &PacketArgs) -> Result<i32> {
         list(args)?;
         return Ok(0);
     }
-    let before = args.compare.as_deref().map(read).transpose()?;
-    let report = match &args.report {
-        Some(path) => read(path)?,
-        None => run(args)?,
-    };
-    if let Some(path) = &args.output {
-        write(path, &report.to_json()?)?;
-    }
-    if let Some(path) = &args.svg {
-        let title = format!("packets on {}", report.environment.machine);
-        write(path, &packet_plot(&report, &title)?)?;
-    }
-    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    if args.json {
-        crate::out::print(format_args!("{}", report.to_json()?));
-    } else {
-        crate::out::print(format_args!("{}", packet_table(&report, colour)));
-    }
-    if let Some(before) = before {
-        let table = compare_packets(&before, &report);
-        // Standard output is the report's then.
-        if args.json { eprint!("{table}") } else { crate::say!("\n{table}") }
-    }
+    reports::show(&args.report, || run(args))?;
     Ok(0)
 }
 
-fn read(path: &Path) -> Result<PacketReport> {
-    let text = std::fs::read_to_string(path);
-    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-    PacketReport::from_json(&text).with_context(|| format!("{} is no report", path.display()))
+impl Report for PacketReport {
+    fn from_json(text: &str) -> Result<Self> {
+        Self::from_json(text)
+    }
+
+    fn to_json(&self) -> Result<String> {
+        self.to_json()
+    }
+
+    fn title(&self) -> String {
+        format!("packets on {}", self.environment.machine)
+    }
+
+    fn picture(&self, title: &str) -> Result<String> {
+        packet_plot(self, title)
+    }
+
+    fn table(&self, colour: bool) -> String {
+        packet_table(self, colour)
+    }
+
+    fn since(&self, before: &Self, _colour: bool) -> String {
+        compare_packets(before, self)
+    }
 }
 
 fn list(args: &PacketArgs) -> Result<()> {
@@ -160,9 +157,9 @@ fn peer(name: &str, cpus: &Cpus) -> (Option<Box<dyn PacketSubject>>, &'static st
 fn run(args: &PacketArgs) -> Result<PacketReport> {
     let (warm_up, time) = match args.quick {
         true => (Duration::from_millis(20), Duration::from_millis(200)),
-        false => (Duration::from_secs_f64(args.warm_up), Duration::from_secs_f64(args.time)),
+        false => args.turns.durations(),
     };
-    let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
+    let rounds = if args.quick { args.turns.rounds.min(3) } else { args.turns.rounds };
     let plan = PacketPlan { loads: loads(args)?, rounds, warm_up, time };
     let mut subjects = subjects(args)?;
     let takes = |load| subjects.iter().any(|subject| subject.takes(load));

@@ -1,7 +1,6 @@
 //! `slipway bench socket`.
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,7 +13,8 @@ use slipway_bench::socket::{
     compare_sockets, measure_apps, measure_sockets, socket_plot, socket_table,
 };
 
-use super::block::{progress, write};
+use super::block::progress;
+use super::reports::{self, Report};
 use crate::args::{SocketArgs, SocketLoadArgs};
 
 /// What is measured, with what it is; what others are compared with comes first.
@@ -59,29 +59,7 @@ pub fn socket(args: &SocketArgs) -> Result<i32> {
         list(args)?;
         return Ok(0);
     }
-    let before = args.compare.as_deref().map(read).transpose()?;
-    let report = match &args.report {
-        Some(path) => read(path)?,
-        None => run(args)?,
-    };
-    if let Some(path) = &args.output {
-        write(path, &report.to_json()?)?;
-    }
-    if let Some(path) = &args.svg {
-        let title = format!("sockets on {}", report.environment.machine);
-        write(path, &socket_plot(&report, &title)?)?;
-    }
-    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    if args.json {
-        crate::out::print(format_args!("{}", report.to_json()?));
-    } else {
-        crate::out::print(format_args!("{}", socket_table(&report, colour)));
-    }
-    if let Some(before) = before {
-        let table = compare_sockets(&before, &report);
-        // Standard output is the report's then.
-        if args.json { eprint!("{table}") } else { crate::say!("\n{table}") }
-    }
+    reports::show(&args.report, || run(args))?;
     Ok(0)
 }
 
@@ -91,10 +69,30 @@ pub fn load(args: &SocketLoadArgs) -> Result<i32> {
     Ok(0)
 }
 
-fn read(path: &Path) -> Result<SocketReport> {
-    let text = std::fs::read_to_string(path);
-    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-    SocketReport::from_json(&text).with_context(|| format!("{} is no report", path.display()))
+impl Report for SocketReport {
+    fn from_json(text: &str) -> Result<Self> {
+        Self::from_json(text)
+    }
+
+    fn to_json(&self) -> Result<String> {
+        self.to_json()
+    }
+
+    fn title(&self) -> String {
+        format!("sockets on {}", self.environment.machine)
+    }
+
+    fn picture(&self, title: &str) -> Result<String> {
+        socket_plot(self, title)
+    }
+
+    fn table(&self, colour: bool) -> String {
+        socket_table(self, colour)
+    }
+
+    fn since(&self, before: &Self, _colour: bool) -> String {
+        compare_sockets(before, self)
+    }
 }
 
 fn list(args: &SocketArgs) -> Result<()> {
@@ -197,9 +195,9 @@ fn ways(args: &SocketArgs) -> Result<Vec<Way>> {
 fn run(args: &SocketArgs) -> Result<SocketReport> {
     let (warm_up, time) = match args.quick {
         true => (Duration::from_millis(50), Duration::from_millis(200)),
-        false => (Duration::from_secs_f64(args.warm_up), Duration::from_secs_f64(args.time)),
+        false => args.turns.durations(),
     };
-    let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
+    let rounds = if args.quick { args.turns.rounds.min(2) } else { args.turns.rounds };
     let loads = if args.apps && args.load.is_empty() { Vec::new() } else { loads(args)? };
     let plan = SocketPlan { loads, rounds, warm_up, time };
     let ways = ways(args)?;

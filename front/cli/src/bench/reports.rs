@@ -1,0 +1,64 @@
+//! What becomes of a report of `slipway bench`: shown, drawn, written, compared with an earlier one.
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::args::ReportArgs;
+
+/// A report of one of the benchmarks.
+pub(super) trait Report: Sized {
+    /// As it was written.
+    fn from_json(text: &str) -> Result<Self>;
+    /// To be written.
+    fn to_json(&self) -> Result<String>;
+    /// What was measured, and on which machine.
+    fn title(&self) -> String;
+    /// The picture, as SVG.
+    fn picture(&self, title: &str) -> Result<String>;
+    /// Its tables.
+    fn table(&self, colour: bool) -> String;
+    /// How it differs from an earlier one.
+    fn since(&self, before: &Self, colour: bool) -> String;
+}
+
+/// Shows what `measure` reports, or an earlier report, and writes what is asked for. Gives the report back.
+pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Result<R>) -> Result<R> {
+    let before = args.compare.as_deref().map(read::<R>).transpose()?;
+    let report = match &args.report {
+        Some(path) => read(path)?,
+        None => measure()?,
+    };
+    if let Some(path) = &args.output {
+        write(path, &report.to_json()?)?;
+    }
+    if let Some(path) = &args.svg {
+        write(path, &report.picture(&report.title())?)?;
+    }
+    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    if args.json {
+        crate::out::print(format_args!("{}", report.to_json()?));
+    } else {
+        crate::out::print(format_args!("{}", report.table(colour)));
+    }
+    if let Some(before) = before {
+        let table = report.since(&before, colour && !args.json);
+        // Standard output is the report's then.
+        if args.json { eprint!("{table}") } else { crate::say!("\n{table}") }
+    }
+    Ok(report)
+}
+
+fn read<R: Report>(path: &Path) -> Result<R> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    R::from_json(&text).with_context(|| format!("{} is no report", path.display()))
+}
+
+/// Writes a file and says so.
+pub(super) fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("Written: {}", path.display());
+    Ok(())
+}
