@@ -1,21 +1,21 @@
 //! Asking an engine what it serves, and what an engine needs of the system.
 
-use std::io::{Error, ErrorKind, IoSliceMut, Read};
+use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use slipway_sgiov_spec::control::{REPLY, Reply, Request};
+use slipway_sgiov_spec::control::{DESCRIPTORS, REPLY, Reply, Request};
 
-use crate::Report;
+use crate::{Function, Report};
 
 /// How long an engine may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,23 +41,65 @@ pub fn is_served(path: &Path) -> bool {
 /// Nobody serves there, or something else does.
 pub fn report(path: &Path) -> std::io::Result<Report> {
     let socket = connect(path)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-    rustix::net::send(&socket, &Request::Report.encode(), SendFlags::NOSIGNAL)?;
+    match ask(&socket, Request::Report, &[])? {
+        (Reply::Report { bytes }, Some(file)) => read(file, bytes),
+        _ => Err(no_engine()),
+    }
+}
+
+/// Has the engine at `path` serve a guest's socket function, whose VMM comes to `listener`, a Unix socket that listens.
+/// What is returned is to be kept until the VMM has connected: without one the function ends with it.
+///
+/// # Errors
+/// Nobody serves there, or something else does; what the engine answered.
+pub fn serve_function(
+    path: &Path,
+    listener: BorrowedFd<'_>,
+    function: &Function,
+) -> std::io::Result<OwnedFd> {
+    let socket = connect(path)?;
+    let (file, bytes) = function.to_file()?;
+    let files = [listener, file.as_fd()];
+    match ask(&socket, Request::Function { bytes }, &files)? {
+        (Reply::Done, _) => Ok(socket),
+        _ => Err(no_engine()),
+    }
+}
+
+fn no_engine() -> Error {
+    Error::new(ErrorKind::InvalidData, "what answers is no socket engine")
+}
+
+/// Asks and waits for the reply, and the descriptor that may come with it.
+fn ask(
+    socket: &OwnedFd,
+    request: Request,
+    files: &[BorrowedFd<'_>],
+) -> std::io::Result<(Reply, Option<OwnedFd>)> {
+    set_socket_timeout(socket, Timeout::Recv, Some(PATIENCE))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    let request = request.encode();
+    let parts = [IoSlice::new(&request)];
+    rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
     let mut bytes = [0; REPLY];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut bytes)];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let count = rustix::net::recvmsg(&socket, &mut parts, &mut control, flags)?.bytes;
+    let count = rustix::net::recvmsg(socket, &mut parts, &mut control, flags)?.bytes;
     let mut files = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
     let file = files.next().and_then(|mut files| files.next());
-    match (bytes.get(..count).and_then(Reply::decode), file) {
-        (Some(Reply::Report { bytes }), Some(file)) => read(file, bytes),
-        (Some(Reply::Refused(errno)), _) => Err(Error::from_raw_os_error(errno as i32)),
-        _ => Err(Error::new(ErrorKind::InvalidData, "what answers is no socket engine")),
+    match bytes.get(..count).and_then(Reply::decode) {
+        Some(Reply::Refused(errno)) => Err(Error::from_raw_os_error(errno as i32)),
+        Some(reply) => Ok((reply, file)),
+        None => Err(no_engine()),
     }
 }
 

@@ -32,6 +32,15 @@ const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const REMOTE: u64 = u64::MAX - 2;
 
+/// Name of the socket in its [`folder`].
+pub const SHARED: &str = "engine.sock";
+
+/// A folder beside an engine's socket, of which the engine makes it a second name, [`SHARED`], and nothing
+/// else: what containers may be given, which so find the next engine's socket too and no file but it.
+pub fn folder(socket: &Path) -> PathBuf {
+    socket.with_extension("d")
+}
+
 /// How an engine is to be.
 #[derive(Default)]
 pub struct Settings {
@@ -110,6 +119,9 @@ impl Engine {
     pub fn bind(settings: Settings) -> Result<Self, Error> {
         let lock = lock(&settings.socket)?;
         let listener = listen(&settings.socket)?;
+        if let Err(error) = share(&settings.socket) {
+            tracing::warn!(%error, folder = %folder(&settings.socket).display(), "containers find no engine");
+        }
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
@@ -185,7 +197,9 @@ impl Engine {
     }
 
     fn end(&self) -> Result<(), Error> {
-        let _ = std::fs::remove_file(&self.socket);
+        for name in [&self.socket, &folder(&self.socket).join(SHARED)] {
+            let _ = std::fs::remove_file(name);
+        }
         Ok(())
     }
 
@@ -340,4 +354,15 @@ fn listen(path: &Path) -> Result<OwnedFd, Error> {
     rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(|errno| bad(errno.into()))?;
     rustix::net::listen(&listener, BACKLOG)?;
     Ok(listener)
+}
+
+/// Gives the socket its second name. The folder stays when an engine ends: containers have it.
+fn share(socket: &Path) -> std::io::Result<()> {
+    let folder = folder(socket);
+    std::fs::create_dir_all(&folder)?;
+    let name = folder.join(SHARED);
+    match std::fs::remove_file(&name) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => std::fs::hard_link(socket, name),
+    }
 }

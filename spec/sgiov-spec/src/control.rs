@@ -73,6 +73,14 @@ pub enum Request {
     /// What the engine serves: [`Reply::Report`] with a memfd of JSON. For root, and of a family's own tenant
     /// for others.
     Report,
+    /// Serve a guest's socket function ([`crate::function`]). For root alone. Two descriptors come with it: a Unix socket
+    /// that listens for the guest's VMM (vfio-user), and a memfd of JSON, which says the function's name, its tenant
+    /// and its addresses. [`Reply::Done`]: the VMM may connect. The function is there until the VMM has
+    /// come and gone or, if none came, until the connection ends over which it was asked for.
+    Function {
+        /// Length of the JSON in bytes.
+        bytes: u64,
+    },
 }
 
 /// Status of a reply to [`Request::Connect`]: nobody listens there that the engine knows of, or policy leaves
@@ -137,6 +145,7 @@ mod op {
     pub const CONNECT: u32 = 6;
     pub const CLOSE: u32 = 7;
     pub const REPORT: u32 = 8;
+    pub const FUNCTION: u32 = 9;
 }
 
 const SHARED: u32 = 1;
@@ -176,6 +185,10 @@ impl Request {
                 op::CLOSE
             }
             Self::Report => op::REPORT,
+            Self::Function { bytes } => {
+                number = bytes;
+                op::FUNCTION
+            }
         };
         let mut bytes = [0; REQUEST];
         bytes[..4].copy_from_slice(&op.to_le_bytes());
@@ -205,6 +218,7 @@ impl Request {
             op::CONNECT => Self::Connect { to: first, from: second },
             op::CLOSE => Self::Close { entry: number },
             op::REPORT => Self::Report,
+            op::FUNCTION => Self::Function { bytes: number },
             _ => return None,
         };
         // What is not used is zero.
@@ -285,6 +299,7 @@ mod tests {
             Request::Connect { to: HERE, from: Address::ANY },
             Request::Close { entry: 9 },
             Request::Report,
+            Request::Function { bytes: 100 },
         ];
         for request in all {
             let mut bytes = request.encode();

@@ -122,6 +122,8 @@ impl Broker {
         let outcome = match (request, family) {
             (Request::Attach { version }, None) => self.attach(client, version),
             (Request::Report, _) => self.report_to(client),
+            // This engine serves programs alone.
+            (Request::Function { .. }, _) => Err(Errno::OPNOTSUPP),
             (Request::Attach { .. }, Some(_)) => return Outcome::HangUp("it attached twice"),
             (_, None) => return Outcome::HangUp("it asked before it attached"),
             (Request::Fork, Some(family)) => self.fork(client, family),

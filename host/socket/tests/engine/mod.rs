@@ -221,7 +221,7 @@ impl Engine {
             }
             Request::Connect { to, .. } => self.connect(id, to),
             Request::Close { entry } => self.release(id, family, entry),
-            Request::Report => self.send(id, Reply::Refused(38), &[]),
+            Request::Report | Request::Function { .. } => self.send(id, Reply::Refused(38), &[]),
         }
     }
 
