@@ -33,6 +33,8 @@ mod bars;
 pub mod block;
 mod compare;
 mod duration;
+mod groups;
+mod json;
 pub mod packet;
 mod palette;
 mod report;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Measured, Plan, RocksJob, RocksPlan, RocksReport, RocksRun, RocksSubject, Subject, Workload,
 };
+use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
 
@@ -203,7 +204,7 @@ impl BlockReport {
     /// # Errors
     /// None in practice; serialisation reports its own.
     pub fn to_json(&self) -> anyhow::Result<String> {
-        Ok(serde_json::to_string(self)? + "\n")
+        json::write(self)
     }
 
     /// From JSON.
@@ -211,15 +212,7 @@ impl BlockReport {
     /// # Errors
     /// When it is no such report, or of another format version.
     pub fn from_json(text: &str) -> anyhow::Result<Self> {
-        let report: Self = serde_json::from_str(text)
-            .map_err(|error| anyhow::anyhow!("not a report of disks: {error}"))?;
-        anyhow::ensure!(
-            report.format == Self::FORMAT,
-            "a report of format {}; this slipway reads format {}",
-            report.format,
-            Self::FORMAT
-        );
-        Ok(report)
+        json::read(text, "disks", Self::FORMAT, |report: &Self| report.format)
     }
 }
 

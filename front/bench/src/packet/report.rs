@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PacketLoad;
 use crate::block::Described;
+use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
 
@@ -200,7 +201,7 @@ impl PacketReport {
     /// # Errors
     /// None in practice; serialisation reports its own.
     pub fn to_json(&self) -> Result<String> {
-        Ok(serde_json::to_string(self)? + "\n")
+        json::write(self)
     }
 
     /// From JSON.
@@ -208,14 +209,7 @@ impl PacketReport {
     /// # Errors
     /// When it is no such report, or of another format version.
     pub fn from_json(text: &str) -> Result<Self> {
-        let report: Self = serde_json::from_str(text)
-            .map_err(|error| anyhow::anyhow!("not a report of packets: {error}"))?;
-        let (format, known) = (report.format, Self::FORMAT);
-        anyhow::ensure!(
-            format == known,
-            "a report of format {format}; this slipway reads format {known}"
-        );
-        Ok(report)
+        json::read(text, "packets", Self::FORMAT, |report: &Self| report.format)
     }
 }
 

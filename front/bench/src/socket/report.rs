@@ -9,6 +9,7 @@ use slipway_telemetry::Histogram;
 use super::turn::turn;
 use super::{App, AppRun, Cost, SocketLoad, Traffic, Way};
 use crate::block::Described;
+use crate::json;
 use crate::report::Environment;
 use crate::statistics::median;
 
@@ -272,7 +273,7 @@ impl SocketReport {
     /// # Errors
     /// None in practice; serialisation reports its own.
     pub fn to_json(&self) -> Result<String> {
-        Ok(serde_json::to_string(self)? + "\n")
+        json::write(self)
     }
 
     /// From JSON.
@@ -280,14 +281,7 @@ impl SocketReport {
     /// # Errors
     /// When it is no such report, or of another format version.
     pub fn from_json(text: &str) -> Result<Self> {
-        let report: Self = serde_json::from_str(text)
-            .map_err(|error| anyhow::anyhow!("not a report of sockets: {error}"))?;
-        let (format, known) = (report.format, Self::FORMAT);
-        anyhow::ensure!(
-            format == known,
-            "a report of format {format}; this slipway reads format {known}"
-        );
-        Ok(report)
+        json::read(text, "sockets", Self::FORMAT, |report: &Self| report.format)
     }
 }
 

@@ -156,7 +156,8 @@ fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("unknown processor", |(_, model)| model);
-    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    // Of the machine, not those that this thread may use.
+    let cores = info.lines().filter(|line| line.starts_with("processor")).count();
     let memory = rustix::system::sysinfo();
     let bytes = (memory.totalram as u64).saturating_mul(u64::from(memory.mem_unit));
     format!("{model}, {cores} cores, {}", crate::size::show(bytes))
