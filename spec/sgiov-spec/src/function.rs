@@ -13,6 +13,7 @@
 //! | 0x10 | [`register::CONTROL`], `u32`: 1 starts, 0 resets | read, write |
 //! | 0x18 | [`register::MEMORY`], `u64`: guest-physical address of the control memory, a multiple of [`PIECE`] | read; write while it is not running |
 //! | 0x20 | [`register::CAUSE`], `u32`: 1 when the device has asked for attention since it was read last; reading it lowers the pin | read |
+//! | 0x800, 0x900 | MSI-X table and pending bits | read, write |
 //! | 0x1000 | [`register::BELL`], `u32`: the device is to look, whatever is written | write |
 //!
 //! It runs, or is broken, when the write of 1 has ended; a reset has ended when the status reads 0, and before that a write of 1

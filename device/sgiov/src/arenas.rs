@@ -1,0 +1,108 @@
+//! A guest's arenas.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use slipway_ram::{Access, Lasting, Memory};
+use slipway_ring::cross::{Arena, Regions};
+use slipway_sgiov_spec::function::{ARENAS, Broken, PIECE};
+
+/// A piece of the guest's memory, which stays as long as this value, or its quiescence.
+///
+/// # Errors
+/// [`Broken::Memory`].
+pub fn piece(memory: &Memory, at: u64) -> Result<Lasting, Broken> {
+    if !at.is_multiple_of(PIECE as u64) || at.checked_add(PIECE as u64).is_none() {
+        return Err(Broken::Memory);
+    }
+    let mut spans = Vec::new();
+    memory.pin(at, PIECE, Access::Write, &mut spans).map_err(|_| Broken::Memory)?;
+    let span = spans.pop().filter(|span| spans.is_empty() && span.len() == PIECE);
+    span.and_then(Lasting::over).ok_or(Broken::Memory)
+}
+
+/// One of them.
+struct Held {
+    at: u64,
+    /// None: it is suspended.
+    arena: Option<Arena>,
+    shape: slipway_ring::cross::Shape,
+    /// Which regions of what this side writes are in use.
+    regions: Arc<[AtomicU64]>,
+}
+
+fn open(memory: &Memory, at: u64) -> Result<Arena, Broken> {
+    let words = piece(memory, at)?;
+    Ok(Arena::over(words).map_err(|_| Broken::Arena)?.across_machines())
+}
+
+/// All of them, by number.
+#[derive(Default)]
+pub struct Arenas {
+    all: Vec<Option<Held>>,
+}
+
+impl Arenas {
+    /// # Errors
+    /// [`Broken`]: the number or the memory is in use, or there is no arena.
+    pub fn add(
+        &mut self,
+        memory: &Memory,
+        number: u32,
+        at: u64,
+        control: u64,
+    ) -> Result<(), Broken> {
+        let index = number as usize;
+        if number >= ARENAS || self.held(number).is_some() {
+            return Err(Broken::Message);
+        }
+        if at == control || self.all.iter().flatten().any(|held| held.at == at) {
+            return Err(Broken::Arena);
+        }
+        let arena = open(memory, at)?;
+        let regions = (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect();
+        if self.all.len() <= index {
+            self.all.resize_with(index + 1, || None);
+        }
+        self.all[index] = Some(Held { at, shape: arena.shape(), arena: Some(arena), regions });
+        Ok(())
+    }
+
+    fn held(&self, number: u32) -> Option<&Held> {
+        self.all.get(number as usize)?.as_ref()
+    }
+
+    pub fn get(&self, number: u32) -> Option<(&Arena, &Arc<[AtomicU64]>)> {
+        let held = self.held(number)?;
+        Some((held.arena.as_ref()?, &held.regions))
+    }
+
+    /// Streams of an arena, whether it is suspended or not.
+    pub fn streams(&self, number: u32) -> Option<u32> {
+        self.held(number).map(|held| held.shape.streams)
+    }
+
+    pub fn remove(&mut self, number: u32) -> bool {
+        self.all.get_mut(number as usize).is_some_and(|place| place.take().is_some())
+    }
+
+    /// Lets go of the guest's memory.
+    pub fn suspend(&mut self) {
+        self.all.iter_mut().flatten().for_each(|held| held.arena = None);
+    }
+
+    /// Takes it again.
+    ///
+    /// # Errors
+    /// [`Broken::Unmapped`]: it is not there, or there is something else.
+    pub fn resume(&mut self, memory: &Memory) -> Result<(), Broken> {
+        for held in self.all.iter_mut().flatten() {
+            let arena = open(memory, held.at).map_err(|_| Broken::Unmapped)?;
+            if arena.shape() != held.shape {
+                return Err(Broken::Unmapped);
+            }
+            held.arena = Some(arena);
+        }
+        Ok(())
+    }
+}

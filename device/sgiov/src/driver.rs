@@ -1,0 +1,101 @@
+//! The guest's side of the control memory: a small real one, for tests of this and other crates.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use slipway_ram::Lasting;
+use slipway_ring::cross::{Arena, Own, Regions, Shape, Side, Signals, Stream};
+use slipway_sgiov_spec::function::{
+    CONTROL_PAGES, CONTROL_STREAMS, GUEST_ASLEEP, GUEST_OVERFLOW, HOST_ASLEEP, MESSAGE, Message,
+    SIGNALS, TO_GUEST, TO_HOST, asleep, event, stream_of,
+};
+
+/// The control memory, as the guest has it.
+pub struct Driver {
+    /// All of it.
+    pub words: Lasting,
+    /// The messages' arena.
+    pub arena: Arena,
+    own: [AtomicU64; 4],
+    regions: Box<[AtomicU64]>,
+    to_host: Signals,
+    to_guest: Signals,
+}
+
+impl Driver {
+    /// Makes what is in `words`, which are the control memory's, of zeros. None: there are too few.
+    pub fn new(words: Lasting) -> Option<Self> {
+        let shape = Shape { streams: CONTROL_STREAMS, pages: CONTROL_PAGES };
+        let (arena, rest) = words.split(TO_HOST)?;
+        let (to_host, to_guest) = rest.split(TO_GUEST - TO_HOST)?;
+        Some(Self {
+            arena: Arena::within(arena, shape).ok()?,
+            own: Default::default(),
+            regions: (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect(),
+            to_host: Signals::new(to_host, SIGNALS)?,
+            to_guest: Signals::new(to_guest, SIGNALS)?,
+            words,
+        })
+    }
+
+    /// Its side of the messages.
+    pub fn stream(&self) -> Stream<'_> {
+        let [tail, head_seen, head, tail_seen] = &self.own;
+        let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
+        Stream::new(&self.arena, 0, Side::Zero, out, into)
+    }
+
+    /// Writes bytes where messages go. How many there was room for; 0 also when the stream is of no use.
+    pub fn write(&self, bytes: &[u8]) -> usize {
+        let regions = Regions::new(&self.regions, self.arena.shape());
+        self.stream().write(bytes, 64 << 10, regions, || ()).unwrap_or(0)
+    }
+
+    /// Says something. False: there is no room for all of it.
+    pub fn say(&self, message: &Message) -> bool {
+        self.write(&message.encode()) == MESSAGE
+    }
+
+    /// The next message, when all of it is there.
+    pub fn hear(&self) -> Option<Message> {
+        let mut bytes = [0; MESSAGE];
+        let stream = self.stream();
+        let whole = stream.peek(0, &mut bytes) == Ok(MESSAGE);
+        if whole {
+            stream.into.release(MESSAGE as u64);
+        }
+        whole.then(|| Message::decode(&bytes)).flatten()
+    }
+
+    /// Signals a stream. False: there is no room.
+    pub fn raise(&mut self, arena: u32, stream: u32) -> bool {
+        self.to_host.raise(event(arena, stream)) == Ok(Ok(()))
+    }
+
+    /// The next signal.
+    pub fn signal(&mut self) -> Option<(u32, u32)> {
+        self.to_guest.take().ok().flatten().map(stream_of)
+    }
+
+    /// Whether a signal found no room since this was asked last.
+    pub fn overflowed(&self) -> bool {
+        self.word(GUEST_OVERFLOW).swap(0, Ordering::Acquire) != 0
+    }
+
+    /// Whether the bell is to be rung after what was written.
+    pub fn is_to_ring(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let word = self.word(HOST_ASLEEP);
+        word.load(Ordering::Relaxed) != 0 && word.swap(asleep::AWAKE, Ordering::Relaxed) != 0
+    }
+
+    /// Asks to be interrupted.
+    pub fn sleep(&self) {
+        self.word(GUEST_ASLEEP).store(asleep::FOR_WORK, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// A word of the control memory, by its offset.
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        &self.words.words()[offset / 8]
+    }
+}

@@ -1,0 +1,33 @@
+//! What the function looks like.
+
+use slipway_pci::{Bar, ConfigSpace, Description, Identity, MsixLayout};
+use slipway_sgiov_spec::function::{BAR, CLASS, DEVICE, VENDOR};
+
+/// Offset in BAR 0 of the MSI-X table, behind the registers.
+pub const MSIX_TABLE: u64 = 0x800;
+/// Offset of its pending bits.
+pub const MSIX_PENDING: u64 = 0x900;
+/// Behind them.
+pub const MSIX_END: u64 = 0xa00;
+
+const IDENTITY: Identity = Identity {
+    vendor: VENDOR,
+    device: DEVICE,
+    subsystem_vendor: VENDOR,
+    subsystem: DEVICE,
+    class: CLASS,
+    revision: 1,
+};
+
+pub fn description() -> Description {
+    let bar = Bar { index: 0, size: BAR, wide: true, doorbell_page: None };
+    Description { bars: vec![bar], vectors: 1, pin: true }
+}
+
+pub fn msix() -> MsixLayout {
+    MsixLayout::new(0, 1, MSIX_TABLE, MSIX_PENDING)
+}
+
+pub fn config_space(description: &Description) -> ConfigSpace {
+    ConfigSpace::new(&IDENTITY, description, Some(&msix()))
+}
