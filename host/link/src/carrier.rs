@@ -8,15 +8,14 @@ use std::collections::HashMap;
 use std::io::Error;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use slipway_ram::Lasting;
-use slipway_ring::cross::{Signals, is_told_surely};
-use slipway_sgiov_spec::{Address, table};
+use slipway_family::Family;
+use slipway_ring::cross::is_told_surely;
+use slipway_sgiov_spec::Address;
 
 use crate::connection::Report;
 use crate::links::{Event, Links, StreamId};
@@ -31,33 +30,6 @@ const NAP: Duration = Duration::from_millis(1);
 /// Numbers in epoll beyond those of families.
 const LINKS: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
-
-/// What a family tells the engine by: its table, and the bell that it raises when the engine sleeps.
-pub struct Family {
-    table: Lasting,
-    signals: Signals,
-    bell: Arc<OwnedFd>,
-}
-
-impl Family {
-    /// Over the `table`, which has so many entries and links. None: it is too short.
-    pub fn new(table: &Lasting, entries: usize, links: usize, bell: Arc<OwnedFd>) -> Option<Self> {
-        let (_, rest) = table.split(table::signals(entries, links))?;
-        let signals = Signals::new(rest, table::SIGNALS)?;
-        (table.len() > table::ENTRIES).then(|| Self { table: table.clone(), signals, bell })
-    }
-
-    fn sleeps(&self, asleep: bool) {
-        self.table.words()[table::ASLEEP / 8].store(asleep.into(), Ordering::Relaxed);
-    }
-
-    /// Whether a signal found no room since this was asked last.
-    fn overflowed(&self) -> bool {
-        let word = &self.table.words()[table::OVERFLOW / 8];
-        // Acquire: what was done before the signal is seen.
-        word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0
-    }
-}
 
 /// What is to be done.
 pub enum Command {
@@ -264,7 +236,7 @@ impl Carrying {
         let data = epoll::EventData::new_u64(number.into());
         // Without it the family's signals are seen only while others keep this thread awake, so that its
         // streams are better not to be.
-        if epoll::add(&self.epoll, &family.bell, data, epoll::EventFlags::IN).is_ok() {
+        if epoll::add(&self.epoll, family.bell(), data, epoll::EventFlags::IN).is_ok() {
             self.families.insert(number, Member { family, entries: HashMap::new() });
         }
     }
@@ -272,7 +244,7 @@ impl Carrying {
     /// A family is gone; what its programs have written still goes. Its streams.
     fn part(&mut self, number: u32) -> Option<HashMap<u32, StreamId>> {
         let member = self.families.remove(&number)?;
-        let _ = epoll::delete(&self.epoll, &member.family.bell);
+        let _ = epoll::delete(&self.epoll, member.family.bell());
         Some(member.entries)
     }
 
@@ -281,7 +253,7 @@ impl Carrying {
         let (mut some, mut spoiled) = (false, None);
         for (number, member) in &mut self.families {
             for _ in 0..SIGNALS {
-                match member.family.signals.take() {
+                match member.family.take() {
                     Ok(Some(entry)) => {
                         some = true;
                         let entry = u32::try_from(entry).ok();
@@ -329,13 +301,13 @@ impl Carrying {
 
     /// Sleeps until something is told, unless something was meanwhile.
     fn sleep(&mut self, now: Instant) {
-        self.families.values().for_each(|member| member.family.sleeps(true));
+        self.families.values().for_each(|member| member.family.set_asleep(true));
         // With a full barrier between that word and the look at the signals.
         let may = self.links.rest(now) && !self.listen(now);
         if may {
             self.wait(now);
         }
-        self.families.values().for_each(|member| member.family.sleeps(false));
+        self.families.values().for_each(|member| member.family.set_asleep(false));
     }
 
     fn wait(&self, now: Instant) {
@@ -355,7 +327,7 @@ impl Carrying {
                 WAKE => slipway_eventfd::drain(self.wake.as_fd()),
                 number => {
                     let member = u32::try_from(number).ok().and_then(|n| self.families.get(&n));
-                    member.is_none_or(|member| slipway_eventfd::drain(member.family.bell.as_fd()))
+                    member.is_none_or(|member| member.family.lower_bell())
                 }
             };
             if !drained {

@@ -60,7 +60,7 @@ mod stream;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 
-pub use carrier::{Carrier, Command, Family, News};
+pub use carrier::{Carrier, Command, News};
 pub use connection::Report;
 pub use identity::{Identity, IdentityError};
 pub use links::{Ended, Event, Links, LinksError, StreamId};

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use slipway_link::{
-    Command, End, Ended, Event as LinkEvent, Family, Links, LinksError, News, Settings, StreamId,
+    Command, End, Ended, Event as LinkEvent, Links, LinksError, News, Settings, StreamId,
 };
 use slipway_ring::cross::Tail;
 use slipway_sgiov_spec::Address;
 
 use crate::policy::Policy;
-use crate::remote::{Event, Line, Remote};
+use crate::remote::{Event, Family, Line, Remote};
 
 /// A connection whose engine's side is here.
 struct Carried {

@@ -33,6 +33,7 @@ pub mod fuzz;
 mod address;
 mod ask;
 mod broker;
+#[cfg(feature = "links")]
 mod carrier;
 mod function;
 mod log;
@@ -47,6 +48,7 @@ mod wire;
 
 pub use ask::{is_served, raise_descriptor_limit, report, serve_function};
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantReport};
+#[cfg(feature = "links")]
 pub use carrier::{Carrier, CarrierError};
 pub use function::Function;
 pub use policy::{Policy, PolicyError, Tenant};

@@ -9,7 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use slipway_link::Family;
+pub use slipway_family::Family;
 use slipway_ring::cross::{Arena, Side, Tail};
 use slipway_sgiov_spec::Address;
 
@@ -76,6 +76,28 @@ pub trait Remote: Send {
 
     /// A family is there. Its signals name entries of streams that were written to, read from, or ended.
     fn family(&mut self, number: u32, family: Family);
+
+    /// Memory for streams of a family that end at the engine: an arena that nobody else has or will have, from
+    /// where the carrier wants it. None: any will do, and the engine makes one.
+    fn arena(&mut self) -> Option<std::io::Result<Arena>> {
+        None
+    }
+
+    /// An arena of [`Remote::arena`]'s has no stream, and will have none.
+    fn arena_gone(&mut self, arena: &Arena) {
+        let _ = arena;
+    }
+
+    /// A program of the tenant listens at `at`, unspecified: at all its addresses. Once for each listener; only
+    /// carriers that others have to be told by need to know.
+    fn listens(&mut self, tenant: &str, at: Address) {
+        let _ = (tenant, at);
+    }
+
+    /// It does not any more, as it was said.
+    fn listens_no_more(&mut self, tenant: &str, at: Address) {
+        let _ = (tenant, at);
+    }
 
     /// A family has ended. What streams it has are finished by now: the carrier goes on to deliver what was
     /// written before.

@@ -1,5 +1,6 @@
 //! Two engines in two network namespaces, with a program at each: needs root and the programs `ip` and
 //! `openssl`. The test runs itself in the namespaces, as one node each.
+#![cfg(feature = "links")]
 #![allow(clippy::unwrap_used)]
 
 mod client;

@@ -22,7 +22,7 @@ impl Broker {
         family.members.insert(number);
         let files = vec![family.table.file.clone(), family.bell.clone()];
         let (table, bell) = (family.table.memory(), family.bell.clone());
-        let signals = slipway_link::Family::new(table, ENTRIES as usize, LINKS.into(), bell);
+        let signals = slipway_family::Family::new(table, ENTRIES as usize, LINKS.into(), bell);
         let number = self.families.insert(family);
         client.family = Some(number);
         if let Some((remote, signals)) = self.remote.as_mut().zip(signals) {
@@ -78,8 +78,12 @@ impl Broker {
 
     /// A link that has no streams ends: its parties forget it.
     pub(super) fn end_link(&mut self, link: u32) {
-        let Some(ends) = self.links.remove(link) else { return };
-        for end in ends {
+        let Some(link) = self.links.remove(link) else { return };
+        match &mut self.remote {
+            Some(remote) if link.supplied => remote.arena_gone(&link.arena),
+            _ => link.punch(),
+        }
+        for end in link.ends {
             let Party::Family(number) = end.party else { continue };
             let Some(family) = self.families.get_mut(number) else { continue };
             family.set_link(end.number, None);

@@ -250,7 +250,11 @@ impl Broker {
         let second = free(b, (a == b).then_some(first))?;
         let ends =
             [links::End { party: a, number: first }, links::End { party: b, number: second }];
-        let link = self.links.add(ends).map_err(lack)?;
+        let supplied = match &mut self.remote {
+            Some(remote) if a == Party::Engine || b == Party::Engine => remote.arena().transpose(),
+            _ => Ok(None),
+        };
+        let link = self.links.add(ends, supplied.map_err(lack)?).map_err(lack)?;
         for (end, side) in ends.iter().zip([Side::Zero, Side::One]) {
             if let Party::Family(number) = end.party
                 && let Some(family) = self.families.get_mut(number)

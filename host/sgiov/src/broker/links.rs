@@ -11,7 +11,7 @@ use slipway_ring::cross::{Arena, Regions, Side};
 
 use crate::slab::Slab;
 
-/// Streams of a link. A pair of families that needs more has several.
+/// Streams of a link whose arena the engine makes. A pair of families that needs more has several.
 pub const STREAMS: u32 = 4096;
 
 /// Who a side of a link is.
@@ -39,6 +39,8 @@ pub struct Link {
     pub ends: [End; 2],
     /// With the engine at one end: which regions of its area it has in use.
     pub bits: Option<Arc<[AtomicU64]>>,
+    /// The arena is the carrier's, which is told of its end.
+    pub supplied: bool,
     free: Vec<u32>,
     next: u32,
     pub live: u32,
@@ -47,25 +49,40 @@ pub struct Link {
 }
 
 impl Link {
-    fn new(ends: [End; 2]) -> std::io::Result<Self> {
-        let arena = Arena::new(Regions::shape(STREAMS))?;
+    fn new(ends: [End; 2], supplied: Option<Arena>) -> std::io::Result<Self> {
+        let is_supplied = supplied.is_some();
+        let arena = supplied.map_or_else(|| Arena::new(Regions::shape(STREAMS)), Ok)?;
         let file = arena.file().ok_or(std::io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
         let with_engine = ends.iter().any(|end| end.party == Party::Engine);
         let bits = with_engine.then(|| (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect());
         let (free, next) = (Vec::new(), 0);
-        Ok(Self { arena, file: Arc::new(file), ends, bits, free, next, live: 0, idle: None })
+        Ok(Self {
+            arena,
+            file: Arc::new(file),
+            ends,
+            bits,
+            supplied: is_supplied,
+            free,
+            next,
+            live: 0,
+            idle: None,
+        })
+    }
+
+    fn streams(&self) -> u32 {
+        self.arena.shape().streams
     }
 
     fn has_room(&self) -> bool {
         let whole = self.ends.iter().all(|end| end.party != Party::Gone);
-        whole && (self.next < STREAMS || !self.free.is_empty())
+        whole && (self.next < self.streams() || !self.free.is_empty())
     }
 
     /// A stream, of which nothing is left that either side wrote when it was another's, or since.
     pub fn take_stream(&mut self) -> Option<u32> {
         let stream = self.free.pop().or_else(|| {
             let next = self.next;
-            (next < STREAMS).then(|| {
+            (next < self.streams()).then(|| {
                 self.next += 1;
                 next
             })
@@ -85,7 +102,7 @@ impl Link {
     }
 
     /// Gives all pages back, whoever has it mapped still.
-    fn punch(&self) {
+    pub fn punch(&self) {
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = rustix::fs::fallocate(&*self.file, how, 0, self.arena.shape().bytes() as u64);
     }
@@ -114,8 +131,9 @@ impl Links {
         links.find(|number| self.all.get(**number).is_some_and(Link::has_room)).copied()
     }
 
-    pub fn add(&mut self, ends: [End; 2]) -> std::io::Result<u32> {
-        let number = self.all.insert(Link::new(ends)?);
+    /// A link in an arena of its own, or in the one that the carrier has `supplied`.
+    pub fn add(&mut self, ends: [End; 2], supplied: Option<Arena>) -> std::io::Result<u32> {
+        let number = self.all.insert(Link::new(ends, supplied)?);
         self.between.entry(key(ends[0].party, ends[1].party)).or_default().push(number);
         Ok(number)
     }
@@ -149,10 +167,9 @@ impl Links {
         empty
     }
 
-    /// A link without streams ends. Its two ends, to be forgotten by their parties.
-    pub fn remove(&mut self, number: u32) -> Option<[End; 2]> {
+    /// A link without streams ends. What is left of it: its ends, to be forgotten by their parties, and its memory.
+    pub fn remove(&mut self, number: u32) -> Option<Link> {
         let link = self.all.remove(number)?;
-        link.punch();
         let key = key(link.ends[0].party, link.ends[1].party);
         if let Some(numbers) = self.between.get_mut(&key) {
             numbers.retain(|other| *other != number);
@@ -160,7 +177,7 @@ impl Links {
                 self.between.remove(&key);
             }
         }
-        Some(link.ends)
+        Some(link)
     }
 
     /// Those that have had no stream for so long.
