@@ -9,7 +9,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# What runs in guests is linked statically: the agent for its initramfs, slipway-load for any image. The
+# What runs in guests is linked statically: the agent and the socket engine for the initramfs, slipway-load for any image. The
 # explicit target keeps these flags from build scripts and macros.
 HOST := x86_64-unknown-linux-gnu
 
@@ -28,7 +28,7 @@ build: ## the programs: target/release/slipway, libslipway.so, those that run in
 	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent \
-	    --package slipway-bench --bins --target $(HOST)
+	    --package slipway-guest-sockets --package slipway-bench --bins --target $(HOST)
 
 demo: build ## run four containers, each in a microVM of its own, and show where the time went
 	@deploy/setup/setup.sh run demo
@@ -75,6 +75,8 @@ install: build ## install to PREFIX (/usr/local), with completions and man pages
 	    $(DESTDIR)/usr/libexec/slipway/slipway-agent
 	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-load \
 	    $(DESTDIR)/usr/libexec/slipway/slipway-load
+	install -D -m 755 $(TARGET)/$(HOST)/agent/slipway-guest-sockets \
+	    $(DESTDIR)/usr/libexec/slipway/slipway-guest-sockets
 
 clean: ## remove what was built; tools and images stay in /var/lib/slipway
 	cargo clean

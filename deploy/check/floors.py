@@ -23,6 +23,10 @@ ONLY = {
     "slipway-agent-protocol": (["base/", "spec/"], "both the guest and the host use it"),
     "slipway-port": (["base/", "spec/"], "it runs in other people's programs"),
     "slipway-socket": (["base/", "spec/"], "it runs in other people's programs"),
+    "slipway-guest-sockets": (
+        ["base/", "spec/", "slipway-sgiov"],
+        "it runs in the guest: the engine, and nothing else of the host's",
+    ),
     "slipway-preload": (
         ["base/", "spec/", "slipway-socket"],
         "it runs in other people's programs",

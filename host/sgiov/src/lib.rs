@@ -36,6 +36,7 @@ mod broker;
 #[cfg(feature = "links")]
 mod carrier;
 mod function;
+pub mod guest;
 mod log;
 mod namespace;
 mod peer;

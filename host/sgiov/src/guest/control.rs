@@ -1,0 +1,129 @@
+//! The control memory: messages and signals both ways, and who sleeps.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use slipway_ram::Lasting;
+use slipway_ring::cross::{Arena, Own, Regions, Shape, Side, Signals, Stream};
+use slipway_sgiov_spec::function::{
+    CONTROL_PAGES, CONTROL_STREAMS, GUEST_ASLEEP, GUEST_OVERFLOW, HOST_ASLEEP, HOST_OVERFLOW,
+    MESSAGE, Message, SIGNALS, TO_GUEST, TO_HOST, asleep,
+};
+
+use super::{FunctionError, Piece};
+
+/// Bytes of messages that may be under way to the machine.
+const MOST: usize = 64 << 10;
+/// What the machine's word has when it waits for room for its messages.
+const ROOM: u64 = asleep::FOR_WORK_AND_ROOM & !asleep::FOR_WORK;
+
+const SPOILED: FunctionError = FunctionError::Protocol("a counter that cannot be");
+
+pub struct Control {
+    memory: Lasting,
+    arena: Arena,
+    /// Tail, head seen, head, tail seen of the stream of messages.
+    own: [AtomicU64; 4],
+    bits: Box<[AtomicU64]>,
+    to_host: Signals,
+    to_guest: Signals,
+    /// Its guest-physical address.
+    pub at: u64,
+}
+
+impl Control {
+    pub fn new(piece: Piece) -> std::io::Result<Self> {
+        let Piece { memory, at } = piece;
+        let short = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
+        let (first, rest) = memory.split(TO_HOST).ok_or_else(short)?;
+        let (to_host, to_guest) = rest.split(TO_GUEST - TO_HOST).ok_or_else(short)?;
+        let shape = Shape { streams: CONTROL_STREAMS, pages: CONTROL_PAGES };
+        if memory.len() <= GUEST_OVERFLOW {
+            return Err(short());
+        }
+        Ok(Self {
+            memory,
+            arena: Arena::within(first, shape)?,
+            own: Default::default(),
+            bits: (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect(),
+            to_host: Signals::new(to_host, SIGNALS).ok_or_else(short)?,
+            to_guest: Signals::new(to_guest, SIGNALS).ok_or_else(short)?,
+            at,
+        })
+    }
+
+    fn stream(&self) -> Stream<'_> {
+        let [tail, head_seen, head, tail_seen] = &self.own;
+        let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
+        Stream::new(&self.arena, 0, Side::Zero, out, into)
+    }
+
+    /// Says something to the machine. False: there is no room now.
+    pub fn send(&self, message: &Message) -> Result<bool, FunctionError> {
+        let regions = Regions::new(&self.bits, self.arena.shape());
+        match self.stream().write(&message.encode(), MOST, regions, || {}) {
+            Ok(MESSAGE) => Ok(true),
+            Ok(0) => Ok(false),
+            _ => Err(SPOILED),
+        }
+    }
+
+    /// What the machine said next.
+    pub fn receive(&self) -> Result<Option<Message>, FunctionError> {
+        let (count, ended) = self.stream().available().map_err(|_| SPOILED)?;
+        if ended {
+            return Err(FunctionError::Protocol("it says nothing more"));
+        }
+        if count < MESSAGE {
+            return Ok(None);
+        }
+        let mut bytes = [0; MESSAGE];
+        let count = self.stream().read(&mut bytes, || {}).map_err(|_| SPOILED)?;
+        let message = Message::decode(&bytes).filter(|message| !message.is_guests());
+        let message = message.filter(|_| count == MESSAGE);
+        message.map(Some).ok_or(FunctionError::Protocol("a message that cannot be"))
+    }
+
+    /// A stream stirred on this side.
+    pub fn signal(&mut self, event: u64) -> Result<(), FunctionError> {
+        match self.to_host.raise(event).map_err(|_| SPOILED)? {
+            Ok(()) => {}
+            // Release: what was done before it is seen.
+            Err(_) => self.word(HOST_OVERFLOW).store(1, Ordering::Release),
+        }
+        Ok(())
+    }
+
+    /// A stream that stirred on the machine's side.
+    pub fn take_signal(&mut self) -> Result<Option<u64>, FunctionError> {
+        self.to_guest.take().map_err(|_| SPOILED)
+    }
+
+    /// Whether any stream may have stirred there.
+    pub fn overflowed(&self) -> bool {
+        let word = self.word(GUEST_OVERFLOW);
+        word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0
+    }
+
+    /// Says what the machine is to tell of from now on. A full barrier and a look at all of it must follow.
+    pub fn sleep(&self, word: u64) {
+        self.word(GUEST_ASLEEP).store(word, Ordering::Relaxed);
+    }
+
+    /// Whether the machine's engine sleeps, and is to be told: that there is work for it, or room for its messages
+    /// too.
+    pub fn is_to_be_told(&self, work: bool, room: bool) -> bool {
+        let what = if work { asleep::FOR_WORK } else { 0 } | if room { ROOM } else { 0 };
+        // The machine stores the word and then looks once more; here it is the other way round.
+        fence(Ordering::SeqCst);
+        let word = self.word(HOST_ASLEEP);
+        let wanted = word.load(Ordering::Relaxed) & what != 0;
+        if wanted {
+            word.store(asleep::AWAKE, Ordering::Relaxed);
+        }
+        wanted
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        &self.memory.words()[offset / 8]
+    }
+}

@@ -1,0 +1,591 @@
+//! [`Remote`] by a socket function.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use slipway_ring::cross::{Arena, Shape, Tail, heavy};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::function::{
+    self, Addresses, LISTENERS, MAGIC, Message, PIECE, RUNNING, VERSION, asleep, event, register,
+    stream_of,
+};
+
+use super::control::Control;
+use super::streams::{Arenas, Streams, break_off};
+use super::{Device, FunctionError, Piece, broken};
+use crate::address::{is_meant, show};
+use crate::remote::{Event, Family, Line, Remote};
+
+/// Streams of an arena. A family that needs more has several.
+const STREAMS: u32 = 32;
+/// Messages and signals of each kind that are taken before the engine's programs have their turn.
+const TURN: usize = 256;
+/// How long a reset may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often one without interrupts is looked at.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
+const INTERRUPT: u64 = u64::MAX;
+const AGAIN: u64 = u64::MAX - 1;
+const TIMER: u64 = u64::MAX - 2;
+
+/// Carries streams to where a socket function leads: other guests of its network, and programs of the machine.
+pub struct FunctionRemote {
+    device: Box<dyn Device>,
+    /// None: it is broken.
+    control: Option<Control>,
+    /// To be said as soon as there is room.
+    waiting: VecDeque<Message>,
+    epoll: OwnedFd,
+    /// Raised when there is more to do than a turn had room for.
+    again: OwnedFd,
+    /// Without interrupts.
+    timer: Option<OwnedFd>,
+    is_looking: bool,
+    families: HashMap<u32, Family>,
+    arenas: Arenas,
+    streams: Streams,
+    /// By address: the tenants of the listeners there.
+    listeners: HashMap<Address, Vec<String>>,
+    /// The machine has answered.
+    welcome: bool,
+    events: Vec<Event>,
+}
+
+impl FunctionRemote {
+    /// Resets the function and starts it.
+    ///
+    /// # Errors
+    /// [`FunctionError`].
+    pub fn start(mut device: Box<dyn Device>) -> Result<Self, FunctionError> {
+        let piece = begin(&mut *device)?;
+        let control = Control::new(piece)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let again = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        watch(&epoll, again.as_fd(), AGAIN)?;
+        let timer = match device.interrupt() {
+            Some(interrupt) => {
+                watch(&epoll, interrupt, INTERRUPT)?;
+                None
+            }
+            None => Some(timer(&epoll)?),
+        };
+        for (half, value) in [control.at as u32, (control.at >> 32) as u32].into_iter().enumerate()
+        {
+            device.write(register::MEMORY + half as u64 * 4, value);
+        }
+        // From here on the machine may touch the memory, until a reset has ended.
+        device.write(register::CONTROL, 1);
+        let (waiting, families, arenas, streams, listeners) = Default::default();
+        let (is_looking, welcome, events) = Default::default();
+        let mut remote = Self {
+            device,
+            control: Some(control),
+            waiting,
+            epoll,
+            again,
+            timer,
+            is_looking,
+            families,
+            arenas,
+            streams,
+            listeners,
+            welcome,
+            events,
+        };
+        let status = remote.device.read(register::STATUS);
+        if status & RUNNING == 0 {
+            let why = broken(status).unwrap_or(FunctionError::Stuck("start"));
+            remote.stop();
+            return Err(why);
+        }
+        remote.device.unmask();
+        remote.say(Message::Hello { version: VERSION });
+        slipway_eventfd::raise(remote.again.as_fd());
+        Ok(remote)
+    }
+
+    /// Resets the function, and gives up the memory that it knows. What it may go on to touch stays as it is.
+    fn stop(&mut self) {
+        let control = self.control.take();
+        if !reset(&mut *self.device) {
+            std::mem::forget((control, std::mem::take(&mut self.arenas)));
+        }
+        self.arenas = Arenas::default();
+    }
+
+    /// Says something to the machine, now or when there is room.
+    fn say(&mut self, message: Message) {
+        if self.control.is_none() {
+            return;
+        }
+        self.waiting.push_back(message);
+        let said = self.send();
+        if self.checked(said).is_some() && !self.waiting.is_empty() {
+            // The machine is to tell of room.
+            slipway_eventfd::raise(self.again.as_fd());
+        }
+    }
+
+    /// Says what waits, as far as there is room. Whether something was said.
+    fn send(&mut self) -> Result<bool, FunctionError> {
+        let Some(control) = &self.control else { return Ok(false) };
+        let mut some = false;
+        while let Some(message) = self.waiting.front() {
+            if !control.send(message)? {
+                break;
+            }
+            self.waiting.pop_front();
+            some = true;
+        }
+        if some && control.is_to_be_told(true, false) {
+            self.device.write(register::BELL, 1);
+        }
+        Ok(some)
+    }
+
+    /// An error ends all there is.
+    fn checked<T>(&mut self, outcome: Result<T, FunctionError>) -> Option<T> {
+        outcome
+            .map_err(|error| {
+                // The status says it better, if it says something.
+                let error = broken(self.device.read(register::STATUS)).unwrap_or(error);
+                self.fail(&error);
+            })
+            .ok()
+    }
+
+    /// The machine carries nothing any more: all streams are broken off, and what is asked for from now on is the
+    /// kernel's.
+    fn fail(&mut self, error: &FunctionError) {
+        if self.control.is_none() {
+            return;
+        }
+        tracing::error!(
+            "all sockets to other machines are reset, new ones are the kernel's: {error}"
+        );
+        self.stop();
+        (self.welcome, self.waiting) = (false, VecDeque::new());
+        for connection in self.streams.connections() {
+            let Some(carried) = self.streams.remove(connection) else { continue };
+            break_off(&carried.line);
+            self.events.push(if carried.connected {
+                Event::Ended { connection, last: Tail::default() }
+            } else {
+                Event::Refused { connection, errno: raw(Errno::CONNRESET) }
+            });
+        }
+        if let Some(interrupt) = self.device.interrupt() {
+            let _ = epoll::delete(&self.epoll, interrupt);
+        }
+        // The engine is to hear of the events.
+        slipway_eventfd::raise(self.again.as_fd());
+    }
+
+    /// One round of all there is to do. Whether there was something.
+    fn turn(&mut self) -> Result<bool, FunctionError> {
+        let heard = self.hear()?;
+        let stirred = self.take_signals()?;
+        let forwarded = self.forward_signals()?;
+        let said = self.send()?;
+        Ok(heard || stirred || forwarded || said)
+    }
+
+    /// What the machine says.
+    fn hear(&mut self) -> Result<bool, FunctionError> {
+        let mut some = false;
+        for _ in 0..TURN {
+            let Some(control) = &self.control else { break };
+            let Some(message) = control.receive()? else { break };
+            some = true;
+            self.message(message)?;
+        }
+        if some && self.control.as_ref().is_some_and(|control| control.is_to_be_told(false, true)) {
+            self.device.write(register::BELL, 1);
+        }
+        Ok(some)
+    }
+
+    fn message(&mut self, message: Message) -> Result<(), FunctionError> {
+        let unknown = FunctionError::Protocol("it names what there is not");
+        match message {
+            Message::Welcome(addresses) => self.welcomed(&addresses),
+            Message::Connected { connection } => {
+                self.streams.get_mut(connection).ok_or(unknown)?.connected = true;
+                self.events.push(Event::Connected { connection });
+            }
+            Message::Refused { connection, errno } => {
+                self.streams.remove(connection).ok_or(unknown)?;
+                self.events.push(Event::Refused { connection, errno });
+            }
+            Message::Incoming { incoming, from, to } => match self.tenant_at(&to) {
+                Some(tenant) => {
+                    self.events.push(Event::Incoming {
+                        incoming: incoming.into(),
+                        tenant,
+                        from,
+                        to,
+                    });
+                }
+                None => self.reject(incoming, raw(Errno::CONNREFUSED)),
+            },
+            Message::Ended { connection } => {
+                let carried = self.streams.remove(connection).ok_or(unknown)?;
+                self.events.push(if carried.connected {
+                    Event::Ended { connection, last: Tail::default() }
+                } else {
+                    Event::Refused { connection, errno: raw(Errno::CONNRESET) }
+                });
+            }
+            Message::ArenaFree { arena } => {
+                self.arenas.remove(arena).then_some(()).ok_or(unknown)?;
+            }
+            _ => return Err(FunctionError::Protocol("a message that only guests send")),
+        }
+        Ok(())
+    }
+
+    fn welcomed(&mut self, addresses: &Addresses) {
+        let held = addresses.ips.iter().take(addresses.count as usize);
+        let held: Vec<String> =
+            held.map(|ip| crate::address::ip(&Address { ip: *ip, port: 0 }).to_string()).collect();
+        tracing::info!("the machine's socket engine serves {}", held.join(", "));
+        self.welcome = true;
+    }
+
+    fn reject(&mut self, incoming: u32, errno: u32) {
+        self.say(Message::Rejected { incoming, errno });
+    }
+
+    /// The tenant that listens at `to`: exactly there before everywhere.
+    fn tenant_at(&self, to: &Address) -> Option<String> {
+        let exact = self.listeners.get(to);
+        let mut others = self.listeners.iter();
+        let meant = || others.find(|(at, _)| is_meant(at, false, to)).map(|(_, tenants)| tenants);
+        exact.or_else(meant)?.first().cloned()
+    }
+
+    /// Streams that stirred on the machine's side: wakes their programs.
+    fn take_signals(&mut self) -> Result<bool, FunctionError> {
+        let Some(control) = &mut self.control else { return Ok(false) };
+        let mut some = control.overflowed();
+        if some {
+            self.streams.raise_all();
+        }
+        for _ in 0..TURN {
+            let Some(event) = control.take_signal()? else { break };
+            some = true;
+            self.streams.raise(stream_of(event));
+        }
+        Ok(some)
+    }
+
+    /// Streams that stirred on this side: tells the machine.
+    fn forward_signals(&mut self) -> Result<bool, FunctionError> {
+        let Some(control) = &mut self.control else { return Ok(false) };
+        let (mut some, mut spoiled) = (false, None);
+        for (number, family) in &mut self.families {
+            if family.overflowed() {
+                some = true;
+                for (arena, stream) in self.streams.places(*number) {
+                    control.signal(event(arena, stream))?;
+                }
+            }
+            for _ in 0..TURN {
+                match family.take() {
+                    Ok(Some(entry)) => {
+                        some = true;
+                        if let Some((arena, stream)) = self.streams.place(*number, entry) {
+                            control.signal(event(arena, stream))?;
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(_) => {
+                        spoiled = Some(*number);
+                        break;
+                    }
+                }
+            }
+        }
+        if some && control.is_to_be_told(true, false) {
+            self.device.write(register::BELL, 1);
+        }
+        if let Some(number) = spoiled {
+            // Once for each family, which cannot begin anew but by attaching again. Only its own streams stall.
+            tracing::warn!(
+                family = number,
+                "its signals cannot be, and are not looked at any more"
+            );
+            self.family_ended(number);
+        }
+        Ok(some)
+    }
+
+    /// Takes notice of what woke it.
+    fn wake(&mut self) {
+        let none = epoll::EventFlags::empty();
+        let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; 64];
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let count = epoll::wait(&self.epoll, &mut events, Some(&zero)).unwrap_or(0);
+        for event in &events[..count] {
+            match event.data.u64() {
+                INTERRUPT => self.interrupted(),
+                AGAIN => drop(slipway_eventfd::drain(self.again.as_fd())),
+                TIMER => {
+                    let mut ticks = [0; 8];
+                    if let Some(timer) = &self.timer {
+                        let _ = rustix::io::read(timer, &mut ticks);
+                    }
+                }
+                family => {
+                    let family = u32::try_from(family).ok().and_then(|n| self.families.get(&n));
+                    family.map(Family::lower_bell);
+                }
+            }
+        }
+    }
+
+    fn interrupted(&mut self) {
+        self.device.take_interrupt();
+        let _ = self.device.read(register::CAUSE);
+        self.device.unmask();
+        let status = self.device.read(register::STATUS);
+        if let Some(error) = broken(status) {
+            self.fail(&error);
+        }
+    }
+
+    /// Says that it sleeps, and looks once more. False: there was something.
+    fn rest(&mut self) -> Result<bool, FunctionError> {
+        let full = !self.waiting.is_empty();
+        let Some(control) = &self.control else { return Ok(true) };
+        control.sleep(if full { asleep::FOR_WORK_AND_ROOM } else { asleep::FOR_WORK });
+        self.families.values().for_each(|family| family.set_asleep(true));
+        heavy();
+        if !self.turn()? {
+            return Ok(true);
+        }
+        if let Some(control) = &self.control {
+            control.sleep(asleep::AWAKE);
+        }
+        self.families.values().for_each(|family| family.set_asleep(false));
+        Ok(false)
+    }
+
+    /// Has one without interrupts looked at while there is somebody to look for.
+    fn look_or_not(&mut self) {
+        let Some(timer) = &self.timer else {
+            return;
+        };
+        let anybody =
+            !self.streams.is_empty() || !self.listeners.is_empty() || !self.waiting.is_empty();
+        let wanted = self.control.is_some() && (anybody || !self.welcome);
+        if wanted != self.is_looking {
+            self.is_looking = wanted;
+            let nap = if wanted { NAP } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
+            let period = Itimerspec { it_interval: nap, it_value: nap };
+            let _ = rustix::time::timerfd_settime(timer, TimerfdTimerFlags::empty(), &period);
+        }
+    }
+
+    fn is_listened_at(at: &Address) -> bool {
+        !at.is_loopback()
+    }
+}
+
+/// Makes sure of what the device is, and resets it; memory for its control.
+fn begin(device: &mut dyn Device) -> Result<Piece, FunctionError> {
+    let low = u64::from(device.read(register::MAGIC));
+    let magic = low | u64::from(device.read(register::MAGIC + 4)) << 32;
+    if magic != MAGIC {
+        return Err(FunctionError::Other(magic));
+    }
+    let version = device.read(register::VERSION);
+    if version != VERSION {
+        return Err(FunctionError::Version(version));
+    }
+    if !reset(device) {
+        return Err(FunctionError::Stuck("end a reset"));
+    }
+    Ok(device.piece()?)
+}
+
+/// Whether the device touches no memory any more.
+fn reset(device: &mut dyn Device) -> bool {
+    device.write(register::CONTROL, 0);
+    let begun = Instant::now();
+    while device.read(register::STATUS) != 0 {
+        if begun.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+fn watch(epoll: &OwnedFd, file: BorrowedFd<'_>, number: u64) -> std::io::Result<()> {
+    let data = epoll::EventData::new_u64(number);
+    Ok(epoll::add(epoll, file, data, epoll::EventFlags::IN)?)
+}
+
+fn timer(epoll: &OwnedFd) -> std::io::Result<OwnedFd> {
+    let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+    let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
+    watch(epoll, timer.as_fd(), TIMER)?;
+    Ok(timer)
+}
+
+fn raw(errno: Errno) -> u32 {
+    errno.raw_os_error().unsigned_abs()
+}
+
+impl Remote for FunctionRemote {
+    fn is_for(&self, _tenant: &str, to: &Address) -> bool {
+        self.welcome && !to.is_loopback()
+    }
+
+    fn family(&mut self, number: u32, family: Family) {
+        // Without it the family's signals are seen only while others wake this engine.
+        if watch(&self.epoll, family.bell(), number.into()).is_ok() {
+            family.set_asleep(true);
+            self.families.insert(number, family);
+        }
+    }
+
+    fn arena(&mut self) -> Option<std::io::Result<Arena>> {
+        self.control.as_ref()?;
+        Some(self.new_arena())
+    }
+
+    fn arena_gone(&mut self, arena: &Arena) {
+        if let Some(arena) = self.arenas.number(arena) {
+            self.say(Message::ArenaGone { arena });
+        }
+    }
+
+    fn listens(&mut self, tenant: &str, at: Address) {
+        if !Self::is_listened_at(&at) {
+            return;
+        }
+        let count = self.listeners.len();
+        match self.listeners.get_mut(&at) {
+            Some(tenants) => tenants.push(tenant.into()),
+            None if count < LISTENERS => {
+                self.listeners.insert(at, vec![tenant.into()]);
+                self.say(Message::Listen { at });
+            }
+            None => tracing::warn!("too many listeners: other machines do not reach {}", show(&at)),
+        }
+        self.look_or_not();
+    }
+
+    fn listens_no_more(&mut self, tenant: &str, at: Address) {
+        let Some(tenants) = self.listeners.get_mut(&at) else { return };
+        if let Some(own) = tenants.iter().position(|own| own == tenant) {
+            tenants.swap_remove(own);
+        }
+        if tenants.is_empty() {
+            self.listeners.remove(&at);
+            self.say(Message::Unlisten { at });
+        }
+        self.look_or_not();
+    }
+
+    fn family_ended(&mut self, family: u32) {
+        if let Some(family) = self.families.remove(&family) {
+            let _ = epoll::delete(&self.epoll, family.bell());
+        }
+    }
+
+    fn connect(&mut self, connection: u32, _: &str, from: Address, to: Address, line: Line) {
+        match self.carry(connection, line, false) {
+            Some(line) => self.say(Message::Connect { connection, line, from, to }),
+            None => {
+                self.events.push(Event::Refused { connection, errno: function_gone() });
+                slipway_eventfd::raise(self.again.as_fd());
+            }
+        }
+        self.look_or_not();
+    }
+
+    fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>) {
+        let Ok(incoming) = u32::try_from(incoming) else { return };
+        match answer {
+            Ok((connection, line)) => match self.carry(connection, line.clone(), true) {
+                Some(line) => self.say(Message::Accepted { incoming, connection, line }),
+                None => {
+                    break_off(&line);
+                    self.events.push(Event::Ended { connection, last: Tail::default() });
+                    self.reject(incoming, function_gone());
+                    slipway_eventfd::raise(self.again.as_fd());
+                }
+            },
+            Err(errno) => self.reject(incoming, errno.max(1)),
+        }
+        self.look_or_not();
+    }
+
+    fn closed(&mut self, connection: u32) {
+        if self.streams.get_mut(connection).is_some() {
+            self.say(Message::Closed { connection });
+        }
+    }
+
+    fn wakes(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        self.wake();
+        let mut rounds = 0;
+        loop {
+            let turned = self.turn();
+            let resting = match self.checked(turned) {
+                Some(true) => false,
+                Some(false) => {
+                    let rested = self.rest();
+                    self.checked(rested).unwrap_or(true)
+                }
+                None => true,
+            };
+            rounds += 1;
+            if resting || rounds == TURN {
+                break;
+            }
+        }
+        if rounds == TURN {
+            slipway_eventfd::raise(self.again.as_fd());
+        }
+        self.look_or_not();
+        std::mem::take(&mut self.events)
+    }
+}
+
+fn function_gone() -> u32 {
+    raw(Errno::NETDOWN)
+}
+
+impl FunctionRemote {
+    fn new_arena(&mut self) -> std::io::Result<Arena> {
+        let number = self.arenas.free_number().ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let Piece { memory, at } = self.device.piece()?;
+        let shape = Shape::filling(STREAMS, PIECE).ok_or(std::io::ErrorKind::InvalidInput)?;
+        let arena = Arena::within(memory, shape)?;
+        self.arenas.insert(number, arena.clone());
+        self.say(Message::Arena { arena: number, at });
+        Ok(arena)
+    }
+
+    /// Takes the engine's side of a stream. None: the machine is not there, or does not know its arena.
+    fn carry(&mut self, connection: u32, line: Line, connected: bool) -> Option<function::Line> {
+        self.control.as_ref()?;
+        let arena = self.arenas.number(&line.arena)?;
+        let place = function::Line { arena, stream: line.stream, side: line.side as u8 };
+        self.streams.insert(connection, line, place, connected);
+        Some(place)
+    }
+}
