@@ -55,7 +55,8 @@ pub enum CarrierError {
 }
 
 impl Carrier {
-    /// As the file has it (TOML, [`Settings`]), with the weights and rates of `policy`. None: there is no such file.
+    /// As the file has it (TOML, [`Settings`]; files that it names by relative paths are in its folder), with
+    /// the weights and rates of `policy`. None: there is no such file.
     ///
     /// # Errors
     /// [`CarrierError`].
@@ -66,7 +67,13 @@ impl Carrier {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(wrong(error.to_string())),
         };
-        let settings = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        let mut settings: Settings =
+            toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        // A path that begins with / stays as it is.
+        let folder = path.parent().unwrap_or(Path::new(""));
+        for file in [&mut settings.certificate, &mut settings.key, &mut settings.authority] {
+            *file = folder.join(&*file);
+        }
         let carrier = Self::start(settings)?;
         for tenant in policy.tenants() {
             carrier.thread.command(Command::Weight(tenant.name.clone(), tenant.weight));

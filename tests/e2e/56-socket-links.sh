@@ -1,0 +1,265 @@
+#!/usr/bin/env bash
+# Two nodes: docs/sockets.md, "Two nodes on one host", command for command, then what the engines do when
+# certificates, the other engine or the wire are not what they should be. In namespaces of the test's own.
+if [ "$(id -u)" = 0 ] && [ -z "${SLIPWAY_E2E_NAMESPACE:-}" ]; then
+    # A process namespace as well: whatever the test started ends with it.
+    SLIPWAY_E2E_NAMESPACE=1 exec unshare --net --mount --pid --fork --mount-proc --kill-child -- "$0" "$@"
+fi
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+[ "$(id -u)" = 0 ] || skip "root, for network namespaces"
+for program in ip ss openssl python3 curl; do command -v "$program" >/dev/null || skip "$program"; done
+for program in redis-server redis-benchmark; do command -v "$program" >/dev/null || skip "$program"; done
+[ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
+folder=$(dirname "$(readlink -f "$slipway")")
+[ -f "$folder/libslipway.so" ] || fail "$folder/libslipway.so is not built; \`make build\` builds it"
+PATH=$folder:$PATH
+trap 'status=$?; cd /; rm -rf "$work"; exit "$status"' EXIT
+# Names of network namespaces that nobody else sees.
+mkdir -p /run/netns
+mount -t tmpfs tmpfs /run/netns
+cd "$work" || exit 1
+
+# block N: the Nth of the section's commands.
+block() {
+    awk -v wanted="$1" '/^## / { here = $0 == "## Two nodes on one host" }
+        here && /^```sh/ { inside = ++count == wanted; next }
+        /^```/ { inside = 0 }
+        inside' "$top/docs/sockets.md"
+}
+[ "$(block 7 | wc -l) $(block 8 | wc -l)" = "3 0" ] || fail "the section of docs/sockets.md has not 7 blocks"
+
+on() { local node=$1; shift; ip netns exec "node$node" "$@"; }
+# run NODE COMMAND…: under the library.
+run() { local node=$1; shift; on "$node" slipway socket run --engine "socket$node.sock" -- "$@"; }
+# server NODE PORT: the process that listens there.
+server() { on "$1" ss -Hltnp "sport = :$2" | sed -n 's/.*pid=\([0-9]*\).*/\1/p'; }
+listens() { [ -n "$(server "$@")" ]; }
+has_ended() { ! runs "$1"; }
+serves() { [ -S "socket$1.sock" ] && listens "$1" 4790; }
+# Bytes that the first node's interface has carried, both ways.
+carried() { on 1 cat /proc/net/dev | awk '$1 == "veth1:" { print $2 + $10 }'; }
+connections() { on 1 ss -Htn state established '( dport = :4790 or sport = :4790 )' | wc -l; }
+logs() { cat "engine$1.log"; }
+
+for n in 1 2 3; do eval "$(block $n)" >"block$n.out" 2>&1 || fail "block $n: $(cat "block$n.out")"; done
+eval "$(block 4)"
+for n in 1 2; do wait_until 20 serves $n || fail "engine $n: $(logs $n)"; done
+ok "certificates by openssl, and an engine in each of two network namespaces"
+eval "$(block 5)" >benchmark 2>&1 || fail "redis-benchmark: $(cat benchmark redis.log engine?.log)"
+grep -q 'GET: .* requests per second' benchmark || fail "redis-benchmark: $(cat benchmark)"
+ok "redis-benchmark from node to node: $(tr '\r' '\n' <benchmark | grep 'per second' | tr '\n' ' ')"
+eval "$(block 6)" >shown 2>&1 || fail "what engines say: $(cat shown)"
+grep -q 192.0.2.2:4790 shown || fail "no connection of the engines': $(cat shown)"
+[ "$(connections)" -le 2 ] || fail "the streams have $(connections) connections: $(cat shown)"
+! on 1 ss -Htn | grep -q :6379 || fail "redis is asked through the kernel's sockets"
+ok "50 clients of redis shared $(connections) connection of the engines'"
+
+# What the wire carries is looked at: nginx sends a file whose every line is a marker.
+cat >capture.py <<'PYTHON'
+import signal, socket, sys
+sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+sock.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+sock.bind((sys.argv[1], 0))
+print("ready", flush=True)
+on = True
+def stop(*_):
+    global on
+    on = False
+signal.signal(signal.SIGTERM, stop)
+sock.settimeout(0.2)
+total = marked = 0
+while on:
+    try:
+        frame = sock.recv(1 << 17)
+    except TimeoutError:
+        continue
+    total += len(frame)
+    marked += frame.count(b"THIS IS PLAIN TEXT")
+print(total, marked)
+PYTHON
+# look FILE COMMAND…: bytes of frames on the wire meanwhile, and how often the marker is in them.
+look() {
+    local file=$1 capture
+    shift
+    on 1 python3 capture.py veth1 >"$file" 2>&1 &
+    capture=$!
+    wait_until 20 grep -q ready "$file" || fail "no capture: $(cat "$file")"
+    "$@" || return 1
+    # What the interface has had is read by then.
+    sleep 0.5
+    on 1 pkill -TERM -P "$capture" 2>/dev/null || kill -TERM "$capture"
+    wait "$capture"
+    read -r total marked < <(tail -n 1 "$file")
+}
+# Random bytes as well, since what is the same again and again is no test of order.
+{ yes 'THIS IS PLAIN TEXT' | head -c 2000000; head -c 2000000 /dev/urandom; } >file
+if command -v nginx >/dev/null; then
+    cat >nginx.conf <<CONF
+daemon off; user root; worker_processes 1; pid $work/nginx.pid; error_log stderr;
+events { worker_connections 256; }
+http {
+    access_log off; sendfile on;
+    client_body_temp_path $work/t1; proxy_temp_path $work/t2; fastcgi_temp_path $work/t3;
+    uwsgi_temp_path $work/t4; scgi_temp_path $work/t5;
+    server { listen 192.0.2.2:8080; root $work; }
+}
+CONF
+    run 2 nginx -e stderr -c "$work/nginx.conf" 2>nginx.log &
+    wait_until 20 listens 2 8080 || fail "nginx does not listen: $(cat nginx.log)"
+    look by-engines run 1 timeout 20 curl -sS -o got http://192.0.2.2:8080/file || fail "curl: $(cat engine?.log)"
+    [ "$(sha256sum <got)" = "$(sha256sum <file)" ] || fail "nginx's file is another one"
+    [ "$total" -gt 4000000 ] || fail "the wire carried $total bytes of 4 million"
+    [ "$marked" = 0 ] || fail "the wire carried the marker $marked times"
+    look by-kernel on 1 timeout 20 curl -sS -o got http://192.0.2.2:8080/file || fail "curl by the kernel's sockets"
+    [ "$marked" -gt 10000 ] || fail "a marker that nobody enciphered was not seen: $marked"
+    ok "curl has nginx's file whole; of its plain text nothing is on the wire (without the library: $marked times)"
+else
+    say "SKIPPED: e2e/$test_name (nginx): needs nginx"
+fi
+
+if command -v iperf3 >/dev/null; then
+    run 2 iperf3 -s -B 192.0.2.2 >iperf3.log 2>&1 &
+    wait_until 20 listens 2 5201 || fail "iperf3 does not listen: $(cat iperf3.log)"
+    for how in '' -R '-P 16' --bidir; do
+        before=$(carried)
+        # shellcheck disable=SC2086 # words
+        run 1 timeout 60 iperf3 -c 192.0.2.2 -t 1 $how >iperf.out 2>&1 ||
+            fail "iperf3 $how: $(tail -n 3 iperf.out) $(logs 1)"
+        [ "$(connections)" -le 2 ] || fail "iperf3 $how: the engines have $(connections) connections"
+        [ $(($(carried) - before)) -gt 1000000 ] || fail "iperf3 $how: the wire carried nothing"
+        ok "iperf3 $how: $(grep receiver iperf.out | tail -n 1 | tr -s ' ' | cut -d ' ' -f 5-8)"
+    done
+else
+    say "SKIPPED: e2e/$test_name (iperf3): needs iperf3"
+fi
+
+# Failures. A server that keeps what connects, and a client that says what becomes of it.
+cat >keep.py <<'PYTHON'
+import socket
+server = socket.create_server(("192.0.2.2", 9000), backlog=64)
+kept = []
+while True:
+    kept.append(server.accept()[0])
+    kept[-1].sendall(b"hello")
+PYTHON
+cat >meet.py <<'PYTHON'
+import errno, os, socket, sys, time
+began = time.monotonic()
+def end(error):
+    print(errno.errorcode.get(error.errno, error), round(time.monotonic() - began, 2), flush=True)
+    sys.exit()
+sock = socket.socket()
+try:
+    sock.connect(("192.0.2.2", 9000))
+    assert sock.recv(5) == b"hello"
+except OSError as error:
+    end(error)
+print("connected", flush=True)
+if len(sys.argv) > 1:
+    began = time.monotonic()
+    try:
+        end(OSError(0, str(sock.recv(1))))
+    except OSError as error:
+        # When it came, in the clock of the shell that knows when its cause did.
+        print(errno.errorcode.get(error.errno, error), time.time(), flush=True)
+PYTHON
+meet() { run 1 timeout 30 python3 meet.py "$@" 2>&1; }
+# A new server: one that listened before its engine did is the kernel's alone.
+keep() {
+    end 2 9000 KILL
+    run 2 python3 keep.py >keep.log 2>&1 &
+    wait_until 20 listens 2 9000 || fail "no server: $(cat keep.log)"
+}
+# end NODE PORT SIGNAL: ends who listens there.
+end() {
+    local pid
+    pid=$(server "$1" "$2")
+    [ -n "$pid" ] || return 0
+    kill "-$3" "$pid"
+    wait_until 10 has_ended "$pid" || fail "the server at port $2 of node $1 does not end"
+}
+# engine NODE [LINKS]: another one in place of the one that is there.
+engine() {
+    end "$1" 4790 TERM
+    ip netns exec "node$1" slipway socket engine --socket "socket$1.sock" --policy "policy$1.toml" --links "${2:-links$1.toml}" \
+        2>"engine$1.log" &
+    wait_until 20 serves "$1" || fail "engine $1: $(logs "$1")"
+}
+# told WHAT ERRNO PATTERN: what a program that connects is told, and the one line of the log that says why.
+told() {
+    local said
+    said=$(meet)
+    [ "${said% *}" = "$2" ] || fail "$1: the program is told '$said', not $2: $(logs 1)"
+    wait_until 10 grep -q "$3" engine1.log || fail "$1: the log does not say so: $(logs 1)"
+    ok "$1: ${said/ / after } s; log: $(grep "$3" engine1.log | tail -n 1 | sed 's/.*WARN *//')"
+}
+# lost WHAT SECONDS COMMAND…: a connection whose engines the command parts is reset within so many seconds.
+lost() {
+    local what=$1 seconds=$2 client began
+    shift 2
+    meet wait >met &
+    client=$!
+    wait_until 20 grep -q connected met || fail "$what: no connection: $(cat met) $(logs 1)"
+    began=$(date +%s.%N)
+    "$@"
+    wait "$client"
+    python3 -c 'import sys
+errno, when = sys.argv[1].split()[-2:]
+assert errno == "ECONNRESET" and float(when) - float(sys.argv[2]) < float(sys.argv[3])
+print(round(float(when) - float(sys.argv[2]), 3))' "$(cat met)" "$began" "$seconds" >when 2>&1 ||
+        fail "$what: $(cat met when) $(logs 1)"
+    ok "$what: ECONNRESET after $(cat when) s"
+}
+works() { [ "$(meet)" = connected ]; }
+
+keep
+works || fail "a connection that nothing is wrong with: $(meet) $(logs 1)"
+lost "the other engine killed" 1 end 2 4790 KILL
+told "no engine there" ECONNREFUSED 'refused.*node2.example'
+engine 2
+keep
+wait_until 10 works || fail "with the next engine there: $(meet) $(logs 1)"
+ok "the next engine there takes new connections"
+
+# 3 seconds of silence, and the time that a machine with much to do needs to notice.
+lost "the wire cut" 10 ip -n node2 link set veth2 down
+sed 's/^listen/handshake_ms = 1000\nlisten/' links1.toml >hasty.toml
+engine 1 hasty.toml
+told "nobody reached" ETIMEDOUT 'handshake.*node2.example'
+ip -n node2 link set veth2 up
+wait_until 20 works || fail "the wire mended: $(meet) $(logs 1)"
+ok "the wire mended: connections as before"
+
+# Certificates that are none: of yesterday, of somebody else.
+openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=node1.example \
+    -addext subjectAltName=DNS:node1.example -keyout old.key -out old.csr 2>/dev/null
+openssl x509 -req -in old.csr -copy_extensions copy -CA ca.pem -CAkey ca.key -days 0 -out old.pem 2>/dev/null
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=stranger \
+    -keyout stranger.key -out stranger.pem 2>/dev/null
+openssl x509 -req -in old.csr -copy_extensions copy -CA stranger.pem -CAkey stranger.key -days 1 \
+    -out strange.pem 2>/dev/null
+sleep 2
+for which in old strange; do
+    sed "s/node1.pem/$which.pem/; s/node1.key/old.key/" links1.toml >$which.toml
+    engine 1 $which.toml
+    : >engine2.log
+    case $which in
+        old) told "an expired certificate" EHOSTUNREACH 'xpired.*node2.example' ;;
+        strange) told "a certificate of another authority" EHOSTUNREACH 'UnknownCA.*node2.example' ;;
+    esac
+    grep -c . engine2.log >lines
+    [ "$(cat lines)" -le 8 ] || fail "the other engine's log has $(cat lines) lines: $(logs 2)"
+done
+sed 's/ca.pem/stranger.pem/' links1.toml >distrust.toml
+engine 1 distrust.toml
+told "the other engine's certificate of another authority" EHOSTUNREACH 'UnknownIssuer.*node2.example'
+engine 1
+wait_until 10 works || fail "with good certificates again: $(meet) $(logs 1)"
+ok "good certificates again: connections as before"
+
+engines="$(server 1 4790) $(server 2 4790)"
+eval "$(block 7)" >/dev/null 2>&1
+for pid in $engines; do wait_until 10 has_ended "$pid" || fail "an engine outlives the last of the commands"; done
+[ -z "$(ip netns list)" ] || fail "network namespaces are left: $(ip netns list)"
+ok "nothing is left"
