@@ -90,6 +90,15 @@ impl Family {
         self.descriptor.load(Ordering::Relaxed)
     }
 
+    /// The connection once more, for who waits for its end elsewhere. The engine believes in this process as long
+    /// as it is open.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn connection(&self) -> std::io::Result<OwnedFd> {
+        self.control().socket().try_clone_to_owned()
+    }
+
     /// Whether the engine is gone, as far as was noticed.
     #[inline]
     pub fn is_dead(&self) -> bool {

@@ -29,11 +29,15 @@ pub struct Spin {
     credit: AtomicU32,
     short: AtomicU32,
     slept: AtomicU64,
+    /// Since when somebody looks again and again, 0: nobody.
+    looking: AtomicU64,
 }
 
 impl Default for Spin {
     fn default() -> Self {
-        Self { credit: AtomicU32::new(CREDIT), short: AtomicU32::new(0), slept: AtomicU64::new(0) }
+        let credit = AtomicU32::new(CREDIT);
+        let (short, slept, looking) = Default::default();
+        Self { credit, short, slept, looking }
     }
 }
 
@@ -62,6 +66,37 @@ impl Spin {
                 // The other side may want this very processor; which ones it may use nobody knows here.
                 rustix::thread::sched_yield();
             }
+        }
+    }
+
+    /// For who does other things between two looks: whether to look once more, rather than to sleep.
+    pub fn again(&self) -> bool {
+        let credit = self.credit.load(Ordering::Relaxed);
+        if credit == 0 {
+            return false;
+        }
+        let (since, now) = (self.looking.load(Ordering::Relaxed), now());
+        if since == 0 {
+            self.looking.store(now, Ordering::Relaxed);
+            return true;
+        }
+        let more = now.wrapping_sub(since) <= LONGEST;
+        if !more {
+            self.looking.store(0, Ordering::Relaxed);
+            self.credit.store(credit - 1, Ordering::Relaxed);
+        }
+        more
+    }
+
+    /// What was looked for with [`Spin::again`], or slept for, is there.
+    pub fn found(&self) {
+        if self.looking.load(Ordering::Relaxed) != 0 {
+            self.looking.store(0, Ordering::Relaxed);
+            self.credit.store(CREDIT, Ordering::Relaxed);
+        }
+        if self.slept.load(Ordering::Relaxed) != 0 {
+            self.woke();
+            self.slept.store(0, Ordering::Relaxed);
         }
     }
 
@@ -102,5 +137,23 @@ mod tests {
         }));
         assert_eq!(looks, 1);
         assert!(spin.until(1000, || true));
+    }
+
+    #[test]
+    fn who_looks_in_between_stops_as_well() {
+        let spin = Spin::default();
+        let mut sleeps = 0;
+        while spin.credit.load(Ordering::Relaxed) > 0 {
+            sleeps += u32::from(!spin.again());
+        }
+        assert_eq!(sleeps, CREDIT);
+        assert!(!spin.again());
+        // Eight short ones one after the other, as soon as this thread has them.
+        while !spin.again() {
+            spin.sleeps();
+            spin.found();
+        }
+        spin.found();
+        assert_eq!(spin.credit.load(Ordering::Relaxed), CREDIT);
     }
 }

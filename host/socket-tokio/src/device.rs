@@ -1,0 +1,178 @@
+//! A socket device whose tasks wait on tokio's reactor.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker, ready};
+
+use slipway_socket::{Endpoint, Errno, Half, Opened, Spin};
+use tokio::io::unix::AsyncFd;
+use tokio::task::coop;
+
+use crate::engine::{Session, hold};
+use crate::readable;
+
+/// Looks in one poll, before others have their turn.
+const LOOKS: u32 = 8;
+
+/// The tasks that wait for the halves of one endpoint, which has one eventfd for both.
+#[derive(Default)]
+pub(crate) struct Waiters(Mutex<[Option<Waker>; 2]>);
+
+impl Waiters {
+    fn set(&self, half: Half, waker: &Waker) {
+        let mut both = hold(&self.0);
+        match &mut both[half as usize] {
+            Some(known) => known.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+    }
+
+    pub fn wake_all(&self) {
+        let both = std::mem::take(&mut *hold(&self.0));
+        both.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+impl Wake for Waiters {
+    fn wake(self: Arc<Self>) {
+        self.wake_all();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.wake_all();
+    }
+}
+
+/// An endpoint that is closed when it is dropped.
+pub(crate) struct Owned {
+    pub endpoint: Endpoint,
+    session: Arc<Session>,
+}
+
+impl Owned {
+    /// What the engine gave, and the eventfd to wait on.
+    pub fn new(opened: Opened, session: &Arc<Session>) -> (Self, OwnedFd) {
+        let Opened { endpoint, eventfd } = opened;
+        (Self { endpoint, session: session.clone() }, eventfd)
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.endpoint.close();
+    }
+}
+
+pub(crate) struct Device {
+    eventfd: AsyncFd<OwnedFd>,
+    owned: Owned,
+    waiters: Arc<Waiters>,
+    /// Wakes all waiters.
+    waker: Waker,
+    /// Whether it pays to look before waiting, by half.
+    spin: [Spin; 2],
+}
+
+impl Device {
+    /// Within a runtime.
+    pub fn new((owned, eventfd): (Owned, OwnedFd)) -> io::Result<Self> {
+        let eventfd = readable(eventfd)?;
+        let waiters = Arc::new(Waiters::default());
+        owned.session.enrol(&waiters);
+        let waker = waiters.clone().into();
+        Ok(Self { eventfd, owned, waiters, waker, spin: Default::default() })
+    }
+
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.owned.endpoint
+    }
+
+    pub fn poll_read(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.poll_half(Half::Receiving, cx, || self.endpoint().recv(into))
+    }
+
+    pub fn poll_peek(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.poll_half(Half::Receiving, cx, || self.endpoint().peek(into))
+    }
+
+    pub fn poll_write(&self, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_half(Half::Sending, cx, || self.endpoint().send(from))
+    }
+
+    pub fn poll_write_vectored(
+        &self,
+        cx: &mut Context<'_>,
+        from: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_half(Half::Sending, cx, || {
+            let mut sent = 0;
+            for piece in from.iter().filter(|piece| !piece.is_empty()) {
+                match self.endpoint().send(piece) {
+                    Ok(count) => {
+                        sent += count;
+                        if count < piece.len() {
+                            break;
+                        }
+                    }
+                    // What went before it went; the error comes again.
+                    Err(_) if sent > 0 => break,
+                    Err(errno) => return Err(errno),
+                }
+            }
+            Ok(sent)
+        })
+    }
+
+    /// Tries `act` until it has done something, and waits in between.
+    fn poll_half(
+        &self,
+        half: Half,
+        cx: &mut Context<'_>,
+        mut act: impl FnMut() -> Result<usize, Errno>,
+    ) -> Poll<io::Result<usize>> {
+        let budget = ready!(coop::poll_proceed(cx));
+        let spin = &self.spin[half as usize];
+        for _ in 0..LOOKS {
+            match act() {
+                Err(Errno::AGAIN) => {}
+                done => {
+                    spin.found();
+                    budget.made_progress();
+                    return Poll::Ready(done.map_err(io::Error::from));
+                }
+            }
+            if spin.again() {
+                return after_others(cx);
+            }
+            // Before the wish, so that whatever answers it finds somebody.
+            self.waiters.set(half, cx.waker());
+            if self.endpoint().arm(half, 1) || self.endpoint().family().is_dead() {
+                continue;
+            }
+            let waits = &mut Context::from_waker(&self.waker);
+            let mut raised = match self.eventfd.poll_read_ready(waits) {
+                Poll::Ready(raised) => raised?,
+                Poll::Pending => {
+                    spin.sleeps();
+                    return Poll::Pending;
+                }
+            };
+            slipway_eventfd::drain(self.eventfd.get_ref().as_fd());
+            raised.clear_ready();
+        }
+        after_others(cx)
+    }
+}
+
+/// Has the task polled again after the runtime has looked at everything else. A plain wake would, in a runtime
+/// of several threads, have another thread take the task.
+fn after_others<T>(cx: &mut Context<'_>) -> Poll<T> {
+    let again = pin!(tokio::task::yield_now());
+    match again.poll(cx) {
+        Poll::Pending => {}
+        Poll::Ready(()) => cx.waker().wake_by_ref(),
+    }
+    Poll::Pending
+}

@@ -1,0 +1,135 @@
+//! The engine that a program's sockets go by, and the thread that notices its end.
+
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use slipway_socket::{Family, engine_path, is_told_surely};
+
+use crate::device::Waiters;
+
+/// How long nobody tries again after the engine was not there.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// An engine, by its path. Cheap to clone; a program attaches to it with its first socket, and again after it died.
+#[derive(Clone)]
+pub struct Engine(Arc<Attachment>);
+
+struct Attachment {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    session: Option<Arc<Session>>,
+    not_before: Option<Instant>,
+}
+
+static SHARED: LazyLock<Engine> = LazyLock::new(|| Engine::at(&engine_path()));
+
+impl Engine {
+    /// The one at `SLIPWAY_SOCKET`, or at the usual place: that of [`crate::SocketStream::connect`].
+    pub fn shared() -> &'static Self {
+        &SHARED
+    }
+
+    /// The one whose socket is `path`. It need not be there yet.
+    pub fn at(path: &Path) -> Self {
+        Self(Arc::new(Attachment { path: path.to_owned(), state: Mutex::default() }))
+    }
+
+    /// The attachment, made now if there is none. None: there is no engine. Waits for the engine's answer.
+    pub(crate) fn session(&self) -> Option<Arc<Session>> {
+        let mut state = hold(&self.0.state);
+        if let Some(session) = &state.session
+            && !session.family.look()
+        {
+            return Some(session.clone());
+        }
+        state.session = None;
+        if state.not_before.is_some_and(|when| Instant::now() < when) {
+            return None;
+        }
+        state.session = Session::begin(&self.0.path).ok();
+        state.not_before = state.session.is_none().then(|| Instant::now() + PAUSE);
+        state.session.clone()
+    }
+}
+
+/// A lock whose holders leave nothing half done.
+pub(crate) fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One attachment to an engine, as long as that lives.
+pub(crate) struct Session {
+    pub family: Arc<Family>,
+    /// Whoever waits, to be told when the engine is gone.
+    waiting: Mutex<Vec<Weak<Waiters>>>,
+    /// Ends the thread.
+    stop: OwnedFd,
+}
+
+impl Session {
+    fn begin(path: &Path) -> std::io::Result<Arc<Self>> {
+        if !is_told_surely() {
+            return Err(ErrorKind::Unsupported.into());
+        }
+        let family = Family::attach(path)?;
+        let connection = family.connection()?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stopped = stop.try_clone()?;
+        let session = Arc::new(Self { family, waiting: Mutex::default(), stop });
+        let weak = Arc::downgrade(&session);
+        let watch = move || watch(&connection, &stopped, &weak);
+        std::thread::Builder::new().name("slipway-engine".into()).spawn(watch)?;
+        Ok(session)
+    }
+
+    /// Whoever waits for a device is told of the engine's end.
+    pub fn enrol(&self, waiters: &Arc<Waiters>) {
+        let mut waiting = hold(&self.waiting);
+        // Those who are gone are forgotten whenever their number may have doubled.
+        if waiting.len() == waiting.capacity() {
+            waiting.retain(|one| one.strong_count() > 0);
+        }
+        waiting.push(Arc::downgrade(waiters));
+    }
+
+    fn bury(&self) {
+        self.family.bury();
+        let waiting = std::mem::take(&mut *hold(&self.waiting));
+        for waiters in waiting.iter().filter_map(Weak::upgrade) {
+            waiters.wake_all();
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        slipway_eventfd::raise(self.stop.as_fd());
+    }
+}
+
+/// Until the engine hangs up, or the session is over.
+fn watch(connection: &OwnedFd, stop: &OwnedFd, session: &Weak<Session>) {
+    loop {
+        let mut fds =
+            [PollFd::new(connection, PollFlags::empty()), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut fds, None).map_err(Error::from) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            // Nobody would notice the end any more: as well have it now.
+            Err(_) => {}
+            Ok(_) if !fds[1].revents().is_empty() => return,
+            Ok(_) => {}
+        }
+        if let Some(session) = session.upgrade() {
+            session.bury();
+        }
+        return;
+    }
+}
