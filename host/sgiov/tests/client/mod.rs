@@ -118,7 +118,11 @@ impl Client {
     }
 
     pub fn connect(&mut self, to: Address) -> Result<Connected, u32> {
-        let answer = self.ask(Request::Connect { to, from: Address::ANY });
+        self.connect_from(Address::ANY, to)
+    }
+
+    pub fn connect_from(&mut self, from: Address, to: Address) -> Result<Connected, u32> {
+        let answer = self.ask(Request::Connect { to, from });
         self.connected(answer)
     }
 

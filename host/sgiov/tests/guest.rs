@@ -1,0 +1,205 @@
+//! The guest's engine on the function's device itself, with the machine's side played by a small one here.
+#![allow(clippy::unwrap_used)]
+
+mod client;
+mod machine;
+
+use std::os::fd::AsFd;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use client::{Client, Connected, PATIENCE, readable};
+use machine::{Machine, Seen};
+use slipway_ring::cross::Error;
+use slipway_sgiov::guest::FunctionRemote;
+use slipway_sgiov::{Engine, Settings, Stop};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::NOT_OURS;
+use slipway_sgiov_spec::function::{Broken, Message};
+
+const HERE: Address = Address::v4([10, 9, 0, 1], 0);
+
+fn there(port: u16) -> Address {
+    Address::v4([10, 9, 0, 2], port)
+}
+
+struct Guest {
+    dir: tempfile::TempDir,
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Guest {
+    fn new(machine: &Machine, interrupts: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let remote = FunctionRemote::start(Box::new(machine.device(interrupts))).unwrap();
+        let remote = Some(Box::new(remote) as _);
+        let mut engine = Engine::bind(Settings { socket, remote, ..Settings::default() }).unwrap();
+        let stop = engine.stop();
+        let thread = Some(std::thread::spawn(move || engine.run().unwrap()));
+        machine.wait(|seen| seen.hello);
+        Self { dir, stop, thread }
+    }
+
+    fn attach(&self) -> Client {
+        Client::attach(&self.dir.path().join("s"))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// Connects; the engine may not have heard the machine's welcome yet.
+fn connect(client: &mut Client, to: Address) -> Connected {
+    let begun = Instant::now();
+    loop {
+        match client.connect_from(HERE, to) {
+            Err(NOT_OURS) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other => return other.unwrap(),
+        }
+    }
+}
+
+/// Sends `bytes` to where they are sent back, and compares.
+fn echo(client: &Client, connected: &Connected, bytes: &[u8]) {
+    let (mut sent, mut got) = (0, Vec::new());
+    while got.len() < bytes.len() {
+        sent += client.write(connected, &bytes[sent..]).unwrap();
+        got.extend(client.read(connected, 1 << 20).unwrap());
+    }
+    assert!(got == bytes, "other bytes came back");
+}
+
+#[test]
+fn streams_go_to_the_machine_and_back() {
+    for interrupts in [true, false] {
+        let machine = Machine::new();
+        let guest = Guest::new(&machine, interrupts);
+        let mut client = guest.attach();
+        let c = connect(&mut client, there(machine::ECHO));
+        assert!(c.endpoint.place.engine && !c.endpoint.place.same_tenant);
+        echo(&client, &c, b"ping");
+        let long: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
+        echo(&client, &c, &long);
+        client.close(c);
+        machine.wait(|seen| seen.closed == 1 && seen.streams == 0);
+        assert_eq!(client.connect_from(HERE, there(machine::REFUSED)).err(), Some(111));
+        assert_eq!(client.connect_from(HERE, there(1)).err(), Some(NOT_OURS));
+    }
+}
+
+#[test]
+fn more_streams_than_an_arena_has_lie_in_another_one() {
+    let machine = Machine::new();
+    let guest = Guest::new(&machine, true);
+    let mut client = guest.attach();
+    let all: Vec<_> = (0..70).map(|_| connect(&mut client, there(machine::ECHO))).collect();
+    for (number, connected) in all.iter().enumerate() {
+        echo(&client, connected, &[number as u8; 5000]);
+    }
+    assert_eq!((client.arenas.len(), machine.wait(|_| true).arenas), (3, 3));
+    for connected in all {
+        client.close(connected);
+    }
+    machine.wait(|seen| seen.closed == 70 && seen.streams == 0);
+    let c = connect(&mut client, there(machine::ECHO));
+    echo(&client, &c, b"in a stream that was another's");
+    // It ends with its memory: nothing of it stays with the machine.
+    drop(client);
+    machine.wait(|seen| seen.streams == 0 && seen.arenas == 0);
+}
+
+#[test]
+fn a_program_that_is_killed_is_an_end_to_the_machine() {
+    let machine = Machine::new();
+    let guest = Guest::new(&machine, true);
+    let mut client = guest.attach();
+    let c = connect(&mut client, there(machine::ECHO));
+    echo(&client, &c, b"x");
+    drop(client);
+    machine.wait(|seen| seen.closed == 1 && seen.ended_by_guest == 1);
+}
+
+#[test]
+fn the_machine_reaches_who_listens() {
+    let Some(own) = machine::own_address() else {
+        println!(
+            "SKIPPED: the_machine_reaches_who_listens: needs an address other than loopback's"
+        );
+        return;
+    };
+    let machine = Machine::new();
+    let guest = Guest::new(&machine, true);
+    let mut server = guest.attach();
+    let at = Address { port: 7100, ..own };
+    machine.say(Message::Incoming { incoming: 4, from: there(5), to: at });
+    let rejected = |seen: &Seen| seen.answers.contains(&(4, Err(111)));
+    machine.wait(rejected);
+    let (listener, waits) = server.listen(Address::v4([0; 4], 7100), 5);
+    machine.wait(|seen| seen.listens.contains(&Address::v4([0; 4], 7100)));
+    machine.say(Message::Incoming { incoming: 5, from: there(5), to: at });
+    machine.wait(|seen| seen.answers.contains(&(5, Ok(()))));
+    assert!(readable(waits.as_fd(), PATIENCE));
+    let s = server.accept(listener).unwrap();
+    assert_eq!((s.endpoint.local, s.endpoint.peer), (at, there(5)));
+    echo(&server, &s, &[9; 100_000]);
+    server.close(s);
+    machine.wait(|seen| seen.streams == 0);
+    drop(server);
+    machine.wait(|seen| seen.listens.is_empty());
+}
+
+#[test]
+fn a_machine_that_serves_no_more_resets_all_and_the_kernel_goes_on() {
+    for protocol in [false, true] {
+        let machine = Machine::new();
+        let guest = Guest::new(&machine, true);
+        let mut client = guest.attach();
+        let c = connect(&mut client, there(machine::ECHO));
+        echo(&client, &c, b"x");
+        if protocol {
+            // What was never asked for cannot be connected.
+            machine.say(Message::Connected { connection: 99 });
+        } else {
+            machine.break_off(Broken::Unserved);
+        }
+        assert_eq!(client.read(&c, 1), Err(Error::Reset));
+        let begun = Instant::now();
+        while client.connect_from(HERE, there(machine::ECHO)).err() != Some(NOT_OURS) {
+            assert!(begun.elapsed() < PATIENCE);
+        }
+        // Programs of the same guest go on to talk.
+        let mut server = guest.attach();
+        let (listener, _) = server.listen(Address::v4([127, 0, 0, 1], 7000), 5);
+        let here = client.connect(Address::v4([127, 0, 0, 1], 7000)).unwrap();
+        let s = server.accept(listener).unwrap();
+        client.write(&here, b"here").unwrap();
+        assert_eq!(server.read(&s, 10).unwrap(), b"here");
+    }
+}
+
+#[test]
+fn what_is_no_function_is_refused() {
+    let machine = Machine::new();
+    let mut device = machine.device(true);
+    device.lie = Some((0, 0));
+    let error = FunctionRemote::start(Box::new(device)).err().unwrap().to_string();
+    assert!(error.contains("no socket function"), "{error}");
+    let mut device = machine.device(true);
+    device.lie = Some((8, 7));
+    let error = FunctionRemote::start(Box::new(device)).err().unwrap().to_string();
+    assert!(error.contains("version 7"), "{error}");
+    let mut device = machine.device(true);
+    device.unmapped = true;
+    let error = FunctionRemote::start(Box::new(device)).err().unwrap().to_string();
+    assert!(error.contains("cannot rely on the guest's memory"), "{error}");
+}
