@@ -9,6 +9,7 @@
 //! - `peer`, `namespace`: tenants are network namespaces, and the kernel says who is in which;
 //! - [`Policy`]: who may reach whom across them; [`remote`]: streams to other nodes, by
 //!   [`Carrier`], which `slipway_link` is behind;
+//! - `keeper`: eventfds of connections beyond what one table of descriptors holds;
 //! - `table`: a family's memory from the engine's side; `wire`: messages.
 //!
 //! # Hostile programs
@@ -37,6 +38,7 @@ mod broker;
 mod carrier;
 mod function;
 pub mod guest;
+mod keeper;
 mod log;
 mod namespace;
 mod peer;
@@ -52,5 +54,6 @@ pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantR
 #[cfg(feature = "links")]
 pub use carrier::{Carrier, CarrierError};
 pub use function::Function;
+pub use keeper::ends_within;
 pub use policy::{Policy, PolicyError, Tenant};
 pub use server::{Engine, Error, SHARED, Settings, Stop, folder};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use client::{Client, PATIENCE, readable};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use slipway_ring::cross::Error;
-use slipway_sgiov::{Engine, Settings, report};
+use slipway_sgiov::{Engine, Settings, raise_descriptor_limit, report};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{REQUEST, Reply, Request};
 use slipway_sgiov_spec::table::entry;
@@ -282,6 +282,39 @@ fn without_descriptors_a_connection_is_refused_and_nothing_is_held() {
             server.close(accepted);
         }
     }
+}
+
+#[test]
+fn more_connections_than_descriptors_end_as_others_do() {
+    const CONNECTIONS: usize = 500;
+    assert!(raise_descriptor_limit(4096) >= 4096, "too few descriptors");
+    let node = Node::with_files(300);
+    let (mut server, mut client) = (node.attach(), node.attach());
+    let (listener, _) = server.listen(at(7106), 5);
+    let mut all: Vec<_> = (0..CONNECTIONS)
+        .map(|_| (client.connect(at(7106)).unwrap(), server.accept(listener).unwrap()))
+        .collect();
+    for (there, here) in &all {
+        client.write(there, b"awake").unwrap();
+        assert_eq!(server.read(here, 100).unwrap(), b"awake");
+    }
+    // One that is closed, from each half of the numbers, and one that is opened in its place.
+    for number in [CONNECTIONS - 1, 0] {
+        let (there, here) = all.remove(number);
+        client.close(there);
+        assert!(readable(here.eventfd.as_fd(), PATIENCE));
+        assert_eq!(server.read(&here, 1).unwrap(), b"");
+        server.close(here);
+        all.push((client.connect(at(7106)).unwrap(), server.accept(listener).unwrap()));
+    }
+    let (_, here): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    drop(client);
+    for here in here {
+        assert!(readable(here.eventfd.as_fd(), PATIENCE));
+        assert_eq!(server.read(&here, 1).unwrap(), b"");
+        server.close(here);
+    }
+    all_is_given_back(&node, &server);
 }
 
 #[test]

@@ -96,7 +96,8 @@ pub struct SocketEngineArgs {
     /// proves that the address is theirs; the library shows it
     #[arg(long)]
     pub no_proof: bool,
-    /// Sockets that it is prepared for: it wants as many descriptors
+    /// Sockets that it is prepared for: it wants as many descriptors, and if it has fewer it has some of them in
+    /// threads with tables of their own
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub sockets: u64,
     /// End when the last program that attached has ended

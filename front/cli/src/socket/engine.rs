@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use slipway_sgiov::{Carrier, Engine, Policy, Settings, Stop, raise_descriptor_limit};
+use slipway_sgiov::{Carrier, Engine, Policy, Settings, Stop, ends_within, raise_descriptor_limit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::SocketEngineArgs;
@@ -18,10 +18,9 @@ pub fn serve(args: &SocketEngineArgs) -> Result<i32> {
     if let Some(dir) = args.socket.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     }
-    let wanted = args.sockets.saturating_add(OWN_DESCRIPTORS);
-    let limit = raise_descriptor_limit(wanted);
-    if limit < wanted {
-        let sockets = limit.saturating_sub(OWN_DESCRIPTORS);
+    let limit = raise_descriptor_limit(args.sockets.saturating_add(OWN_DESCRIPTORS));
+    let sockets = ends_within(limit);
+    if sockets < args.sockets {
         tracing::warn!("the descriptor limit is {limit}: more than {sockets} sockets get ENOBUFS");
     }
     let (rules, tenants) = (policy.rules(), policy.tenants().len());

@@ -10,7 +10,7 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{Endpoint, NOT_OURS, Reply};
 use slipway_sgiov_spec::table::Place;
 
-use super::connection::{Connection, End};
+use super::connection::{Bells, Connection, End};
 use super::links::{self, Party};
 use super::{Broker, Errno, Outcome, lack};
 use crate::address::specific;
@@ -149,25 +149,25 @@ impl Broker {
         let stream = there.take_stream().ok_or(Errno::NOBUFS)?;
         // The connector's side; between a family and itself the sides' link numbers tell them apart.
         let connector = if a == b { Side::Zero } else { links::side_of(there, a) };
-        let [first, second] = eventfds;
-        let end = |(party, local): (Party, Address), eventfd| End {
+        let end = |(party, local): (Party, Address)| End {
             party,
             entry: 0,
-            eventfd: Some(eventfd),
             local,
             holders: 0,
             closed: false,
             last: Tail::default(),
         };
-        let (mine, theirs) = (end(pair.connector, first), end(pair.acceptor, second));
+        let (mine, theirs) = (end(pair.connector), end(pair.acceptor));
         let ends = if connector == Side::Zero { [mine, theirs] } else { [theirs, mine] };
         let number = self.connections.insert(Connection {
             link,
             stream,
             ends,
+            bells: Bells::Here(eventfds.map(Some)),
             connector,
             namespace: pair.namespace,
         });
+        self.bells += 1;
         for side in [Side::Zero, Side::One] {
             self.grant(number, side);
         }
@@ -287,10 +287,11 @@ impl Broker {
                 && self.are_one_tenant(family, theirs.party),
             link: link.ends[side as usize].number,
         };
-        let mut files = vec![mine.eventfd.clone().ok_or(Errno::INVAL)?];
+        let mut files = vec![there.bell(side).cloned().ok_or(Errno::INVAL)?];
         if !place.engine {
             // Who has closed it already need not be told of anything: one's own does.
-            files.push(theirs.eventfd.clone().unwrap_or_else(|| files[0].clone()));
+            let bell = there.bell(side.other()).cloned();
+            files.push(bell.unwrap_or_else(|| files[0].clone()));
         }
         let new_link = self.clients.get_mut(client).ok_or(Errno::INVAL)?.given.insert(place.link);
         if new_link {

@@ -7,6 +7,7 @@ use slipway_ring::cross::{Side, Tail};
 use slipway_sgiov_spec::Address;
 
 use super::links::Party;
+use crate::keeper::Kept;
 use crate::peer::NamespaceId;
 
 /// One end.
@@ -14,8 +15,6 @@ pub struct End {
     pub party: Party,
     /// The family's entry.
     pub entry: u32,
-    /// What it sleeps on; None: it is closed.
-    pub eventfd: Option<Arc<OwnedFd>>,
     /// Its address.
     pub local: Address,
     /// Processes that have it open.
@@ -26,11 +25,20 @@ pub struct End {
     pub last: Tail,
 }
 
+/// What the two ends of a connection sleep on.
+pub enum Bells {
+    /// By side; None: that end is closed.
+    Here([Option<Arc<OwnedFd>>; 2]),
+    /// A keeper has them, since both ends have been introduced.
+    Kept(Kept),
+}
+
 pub struct Connection {
     pub link: u32,
     pub stream: u32,
     /// By side.
     pub ends: [End; 2],
+    pub bells: Bells,
     /// The side that connected, whose port is taken until the end.
     pub connector: Side,
     /// The connector's network namespace, whose port it has.
@@ -40,6 +48,12 @@ pub struct Connection {
 impl Connection {
     pub fn end(&self, side: Side) -> &End {
         &self.ends[side as usize]
+    }
+
+    /// What `side` sleeps on, if it is here and not closed.
+    pub fn bell(&self, side: Side) -> Option<&Arc<OwnedFd>> {
+        let Bells::Here(bells) = &self.bells else { return None };
+        bells[side as usize].as_ref()
     }
 
     pub fn end_mut(&mut self, side: Side) -> &mut End {

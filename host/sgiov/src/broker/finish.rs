@@ -11,7 +11,7 @@ use slipway_ring::cross::index::{MAX_ORDER, PAGE};
 use slipway_ring::cross::{Arena, Region, Regions, Side, Stream, Tail};
 use slipway_sgiov_spec::table::entry;
 
-use super::connection::End;
+use super::connection::{Bells, End};
 use super::links::Party;
 use super::{Broker, Outcome};
 use crate::table::Table;
@@ -60,8 +60,11 @@ impl Broker {
         }
         let Some(link) = self.links.get(connection.link) else { return };
         let stream = connection.stream;
+        if let Bells::Here(bells) = &mut connection.bells {
+            bells[side as usize] = None;
+        }
         let end = connection.end_mut(side);
-        (end.closed, end.eventfd) = (true, None);
+        end.closed = true;
         if let Party::Family(number) = end.party
             && let Some(family) = self.families.get_mut(number)
         {
@@ -78,8 +81,13 @@ impl Broker {
         {
             remote.closed(number);
         }
-        if let Some(eventfd) = &other.eventfd {
+        if let Some(eventfd) = connection.bell(side.other()) {
             slipway_eventfd::raise(eventfd.as_fd());
+        }
+        if let Bells::Kept(kept) = connection.bells
+            && !other.closed
+        {
+            self.keepers.raise(kept, side.other());
         }
         if other.closed {
             self.release(number);
@@ -102,6 +110,10 @@ impl Broker {
     fn release(&mut self, number: u32) {
         let Some(connection) = self.connections.remove(number) else { return };
         self.release_connector(&connection);
+        match connection.bells {
+            Bells::Here(_) => self.bells -= 1,
+            Bells::Kept(kept) => self.keepers.drop(kept),
+        }
         self.forget_swept(number);
         let Some(link) = self.links.get_mut(connection.link) else { return };
         for (end, side) in connection.ends.iter().zip([Side::Zero, Side::One]) {

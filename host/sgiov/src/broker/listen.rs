@@ -246,6 +246,8 @@ impl Broker {
         let side = there.connector.other();
         there.end_mut(side).holders = 1;
         client.held.insert(there.end(side).entry);
-        self.introduce(number, family, connection, side)
+        let outcome = self.introduce(number, family, connection, side);
+        self.keep(connection);
+        outcome
     }
 }

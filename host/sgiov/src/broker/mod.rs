@@ -21,11 +21,14 @@ mod report;
 mod sweep;
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::process::{Resource, getrlimit};
+use slipway_ring::cross::Side;
 use slipway_sgiov_spec::control::{Reply, Request};
 
+use crate::keeper::Keepers;
 use crate::log::Log;
 use crate::namespace::Namespaces;
 use crate::peer::Peer;
@@ -33,7 +36,7 @@ use crate::policy::Policy;
 use crate::remote::Remote;
 use crate::slab::Slab;
 
-use connection::Connection;
+use connection::{Bells, Connection};
 use family::Family;
 use links::Links;
 use listen::Listeners;
@@ -82,6 +85,10 @@ pub struct Broker {
     namespaces: Namespaces,
     links: Links,
     connections: Slab<Connection>,
+    /// Connections whose eventfds are here, and how many of them may be before a keeper takes them.
+    bells: usize,
+    most_bells: usize,
+    keepers: Keepers,
     listeners: Listeners,
     sweep: Sweep,
     remote: Option<Box<dyn Remote>>,
@@ -96,7 +103,26 @@ pub struct Broker {
 impl Broker {
     /// One that knows `policy`, and reaches other nodes through `remote`.
     pub fn new(policy: Policy, remote: Option<Box<dyn Remote>>) -> Self {
-        Self { policy, remote, ..Self::default() }
+        // Half of all descriptors: the others are for processes, and for those who wait to be accepted.
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+        let most_bells = usize::try_from(limit / 4).unwrap_or(0);
+        Self { policy, remote, most_bells, ..Self::default() }
+    }
+
+    /// Both ends of a connection have been introduced: if there are many, a keeper has its eventfds from now on.
+    fn keep(&mut self, connection: u32) {
+        let Some(there) = self.connections.get_mut(connection) else { return };
+        let is_remote = there.ends.iter().any(|end| end.party == links::Party::Engine);
+        let (Some(first), Some(second)) = (there.bell(Side::Zero), there.bell(Side::One)) else {
+            return;
+        };
+        if self.bells <= self.most_bells || is_remote {
+            return;
+        }
+        if let Some(kept) = self.keepers.keep([first.as_fd(), second.as_fd()]) {
+            there.bells = Bells::Kept(kept);
+            self.bells -= 1;
+        }
     }
 
     /// A process has connected. Its number.

@@ -60,7 +60,7 @@ impl Broker {
             arena: link.arena.clone(),
             stream: connection.stream,
             side,
-            eventfd: other.eventfd.clone()?,
+            eventfd: connection.bell(side.other()).cloned()?,
             family,
             entry: other.entry,
             regions: link.bits.clone()?,

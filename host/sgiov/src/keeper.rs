@@ -1,0 +1,308 @@
+//! Eventfds beyond the limit of open files.
+//!
+//! The engine needs the eventfds of a connection to introduce its two ends, and then only when one of them ends
+//! and the other is to be told. With very many connections that are idle the limit of open files would be what
+//! ends first. But it is a limit of each table of descriptors, and threads of one process need not share theirs:
+//! a [`Keepers`]' thread has one of its own, takes pairs of eventfds over a socket, and raises them when it is told
+//! to. A thread has as many as the limit allows, and sleeps; there are as many threads as are needed, none at
+//! first.
+//!
+//! A descriptor on its way through a socket counts for its user (unix(7)), so pairs are passed to a thread that
+//! takes them at once, and never left in a socket.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, socketpair,
+};
+use rustix::process::{Resource, getrlimit};
+use slipway_ring::cross::Side;
+
+/// Descriptors of a thread that are none of a pair: the standard ones, its socket, what raising needs.
+const RESERVE: u64 = 64;
+/// Threads at most: with the usual limits far more pairs than there can be connections.
+const KEEPERS: usize = 64;
+
+/// Ends of connections that an engine with this limit of open files has eventfds for.
+pub fn ends_within(limit: u64) -> u64 {
+    (limit / 2).saturating_add(limit.saturating_sub(RESERVE).saturating_mul(KEEPERS as u64))
+}
+
+/// Where a pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    keeper: u32,
+    slot: u32,
+}
+
+/// What a thread is told: an operation and a slot, `u32` each.
+const BYTES: usize = 8;
+const KEEP: u32 = 0;
+const DROP: u32 = 1;
+/// And the side: [`Side::Zero`] or [`Side::One`].
+const RAISE: u32 = 2;
+
+/// Threads that keep pairs of eventfds.
+#[derive(Default)]
+pub struct Keepers {
+    all: Vec<Keeper>,
+    /// There was no thread to be had: nobody tries again.
+    failed: bool,
+}
+
+impl Keepers {
+    /// Has a thread take copies of a pair. None: there is no room, or no way, and the caller keeps it.
+    pub fn keep(&mut self, pair: [BorrowedFd<'_>; 2]) -> Option<Kept> {
+        let with_room = self.all.iter().position(Keeper::has_room);
+        let at = match with_room {
+            Some(at) => at,
+            None if self.failed || self.all.len() == KEEPERS => return None,
+            None => {
+                let started = Keeper::start();
+                self.failed = started.is_none();
+                self.all.push(started?);
+                self.all.len() - 1
+            }
+        };
+        let slot = self.all[at].keep(pair)?;
+        Some(Kept { keeper: at as u32, slot })
+    }
+
+    /// Raises one of the two. Soon, not at once.
+    pub fn raise(&self, kept: Kept, side: Side) {
+        if let Some(keeper) = self.all.get(kept.keeper as usize) {
+            keeper.tell(RAISE + side as u32, kept.slot, &[]);
+        }
+    }
+
+    /// Closes a pair.
+    pub fn drop(&mut self, kept: Kept) {
+        if let Some(keeper) = self.all.get_mut(kept.keeper as usize) {
+            keeper.tell(DROP, kept.slot, &[]);
+            keeper.free.push(kept.slot);
+        }
+    }
+}
+
+/// A thread, from outside.
+struct Keeper {
+    /// None: it is being ended.
+    socket: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    /// Slots that were used and are not.
+    free: Vec<u32>,
+    /// The first slot that was never used.
+    next: u32,
+    /// Slots that there may be.
+    room: u32,
+}
+
+impl Keeper {
+    fn start() -> Option<Self> {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+        let room = u32::try_from(limit.checked_sub(RESERVE)? / 2).ok().filter(|room| *room > 0)?;
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (socket, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).ok()?;
+        let (ready, is_ready) = channel();
+        let number = theirs.as_raw_fd();
+        let name = std::thread::Builder::new().name("eventfds".into()).stack_size(128 << 10);
+        let thread = name.spawn(move || serve(number, &ready)).ok()?;
+        // `theirs` is open here until the thread has a table with the same number of its own.
+        is_ready.recv().ok().filter(|ready| *ready)?;
+        drop(theirs);
+        let (free, next) = (Vec::new(), 0);
+        Some(Self { socket: Some(socket), thread: Some(thread), free, next, room })
+    }
+
+    fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.next < self.room
+    }
+
+    fn keep(&mut self, pair: [BorrowedFd<'_>; 2]) -> Option<u32> {
+        let slot = self.free.last().copied().unwrap_or(self.next);
+        if !self.tell(KEEP, slot, &pair) {
+            return None;
+        }
+        if self.free.pop().is_none() {
+            self.next += 1;
+        }
+        Some(slot)
+    }
+
+    /// The thread takes what it is told without ever waiting for anybody, so this does not wait for long.
+    fn tell(&self, operation: u32, slot: u32, with: &[BorrowedFd<'_>]) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        let bytes = message(operation, slot);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !with.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(with));
+        }
+        let send = || {
+            let parts = [IoSlice::new(&bytes)];
+            rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)
+        };
+        rustix::io::retry_on_intr(send).is_ok()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.socket.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn message(operation: u32, slot: u32) -> [u8; BYTES] {
+    (u64::from(operation) | u64::from(slot) << 32).to_le_bytes()
+}
+
+/// Gives this thread a table of descriptors of its own, with the standard ones and `number`.
+fn part(number: RawFd) -> bool {
+    let close = |first: RawFd, last: u32, flags: libc::c_uint| {
+        // SAFETY: no memory is passed. What is closed is the new table's; the first call makes it.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) == 0 }
+    };
+    let unshare = libc::CLOSE_RANGE_UNSHARE;
+    close(number + 1, u32::MAX, unshare)
+        && (number == 3 || close(3, number.unsigned_abs() - 1, unshare))
+}
+
+/// The thread.
+fn serve(number: RawFd, ready: &Sender<bool>) {
+    // Below the standard descriptors, which were closed then, nothing can be told apart.
+    let parted = number > 2 && part(number);
+    if ready.send(parted).is_err() || !parted {
+        return;
+    }
+    // SAFETY: this table is the thread's alone, and nothing else in it refers to the number.
+    let socket = unsafe { OwnedFd::from_raw_fd(number) };
+    let mut pairs: Vec<Option<[OwnedFd; 2]>> = Vec::new();
+    while let Some((operation, slot, files)) = receive(socket.as_fd()) {
+        let at = slot as usize;
+        if pairs.len() <= at {
+            pairs.resize_with(at + 1, || None);
+        }
+        match operation {
+            KEEP => pairs[at] = <[OwnedFd; 2]>::try_from(files).ok(),
+            DROP => pairs[at] = None,
+            side => {
+                if let Some(pair) = &pairs[at] {
+                    slipway_eventfd::raise(pair[(side - RAISE) as usize & 1].as_fd());
+                }
+            }
+        }
+    }
+}
+
+/// What it is told next. None: the engine has ended.
+fn receive(socket: BorrowedFd<'_>) -> Option<(u32, u32, Vec<OwnedFd>)> {
+    let mut bytes = [0; BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = loop {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
+            Err(Errno::INTR) => {}
+            got => break got.ok()?.bytes,
+        }
+    };
+    if got != BYTES {
+        return None;
+    }
+    let files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let word = u64::from_le_bytes(bytes);
+    Some((word as u32, (word >> 32) as u32, files.flatten().collect()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+    fn is_raised(file: &OwnedFd) -> bool {
+        let wait = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let mut polled = [PollFd::new(file, PollFlags::IN)];
+        let raised = poll(&mut polled, Some(&wait)).unwrap() > 0;
+        raised && slipway_eventfd::drain(file.as_fd())
+    }
+
+    fn pair() -> [OwnedFd; 2] {
+        [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap())
+    }
+
+    #[test]
+    fn what_is_kept_can_be_raised() {
+        let mut keepers = Keepers::default();
+        let pairs: Vec<_> = (0..100).map(|_| pair()).collect();
+        let kept: Vec<Kept> = pairs
+            .iter()
+            .map(|pair| keepers.keep([pair[0].as_fd(), pair[1].as_fd()]).unwrap())
+            .collect();
+        assert_eq!(keepers.all.len(), 1);
+        for (pair, kept) in pairs.iter().zip(&kept).rev() {
+            keepers.raise(*kept, Side::One);
+            assert!(is_raised(&pair[1]));
+            keepers.raise(*kept, Side::Zero);
+            assert!(is_raised(&pair[0]));
+        }
+        // A slot is used again, and not the old pair.
+        keepers.drop(kept[50]);
+        let other = pair();
+        let again = keepers.keep([other[0].as_fd(), other[1].as_fd()]).unwrap();
+        assert_eq!(again, kept[50]);
+        keepers.raise(again, Side::Zero);
+        assert!(is_raised(&other[0]));
+        let nothing = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut old = [PollFd::new(&pairs[50][0], PollFlags::IN)];
+        assert_eq!(poll(&mut old, Some(&nothing)).unwrap(), 0);
+    }
+
+    /// A pipe's reader sees the end when nobody has its writer: no keeper may have a copy by accident, and none
+    /// may keep what it was told to drop.
+    #[test]
+    fn a_keeper_has_what_it_was_given_and_nothing_else() {
+        let end = |reader: &OwnedFd| rustix::io::read(reader, &mut [0; 1]) == Ok(0);
+        let mut keepers = Keepers::default();
+        let (before, writer) = rustix::pipe::pipe().unwrap();
+        let first = pair();
+        keepers.keep([first[0].as_fd(), first[1].as_fd()]).unwrap();
+        drop(writer);
+        assert!(end(&before));
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let kept = keepers.keep([writer.as_fd(), writer.as_fd()]).unwrap();
+        drop(writer);
+        keepers.drop(kept);
+        assert!(end(&reader));
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        keepers.keep([writer.as_fd(), writer.as_fd()]).unwrap();
+        drop((writer, keepers));
+        assert!(end(&reader));
+    }
+
+    #[test]
+    fn full_threads_get_company() {
+        let mut keepers = Keepers::default();
+        let one = pair();
+        for _ in 0..3 {
+            keepers.keep([one[0].as_fd(), one[1].as_fd()]).unwrap();
+            keepers.all.iter_mut().for_each(|keeper| keeper.room = keeper.next);
+        }
+        assert_eq!(keepers.all.len(), 3);
+        keepers.raise(Kept { keeper: 2, slot: 0 }, Side::One);
+        assert!(is_raised(&one[1]));
+    }
+}
