@@ -5,13 +5,15 @@ use std::sync::atomic::Ordering;
 use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
 };
-use slipway_socket::{Deadline, Endpoint, Errno, Half, option};
+use slipway_socket::{Deadline, Endpoint, Errno, Half, fetch_to_write, option};
 
 use crate::fds::{self, Stream};
 use crate::guard::guard;
 use crate::open::borrowed;
 use crate::real::{self, fail, sys};
 
+/// Bytes of the next connection's memory that are fetched at most while there is something to do with this one.
+const AHEAD: usize = 4 << 10;
 /// Bytes that are copied at a time where there must be a copy.
 const PIECE: usize = 16 << 10;
 
@@ -60,6 +62,11 @@ fn wait(fd: c_int, endpoint: &Endpoint, half: Half, until: Deadline) -> Result<(
 /// Sends all of `bytes`, or what can be sent without waiting if that is what is asked for.
 fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
+    let ahead = stream.ahead.load(Ordering::Relaxed);
+    if !ahead.is_null() {
+        // Who sends to many in turn sends as much to the next.
+        fetch_to_write(ahead, bytes.len().min(AHEAD));
+    }
     let mut done = 0;
     let mut until = None;
     loop {

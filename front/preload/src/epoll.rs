@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use slipway_socket::lock::Lock;
-use slipway_socket::{Deadline, Errno, Half, Spin, heavy, is_told_surely};
+use slipway_socket::{Deadline, Errno, Half, Spin, fetch, heavy, is_told_surely};
 
-use crate::fds::{self, Kind, Object, Ref};
+use crate::fds::{self, Kind, Object, Ref, Stream};
 use crate::guard::guard;
 use crate::polling::after;
 use crate::real::{self, sys};
@@ -36,8 +36,14 @@ const A_BIT: u64 = 1_000_000;
 const BATCH: usize = 64;
 /// So many active ones are looked at whether they were ready lately or not.
 const FEW: usize = 16;
-/// One of more is armed when it was found not ready so often, and so are a quarter of them.
-const PATIENCE: u8 = 4;
+/// With more than so many their memory is fetched ahead, by so many turns.
+const MANY: usize = 64;
+const ITEM_AHEAD: usize = 24;
+const OBJECT_AHEAD: usize = 16;
+const STREAM_AHEAD: usize = 8;
+/// One of more is armed when it was not ready for so many nanoseconds for each of them, which is longer than the
+/// other side needs to do something about all, and when so are a quarter of them.
+const PATIENCE: u64 = 4_000;
 
 /// What a set knows of a descriptor.
 struct Item {
@@ -48,7 +54,8 @@ struct Item {
     active: bool,
     /// `EPOLLONESHOT` has shot.
     spent: bool,
-    missed: u8,
+    /// When it was ready, or became active.
+    busy: u64,
     /// Marks and bits when it was reported last.
     marks: (u64, u64),
     reported: u32,
@@ -232,7 +239,7 @@ fn admit(set: c_int, fd: c_int, object: &Ref, events: u32, data: u64, ours: Opti
         object: ours.map(Ref::object),
         active: ours.is_some(),
         spent: false,
-        missed: 0,
+        busy: Deadline::now(),
         // Nothing was reported: what is so is an edge.
         marks: (u64::MAX, u64::MAX),
         reported: 0,
@@ -313,11 +320,10 @@ fn activate(inner: &mut Inner, fd: c_int) {
     let item = usize::try_from(fd).ok().and_then(|at| inner.items.get_mut(at)?.as_mut());
     if let Some(item) = item
         && item.object.is_some()
+        && !std::mem::replace(&mut item.active, true)
     {
-        item.missed = 0;
-        if !std::mem::replace(&mut item.active, true) {
-            inner.active.push_back(fd);
-        }
+        item.busy = Deadline::now();
+        inner.active.push_back(fd);
     }
 }
 
@@ -355,15 +361,49 @@ fn due(item: &mut Item) -> u32 {
     }
 }
 
+/// Has the processor fetch what is looked at in the active ones' next turns, each thing by what was fetched before
+/// it: with very many sockets nothing of theirs is near any more when their turn comes.
+#[inline]
+fn fetch_next(inner: &Inner) {
+    let item = |ahead: usize| inner.items.get(*inner.active.get(ahead)? as usize);
+    let object = |ahead: usize| item(ahead)?.as_ref()?.object;
+    if let Some(item) = item(ITEM_AHEAD) {
+        fetch(item, size_of::<Item>());
+    }
+    if let Some(object) = object(OBJECT_AHEAD) {
+        fetch(object, size_of::<Object>());
+    }
+    if let Some(stream) = object(STREAM_AHEAD).and_then(Object::stream) {
+        stream.endpoint.fetch();
+    }
+}
+
+/// `stream` is reported after `last`: what a transfer will look at is fetched, or will be.
+#[inline]
+fn announce<'a>(stream: &'a Stream, is: u32, last: &mut Option<&'a Stream>) {
+    if is & IN != 0 {
+        stream.endpoint.fetch_data();
+    }
+    if let Some(last) = last.replace(stream) {
+        last.ahead.store(stream.endpoint.next_room().cast_mut(), Ordering::Relaxed);
+    }
+}
+
 /// Reports what is due of the active ones; how many events there are.
 fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool) -> usize {
     let mut found = 0;
+    let mut last: Option<&Stream> = None;
+    let now = if inner.active.len() > FEW { Deadline::now() } else { 0 };
+    let patience = inner.active.len() as u64 * PATIENCE;
     for _ in 0..inner.active.len() {
         if found == into.len() {
             break;
         }
         let Some(fd) = inner.active.pop_front() else { break };
         let many = inner.active.len() > FEW;
+        if inner.active.len() > MANY {
+            fetch_next(inner);
+        }
         let Some(item) = inner.items.get_mut(fd as usize).and_then(Option::as_mut) else {
             continue;
         };
@@ -372,22 +412,27 @@ fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool) -> usize {
         if is != 0 {
             into[found] = epoll_event { events: is, u64: item.data };
             found += 1;
-            item.missed = 0;
+            if inner.active.len() > MANY
+                && let Some(stream) = item.object.and_then(Object::stream)
+            {
+                announce(stream, is, &mut last);
+            }
+            item.busy = now;
             if item.events & ONCE != 0 {
                 item.spent = true;
                 item.active = false;
                 stays = false;
             }
-        } else if first {
-            item.missed = item.missed.saturating_add(1);
-            if many && item.missed > PATIENCE {
-                inner.quiet.push(fd);
-                stays = false;
-            }
+        } else if first && many && now.wrapping_sub(item.busy) > patience {
+            inner.quiet.push(fd);
+            stays = false;
         }
         if stays {
             inner.active.push_back(fd);
         }
+    }
+    if let Some(last) = last {
+        last.ahead.store(std::ptr::null_mut(), Ordering::Relaxed);
     }
     part_with_quiet(inner);
     found

@@ -157,8 +157,7 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     let how = if cloexec { libc::O_CLOEXEC } else { 0 };
     let moved = sys!(SYS_dup3, eventfd.as_raw_fd(), fd, how);
     hidden::close(eventfd);
-    let object =
-        fds::make(Kind::Stream(Stream { endpoint, domain, blocked: AtomicBool::new(false) }));
+    let object = fds::make(Kind::Stream(Stream::new(endpoint, domain)));
     if moved < 0 {
         return Err(NotConnected::Failed(Errno::BADF));
     }
@@ -360,7 +359,7 @@ fn admit(opened: Opened, domain: c_int, flags: c_int) -> c_int {
     if flags & libc::SOCK_CLOEXEC == 0 {
         sys!(SYS_fcntl, fd, libc::F_SETFD, 0);
     }
-    let stream = Stream { endpoint, domain, blocked: AtomicBool::new(false) };
+    let stream = Stream::new(endpoint, domain);
     fds::put(fd, &fds::make(Kind::Stream(stream)));
     fd
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
-use slipway_ring::cross::{Arena, Error, Own, Regions, Side, Stream, Tail};
+use slipway_ring::cross::{Arena, Error, Own, Regions, Side, Stream, Tail, fetch};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Endpoint as Granted;
 use slipway_sgiov_spec::table::{Place, entry};
@@ -54,6 +54,9 @@ pub mod option {
     /// The first of the bits that mean nothing here: what a program set and may ask for.
     pub const FREE: u32 = 16;
 }
+
+/// Bytes that are fetched ahead: the processor itself notices what follows.
+const FETCHED: usize = 256;
 
 /// The most that a FIFO grows to, where the program did not say.
 const MOST: usize = 1 << 20;
@@ -295,6 +298,27 @@ impl Endpoint {
         let head = stream.out.mine.head.load(Ordering::Acquire);
         let count = stream.out.tail().position().wrapping_sub(head) & ((1 << 36) - 1);
         usize::try_from(count).unwrap_or(0)
+    }
+
+    /// Has the processor fetch what [`Endpoint::ready`] and a transfer look at, for who will call them soon.
+    #[inline]
+    pub fn fetch(&self) {
+        fetch(self.words(), entry::WORDS * 8);
+        let inbox = self.arena.inbox(self.place.stream, self.side);
+        fetch(inbox.tail, 1);
+        fetch(inbox.data_wanted, 1);
+    }
+
+    /// The same for the first bytes that have arrived.
+    #[inline]
+    pub fn fetch_data(&self) {
+        self.stream().fetch_data(FETCHED);
+    }
+
+    /// Where the next bytes that are sent would go: for [`crate::fetch_to_write`] and for nothing else.
+    #[inline]
+    pub fn next_room(&self) -> *const u8 {
+        self.stream().next_room()
     }
 
     /// The bits of poll(2) that are set: IN, OUT, RDHUP, HUP, ERR. Takes no lock and tells nobody.

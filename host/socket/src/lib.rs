@@ -38,7 +38,7 @@ mod wait;
 pub use endpoint::{Endpoint, Half, option};
 pub use family::{Family, Listening, NotConnected, Opened, engine_path};
 pub use rustix::io::Errno;
-pub use slipway_ring::cross::{heavy, is_told_surely};
+pub use slipway_ring::cross::{fetch, fetch_to_write, heavy, is_told_surely};
 pub use slipway_sgiov_spec::Address;
 pub use spin::Spin;
 pub use table::{Table, forget_thread};

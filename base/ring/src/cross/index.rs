@@ -361,12 +361,16 @@ impl Receiving<'_> {
         Ok(available)
     }
 
+    /// Whether a region lies within the other side's area.
+    #[inline]
+    pub(super) fn fits(&self, region: Region) -> bool {
+        region.order <= MAX_ORDER && region.page + (1 << region.order) <= self.pages
+    }
+
     /// A region may change when all of the last one was read, and lies within the area.
     #[cold]
     fn check_place(&self, tail: Tail, known: u64) -> Result<(), Spoiled> {
-        let fits = tail.region().is_none_or(|region| {
-            region.order <= MAX_ORDER && region.page + (1 << region.order) <= self.pages
-        });
+        let fits = tail.region().is_none_or(|region| self.fits(region));
         if fits && known == 0 { Ok(()) } else { Err(Spoiled) }
     }
 

@@ -43,6 +43,7 @@
 //! barrier ([`heavy`]), and looks at all.
 
 mod arena;
+mod fetch;
 pub mod index;
 mod outside;
 mod regions;
@@ -50,6 +51,7 @@ mod signals;
 mod stream;
 
 pub use arena::{Arena, Shape, Side};
+pub use fetch::{fetch, fetch_to_write};
 pub use index::{Own, Region, Spoiled, Tail};
 pub use outside::{heavy, is_told_surely};
 pub use regions::Regions;

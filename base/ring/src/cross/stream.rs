@@ -326,6 +326,30 @@ impl<'a> Stream<'a> {
         Ok([(to.wrapping_add(at), first), (to, room - first)])
     }
 
+    /// Has the processor fetch the next bytes to read, `bytes` at most, as far as they lie side by side. For who
+    /// has just seen that there are some, and will read them soon. Nothing is believed of what the other side
+    /// says but where to look, and that is not looked at.
+    #[inline]
+    pub fn fetch_data(&self, bytes: usize) {
+        let tail = Tail(self.into.mine.tail.load(std::sync::atomic::Ordering::Relaxed));
+        let Some(region) = tail.region().filter(|region| self.into.fits(*region)) else { return };
+        let at = self.into.position() as usize & (region.len() - 1);
+        let from = self.arena.address(self.side.other(), region);
+        super::fetch(from.wrapping_add(at), bytes.min(region.len() - at));
+    }
+
+    /// Where the next bytes that are written would go, if the FIFO is not moved before. For
+    /// [`fetch_to_write`](super::fetch_to_write) and for nothing else; null: there is no region.
+    #[inline]
+    pub fn next_room(&self) -> *const u8 {
+        let tail = self.out.tail();
+        let region = tail.region().filter(|region| self.into.fits(*region));
+        region.map_or(std::ptr::null(), |region| {
+            let at = tail.position() as usize & (region.len() - 1);
+            self.arena.address(self.side, region).wrapping_add(at).cast_const()
+        })
+    }
+
     /// Gives an empty FIFO's region back, and its pages to the system. False: it is not empty, or has none.
     /// The next write takes a new one.
     pub fn trim(&self, regions: Regions<'_>) -> bool {
