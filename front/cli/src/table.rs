@@ -2,18 +2,23 @@
 
 /// Lines of `rows` under `header`, two spaces between columns, nothing behind the last.
 pub fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
-    let mut widths = header.map(|title| title.chars().count());
+    columns(&header, rows)
+}
+
+/// As [`table`], where the number of columns is known at run time.
+pub fn columns(header: &[&str], rows: &[impl AsRef<[String]>]) -> String {
+    let mut widths: Vec<usize> = header.iter().map(|title| title.chars().count()).collect();
     for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let head = header.map(str::to_owned);
-    let lines = std::iter::once(&head).chain(rows).map(|row| line(row, &widths));
-    lines.collect()
+    let head: Vec<String> = header.iter().map(|title| (*title).to_owned()).collect();
+    let lines = std::iter::once(&head[..]).chain(rows.iter().map(AsRef::as_ref));
+    lines.map(|row| line(row, &widths)).collect()
 }
 
-fn line<const N: usize>(row: &[String; N], widths: &[usize; N]) -> String {
+fn line(row: &[String], widths: &[usize]) -> String {
     let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
     let text = cells.collect::<Vec<_>>().join("  ");
     format!("{}\n", text.trim_end())

@@ -19,6 +19,7 @@ use slipway_sgiov_spec::Address;
 
 use crate::connection::Report;
 use crate::links::{Event, Links, StreamId};
+use crate::shares::View as SharesView;
 use crate::stream::End;
 
 /// How long it looks for more after the last work before it sleeps.
@@ -69,12 +70,14 @@ pub enum Command {
     Rate(String, u64),
     /// [`Links::reports`]; [`News::Reports`] follows.
     Report,
+    /// [`Links::shares`]; [`News::Shares`] follows.
+    Shares,
     /// End.
     Stop,
 }
 
 /// What is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum News {
     /// The answer to [`Command::Open`].
     Opening {
@@ -87,6 +90,8 @@ pub enum News {
     Event(Event),
     /// What connections did.
     Reports(Vec<Report>),
+    /// Who has how much.
+    Shares(SharesView),
 }
 
 /// The thread, from outside. Ends with it.
@@ -221,6 +226,10 @@ impl Carrying {
                 Command::Report => {
                     let reports = self.links.reports();
                     self.say(News::Reports(reports));
+                }
+                Command::Shares => {
+                    let shares = self.links.shares(now);
+                    self.say(News::Shares(shares));
                 }
                 Command::Stop => return None,
             }

@@ -27,10 +27,12 @@
 //! it was granted and has its place, in the FIFO or, while that is small and cannot grow, beside it.
 //!
 //! # Fairness
-//! A turn serves each connection in turn, up to a number of bytes that follows from its tenant's weight, and
-//! within it each stream that has something in turn, up to a record. All executors here (copy, cipher,
-//! transport) share one core, so that the core's time is the one resource there is, and shares of it are
-//! shares of bytes. A tenant's rate, where it has one, is kept by all of its connections together.
+//! Who is next is said by the scheduler of `slipway_warp::share`: dominant resource fairness among tenants, by
+//! weight, with the core's time (sealing and opening, sending and receiving, as measured) as one resource, and
+//! each way to another engine as one, where the settings say its rate. A connection has a queue for each
+//! direction, and is served one quantum: what one recv(2) gives, or each of its streams that has something, in
+//! turn, up to a record, as far as there is room. So many streams are no more than one. A tenant's own rate, where
+//! it has one, is kept by all of its connections together. [`Links::shares`] shows who has what.
 //!
 //! # When something is wrong
 //! A connection that breaks, or from which nothing was heard for [`Settings::silence_ms`], ends its streams
@@ -55,6 +57,7 @@ mod logs;
 mod receiver;
 mod sender;
 mod settings;
+mod shares;
 mod stream;
 
 #[cfg(feature = "fuzz")]
@@ -65,4 +68,5 @@ pub use connection::Report;
 pub use identity::{Identity, IdentityError};
 pub use links::{Ended, Event, Links, LinksError, StreamId};
 pub use settings::{Cipher, Peer, Settings, SettingsError};
+pub use shares::{ExecutorCapacity, ResourceShare, TenantShare, View as SharesView};
 pub use stream::End;

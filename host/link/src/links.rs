@@ -20,6 +20,7 @@ use crate::handshake::{Handshake, HandshakeError, errno};
 use crate::identity::Identity;
 use crate::logs::Logs;
 use crate::settings::{Cipher, Settings, SettingsError};
+use crate::shares::{Direction, Shares, Turn, View};
 use crate::stream::End;
 
 /// The listener's number in epoll; connections have theirs.
@@ -28,8 +29,12 @@ const LISTENER: u64 = u64::MAX;
 const EVENTS: usize = 64;
 /// Connections that may be in their handshake, of those that others began.
 const STRANGERS: usize = 64;
-/// Bytes of a connection's turn in each direction, per weight.
-const BUDGET: usize = 512 << 10;
+/// Bytes after which a quantum is over: those of one recv(2), or of one look at each stream.
+const QUANTUM: usize = 1;
+/// A quantum of so many bytes received leaves more to be received, most likely.
+const FULL: u64 = 64 << 10;
+/// Quanta before the kernel and the programs are asked again what there is, at most.
+const QUANTA: usize = 1024;
 
 /// A stream of an engine; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,7 +109,8 @@ pub struct Links {
     order: VecDeque<u32>,
     next: u32,
     backoffs: Vec<Backoff>,
-    weights: HashMap<String, f64>,
+    /// Who is next.
+    shares: Shares,
     /// What tenants may send.
     rates: HashMap<String, Bucket>,
     /// What rates count from.
@@ -147,6 +153,7 @@ impl Links {
         Ok(Self {
             backoffs: settings.engine.iter().map(|_| Backoff::default()).collect(),
             logs: Logs::new(Instant::now()),
+            shares: Shares::new(&settings),
             settings,
             identity,
             listener,
@@ -154,7 +161,6 @@ impl Links {
             connections: HashMap::new(),
             order: VecDeque::new(),
             next: 0,
-            weights: HashMap::new(),
             rates: HashMap::new(),
             begin: Instant::now(),
             events: VecDeque::new(),
@@ -179,16 +185,16 @@ impl Links {
         }
     }
 
-    /// A tenant's part of what is sent when others want it too: 1 by default. Roughly: a turn is never shorter
-    /// than what its streams have for one send, up to four records.
+    /// A tenant's weight among those who want the same resource: 1 by default, 0.001 to 1000.
     pub fn set_weight(&mut self, tenant: &str, weight: f64) {
         let weight = if weight.is_finite() { weight.clamp(0.001, 1000.0) } else { 1.0 };
-        self.weights.insert(tenant.into(), weight);
+        self.shares.set_weight(tenant, weight);
     }
 
     /// Bytes that a tenant may send a second to all other engines together; there is no limit by default.
     pub fn set_rate(&mut self, tenant: &str, per_second: u64) {
         self.rates.insert(tenant.into(), Bucket::new(Rate { per_second, burst: 0 }));
+        self.shares.set_cap(tenant, per_second);
     }
 
     /// Readable when [`Links::turn`] has something to do.
@@ -199,6 +205,15 @@ impl Links {
     /// The next event.
     pub fn event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// Who has how much of the core and of the ways to other engines.
+    pub fn shares(&self, now: Instant) -> View {
+        self.shares.view(self.since_begin(now))
+    }
+
+    fn since_begin(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.begin)
     }
 
     /// What its connections did.
@@ -394,7 +409,8 @@ impl Links {
 
     // Turns.
 
-    /// Serves every connection that has something, in turn. Whether there was something: then there may be more.
+    /// Serves the connections that have something, as their tenants' shares say. Whether there was something: then
+    /// there may be more.
     pub fn turn(&mut self, now: Instant) -> bool {
         let mut ready = [(0, false, false); EVENTS];
         let count = self.ready(&mut ready);
@@ -408,7 +424,13 @@ impl Links {
             let Some(key) = self.order.get(at).copied() else { break };
             let found = ready[..count].iter().find(|(number, ..)| *number == u64::from(key));
             let (readable, writable) = found.map_or((false, false), |(_, r, w)| (*r, *w));
-            worked |= self.serve(key, readable, writable, now);
+            worked |= self.prepare(key, readable, writable, now);
+        }
+        worked |= self.share(now);
+        for at in 0..self.order.len() {
+            let Some(key) = self.order.get(at).copied() else { break };
+            self.hold(key, now);
+            self.watch(key);
         }
         self.order.retain(|key| self.connections.contains_key(key));
         worked
@@ -429,31 +451,27 @@ impl Links {
         count
     }
 
-    fn serve(&mut self, key: u32, readable: bool, writable: bool, now: Instant) -> bool {
-        let Some(connection) = self.connections.get_mut(&key) else { return false };
-        let weight = self.weights.get(&connection.tenant).copied().unwrap_or(1.0);
-        let budget = (BUDGET as f64 * weight) as usize;
-        let opens = self.rates.get(&connection.tenant).map(|rate| self.begin + rate.opens_at());
-        connection.held = opens.filter(|opens| *opens > now);
-        let (was_up, sent) = (connection.is_up(), connection.sent());
+    /// Says what a connection has to do, and does what is not shared: the handshake, and what is due by the clock.
+    fn prepare(&mut self, key: u32, readable: bool, writable: bool, now: Instant) -> bool {
+        self.hold(key, now);
         let (mut around, connections, _) = self.around(now);
         let Some(connection) = connections.get_mut(&key) else { return false };
-        let begin = Instant::now();
-        let done = connection.turn(readable, writable, budget, &mut around);
+        let was_up = connection.is_up();
+        let shakes = !was_up && (readable || writable);
+        let done = if shakes { connection.shake_hands(&mut around) } else { Ok(false) };
         let done = done.and_then(|worked| connection.tend(&mut around).map(|()| worked));
-        if *done.as_ref().unwrap_or(&true) {
-            connection.busy += begin.elapsed();
-        }
-        let (is_up, sent) = (connection.is_up(), connection.sent() - sent);
-        if sent > 0 {
-            self.count(key, sent, now);
-        }
+        let (is_up, sends) = (connection.is_up(), connection.wants_to_send(writable));
         match done {
             Ok(worked) => {
                 if !was_up && is_up {
                     self.is_up(key);
                 }
-                self.watch(key);
+                if readable && is_up {
+                    self.shares.want(key, Direction::In);
+                }
+                if sends {
+                    self.shares.want(key, Direction::Out);
+                }
                 worked
             }
             Err(broken) => {
@@ -461,6 +479,75 @@ impl Links {
                 true
             }
         }
+    }
+
+    /// Until when a connection may not send: its tenant has sent enough, or its way has enough to carry.
+    fn hold(&mut self, key: u32, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        let opens = self.rates.get(&connection.tenant).map(Bucket::opens_at);
+        let way = self.shares.held(key, now.saturating_duration_since(self.begin));
+        let until = opens.max(way).map(|until| self.begin + until);
+        connection.held = until.filter(|until| *until > now);
+    }
+
+    /// Serves those who are chosen, one quantum after the other. Whether there was something.
+    fn share(&mut self, now: Instant) -> bool {
+        let (mut worked, mut began) = (false, Instant::now());
+        for _ in 0..QUANTA.min(2 * self.order.len() + 2) {
+            let Some(turn) = self.shares.next(self.since_begin(began)) else { break };
+            let (some, ended) = self.serve(turn, began, now);
+            worked |= some;
+            began = ended;
+        }
+        worked
+    }
+
+    /// A quantum, from `began` on. Whether there was something, and when it was over.
+    fn serve(&mut self, turn: Turn, began: Instant, now: Instant) -> (bool, Instant) {
+        let (key, direction) = (turn.connection, turn.direction);
+        let (mut around, connections, _) = self.around(now);
+        let Some(connection) = connections.get_mut(&key) else {
+            let at = self.since_begin(began);
+            self.shares.done(turn, 0, Duration::ZERO, false, at);
+            return (false, began);
+        };
+        let moved = |connection: &Connection| match direction {
+            Direction::In => connection.received(),
+            Direction::Out => connection.sent(),
+        };
+        let before = moved(connection);
+        let done = match direction {
+            Direction::In => connection.receive(QUANTUM, &mut around),
+            Direction::Out if connection.held.is_some() => Ok(false),
+            Direction::Out => connection.send(QUANTUM, &mut around),
+        };
+        let (bytes, blocked) = (moved(connection) - before, connection.is_blocked());
+        let ended = Instant::now();
+        let busy = ended.saturating_duration_since(began);
+        if *done.as_ref().unwrap_or(&true) {
+            connection.busy += busy;
+        }
+        // What came may be answered, what was sent is perhaps not all: at once, if its turn comes.
+        let sends = *done.as_ref().unwrap_or(&false) && connection.wants_to_send(false);
+        let at = self.since_begin(ended);
+        self.shares.done(turn, bytes, busy, blocked, at);
+        if direction == Direction::Out && bytes > 0 {
+            self.count(key, bytes, now);
+        }
+        if sends {
+            self.shares.want(key, Direction::Out);
+        }
+        if direction == Direction::In && bytes >= FULL {
+            self.shares.want(key, Direction::In);
+        }
+        let worked = match done {
+            Ok(worked) => worked,
+            Err(broken) => {
+                self.end(key, &broken, now);
+                true
+            }
+        };
+        (worked, ended)
     }
 
     /// Bytes that a connection has sent count for its tenant.
@@ -472,7 +559,11 @@ impl Links {
     }
 
     fn is_up(&mut self, key: u32) {
-        let engine = self.connections.get(&key).and_then(|connection| connection.engine);
+        let Some(connection) = self.connections.get(&key) else { return };
+        let engine = connection.engine;
+        if let Some(way) = engine {
+            self.shares.join(key, &connection.tenant, way);
+        }
         if let Some(backoff) = engine.and_then(|engine| self.backoffs.get_mut(engine)) {
             backoff.reached();
         }
@@ -492,6 +583,7 @@ impl Links {
     /// A connection is no more, and its streams with it.
     fn end(&mut self, key: u32, broken: &Broken, now: Instant) {
         let Some(mut connection) = self.connections.remove(&key) else { return };
+        self.shares.part(key, self.since_begin(now));
         let _ = epoll::delete(&self.epoll, &connection.socket);
         let (mut around, ..) = self.around(now);
         connection.end(broken, &mut around);

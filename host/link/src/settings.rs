@@ -34,12 +34,21 @@ pub struct Peer {
     /// The tenants that have streams to there; none: every tenant.
     #[serde(default)]
     pub tenants: Vec<String>,
+    /// Megabits per second that the way there carries, which tenants share by their weights; none: whatever the
+    /// kernel takes.
+    #[serde(default)]
+    pub rate_mbit: Option<u64>,
 }
 
 impl Peer {
     /// Whether streams of `tenant` may go there and come from there.
     pub fn serves(&self, tenant: &str) -> bool {
         self.tenants.is_empty() || self.tenants.iter().any(|name| name == tenant)
+    }
+
+    /// Bytes per second that the way there carries.
+    pub(crate) fn bytes_per_second(&self) -> Option<u64> {
+        self.rate_mbit.map(|rate| rate.saturating_mul(125_000))
     }
 }
 
@@ -169,6 +178,9 @@ impl Settings {
         within("rekey", self.rekey, 1 << 16, u64::MAX)?;
         within("silence_ms", self.silence_ms, 30, 3_600_000)?;
         within("handshake_ms", self.handshake_ms, 10, 3_600_000)?;
+        for rate in self.engine.iter().filter_map(|peer| peer.rate_mbit) {
+            within("rate_mbit", rate, 1, 10_000_000)?;
+        }
         within("streams", self.streams as u64, 1, 1 << 20)
     }
 

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use slipway_link::{
-    Command, End, Ended, Event as LinkEvent, Links, LinksError, News, Settings, StreamId,
+    Command, End, Ended, Event as LinkEvent, Links, LinksError, News, Settings, SharesView,
+    StreamId,
 };
 use slipway_ring::cross::Tail;
 use slipway_sgiov_spec::Address;
@@ -36,6 +37,7 @@ pub struct Carrier {
     /// Those that other engines ask for, by the number that the engine has them under.
     asked: HashMap<u64, StreamId>,
     next: u64,
+    shares: Option<SharesView>,
 }
 
 /// Why there is no carrier.
@@ -92,7 +94,7 @@ impl Carrier {
         let links = Links::new(settings.clone())?;
         let thread = slipway_link::Carrier::start(links)?;
         let (carried, streams, asked) = Default::default();
-        Ok(Self { thread, settings, carried, streams, asked, next: 0 })
+        Ok(Self { thread, settings, carried, streams, asked, next: 0, shares: None })
     }
 
     fn attach(&mut self, connection: u32, stream: StreamId) {
@@ -136,6 +138,10 @@ impl Carrier {
                 self.ended(stream, ended, attached, Tail::default().placed(region))
             }
             News::Reports(_) => None,
+            News::Shares(view) => {
+                self.shares = Some(view);
+                None
+            }
         }
     }
 
@@ -223,5 +229,10 @@ impl Remote for Carrier {
     fn events(&mut self) -> Vec<Event> {
         let news: Vec<_> = self.thread.news().collect();
         news.into_iter().filter_map(|news| self.news(news)).collect()
+    }
+
+    fn shares(&mut self) -> Option<SharesView> {
+        self.thread.command(Command::Shares);
+        self.shares.clone()
     }
 }

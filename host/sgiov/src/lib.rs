@@ -57,3 +57,5 @@ pub use function::Function;
 pub use keeper::ends_within;
 pub use policy::{Policy, PolicyError, Tenant};
 pub use server::{Engine, Error, SHARED, Settings, Stop, folder};
+#[cfg(feature = "links")]
+pub use slipway_link::{ExecutorCapacity, ResourceShare, SharesView, TenantShare};

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 pub use slipway_family::Family;
+#[cfg(feature = "links")]
+use slipway_link::SharesView;
 use slipway_ring::cross::{Arena, Side, Tail};
 use slipway_sgiov_spec::Address;
 
@@ -118,4 +120,11 @@ pub trait Remote: Send {
 
     /// What there is to tell.
     fn events(&mut self) -> Vec<Event>;
+
+    /// Who had how much of what carries when this was asked last; asks anew. None: not asked before, or there is
+    /// nothing that is shared.
+    #[cfg(feature = "links")]
+    fn shares(&mut self) -> Option<SharesView> {
+        None
+    }
 }

@@ -8,34 +8,48 @@ use std::time::Duration;
 pub struct Capacity {
     bytes: f64,
     seconds: f64,
+    /// What was done since: it is put with the rest when it is worth an operation.
+    fresh: (u64, Duration),
 }
 
 /// Busy time after which a measurement counts a third.
 const MEMORY: f64 = 0.1;
 /// Busy time that a guess counts as.
 const GUESS: f64 = 0.001;
+/// Busy time that is gathered before anything is forgotten for it.
+const GATHERED: Duration = Duration::from_micros(200);
 
 impl Capacity {
     /// Begins with a guess, in bytes per second, at least 1, that counts as much as a millisecond of work.
     pub fn new(guess: u64) -> Self {
-        Self { bytes: guess.max(1) as f64 * GUESS, seconds: GUESS }
+        Self { bytes: guess.max(1) as f64 * GUESS, seconds: GUESS, fresh: (0, Duration::ZERO) }
     }
 
     /// `bytes` were done in `busy`. No time at all says nothing.
     pub fn add(&mut self, bytes: u64, busy: Duration) {
-        let seconds = busy.as_secs_f64();
-        if seconds <= 0.0 || bytes == 0 {
+        if busy == Duration::ZERO || bytes == 0 {
             return;
         }
-        // e to the power of -x, well enough and without the exponential.
-        let keep = (1.0 + seconds / MEMORY).recip();
-        self.bytes = self.bytes * keep + bytes as f64;
-        self.seconds = self.seconds * keep + seconds;
+        self.fresh.0 = self.fresh.0.saturating_add(bytes);
+        self.fresh.1 += busy;
+        if self.fresh.1 >= GATHERED {
+            (self.bytes, self.seconds) = self.all();
+            self.fresh = (0, Duration::ZERO);
+        }
     }
 
     /// Bytes per second, at least 1.
     pub fn per_second(&self) -> f64 {
-        (self.bytes / self.seconds).max(1.0)
+        let (bytes, seconds) = self.all();
+        (bytes / seconds).max(1.0)
+    }
+
+    /// What counts: bytes, and the seconds that they took.
+    fn all(&self) -> (f64, f64) {
+        let (bytes, seconds) = (self.fresh.0 as f64, self.fresh.1.as_secs_f64());
+        // e to the power of -x, well enough and without the exponential.
+        let keep = (1.0 + seconds / MEMORY).recip();
+        (self.bytes * keep + bytes, self.seconds * keep + seconds)
     }
 }
 
@@ -51,12 +65,17 @@ pub struct Throughput {
 
 /// Time after which bytes count a third.
 const LATE: f64 = 0.5;
+/// Bytes that come within so long are taken to come at once: nothing is forgotten in between.
+const AT_ONCE: Duration = Duration::from_millis(1);
 
 impl Throughput {
     /// `bytes` more at `now`.
     pub fn add(&mut self, bytes: u64, now: Duration) {
-        self.recent = self.decayed(now) + bytes as f64;
-        self.at = self.at.max(now);
+        if now >= self.at + AT_ONCE {
+            self.recent = self.decayed(now);
+            self.at = now;
+        }
+        self.recent += bytes as f64;
         self.began.get_or_insert(now);
         self.total += bytes;
     }

@@ -12,7 +12,7 @@ use super::{ChainId, ExecutorId, MIN_WEIGHT, ResourceId, ShareError, TenantId};
 pub struct Ticket<T> {
     /// What was queued.
     pub item: T,
-    /// Bytes that it was queued with.
+    /// Bytes that it is about: what it was queued with, or what whoever does it finds that there are.
     pub bytes: u64,
     /// Who is to do it.
     pub executor: ExecutorId,
@@ -21,6 +21,8 @@ pub struct Ticket<T> {
     /// Along which chain.
     pub chain: ChainId,
     stage: u32,
+    /// Bytes that it was queued with.
+    queued: u64,
     /// Ticks of the resource that the tenant was charged.
     charge: f64,
 }
@@ -75,7 +77,7 @@ impl<T> Scheduler<T> {
         self.resources[resource.index()].held.least()
     }
 
-    /// A job is done, after `busy`; `bytes` go on to the next stage. Gives the item back when it was the last.
+    /// A job is done, after `busy`, and [`Ticket::bytes`] were done; `bytes` go on to the next stage. Gives the item back when it was the last.
     pub fn done(
         &mut self,
         ticket: Ticket<T>,
@@ -86,7 +88,7 @@ impl<T> Scheduler<T> {
         self.account(&ticket, busy, now);
         let Some(chain) = self.chain_mut(ticket.chain) else { return Some(ticket.item) };
         let (stage, tenant) = (ticket.stage as usize, chain.tenant);
-        chain.stages[stage].in_service.remove(ticket.bytes);
+        chain.stages[stage].in_service.remove(ticket.queued);
         if let Some(next) = chain.stages.get_mut(stage + 1) {
             next.push(Entry { bytes, item: ticket.item });
             let executor = next.executor;
@@ -99,11 +101,24 @@ impl<T> Scheduler<T> {
         Some(ticket.item)
     }
 
+    /// A tenant's `bytes` have passed an executor beside its queues, which was busy with them for so long
+    /// (zero: nobody knows). It is charged for that, and shown with the rest.
+    pub fn book(
+        &mut self,
+        id: TenantId,
+        executor: ExecutorId,
+        bytes: u64,
+        busy: Duration,
+        now: Duration,
+    ) {
+        self.measured(id, executor, bytes, busy, now, 0.0);
+    }
+
     /// A job failed, after `busy`: it goes no further.
     pub fn failed(&mut self, ticket: Ticket<T>, busy: Duration, now: Duration) -> T {
         self.account(&ticket, busy, now);
         if let Some(chain) = self.chain_mut(ticket.chain) {
-            chain.stages[ticket.stage as usize].in_service.remove(ticket.bytes);
+            chain.stages[ticket.stage as usize].in_service.remove(ticket.queued);
             // It keeps no place before the next stage any more.
             self.ready(ticket.tenant, ticket.executor);
         }
@@ -152,6 +167,15 @@ impl<T> Scheduler<T> {
         }
     }
 
+    /// Whether something of a tenant waits for a resource, at whatever stage.
+    fn has_queued(&self, id: TenantId, resource: ResourceId) -> bool {
+        let Some(tenant) = self.tenant(id) else { return false };
+        tenant.seats[resource.index()].stages.iter().any(|(slot, stage)| {
+            let chain = self.chains[*slot as usize].value.as_ref();
+            chain.is_some_and(|chain| !chain.stages[*stage as usize].queue.is_empty())
+        })
+    }
+
     /// Of what a tenant can do at a resource, what is nearest to its chain's end: bytes that have come far
     /// make room. Chains that are equally near take turns.
     fn choose(&self, id: TenantId, resource: ResourceId, open: bool) -> Choice {
@@ -166,7 +190,7 @@ impl<T> Scheduler<T> {
             if left >= best || !chain.may_go(stage as usize) {
                 continue;
             }
-            if stage > 0 || open {
+            if stage > 0 || open || chain.free {
                 (best, choice) = (left, Choice::Go(place));
             } else if matches!(choice, Choice::Nothing) {
                 choice = Choice::Held;
@@ -190,42 +214,66 @@ impl<T> Scheduler<T> {
         let chain = self.chains[slot as usize].value.as_mut()?;
         let here = &mut chain.stages[stage as usize];
         let Entry { bytes, item } = here.take()?;
-        let executor = here.executor;
+        let (executor, free) = (here.executor, chain.free);
         let before = (stage as usize).checked_sub(1).map(|before| chain.stages[before].executor);
 
         let state = &mut self.resources[resource.index()];
         state.in_service += 1;
         state.served = state.served.max(seat.had);
         let charge = bytes as f64 * TICKS / self.executors[executor.index()].charged;
-        seat.had += (charge / seat.weight.max(MIN_WEIGHT)) as u128;
+        // By way of 64 bits, which processors convert to.
+        seat.had += u128::from((charge / seat.weight.max(MIN_WEIGHT)) as u64);
         seat.turn = place + 1;
         if stage == 0
+            && !free
             && let Some(bucket) = &mut tenant.bucket
         {
             bucket.take(bytes, now);
         }
-        self.ready(id, executor);
+        if self.has_queued(id, resource) {
+            self.ready(id, executor);
+        }
         // There is room now where this job waited.
         if let Some(before) = before {
             self.ready(id, before);
         }
         let chain = ChainId { slot, epoch };
-        Some(Ticket { item, bytes, executor, tenant: id, chain, stage, charge })
+        let queued = bytes;
+        Some(Ticket { item, bytes, executor, tenant: id, chain, stage, queued, charge })
     }
 
     /// Books what a job took: for the executor's capacity, the tenant's throughput, and what the estimate was
     /// off by.
     fn account(&mut self, ticket: &Ticket<T>, busy: Duration, now: Duration) {
-        let executor = &mut self.executors[ticket.executor.index()];
-        executor.capacity.add(ticket.bytes, busy);
-        let at = executor.resource.index();
+        let at = self.executors[ticket.executor.index()].resource.index();
         self.resources[at].in_service -= 1;
-        if let Some(tenant) = live(&mut self.tenants, ticket.tenant) {
-            tenant.done[ticket.executor.index()].add(ticket.bytes, now);
-            if busy > Duration::ZERO {
-                tenant.seats[at].owed += busy.as_secs_f64() * TICKS - ticket.charge;
-            }
+        self.measured(ticket.tenant, ticket.executor, ticket.bytes, busy, now, ticket.charge);
+    }
+
+    fn measured(
+        &mut self,
+        id: TenantId,
+        executor: ExecutorId,
+        bytes: u64,
+        busy: Duration,
+        now: Duration,
+        charged: f64,
+    ) {
+        let state = &mut self.executors[executor.index()];
+        state.capacity.add(bytes, busy);
+        let at = state.resource.index();
+        if let Some(tenant) = live(&mut self.tenants, id) {
+            // In whole nanoseconds: quick conversions.
+            let nanos = match busy.as_nanos() as u64 {
+                0 => (bytes as f64 * 1e9 / state.charged) as u64,
+                nanos => {
+                    tenant.seats[at].owed += nanos as f64 * (TICKS / 1e9) - charged;
+                    nanos
+                }
+            };
+            tenant.done[executor.index()].add(bytes, now);
+            tenant.spent[executor.index()].add(nanos, now);
         }
-        self.follow(ticket.executor, now);
+        self.follow(now);
     }
 }

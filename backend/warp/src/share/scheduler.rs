@@ -15,6 +15,8 @@ use crate::Class;
 const DRIFT: f64 = 0.01;
 /// How often they do, at most: it takes a look at every tenant.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How often it is asked whether they should.
+const GLANCE: Duration = Duration::from_micros(100);
 
 pub(super) struct Resource {
     pub(super) name: String,
@@ -114,6 +116,7 @@ impl<T> Scheduler<T> {
         self.executors.push(ExecutorState { name, class, resource, capacity, charged });
         for tenant in self.tenants.iter_mut().flatten() {
             tenant.done.push(Throughput::default());
+            tenant.spent.push(Throughput::default());
         }
         ExecutorId(self.executors.len() as u32 - 1)
     }
@@ -129,6 +132,7 @@ impl<T> Scheduler<T> {
         let mut tenant = Tenant::new(epoch, options);
         tenant.seats.resize(self.resources.len(), Seat::default());
         tenant.done.resize(self.executors.len(), Throughput::default());
+        tenant.spent.resize(self.executors.len(), Throughput::default());
         match self.tenants.get_mut(slot as usize) {
             Some(free) => *free = Some(tenant),
             None => self.tenants.push(Some(tenant)),
@@ -171,12 +175,35 @@ impl<T> Scheduler<T> {
         tenant: TenantId,
         executors: &[ExecutorId],
     ) -> Result<ChainId, ShareError> {
+        self.open_chain(tenant, executors, false)
+    }
+
+    /// As [`open`](Self::open), and the tenant's cap is not for what goes along it: somebody else keeps it, or
+    /// it is for something else.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_free(
+        &mut self,
+        tenant: TenantId,
+        executors: &[ExecutorId],
+    ) -> Result<ChainId, ShareError> {
+        self.open_chain(tenant, executors, true)
+    }
+
+    fn open_chain(
+        &mut self,
+        tenant: TenantId,
+        executors: &[ExecutorId],
+        free: bool,
+    ) -> Result<ChainId, ShareError> {
         self.tenant(tenant).ok_or(ShareError::NoTenant)?;
         let there = executors.iter().all(|executor| executor.index() < self.executors.len());
         if !there || !(1..=MAX_STAGES).contains(&executors.len()) {
             return Err(ShareError::Stages);
         }
-        let chain = Chain { tenant, stages: executors.iter().copied().map(Stage::new).collect() };
+        let stages = executors.iter().copied().map(Stage::new).collect();
+        let chain = Chain { tenant, free, stages };
         let slot = self.free_chains.pop().unwrap_or(self.chains.len() as u32);
         let epoch = self.epoch();
         let new = Slot { epoch, value: Some(chain) };
@@ -275,10 +302,15 @@ impl<T> Scheduler<T> {
     }
 
     /// Weights follow capacities that have moved, now and then.
-    pub(super) fn follow(&mut self, executor: ExecutorId, now: Duration) {
-        let state = &self.executors[executor.index()];
-        let moved = (state.capacity.per_second() / state.charged - 1.0).abs() > DRIFT;
-        if !moved || now < self.follow_at {
+    pub(super) fn follow(&mut self, now: Duration) {
+        if now < self.follow_at {
+            return;
+        }
+        let moved = |state: &ExecutorState| {
+            (state.capacity.per_second() / state.charged - 1.0).abs() > DRIFT
+        };
+        if !self.executors.iter().any(moved) {
+            self.follow_at = now + GLANCE;
             return;
         }
         self.follow_at = now + PAUSE;

@@ -36,6 +36,12 @@ pub struct Share {
     pub formula: f64,
     /// Why not more.
     pub limited_by: LimitedBy,
+    /// By resource: the part of its time that the tenant has, 0 to 1.
+    pub parts: Vec<f64>,
+    /// The largest of `parts`: what the policy makes equal, by weight, for those who want more.
+    pub dominant: f64,
+    /// What `dominant` is by the formula.
+    pub dominant_by_formula: f64,
     /// By executor, those that it has used.
     pub executors: Vec<ExecutorShare>,
 }
@@ -78,10 +84,8 @@ impl<T> Scheduler<T> {
             .zip(&self.tenants)
             .filter_map(|(slot, tenant)| Some((slot, tenant.as_ref()?)))
             .collect();
-        let mut demands: Vec<Demand> = tenants
-            .iter()
-            .map(|(_, tenant)| self.demand(tenant, |executor| executor.capacity.per_second()))
-            .collect();
+        let mut demands: Vec<Demand> =
+            tenants.iter().map(|(_, tenant)| self.asked(tenant, now)).collect();
         let mut content = vec![false; tenants.len()];
         for _ in 0..ROUNDS {
             let grants = fill(self.resources.len(), &demands);
@@ -101,7 +105,9 @@ impl<T> Scheduler<T> {
                 Bound::Most if content[at] || tenant.options.cap.is_none() => LimitedBy::Demand,
                 Bound::Most => LimitedBy::Cap,
             };
-            self.share(slot, tenant, grants[at].rate, limited_by, now)
+            let alone = demands[at].alone();
+            let part = if alone > 0.0 { grants[at].rate / alone } else { 0.0 };
+            self.share(slot, tenant, (grants[at].rate, part), limited_by, now)
         };
         let measured = |executor: &super::scheduler::ExecutorState| {
             (executor.name.clone(), executor.capacity.per_second())
@@ -113,14 +119,36 @@ impl<T> Scheduler<T> {
         }
     }
 
+    /// What a tenant asks for: of one with several chains, which may go different ways, what its bytes of late
+    /// took.
+    fn asked(&self, tenant: &Tenant, now: Duration) -> Demand {
+        let demand = self.demand(tenant, |executor| executor.capacity.per_second());
+        let rate = tenant.delivered.per_second(now);
+        let seconds: Vec<f64> =
+            self.parts(tenant, now).into_iter().map(|part| part / rate.max(1.0)).collect();
+        let known = tenant.chains.len() > 1 && seconds.iter().any(|seconds| *seconds > 0.0);
+        if known { Demand { seconds, ..demand } } else { demand }
+    }
+
+    /// The parts of the resources' time that a tenant has.
+    fn parts(&self, tenant: &Tenant, now: Duration) -> Vec<f64> {
+        let mut parts = vec![0.0; self.resources.len()];
+        for (executor, nanos) in self.executors.iter().zip(&tenant.spent) {
+            parts[executor.resource.index()] += nanos.per_second(now) / 1e9;
+        }
+        parts
+    }
+
     fn share(
         &self,
         slot: u32,
         tenant: &Tenant,
-        formula: f64,
+        (formula, dominant_by_formula): (f64, f64),
         limited_by: LimitedBy,
         now: Duration,
     ) -> Share {
+        let parts = self.parts(tenant, now);
+        let dominant = parts.iter().copied().fold(0.0, f64::max);
         let used = (0..).zip(&tenant.done).filter(|(_, bytes)| bytes.total() > 0);
         let executors = used.map(|(at, bytes)| ExecutorShare {
             executor: ExecutorId(at),
@@ -137,6 +165,9 @@ impl<T> Scheduler<T> {
             rate: tenant.delivered.per_second(now),
             formula,
             limited_by,
+            parts,
+            dominant,
+            dominant_by_formula,
             executors: executors.collect(),
         }
     }

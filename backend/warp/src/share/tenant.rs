@@ -93,6 +93,8 @@ impl<T> Stage<T> {
 #[derive(Debug)]
 pub(super) struct Chain<T> {
     pub(super) tenant: TenantId,
+    /// Its jobs do not count for the tenant's cap.
+    pub(super) free: bool,
     pub(super) stages: Vec<Stage<T>>,
 }
 
@@ -131,7 +133,9 @@ impl Seat {
     /// Gets in line at its resource, no further ahead than who was served last.
     pub(super) fn list(&mut self, resource: &mut Resource, id: TenantId) {
         if !self.listed {
-            self.settle(resource.served);
+            if self.owed != 0.0 {
+                self.settle(resource.served);
+            }
             self.had = self.had.max(resource.served);
             self.listed = true;
             resource.ready.push(self.had, id);
@@ -142,8 +146,11 @@ impl Seat {
     fn settle(&mut self, since: u128) {
         let owed = self.owed / self.weight.max(MIN_WEIGHT);
         match owed >= 0.0 {
-            true => self.had += owed as u128,
-            false => self.had = self.had.saturating_sub(-owed as u128).max(since.min(self.had)),
+            true => self.had += u128::from(owed as u64),
+            false => {
+                let less = u128::from(-owed as u64);
+                self.had = self.had.saturating_sub(less).max(since.min(self.had));
+            }
         }
         self.owed = 0.0;
     }
@@ -161,15 +168,18 @@ pub(super) struct Tenant {
     pub(super) seats: Vec<Seat>,
     /// By executor.
     pub(super) done: Vec<Throughput>,
+    /// Nanoseconds of executors' time, by executor.
+    pub(super) spent: Vec<Throughput>,
     /// What left the ends of its chains.
     pub(super) delivered: Throughput,
 }
 
 impl Tenant {
     pub(super) fn new(epoch: u32, options: TenantOptions) -> Self {
-        let (chains, seats, done) = (Vec::new(), Vec::new(), Vec::new());
+        let (chains, seats) = (Vec::new(), Vec::new());
+        let (done, spent) = (Vec::new(), Vec::new());
         let (bucket, delivered) = (None, Throughput::default());
-        let mut tenant = Self { epoch, options, bucket, chains, seats, done, delivered };
+        let mut tenant = Self { epoch, options, bucket, chains, seats, done, spent, delivered };
         tenant.set_options(options);
         tenant
     }

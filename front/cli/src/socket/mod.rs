@@ -4,6 +4,7 @@ mod elf;
 mod engine;
 mod run;
 mod show;
+mod top;
 
 use anyhow::Result;
 
@@ -14,7 +15,7 @@ pub fn command(command: &SocketCommand) -> Result<i32> {
     match command {
         SocketCommand::Run(args) => run::run(args),
         SocketCommand::Ls(args) => show::list(args),
-        SocketCommand::Top(args) => show::top(args),
+        SocketCommand::Top(args) => top::top(args),
         SocketCommand::Engine(args) => engine::serve(args),
         SocketCommand::Check { file } => engine::check(file),
     }

@@ -18,7 +18,7 @@ const WAITING: usize = 1 << 18;
 const CREDIT: u64 = 1 << 40;
 
 impl Connection {
-    pub(super) fn shake_hands(&mut self, around: &mut Around<'_>) -> Result<bool, Broken> {
+    pub(crate) fn shake_hands(&mut self, around: &mut Around<'_>) -> Result<bool, Broken> {
         let settings = around.settings;
         let (State::Connecting(handshake) | State::Handshake(handshake)) = &mut self.state else {
             return Ok(false);
@@ -58,7 +58,8 @@ impl Connection {
         Ok(())
     }
 
-    pub(super) fn receive(
+    /// Takes what came, until it is `budget` bytes or more. Whether there was something.
+    pub(crate) fn receive(
         &mut self,
         budget: usize,
         around: &mut Around<'_>,

@@ -206,25 +206,15 @@ impl Connection {
         report
     }
 
-    /// Does what there is to do, up to `budget` bytes in each direction. Whether there was something.
-    pub(crate) fn turn(
-        &mut self,
-        readable: bool,
-        writable: bool,
-        budget: usize,
-        around: &mut Around<'_>,
-    ) -> Result<bool, Broken> {
-        if !self.is_up() {
-            return if readable || writable { self.shake_hands(around) } else { Ok(false) };
-        }
-        let mut worked = false;
-        if readable {
-            worked |= self.receive(budget, around)?;
-        }
-        let State::Up(sender) = &self.state else { return Ok(worked) };
-        if sender.blocked && !writable || self.held.is_some() {
-            return Ok(worked);
-        }
-        Ok(self.send(budget, around)? || worked)
+    /// Whether there may be something to send, and the socket takes it.
+    pub(crate) fn wants_to_send(&self, writable: bool) -> bool {
+        let State::Up(sender) = &self.state else { return false };
+        let free = (!sender.blocked || writable) && self.held.is_none();
+        free && (!self.hot.is_empty() || !self.frames.is_empty() || sender.is_due())
+    }
+
+    /// Whether the socket took no more.
+    pub(crate) fn is_blocked(&self) -> bool {
+        matches!(&self.state, State::Up(sender) if sender.blocked)
     }
 }

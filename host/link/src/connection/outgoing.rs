@@ -29,8 +29,9 @@ enum Served {
 }
 
 impl Connection {
-    /// Fills records with what streams have, seals and sends them.
-    pub(super) fn send(&mut self, budget: usize, around: &mut Around<'_>) -> Result<bool, Broken> {
+    /// Fills records with what streams have, seals and sends them, until it is `budget` bytes or more. Whether there
+    /// was something.
+    pub(crate) fn send(&mut self, budget: usize, around: &mut Around<'_>) -> Result<bool, Broken> {
         let (mut worked, mut sent) = (false, 0);
         loop {
             let some = self.fill(around)?;
@@ -148,6 +149,11 @@ impl Connection {
     /// Bytes given to the socket.
     pub(crate) fn sent(&self) -> u64 {
         if let State::Up(sender) = &self.state { sender.bytes } else { 0 }
+    }
+
+    /// Bytes taken from it.
+    pub(crate) fn received(&self) -> u64 {
+        self.receiver.as_ref().map_or(0, |receiver| receiver.bytes)
     }
 
     /// Has all streams ask to be told. True: a barrier is due, and [`Connection::rested`].

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
+#[cfg(feature = "links")]
+use slipway_link::SharesView;
 use slipway_sgiov_spec::control::Reply;
 use slipway_sgiov_spec::table::entry;
 
@@ -17,7 +19,7 @@ use crate::address::{ip, show};
 const LISTED: usize = 10_000;
 
 /// What the engine serves.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// By network namespace.
     pub tenants: Vec<TenantReport>,
@@ -31,6 +33,10 @@ pub struct Report {
     pub connections_in_all: usize,
     /// Arenas.
     pub links: usize,
+    /// Shares of what carries streams to other nodes, as they were when somebody asked last; for root.
+    #[cfg(feature = "links")]
+    #[serde(default)]
+    pub shares: Option<SharesView>,
 }
 
 /// A network namespace.
@@ -197,6 +203,10 @@ impl Broker {
                 sent: sent.wrapping_add(if only.is_none() { space.past.0 } else { 0 }),
                 received: received.wrapping_add(if only.is_none() { space.past.1 } else { 0 }),
             });
+        }
+        #[cfg(feature = "links")]
+        if only.is_none() {
+            report.shares = self.remote.as_mut().and_then(|remote| remote.shares());
         }
         report.tenants.sort_by(|a, b| a.name.cmp(&b.name));
         report
