@@ -495,6 +495,8 @@ impl Links {
         let (mut worked, mut began) = (false, Instant::now());
         for _ in 0..QUANTA.min(2 * self.order.len() + 2) {
             let Some(turn) = self.shares.next(self.since_begin(began)) else { break };
+            // It may have waited for its way, and its tenant has sent since, perhaps.
+            self.hold(turn.connection, began);
             let (some, ended) = self.serve(turn, began, now);
             worked |= some;
             began = ended;
