@@ -1,6 +1,6 @@
 //! Peers' processes, and a network namespace for them.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -61,6 +61,12 @@ impl Running {
             });
         }
         lines
+    }
+
+    /// Writes a line to its standard input, which must be a pipe.
+    pub fn tell(&mut self, line: &str) -> Result<()> {
+        let input = self.0.stdin.as_mut().context("a program that is told nothing")?;
+        Ok(writeln!(input, "{line}")?)
     }
 
     /// Ends its standard input, where that is a pipe.

@@ -78,11 +78,45 @@ pub fn softirq_threads() -> Vec<u32> {
     .collect()
 }
 
-/// Memory that the machine has left, bytes.
-pub fn available() -> Option<u64> {
+/// Bytes that are used: by this process's control group, the kernel's objects included, if it is in one that counts
+/// them, and else by the machine, whose other programs had better be quiet. None: the kernel does not say.
+pub fn used() -> Option<u64> {
+    of_group().or_else(of_machine)
+}
+
+fn of_group() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(counter)?;
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The file that has the memory of a group, by a line of /proc/PID/cgroup; not of the root, which has all.
+fn counter(line: &str) -> Option<String> {
+    let mut parts = line.splitn(3, ':');
+    let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+    if path == "/" {
+        return None;
+    }
+    match controllers {
+        "" if number == "0" => Some(format!("/sys/fs/cgroup{path}/memory.current"))
+            .filter(|file| std::path::Path::new(file).exists()),
+        _ if controllers.split(',').any(|one| one == "memory") => {
+            Some(format!("/sys/fs/cgroup/memory{path}/memory.usage_in_bytes"))
+        }
+        _ => None,
+    }
+}
+
+/// All but what is free, or of files that can be read again. Objects of the kernel's are used, those that it calls
+/// reclaimable too: an open descriptor's are among them.
+fn of_machine() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    let field = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    };
+    let free = field("MemFree")? + field("Buffers")? + field("Cached")?;
+    (field("MemTotal")? + field("Shmem")?).checked_sub(free)
 }
 
 #[cfg(test)]
@@ -100,6 +134,16 @@ mod tests {
         std::thread::sleep(Duration::from_millis(1));
         assert!(Cost::of(me).since(before).switches > 0, "it slept");
         assert_eq!(Cost::of_all(&[]), Cost::default());
-        assert!(available().unwrap() > 0);
+    }
+
+    #[test]
+    fn a_group_that_counts_memory_is_found() {
+        let v1 = "9:name=systemd:/a\n8:cpu,memory:/b/c\n0::/";
+        let found = |text: &str| text.lines().find_map(counter);
+        let file = "/sys/fs/cgroup/memory/b/c/memory.usage_in_bytes";
+        assert_eq!(found(v1).as_deref(), Some(file));
+        assert_eq!(found("8:memory:/\n0::/"), None);
+        assert_eq!(found("0::/no-such-group-at-all"), None);
+        assert!(used().unwrap() > 0);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::board::{Board, Phase};
-use super::cost::{Cost, available, softirq_threads};
+use super::cost::{Cost, softirq_threads, used};
 use super::peer::{PeerResult, PeerSpec, Role};
 use super::{SocketLoad, SocketMeasured, Traffic, Way};
 use crate::packet::process::Running;
@@ -43,6 +43,73 @@ impl Program {
     }
 }
 
+/// The two programs of a load, or of a part of it, and their page.
+struct Pair {
+    board: Board,
+    client: Program,
+    server: Program,
+}
+
+impl Pair {
+    /// Both are there, and the server listens.
+    fn start(way: &Way, load: &SocketLoad) -> Result<Self> {
+        let board = Board::create()?;
+        let spec = |role, ports| PeerSpec {
+            role,
+            load: *load,
+            address: way.net.address(),
+            ports,
+            board: board.path(),
+            cpus: match role {
+                Role::Server => way.cpus.target.clone(),
+                Role::Client => way.cpus.client.clone(),
+            },
+            tls: way.tls.as_ref().map(super::Certificate::path),
+            past_the_kernel: way.engine.is_some(),
+        };
+        let server = Program::start(way, &spec(Role::Server, Vec::new()))?;
+        let ports = server.hear("listening")?;
+        let ports: Result<Vec<u16>, _> = ports.split(',').map(str::parse).collect();
+        let client =
+            Program::start(way, &spec(Role::Client, ports.context("the server's ports")?))?;
+        client.hear("ready")?;
+        Ok(Self { board, client, server })
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        self.client.running.tell("connect")?;
+        self.client.hear("connected")?;
+        self.server.hear("accepted").map(drop)
+    }
+
+    /// What the client measured.
+    fn end(&mut self) -> Result<PeerResult> {
+        self.board.ask(Phase::Over);
+        self.client.running.end_input();
+        Ok(serde_json::from_str(&self.client.hear("")?)?)
+    }
+
+    fn finish(self) -> Result<()> {
+        [self.client, self.server]
+            .into_iter()
+            .try_for_each(|mut program| program.running.finish(Instant::now() + program.patience))
+    }
+}
+
+/// Sockets of one program at most, where they are idle: a program's limit of open files is 20,000 on many a machine,
+/// and a socket may cost it two.
+const SOCKETS_OF_A_PROGRAM: u32 = 8000;
+
+/// The parts of a load that has more sockets than a program may.
+fn parts(load: &SocketLoad) -> Vec<SocketLoad> {
+    if load.traffic != Traffic::Idle {
+        return vec![*load];
+    }
+    let count = load.sockets.div_ceil(SOCKETS_OF_A_PROGRAM);
+    let sockets = |part| (load.sockets + part) / count;
+    (0..count).map(|part| SocketLoad { sockets: sockets(part), ..*load }).collect()
+}
+
 /// Carries `load` over `way`: `warm_up` without being measured, then for `time`.
 ///
 /// # Errors
@@ -53,65 +120,41 @@ pub fn turn(
     warm_up: Duration,
     time: Duration,
 ) -> Result<SocketMeasured> {
-    let board = Board::create()?;
-    let spec = |role, ports| PeerSpec {
-        role,
-        load: *load,
-        address: way.net.address(),
-        ports,
-        board: board.path(),
-        cpus: match role {
-            Role::Server => way.cpus.target.clone(),
-            Role::Client => way.cpus.client.clone(),
-        },
-        tls: way.tls.as_ref().map(super::Certificate::path),
-        past_the_kernel: way.engine.is_some(),
-    };
-    let mut server = Program::start(way, &spec(Role::Server, Vec::new()))?;
-    let ports = server.hear("listening")?;
-    let ports: Result<Vec<u16>, _> = ports.split(',').map(str::parse).collect();
-    let before = available();
-    let mut client =
-        Program::start(way, &spec(Role::Client, ports.context("the server's ports")?))?;
-    client.hear("connected")?;
-    server.hear("accepted")?;
+    let parts = parts(load);
+    let pairs: Result<Vec<Pair>> = parts.iter().map(|part| Pair::start(way, part)).collect();
+    let mut pairs = pairs?;
+    let before = used();
+    pairs.iter_mut().try_for_each(Pair::connect)?;
     std::thread::sleep(warm_up);
-    let memory = (load.traffic == Traffic::Idle)
-        .then(|| Some(before?.saturating_sub(available()?)))
-        .flatten();
+    let memory =
+        (load.traffic == Traffic::Idle).then(|| Some(used()?.saturating_sub(before?))).flatten();
     let carries = load.traffic != Traffic::Idle;
-    let mut measured = window(&board, way, [&client, &server], (time, carries));
+    let mut measured = window(way, &pairs, (time, carries));
     measured.memory_bytes = memory;
-    board.ask(Phase::Over);
-    client.running.end_input();
     anyhow::ensure!(measured.bytes > 0 || !carries, "nothing arrived");
-    let result: PeerResult = serde_json::from_str(&client.hear("")?)?;
-    measured.latency = result.latency;
-    for program in [&mut client, &mut server] {
-        program.running.finish(Instant::now() + program.patience)?;
+    for pair in &mut pairs {
+        measured.latency = pair.end()?.latency;
     }
+    pairs.into_iter().try_for_each(Pair::finish)?;
     Ok(measured)
 }
 
 /// What arrives within `time`, something at least if anything is to, and what that costs.
-fn window(
-    board: &Board,
-    way: &Way,
-    programs: [&Program; 2],
-    (time, carries): (Duration, bool),
-) -> SocketMeasured {
+fn window(way: &Way, pairs: &[Pair], (time, carries): (Duration, bool)) -> SocketMeasured {
     let softirqs = softirq_threads();
     let engines: Vec<u32> = way.engine.iter().map(super::Engine::id).collect();
-    let [client, server] = programs.map(|program| program.running.id());
+    let clients: Vec<u32> = pairs.iter().map(|pair| pair.client.running.id()).collect();
+    let servers: Vec<u32> = pairs.iter().map(|pair| pair.server.running.id()).collect();
+    let counted = || pairs.iter().map(|pair| pair.board.counted()).sum::<u64>();
     let look = || {
-        let costs = [&[client], &[server], engines.as_slice(), &softirqs].map(Cost::of_all);
-        (Instant::now(), board.counted(), costs)
+        let costs = [&clients, &servers, &engines, &softirqs].map(|pids| Cost::of_all(pids));
+        (Instant::now(), counted(), costs)
     };
     let (began, bytes, before) = look();
-    board.ask(Phase::Measured);
+    pairs.iter().for_each(|pair| pair.board.ask(Phase::Measured));
     std::thread::sleep(time);
     // On a machine that has other things to do a short turn may see nothing at all.
-    while bytes == board.counted() && carries && began.elapsed() < PATIENCE {
+    while bytes == counted() && carries && began.elapsed() < PATIENCE {
         std::thread::sleep(time);
     }
     let (ended, all, after) = look();
@@ -125,5 +168,22 @@ fn window(
         kernel,
         latency: None,
         memory_bytes: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_idle_sockets_are_several_programs() {
+        for sockets in [1, 4096, 8000, 8001, 100_000, 200_000] {
+            let load = SocketLoad { traffic: Traffic::Idle, bytes: 0, sockets };
+            let parts = parts(&load);
+            assert_eq!(parts.iter().map(|part| part.sockets).sum::<u32>(), sockets);
+            assert!(parts.iter().all(|part| (1..=SOCKETS_OF_A_PROGRAM).contains(&part.sockets)));
+        }
+        let busy = SocketLoad { traffic: Traffic::Window, bytes: 4096, sockets: 100_000 };
+        assert_eq!(parts(&busy), [busy]);
     }
 }

@@ -183,7 +183,7 @@ pub struct SocketArgs {
     pub only: Vec<String>,
     /// Only these loads, as stream-128k-c16 (bytes of a message, sockets), window-4k-c256 (with 16 MiB
     /// under way at most), pingpong-64b-busy (neither side sleeps; -block: both do; -asleep: with a
-    /// pause between messages) or idle-c4096
+    /// pause between messages) or idle-c100000
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     pub load: Vec<slipway_bench::socket::SocketLoad>,
     /// Programs as they are, where they are installed, in place of loads of our own (beside them where --load

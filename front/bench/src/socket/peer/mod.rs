@@ -12,11 +12,11 @@ mod window;
 
 use std::io::{BufRead, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::fs::{FileType, fstat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Histogram;
@@ -108,6 +108,9 @@ fn say(line: &str) -> Result<()> {
 }
 
 fn client(spec: &PeerSpec, board: &Board, tls: Option<&Tls>) -> Result<()> {
+    // What a program has before it has connections is not theirs.
+    say("ready")?;
+    std::io::stdin().lock().read_line(&mut String::new())?;
     let mut connections = Vec::new();
     for at in 0..spec.load.sockets as usize {
         let port =
@@ -156,8 +159,8 @@ fn server(spec: &PeerSpec, board: &Board, tls: Option<&Tls>) -> Result<()> {
 
 fn connection(stream: TcpStream, spec: &PeerSpec, tls: Option<&Tls>) -> Result<Connection> {
     if spec.past_the_kernel {
-        let link = std::fs::read_link(format!("/proc/self/fd/{}", stream.as_raw_fd()))?;
-        let kernels = link.to_string_lossy().starts_with("socket:");
+        // Not by /proc, which would have the kernel remember the descriptor twice.
+        let kernels = FileType::from_raw_mode(fstat(&stream)?.st_mode).is_socket();
         anyhow::ensure!(!kernels, "the engine left a connection to the kernel");
     }
     // What is small and answered must not wait for more; a stream is left as programs have it.
