@@ -8,7 +8,7 @@ use slipway_pci::{
     StateError, Turn,
 };
 use slipway_ram::Memory;
-use slipway_sgiov_spec::function::{Broken, MAGIC, RUNNING, VERSION, register};
+use slipway_sgiov_spec::function::{BROKEN, Broken, MAGIC, RUNNING, VERSION, register};
 
 use crate::attention::Attention;
 use crate::exchange::{Exchange, Place};
@@ -110,7 +110,8 @@ impl Device {
         if let Some(cause) = register::CAUSE.checked_sub(offset)
             && let Some(byte) = into.get_mut(cause as usize)
         {
-            *byte = self.exchange.attention.take().into();
+            let broken = self.exchange.state().status & BROKEN != 0;
+            *byte = u8::from(self.exchange.attention.take()) | u8::from(broken) << 1;
         }
     }
 
@@ -167,8 +168,13 @@ impl Function for Device {
     }
 
     fn config_write(&mut self, offset: u16, from: &[u8]) {
+        let had_master = self.pci.bus_master();
         if self.pci.write(offset, from) == ConfigEffect::FunctionLevelReset {
             return self.reset();
+        }
+        // The driver has gone, and its memory may soon be somebody else's in the guest.
+        if had_master && !self.pci.bus_master() {
+            self.stop();
         }
         self.route();
     }

@@ -23,8 +23,9 @@
 //! guest does not read piles up ([`Channel::backlog`]), so the peer reads on when it has been read. Memory that its
 //! owner may take away is refused: it would be a SIGBUS, and no copy of a stream's is guarded.
 //!
-//! Decisions: the function does not look at Bus Master, as its addresses are used while its channel is away; a
-//! saved state has no channel, so that a successor's guest finds the function broken (`Broken::Unserved`) and starts it again.
+//! Decisions: the function works without Bus Master, but one that is taken away resets it: Linux' drivers for user space
+//! do so when their program has ended, however it did, and the memory is soon somebody else's. A saved state has no
+//! channel, so that a successor's guest finds the function broken (`Broken::Unserved`) and starts it again.
 //!
 //! Not implemented: several vectors, message-only memory, interrupt moderation.
 //!

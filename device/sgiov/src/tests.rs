@@ -384,3 +384,26 @@ fn a_saved_state_comes_back_without_its_channel() {
     }
     assert!(other.device.restore(b"").is_err());
 }
+
+#[test]
+fn a_driver_that_has_gone_takes_bus_master_away_and_resets_it() {
+    let (mut rig, _driver, mut channel) = Rig::started(2);
+    rig.device.config_write(4, &[0x06, 0x00]);
+    assert_eq!(channel.attend(), Ok(Attended::On));
+    rig.device.config_write(4, &[0x02, 0x00]);
+    assert_eq!(channel.attend(), Ok(Attended::Over));
+    assert_eq!(rig.status(), RUNNING, "until the channel is back");
+    drop(channel);
+    assert_eq!(rig.status(), 0);
+}
+
+#[test]
+fn the_cause_says_that_it_is_broken() {
+    let (mut rig, _driver, channel) = Rig::started(2);
+    channel.break_off(Broken::Message);
+    let mut cause = [0; 4];
+    for expected in [3, 2, 2] {
+        rig.device.read(0, register::CAUSE, &mut cause);
+        assert_eq!(cause, [expected, 0, 0, 0]);
+    }
+}

@@ -12,7 +12,7 @@
 //! | 0x0c | [`register::STATUS`], `u32`: bit 0 running, bit 1 broken, bits 31:16 why ([`Broken`]) | read |
 //! | 0x10 | [`register::CONTROL`], `u32`: 1 starts, 0 resets | read, write |
 //! | 0x18 | [`register::MEMORY`], `u64`: guest-physical address of the control memory, a multiple of [`PIECE`] | read; write while it is not running |
-//! | 0x20 | [`register::CAUSE`], `u32`: 1 when the device has asked for attention since it was read last; reading it lowers the pin | read |
+//! | 0x20 | [`register::CAUSE`], `u32`: bit 0, the device has asked for attention since it was read last, and reading it lowers the pin; bit 1, it is broken, as in the status | read |
 //! | 0x800, 0x900 | MSI-X table and pending bits | read, write |
 //! | 0x1000 | [`register::BELL`], `u32`: the device is to look, whatever is written | write |
 //!

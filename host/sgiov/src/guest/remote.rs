@@ -2,16 +2,17 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use slipway_ring::cross::{Arena, Shape, Tail, heavy};
+use slipway_ring::cross::{Arena, Shape, Tail};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{
-    self, Addresses, LISTENERS, MAGIC, Message, PIECE, RUNNING, VERSION, asleep, event, register,
-    stream_of,
+    self, Addresses, BROKEN, LISTENERS, MAGIC, Message, PIECE, RUNNING, VERSION, asleep, event,
+    register, stream_of,
 };
 
 use super::control::Control;
@@ -24,6 +25,11 @@ use crate::remote::{Event, Family, Line, Remote};
 const STREAMS: u32 = 32;
 /// Messages and signals of each kind that are taken before the engine's programs have their turn.
 const TURN: usize = 256;
+/// How long it looks for more after the last work: an interrupt costs the guest several accesses that leave it,
+/// together about as long as this.
+const POLL: Duration = Duration::from_micros(250);
+/// How long it does so before the engine's programs have their turn.
+const SHIFT: Duration = Duration::from_millis(1);
 /// How long a reset may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often one without interrupts is looked at.
@@ -351,10 +357,11 @@ impl FunctionRemote {
 
     fn interrupted(&mut self) {
         self.device.take_interrupt();
-        let _ = self.device.read(register::CAUSE);
+        let cause = self.device.read(register::CAUSE);
         self.device.unmask();
-        let status = self.device.read(register::STATUS);
-        if let Some(error) = broken(status) {
+        if cause & BROKEN != 0
+            && let Some(error) = broken(self.device.read(register::STATUS))
+        {
             self.fail(&error);
         }
     }
@@ -365,15 +372,21 @@ impl FunctionRemote {
         let Some(control) = &self.control else { return Ok(true) };
         control.sleep(if full { asleep::FOR_WORK_AND_ROOM } else { asleep::FOR_WORK });
         self.families.values().for_each(|family| family.set_asleep(true));
-        heavy();
+        // Those who tell pass one too, between what they did and their look at these words.
+        fence(Ordering::SeqCst);
         if !self.turn()? {
             return Ok(true);
         }
+        self.rise();
+        Ok(false)
+    }
+
+    /// Says that it is awake: nobody need wake it.
+    fn rise(&self) {
         if let Some(control) = &self.control {
             control.sleep(asleep::AWAKE);
         }
         self.families.values().for_each(|family| family.set_asleep(false));
-        Ok(false)
     }
 
     /// Has one without interrupts looked at while there is somebody to look for.
@@ -541,24 +554,33 @@ impl Remote for FunctionRemote {
 
     fn events(&mut self) -> Vec<Event> {
         self.wake();
-        let mut rounds = 0;
+        let begun = Instant::now();
+        let mut worked: Option<Instant> = None;
         loop {
+            let now = Instant::now();
             let turned = self.turn();
-            let resting = match self.checked(turned) {
-                Some(true) => false,
+            match self.checked(turned) {
+                None => break,
+                Some(true) => {
+                    if worked.replace(now).is_none() {
+                        self.rise();
+                    }
+                }
+                Some(false) if worked.is_some_and(|last| now - last < POLL) => {
+                    std::thread::yield_now();
+                }
                 Some(false) => {
                     let rested = self.rest();
-                    self.checked(rested).unwrap_or(true)
+                    if self.checked(rested).unwrap_or(true) {
+                        break;
+                    }
+                    worked = Some(now);
                 }
-                None => true,
-            };
-            rounds += 1;
-            if resting || rounds == TURN {
+            }
+            if !self.events.is_empty() || now - begun > SHIFT {
+                slipway_eventfd::raise(self.again.as_fd());
                 break;
             }
-        }
-        if rounds == TURN {
-            slipway_eventfd::raise(self.again.as_fd());
         }
         self.look_or_not();
         std::mem::take(&mut self.events)
