@@ -7,7 +7,7 @@ mod party;
 use std::sync::atomic::Ordering;
 
 use party::Party;
-use slipway_ring::cross::{Arena, Error, Regions, Shape, Side, Signals};
+use slipway_ring::cross::{Arena, Error, Fault, Regions, Shape, Side, Signals};
 
 const MOST: usize = 512 << 10;
 
@@ -199,4 +199,35 @@ fn an_arena_in_a_guests_memory_is_one() {
     assert!(here.stream(3).trim(here.regions()));
     memory.words()[0].store(0, Ordering::Relaxed);
     assert!(Arena::over(memory).is_err());
+}
+
+#[test]
+fn who_stands_between_copies_once() {
+    let (a, near) = Party::both(1);
+    let (far, b) = Party::both(1);
+    let mut state = 3;
+    let (mut sent, mut received) = (0_u32, 0_u32);
+    let mut told = (0, 0);
+    while received < 5_000_000 {
+        let count = random(&mut state) as usize % 100_000;
+        let bytes: Vec<u8> = (0..count as u32).map(|byte| (sent + byte) as u8).collect();
+        sent += a.write(0, &bytes).unwrap() as u32;
+        let tells = (|| told.0 += 1, || told.1 += 1);
+        let limit = random(&mut state) as usize % 70_000;
+        let (source, target) = (near.stream(0), far.stream(0));
+        source.transfer(&target, limit, MOST, far.regions(), tells).unwrap();
+        for byte in b.read(0, random(&mut state) as usize % 150_000).unwrap() {
+            assert_eq!(byte, received as u8);
+            received += 1;
+        }
+    }
+    assert_eq!(told, (0, 0), "nobody asked");
+    b.stream(0).into.shut();
+    a.write(0, b"x").unwrap();
+    let shut = near.stream(0).transfer(&far.stream(0), 9, MOST, far.regions(), (|| (), || ()));
+    assert_eq!(shut, Err(Fault::Into(Error::Shut)));
+    a.stream(0).out.reset();
+    near.read(0, MOST).unwrap();
+    let reset = near.stream(0).transfer(&far.stream(0), 9, MOST, far.regions(), (|| (), || ()));
+    assert_eq!(reset, Err(Fault::From(Error::Reset)));
 }

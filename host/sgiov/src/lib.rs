@@ -10,6 +10,8 @@
 //! - [`Policy`]: who may reach whom across them; [`remote`]: streams to other nodes, by
 //!   [`Carrier`], which `slipway_link` is behind;
 //! - `keeper`: eventfds of connections beyond what one table of descriptors holds;
+//! - `guests` (a feature): guests' socket functions, and streams with a guest at one end; `ways`: both kinds of carriers
+//!   side by side;
 //! - `table`: a family's memory from the engine's side; `wire`: messages.
 //!
 //! # Hostile programs
@@ -21,7 +23,7 @@
 //! names a tenant: it is the network namespace of the process that connected, by its pidfd.
 //!
 //! # Not here
-//! Links to other nodes (`slipway_link`); functions of guests.
+//! Links to other nodes (`slipway_link`); what a guest's function looks like to the guest (`slipway_sgiov_function`).
 //!
 //! Dependencies: `rustix` (sockets, epoll, memfd), `libc` (socket options and ioctls that `rustix` has
 //! not), `serde` with `serde_json` (reports) and `toml` (policy), `ipnet` (networks of the policy), `thiserror`,
@@ -38,6 +40,8 @@ mod broker;
 mod carrier;
 mod function;
 pub mod guest;
+#[cfg(feature = "guests")]
+mod guests;
 mod keeper;
 mod log;
 mod namespace;
@@ -47,6 +51,7 @@ pub mod remote;
 mod server;
 mod slab;
 mod table;
+mod ways;
 mod wire;
 
 pub use ask::{is_served, raise_descriptor_limit, report, serve_function};
@@ -54,6 +59,8 @@ pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantR
 #[cfg(feature = "links")]
 pub use carrier::{Carrier, CarrierError};
 pub use function::Function;
+#[cfg(feature = "guests")]
+pub use guests::GuestReport;
 pub use keeper::ends_within;
 pub use policy::{Policy, PolicyError, Tenant};
 pub use server::{Engine, Error, SHARED, Settings, Stop, folder};

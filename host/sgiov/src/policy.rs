@@ -10,8 +10,8 @@
 //! rate = "10Gbit"        # what it may send a second to other nodes
 //!
 //! [[allow]]
-//! from = "web"           # a tenant, or "*"
-//! to = "db"              # a tenant, or a network such as 10.1.0.0/16
+//! from = "web"           # a tenant, "network:NAME" for the guests of that network, or "*"
+//! to = "db"              # the same, or a network such as 10.1.0.0/16
 //! ports = "5432"         # "*", or ports and ranges: "80,443,8000-8099"
 //! ```
 //!
@@ -28,6 +28,8 @@ use slipway_sgiov_spec::Address;
 use crate::address::ip;
 use crate::peer::NamespaceId;
 
+/// What begins the tenant's name of a Slipway network's guests.
+const NETWORK: &str = "network:";
 /// Where names of network namespaces are (ip-netns(8)).
 const NAMES: &str = "/run/netns";
 
@@ -223,7 +225,10 @@ impl Policy {
     }
 
     fn rule(&self, written: WrittenRule) -> Result<Rule, Complaint> {
-        let known = |name: &str| self.tenants.iter().any(|tenant| tenant.name == name);
+        // A Slipway network's guests are of a tenant that needs no entry.
+        let known = |name: &str| {
+            name.starts_with(NETWORK) || self.tenants.iter().any(|tenant| tenant.name == name)
+        };
         let from = match written.from.get_ref().as_str() {
             "*" => None,
             name if known(name) => Some(name.to_owned()),

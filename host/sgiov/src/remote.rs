@@ -60,6 +60,17 @@ pub enum Event {
         /// Where to.
         to: Address,
     },
+    /// A guest's program wants to connect: as above, but where to is for policy to say.
+    FromGuest {
+        /// The carrier's number for it.
+        incoming: u64,
+        /// The guest's tenant.
+        tenant: String,
+        /// Who connects.
+        from: Address,
+        /// Where to.
+        to: Address,
+    },
     /// No thread of the carrier's will touch the stream any more; both its halves are finished. An event of this
     /// kind comes once for each connection that was connected, after the family's side or the other node's
     /// has ended.

@@ -15,6 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::broker::{Broker, Outcome};
 use crate::policy::Policy;
 use crate::remote::Remote;
+use crate::ways::Ways;
 use crate::wire::{self, Received};
 
 /// Requests of one client that are done before others have their turn.
@@ -54,6 +55,8 @@ pub struct Settings {
     pub policy: Policy,
     /// Who carries streams to other nodes.
     pub remote: Option<Box<dyn Remote>>,
+    /// Guests' socket functions are served (feature `guests`).
+    pub guests: bool,
 }
 
 /// Why there is no engine, or none any more.
@@ -126,7 +129,8 @@ impl Engine {
         let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &stop.0, EventData::new_u64(STOP), EventFlags::IN)?;
-        let mut broker = Broker::new(settings.policy, settings.remote);
+        let ways = ways(settings.remote, settings.guests, &settings.policy)?;
+        let mut broker = Broker::new(settings.policy, Some(ways));
         broker.proof = settings.proof;
         if let Some(wakes) = broker.remote_wakes() {
             epoll::add(&epoll, wakes, EventData::new_u64(REMOTE), EventFlags::IN)?;
@@ -188,7 +192,8 @@ impl Engine {
 
     /// Whether it was to end when idle, and is.
     fn is_over(&mut self) -> bool {
-        let idle = self.ends_when_idle && self.served && self.clients.is_empty();
+        let nobody = self.clients.is_empty() && !self.broker.has_guests();
+        let idle = self.ends_when_idle && self.served && nobody;
         if !idle {
             self.idle = None;
             return false;
@@ -323,6 +328,21 @@ impl Engine {
         // Closed first: its number is free once the broker knows.
         drop(self.clients.remove(&client));
         self.broker.leave(client);
+    }
+}
+
+/// Who carries streams for the engine.
+fn ways(links: Option<Box<dyn Remote>>, guests: bool, policy: &Policy) -> std::io::Result<Ways> {
+    #[cfg(feature = "guests")]
+    {
+        let hears = links.is_none();
+        let guests = guests.then(|| crate::guests::Guests::start(policy.clone(), hears));
+        Ways::new(links, guests.transpose()?)
+    }
+    #[cfg(not(feature = "guests"))]
+    {
+        let _ = (guests, policy);
+        Ways::new(links)
     }
 }
 

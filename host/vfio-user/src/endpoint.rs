@@ -97,8 +97,38 @@ impl Endpoint {
         let kept = parts.kept.take();
         let device = Device::new(parts, function)?;
         let (listener, kept) = listen(&config, kept)?;
+        let around = (wakes, home);
+        let mut endpoint = Self::with(config, device, listener, around)?;
+        if let Some((parts, keeping)) = kept {
+            endpoint.resume(*parts, keeping)?;
+        }
+        Ok(endpoint)
+    }
+
+    /// As [`Endpoint::new`], on a Unix socket that somebody else made, named and has listen: what
+    /// `config` says of its place is not looked at.
+    ///
+    /// # Errors
+    /// It is no such socket; a function whose doorbells do not fit its doorbell page.
+    pub fn on(
+        socket: OwnedFd,
+        config: Config,
+        parts: EndpointParts,
+        function: Box<dyn Function>,
+        home: &Handle,
+    ) -> std::io::Result<Self> {
+        let listener = Listener::given(socket)?;
+        Self::with(config, Device::new(parts, function)?, listener, (Vec::new(), home))
+    }
+
+    fn with(
+        config: Config,
+        device: Device,
+        listener: Listener,
+        (wakes, home): (Vec<OwnedFd>, &Handle),
+    ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::new(device.pace.progress_counter())?);
-        let mut endpoint = Self {
+        Ok(Self {
             config: Arc::new(config),
             state: State::Listening,
             device,
@@ -115,11 +145,7 @@ impl Endpoint {
             lanes: Doors::default(),
             _gone: Gone::new(&shared),
             shared,
-        };
-        if let Some((parts, keeping)) = kept {
-            endpoint.resume(*parts, keeping)?;
-        }
-        Ok(endpoint)
+        })
     }
 
     /// Goes on with the client that a predecessor had, if there is one.

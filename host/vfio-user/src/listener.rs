@@ -14,14 +14,32 @@ use crate::{Config, Location};
 /// A listening socket and its name, which goes with it.
 pub(crate) struct Listener {
     socket: OwnedFd,
-    path: PathBuf,
-    /// Device and inode of the name, so that only our own is removed.
-    identity: (u64, u64),
+    /// None: it is somebody else's.
+    name: Option<Name>,
     /// A directory that we made.
     directory: Option<PathBuf>,
 }
 
+struct Name {
+    path: PathBuf,
+    /// Device and inode of the name, so that only our own is removed.
+    identity: (u64, u64),
+}
+
 impl Listener {
+    /// A Unix socket that listens already, whose name is not ours.
+    pub(crate) fn given(socket: OwnedFd) -> std::io::Result<Self> {
+        use rustix::net::sockopt;
+        let unix = sockopt::socket_domain(&socket)? == AddressFamily::UNIX
+            && sockopt::socket_type(&socket)? == SocketType::STREAM;
+        if !unix || !sockopt::socket_acceptconn(&socket)? {
+            return Err(Error::new(ErrorKind::InvalidInput, "it is no Unix socket that listens"));
+        }
+        let flags = rustix::fs::fcntl_getfl(&socket)? | rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&socket, flags)?;
+        Ok(Self { socket, name: None, directory: None })
+    }
+
     /// Listens. A socket of this name that nobody listens on any more is replaced.
     pub(crate) fn bind(config: &Config) -> std::io::Result<Self> {
         let directory = match &config.location {
@@ -31,7 +49,9 @@ impl Listener {
         let path = config.location.socket();
         let outcome = bind(&path, config);
         match outcome {
-            Ok((socket, identity)) => Ok(Self { socket, path, identity, directory }),
+            Ok((socket, identity)) => {
+                Ok(Self { socket, name: Some(Name { path, identity }), directory })
+            }
             Err(error) => {
                 directory.map(std::fs::remove_dir);
                 Err(Error::new(error.kind(), format!("{}: {error}", path.display())))
@@ -47,7 +67,7 @@ impl Listener {
             Location::Socket(_) => None,
             Location::Directory(path) => Some(path.clone()),
         };
-        Ok(Self { socket, path, identity, directory })
+        Ok(Self { socket, name: Some(Name { path, identity }), directory })
     }
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
@@ -73,8 +93,10 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
-            let _ = std::fs::remove_file(&self.path);
+        if let Some(name) = &self.name
+            && identity(&name.path).is_ok_and(|identity| identity == name.identity)
+        {
+            let _ = std::fs::remove_file(&name.path);
         }
         if let Some(directory) = &self.directory {
             // Stays when somebody else put something there.

@@ -49,6 +49,7 @@ mod outside;
 mod regions;
 mod signals;
 mod stream;
+mod transfer;
 
 pub use arena::{Arena, Shape, Side};
 pub use fetch::{fetch, fetch_to_write};
@@ -57,3 +58,4 @@ pub use outside::{heavy, is_told_surely};
 pub use regions::Regions;
 pub use signals::{Full, Signals};
 pub use stream::{Error, Stream};
+pub use transfer::Fault;

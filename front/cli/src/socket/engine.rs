@@ -30,6 +30,7 @@ pub fn serve(args: &SocketEngineArgs) -> Result<i32> {
         proof: !args.no_proof,
         remote: Carrier::read(&args.links, &policy)?.map(|carrier| Box::new(carrier) as Box<_>),
         policy,
+        guests: true,
     };
     let mut engine = Engine::bind(settings)?;
     end_on_signals(engine.stop())?;

@@ -6,6 +6,7 @@ use slipway_sgiov_spec::control::{Reply, VERSION};
 use super::family::Family;
 use super::links::Party;
 use super::{Broker, Client, Errno, Outcome, lack};
+use crate::remote::Remote;
 use crate::table::{ENTRIES, LINKS};
 
 impl Broker {

@@ -16,6 +16,7 @@ use super::{Broker, Errno, Outcome, lack};
 use crate::address::specific;
 use crate::namespace::Namespace;
 use crate::peer::NamespaceId;
+use crate::remote::Remote;
 
 /// Ports that are given to who asks for none: the kernel's own range (`net.ipv4.ip_local_port_range`).
 pub const PORTS: RangeInclusive<u16> = 32_768..=60_999;

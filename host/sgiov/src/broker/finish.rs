@@ -14,6 +14,7 @@ use slipway_sgiov_spec::table::entry;
 use super::connection::{Bells, End};
 use super::links::Party;
 use super::{Broker, Outcome};
+use crate::remote::Remote;
 use crate::table::Table;
 
 impl Broker {

@@ -10,6 +10,7 @@ use slipway_sgiov_spec::control::Reply;
 
 use super::{Broker, Errno, Outcome, lack};
 use crate::address::{collide, is_meant};
+use crate::remote::Remote;
 use crate::slab::Slab;
 
 /// Connections that may wait at one listener, at most.

@@ -6,7 +6,7 @@
 //!
 //! - `family`: families and their tables; `links`: arenas; `connection`: one connection and its two ends;
 //! - `attach`, `listen`, `connect`: the requests; `finish`: how endpoints end;
-//! - `remote`: connections to other nodes;
+//! - `remote`: connections to other nodes and to guests; `guests`: their socket functions;
 //! - `sweep`: memory of idle sockets; `report`: what people see.
 
 mod attach;
@@ -14,6 +14,7 @@ mod connect;
 mod connection;
 mod family;
 mod finish;
+mod guests;
 mod links;
 mod listen;
 mod remote;
@@ -33,8 +34,8 @@ use crate::log::Log;
 use crate::namespace::Namespaces;
 use crate::peer::Peer;
 use crate::policy::Policy;
-use crate::remote::Remote;
 use crate::slab::Slab;
+use crate::ways::Ways;
 
 use connection::{Bells, Connection};
 use family::Family;
@@ -91,7 +92,7 @@ pub struct Broker {
     keepers: Keepers,
     listeners: Listeners,
     sweep: Sweep,
-    remote: Option<Box<dyn Remote>>,
+    remote: Option<Ways>,
     /// Clients that wait for another node, by connection.
     pending: HashMap<u32, u32>,
     policy: Policy,
@@ -101,8 +102,8 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// One that knows `policy`, and reaches other nodes through `remote`.
-    pub fn new(policy: Policy, remote: Option<Box<dyn Remote>>) -> Self {
+    /// One that knows `policy`, and reaches other nodes and guests through `remote`.
+    pub fn new(policy: Policy, remote: Option<Ways>) -> Self {
         // Half of all descriptors: the others are for processes, and for those who wait to be accepted.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
         let most_bells = usize::try_from(limit / 4).unwrap_or(0);
@@ -148,8 +149,7 @@ impl Broker {
         let outcome = match (request, family) {
             (Request::Attach { version }, None) => self.attach(client, version),
             (Request::Report, _) => self.report_to(client),
-            // This engine serves programs alone.
-            (Request::Function { .. }, _) => Err(Errno::OPNOTSUPP),
+            (Request::Function { bytes }, _) => self.serve_function(client, bytes, files),
             (Request::Attach { .. }, Some(_)) => return Outcome::HangUp("it attached twice"),
             (_, None) => return Outcome::HangUp("it asked before it attached"),
             (Request::Fork, Some(family)) => self.fork(client, family),
@@ -177,6 +177,7 @@ impl Broker {
     /// A client's connection has ended, and with it all that it held.
     pub fn leave(&mut self, number: u32) {
         let Some(client) = self.clients.remove(number) else { return };
+        self.asker_left(number);
         let Some(family) = client.family else { return };
         self.pending.retain(|_, waits| *waits != number);
         for listener in client.listeners {

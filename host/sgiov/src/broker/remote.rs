@@ -1,6 +1,4 @@
-//! Connections to other nodes: one end is the engine's, and a carrier ([`Remote`]) has it.
-//!
-//! [`Remote`]: crate::remote::Remote
+//! Connections to other nodes and to guests: one end is the engine's, and a carrier ([`Remote`]) has it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -11,7 +9,7 @@ use slipway_sgiov_spec::control::Reply;
 use super::connect::Pair;
 use super::links::Party;
 use super::{Broker, Errno, Outcome};
-use crate::remote::{Event, Line};
+use crate::remote::{Event, Line, Remote};
 
 impl Broker {
     /// Asks the carrier, if it has a way to `to`. None: it has not.
@@ -108,6 +106,14 @@ impl Broker {
                 }
                 None
             }
+            Event::FromGuest { incoming, tenant, from, to } => {
+                let answer = self.guest_asks(&tenant, from, to);
+                let answer = answer.map_err(|errno| errno.raw_os_error().unsigned_abs());
+                if let Some(remote) = &mut self.remote {
+                    remote.answer(incoming, answer);
+                }
+                None
+            }
             Event::Ended { connection, last } => {
                 self.finish_engine(connection, last);
                 None
@@ -122,7 +128,39 @@ impl Broker {
         if to.is_loopback() || !space.has(&to.ip) {
             return Err(Errno::HOSTUNREACH);
         }
-        let id = space.id;
+        self.enqueue(namespace, from, to)
+    }
+
+    /// A connection from a guest of the tenant, to the one network namespace that has the address and that policy lets
+    /// it reach. Otherwise it is left to the guest's kernel.
+    fn guest_asks(
+        &mut self,
+        tenant: &str,
+        from: Address,
+        to: Address,
+    ) -> Result<(u32, Line), Errno> {
+        let mut there = self.listeners.namespaces(&to);
+        there.retain(|number| {
+            let space = self.namespaces.get_mut(*number);
+            space.is_some_and(|space| !to.is_loopback() && space.has(&to.ip))
+        });
+        let tenants = &self.namespaces;
+        let name = |number: u32| tenants.get(number).and_then(|space| space.tenant.as_ref());
+        there.retain(|number| {
+            let owner = name(*number).map(|owner| owner.name.as_str());
+            owner == Some(tenant) || self.policy.allows(Some(tenant), owner, &to)
+        });
+        let [namespace] = there[..] else { return Err(Errno::PROTONOSUPPORT) };
+        self.enqueue(namespace, from, to)
+    }
+
+    fn enqueue(
+        &mut self,
+        namespace: u32,
+        from: Address,
+        to: Address,
+    ) -> Result<(u32, Line), Errno> {
+        let id = self.namespaces.get(namespace).ok_or(Errno::CONNREFUSED)?.id;
         let listener = self.listeners.find(namespace, &to).ok_or(Errno::CONNREFUSED)?;
         let there = self.listeners.get(listener).filter(|there| there.has_room());
         let family = there.ok_or(Errno::CONNREFUSED)?.family;

@@ -14,6 +14,8 @@ use slipway_sgiov_spec::table::entry;
 use super::links::Party;
 use super::{Broker, Errno, Outcome, lack};
 use crate::address::{ip, show};
+#[cfg(feature = "links")]
+use crate::remote::Remote;
 
 /// Connections that a report lists one by one; the rest is counted.
 const LISTED: usize = 10_000;
@@ -37,6 +39,10 @@ pub struct Report {
     #[cfg(feature = "links")]
     #[serde(default)]
     pub shares: Option<SharesView>,
+    /// Guests that have a socket function.
+    #[cfg(feature = "guests")]
+    #[serde(default)]
+    pub guests: Vec<crate::GuestReport>,
 }
 
 /// A network namespace.
@@ -128,6 +134,12 @@ impl Broker {
             only.is_none_or(|(space, uid)| family.peer.namespace == space && family.peer.uid == uid)
         };
         let mut report = Report { links: self.links.iter().count(), ..Report::default() };
+        #[cfg(feature = "guests")]
+        if only.is_none()
+            && let Some(guests) = self.remote.as_ref().and_then(|ways| ways.guests.as_ref())
+        {
+            report.guests = guests.report();
+        }
         let mut totals = std::collections::HashMap::<u32, (u64, u64)>::new();
         for (_, family) in self.families.iter().filter(|(_, family)| shown(family)) {
             let (sent, received) = family.totals();

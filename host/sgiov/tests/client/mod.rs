@@ -126,6 +126,12 @@ impl Client {
         self.connected(answer)
     }
 
+    /// The answer to a request to connect that was sent before.
+    pub fn take_connected(&mut self) -> Result<Connected, u32> {
+        let answer = receive(&self.socket).unwrap();
+        self.connected(answer)
+    }
+
     pub fn accept(&mut self, listener: u64) -> Result<Connected, u32> {
         let answer = self.ask(Request::Accept { listener });
         self.connected(answer)

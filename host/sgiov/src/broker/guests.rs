@@ -1,0 +1,82 @@
+//! Socket functions of guests: asked for by root, served by [`Guests`](crate::guests::Guests).
+
+use std::os::fd::OwnedFd;
+
+#[cfg(feature = "guests")]
+use slipway_sgiov_spec::control::Reply;
+
+use super::{Broker, Errno, Outcome};
+
+#[cfg(feature = "guests")]
+impl Broker {
+    pub(super) fn serve_function(
+        &mut self,
+        client: u32,
+        bytes: u64,
+        files: Vec<OwnedFd>,
+    ) -> Result<Outcome, Errno> {
+        use slipway_sgiov_spec::function::ADDRESSES;
+
+        use crate::Function;
+
+        if self.clients.get(client).is_none_or(|client| client.peer.uid != 0) {
+            return Err(Errno::PERM);
+        }
+        let guests = self.remote.as_mut().and_then(|ways| ways.guests.as_mut());
+        let guests = guests.ok_or(Errno::OPNOTSUPP)?;
+        let Ok([listener, file]) = <[OwnedFd; 2]>::try_from(files) else {
+            return Ok(Outcome::HangUp("it asked for a function without its two descriptors"));
+        };
+        let function = match Function::from_file(file, bytes) {
+            Ok(function) if (1..=ADDRESSES).contains(&function.addresses.len()) => function,
+            Ok(_) => return Err(Errno::INVAL),
+            Err(error) => {
+                let text =
+                    format_args!("a function was asked for by what is no description: {error}");
+                self.log.line("function", text);
+                return Err(Errno::INVAL);
+            }
+        };
+        let name = function.name.clone();
+        match guests.add(client, listener, function) {
+            Ok(()) => Ok(Outcome::Answer(Reply::Done, Vec::new())),
+            Err(error) => {
+                let text = format_args!("guest {name} has no socket function: {error}");
+                self.log.line("function", text);
+                Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
+            }
+        }
+    }
+
+    /// A process has gone that may have asked for functions.
+    pub(super) fn asker_left(&mut self, client: u32) {
+        if let Some(guests) = self.remote.as_mut().and_then(|ways| ways.guests.as_mut()) {
+            guests.asker_left(client);
+        }
+    }
+
+    /// Whether a function is served.
+    pub fn has_guests(&self) -> bool {
+        let guests = self.remote.as_ref().and_then(|ways| ways.guests.as_ref());
+        guests.is_some_and(|guests| !guests.is_empty())
+    }
+}
+
+#[cfg(not(feature = "guests"))]
+impl Broker {
+    /// This engine serves programs alone.
+    pub(super) fn serve_function(
+        &mut self,
+        _: u32,
+        _: u64,
+        _: Vec<OwnedFd>,
+    ) -> Result<Outcome, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    pub(super) fn asker_left(&mut self, _: u32) {}
+
+    pub fn has_guests(&self) -> bool {
+        false
+    }
+}

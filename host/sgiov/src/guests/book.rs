@@ -1,0 +1,169 @@
+//! Which guests there are, what they may be called, and where they listen: both threads read it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use serde::{Deserialize, Serialize};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::function::{ADDRESSES, Addresses, LISTENERS};
+
+use crate::Function;
+use crate::address::{ip, is_meant, octets, show};
+use crate::policy::Policy;
+
+/// A guest with a socket function.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestReport {
+    /// Its name, as who started it says.
+    pub name: String,
+    /// Its tenant.
+    pub tenant: String,
+    /// Its addresses.
+    pub addresses: Vec<String>,
+    /// Whether the engine in it runs.
+    pub running: bool,
+    /// Where its programs listen.
+    pub listeners: Vec<String>,
+    /// Open streams.
+    pub streams: u64,
+    /// Bytes that its programs sent.
+    pub sent: u64,
+    /// Bytes that they received.
+    pub received: u64,
+}
+
+/// What is counted of a guest, by the thread that carries.
+#[derive(Default)]
+pub struct Counts {
+    pub running: AtomicBool,
+    pub streams: AtomicU64,
+    pub sent: AtomicU64,
+    pub received: AtomicU64,
+}
+
+impl Counts {
+    /// Of a counter that one thread writes.
+    pub fn add(counter: &AtomicU64, by: u64) {
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    }
+}
+
+struct Entry {
+    function: Function,
+    ips: Vec<[u8; 16]>,
+    listens: HashSet<Address>,
+    counts: Arc<Counts>,
+}
+
+impl Entry {
+    fn serves(&self, to: &Address) -> bool {
+        self.ips.contains(&to.ip) && self.listens.iter().any(|at| is_meant(at, false, to))
+    }
+}
+
+/// See the module's head.
+#[derive(Default)]
+pub struct Book(Mutex<HashMap<u32, Entry>>);
+
+impl Book {
+    fn entries(&self) -> MutexGuard<'_, HashMap<u32, Entry>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn add(&self, guest: u32, function: Function) {
+        let ips = function.addresses.iter().map(|ip| octets(*ip)).collect();
+        let (listens, counts) = Default::default();
+        self.entries().insert(guest, Entry { function, ips, listens, counts });
+    }
+
+    pub fn remove(&self, guest: u32) {
+        self.entries().remove(&guest);
+    }
+
+    /// The guest that listens at `to` and that `tenant` may reach: one of its own, or, if policy says so, the one
+    /// that has the address.
+    pub fn route(&self, policy: &Policy, tenant: &str, to: &Address) -> Option<u32> {
+        let entries = self.entries();
+        let mut others = Vec::new();
+        for (guest, entry) in entries.iter().filter(|(_, entry)| entry.serves(to)) {
+            if entry.function.tenant == tenant {
+                return Some(*guest);
+            }
+            if policy.allows(Some(tenant), Some(&entry.function.tenant), to) {
+                others.push(*guest);
+            }
+        }
+        // Of two that have the same address nobody knows which one is meant.
+        if let [one] = others[..] { Some(one) } else { None }
+    }
+
+    /// Its tenant, and its name for people to read.
+    pub fn who(&self, guest: u32) -> Option<(String, String)> {
+        let entries = self.entries();
+        let function = &entries.get(&guest)?.function;
+        Some((function.tenant.clone(), function.name.clone()))
+    }
+
+    pub fn counts(&self, guest: u32) -> Arc<Counts> {
+        self.entries().get(&guest).map(|entry| entry.counts.clone()).unwrap_or_default()
+    }
+
+    /// As the guest is told them.
+    pub fn addresses(&self, guest: u32) -> Addresses {
+        let mut ips = [[0; 16]; ADDRESSES];
+        let entries = self.entries();
+        let own = entries.get(&guest).map_or(&[][..], |entry| &entry.ips);
+        for (place, own) in ips.iter_mut().zip(own) {
+            *place = *own;
+        }
+        Addresses { count: own.len().min(ADDRESSES) as u32, ips }
+    }
+
+    /// Whether the guest has the address, and which one it has first of the same family.
+    pub fn has(&self, guest: u32, ip: &[u8; 16]) -> bool {
+        self.entries().get(&guest).is_some_and(|entry| entry.ips.contains(ip))
+    }
+
+    /// A program of the guest listens. False: it has more listeners than it may.
+    pub fn listen(&self, guest: u32, at: Address) -> bool {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&guest) else { return true };
+        entry.listens.insert(at);
+        entry.listens.len() <= LISTENERS
+    }
+
+    pub fn unlisten(&self, guest: u32, at: Option<Address>) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&guest) else { return };
+        match at {
+            Some(at) => drop(entry.listens.remove(&at)),
+            None => entry.listens.clear(),
+        }
+    }
+
+    pub fn report(&self) -> Vec<GuestReport> {
+        let text = |own: &[u8; 16]| ip(&Address { ip: *own, port: 0 }).to_string();
+        let entries = self.entries();
+        let mut all: Vec<GuestReport> = entries
+            .values()
+            .map(|entry| {
+                let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+                let mut listeners: Vec<String> = entry.listens.iter().map(show).collect();
+                listeners.sort();
+                GuestReport {
+                    name: entry.function.name.clone(),
+                    tenant: entry.function.tenant.clone(),
+                    addresses: entry.ips.iter().map(text).collect(),
+                    running: entry.counts.running.load(Ordering::Relaxed),
+                    listeners,
+                    streams: get(&entry.counts.streams),
+                    sent: get(&entry.counts.sent),
+                    received: get(&entry.counts.received),
+                }
+            })
+            .collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+}

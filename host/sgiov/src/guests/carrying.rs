@@ -1,0 +1,535 @@
+//! The thread that speaks with guests and carries their streams.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use slipway_family::Family;
+use slipway_ring::cross::{heavy, is_told_surely};
+use slipway_sgiov_function::{Attended, Broken, Peer};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::function::Message;
+use slipway_vfio_user::Control;
+
+use super::Bell;
+use super::book::{Book, Counts};
+use super::guest::Guest;
+use super::pair::{Answerer, End, Pair, Who};
+use crate::log::Log;
+use crate::policy::Policy;
+use crate::remote::{Event, Line};
+use crate::slab::Slab;
+
+/// How long it looks for more after the last work before it sleeps.
+const POLL: Duration = Duration::from_micros(50);
+/// For how long it sleeps where a program cannot be sure to wake it.
+const NAP: Duration = Duration::from_millis(1);
+/// How long a stream rests before its memory is given up.
+const REST: Duration = Duration::from_secs(1);
+/// Looks that find nothing after which a stream is armed.
+const PATIENCE: u8 = 64;
+/// Signals of a guest or a family that are taken at a time.
+const SIGNALS: usize = 1024;
+/// Messages of a guest that are heard at a time.
+const MESSAGES: usize = 64;
+/// Messages that a guest may leave unread before it is not heard.
+const BACKLOG: usize = 1024;
+/// Number in epoll of what wakes the thread, beyond those of families.
+const WAKE: u64 = u64::MAX;
+
+/// What is to be done.
+pub enum Command {
+    Add { guest: u32, peer: Peer, control: Control },
+    Remove(u32),
+    Family(u32, Family),
+    FamilyEnded(u32),
+    Connect { connection: u32, guest: Option<u32>, from: Address, to: Address, line: Line },
+    Answer { incoming: u32, answer: Result<(u32, Line), u32> },
+    Closed(u32),
+    Stop,
+}
+
+/// What is told.
+pub enum News {
+    Event(Event),
+    /// A guest's VMM has gone.
+    Gone(u32),
+}
+
+/// A number of errno(3), as messages carry it.
+pub fn number(errno: Errno) -> u32 {
+    errno.raw_os_error().unsigned_abs()
+}
+
+pub struct Carrying {
+    pub guests: BTreeMap<u32, Guest>,
+    pub pairs: Slab<Pair>,
+    /// Pairs of lines of this node's programs: by connection.
+    pub hosts: HashMap<u32, u32>,
+    /// The same, by family and entry.
+    pub entries: HashMap<(u32, u32), u32>,
+    families: HashMap<u32, Family>,
+    hot: Vec<u32>,
+    resting: VecDeque<u32>,
+    pub book: Arc<Book>,
+    pub policy: Policy,
+    pub log: Log,
+    hears: bool,
+    epoll: OwnedFd,
+    commands: Receiver<Command>,
+    wake: Arc<Bell>,
+    news: Sender<News>,
+    notice: Arc<Bell>,
+    told: bool,
+}
+
+impl Carrying {
+    pub fn new(
+        wake: Arc<Bell>,
+        (commands, news, notice): (Receiver<Command>, Sender<News>, Arc<Bell>),
+        book: Arc<Book>,
+        policy: Policy,
+        hears: bool,
+    ) -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&epoll, wake.0.as_fd(), data, epoll::EventFlags::IN)?;
+        Ok(Self {
+            guests: BTreeMap::new(),
+            pairs: Slab::default(),
+            hosts: HashMap::new(),
+            entries: HashMap::new(),
+            families: HashMap::new(),
+            hot: Vec::new(),
+            resting: VecDeque::new(),
+            book,
+            policy,
+            log: Log::default(),
+            hears,
+            epoll,
+            commands,
+            wake,
+            news,
+            notice,
+            told: false,
+        })
+    }
+
+    pub fn run(mut self) {
+        let mut last = Instant::now();
+        while let Some(commanded) = self.obey() {
+            let worked = commanded | self.attend() | self.listen() | self.carry();
+            self.tell();
+            if worked {
+                last = Instant::now();
+            } else if last.elapsed() < POLL {
+                std::thread::yield_now();
+            } else {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Does what it is told. None: to end.
+    fn obey(&mut self) -> Option<bool> {
+        let mut some = false;
+        while let Ok(command) = self.commands.try_recv() {
+            some = true;
+            match command {
+                Command::Add { guest, peer, control } => {
+                    let counts = self.book.counts(guest);
+                    self.guests.insert(guest, Guest::new(peer, control, counts));
+                }
+                Command::Remove(guest) => {
+                    self.lose(guest);
+                    self.guests.remove(&guest);
+                }
+                Command::Family(number, family) => self.join(number, family),
+                Command::FamilyEnded(number) => {
+                    if let Some(family) = self.families.remove(&number) {
+                        let _ = epoll::delete(&self.epoll, family.bell());
+                    }
+                }
+                Command::Connect { connection, guest, from, to, line } => {
+                    self.connect((connection, line), guest, from, to);
+                }
+                Command::Answer { incoming, answer } => self.answered(incoming, answer),
+                Command::Closed(connection) => self.closed(connection),
+                Command::Stop => return None,
+            }
+        }
+        Some(some)
+    }
+
+    fn join(&mut self, number: u32, family: Family) {
+        if !self.hears {
+            return;
+        }
+        let data = epoll::EventData::new_u64(number.into());
+        // Without it the family's signals are seen only while others keep this thread awake.
+        if epoll::add(&self.epoll, family.bell(), data, epoll::EventFlags::IN).is_ok() {
+            self.families.insert(number, family);
+        }
+    }
+
+    pub fn say(&mut self, event: Event) {
+        self.told |= self.news.send(News::Event(event)).is_ok();
+    }
+
+    /// Looks at every guest. Whether there was something to do.
+    fn attend(&mut self) -> bool {
+        let numbers: Vec<u32> = self.guests.keys().copied().collect();
+        let mut worked = false;
+        for guest in numbers {
+            match self.attend_one(guest) {
+                Ok(some) => worked |= some,
+                Err(why) => self.break_off(guest, why),
+            }
+        }
+        worked
+    }
+
+    fn attend_one(&mut self, number: u32) -> Result<bool, Broken> {
+        let Some(guest) = self.guests.get_mut(&number) else { return Ok(false) };
+        if guest.channel.is_none() {
+            guest.channel = guest.peer.take();
+            guest.greeted = false;
+        }
+        let Some(channel) = &mut guest.channel else { return Ok(false) };
+        let was_suspended = guest.suspended;
+        match channel.attend()? {
+            Attended::Over => {
+                self.lose(number);
+                return Ok(true);
+            }
+            Attended::Suspended => {
+                guest.suspended = true;
+                return Ok(false);
+            }
+            Attended::On => guest.suspended = false,
+        }
+        let mut stirred = Vec::new();
+        let mut worked = channel.flush()?;
+        while stirred.len() < SIGNALS
+            && let Some(stream) = channel.signal()?
+        {
+            stirred.extend(guest.streams.get(&stream));
+            worked = true;
+        }
+        if channel.overflowed() || was_suspended {
+            stirred.extend(guest.streams.values());
+            worked = true;
+        }
+        stirred.into_iter().for_each(|pair| self.stir(pair));
+        for _ in 0..MESSAGES {
+            let Some(message) = self.hear(number)? else { break };
+            self.talk(number, message)?;
+            worked = true;
+        }
+        Ok(worked)
+    }
+
+    fn hear(&mut self, guest: u32) -> Result<Option<Message>, Broken> {
+        let channel = self.guests.get_mut(&guest).and_then(|guest| guest.channel.as_mut());
+        match channel.filter(|channel| channel.backlog() < BACKLOG) {
+            Some(channel) => channel.hear(),
+            None => Ok(None),
+        }
+    }
+
+    /// A guest did what cannot be.
+    pub fn break_off(&mut self, number: u32, why: Broken) {
+        let (_, name) = self.book.who(number).unwrap_or_default();
+        self.log.line(
+            "guest",
+            format_args!(
+                "the socket function of guest {name} is broken ({why:?}): its streams end"
+            ),
+        );
+        if let Some(channel) = self.guests.get(&number).and_then(|guest| guest.channel.as_ref()) {
+            channel.break_off(why);
+        }
+        self.lose(number);
+    }
+
+    /// A stream is to be looked at.
+    pub fn stir(&mut self, number: u32) {
+        if let Some(pair) = self.pairs.get_mut(number)
+            && !std::mem::replace(&mut pair.hot, true)
+        {
+            pair.idle = 0;
+            self.hot.push(number);
+        }
+    }
+
+    /// Takes families' signals. Whether there were any.
+    fn listen(&mut self) -> bool {
+        let (mut stirred, mut some, mut spoiled) = (Vec::new(), false, None);
+        for (number, family) in &mut self.families {
+            for _ in 0..SIGNALS {
+                match family.take() {
+                    Ok(Some(entry)) => {
+                        some = true;
+                        let entry = u32::try_from(entry).ok();
+                        stirred.extend(entry.and_then(|entry| self.entries.get(&(*number, entry))));
+                    }
+                    Ok(None) => break,
+                    Err(_) => {
+                        spoiled = Some(*number);
+                        break;
+                    }
+                }
+            }
+            if family.overflowed() {
+                some = true;
+                let all = self.entries.iter().filter(|((of, _), _)| of == number);
+                stirred.extend(all.map(|(_, pair)| *pair));
+            }
+        }
+        stirred.into_iter().for_each(|pair| self.stir(pair));
+        if let Some(number) = spoiled {
+            self.spoiled(number);
+        }
+        some
+    }
+
+    /// A family's signals cannot be: nothing of it would be noticed any more.
+    fn spoiled(&mut self, number: u32) {
+        let text = "a program's signals cannot be: its streams to guests are broken off";
+        self.log.line("family", format_args!("{text}"));
+        if let Some(family) = self.families.remove(&number) {
+            let _ = epoll::delete(&self.epoll, family.bell());
+        }
+        let all = self.entries.iter().filter(|((of, _), _)| *of == number);
+        let all: Vec<u32> = all.map(|(_, pair)| *pair).collect();
+        for pair in all {
+            for end in 0..2 {
+                self.reset(pair, end);
+            }
+            self.stir(pair);
+        }
+    }
+
+    /// A turn of every stream that has something to do. Whether one had.
+    fn carry(&mut self) -> bool {
+        let mut worked = false;
+        for number in std::mem::take(&mut self.hot) {
+            let Some(pair) = self.pairs.get_mut(number) else { continue };
+            let done = pair.turn(&self.guests);
+            pair.idle = if done.worked { 0 } else { pair.idle.saturating_add(1) };
+            worked |= done.worked;
+            let over = pair.over();
+            self.count(number, done.bytes);
+            for end in [0, 1].into_iter().filter(|end| done.tell[*end]) {
+                self.tell_end(number, end);
+            }
+            for end in [0, 1].into_iter().filter(|end| over[*end]) {
+                self.end(number, end);
+                worked = true;
+            }
+            if self.pairs.get(number).is_some() {
+                self.hot.push(number);
+            }
+        }
+        if self.hot.iter().any(|number| self.pairs.get(*number).is_some_and(|p| p.idle > PATIENCE))
+        {
+            self.rest(PATIENCE);
+        }
+        worked
+    }
+
+    fn count(&self, number: u32, bytes: [u64; 2]) {
+        let Some(pair) = self.pairs.get(number).filter(|_| bytes != [0; 2]) else { return };
+        for (at, end) in pair.ends.iter().enumerate() {
+            if let Some(End { who: Who::Guest { guest, .. }, .. }) = end
+                && let Some(guest) = self.guests.get(guest)
+            {
+                Counts::add(&guest.counts.sent, bytes[at]);
+                Counts::add(&guest.counts.received, bytes[1 - at]);
+            }
+        }
+    }
+
+    /// Tells an end's program.
+    pub fn tell_end(&mut self, number: u32, end: usize) {
+        let Some(end) = self.pairs.get(number).and_then(|pair| pair.ends[end].as_ref()) else {
+            return;
+        };
+        match &end.who {
+            Who::Host { line, .. } => {
+                slipway_eventfd::raise(line.eventfd.as_fd());
+            }
+            Who::Guest { guest, line, .. } => {
+                let (number, arena, stream) = (*guest, line.arena, line.stream);
+                let channel = self.guests.get_mut(&number).and_then(|guest| guest.channel.as_mut());
+                if let Some(Err(why)) = channel.map(|channel| channel.raise(arena, stream)) {
+                    self.break_off(number, why);
+                }
+            }
+        }
+    }
+
+    /// Has those streams that had nothing to do for so many looks say what they wait for; they are not looked at any
+    /// more.
+    fn rest(&mut self, looks: u8) {
+        let (rested, mut hot): (Vec<u32>, Vec<u32>) = std::mem::take(&mut self.hot)
+            .into_iter()
+            .partition(|number| self.pairs.get(*number).is_some_and(|pair| pair.idle >= looks));
+        let mut sound = Vec::with_capacity(rested.len());
+        for number in rested {
+            let pair = self.pairs.get_mut(number);
+            if pair.is_some_and(|pair| pair.wish(&self.guests)) {
+                sound.push(number);
+            } else {
+                hot.push(number);
+            }
+        }
+        if !sound.is_empty() {
+            heavy();
+        }
+        let now = Instant::now();
+        for number in sound {
+            let Some(pair) = self.pairs.get_mut(number) else { continue };
+            pair.idle = 0;
+            if pair.settle(&self.guests) {
+                hot.push(number);
+                continue;
+            }
+            pair.hot = false;
+            if pair.has_memory() && pair.resting.replace(now).is_none() {
+                self.resting.push_back(number);
+            }
+        }
+        self.hot = hot;
+    }
+
+    /// Gives up memory of streams that have rested long enough. When to look again.
+    fn trim(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        while let Some(number) = self.resting.front().copied() {
+            let Some(since) = self.pairs.get(number).and_then(|pair| pair.resting) else {
+                self.resting.pop_front();
+                continue;
+            };
+            if now - since < REST {
+                return Some(REST - (now - since));
+            }
+            self.resting.pop_front();
+            if let Some(pair) = self.pairs.get_mut(number) {
+                pair.resting = None;
+                if !pair.hot {
+                    pair.trim(&self.guests);
+                }
+            }
+        }
+        None
+    }
+
+    /// Passes on what happened.
+    fn tell(&mut self) {
+        for guest in self.guests.values_mut() {
+            if let Some(channel) = &mut guest.channel {
+                channel.tell();
+            }
+        }
+        if std::mem::take(&mut self.told) {
+            std::task::Wake::wake_by_ref(&self.notice);
+        }
+    }
+
+    /// Sleeps until something is told, unless something was meanwhile.
+    fn sleep(&mut self) {
+        self.look_for_vmms();
+        self.rest(0);
+        self.tell();
+        if !self.hot.is_empty() {
+            return;
+        }
+        self.families.values().for_each(|family| family.set_asleep(true));
+        heavy();
+        let channels = self.guests.values_mut().filter_map(|guest| guest.channel.as_mut());
+        // All of them, so that each has its word.
+        let quiet = channels.fold(true, |quiet, channel| channel.sleep() & quiet);
+        if quiet && !self.listen() {
+            self.wait();
+        }
+        self.families.values().for_each(|family| family.set_asleep(false));
+        let channels = self.guests.values().filter_map(|guest| guest.channel.as_ref());
+        channels.for_each(slipway_sgiov_function::Channel::awake);
+    }
+
+    /// Tells of functions whose VMM has gone.
+    fn look_for_vmms(&mut self) {
+        for (number, guest) in &self.guests {
+            if super::serve::is_over(&guest.control) {
+                self.told |= self.news.send(News::Gone(*number)).is_ok();
+            }
+        }
+    }
+
+    fn wait(&mut self) {
+        let mut patience = self.trim();
+        let is_told = self.hears && is_told_surely();
+        if !self.hosts.is_empty() && !is_told {
+            patience = Some(NAP);
+        }
+        let napped = patience == Some(NAP);
+        let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
+        let none = epoll::EventFlags::empty();
+        let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; 64];
+        let count = epoll::wait(&self.epoll, &mut events, patience.as_ref()).unwrap_or(0);
+        for event in &events[..count] {
+            let drained = match event.data.u64() {
+                WAKE => slipway_eventfd::drain(self.wake.0.as_fd()),
+                number => {
+                    let family = u32::try_from(number).ok().and_then(|n| self.families.get(&n));
+                    family.is_none_or(Family::lower_bell)
+                }
+            };
+            if !drained {
+                // Its own program sees to it that it never is: no harm but its own share of wakes.
+                std::thread::yield_now();
+            }
+        }
+        if napped {
+            let all: Vec<u32> = self.hosts.values().copied().collect();
+            all.into_iter().for_each(|pair| self.stir(pair));
+        }
+    }
+
+    /// A guest's channel is over: its streams are broken off.
+    pub fn lose(&mut self, number: u32) {
+        self.book.unlisten(number, None);
+        let Some(guest) = self.guests.get_mut(&number) else { return };
+        let connections = std::mem::take(&mut guest.connections);
+        guest.streams.clear();
+        guest.leaving.clear();
+        guest.suspended = false;
+        guest.counts.running.store(false, Ordering::Relaxed);
+        guest.counts.streams.store(0, Ordering::Relaxed);
+        let channel = guest.channel.take();
+        for (pair, end) in connections.into_values() {
+            if let Some(there) = self.pairs.get_mut(pair) {
+                there.ends[end] = None;
+                self.partner_lost(pair, 1 - end);
+            }
+        }
+        let awaits = |pair: &Pair| pair.awaits == Some(Answerer::Guest(number));
+        let asked: Vec<u32> =
+            self.pairs.iter().filter(|(_, pair)| awaits(pair)).map(|(pair, _)| pair).collect();
+        for pair in asked {
+            self.refused(pair, number_of_refusal());
+        }
+        // The last that refers to the guest's memory.
+        drop(channel);
+    }
+}
+
+fn number_of_refusal() -> u32 {
+    number(Errno::CONNREFUSED)
+}

@@ -1,0 +1,52 @@
+//! One guest: its channel, and which of its streams is which.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use slipway_sgiov_function::{Channel, Peer};
+use slipway_vfio_user::Control;
+
+use super::book::Counts;
+
+pub struct Guest {
+    pub peer: Peer,
+    pub control: Control,
+    /// None: the guest has not started its function.
+    pub channel: Option<Channel>,
+    /// It said hello.
+    pub greeted: bool,
+    /// The channel holds no memory for now.
+    pub suspended: bool,
+    /// By connection: the pair, and the end of it.
+    pub connections: HashMap<u32, (u32, usize)>,
+    /// By arena and stream.
+    pub streams: HashMap<(u32, u32), u32>,
+    /// Arenas that the guest wants to have back.
+    pub leaving: HashSet<u32>,
+    pub counts: Arc<Counts>,
+}
+
+impl Guest {
+    pub fn new(peer: Peer, control: Control, counts: Arc<Counts>) -> Self {
+        Self {
+            peer,
+            control,
+            channel: None,
+            greeted: false,
+            suspended: false,
+            connections: HashMap::new(),
+            streams: HashMap::new(),
+            leaving: HashSet::new(),
+            counts,
+        }
+    }
+
+    /// An arena that it wants back and that no stream is in any more.
+    pub fn take_free(&mut self, arena: u32) -> bool {
+        let used = self.streams.keys().any(|(of, _)| *of == arena);
+        if used || !self.leaving.remove(&arena) {
+            return false;
+        }
+        self.channel.as_mut().is_some_and(|channel| channel.remove_arena(arena))
+    }
+}

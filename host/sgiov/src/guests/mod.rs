@@ -1,0 +1,242 @@
+//! Guests: their socket functions, and their streams to each other and to programs of this node.
+//!
+//! [`Guests`] is asked by the engine's thread. Functions are served by a reactor (`serve`): what a guest's VMM
+//! does with the registers is done there. A thread of its own (`carrying`) has the channels of all guests and all
+//! streams that have a guest at one end at least: it speaks with the guests (`talk`), and copies from one end's FIFO
+//! into the other's, once (`pair`). It takes turns, with so many bytes for a stream in each; a stream with nothing to do is
+//! armed and costs nothing, and with none to do anything the thread sleeps.
+//!
+//! Nothing a guest writes is believed: `slipway_sgiov_function` checks memory, messages and counters, and here a
+//! guest that names what is not its own, or uses a number twice, has its function broken. A stream that is
+//! spoiled ends alone. The end of a guest, for whatever reason, breaks its streams off, and their other ends see ECONNRESET.
+
+mod book;
+mod carrying;
+mod guest;
+mod pair;
+mod serve;
+mod talk;
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Wake, Waker};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, eventfd};
+use slipway_family::Family;
+use slipway_reactor::Reactor;
+use slipway_sgiov_spec::Address;
+
+use crate::Function;
+use crate::policy::Policy;
+use crate::remote::{Event, Line, Remote};
+
+use book::Book;
+pub use book::GuestReport;
+use carrying::{Carrying, Command, News};
+use serve::Served;
+
+/// Of [`Event::Incoming`]'s numbers: a guest asks.
+pub const GUESTS: u64 = 1 << 63;
+
+/// An eventfd that wakes the thread.
+struct Bell(OwnedFd);
+
+impl Bell {
+    fn new() -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        slipway_eventfd::raise(self.0.as_fd());
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        slipway_eventfd::raise(self.0.as_fd());
+    }
+}
+
+/// See the module's head.
+pub struct Guests {
+    commands: Sender<Command>,
+    wake: Arc<Bell>,
+    news: Receiver<News>,
+    notice: Arc<Bell>,
+    book: Arc<Book>,
+    policy: Policy,
+    /// Functions, by guest.
+    served: HashMap<u32, Served>,
+    /// Connections that have a line here.
+    connections: HashSet<u32>,
+    next: u32,
+    reactor: Option<Reactor>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Guests {
+    /// Starts the thread. `hears`: what families signal comes here; if not, because links have it, streams of
+    /// programs are looked at every millisecond.
+    ///
+    /// # Errors
+    /// No descriptors, or no thread to be had.
+    pub fn start(policy: Policy, hears: bool) -> std::io::Result<Self> {
+        let (wake, notice) = (Bell::new()?, Bell::new()?);
+        let (commands, theirs) = channel();
+        let (told, news) = channel();
+        let book = Arc::<Book>::default();
+        let around = (theirs, told, notice.clone());
+        let carrying = Carrying::new(wake.clone(), around, book.clone(), policy.clone(), hears)?;
+        let thread = std::thread::Builder::new().name("slipway-guests".into());
+        let thread = Some(thread.spawn(move || carrying.run())?);
+        let (served, connections, reactor) = Default::default();
+        Ok(Self {
+            commands,
+            wake,
+            news,
+            notice,
+            book,
+            policy,
+            served,
+            connections,
+            next: 0,
+            reactor,
+            thread,
+        })
+    }
+
+    fn command(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            self.wake.wake_by_ref();
+        }
+    }
+
+    /// Serves a function to whoever connects to `listener`, for as long as the crate's protocol says; `asker` asked.
+    ///
+    /// # Errors
+    /// `listener` is no Unix socket that listens; no descriptors or threads.
+    pub fn add(
+        &mut self,
+        asker: u32,
+        listener: OwnedFd,
+        function: Function,
+    ) -> std::io::Result<()> {
+        let reactor = match self.reactor.take() {
+            Some(reactor) => reactor,
+            None => Reactor::spawn(slipway_reactor::Settings::default())?,
+        };
+        let reactor = self.reactor.insert(reactor);
+        let waker = Waker::from(self.wake.clone());
+        let (served, peer) = serve::serve(asker, listener, waker, &reactor.handle())?;
+        let guest = self.next;
+        self.next = self.next.wrapping_add(1);
+        self.book.add(guest, function);
+        self.command(Command::Add { guest, peer, control: served.control() });
+        self.served.insert(guest, served);
+        Ok(())
+    }
+
+    /// Who asked for functions has gone: those that no VMM came to are not wanted any more.
+    pub fn asker_left(&mut self, asker: u32) {
+        let unused = |served: &Served| served.asker == asker && !served.was_used();
+        let all = self.served.iter().filter(|(_, served)| unused(served));
+        let all: Vec<u32> = all.map(|(guest, _)| *guest).collect();
+        all.into_iter().for_each(|guest| self.remove(guest));
+    }
+
+    fn remove(&mut self, guest: u32) {
+        // The function gives its memory back as its channel ends, which the command sees to.
+        if let Some(served) = self.served.remove(&guest) {
+            served.close();
+            self.book.remove(guest);
+            self.command(Command::Remove(guest));
+        }
+    }
+
+    /// Whether no function is served.
+    pub fn is_empty(&self) -> bool {
+        self.served.is_empty()
+    }
+
+    /// Whether the connection is one of these.
+    pub fn has(&self, connection: u32) -> bool {
+        self.connections.contains(&connection)
+    }
+
+    /// What people see.
+    pub fn report(&self) -> Vec<GuestReport> {
+        self.book.report()
+    }
+
+    fn heard(&mut self, news: News) -> Option<Event> {
+        match news {
+            News::Gone(guest) => {
+                self.remove(guest);
+                None
+            }
+            News::Event(event) => {
+                if let Event::Refused { connection, .. } | Event::Ended { connection, .. } = &event
+                {
+                    self.connections.remove(connection);
+                }
+                Some(event)
+            }
+        }
+    }
+}
+
+impl Remote for Guests {
+    fn is_for(&self, tenant: &str, to: &Address) -> bool {
+        self.book.route(&self.policy, tenant, to).is_some()
+    }
+
+    fn family(&mut self, number: u32, family: Family) {
+        self.command(Command::Family(number, family));
+    }
+
+    fn family_ended(&mut self, family: u32) {
+        self.command(Command::FamilyEnded(family));
+    }
+
+    fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {
+        self.connections.insert(connection);
+        // None: it has stopped listening since it was asked for.
+        let guest = self.book.route(&self.policy, tenant, &to);
+        self.command(Command::Connect { connection, guest, from, to, line });
+    }
+
+    fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>) {
+        if let Ok((connection, _)) = &answer {
+            self.connections.insert(*connection);
+        }
+        let incoming = (incoming & !GUESTS) as u32;
+        self.command(Command::Answer { incoming, answer });
+    }
+
+    fn closed(&mut self, connection: u32) {
+        self.command(Command::Closed(connection));
+    }
+
+    fn wakes(&self) -> BorrowedFd<'_> {
+        self.notice.0.as_fd()
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        slipway_eventfd::drain(self.notice.0.as_fd());
+        let news: Vec<News> = self.news.try_iter().collect();
+        news.into_iter().filter_map(|news| self.heard(news)).collect()
+    }
+}
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        self.command(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.served.values().for_each(Served::close);
+    }
+}

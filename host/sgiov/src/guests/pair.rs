@@ -1,0 +1,272 @@
+//! A stream with a guest at one end at least: two ends, and what goes from one to the other.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use slipway_ring::cross::{Error, Fault, Own, Regions, Side, Stream, Tail};
+use slipway_sgiov_spec::function;
+
+use super::guest::Guest;
+use crate::remote::Line;
+
+/// Bytes that go one way in a turn.
+const TURN: usize = 256 << 10;
+/// Longest FIFO, in bytes.
+const MOST: usize = 512 << 10;
+
+/// Whose an end is.
+pub enum Who {
+    Host { connection: u32, line: Line },
+    Guest { guest: u32, connection: u32, line: function::Line },
+}
+
+/// One end.
+pub struct End {
+    pub who: Who,
+    /// The engine's own counters: tail, head seen, head, tail seen.
+    own: [AtomicU64; 4],
+    /// Its program has closed it.
+    pub left: bool,
+    /// Nothing is written to it any more.
+    finished: bool,
+    /// Nothing is read from it any more.
+    shut: bool,
+    /// Data, or space, was asked for and not yet looked for again.
+    wishes: (bool, bool),
+}
+
+impl End {
+    pub fn new(who: Who) -> Self {
+        let (own, wishes) = Default::default();
+        Self { who, own, left: false, finished: false, shut: false, wishes }
+    }
+
+    /// Its stream. None: its memory is not there now.
+    fn stream<'a>(&'a self, guests: &'a BTreeMap<u32, Guest>) -> Option<(Stream<'a>, Regions<'a>)> {
+        let (arena, bits, number, side) = match &self.who {
+            Who::Host { line, .. } => (&line.arena, &line.regions, line.stream, line.side),
+            Who::Guest { guest, line, .. } => {
+                let channel = guests.get(guest)?.channel.as_ref()?;
+                let (arena, bits) = channel.arena(line.arena)?;
+                let side = if line.side == 0 { Side::Zero } else { Side::One };
+                (arena, bits, line.stream, side)
+            }
+        };
+        let [tail, head_seen, head, tail_seen] = &self.own;
+        let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
+        Some((Stream::new(arena, number, side, out, into), Regions::new(bits, arena.shape())))
+    }
+
+    /// The last word of what was written to it.
+    pub fn last(&self) -> Tail {
+        Tail(self.own[0].load(Ordering::Relaxed))
+    }
+
+    /// Breaks it off. Whether its program is to be told.
+    pub fn reset(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
+        let told = self.stream(guests).map(|(stream, _)| {
+            let told = [stream.out.reset(), stream.into.reset()];
+            told.contains(&true)
+        });
+        (self.finished, self.shut) = (true, true);
+        told.unwrap_or(false)
+    }
+
+    /// Both halves are finished, and its region is nobody's. For an end that its program has closed.
+    pub fn end(&mut self, guests: &BTreeMap<u32, Guest>) {
+        if let Some((stream, regions)) = self.stream(guests) {
+            stream.out.finish();
+            stream.into.shut();
+            if let (Who::Guest { .. }, Some(region)) = (&self.who, stream.out.tail().region()) {
+                regions.give(region);
+            }
+        }
+        (self.finished, self.shut) = (true, true);
+    }
+}
+
+/// See the module's head.
+pub struct Pair {
+    /// Who connected, and who accepted. None: not there yet, or over.
+    pub ends: [Option<End>; 2],
+    /// Whom an answer is awaited of.
+    pub awaits: Option<Answerer>,
+    pub opened: bool,
+    /// It is looked at in every turn.
+    pub hot: bool,
+    /// Looks that found nothing, one after the other.
+    pub idle: u8,
+    /// Since when it rests with memory that it may give up.
+    pub resting: Option<Instant>,
+}
+
+/// Who answers whether a connection is accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answerer {
+    Engine,
+    Guest(u32),
+}
+
+/// What a turn did.
+#[derive(Default)]
+pub struct Done {
+    pub worked: bool,
+    /// By end: its program is to be told.
+    pub tell: [bool; 2],
+    /// Bytes that came from each end.
+    pub bytes: [u64; 2],
+}
+
+impl Pair {
+    pub fn new(connector: End, awaits: Answerer) -> Self {
+        let (opened, hot, idle, resting) = Default::default();
+        let (ends, awaits) = ([Some(connector), None], Some(awaits));
+        Self { ends, awaits, opened, hot, idle, resting }
+    }
+
+    /// Moves what there is to move, both ways, so much of it.
+    pub fn turn(&mut self, guests: &BTreeMap<u32, Guest>) -> Done {
+        let mut done = Done::default();
+        if self.opened && !self.is_away(guests) {
+            self.carry(0, guests, &mut done);
+            self.carry(1, guests, &mut done);
+        }
+        done
+    }
+
+    /// Whether the memory of an end is not there for now.
+    fn is_away(&self, guests: &BTreeMap<u32, Guest>) -> bool {
+        self.ends.iter().flatten().any(|end| end.stream(guests).is_none())
+    }
+
+    fn carry(&mut self, from: usize, guests: &BTreeMap<u32, Guest>, done: &mut Done) {
+        let to = 1 - from;
+        let [first, second] = &mut self.ends;
+        let (source, target) = if from == 0 { (first, second) } else { (second, first) };
+        let Some(source) = source else { return };
+        if source.shut {
+            return;
+        }
+        let Some(target) = target else {
+            // Nobody reads it any more.
+            source.shut = true;
+            done.tell[from] |= source.stream(guests).is_some_and(|(stream, _)| stream.into.shut());
+            done.worked = true;
+            return;
+        };
+        if target.finished {
+            return;
+        }
+        match Self::copy(source, target, guests, (from, to), done) {
+            Ok(()) => {}
+            Err(Fault::Into(Error::Shut)) => {
+                source.shut = true;
+                if let Some((stream, _)) = source.stream(guests) {
+                    done.tell[from] |= stream.into.shut();
+                }
+                done.worked = true;
+            }
+            Err(_) => {
+                // One of them was broken off, or said what cannot be: so is the other.
+                done.tell[from] |= source.reset(guests);
+                done.tell[to] |= target.reset(guests);
+                done.worked = true;
+            }
+        }
+    }
+
+    fn copy(
+        source: &End,
+        target: &mut End,
+        guests: &BTreeMap<u32, Guest>,
+        (from, to): (usize, usize),
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let Some((stream, _)) = source.stream(guests) else { return Ok(()) };
+        let Some((into, regions)) = target.stream(guests) else { return Ok(()) };
+        let [mut tell_from, mut tell_to] = [false; 2];
+        let tells = (|| tell_from = true, || tell_to = true);
+        let count = stream.transfer(&into, TURN, MOST, regions, tells)?;
+        let over = count == 0 && stream.available().map_err(Fault::From)? == (0, true);
+        if over {
+            tell_to |= into.out.finish();
+        }
+        done.worked |= count > 0 || over;
+        done.bytes[from] += count as u64;
+        done.tell[from] |= tell_from;
+        done.tell[to] |= tell_to;
+        target.finished |= over;
+        Ok(())
+    }
+
+    /// The ends that are over: their programs have closed them, and what they had written was passed on, or never
+    /// will be.
+    pub fn over(&self) -> [bool; 2] {
+        let passed = |other: &Option<End>| other.as_ref().is_none_or(|other| other.finished);
+        let [first, second] = &self.ends;
+        let is_over = |end: &Option<End>, other| {
+            end.as_ref().is_some_and(|end| end.left && (end.shut || passed(other)))
+        };
+        [is_over(first, second), is_over(second, first)]
+    }
+
+    /// Asks both ends to be told of what there is to do next: `slipway_ring::cross::heavy` follows, and
+    /// [`Pair::settle`]. False: something cannot be, which the next turn sees to.
+    pub fn wish(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
+        if !self.opened || self.is_away(guests) {
+            return true;
+        }
+        self.wish_one(0, guests) && self.wish_one(1, guests)
+    }
+
+    fn wish_one(&mut self, from: usize, guests: &BTreeMap<u32, Guest>) -> bool {
+        let [first, second] = &mut self.ends;
+        let (source, target) = if from == 0 { (first, second) } else { (second, first) };
+        let (Some(source), Some(target)) = (source, target) else { return true };
+        if source.shut || target.finished {
+            return true;
+        }
+        let Some((stream, _)) = source.stream(guests) else { return true };
+        match stream.available() {
+            Ok((0, _)) => {
+                stream.wish_data(1);
+                source.wishes.0 = true;
+            }
+            Ok(_) => {
+                if let Some((into, _)) = target.stream(guests) {
+                    into.wish_space();
+                }
+                target.wishes.1 = true;
+            }
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Whether there is something to do now.
+    pub fn settle(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
+        let mut some = false;
+        for end in self.ends.iter_mut().flatten() {
+            let (data, space) = std::mem::take(&mut end.wishes);
+            let Some((stream, _)) = end.stream(guests) else { continue };
+            some |= data && stream.is_data_there(1) != Ok(false);
+            some |= space && stream.is_space_there() != Ok(false);
+        }
+        some
+    }
+
+    /// Gives up the memory of FIFOs that are empty.
+    pub fn trim(&self, guests: &BTreeMap<u32, Guest>) {
+        for end in self.ends.iter().flatten().filter(|end| !end.finished) {
+            if let Some((stream, regions)) = end.stream(guests) {
+                let _ = stream.trim(regions);
+            }
+        }
+    }
+
+    /// Whether one of its FIFOs has memory.
+    pub fn has_memory(&self) -> bool {
+        self.ends.iter().flatten().any(|end| end.last().region().is_some())
+    }
+}

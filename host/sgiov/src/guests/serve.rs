@@ -1,0 +1,59 @@
+//! A function on a vfio-user socket.
+
+use std::os::fd::OwnedFd;
+use std::task::Waker;
+
+use slipway_pci::Interrupt;
+use slipway_reactor::Handle;
+use slipway_sgiov_function::{Device, Parts, Peer};
+use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
+
+/// A function that is served.
+pub struct Served {
+    control: Control,
+    /// Who asked for it.
+    pub asker: u32,
+}
+
+impl Served {
+    pub fn control(&self) -> Control {
+        self.control.clone()
+    }
+
+    /// Whether a VMM ever came.
+    pub fn was_used(&self) -> bool {
+        self.control.stats().connections > 0
+    }
+
+    /// Ends it, soon.
+    pub fn close(&self) {
+        self.control.close();
+    }
+}
+
+/// Whether a VMM came and has gone.
+pub fn is_over(control: &Control) -> bool {
+    let stats = control.stats();
+    stats.connections > 0 && stats.client.is_none()
+}
+
+/// Serves one on `reactor`.
+///
+/// # Errors
+/// `listener` is no Unix socket that listens; no descriptors.
+pub fn serve(
+    asker: u32,
+    listener: OwnedFd,
+    peer: Waker,
+    reactor: &Handle,
+) -> std::io::Result<(Served, Peer)> {
+    // Where it listens is whoever's it is.
+    let config = Config::at("");
+    let parts = EndpointParts::new(&config);
+    let interrupt = Interrupt::new(parts.interrupts(), 0);
+    let (device, peer) = Device::new(Parts { memory: parts.memory(), interrupt, peer });
+    let endpoint = Endpoint::on(listener, config, parts, Box::new(device), reactor)?;
+    let control = endpoint.control();
+    reactor.add(Box::new(endpoint)).map_err(std::io::Error::other)?;
+    Ok((Served { control, asker }, peer))
+}

@@ -1,0 +1,331 @@
+//! What guests say, how connections begin, and how they end.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use slipway_ring::cross::Tail;
+use slipway_sgiov_function::Broken;
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::function::{self, Message, VERSION};
+
+use super::GUESTS;
+use super::carrying::{Carrying, number};
+use super::pair::{Answerer, End, Pair, Who};
+use crate::remote::{Event, Line};
+
+impl Carrying {
+    /// Says something to a guest. One that has gone meanwhile hears nothing.
+    pub(super) fn message(&mut self, guest: u32, message: Message) {
+        let channel = self.guests.get_mut(&guest).and_then(|guest| guest.channel.as_mut());
+        if let Some(Err(why)) = channel.map(|channel| channel.say(&message)) {
+            self.break_off(guest, why);
+        }
+    }
+
+    /// A guest said something.
+    ///
+    /// # Errors
+    /// [`Broken`]: it cannot be.
+    pub(super) fn talk(&mut self, number: u32, message: Message) -> Result<(), Broken> {
+        let book = self.book.clone();
+        let Some(guest) = self.guests.get_mut(&number) else { return Ok(()) };
+        let Some(channel) = &mut guest.channel else { return Ok(()) };
+        if guest.greeted == matches!(message, Message::Hello { .. }) {
+            return Err(Broken::Message);
+        }
+        match message {
+            Message::Hello { version: VERSION } => {
+                guest.greeted = true;
+                guest.counts.running.store(true, Ordering::Relaxed);
+                channel.say(&Message::Welcome(book.addresses(number)))
+            }
+            Message::Arena { arena, at } => channel.add_arena(arena, at),
+            Message::ArenaGone { arena } => {
+                if channel.streams(arena).is_none() || !guest.leaving.insert(arena) {
+                    return Err(Broken::Message);
+                }
+                self.free_arena(number, arena);
+                Ok(())
+            }
+            Message::Listen { at } => {
+                if (at.is_unspecified() || book.has(number, &at.ip)) && !book.listen(number, at) {
+                    return Err(Broken::Message);
+                }
+                Ok(())
+            }
+            Message::Unlisten { at } => {
+                book.unlisten(number, Some(at));
+                Ok(())
+            }
+            Message::Connect { connection, line, from, to } => {
+                self.guest_connects(number, (connection, line), from, to)
+            }
+            Message::Accepted { incoming, connection, line } => {
+                self.guest_accepts(number, incoming, (connection, line))
+            }
+            Message::Rejected { incoming, errno } => {
+                self.awaited_of(number, incoming)?;
+                self.refused(incoming, errno);
+                Ok(())
+            }
+            Message::Closed { connection } => {
+                let place = guest.connections.get(&connection).copied();
+                let (pair, end) = place.ok_or(Broken::Message)?;
+                self.left(pair, end).ok_or(Broken::Message)
+            }
+            _ => Err(Broken::Message),
+        }
+    }
+
+    fn free_arena(&mut self, number: u32, arena: u32) {
+        if self.guests.get_mut(&number).is_some_and(|guest| guest.take_free(arena)) {
+            self.message(number, Message::ArenaFree { arena });
+        }
+    }
+
+    /// Whether a guest is asked for this answer.
+    fn awaited_of(&self, guest: u32, incoming: u32) -> Result<(), Broken> {
+        let pair = self.pairs.get(incoming);
+        let asked = pair.is_some_and(|pair| pair.awaits == Some(Answerer::Guest(guest)));
+        asked.then_some(()).ok_or(Broken::Message)
+    }
+
+    /// An end for what a guest names: a connection and a stream that are not in use.
+    fn guest_end(
+        &self,
+        number: u32,
+        (connection, line): (u32, function::Line),
+    ) -> Result<End, Broken> {
+        let guest = self.guests.get(&number).ok_or(Broken::Message)?;
+        let streams = guest.channel.as_ref().and_then(|channel| channel.streams(line.arena));
+        let fits = streams.is_some_and(|streams| line.stream < streams)
+            && !guest.leaving.contains(&line.arena)
+            && !guest.connections.contains_key(&connection)
+            && !guest.streams.contains_key(&(line.arena, line.stream));
+        let end = || End::new(Who::Guest { guest: number, connection, line });
+        fits.then(end).ok_or(Broken::Message)
+    }
+
+    /// A guest's end is one of a pair from now on.
+    fn enter(&mut self, pair: u32, end: usize) {
+        let Some(Who::Guest { guest, connection, line }) =
+            self.pairs.get(pair).and_then(|pair| pair.ends[end].as_ref()).map(|end| &end.who)
+        else {
+            return;
+        };
+        if let Some(guest) = self.guests.get_mut(guest) {
+            guest.connections.insert(*connection, (pair, end));
+            guest.streams.insert((line.arena, line.stream), pair);
+            guest.counts.streams.store(guest.streams.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn guest_connects(
+        &mut self,
+        number: u32,
+        line: (u32, function::Line),
+        from: Address,
+        to: Address,
+    ) -> Result<(), Broken> {
+        let end = self.guest_end(number, line)?;
+        let own = self.book.has(number, &from.ip);
+        let (tenant, _) = self.book.who(number).unwrap_or_default();
+        let other = self.book.route(&self.policy, &tenant, &to).filter(|other| *other != number);
+        let awaits = other.map_or(Answerer::Engine, Answerer::Guest);
+        let pair = self.pairs.insert(Pair::new(end, awaits));
+        self.enter(pair, 0);
+        match other {
+            _ if !own => self.refused(pair, super::carrying::number(Errno::ADDRNOTAVAIL)),
+            Some(other) => self.message(other, Message::Incoming { incoming: pair, from, to }),
+            None => {
+                let incoming = GUESTS | u64::from(pair);
+                self.say(Event::FromGuest { incoming, tenant, from, to });
+            }
+        }
+        Ok(())
+    }
+
+    fn guest_accepts(
+        &mut self,
+        number: u32,
+        incoming: u32,
+        line: (u32, function::Line),
+    ) -> Result<(), Broken> {
+        self.awaited_of(number, incoming)?;
+        let end = self.guest_end(number, line)?;
+        self.accepted(incoming, end);
+        self.enter(incoming, 1);
+        Ok(())
+    }
+
+    /// A program of this node connects to a guest.
+    pub(super) fn connect(
+        &mut self,
+        (connection, line): (u32, Line),
+        guest: Option<u32>,
+        from: Address,
+        to: Address,
+    ) {
+        let there = guest.filter(|guest| {
+            self.guests.get(guest).is_some_and(|guest| guest.channel.is_some() && guest.greeted)
+        });
+        let Some(guest) = there else {
+            let errno = number(Errno::CONNREFUSED);
+            return self.say(Event::Refused { connection, errno });
+        };
+        let entry = (line.family, line.entry);
+        let end = End::new(Who::Host { connection, line });
+        let pair = self.pairs.insert(Pair::new(end, Answerer::Guest(guest)));
+        self.hosts.insert(connection, pair);
+        self.entries.insert(entry, pair);
+        self.message(guest, Message::Incoming { incoming: pair, from, to });
+    }
+
+    /// The engine's answer to a guest's connection.
+    pub(super) fn answered(&mut self, incoming: u32, answer: Result<(u32, Line), u32>) {
+        let (connection, line) = match answer {
+            Ok(there) => there,
+            Err(errno) => return self.refused(incoming, errno),
+        };
+        if self.pairs.get(incoming).is_none() {
+            // Cannot be, as a pair waits for its answer.
+            return self.say(Event::Ended { connection, last: Tail::default() });
+        }
+        self.hosts.insert(connection, incoming);
+        self.entries.insert((line.family, line.entry), incoming);
+        self.accepted(incoming, End::new(Who::Host { connection, line }));
+    }
+
+    /// The second end is there.
+    fn accepted(&mut self, number: u32, end: End) {
+        let Some(pair) = self.pairs.get_mut(number) else { return };
+        pair.ends[1] = Some(end);
+        (pair.awaits, pair.opened) = (None, true);
+        match pair.ends[0].as_ref().map(|end| &end.who) {
+            // It did not wait for it.
+            None => self.reset(number, 1),
+            Some(Who::Host { connection, .. }) => {
+                let connection = *connection;
+                self.say(Event::Connected { connection });
+            }
+            Some(Who::Guest { guest, connection, .. }) => {
+                let (guest, connection) = (*guest, *connection);
+                self.message(guest, Message::Connected { connection });
+            }
+        }
+        self.stir(number);
+    }
+
+    /// There will be no second end.
+    pub(super) fn refused(&mut self, number: u32, errno: u32) {
+        let Some(mut pair) = self.pairs.remove(number) else { return };
+        let Some(end) = pair.ends[0].take() else { return };
+        match end.who {
+            Who::Host { connection, line } => {
+                self.forget_host(connection, &line);
+                self.say(Event::Refused { connection, errno });
+            }
+            Who::Guest { guest, connection, line } => {
+                self.forget_guest(guest, connection, line);
+                self.message(guest, Message::Refused { connection, errno });
+                self.free_arena(guest, line.arena);
+            }
+        }
+    }
+
+    fn forget_host(&mut self, connection: u32, line: &Line) {
+        self.hosts.remove(&connection);
+        self.entries.remove(&(line.family, line.entry));
+    }
+
+    fn forget_guest(&mut self, guest: u32, connection: u32, line: function::Line) {
+        if let Some(guest) = self.guests.get_mut(&guest) {
+            guest.connections.remove(&connection);
+            guest.streams.remove(&(line.arena, line.stream));
+            guest.counts.streams.store(guest.streams.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// A program of this node has closed its side.
+    pub(super) fn closed(&mut self, connection: u32) {
+        let Some(pair) = self.hosts.get(&connection).copied() else { return };
+        let is_it = |end: &Option<End>| {
+            end.as_ref().is_some_and(
+                |end| matches!(end.who, Who::Host { connection: of, .. } if of == connection),
+            )
+        };
+        let end = self.pairs.get(pair).and_then(|pair| pair.ends.iter().position(is_it));
+        if let Some(end) = end {
+            self.left(pair, end);
+        }
+    }
+
+    /// An end was closed. None: it was already.
+    fn left(&mut self, number: u32, end: usize) -> Option<()> {
+        let pair = self.pairs.get_mut(number)?;
+        let there = pair.ends[end].as_mut()?;
+        if std::mem::replace(&mut there.left, true) {
+            return None;
+        }
+        if pair.opened {
+            self.stir(number);
+        } else {
+            // It does not wait for the answer, which is still to come.
+            self.end(number, end);
+        }
+        Some(())
+    }
+
+    /// Breaks an end off.
+    pub(super) fn reset(&mut self, number: u32, end: usize) {
+        let there = self.pairs.get_mut(number).and_then(|pair| pair.ends[end].as_mut());
+        if there.is_some_and(|there| there.reset(&self.guests)) {
+            self.tell_end(number, end);
+        }
+    }
+
+    /// The other end of this one is gone without a word.
+    pub(super) fn partner_lost(&mut self, number: u32, end: usize) {
+        self.reset(number, end);
+        self.stir(number);
+        self.drop_empty(number);
+    }
+
+    /// An end is over: nobody here touches its stream any more.
+    pub(super) fn end(&mut self, number: u32, end: usize) {
+        let Some(pair) = self.pairs.get_mut(number) else { return };
+        let opened = pair.opened;
+        let Some(mut there) = pair.ends[end].take() else { return };
+        there.end(&self.guests);
+        match there.who {
+            Who::Host { connection, ref line } => {
+                self.forget_host(connection, line);
+                self.say(Event::Ended { connection, last: there.last() });
+            }
+            Who::Guest { guest, connection, line } => {
+                self.forget_guest(guest, connection, line);
+                let errno = number_of_abort();
+                let word = if opened {
+                    Message::Ended { connection }
+                } else {
+                    Message::Refused { connection, errno }
+                };
+                self.message(guest, word);
+                self.free_arena(guest, line.arena);
+            }
+        }
+        self.drop_empty(number);
+    }
+
+    /// A pair without ends, and without an answer to come, is none.
+    fn drop_empty(&mut self, number: u32) {
+        let pair = self.pairs.get(number);
+        if pair.is_some_and(|p| p.ends.iter().all(Option::is_none) && p.awaits.is_none()) {
+            self.pairs.remove(number);
+        }
+    }
+}
+
+fn number_of_abort() -> u32 {
+    number(Errno::CONNABORTED)
+}

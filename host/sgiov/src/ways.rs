@@ -1,0 +1,163 @@
+//! All ways out of the programs of this node: links to other nodes, or what stands in their place, and guests.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll;
+use slipway_family::Family;
+use slipway_ring::cross::Arena;
+use slipway_sgiov_spec::Address;
+
+#[cfg(feature = "guests")]
+use crate::guests::{GUESTS, Guests};
+use crate::remote::{Event, Line, Remote};
+
+/// See the module's head.
+pub struct Ways {
+    links: Option<Box<dyn Remote>>,
+    #[cfg(feature = "guests")]
+    pub guests: Option<Guests>,
+    /// Readable when one of them has events.
+    epoll: OwnedFd,
+}
+
+impl Ways {
+    /// # Errors
+    /// No descriptors left.
+    pub fn new(
+        links: Option<Box<dyn Remote>>,
+        #[cfg(feature = "guests")] guests: Option<Guests>,
+    ) -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let watch = |file: BorrowedFd<'_>| {
+            epoll::add(&epoll, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+        };
+        if let Some(links) = &links {
+            watch(links.wakes())?;
+        }
+        #[cfg(feature = "guests")]
+        if let Some(guests) = &guests {
+            watch(guests.wakes())?;
+        }
+        Ok(Self {
+            links,
+            #[cfg(feature = "guests")]
+            guests,
+            epoll,
+        })
+    }
+
+    /// The way of a connection, or of what asks for one.
+    fn of(&mut self, is_guests: impl Fn(&Self) -> bool) -> Option<&mut dyn Remote> {
+        #[cfg(feature = "guests")]
+        if is_guests(self) {
+            return self.guests.as_mut().map(|guests| guests as &mut dyn Remote);
+        }
+        #[cfg(not(feature = "guests"))]
+        let _ = is_guests;
+        self.links.as_deref_mut().map(|links| links as &mut dyn Remote)
+    }
+}
+
+impl Remote for Ways {
+    fn is_for(&self, tenant: &str, to: &Address) -> bool {
+        #[cfg(feature = "guests")]
+        if self.guests.as_ref().is_some_and(|guests| guests.is_for(tenant, to)) {
+            return true;
+        }
+        self.links.as_ref().is_some_and(|links| links.is_for(tenant, to))
+    }
+
+    fn family(&mut self, number: u32, family: Family) {
+        // Who hears a family's signals is one only.
+        if let Some(links) = &mut self.links {
+            return links.family(number, family);
+        }
+        #[cfg(feature = "guests")]
+        if let Some(guests) = &mut self.guests {
+            guests.family(number, family);
+        }
+    }
+
+    fn arena(&mut self) -> Option<std::io::Result<Arena>> {
+        self.links.as_mut().and_then(|links| links.arena())
+    }
+
+    fn arena_gone(&mut self, arena: &Arena) {
+        if let Some(links) = &mut self.links {
+            links.arena_gone(arena);
+        }
+    }
+
+    fn listens(&mut self, tenant: &str, at: Address) {
+        if let Some(links) = &mut self.links {
+            links.listens(tenant, at);
+        }
+    }
+
+    fn listens_no_more(&mut self, tenant: &str, at: Address) {
+        if let Some(links) = &mut self.links {
+            links.listens_no_more(tenant, at);
+        }
+    }
+
+    fn family_ended(&mut self, family: u32) {
+        if let Some(links) = &mut self.links {
+            links.family_ended(family);
+        }
+        #[cfg(feature = "guests")]
+        if let Some(guests) = &mut self.guests {
+            guests.family_ended(family);
+        }
+    }
+
+    fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {
+        #[cfg(feature = "guests")]
+        let is_guests =
+            |ways: &Self| ways.guests.as_ref().is_some_and(|guests| guests.is_for(tenant, &to));
+        #[cfg(not(feature = "guests"))]
+        let is_guests = |_: &Self| false;
+        if let Some(way) = self.of(is_guests) {
+            way.connect(connection, tenant, from, to, line);
+        }
+    }
+
+    fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>) {
+        #[cfg(feature = "guests")]
+        let is_guests = |_: &Self| incoming & GUESTS != 0;
+        #[cfg(not(feature = "guests"))]
+        let is_guests = |_: &Self| false;
+        if let Some(way) = self.of(is_guests) {
+            way.answer(incoming, answer);
+        }
+    }
+
+    fn closed(&mut self, connection: u32) {
+        #[cfg(feature = "guests")]
+        let is_guests =
+            |ways: &Self| ways.guests.as_ref().is_some_and(|guests| guests.has(connection));
+        #[cfg(not(feature = "guests"))]
+        let is_guests = |_: &Self| false;
+        if let Some(way) = self.of(is_guests) {
+            way.closed(connection);
+        }
+    }
+
+    fn wakes(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        let events = self.links.as_mut().map(|links| links.events()).unwrap_or_default();
+        #[cfg(feature = "guests")]
+        let events = {
+            let guests = self.guests.as_mut().map(Guests::events).unwrap_or_default();
+            [events, guests].into_iter().flatten().collect()
+        };
+        events
+    }
+
+    #[cfg(feature = "links")]
+    fn shares(&mut self) -> Option<slipway_link::SharesView> {
+        self.links.as_mut().and_then(|links| links.shares())
+    }
+}

@@ -1,0 +1,253 @@
+//! Guests' socket functions: fake guests, over the vfio-user socket, among themselves and with a program of the node. Needs
+//! root: the test runs itself in a network namespace of its own.
+#![cfg(feature = "guests")]
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+mod client;
+mod vm;
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Instant;
+
+use client::{Client, Connected, PATIENCE};
+use slipway_netlink::{Address as Own, LinkChange, Netlink};
+use slipway_ring::cross::Error;
+use slipway_sgiov::{Engine, Policy, Settings, report};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::NOT_OURS;
+use slipway_sgiov_spec::function::{Broken, Message, RUNNING};
+use vm::{Guest, Open, byte};
+
+const NAME: &str = "guests_and_programs_talk";
+const HOST: Address = Address::v4([10, 9, 9, 1], 7000);
+const POLICY: &str = "
+[[allow]]
+from = '*'
+to = '10.9.0.0/24'
+[[allow]]
+from = '*'
+to = '10.9.9.0/24'
+";
+const BYTES: u64 = 4 << 20;
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn guests_and_programs_talk() {
+    if std::env::var("SLIPWAY_TEST_ROLE").is_ok() {
+        return inside();
+    }
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: {NAME}: needs root");
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", NAME, "--nocapture"]).env("SLIPWAY_TEST_ROLE", "inside");
+    // SAFETY: unshare(2) may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| match libc::unshare(libc::CLONE_NEWNET) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    assert!(command.status().unwrap().success());
+}
+
+/// The network namespace has this address beside loopback's.
+fn set_up_addresses() {
+    let mut netlink = Netlink::open().unwrap();
+    let lo = netlink.link("lo").unwrap().unwrap();
+    netlink.change(lo.index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
+    let address = "10.9.9.1".parse().unwrap();
+    netlink.add_address(&Own { index: lo.index, address, prefix: 24 }).unwrap();
+}
+
+fn inside() {
+    set_up_addresses();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("engine.sock");
+    let file = dir.path().join("policy.toml");
+    std::fs::write(&file, POLICY).unwrap();
+    let policy = Policy::read(&file).unwrap();
+    let settings = Settings { socket: socket.clone(), policy, guests: true, ..Settings::default() };
+    let mut engine = Engine::bind(settings).unwrap();
+    let stop = engine.stop();
+    let thread = std::thread::spawn(move || engine.run().unwrap());
+    let mut host = Client::attach(&socket);
+    let (listener, _eventfd) = host.listen(HOST, 16);
+
+    let mut a = Guest::start(dir.path(), &socket, "a", "network:one", [10, 9, 0, 1]);
+    let mut b = Guest::start(dir.path(), &socket, "b", "network:one", [10, 9, 0, 2]);
+    let mut c = Guest::start(dir.path(), &socket, "c", "network:two", [10, 9, 1, 3]);
+    let at = Address::v4([10, 9, 0, 1], 80);
+    a.say(Message::Listen { at: Address::v4([0; 4], 80) });
+    c.say(Message::Listen { at: Address::v4([10, 9, 1, 3], 80) });
+    c.say(Message::Listen { at: Address::v4([10, 9, 0, 9], 80) });
+    until("they listen", || {
+        let guests = report(&socket).unwrap().guests;
+        guests.len() == 3 && guests.iter().filter(|guest| !guest.listeners.is_empty()).count() == 2
+    });
+    let (mut ab, ba) = connect_guests(&mut b, &mut a, at);
+    exchange_guests((&mut b, &ab), (&mut a, &ba));
+    refusals(&mut host, &mut b, &mut c);
+    let (host_out, mut guest_in) = host_to_guest(&mut host, &mut a, at);
+    exchange_host((&host, &host_out), (&mut a, &mut guest_in));
+    let (host_in, mut guest_out) = guest_to_host(&mut host, listener, &mut b);
+    exchange_host((&host, &host_in), (&mut b, &mut guest_out));
+    a.wakes_up(&ba, &mut b, &ab);
+    ends(&host, host_in, &mut b, guest_out);
+    let reported = report(&socket).unwrap();
+    let one = reported.guests.iter().find(|guest| guest.name == "a").unwrap();
+    assert!(one.running && one.sent > BYTES && one.received > BYTES && one.streams == 2, "{one:?}");
+
+    // The end of a VMM, in the middle of everything.
+    drop(a);
+    until("the other guest sees it", || b.read(&mut ab) == Err(Error::Reset));
+    until("the program sees it", || host.read(&host_out, 1000) == Err(Error::Reset));
+    assert_eq!(host.connect(at).err(), Some(NOT_OURS));
+    until("it is forgotten", || report(&socket).unwrap().guests.len() == 2);
+    let connection = ab.connection;
+    b.close(ab);
+    assert_eq!(b.next(), Message::Ended { connection });
+    host.close(host_out);
+    let (host_in, mut guest_out) = guest_to_host(&mut host, listener, &mut b);
+    exchange_host((&host, &host_in), (&mut b, &mut guest_out));
+    hostile(&mut c, &mut b);
+    exchange_host((&host, &host_in), (&mut b, &mut guest_out));
+    stop.stop();
+    thread.join().unwrap();
+    until("its function is gone", || b.status().is_none());
+}
+
+fn connect_guests(from: &mut Guest, to: &mut Guest, at: Address) -> (Open, Open) {
+    let out = from.connect(at);
+    let incoming = to.incoming(from.address, at);
+    let into = to.accept(incoming);
+    assert_eq!(from.next(), Message::Connected { connection: out.connection });
+    (out, into)
+}
+
+/// Bytes both ways at once, each of which is checked.
+fn exchange_guests(one: (&mut Guest, &Open), other: (&mut Guest, &Open)) {
+    let ((a, a_open), (b, b_open)) = (one, other);
+    let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
+    let begun = Instant::now();
+    while received != [BYTES; 2] {
+        sent[0] += a.write(a_open, sent[0], BYTES);
+        sent[1] += b.write(b_open, sent[1], BYTES);
+        received[1] += b.check(b_open, received[1]);
+        received[0] += a.check(a_open, received[0]);
+        assert!(begun.elapsed() < PATIENCE, "{sent:?} {received:?}");
+    }
+}
+
+fn host_to_guest(host: &mut Client, guest: &mut Guest, at: Address) -> (Connected, Open) {
+    let request = slipway_sgiov_spec::control::Request::Connect { to: at, from: Address::ANY };
+    client::send(&host.socket, &request.encode(), &[]).unwrap();
+    let from = Address { port: 0, ..HOST };
+    let incoming = guest.incoming(from, at);
+    let open = guest.accept(incoming);
+    let connected = host.take_connected().unwrap();
+    assert!(connected.endpoint.place.engine);
+    (connected, open)
+}
+
+fn guest_to_host(host: &mut Client, listener: u64, guest: &mut Guest) -> (Connected, Open) {
+    let open = guest.connect(HOST);
+    assert_eq!(guest.next(), Message::Connected { connection: open.connection });
+    (host.accept(listener).unwrap(), open)
+}
+
+fn exchange_host(host: (&Client, &Connected), guest: (&mut Guest, &mut Open)) {
+    let ((host, connected), (guest, open)) = (host, guest);
+    let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
+    let begun = Instant::now();
+    while received != [BYTES; 2] {
+        let piece: Vec<u8> = (sent[0]..BYTES.min(sent[0] + 60_000)).map(byte).collect();
+        sent[0] += host.write(connected, &piece).unwrap() as u64;
+        sent[1] += guest.write(open, sent[1], BYTES);
+        received[1] += guest.check(open, received[1]);
+        if host.stream(connected).available().unwrap().0 > 0 {
+            for value in host.read(connected, 100_000).unwrap() {
+                assert_eq!(value, byte(received[0]));
+                received[0] += 1;
+            }
+        } else if !host.stream(connected).arm_data(1).unwrap() {
+            std::thread::yield_now();
+        }
+        assert!(begun.elapsed() < PATIENCE, "{sent:?} {received:?}");
+    }
+}
+
+/// Whom nobody may reach, and where nobody listens.
+fn refusals(host: &mut Client, b: &mut Guest, c: &mut Guest) {
+    for (is_c, to) in [
+        (true, Address::v4([10, 9, 0, 1], 81)),
+        (false, Address::v4([10, 9, 1, 3], 80)),
+        (false, Address::v4([10, 9, 0, 9], 80)),
+        (false, Address { port: 7001, ..HOST }),
+        (false, Address::v4([127, 0, 0, 1], 7000)),
+    ] {
+        let guest = if is_c { &mut *c } else { &mut *b };
+        let open = guest.connect(to);
+        let refused = Message::Refused { connection: open.connection, errno: NOT_OURS };
+        assert_eq!(guest.next(), refused, "{to:?}");
+    }
+    assert_eq!(host.connect(Address::v4([10, 9, 1, 3], 80)).err(), Some(NOT_OURS));
+    // An address that is not its own.
+    let open = b.connect_from(Address::v4([10, 9, 0, 1], 5), HOST);
+    let refused = Message::Refused { connection: open.connection, errno: 99 };
+    assert_eq!(b.next(), refused);
+}
+
+/// The end of a stream comes after all of its bytes; an arena comes back when its streams have ended.
+fn ends(host: &Client, connected: Connected, guest: &mut Guest, mut open: Open) {
+    host.write(&connected, b"last words").unwrap();
+    host.close(connected);
+    let mut last = Vec::new();
+    until("the end", || {
+        let (bytes, ended) = guest.read(&mut open).unwrap();
+        last.extend(bytes);
+        ended
+    });
+    assert_eq!(last, b"last words");
+    let connection = open.connection;
+    guest.close(open);
+    assert_eq!(guest.next(), Message::Ended { connection });
+}
+
+/// What a guest does.
+type Deed = fn(&mut Guest);
+
+/// A guest that does not keep to the protocol loses its function, and starts it again.
+fn hostile(c: &mut Guest, b: &mut Guest) {
+    let rubbish: [(&str, Deed); 4] = [
+        ("a greeting twice", |guest| guest.say(Message::Hello { version: 1 })),
+        ("the close of nothing", |guest| guest.say(Message::Closed { connection: 77 })),
+        ("an answer to nothing", |guest| guest.say(Message::Rejected { incoming: 9, errno: 1 })),
+        ("a stream twice", |guest| {
+            let open = guest.connect(Address::v4([10, 9, 7, 7], 1));
+            guest.say(Message::Connect {
+                connection: open.connection + 1,
+                line: open.line,
+                from: guest.address,
+                to: HOST,
+            });
+        }),
+    ];
+    for (what, does) in rubbish {
+        does(c);
+        until(what, || c.status() == Some(Broken::Message.status()));
+        c.restart();
+        assert_eq!(c.status(), Some(RUNNING));
+    }
+    let c_at = Address { port: 81, ..c.address };
+    c.say(Message::Listen { at: c_at });
+    assert!(!b.is_connected(c_at), "another tenant's");
+}

@@ -1,0 +1,248 @@
+//! A fake guest: a client of the function's socket that acts as the engine in a guest does.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use slipway_ram::Lasting;
+use slipway_ring::cross::{Arena, Error, Own, Regions, Shape, Side, Stream};
+use slipway_sgiov::{Function, serve_function};
+use slipway_sgiov_function::driver::Driver;
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::function::{Line, Message, PIECE, RUNNING, register};
+use slipway_vfio_user::client::Client as Vmm;
+
+use crate::client::{PATIENCE, readable};
+
+/// The byte at a position of a stream.
+pub fn byte(position: u64) -> u8 {
+    (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// A stream of the guest's.
+pub struct Open {
+    pub connection: u32,
+    pub line: Line,
+    own: [AtomicU64; 4],
+}
+
+pub struct Guest {
+    vmm: Vmm,
+    ram: Lasting,
+    driver: Driver,
+    arena: Arena,
+    regions: Vec<AtomicU64>,
+    pub address: Address,
+    next: u32,
+    interrupt: OwnedFd,
+    _asked: OwnedFd,
+}
+
+const CONTROL: u64 = PIECE as u64;
+const ARENA: u64 = 2 * PIECE as u64;
+
+fn make(ram: &Lasting) -> (Driver, Arena) {
+    ram.words()
+        .iter()
+        .skip(PIECE / 8)
+        .for_each(|word| word.store(0, std::sync::atomic::Ordering::Relaxed));
+    let (_, rest) = ram.split(PIECE).unwrap();
+    let (control, arena) = rest.split(PIECE).unwrap();
+    let shape = Shape::filling(32, PIECE).unwrap();
+    (Driver::new(control).unwrap(), Arena::within(arena, shape).unwrap())
+}
+
+impl Guest {
+    /// One that runs, with one arena.
+    pub fn start(dir: &Path, engine: &Path, name: &str, tenant: &str, ip: [u8; 4]) -> Self {
+        let path = dir.join(format!("{name}.sock"));
+        let listener = UnixListener::bind(&path).unwrap();
+        let function =
+            Function { name: name.into(), tenant: tenant.into(), addresses: vec![ip.into()] };
+        let asked = serve_function(engine, listener.as_fd(), &function).unwrap();
+        let mut vmm = Vmm::connect(&path, PATIENCE).unwrap();
+        let ram = Lasting::new("guest", 3 * PIECE).unwrap();
+        vmm.map(0, 3 * PIECE as u64, ram.file().unwrap(), 0, true).unwrap();
+        let interrupt = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        vmm.route_irqs(0, 0, 1, &[interrupt.as_fd()]).unwrap();
+        let (driver, arena) = make(&ram);
+        let regions = (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect();
+        let address = Address::v4(ip, 0);
+        let mut guest =
+            Self { vmm, ram, driver, arena, regions, address, next: 0, interrupt, _asked: asked };
+        guest.greet();
+        guest
+    }
+
+    fn greet(&mut self) {
+        self.vmm.write(0, register::MEMORY, &CONTROL.to_le_bytes()).unwrap();
+        self.vmm.write(0, register::CONTROL, &1_u32.to_le_bytes()).unwrap();
+        assert_eq!(self.status(), Some(RUNNING));
+        self.say(Message::Hello { version: 1 });
+        let Message::Welcome(given) = self.next() else { panic!("no welcome") };
+        assert_eq!((given.count, given.ips[0]), (1, self.address.ip));
+        self.say(Message::Arena { arena: 5, at: ARENA });
+    }
+
+    /// After it was broken.
+    pub fn restart(&mut self) {
+        self.vmm.write(0, register::CONTROL, &0_u32.to_le_bytes()).unwrap();
+        let begun = Instant::now();
+        while self.status() != Some(0) {
+            assert!(begun.elapsed() < PATIENCE, "the reset does not end");
+        }
+        (self.driver, self.arena) = make(&self.ram);
+        self.regions.iter_mut().for_each(|word| *word.get_mut() = 0);
+        self.next = 0;
+        self.greet();
+    }
+
+    /// None: the function is gone.
+    pub fn status(&mut self) -> Option<u32> {
+        self.vmm.read_u32(0, register::STATUS).ok()
+    }
+
+    fn ring(&mut self) {
+        if self.driver.is_to_ring() {
+            let _ = self.vmm.write(0, register::BELL, &[0; 4]);
+        }
+    }
+
+    pub fn say(&mut self, message: Message) {
+        assert!(self.driver.say(&message));
+        self.ring();
+    }
+
+    /// The next message.
+    pub fn next(&mut self) -> Message {
+        let begun = Instant::now();
+        loop {
+            if let Some(message) = self.driver.hear() {
+                return message;
+            }
+            assert!(begun.elapsed() < PATIENCE, "no message");
+            std::thread::yield_now();
+        }
+    }
+
+    fn open(&mut self) -> Open {
+        let number = self.next;
+        self.next += 1;
+        self.arena.clear(number);
+        Open {
+            connection: 100 + number,
+            line: Line { arena: 5, stream: number, side: 1 },
+            own: Default::default(),
+        }
+    }
+
+    pub fn connect(&mut self, to: Address) -> Open {
+        self.connect_from(Address { port: 40_000, ..self.address }, to)
+    }
+
+    pub fn connect_from(&mut self, from: Address, to: Address) -> Open {
+        let open = self.open();
+        let (connection, line) = (open.connection, open.line);
+        self.say(Message::Connect { connection, line, from, to });
+        open
+    }
+
+    /// Whether it is connected.
+    pub fn is_connected(&mut self, to: Address) -> bool {
+        let open = self.connect(to);
+        match self.next() {
+            Message::Connected { .. } => true,
+            Message::Refused { connection, .. } if connection == open.connection => false,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Somebody connects to `at`; from where, but for the port.
+    pub fn incoming(&mut self, whom: Address, at: Address) -> u32 {
+        let Message::Incoming { incoming, from, to } = self.next() else {
+            panic!("nobody connects")
+        };
+        assert_eq!((from.ip, to), (whom.ip, at));
+        incoming
+    }
+
+    pub fn accept(&mut self, incoming: u32) -> Open {
+        let open = self.open();
+        let (connection, line) = (open.connection, open.line);
+        self.say(Message::Accepted { incoming, connection, line });
+        open
+    }
+
+    pub fn stream<'a>(&'a self, open: &'a Open) -> Stream<'a> {
+        let [tail, head_seen, head, tail_seen] = &open.own;
+        let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
+        Stream::new(&self.arena, open.line.stream, Side::Zero, out, into)
+    }
+
+    fn signal(&mut self, open: &Open, told: bool) {
+        if told {
+            assert!(self.driver.raise(open.line.arena, open.line.stream));
+        }
+        self.ring();
+    }
+
+    /// Some of a stream's bytes from `position` on, up to `most` in all. How many.
+    pub fn write(&mut self, open: &Open, position: u64, most: u64) -> u64 {
+        let piece: Vec<u8> = (position..most.min(position + 50_000)).map(byte).collect();
+        let mut told = false;
+        let regions = Regions::new(&self.regions, self.arena.shape());
+        let stream = self.stream(open);
+        let count = stream.write(&piece, 1 << 20, regions, || told = true).unwrap();
+        self.signal(open, told);
+        count as u64
+    }
+
+    /// What came, and whether nothing more will.
+    pub fn read(&mut self, open: &mut Open) -> Result<(Vec<u8>, bool), Error> {
+        let mut told = false;
+        let mut bytes = vec![0; 100_000];
+        let stream = self.stream(open);
+        let count = stream.read(&mut bytes, || told = true)?;
+        let (left, ended) = stream.available()?;
+        self.signal(open, told);
+        bytes.truncate(count);
+        Ok((bytes, left == 0 && ended))
+    }
+
+    /// Checks what came, which begins at `position`. How much it was.
+    pub fn check(&mut self, open: &Open, position: u64) -> u64 {
+        let mut told = false;
+        let mut bytes = vec![0; 100_000];
+        let count = self.stream(open).read(&mut bytes, || told = true).unwrap();
+        self.signal(open, told);
+        for (at, value) in (position..).zip(&bytes[..count]) {
+            assert_eq!(*value, byte(at), "at {at}");
+        }
+        count as u64
+    }
+
+    /// The program has closed it.
+    pub fn close(&mut self, open: Open) {
+        let stream = self.stream(&open);
+        let told = [stream.out.finish(), stream.into.shut()].contains(&true);
+        self.signal(&open, told);
+        self.say(Message::Closed { connection: open.connection });
+    }
+
+    /// Sleeps until the interrupt, which `other` is the reason for.
+    pub fn wakes_up(&mut self, open: &Open, other: &mut Self, others: &Open) {
+        assert!(!self.stream(open).arm_data(1).unwrap());
+        while self.driver.signal().is_some() {}
+        self.driver.sleep();
+        // The engine sleeps as well, by then.
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(other.write(others, 0, 1), 1);
+        assert!(readable(self.interrupt.as_fd(), PATIENCE), "no interrupt");
+        assert_eq!(self.vmm.read_u32(0, register::CAUSE).unwrap(), 1);
+        assert_eq!(self.driver.signal(), Some((open.line.arena, open.line.stream)));
+        assert_eq!(self.check(open, 0), 1);
+    }
+}
