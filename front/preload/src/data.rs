@@ -64,7 +64,8 @@ fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Result<us
     let endpoint = &stream.endpoint;
     let ahead = stream.ahead.load(Ordering::Relaxed);
     if !ahead.is_null() {
-        // Who sends to many in turn sends as much to the next.
+        // Once for each report. Who sends to many in turn sends as much to the next.
+        stream.ahead.store(std::ptr::null_mut(), Ordering::Relaxed);
         fetch_to_write(ahead, bytes.len().min(AHEAD));
     }
     let mut done = 0;

@@ -7,6 +7,10 @@
 //! system call; before it sleeps it arms them, which makes the other side raise the eventfd; an eventfd that was
 //! raised makes its connection active again. An edge is: bytes arrived, a send that found no room would find
 //! some, or a bit that was not set when it was reported last.
+//!
+//! With thousands of active ones two things decide how fast they are. What belongs to one has left the processor's
+//! caches when its turn comes, so it is fetched some turns ahead. And an eventfd costs more than a message of a few
+//! KiB, so who is not ready stays active for as long as the other side may need to get round to it.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -390,10 +394,9 @@ fn announce<'a>(stream: &'a Stream, is: u32, last: &mut Option<&'a Stream>) {
 }
 
 /// Reports what is due of the active ones; how many events there are.
-fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool) -> usize {
+fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool, now: u64) -> usize {
     let mut found = 0;
     let mut last: Option<&Stream> = None;
-    let now = if inner.active.len() > FEW { Deadline::now() } else { 0 };
     let patience = inner.active.len() as u64 * PATIENCE;
     for _ in 0..inner.active.len() {
         if found == into.len() {
@@ -430,9 +433,6 @@ fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool) -> usize {
         if stays {
             inner.active.push_back(fd);
         }
-    }
-    if let Some(last) = last {
-        last.ahead.store(std::ptr::null_mut(), Ordering::Relaxed);
     }
     part_with_quiet(inner);
     found
@@ -554,8 +554,13 @@ fn translate(set: c_int, own: &Set, events: &mut [epoll_event]) -> usize {
 }
 
 /// What the kernel has, unless it was looked at just now; what it says of ours is active then.
-fn of_kernel(set: c_int, own: &Set, into: &mut [epoll_event], mask: *const sigset_t) -> usize {
-    let now = Deadline::now();
+fn of_kernel(
+    set: c_int,
+    own: &Set,
+    into: &mut [epoll_event],
+    mask: *const sigset_t,
+    now: u64,
+) -> usize {
     {
         let mut inner = own.inner.hold();
         if now.wrapping_sub(inner.looked) < KERNEL_EVERY {
@@ -580,8 +585,9 @@ fn wait_both(
     mask: *const sigset_t,
 ) -> Result<usize, Errno> {
     let look = |into: &mut [epoll_event], first| {
-        let kernels = of_kernel(set, own, into, mask);
-        kernels + collect(&mut own.inner.hold(), &mut into[kernels..], first)
+        let now = Deadline::now();
+        let kernels = of_kernel(set, own, into, mask, now);
+        kernels + collect(&mut own.inner.hold(), &mut into[kernels..], first, now)
     };
     let mut first = true;
     loop {
@@ -614,7 +620,7 @@ fn wait_both(
         if !is_told_surely() {
             activate_all(&mut own.inner.hold());
         }
-        let more = collect(&mut own.inner.hold(), &mut into[kept..], false);
+        let more = collect(&mut own.inner.hold(), &mut into[kept..], false, Deadline::now());
         if kept + more > 0 || (got == 0 && until.has_passed()) {
             return Ok(kept + more);
         }
