@@ -187,6 +187,49 @@ else
     say "SKIPPED: e2e/$test_name (iperf3): needs iperf3"
 fi
 
+cat >"$work/ends.py" <<'PYTHON'
+import os, socket, subprocess, sys, time
+for argv, environment in ((["sleep", "60"], {}), (["sh", "-c", "exec env -i sleep 60"], dict(os.environ)), (sys.argv[1:], dict(os.environ))):
+    if not argv:
+        continue
+    server = socket.create_server(("127.0.0.1", 0))
+    a = socket.create_connection(server.getsockname())
+    b, _ = server.accept()
+    assert "eventfd" in os.readlink("/proc/self/fd/%d" % a.fileno())
+    child = subprocess.Popen(argv, stdin=b, stdout=b, env=environment)
+    b.close()
+    a.settimeout(20)
+    began = time.monotonic()
+    print(a.recv(1), time.monotonic() - began < 5)
+    if argv == sys.argv[1:]:
+        print(child.wait(20))
+    child.kill()
+    child.wait()
+PYTHON
+static=()
+if command -v cc >/dev/null; then
+    printf '#include <unistd.h>\nint main(void) { char c; return read(0, &c, 1) == 0 ? 3 : 4; }\n' >"$work/static.c"
+    if cc -static -o "$work/static" "$work/static.c" 2>/dev/null; then static=("$work/static"); fi
+fi
+ours timeout 60 python3 "$work/ends.py" "${static[@]}" >"$work/ends" 2>&1 || fail "programs without the library: $(cat "$work/ends")"
+! grep -qv -e "^b'' True$" -e '^3$' "$work/ends" || fail "programs without the library: $(cat "$work/ends")"
+[ "$(grep -c "^b'' True$" "$work/ends")" -ge 2 ] || fail "programs without the library: $(cat "$work/ends")"
+ok "what is handed to a program without the library ends there, for both ends"
+
+if command -v socat >/dev/null; then
+    start socat env LD_PRELOAD="$library" socat TCP-LISTEN:8010,bind=127.0.0.1,reuseaddr,fork EXEC:cat,nofork
+    wait_until 20 listens 8010 || fail "socat does not listen: $(cat "$work/socat.log")"
+    before=$(carried)
+    for _ in 1 2 3; do
+        ours timeout 20 socat -t 10 - TCP:127.0.0.1:8010 <"$work/big" >"$work/got" || fail "socat: status $?"
+        cmp -s "$work/got" "$work/big" || fail "what cat sends back by a connection that it inherited is not what it was sent"
+    done
+    [ $(($(carried) - before)) -lt 200000 ] || fail "the kernel carried what cat was to"
+    ok "socat starts cat with each connection as its standard input and output"
+else
+    say "SKIPPED: e2e/$test_name (socat): needs socat"
+fi
+
 # The engine's end: what is open is reset at once, what is new is the kernel's, and the next engine's.
 cat >"$work/lost.py" <<'PYTHON'
 import os, signal, socket, sys, time

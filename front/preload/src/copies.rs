@@ -40,7 +40,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
             return -1;
         }
     }
-    if only_marks || fds::is_borrowed() {
+    if only_marks {
         return sys!(SYS_close_range, first, last, flags) as c_int;
     }
     between_hidden(first, last, flags)

@@ -53,6 +53,8 @@ pub struct Object {
     /// Numbers that refer to it.
     numbers: AtomicU32,
     kind: UnsafeCell<Kind>,
+    /// The last round that it was in, see [`next_round`].
+    round: AtomicU32,
     /// The sets of epoll that it is in: (number of the set, number it has there).
     pub sets: Lock<Vec<(c_int, c_int)>>,
 }
@@ -80,6 +82,11 @@ impl Object {
     pub fn kind(&self) -> &Kind {
         // SAFETY: it does not change while there is a reference.
         unsafe { &*self.kind.get() }
+    }
+
+    /// Whether it has not been in that round yet; now it has.
+    pub fn is_first_in(&self, round: u32) -> bool {
+        self.round.swap(round, Ordering::Relaxed) != round
     }
 
     #[inline]
@@ -186,6 +193,7 @@ pub fn make(kind: Kind) -> Ref {
             refs: AtomicU32::new(0),
             numbers: AtomicU32::new(0),
             kind: UnsafeCell::new(Kind::Nothing),
+            round: AtomicU32::new(0),
             sets: Lock::new(Vec::new()),
         })),
     };
@@ -233,6 +241,11 @@ pub fn own() {
     OWNER.store(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
 }
 
+/// That process.
+pub fn owner() -> u32 {
+    OWNER.load(Ordering::Relaxed)
+}
+
 /// Whether this process shares its memory with the parent, whose table this is.
 pub fn is_borrowed() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
@@ -243,6 +256,12 @@ pub fn is_borrowed() -> bool {
 pub fn all(first: c_int, last: c_int) -> impl Iterator<Item = (c_int, Ref)> {
     let end = last.saturating_add(1).min(HIGHEST.load(Ordering::Relaxed));
     (first.max(0)..end).filter_map(|fd| get(fd).map(|object| (fd, object)))
+}
+
+/// A walk over the table that meets each object once.
+pub fn next_round() -> u32 {
+    static ROUND: AtomicU32 = AtomicU32::new(0);
+    ROUND.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// In the child of a fork: calls that other threads were in are not in here.

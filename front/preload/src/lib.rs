@@ -6,7 +6,8 @@
 //! - [`open`]: socket calls that make and end connections; [`data`]: those that move bytes;
 //! - [`options`]: getsockopt(2), fcntl(2), ioctl(2) and names; [`copies`]: close(2), dup(2);
 //! - [`polling`]: poll(2) and select(2); [`epoll`];
-//! - [`process`] follows fork(2);
+//! - [`process`] follows fork(2); [`exec`] and [`inherit`] execve(2), [`program`] says whether a program will have
+//!   the library, [`descriptors`] what the kernel says of descriptors;
 //! - [`real`]: the system calls themselves.
 //!
 //! # What is ours
@@ -23,8 +24,8 @@
 //!
 //! # What does not work
 //! Programs that do without libc's functions: static ones, Go's, io_uring; stdio on a socket (`fdopen`), since
-//! libc's streams call their own copies; a set of epoll(7) that is itself in a set of poll(2) or epoll(7); a
-//! socket that execve(2) hands on (it is closed there). `docs/sockets.md` is the list for users.
+//! libc's streams call their own copies; a set of epoll(7) that is itself in a set of poll(2) or epoll(7).
+//! `docs/sockets.md` is the list for users.
 //!
 //! Dependencies: `libc` for the types of the interface, `rustix` for descriptors' types.
 #![allow(unsafe_code)] // C's interface: pointers and descriptors as the caller says
@@ -33,12 +34,16 @@
 
 mod copies;
 mod data;
+mod descriptors;
 mod epoll;
+mod exec;
 mod fds;
 mod guard;
+mod inherit;
 mod open;
 mod options;
 mod polling;
 mod process;
+mod program;
 mod real;
 mod session;

@@ -30,6 +30,13 @@ pub struct Listener {
 }
 
 impl Listener {
+    /// Sets `O_NONBLOCK`. The next image of this process reads it off the eventfd, on which nobody ever waits.
+    pub fn set_nonblock(&self, nonblock: bool) {
+        self.nonblock.store(nonblock, Ordering::Relaxed);
+        let flags = if nonblock { libc::O_NONBLOCK } else { 0 };
+        sys!(SYS_fcntl, self.eventfd.as_raw_fd(), libc::F_SETFL, flags);
+    }
+
     pub fn end(&self) {
         self.family.unlisten(self.number);
     }
@@ -91,7 +98,8 @@ pub unsafe fn write_address(
     }
 }
 
-fn own_address(fd: c_int) -> Option<Address> {
+/// The address that a socket of the kernel's has.
+pub fn own_address(fd: c_int) -> Option<Address> {
     let mut bytes = [0u64; 4];
     let mut length: socklen_t = 32;
     let at = bytes.as_mut_ptr().cast::<sockaddr>();
@@ -153,6 +161,7 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     let cloexec = sys!(SYS_fcntl, fd, libc::F_GETFD, 0) as c_int & libc::FD_CLOEXEC != 0;
     let nonblock = flags & libc::O_NONBLOCK != 0;
     endpoint.set(option::NONBLOCK, nonblock);
+    endpoint.set(option::SIX, domain == libc::AF_INET6);
     crate::options::take_over(fd, &endpoint);
     let how = if cloexec { libc::O_CLOEXEC } else { 0 };
     let moved = sys!(SYS_dup3, eventfd.as_raw_fd(), fd, how);
@@ -218,6 +227,7 @@ fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
     let timeout = AtomicI32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32);
     let number = listening.listener;
     let listener = Listener { family, number, eventfd, domain, nonblock, timeout };
+    listener.set_nonblock(flags & libc::O_NONBLOCK != 0);
     let object = fds::make(Kind::Listener(listener));
     let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
     fds::put(fd, &object);
@@ -355,6 +365,7 @@ fn take_one(eventfd: &Hidden) -> bool {
 fn admit(opened: Opened, domain: c_int, flags: c_int) -> c_int {
     let Opened { endpoint, eventfd } = opened;
     endpoint.set(option::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
+    endpoint.set(option::SIX, domain == libc::AF_INET6);
     let fd = eventfd.into_raw_fd();
     if flags & libc::SOCK_CLOEXEC == 0 {
         sys!(SYS_fcntl, fd, libc::F_SETFD, 0);

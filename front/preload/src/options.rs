@@ -345,7 +345,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
             status(listener.nonblock.load(Ordering::Relaxed))
         }
         (libc::F_SETFL, Kind::Listener(listener)) => {
-            listener.nonblock.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
+            listener.set_nonblock(flags & libc::O_NONBLOCK != 0);
             0
         }
         _ => sys!(SYS_fcntl, fd, command, argument) as c_int,
@@ -374,7 +374,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
     match (object.kind(), request) {
         (Kind::Listener(listener), libc::FIONBIO) => {
             let Some(number) = number() else { return fail(Errno::FAULT) as c_int };
-            listener.nonblock.store(*number != 0, Ordering::Relaxed);
+            listener.set_nonblock(*number != 0);
             0
         }
         (Kind::Stream(_), libc::FIOCLEX | libc::FIONCLEX) => kernel(),

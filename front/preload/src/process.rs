@@ -22,14 +22,14 @@ fn current() -> Option<Arc<Family>> {
     FAMILY.hold().clone()
 }
 
-fn streams(of: &Arc<Family>, mut each: impl FnMut(&slipway_socket::Endpoint)) {
-    let mut seen = Vec::new();
+/// Each connection of the living family once, whatever numbers it has: at the first of them.
+pub fn streams_of_all(mut each: impl FnMut(&slipway_socket::Endpoint)) {
+    let round = fds::next_round();
     for (_, object) in fds::all(0, i32::MAX - 1) {
         if let Some(stream) = object.stream()
-            && Arc::ptr_eq(stream.endpoint.family(), of)
-            && !seen.contains(&std::ptr::from_ref(stream))
+            && object.is_first_in(round)
+            && !stream.endpoint.family().is_dead()
         {
-            seen.push(std::ptr::from_ref(stream));
             each(&stream.endpoint);
         }
     }
@@ -38,7 +38,7 @@ fn streams(of: &Arc<Family>, mut each: impl FnMut(&slipway_socket::Endpoint)) {
 extern "C" fn prepare() {
     let connection = current().filter(|family| !family.is_dead()).and_then(|family| {
         let connection = family.fork().ok()?;
-        streams(&family, slipway_socket::Endpoint::hold);
+        streams_of_all(slipway_socket::Endpoint::hold);
         Some(connection)
     });
     PREPARED.take();
@@ -78,6 +78,7 @@ extern "C" fn child() {
     let connection = release();
     fds::own();
     fds::recount();
+    crate::exec::forget_ticket();
     if let Some(family) = current() {
         family.forked(connection);
     }

@@ -31,6 +31,17 @@ pub fn known() -> Option<Arc<Family>> {
     FAMILY.hold().clone().filter(|family| !family.is_dead())
 }
 
+fn follow_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(crate::process::begin);
+}
+
+/// The family is that of this process's image before execve(2).
+pub fn adopt(family: &Arc<Family>) {
+    follow_forks();
+    *FAMILY.hold() = Some(family.clone());
+}
+
 /// The family: attached now, if it was not. None: there is no engine.
 pub fn family() -> Option<Arc<Family>> {
     let mut held = FAMILY.hold();
@@ -46,8 +57,7 @@ pub fn family() -> Option<Arc<Family>> {
     }
     match Family::attach(&engine_path()) {
         Ok(family) => {
-            static ONCE: Once = Once::new();
-            ONCE.call_once(crate::process::begin);
+            follow_forks();
             *held = Some(family);
         }
         Err(error) => {

@@ -413,8 +413,109 @@ def children():
     print(b.recv(100))
 
 
+ECHO = "import os\nwhile (got := os.read(0, 100)): os.write(1, got[::-1])"
+
+
+def echoes(sock, child):
+    """A child that has the other end as its standard input and output, as inetd(8) has it."""
+    for text in (b"abc", b"defg"):
+        sock.sendall(text)
+        print(sock.recv(100))
+    sock.shutdown(socket.SHUT_WR)
+    print(sock.recv(100), child())
+
+
+def execs():
+    import subprocess
+    echo = [sys.executable, "-c", ECHO]
+    a, b = pair()
+    child = subprocess.Popen(echo, stdin=b, stdout=b)
+    b.close()
+    echoes(a, child.wait)
+    a, b = pair()
+    child = subprocess.Popen(["sh", "-c", "read word; echo got $word; exec cat"], stdin=b, stdout=b)
+    b.close()
+    a.sendall(b"one\n")
+    print(a.recv(100))
+    a.sendall(b"two\n")
+    print(a.recv(100))
+    a.close()
+    print(child.wait())
+    a, b = pair()
+    actions = [(os.POSIX_SPAWN_DUP2, b.fileno(), 0), (os.POSIX_SPAWN_DUP2, b.fileno(), 1)]
+    child = os.posix_spawn(sys.executable, echo, os.environ, file_actions=actions)
+    b.close()
+    echoes(a, lambda: os.waitpid(child, 0)[1])
+    a, b = pair(socket.AF_INET6)
+    child = os.fork()
+    if child == 0:
+        os.dup2(b.fileno(), 0)
+        os.dup2(0, 1)
+        os.execvp("env", ["env"] + echo)
+    b.close()
+    echoes(a, lambda: os.waitpid(child, 0)[1])
+    a, b = pair()
+    b.setblocking(False)
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    code = """import socket, sys
+s = socket.socket(fileno=int(sys.argv[1]), family=socket.AF_INET, type=socket.SOCK_STREAM)
+s.sendall(repr((s.getsockname() == ('127.0.0.1', int(sys.argv[2])), s.getpeername()[0],
+                s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))).encode())
+import fcntl, os
+s.sendall(b" nonblocking" if fcntl.fcntl(s, fcntl.F_GETFL) & os.O_NONBLOCK else b" blocking")
+"""
+    arguments = [sys.executable, "-c", code, str(b.fileno()), str(b.getsockname()[1])]
+    print(subprocess.run(arguments, pass_fds=[b.fileno()], check=False).returncode)
+    print(a.recv(1000))
+    # The parent has it still.
+    print(attempt(b.recv, 1))
+    b.setblocking(True)
+    for program in ("/nonexistent", "/etc/passwd"):
+        print(attempt(subprocess.Popen, [program], 0, None, b, b))
+    a.sendall(b"still here")
+    print(b.recv(100))
+    # Marked to be closed: nobody but the parent has it, whose close is the end.
+    child = subprocess.Popen(["sleep", "30"], stdout=subprocess.DEVNULL, close_fds=False)
+    b.close()
+    print(a.recv(1))
+    child.kill()
+    child.wait()
+
+
+def inheritances():
+    """A listener, and a connection that waits at it, are the next program's."""
+    import subprocess
+    for blocking in (True, False):
+        server = listener()
+        server.setblocking(blocking)
+        client = socket.create_connection(server.getsockname())
+        code = """import select, socket, sys
+s = socket.socket(fileno=int(sys.argv[1]), family=socket.AF_INET, type=socket.SOCK_STREAM)
+for _ in range(2):
+    select.select([s], [], [], 20)
+    c, _ = s.accept()
+    c.sendall(b"accepted " + c.recv(100))
+try:
+    if sys.argv[2] == "False":
+        s.accept()
+except BlockingIOError:
+    c.sendall(b" EAGAIN")
+"""
+        arguments = [sys.executable, "-c", code, str(server.fileno()), str(blocking)]
+        child = subprocess.Popen(arguments, pass_fds=[server.fileno()])
+        client.sendall(b"first")
+        print(client.recv(100))
+        at = server.getsockname()
+        server.close()
+        second = socket.create_connection(at)
+        count(second)
+        second.sendall(b"second")
+        time.sleep(0.1)
+        print(child.wait(), second.recv(100), second.recv(100))
+
+
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options, copies,
-         forks, kills, epolls, mixtures, threads, files, children]
+         forks, kills, epolls, mixtures, threads, files, children, execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]

@@ -47,7 +47,7 @@ impl Bytes<'_> {
         let kind = self.byte()?;
         let number = u64::from(self.byte()?);
         let at = Address::v4([127, 0, 0, 1 + (kind >> 6)], 9000 + (number % 4) as u16);
-        Some(match kind % 10 {
+        Some(match kind % 14 {
             0 => Request::Attach { version: 1 + u32::from(kind >> 7) },
             1 => Request::Fork,
             2 => Request::Listen { at, backlog: 2, shared: kind & 64 != 0, v6_only: false },
@@ -55,6 +55,10 @@ impl Bytes<'_> {
             4 | 5 => Request::Accept { listener: number },
             6 | 7 => Request::Connect { to: at, from: Address::ANY },
             8 => Request::Close { entry: number },
+            9 => Request::Exec,
+            10 => Request::Resume,
+            11 => Request::Held { entry: number },
+            12 => Request::HeldListener { listener: number },
             _ => {
                 let (raw, rest) = self.0.split_at_checked(REQUEST)?;
                 self.0 = rest;
@@ -92,7 +96,7 @@ pub fn control(data: &[u8]) {
                     }
                     Outcome::Forked { client, .. } => broker.leave(client),
                     Outcome::HangUp(_) => broker.leave(clients.swap_remove(at)),
-                    Outcome::Nothing | Outcome::Answer(..) => {}
+                    Outcome::Nothing | Outcome::Answer(..) | Outcome::Moved { .. } => {}
                 }
             }
         }

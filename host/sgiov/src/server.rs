@@ -182,6 +182,9 @@ impl Engine {
                 }
             }
             self.broker.sweep();
+            while let Some(ticket) = self.broker.expired_ticket() {
+                self.hang_up(ticket);
+            }
             self.resume();
             self.served |= self.broker.families() > 0;
             if self.is_over() {
@@ -211,7 +214,8 @@ impl Engine {
     /// How long there is nothing to do but for others' doings. None: for ever.
     fn patience(&mut self) -> Option<Timespec> {
         let over = self.idle.map(|since| since + LINGER);
-        let next = [self.broker.next_sweep(), self.resumes, over].into_iter().flatten().min()?;
+        let all = [self.broker.next_sweep(), self.broker.next_ticket(), self.resumes, over];
+        let next = all.into_iter().flatten().min()?;
         // Rounded up, so that it is time when it wakes.
         let wait = next.saturating_duration_since(Instant::now()).as_micros() as i64 + 1;
         let (tv_sec, tv_nsec) = (wait / 1_000_000, wait % 1_000_000 * 1000);
@@ -310,6 +314,15 @@ impl Engine {
                 let done = slipway_sgiov_spec::control::Reply::Done;
                 let told = wire::send(socket.as_fd(), &done, &[theirs]);
                 self.watch(child, ours);
+                if !told {
+                    self.refuse(client, "it does not take its replies");
+                }
+            }
+            Outcome::Moved { reply, files, ours } => {
+                let told = wire::send(socket.as_fd(), &reply, &files);
+                // The ticket, or what is left of it, goes.
+                drop(self.clients.remove(&client));
+                self.watch(client, ours);
                 if !told {
                     self.refuse(client, "it does not take its replies");
                 }

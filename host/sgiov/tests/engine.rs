@@ -183,3 +183,55 @@ fn listeners_collide_share_and_fill_up() {
     let _four: Vec<_> = (0..4).map(|_| client.connect(at(7006)).unwrap()).collect();
     assert_eq!(client.connect(at(7006)).err(), Some(NOT_OURS));
 }
+
+#[test]
+fn another_image_of_a_process_goes_on_with_what_it_held() {
+    let engine = Running::new();
+    let (mut server, mut client) = (engine.attach(), engine.attach());
+    let (listener, _) = server.listen(at(7007), 5);
+    let c = client.connect(at(7007)).unwrap();
+    let s = server.accept(listener).unwrap();
+    client.write(&c, b"before").unwrap();
+    let (reply, mut files) = server.ask(Request::Exec);
+    assert_eq!(reply, Reply::Done);
+    let ticket = files.pop().unwrap();
+    drop(server);
+    client::send(&ticket, &Request::Resume.encode(), &[]).unwrap();
+    let (reply, files) = client::receive(&ticket).unwrap();
+    assert!(matches!(reply, Reply::Attached { .. }), "{reply:?}");
+    let mut server = Client::resumed(files);
+    assert!(client::receive(&ticket).is_none(), "a ticket is good for once");
+    let again = server.held(0).unwrap();
+    assert_eq!(again.endpoint, s.endpoint);
+    assert_eq!(server.held(again.endpoint.entry + 1).err(), Some(2));
+    assert_eq!(server.read(&again, 100).unwrap(), b"before");
+    server.write(&again, b"after").unwrap();
+    assert_eq!(client.read(&c, 100).unwrap(), b"after");
+    let (reply, files) = server.ask(Request::HeldListener { listener: 0 });
+    assert_eq!(reply, Reply::Listening { listener, at: at(7007) });
+    assert_eq!(files.len(), 1);
+    client.connect(at(7007)).unwrap();
+    server.accept(listener).unwrap();
+    server.close(again);
+    assert_eq!(client.read(&c, 1).unwrap(), b"");
+}
+
+#[test]
+fn a_ticket_is_for_nothing_else_and_not_for_ever() {
+    let engine = Running::new();
+    let (server, mut client) = (engine.attach(), engine.attach());
+    let (listener, _) = server.listen(at(7008), 5);
+    let ticket = || server.ask(Request::Exec).1.pop().unwrap();
+    let (one, other, kept) = (ticket(), ticket(), ticket());
+    client::send(&one, &Request::Accept { listener }.encode(), &[]).unwrap();
+    assert!(client::receive(&one).is_none());
+    drop(other);
+    let c = client.connect(at(7008)).unwrap();
+    drop(server);
+    // The last ticket ends by itself, and the connection with it.
+    assert_eq!(client.read(&c, 1), Err(Error::Reset));
+    assert!(client::receive(&kept).is_none());
+    // What is no ticket cannot be resumed.
+    client::send(&client.socket, &Request::Resume.encode(), &[]).unwrap();
+    assert!(client::receive(&client.socket).is_none());
+}

@@ -31,6 +31,14 @@ pub(crate) struct Answer {
 #[derive(Default)]
 pub(crate) struct Descriptors([Option<OwnedFd>; DESCRIPTORS], usize);
 
+impl<const N: usize> From<[OwnedFd; N]> for Descriptors {
+    fn from(some: [OwnedFd; N]) -> Self {
+        let mut all = Self::default();
+        all.0.iter_mut().zip(some).for_each(|(place, fd)| *place = Some(fd));
+        all
+    }
+}
+
 impl Descriptors {
     /// The next one.
     ///

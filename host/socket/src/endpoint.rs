@@ -51,6 +51,8 @@ pub mod option {
     pub const FINISHED: u64 = 1 << 3;
     /// Close means reset: `SO_LINGER` with time 0.
     pub const ABORT: u64 = 1 << 4;
+    /// Its socket is of `AF_INET6`, whatever its addresses are.
+    pub const SIX: u64 = 1 << 5;
     /// The first of the bits that mean nothing here: what a program set and may ask for.
     pub const FREE: u32 = 16;
 }
@@ -90,12 +92,34 @@ impl Endpoint {
     ) -> Self {
         let Granted { entry: number, place, local, peer: remote } = granted;
         let entry = number as usize;
-        let words = family.table().entry(entry);
-        words[entry::OWN..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        words[option::HOLDERS].store(1, Ordering::Relaxed);
         let side = if place.side == 0 { Side::Zero } else { Side::One };
         let spin = Spin::default();
         Self { family, entry, place, side, arena, peer, local, remote, spin }
+    }
+
+    /// Nobody of the family had it before.
+    pub(crate) fn begin(&self) {
+        let words = self.words();
+        words[entry::OWN..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        words[option::HOLDERS].store(1, Ordering::Relaxed);
+    }
+
+    /// The image of this process before execve(2) had it: what its threads had locked nobody unlocks, and this
+    /// one may have the id of one of them.
+    pub(crate) fn go_on(&self) {
+        let words = self.words();
+        let me = table::thread();
+        for lock in [entry::TX_LOCK, entry::RX_LOCK] {
+            let (mine, free) = (u64::from(me), 0);
+            let _ = words[lock].compare_exchange(mine, free, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        let leader = table::low_half(&words[option::SLEEPERS]);
+        let _ = leader.compare_exchange(me, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Its entry in the family's table.
+    pub fn number(&self) -> u64 {
+        self.entry as u64
     }
 
     /// The own address.
@@ -410,9 +434,14 @@ impl Endpoint {
         self.rouse();
     }
 
-    /// Another process has it from now on: before fork(2).
+    /// Another process has it from now on: before fork(2), or execve(2) in a child that has this process's memory.
     pub fn hold(&self) {
         self.option(option::HOLDERS).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It has not after all.
+    pub fn let_go(&self) {
+        self.option(option::HOLDERS).fetch_sub(1, Ordering::Relaxed);
     }
 
     /// This process is done with it. The last one of the family ends the stream as TCP would: in order, or

@@ -68,13 +68,24 @@ impl Family {
     /// There is no engine, or it does not want us, or it speaks another version.
     pub fn attach(path: &Path) -> std::io::Result<Arc<Self>> {
         let control = Connection::open(path)?;
-        let Answer { reply, mut descriptors } =
-            control.ask(Request::Attach { version: VERSION }, None)?;
-        match reply {
-            Reply::Attached { .. } => {}
-            Reply::Refused(errno) => return Err(errno_of(errno).into()),
-            _ => return Err(Errno::PROTO.into()),
-        }
+        let mut descriptors = attached(control.ask(Request::Attach { version: VERSION }, None)?)?;
+        Self::over(control, &mut descriptors)
+    }
+
+    /// The one that the image of this process before execve(2) had, by its [`Family::ticket`].
+    ///
+    /// # Errors
+    /// The engine is gone, or the ticket is none, or none any more.
+    pub fn resume(ticket: OwnedFd) -> std::io::Result<Arc<Self>> {
+        let ticket = Connection::of(Hidden::new(ticket)?)?;
+        let mut descriptors = attached(ticket.ask(Request::Resume, None)?)?;
+        let [table, bell, control] =
+            [descriptors.next()?, descriptors.next()?, descriptors.next()?];
+        let control = Connection::of(Hidden::new(control)?)?;
+        Self::over(control, &mut Descriptors::from([table, bell]))
+    }
+
+    fn over(control: Connection, descriptors: &mut Descriptors) -> std::io::Result<Arc<Self>> {
         // Mapped for as long as the process lives, with descriptors that are never closed.
         let table = Table::open(Hidden::new(descriptors.next()?)?.into_inner())?;
         let bell = Hidden::new(descriptors.next()?)?;
@@ -156,7 +167,7 @@ impl Family {
         let Ok(Answer { reply, descriptors }) = answer else { return Err(NotConnected::NotOurs) };
         match reply {
             Reply::Connected { endpoint, new_link } => {
-                self.open(endpoint, new_link, descriptors).map_err(NotConnected::Failed)
+                self.open(endpoint, new_link, descriptors, true).map_err(NotConnected::Failed)
             }
             Reply::Refused(NOT_OURS) => Err(NotConnected::NotOurs),
             Reply::Refused(errno) => Err(NotConnected::Failed(errno_of(errno))),
@@ -178,14 +189,7 @@ impl Family {
     ) -> Result<Listening, Errno> {
         let backlog = backlog.clamp(1, 4096);
         let request = Request::Listen { at, backlog, shared, v6_only };
-        let Answer { reply, mut descriptors } = self.ask(request, proof)?;
-        match reply {
-            Reply::Listening { listener, at } => {
-                Ok(Listening { listener, at, eventfd: descriptors.next()? })
-            }
-            Reply::Refused(errno) => Err(errno_of(errno)),
-            _ => Err(Errno::PROTO),
-        }
+        listening(self.ask(request, proof)?)
     }
 
     /// Listens no more.
@@ -201,10 +205,36 @@ impl Family {
     pub fn accept(self: &Arc<Self>, listener: u64) -> Result<Opened, Errno> {
         let Answer { reply, descriptors } = self.ask(Request::Accept { listener }, None)?;
         match reply {
-            Reply::Connected { endpoint, new_link } => self.open(endpoint, new_link, descriptors),
+            Reply::Connected { endpoint, new_link } => {
+                self.open(endpoint, new_link, descriptors, true)
+            }
             Reply::Refused(errno) => Err(errno_of(errno)),
             _ => Err(Errno::PROTO),
         }
+    }
+
+    /// After [`Family::resume`]: the connection with the lowest entry from `from` on that the image before had.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none; else what the engine says.
+    pub fn held(self: &Arc<Self>, from: u64) -> Result<Opened, Errno> {
+        let Answer { reply, descriptors } = self.ask(Request::Held { entry: from }, None)?;
+        match reply {
+            Reply::Connected { endpoint, new_link } => {
+                self.open(endpoint, new_link, descriptors, false)
+            }
+            Reply::Refused(errno) => Err(errno_of(errno)),
+            _ => Err(Errno::PROTO),
+        }
+    }
+
+    /// The same of listeners, by their numbers.
+    ///
+    /// # Errors
+    /// As for [`Family::held`].
+    pub fn held_listener(&self, from: u64) -> Result<Listening, Errno> {
+        let answer = self.ask(Request::HeldListener { listener: from }, None)?;
+        listening(answer)
     }
 
     fn open(
@@ -212,6 +242,7 @@ impl Family {
         granted: Granted,
         new_link: bool,
         mut descriptors: Descriptors,
+        is_new: bool,
     ) -> Result<Opened, Errno> {
         let eventfd = descriptors.next()?;
         let peer = if granted.place.engine { None } else { Some(descriptors.next()?) };
@@ -222,7 +253,13 @@ impl Family {
             return Err(Errno::PROTO);
         }
         let peer = peer.map(Hidden::new).transpose().map_err(|_| Errno::MFILE)?;
-        Ok(Opened { endpoint: Endpoint::new(self.clone(), granted, arena, peer), eventfd })
+        let endpoint = Endpoint::new(self.clone(), granted, arena, peer);
+        if is_new {
+            endpoint.begin();
+        } else {
+            endpoint.go_on();
+        }
+        Ok(Opened { endpoint, eventfd })
     }
 
     fn link(&self, link: u16, new: bool, mut descriptors: Descriptors) -> Result<Arena, Errno> {
@@ -246,7 +283,20 @@ impl Family {
     /// # Errors
     /// The engine is gone, or has no descriptors left.
     pub fn fork(&self) -> Result<OwnedFd, Errno> {
-        let Answer { reply, mut descriptors } = self.ask(Request::Fork, None)?;
+        self.copy(Request::Fork)
+    }
+
+    /// Before execve(2): what the new image can [`Family::resume`] by, within ten seconds. It holds all that this
+    /// process holds.
+    ///
+    /// # Errors
+    /// As for [`Family::fork`].
+    pub fn ticket(&self) -> Result<OwnedFd, Errno> {
+        self.copy(Request::Exec)
+    }
+
+    fn copy(&self, request: Request) -> Result<OwnedFd, Errno> {
+        let Answer { reply, mut descriptors } = self.ask(request, None)?;
         match reply {
             Reply::Done => descriptors.next(),
             Reply::Refused(errno) => Err(errno_of(errno)),
@@ -275,6 +325,24 @@ impl Family {
     pub fn release(&self) {
         self.links.release();
         self.control.release();
+    }
+}
+
+fn attached(Answer { reply, descriptors }: Answer) -> std::io::Result<Descriptors> {
+    match reply {
+        Reply::Attached { .. } => Ok(descriptors),
+        Reply::Refused(errno) => Err(errno_of(errno).into()),
+        _ => Err(Errno::PROTO.into()),
+    }
+}
+
+fn listening(Answer { reply, mut descriptors }: Answer) -> Result<Listening, Errno> {
+    match reply {
+        Reply::Listening { listener, at } => {
+            Ok(Listening { listener, at, eventfd: descriptors.next()? })
+        }
+        Reply::Refused(errno) => Err(errno_of(errno)),
+        _ => Err(Errno::PROTO),
     }
 }
 

@@ -28,6 +28,19 @@ pub fn is_hidden(fd: RawFd) -> bool {
     bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
+/// The first hidden number under the hard limit `most`.
+fn base(most: u64) -> RawFd {
+    if most > BASE as u64 * 2 { BASE } else { RawFd::try_from(most / 2).unwrap_or(64) }
+}
+
+/// The number under which a descriptor survives execve(2) that the new image is to find, and where this image
+/// may find one of its predecessor, whose limit may have been another.
+pub fn survivor() -> (RawFd, [RawFd; 2]) {
+    let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(1 << 20);
+    let own = base(hard.min(1 << 20)) - 1;
+    (own, [own, BASE - 1])
+}
+
 /// Makes sure that there are numbers beyond the program's: its soft limit is raised to the hard one.
 fn begin() -> RawFd {
     let known = FROM.load(Ordering::Relaxed);
@@ -41,8 +54,7 @@ fn begin() -> RawFd {
         // Without it there are fewer descriptors for all.
         let _ = rustix::process::setrlimit(Resource::Nofile, raised);
     }
-    let most = hard.min(1 << 20);
-    let from = if most > BASE as u64 * 2 { BASE } else { RawFd::try_from(most / 2).unwrap_or(64) };
+    let from = base(hard.min(1 << 20));
     FROM.store(from, Ordering::Relaxed);
     from
 }

@@ -31,6 +31,24 @@ pub enum Request {
     /// which from now on holds all that this one holds, and knows all links that this one knows. The engine
     /// makes the pair, since one that a process made could have both ends with the engine, and never end.
     Fork,
+    /// The process, or a child that shares its memory, is about to execve(2). The reply is that to
+    /// [`Request::Fork`], and the connection a ticket: whoever has it may say [`Request::Resume`] over it, and
+    /// nothing else, within ten seconds.
+    Exec,
+    /// Over a ticket: a new image of the process goes on. The reply is [`Reply::Attached`], with three
+    /// descriptors: the table, the bell, and the connection to go on with, which holds all that the ticket held
+    /// and knows no link. The ticket hangs up.
+    Resume,
+    /// The endpoint that this process holds with the lowest entry from `entry` on. [`Reply::Connected`], `ENOENT`.
+    Held {
+        /// Entry of the table.
+        entry: u64,
+    },
+    /// The same of listeners: [`Reply::Listening`] with the eventfd, `ENOENT`.
+    HeldListener {
+        /// A number, as [`Reply::Listening`]'s.
+        listener: u64,
+    },
     /// Listen. With an address that is unspecified: on every address of the network namespace. The reply is
     /// [`Reply::Listening`] with an eventfd, raised when a connection waits. `EADDRINUSE`, `EACCES`.
     ///
@@ -146,6 +164,10 @@ mod op {
     pub const CLOSE: u32 = 7;
     pub const REPORT: u32 = 8;
     pub const FUNCTION: u32 = 9;
+    pub const EXEC: u32 = 10;
+    pub const RESUME: u32 = 11;
+    pub const HELD: u32 = 12;
+    pub const HELD_LISTENER: u32 = 13;
 }
 
 const SHARED: u32 = 1;
@@ -163,6 +185,16 @@ impl Request {
                 op::ATTACH
             }
             Self::Fork => op::FORK,
+            Self::Exec => op::EXEC,
+            Self::Resume => op::RESUME,
+            Self::Held { entry } => {
+                number = entry;
+                op::HELD
+            }
+            Self::HeldListener { listener } => {
+                number = listener;
+                op::HELD_LISTENER
+            }
             Self::Listen { at, backlog, shared, v6_only } => {
                 (first, number) = (at, backlog.into());
                 flags = (u32::from(shared) * SHARED) | (u32::from(v6_only) * V6_ONLY);
@@ -219,6 +251,10 @@ impl Request {
             op::CLOSE => Self::Close { entry: number },
             op::REPORT => Self::Report,
             op::FUNCTION => Self::Function { bytes: number },
+            op::EXEC => Self::Exec,
+            op::RESUME => Self::Resume,
+            op::HELD => Self::Held { entry: number },
+            op::HELD_LISTENER => Self::HeldListener { listener: number },
             _ => return None,
         };
         // What is not used is zero.
@@ -292,6 +328,10 @@ mod tests {
         let all = [
             Request::Attach { version: 1 },
             Request::Fork,
+            Request::Exec,
+            Request::Resume,
+            Request::Held { entry: 3 },
+            Request::HeldListener { listener: 4 },
             Request::Listen { at: HERE, backlog: 5, shared: true, v6_only: false },
             Request::Listen { at: Address::ANY, backlog: 4096, shared: false, v6_only: true },
             Request::Unlisten { listener: 7 },

@@ -43,6 +43,7 @@ impl Broker {
             held: client.held.clone(),
             listeners: client.listeners.clone(),
             given: client.given.clone(),
+            ticket: None,
         };
         for entry in &child.held {
             if let Some(end) = self.end_of(family, *entry) {

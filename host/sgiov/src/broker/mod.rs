@@ -5,13 +5,14 @@
 //! connection's end alone: nothing that a process writes anywhere decides what is given back.
 //!
 //! - `family`: families and their tables; `links`: arenas; `connection`: one connection and its two ends;
-//! - `attach`, `listen`, `connect`: the requests; `finish`: how endpoints end;
+//! - `attach`, `listen`, `connect`, `exec`: the requests; `finish`: how endpoints end;
 //! - `remote`: connections to other nodes and to guests; `guests`: their socket functions;
 //! - `sweep`: memory of idle sockets; `report`: what people see.
 
 mod attach;
 mod connect;
 mod connection;
+mod exec;
 mod family;
 mod finish;
 mod guests;
@@ -21,9 +22,10 @@ mod remote;
 mod report;
 mod sweep;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::process::{Resource, getrlimit};
 use slipway_ring::cross::Side;
@@ -53,11 +55,13 @@ struct Client {
     peer: Peer,
     family: Option<u32>,
     /// Entries that it has open.
-    held: HashSet<u32>,
+    held: BTreeSet<u32>,
     /// Listeners that it has open.
-    listeners: HashSet<u32>,
+    listeners: BTreeSet<u32>,
     /// Links of the family whose arenas it has been given.
     given: HashSet<u16>,
+    /// It is a ticket, until then.
+    ticket: Option<Instant>,
 }
 
 /// What to do after a request.
@@ -68,6 +72,8 @@ pub enum Outcome {
     Answer(Reply, Vec<Arc<OwnedFd>>),
     /// Answer with the child's end; the client with this number talks over the engine's end.
     Forked { client: u32, ours: OwnedFd, theirs: Arc<OwnedFd> },
+    /// Answer, and talk with the client over this from now on.
+    Moved { reply: Reply, files: Vec<Arc<OwnedFd>>, ours: OwnedFd },
     /// The client does not keep to the protocol: hang up.
     HangUp(&'static str),
 }
@@ -95,6 +101,8 @@ pub struct Broker {
     remote: Option<Ways>,
     /// Clients that wait for another node, by connection.
     pending: HashMap<u32, u32>,
+    /// Clients that are tickets, and until when, the oldest first.
+    tickets: VecDeque<(Instant, u32)>,
     policy: Policy,
     /// Listen wants a proof.
     pub proof: bool,
@@ -129,7 +137,7 @@ impl Broker {
     /// A process has connected. Its number.
     pub fn join(&mut self, peer: Peer) -> u32 {
         let (held, listeners, given) = Default::default();
-        self.clients.insert(Client { peer, family: None, held, listeners, given })
+        self.clients.insert(Client { peer, family: None, held, listeners, given, ticket: None })
     }
 
     /// Families that are there.
@@ -145,7 +153,12 @@ impl Broker {
 
     /// Does what a client asks for.
     pub fn request(&mut self, client: u32, request: Request, files: Vec<OwnedFd>) -> Outcome {
-        let family = self.clients.get(client).and_then(|client| client.family);
+        let there = self.clients.get(client);
+        let family = there.and_then(|client| client.family);
+        let is_ticket = there.is_some_and(|client| client.ticket.is_some());
+        if is_ticket != (request == Request::Resume) {
+            return Outcome::HangUp("it used a ticket for something else");
+        }
         let outcome = match (request, family) {
             (Request::Attach { version }, None) => self.attach(client, version),
             (Request::Report, _) => self.report_to(client),
@@ -153,6 +166,10 @@ impl Broker {
             (Request::Attach { .. }, Some(_)) => return Outcome::HangUp("it attached twice"),
             (_, None) => return Outcome::HangUp("it asked before it attached"),
             (Request::Fork, Some(family)) => self.fork(client, family),
+            (Request::Exec, Some(family)) => self.exec(client, family),
+            (Request::Resume, Some(family)) => self.resume(client, family),
+            (Request::Held { entry }, Some(family)) => self.held(client, family, entry),
+            (Request::HeldListener { listener }, Some(_)) => self.held_listener(client, listener),
             (Request::Listen { at, backlog, shared, v6_only }, Some(family)) => {
                 let wanted = listen::Wanted { at, backlog, shared, v6_only };
                 self.listen(client, family, wanted, files.into_iter().next())

@@ -98,10 +98,31 @@ impl Client {
         let (reply, files) = receive(&socket).unwrap();
         let Reply::Attached { entries, links } = reply else { panic!("{reply:?}") };
         let [table, bell] = <[OwnedFd; 2]>::try_from(files).unwrap();
+        Self::of(socket, table, bell, (entries as usize, links as usize))
+    }
+
+    fn of(
+        socket: OwnedFd,
+        table: OwnedFd,
+        bell: OwnedFd,
+        (entries, links): (usize, usize),
+    ) -> Self {
         let table = Lasting::of(table).unwrap();
-        let (entries, links) = (entries as usize, links as usize);
         assert!(table.len() >= table::bytes(entries, links));
         Self { socket, table, bell, entries, links, arenas: HashMap::new() }
+    }
+
+    /// What came with the reply to [`Request::Resume`].
+    pub fn resumed(files: Vec<OwnedFd>) -> Self {
+        let [table, bell, socket] = <[OwnedFd; 3]>::try_from(files).unwrap();
+        let words = Lasting::of(table.try_clone().unwrap()).unwrap();
+        let word = |at: usize| words.words()[at].load(Ordering::Relaxed) as usize;
+        Self::of(socket, table, bell, (word(2), word(3)))
+    }
+
+    pub fn held(&mut self, entry: u64) -> Result<Connected, u32> {
+        let answer = self.ask(Request::Held { entry });
+        self.connected(answer)
     }
 
     pub fn ask(&self, request: Request) -> (Reply, Vec<OwnedFd>) {

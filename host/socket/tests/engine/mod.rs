@@ -36,6 +36,8 @@ struct Open {
     own: OwnedFd,
     peer: OwnedFd,
     place: Place,
+    local: Address,
+    remote: Address,
 }
 
 struct Process {
@@ -49,6 +51,7 @@ struct Listener {
     family: usize,
     eventfd: OwnedFd,
     waiting: VecDeque<(Endpoint, Open)>,
+    holders: HashSet<usize>,
 }
 
 pub struct Engine {
@@ -140,9 +143,10 @@ impl Engine {
         for number in entries {
             self.release(id, process.family, number);
         }
-        if !self.processes.values().any(|p| p.family == process.family) {
-            self.listeners.retain(|_, listener| listener.family != process.family);
+        for listener in self.listeners.values_mut() {
+            listener.holders.remove(&id);
         }
+        self.listeners.retain(|_, listener| !listener.holders.is_empty());
     }
 
     fn release(&mut self, id: usize, family: usize, number: u64) {
@@ -189,7 +193,10 @@ impl Engine {
         let family = self.processes[&id].family;
         match request {
             Request::Attach { .. } => self.attach(id),
-            Request::Fork => self.fork(id),
+            Request::Fork | Request::Exec => self.fork(id),
+            Request::Resume => self.resume(id),
+            Request::Held { entry } => self.held(id, entry),
+            Request::HeldListener { listener } => self.held_listener(id, listener),
             Request::Listen { mut at, .. } => {
                 if at.port == 0 {
                     self.port += 1;
@@ -204,12 +211,16 @@ impl Engine {
                 let copy = own.try_clone().unwrap();
                 self.next += 1;
                 let listener = self.next as u64;
-                let new = Listener { at, family, eventfd: own, waiting: VecDeque::new() };
+                let (waiting, holders) = (VecDeque::new(), HashSet::from([id]));
+                let new = Listener { at, family, eventfd: own, waiting, holders };
                 self.listeners.insert(listener, new);
                 self.send(id, Reply::Listening { listener, at }, &[copy.as_fd()]);
             }
             Request::Unlisten { listener } => {
-                self.listeners.remove(&listener);
+                if let Some(there) = self.listeners.get_mut(&listener) {
+                    there.holders.remove(&id);
+                }
+                self.listeners.retain(|_, listener| !listener.holders.is_empty());
                 self.send(id, Reply::Done, &[]);
             }
             Request::Accept { listener } => {
@@ -265,7 +276,50 @@ impl Engine {
                 open.holders.insert(child);
             }
         }
+        for listener in self.listeners.values_mut() {
+            if listener.holders.contains(&id) {
+                listener.holders.insert(child);
+            }
+        }
         self.send(id, Reply::Done, &[theirs.as_fd()]);
+    }
+
+    fn resume(&mut self, id: usize) {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+                .unwrap();
+        let process = self.processes.get_mut(&id).unwrap();
+        process.links.clear();
+        let family = &self.families[process.family];
+        let file = family.table.file().unwrap().try_clone_to_owned().unwrap();
+        let bell = family.bell.try_clone().unwrap();
+        let reply = Reply::Attached { entries: ENTRIES as u64, links: LINKS as u64 };
+        self.send(id, reply, &[file.as_fd(), bell.as_fd(), theirs.as_fd()]);
+        self.processes.get_mut(&id).unwrap().socket = ours;
+    }
+
+    fn held_listener(&self, id: usize, from: u64) {
+        let mut all = self.listeners.range(from..);
+        match all.find(|(_, listener)| listener.holders.contains(&id)) {
+            None => self.send(id, Reply::Refused(2), &[]),
+            Some((number, there)) => {
+                let reply = Reply::Listening { listener: *number, at: there.at };
+                self.send(id, reply, &[there.eventfd.as_fd()]);
+            }
+        }
+    }
+
+    fn held(&mut self, id: usize, from: u64) {
+        let family = self.processes[&id].family;
+        let mut all = self.families[family].open.range(from..);
+        let Some((entry, _)) = all.find(|(_, open)| open.holders.contains(&id)) else {
+            return self.send(id, Reply::Refused(2), &[]);
+        };
+        let entry = *entry;
+        let open = self.families[family].open.remove(&entry).unwrap();
+        let endpoint = Endpoint { entry, place: open.place, local: open.local, peer: open.remote };
+        self.grant(id, endpoint, open);
     }
 
     /// The link from family `from` to family `to`, with an arena that both know.
@@ -321,6 +375,8 @@ impl Engine {
             own: own.try_clone().unwrap(),
             peer: peer.try_clone().unwrap(),
             place: endpoint.place,
+            local: endpoint.local,
+            remote: endpoint.peer,
         };
         let waiting = (server, open(&server, &peer, &own));
         let listener = self.listeners.get_mut(&listener).unwrap();

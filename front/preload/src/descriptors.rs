@@ -1,0 +1,128 @@
+//! What the kernel says of this process's descriptors, in `/proc`: also in a child of vfork(2), so without taking
+//! memory.
+
+use std::io::Write;
+
+use libc::{c_int, c_long};
+use slipway_socket::hidden;
+
+use crate::fds;
+use crate::real::{self, sys};
+
+/// What a descriptor is, as far as it is of interest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    Eventfd,
+    /// A TCP socket that listens.
+    Listener,
+}
+
+/// A path, in no memory but the stack.
+struct Path([u8; 64]);
+
+impl Path {
+    fn of(text: std::fmt::Arguments<'_>) -> Self {
+        let mut bytes = [0; 64];
+        // Too long is none that exists; the last byte stays zero.
+        let _ = (&mut bytes[..63]).write_fmt(text);
+        Self(bytes)
+    }
+
+    fn read(&self, into: &mut [u8]) -> usize {
+        let file =
+            sys!(SYS_openat, libc::AT_FDCWD, self.0.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if file < 0 {
+            return 0;
+        }
+        let got = sys!(SYS_read, file, into.as_mut_ptr(), into.len());
+        real::close(file as c_int);
+        usize::try_from(got).unwrap_or(0)
+    }
+}
+
+/// Tells of every descriptor of the program's that survives execve(2) and may be of ours.
+pub fn surviving(mut each: impl FnMut(c_int, What)) {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let folder = sys!(SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), flags) as c_int;
+    if folder < 0 {
+        return;
+    }
+    let last = hidden::survivor().0;
+    let mut entries = Entries([0; 2048]);
+    loop {
+        let got = sys!(SYS_getdents64, folder, entries.0.as_mut_ptr(), entries.0.len());
+        let Some(got) = usize::try_from(got).ok().filter(|got| *got > 0) else { break };
+        numbers(&entries.0[..got], |fd| {
+            if fd != folder
+                && fd < last
+                && let Some(what) = what_survives(folder, fd)
+            {
+                each(fd, what);
+            }
+        });
+    }
+    real::close(folder);
+}
+
+/// Aligned as the kernel's entries want it.
+#[repr(align(8))]
+struct Entries([u8; 2048]);
+
+/// The numbers that are names in `entries`, as getdents64(2) gives them: inode and offset of 8 bytes each, the
+/// entry's length of 2, a type of 1, the name.
+fn numbers(entries: &[u8], mut each: impl FnMut(c_int)) {
+    let mut rest = entries;
+    while let Some(length) = rest.get(16..18) {
+        let length = usize::from(u16::from_ne_bytes([length[0], length[1]])).max(19);
+        let name = rest.get(19..length).unwrap_or_default();
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        if let Some(number) = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()) {
+            each(number);
+        }
+        rest = rest.get(length..).unwrap_or_default();
+    }
+}
+
+fn what_survives(folder: c_int, fd: c_int) -> Option<What> {
+    let flags = sys!(SYS_fcntl, fd, libc::F_GETFD, 0);
+    if flags < 0 || flags & c_long::from(libc::FD_CLOEXEC) != 0 {
+        return None;
+    }
+    let mut link = [0; 32];
+    let name = Path::of(format_args!("{fd}"));
+    let got = sys!(SYS_readlinkat, folder, name.0.as_ptr(), link.as_mut_ptr(), link.len());
+    let link = link.get(..usize::try_from(got).ok()?)?;
+    if link.starts_with(b"anon_inode:[eventfd]") {
+        return Some(What::Eventfd);
+    }
+    let listens = link.starts_with(b"socket:[")
+        && real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1)
+        && real::tcp_domain(fd).is_some();
+    listens.then_some(What::Listener)
+}
+
+/// What tells eventfds apart that are open at the same time: their number, as the kernel counts them (Linux 5.2).
+pub fn eventfd_of(process: impl std::fmt::Display, fd: c_int) -> Option<u32> {
+    let mut text = [0; 512];
+    let got = Path::of(format_args!("/proc/{process}/fdinfo/{fd}")).read(&mut text);
+    let text = std::str::from_utf8(&text[..got]).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
+}
+
+/// Whether `fd`, of a child of vfork(2), is one of the parent's connections.
+pub fn is_a_streams(fd: c_int) -> bool {
+    let Some(own) = eventfd_of("self", fd) else { return false };
+    let parent = fds::owner();
+    fds::all(0, c_int::MAX - 1)
+        .filter(|(_, object)| object.stream().is_some())
+        .any(|(fd, _)| eventfd_of(parent, fd) == Some(own))
+}
+
+/// Whether a process before this one, or another thread, left a ticket under this number.
+pub fn is_ticket(fd: c_int) -> bool {
+    let flags = sys!(SYS_fcntl, fd, libc::F_GETFD, 0);
+    flags >= 0
+        && flags & c_long::from(libc::FD_CLOEXEC) == 0
+        && real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_UNIX)
+        && real::option(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Some(libc::SOCK_SEQPACKET)
+}

@@ -1,0 +1,451 @@
+//! execve(2) and its relatives: connections whose descriptors survive are the next image's.
+//!
+//! The new image's library asks the engine for what this one had, by a *ticket* ([`Family::ticket`]): a connection
+//! that survives at a number that both know ([`hidden::survivor`]). Which descriptors are which connections it sees
+//! by itself (`inherit`), so they may have been moved by dup2(2) in a child of vfork(2), or by posix_spawn(3).
+//!
+//! Where the new program will not have the library (its environment does not name it, it is static, for another C
+//! library, or of another user's rights) its connections end here: each descriptor becomes a socket whose other
+//! end is closed, so that it reads the end, and gets `EPIPE`.
+//!
+//! All this may happen in a child of vfork(2): nothing here takes memory from the heap or changes what is the
+//! parent's, but for counts that are set right when the call fails.
+
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{c_char, c_int, c_void};
+use slipway_socket::hidden;
+use slipway_socket::lock::Lock;
+
+use crate::descriptors::{self, What};
+use crate::fds::{self, Kind};
+use crate::program::{self, Program};
+use crate::real::{self, sys};
+use crate::session;
+
+type Strings = *const *const c_char;
+
+unsafe extern "C" {
+    static environ: Strings;
+}
+
+/// Descriptors whose connections end with a program that does not have the library, at most.
+const MOST: usize = 64;
+/// Arguments of execl(3), at most.
+const ARGUMENTS: usize = 2048;
+/// One ticket at a time lies in this process where children would get it.
+static SPAWNING: Lock<()> = Lock::new(());
+
+/// What survives that may be ours.
+#[derive(Default)]
+struct Survivors {
+    numbers: Numbers,
+    listens: bool,
+}
+
+struct Numbers([c_int; MOST], usize);
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self([0; MOST], 0)
+    }
+}
+
+impl Survivors {
+    fn look() -> Self {
+        let mut found = Self::default();
+        let borrowed = fds::is_borrowed();
+        descriptors::surviving(|fd, what| match what {
+            What::Eventfd => {
+                let known = fds::get(fd).is_some_and(|object| object.stream().is_some());
+                let Numbers(places, count) = &mut found.numbers;
+                if (known || borrowed) && *count < MOST {
+                    places[*count] = fd;
+                    *count += 1;
+                }
+            }
+            What::Listener => found.listens = true,
+        });
+        found
+    }
+
+    fn are_any(&self) -> bool {
+        self.numbers.1 > 0 || self.listens
+    }
+}
+
+/// Whether there is anything that could be handed on.
+fn has_ours() -> bool {
+    fds::all(0, c_int::MAX - 1)
+        .any(|(_, object)| matches!(object.kind(), Kind::Stream(_) | Kind::Listener(_)))
+}
+
+/// Counts the child in, or out, as one who has what this process has.
+fn count(child: bool) {
+    crate::process::streams_of_all(
+        |endpoint| if child { endpoint.hold() } else { endpoint.let_go() },
+    );
+}
+
+/// A ticket where the next image finds it.
+struct Ticket {
+    number: c_int,
+    counted: bool,
+}
+
+impl Ticket {
+    /// `child`: another process becomes the new image, not this one.
+    fn new(child: bool) -> Option<Self> {
+        let (number, _) = hidden::survivor();
+        // The program's own; or another thread's ticket, which is its child's.
+        if sys!(SYS_fcntl, number, libc::F_GETFD, 0) >= 0 {
+            return None;
+        }
+        let ticket = session::known()?.ticket().ok()?;
+        let placed = sys!(SYS_dup3, ticket.as_raw_fd(), number, 0);
+        hidden::close(ticket);
+        if placed < 0 {
+            return None;
+        }
+        if child {
+            count(true);
+        }
+        Some(Self { number, counted: child })
+    }
+
+    /// The call failed.
+    fn take_back(self) {
+        real::close(self.number);
+        if self.counted {
+            count(false);
+        }
+    }
+}
+
+/// Connections that ended, with what their descriptors were.
+struct Ended {
+    numbers: Numbers,
+    before: [c_int; MOST],
+}
+
+impl Ended {
+    fn new(numbers: Numbers) -> Self {
+        let mut before = [-1; MOST];
+        let from = hidden::survivor().0 + 1;
+        let Numbers(all, count) = &numbers;
+        for (fd, before) in all[..*count].iter().zip(&mut before) {
+            let ours = !fds::is_borrowed() || descriptors::is_a_streams(*fd);
+            if !ours {
+                continue;
+            }
+            let mut pair = [-1 as c_int; 2];
+            let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+            if sys!(SYS_socketpair, libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) < 0 {
+                continue;
+            }
+            *before = sys!(SYS_fcntl, *fd, libc::F_DUPFD_CLOEXEC, from) as c_int;
+            sys!(SYS_dup3, pair[0], *fd, 0);
+            pair.into_iter().for_each(|end| _ = real::close(end));
+        }
+        Self { numbers, before }
+    }
+
+    /// The call failed.
+    fn take_back(self) {
+        let Numbers(all, count) = self.numbers;
+        for (fd, before) in all[..count].iter().zip(self.before).filter(|(_, before)| *before >= 0)
+        {
+            sys!(SYS_dup3, before, *fd, 0);
+            real::close(before);
+        }
+    }
+}
+
+/// Does `call`, which becomes `program` or fails.
+fn become_program(
+    program: Program<'_>,
+    environment: Strings,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    if !has_ours() {
+        return call();
+    }
+    let saved = real::errno();
+    let survivors = Survivors::look();
+    let takes = survivors.are_any().then(|| program::takes_library(program, environment));
+    let ticket = takes.filter(|takes| *takes).and_then(|_| Ticket::new(fds::is_borrowed()));
+    let ends = takes == Some(false);
+    let ended = ends.then(|| Ended::new(survivors.numbers));
+    real::set_errno(saved);
+    let failed = call();
+    let errno = real::errno();
+    if let Some(ticket) = ticket {
+        ticket.take_back();
+    }
+    if let Some(ended) = ended {
+        ended.take_back();
+    }
+    real::set_errno(errno);
+    failed
+}
+
+/// libc's own function of a name; it calls the kernel by itself.
+fn libcs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let found = known.load(Ordering::Relaxed);
+    if !found.is_null() {
+        return found;
+    }
+    // SAFETY: a name, and the handle that means those after this library.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    known.store(found, Ordering::Relaxed);
+    found
+}
+
+/// Calls libc's `$name` with these arguments; `$type` is its type.
+macro_rules! libcs {
+    ($name:literal as $type:ty, ($($argument:expr),*)) => {{
+        static KNOWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+        let found = libcs(&KNOWN, $name);
+        if found.is_null() {
+            real::fail(slipway_socket::Errno::NOSYS) as c_int
+        } else {
+            // SAFETY: libc's function of that name has this type.
+            unsafe { std::mem::transmute::<*mut c_void, $type>(found)($($argument),*) }
+        }
+    }};
+}
+
+/// Finds libc's functions, so that no child of vfork(2) has to.
+pub fn begin() {
+    for name in [c"execvpe", c"posix_spawn", c"posix_spawnp"] {
+        // SAFETY: as above. That the loader knows the name is what it is for.
+        unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, env: Strings) -> c_int {
+    become_program(Program::Path(path), env, || sys!(SYS_execve, path, arguments, env) as c_int)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: libc's own variable; as the caller says.
+    unsafe { execve(path, arguments, environ) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execveat(
+    folder: c_int,
+    path: *const c_char,
+    arguments: Strings,
+    env: Strings,
+    flags: c_int,
+) -> c_int {
+    become_program(Program::At(folder, path, flags), env, || {
+        sys!(SYS_execveat, folder, path, arguments, env, flags) as c_int
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fexecve(file: c_int, arguments: Strings, env: Strings) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { execveat(file, c"".as_ptr(), arguments, env, libc::AT_EMPTY_PATH) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, env: Strings) -> c_int {
+    // libc looks for the program, and runs a script without `#!` by a shell.
+    become_program(Program::InPath(file), env, || {
+        libcs!(
+            c"execvpe" as unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int,
+            (file, arguments, env)
+        )
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: as for execv.
+    unsafe { execvpe(file, arguments, environ) }
+}
+
+type Spawn = unsafe extern "C" fn(
+    *mut libc::pid_t,
+    *const c_char,
+    *const libc::posix_spawn_file_actions_t,
+    *const libc::posix_spawnattr_t,
+    Strings,
+    Strings,
+) -> c_int;
+
+/// The child is another process at once, and what `actions` do in it nobody sees: whatever it is given survives.
+fn spawn(
+    program: Program<'_>,
+    actions: *const libc::posix_spawn_file_actions_t,
+    env: Strings,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let may = has_ours() && (!actions.is_null() || Survivors::look().are_any());
+    if !may || !program::takes_library(program, env) {
+        return call();
+    }
+    let _one = SPAWNING.hold();
+    let ticket = Ticket::new(true);
+    let error = call();
+    if let Some(ticket) = ticket {
+        if error == 0 {
+            // The child has its copy.
+            real::close(ticket.number);
+        } else {
+            ticket.take_back();
+        }
+    }
+    error
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn(
+    child: *mut libc::pid_t,
+    path: *const c_char,
+    actions: *const libc::posix_spawn_file_actions_t,
+    attributes: *const libc::posix_spawnattr_t,
+    arguments: Strings,
+    env: Strings,
+) -> c_int {
+    spawn(Program::Path(path), actions, env, || {
+        libcs!(c"posix_spawn" as Spawn, (child, path, actions, attributes, arguments, env))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawnp(
+    child: *mut libc::pid_t,
+    file: *const c_char,
+    actions: *const libc::posix_spawn_file_actions_t,
+    attributes: *const libc::posix_spawnattr_t,
+    arguments: Strings,
+    env: Strings,
+) -> c_int {
+    spawn(Program::InPath(file), actions, env, || {
+        libcs!(c"posix_spawnp" as Spawn, (child, file, actions, attributes, arguments, env))
+    })
+}
+
+/// The child of a fork has no use for a ticket that another thread's child was to get.
+pub fn forget_ticket() {
+    let (number, _) = hidden::survivor();
+    if descriptors::is_ticket(number) {
+        // SAFETY: nobody of this process knows it.
+        hidden::close(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+}
+
+/// Which function of execl(3)'s family was called.
+#[derive(Clone, Copy)]
+enum List {
+    Path = 0,
+    Search = 1,
+    Environment = 2,
+}
+
+/// The arguments of a variadic function: those that came in registers, then those on the stack.
+struct Variadic {
+    registers: Strings,
+    count: usize,
+    stack: Strings,
+}
+
+impl Variadic {
+    /// # Safety
+    /// The caller gave so many arguments.
+    unsafe fn get(&self, at: usize) -> *const c_char {
+        // SAFETY: as the caller says.
+        unsafe {
+            if at < self.count { *self.registers.add(at) } else { *self.stack.add(at - self.count) }
+        }
+    }
+}
+
+/// What the entries of execl(3)'s family below come to.
+unsafe extern "C" fn execute_list(
+    path: *const c_char,
+    registers: Strings,
+    stack: Strings,
+    which: usize,
+) -> c_int {
+    let count = if cfg!(target_arch = "x86_64") { 5 } else { 7 };
+    let given = Variadic { registers, count, stack };
+    let mut arguments = [std::ptr::null::<c_char>(); ARGUMENTS];
+    for at in 0..ARGUMENTS {
+        // SAFETY: the list ends with a null pointer, and so does this loop.
+        let one = unsafe { given.get(at) };
+        arguments[at] = one;
+        if !one.is_null() {
+            continue;
+        }
+        let list = arguments.as_ptr();
+        // SAFETY: as the caller says; behind the null pointer of execle's list is the environment.
+        return unsafe {
+            match which {
+                which if which == List::Search as usize => execvp(path, list),
+                which if which == List::Environment as usize => {
+                    execve(path, list, given.get(at + 1).cast())
+                }
+                _ => execv(path, list),
+            }
+        };
+    }
+    real::fail(slipway_socket::Errno::TOOBIG) as c_int
+}
+
+/// An entry of a variadic function, which lays its arguments out in memory.
+macro_rules! list {
+    ($name:ident, $which:expr) => {
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() {
+            // Five words are pushed, with the return address six: the stack is aligned for the call.
+            std::arch::naked_asm!(
+                "push r9", "push r8", "push rcx", "push rdx", "push rsi",
+                "mov rsi, rsp",
+                "lea rdx, [rsp + 48]",
+                "mov ecx, {which}",
+                "call {execute}",
+                "add rsp, 40",
+                "ret",
+                which = const $which as usize,
+                execute = sym execute_list,
+            )
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "stp x29, x30, [sp, #-80]!",
+                "mov x29, sp",
+                "stp x1, x2, [sp, #16]",
+                "stp x3, x4, [sp, #32]",
+                "stp x5, x6, [sp, #48]",
+                "str x7, [sp, #64]",
+                "add x1, sp, #16",
+                "add x2, sp, #80",
+                "mov x3, {which}",
+                "bl {execute}",
+                "ldp x29, x30, [sp], #80",
+                "ret",
+                which = const $which as usize,
+                execute = sym execute_list,
+            )
+        }
+    };
+}
+
+list!(execl, List::Path);
+list!(execlp, List::Search);
+list!(execle, List::Environment);

@@ -1,0 +1,123 @@
+//! A new image of a process goes on with the connections that survived execve(2): see `exec`.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32};
+
+use libc::c_int;
+use slipway_socket::hidden::{self, Hidden};
+use slipway_socket::{Address, Family, Listening, Opened, option};
+
+use crate::descriptors::{self, What};
+use crate::fds::{self, Kind, Stream};
+use crate::guard::guard;
+use crate::open::{Listener, own_address};
+use crate::real::{self, sys};
+use crate::{exec, program, session};
+
+/// The loader calls it before the program begins.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
+
+extern "C" fn begin() {
+    let saved = real::errno();
+    guard(|| {
+        program::begin();
+        exec::begin();
+        let (_, numbers) = hidden::survivor();
+        if let Some(number) = numbers.into_iter().find(|number| descriptors::is_ticket(*number)) {
+            // SAFETY: whoever left it there left it to this image, where nobody knows it yet.
+            go_on(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+        Ok(0)
+    });
+    real::set_errno(saved);
+}
+
+/// What survived: eventfds with their numbers, and listening sockets.
+#[derive(Default)]
+struct Found {
+    eventfds: Vec<(c_int, u32)>,
+    listeners: Vec<c_int>,
+}
+
+fn go_on(ticket: OwnedFd) {
+    let mut found = Found::default();
+    descriptors::surviving(|fd, what| match what {
+        What::Eventfd => {
+            found.eventfds.extend(descriptors::eventfd_of("self", fd).map(|number| (fd, number)));
+        }
+        What::Listener => found.listeners.push(fd),
+    });
+    if found.eventfds.is_empty() && found.listeners.is_empty() {
+        return hidden::close(ticket);
+    }
+    match Family::resume(ticket) {
+        Ok(family) => {
+            session::adopt(&family);
+            connections(&family, &found);
+            listeners(&family, found.listeners);
+        }
+        Err(error) => session::log(format_args!("what survived execve is lost: {error}")),
+    }
+}
+
+fn connections(family: &Arc<Family>, found: &Found) {
+    let mut from = 0;
+    while let Ok(Opened { endpoint, eventfd }) = family.held(from) {
+        from = endpoint.number() + 1;
+        let number = descriptors::eventfd_of("self", eventfd.as_raw_fd());
+        hidden::close(eventfd);
+        let mut its = found.eventfds.iter().filter(|(_, own)| Some(*own) == number).peekable();
+        if its.peek().is_none() {
+            endpoint.close();
+            continue;
+        }
+        let domain = if endpoint.has(option::SIX) { libc::AF_INET6 } else { libc::AF_INET };
+        let object = fds::make(Kind::Stream(Stream::new(endpoint, domain)));
+        its.for_each(|(fd, _)| fds::put(*fd, &object));
+    }
+}
+
+fn listeners(family: &Arc<Family>, mut sockets: Vec<c_int>) {
+    let mut from = 0;
+    while let Ok(Listening { listener: number, at, eventfd }) = family.held_listener(from) {
+        from = number + 1;
+        let is_its = |fd: &c_int| own_address(*fd).is_some_and(|own| is_same(&own, &at));
+        let mut its: Vec<c_int> = Vec::new();
+        if let Some(first) = sockets.iter().position(is_its) {
+            let first = sockets.swap_remove(first);
+            // Its copies, by the socket's inode.
+            let socket = inode(first);
+            its.extend(sockets.iter().filter(|fd| inode(**fd) == socket));
+            its.push(first);
+            sockets.retain(|fd| !its.contains(fd));
+        }
+        let Some(fd) = its.first().copied() else {
+            hidden::close(eventfd);
+            family.unlisten(number);
+            continue;
+        };
+        let flags = sys!(SYS_fcntl, eventfd.as_raw_fd(), libc::F_GETFL, 0) as c_int;
+        let Ok(eventfd) = Hidden::new(eventfd) else { continue };
+        let listener = Listener {
+            family: family.clone(),
+            number,
+            eventfd,
+            domain: real::tcp_domain(fd).unwrap_or(libc::AF_INET),
+            nonblock: AtomicBool::new(flags & libc::O_NONBLOCK != 0),
+            timeout: AtomicI32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32),
+        };
+        let object = fds::make(Kind::Listener(listener));
+        its.iter().for_each(|fd| fds::put(*fd, &object));
+    }
+}
+
+fn is_same(a: &Address, b: &Address) -> bool {
+    a.port == b.port && (a.ip == b.ip || a.is_unspecified() && b.is_unspecified())
+}
+
+fn inode(fd: c_int) -> u64 {
+    rustix::fs::fstat(crate::open::borrowed(fd)).map_or(0, |stat| stat.st_ino)
+}

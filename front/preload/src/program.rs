@@ -1,0 +1,211 @@
+//! Whether a program will have this library, before it is executed. A guess that is wrong costs a connection its
+//! place, and nothing else: whoever does not resume a ticket is done with it after a while.
+
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+use libc::{c_char, c_int};
+
+use crate::real::{self, sys};
+
+/// What is to be executed.
+#[derive(Clone, Copy)]
+pub enum Program<'a> {
+    Path(*const c_char),
+    /// As execvp(3) looks for it.
+    InPath(*const c_char),
+    /// As execveat(2) has it.
+    At(c_int, *const c_char, c_int),
+    /// A path of ours.
+    Named(&'a CStr),
+}
+
+/// Scripts whose interpreters are scripts, at most.
+const DEPTH: usize = 4;
+const PT_INTERP: u32 = 3;
+/// Paths that are longer are not looked at.
+const LONGEST: usize = 1024;
+
+static OWN: OnceLock<Vec<u8>> = OnceLock::new();
+
+/// Learns what this library's own file is called, as the loader was told.
+pub fn begin() {
+    static MARK: u8 = 0;
+    // SAFETY: all of it may be zero.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: an address of this library, and room for the answer, whose name lives as long as the library.
+    let name = unsafe {
+        let known = libc::dladdr((&raw const MARK).cast(), &raw mut found) != 0;
+        if !known || found.dli_fname.is_null() {
+            None
+        } else {
+            Some(CStr::from_ptr(found.dli_fname))
+        }
+    };
+    let _ = OWN.set(name.map(|name| name.to_bytes().to_vec()).unwrap_or_default());
+}
+
+/// Whether `program` with the environment `env` will have this library.
+pub fn takes_library(program: Program<'_>, env: *const *const c_char) -> bool {
+    is_named(env) && is_of_our_kind(program, DEPTH)
+}
+
+fn is_named(env: *const *const c_char) -> bool {
+    let own = OWN.get().map_or(&[][..], Vec::as_slice);
+    let preload = variable(env, b"LD_PRELOAD=").unwrap_or_default();
+    !own.is_empty() && preload.split(|byte| b": ".contains(byte)).any(|name| name == own)
+}
+
+fn variable<'a>(env: *const *const c_char, name: &[u8]) -> Option<&'a [u8]> {
+    if env.is_null() {
+        return None;
+    }
+    for at in 0.. {
+        // SAFETY: an environment, which ends with a null pointer, as the caller of execve(2) says.
+        let one = unsafe { *env.add(at) };
+        if one.is_null() {
+            return None;
+        }
+        // SAFETY: as above, a string.
+        let text = unsafe { CStr::from_ptr(one) }.to_bytes();
+        if let Some(value) = text.strip_prefix(name) {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// A file that is open while it is looked at.
+struct File(c_int);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        real::close(self.0);
+    }
+}
+
+impl File {
+    fn open(folder: c_int, path: *const c_char) -> Option<Self> {
+        let file =
+            sys!(SYS_openat, folder, path, libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK);
+        c_int::try_from(file).ok().filter(|file| *file >= 0).map(Self)
+    }
+
+    fn read(&self, into: &mut [u8], at: u64) -> usize {
+        let got = sys!(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), at);
+        usize::try_from(got).unwrap_or(0)
+    }
+
+    /// Whether it runs with other rights than who executes it: the loader does not listen to the environment then.
+    fn is_privileged(&self) -> bool {
+        // SAFETY: all of it may be zero.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        if sys!(SYS_fstat, self.0, &raw mut stat) < 0 {
+            return false;
+        }
+        let (user, group) = (sys!(SYS_geteuid) as u32, sys!(SYS_getegid) as u32);
+        let capable = || {
+            let name = c"security.capability";
+            user != 0 && sys!(SYS_fgetxattr, self.0, name.as_ptr(), 0, 0) > 0
+        };
+        (stat.st_mode & libc::S_ISUID != 0 && stat.st_uid != user)
+            || (stat.st_mode & libc::S_ISGID != 0 && stat.st_gid != group)
+            || capable()
+    }
+}
+
+/// One that cannot be looked at is taken to be: execve(2) will say what is wrong with it.
+fn is_of_our_kind(program: Program<'_>, depth: usize) -> bool {
+    let file = match program {
+        Program::Path(path) => File::open(libc::AT_FDCWD, path),
+        Program::Named(path) => File::open(libc::AT_FDCWD, path.as_ptr()),
+        Program::InPath(name) => find(name),
+        Program::At(folder, path, flags) => {
+            // SAFETY: a string, as the caller of execveat(2) says.
+            let empty = unsafe { path.is_null() || *path == 0 };
+            if empty && flags & libc::AT_EMPTY_PATH != 0 {
+                let copy = sys!(SYS_fcntl, folder, libc::F_DUPFD_CLOEXEC, 0);
+                c_int::try_from(copy).ok().filter(|file| *file >= 0).map(File)
+            } else {
+                File::open(folder, path)
+            }
+        }
+    };
+    let Some(file) = file else { return true };
+    if file.is_privileged() {
+        return false;
+    }
+    let mut head = [0; 256];
+    let got = file.read(&mut head, 0);
+    let head = &head[..got];
+    match head.strip_prefix(b"#!") {
+        Some(line) => script(line, depth),
+        // execvp(3) has a shell for what the kernel does not know.
+        None if !head.starts_with(b"\x7fELF") => true,
+        None => loader(&file, head).unwrap_or(false),
+    }
+}
+
+/// Of a script it is the interpreter that counts. What `env` starts is executed by it once more.
+fn script(line: &[u8], depth: usize) -> bool {
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let word = line.split(|byte| b" \t".contains(byte)).find(|word| !word.is_empty());
+    let mut path = [0; 256];
+    let Some(word) = word.filter(|word| word.len() < path.len()) else { return true };
+    path[..word.len()].copy_from_slice(word);
+    let path = CStr::from_bytes_until_nul(&path).unwrap_or(c"");
+    depth > 0 && is_of_our_kind(Program::Named(path), depth - 1)
+}
+
+/// Whether an ELF file of this machine's kind has a loader, of this library's C library.
+fn loader(file: &File, head: &[u8]) -> Option<bool> {
+    // 64 bits, little-endian.
+    if head.get(4..6)? != b"\x02\x01" {
+        return Some(false);
+    }
+    let offset = u64::from_le_bytes(head.get(32..40)?.try_into().ok()?);
+    let size = u64::from(u16::from_le_bytes(head.get(54..56)?.try_into().ok()?));
+    let count = u64::from(u16::from_le_bytes(head.get(56..58)?.try_into().ok()?));
+    for number in 0..count.min(256) {
+        let mut segment = [0; 56];
+        if file.read(&mut segment, offset.checked_add(number * size)?) < segment.len() {
+            return Some(false);
+        }
+        if segment[..4] != PT_INTERP.to_le_bytes() {
+            continue;
+        }
+        let mut name = [0; 64];
+        let at = u64::from_le_bytes(segment.get(8..16)?.try_into().ok()?);
+        let got = file.read(&mut name, at);
+        let is_musl = name[..got].windows(7).any(|part| part == b"ld-musl");
+        return Some(is_musl == cfg!(target_env = "musl"));
+    }
+    Some(false)
+}
+
+/// The file that execvp(3) executes.
+fn find(name: *const c_char) -> Option<File> {
+    // SAFETY: a string, as the caller of execvp(3) says.
+    let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
+    if bytes.contains(&b'/') {
+        return File::open(libc::AT_FDCWD, name);
+    }
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    // SAFETY: libc's own variable.
+    let path = variable(unsafe { environ }, b"PATH=").unwrap_or(b"/bin:/usr/bin");
+    path.split(|byte| *byte == b':').find_map(|folder| {
+        let mut whole = [0; LONGEST];
+        let end = folder.len() + 1 + bytes.len();
+        if end >= LONGEST {
+            return None;
+        }
+        whole[..folder.len()].copy_from_slice(folder);
+        whole[folder.len()] = b'/';
+        whole[folder.len() + 1..end].copy_from_slice(bytes);
+        let whole = if folder.is_empty() { &whole[1..] } else { &whole[..] };
+        let runs = sys!(SYS_faccessat, libc::AT_FDCWD, whole.as_ptr(), libc::X_OK) == 0;
+        if runs { File::open(libc::AT_FDCWD, whole.as_ptr().cast()) } else { None }
+    })
+}

@@ -1,0 +1,83 @@
+//! A process becomes another program: what survives execve(2) is held by a ticket meanwhile.
+//!
+//! A ticket is a connection that holds all that the process held. The new image says [`Request::Resume`] over it,
+//! and goes on over a connection that nobody else can have: copies of the ticket that strayed into other programs
+//! are worth nothing then. One that nobody resumes, since the new image does not have the library, ends after
+//! [`PATIENCE`], and with it all that nobody else holds.
+//!
+//! [`Request::Resume`]: slipway_sgiov_spec::control::Request::Resume
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use slipway_sgiov_spec::control::Reply;
+
+use super::{Broker, Errno, Outcome, lack};
+use crate::table::{ENTRIES, LINKS};
+
+/// How long a ticket is good for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Broker {
+    pub(super) fn exec(&mut self, parent: u32, family: u32) -> Result<Outcome, Errno> {
+        let outcome = self.fork(parent, family)?;
+        if let Outcome::Forked { client, .. } = outcome
+            && let Some(ticket) = self.clients.get_mut(client)
+        {
+            let until = Instant::now() + PATIENCE;
+            ticket.ticket = Some(until);
+            self.tickets.push_back((until, client));
+        }
+        Ok(outcome)
+    }
+
+    pub(super) fn resume(&mut self, number: u32, family: u32) -> Result<Outcome, Errno> {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).map_err(lack)?;
+        let there = self.families.get(family).ok_or(Errno::INVAL)?;
+        let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
+        client.ticket = None;
+        client.given.clear();
+        let reply = Reply::Attached { entries: ENTRIES.into(), links: LINKS.into() };
+        let files = vec![there.table.file.clone(), there.bell.clone(), Arc::new(theirs)];
+        Ok(Outcome::Moved { reply, files, ours })
+    }
+
+    pub(super) fn held(&mut self, number: u32, family: u32, from: u64) -> Result<Outcome, Errno> {
+        let client = self.clients.get(number).ok_or(Errno::INVAL)?;
+        let from = u32::try_from(from).map_err(|_| Errno::NOENT)?;
+        let entry = *client.held.range(from..).next().ok_or(Errno::NOENT)?;
+        let there = self.families.get(family).ok_or(Errno::INVAL)?;
+        let (connection, side) = there.entry(entry).ok_or(Errno::NOENT)?;
+        self.introduce(number, family, connection, side)
+    }
+
+    pub(super) fn held_listener(&mut self, number: u32, from: u64) -> Result<Outcome, Errno> {
+        let client = self.clients.get(number).ok_or(Errno::INVAL)?;
+        let from = u32::try_from(from).map_err(|_| Errno::NOENT)?;
+        let listener = *client.listeners.range(from..).next().ok_or(Errno::NOENT)?;
+        let there = self.listeners.get(listener).ok_or(Errno::NOENT)?;
+        let reply = Reply::Listening { listener: listener.into(), at: there.at };
+        Ok(Outcome::Answer(reply, vec![there.eventfd.clone()]))
+    }
+
+    /// When the oldest ticket ends.
+    pub fn next_ticket(&self) -> Option<Instant> {
+        self.tickets.front().map(|(until, _)| *until)
+    }
+
+    /// A client whose ticket nobody has resumed in time: hang up on it.
+    pub fn expired_ticket(&mut self) -> Option<u32> {
+        while let Some((until, client)) = self.tickets.front().copied() {
+            if until > Instant::now() {
+                return None;
+            }
+            self.tickets.pop_front();
+            if self.clients.get(client).is_some_and(|client| client.ticket == Some(until)) {
+                return Some(client);
+            }
+        }
+        None
+    }
+}
