@@ -119,6 +119,7 @@ fn inside() {
     let (host_in, mut guest_out) = guest_to_host(&mut host, listener, &mut b);
     exchange_host((&host, &host_in), (&mut b, &mut guest_out));
     hostile(&mut c, &mut b);
+    spoiled(&mut host, listener, &mut b);
     exchange_host((&host, &host_in), (&mut b, &mut guest_out));
     stop.stop();
     thread.join().unwrap();
@@ -217,6 +218,19 @@ fn ends(host: &Client, connected: Connected, guest: &mut Guest, mut open: Open) 
         ended
     });
     assert_eq!(last, b"last words");
+    let connection = open.connection;
+    guest.close(open);
+    assert_eq!(guest.next(), Message::Ended { connection });
+}
+
+/// A stream's counters that cannot be end that stream, and no other.
+fn spoiled(host: &mut Client, listener: u64, guest: &mut Guest) {
+    let (connected, mut open) = guest_to_host(host, listener, guest);
+    guest.spoil(&open);
+    until("the program sees it", || host.read(&connected, 1000) == Err(Error::Reset));
+    until("the guest sees it", || guest.read(&mut open) == Err(Error::Reset));
+    assert_eq!(guest.status(), Some(RUNNING));
+    host.close(connected);
     let connection = open.connection;
     guest.close(open);
     assert_eq!(guest.next(), Message::Ended { connection });

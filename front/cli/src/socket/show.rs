@@ -14,7 +14,28 @@ pub(super) fn report(socket: &Path) -> Result<Report> {
         .with_context(|| format!("no socket engine answers at {}", socket.display()))
 }
 
-/// Programs, listeners and connections.
+/// Guests that have a socket function.
+fn guests(report: &Report) -> String {
+    let rows = report.guests.iter().map(|guest| {
+        let state = if guest.running { "running" } else { "-" };
+        [
+            printable(&guest.name),
+            printable(&guest.tenant),
+            guest.addresses.join(","),
+            state.into(),
+            guest.streams.to_string(),
+            guest.listeners.len().to_string(),
+            show(guest.sent),
+            show(guest.received),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    let header =
+        ["GUEST", "TENANT", "ADDRESSES", "STATE", "SOCKETS", "LISTENS", "SENT", "RECEIVED"];
+    table(header, &rows)
+}
+
+/// Programs, guests, listeners and connections.
 pub fn list(args: &SocketLsArgs) -> Result<i32> {
     let report = report(&args.engine.socket)?;
     if args.json {
@@ -37,6 +58,9 @@ pub fn list(args: &SocketLsArgs) -> Result<i32> {
     let rows: Vec<_> = rows.collect();
     let header = ["PID", "PROGRAM", "TENANT", "PROCESSES", "SOCKETS", "SENT", "RECEIVED"];
     crate::out::print(format_args!("{}", table(header, &rows)));
+    if !report.guests.is_empty() {
+        crate::out::print(format_args!("\n{}", guests(&report)));
+    }
     let rows = report.listeners.iter().map(|there| {
         let waiting = format!("{}/{}", there.waiting, there.backlog);
         [there.address.clone(), there.pid.to_string(), there.tenant.clone(), waiting]

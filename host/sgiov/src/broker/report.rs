@@ -45,14 +45,14 @@ pub struct Report {
     pub guests: Vec<crate::GuestReport>,
 }
 
-/// A network namespace.
+/// A network namespace, or a tenant of guests.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantReport {
     /// Its name of the policy, or its number, as `net:[4026531840]`.
     pub name: String,
     /// Addresses but loopback's.
     pub addresses: Vec<String>,
-    /// Families in it.
+    /// Families in it, or guests.
     pub families: u32,
     /// Open endpoints.
     pub endpoints: u32,
@@ -139,6 +139,7 @@ impl Broker {
             && let Some(guests) = self.remote.as_ref().and_then(|ways| ways.guests.as_ref())
         {
             report.guests = guests.report();
+            report.tenants = tenants_of(&report.guests);
         }
         let mut totals = std::collections::HashMap::<u32, (u64, u64)>::new();
         for (_, family) in self.families.iter().filter(|(_, family)| shown(family)) {
@@ -227,6 +228,28 @@ impl Broker {
     fn tenant_name(&self, namespace: u32) -> String {
         self.namespaces.get(namespace).map_or_else(String::new, crate::namespace::Namespace::name)
     }
+}
+
+/// Guests, by tenant.
+#[cfg(feature = "guests")]
+fn tenants_of(guests: &[crate::GuestReport]) -> Vec<TenantReport> {
+    let mut tenants = std::collections::BTreeMap::<&str, TenantReport>::new();
+    for guest in guests {
+        let tenant = tenants.entry(&guest.tenant).or_insert_with(|| TenantReport {
+            name: guest.tenant.clone(),
+            addresses: Vec::new(),
+            families: 0,
+            endpoints: 0,
+            sent: 0,
+            received: 0,
+        });
+        tenant.addresses.extend_from_slice(&guest.addresses);
+        tenant.families += 1;
+        tenant.endpoints += u32::try_from(guest.streams).unwrap_or(u32::MAX);
+        tenant.sent = tenant.sent.wrapping_add(guest.sent);
+        tenant.received = tenant.received.wrapping_add(guest.received);
+    }
+    tenants.into_values().collect()
 }
 
 /// What the kernel calls a process; nothing, when it has ended.

@@ -1,6 +1,7 @@
 //! The thread that speaks with guests and carries their streams.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Bound;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -183,13 +184,14 @@ impl Carrying {
 
     /// Looks at every guest. Whether there was something to do.
     fn attend(&mut self) -> bool {
-        let numbers: Vec<u32> = self.guests.keys().copied().collect();
-        let mut worked = false;
-        for guest in numbers {
+        let (mut worked, mut next) = (false, self.guests.keys().next().copied());
+        while let Some(guest) = next {
             match self.attend_one(guest) {
                 Ok(some) => worked |= some,
                 Err(why) => self.break_off(guest, why),
             }
+            let after = (Bound::Excluded(guest), Bound::Unbounded);
+            next = self.guests.range(after).next().map(|(guest, _)| *guest);
         }
         worked
     }
@@ -205,6 +207,7 @@ impl Carrying {
         match channel.attend()? {
             Attended::Over => {
                 self.lose(number);
+                self.look_for_vmms();
                 return Ok(true);
             }
             Attended::Suspended => {
@@ -377,6 +380,9 @@ impl Carrying {
     /// Has those streams that had nothing to do for so many looks say what they wait for; they are not looked at any
     /// more.
     fn rest(&mut self, looks: u8) {
+        // The number of a stream that has ended may be another's by now.
+        self.hot.sort_unstable();
+        self.hot.dedup();
         let (rested, mut hot): (Vec<u32>, Vec<u32>) = std::mem::take(&mut self.hot)
             .into_iter()
             .partition(|number| self.pairs.get(*number).is_some_and(|pair| pair.idle >= looks));

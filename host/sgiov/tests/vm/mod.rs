@@ -232,6 +232,13 @@ impl Guest {
         self.say(Message::Closed { connection: open.connection });
     }
 
+    /// Says of a stream what cannot be.
+    pub fn spoil(&mut self, open: &Open) {
+        let inbox = self.arena.inbox(open.line.stream, Side::One);
+        inbox.tail.store(1 << 30, std::sync::atomic::Ordering::Relaxed);
+        self.signal(open, true);
+    }
+
     /// Sleeps until the interrupt, which `other` is the reason for.
     pub fn wakes_up(&mut self, open: &Open, other: &mut Self, others: &Open) {
         assert!(!self.stream(open).arm_data(1).unwrap());
