@@ -160,17 +160,17 @@ fn the_machine_reaches_who_listens() {
 
 #[test]
 fn a_machine_that_serves_no_more_resets_all_and_the_kernel_goes_on() {
-    for protocol in [false, true] {
+    for how in 0..3 {
         let machine = Machine::new();
         let guest = Guest::new(&machine, true);
         let mut client = guest.attach();
         let c = connect(&mut client, there(machine::ECHO));
         echo(&client, &c, b"x");
-        if protocol {
+        match how {
             // What was never asked for cannot be connected.
-            machine.say(Message::Connected { connection: 99 });
-        } else {
-            machine.break_off(Broken::Unserved);
+            0 => machine.say(Message::Connected { connection: 99 }),
+            1 => machine.break_off(Broken::Unserved),
+            _ => machine.vanish(),
         }
         assert_eq!(client.read(&c, 1), Err(Error::Reset));
         let begun = Instant::now();

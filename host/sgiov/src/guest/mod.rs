@@ -99,6 +99,8 @@ fn broken(status: u32) -> Option<FunctionError> {
         (Broken::Unserved, "the machine's socket engine has ended"),
     ];
     let known = reasons.iter().find(|(reason, _)| reason.status() == status);
-    let text = known.map_or("for no reason that this engine knows", |(_, text)| text);
+    let gone = (status == u32::MAX).then_some("it is gone");
+    let text = known.map(|(_, text)| *text).or(gone);
+    let text = text.unwrap_or("for no reason that this engine knows");
     (status & BROKEN != 0).then_some(FunctionError::Broken(text))
 }

@@ -34,6 +34,10 @@ const SHIFT: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often one without interrupts is looked at.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// How often it is asked whether it is there still, while there are streams: one that is gone does not interrupt.
+const PULSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+/// At least so long after it was asked last.
+const BETWEEN: Duration = Duration::from_millis(400);
 
 const INTERRUPT: u64 = u64::MAX;
 const AGAIN: u64 = u64::MAX - 1;
@@ -49,9 +53,10 @@ pub struct FunctionRemote {
     epoll: OwnedFd,
     /// Raised when there is more to do than a turn had room for.
     again: OwnedFd,
-    /// Without interrupts.
-    timer: Option<OwnedFd>,
+    timer: OwnedFd,
     is_looking: bool,
+    /// When it was asked last whether it is there.
+    asked: Instant,
     families: HashMap<u32, Family>,
     arenas: Arenas,
     streams: Streams,
@@ -63,7 +68,7 @@ pub struct FunctionRemote {
 }
 
 impl FunctionRemote {
-    /// Resets the function and starts it.
+    /// Resets the function, starts it, and waits until the machine's engine has answered.
     ///
     /// # Errors
     /// [`FunctionError`].
@@ -73,13 +78,10 @@ impl FunctionRemote {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let again = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         watch(&epoll, again.as_fd(), AGAIN)?;
-        let timer = match device.interrupt() {
-            Some(interrupt) => {
-                watch(&epoll, interrupt, INTERRUPT)?;
-                None
-            }
-            None => Some(timer(&epoll)?),
-        };
+        if let Some(interrupt) = device.interrupt() {
+            watch(&epoll, interrupt, INTERRUPT)?;
+        }
+        let timer = timer(&epoll)?;
         for (half, value) in [control.at as u32, (control.at >> 32) as u32].into_iter().enumerate()
         {
             device.write(register::MEMORY + half as u64 * 4, value);
@@ -96,6 +98,7 @@ impl FunctionRemote {
             again,
             timer,
             is_looking,
+            asked: Instant::now(),
             families,
             arenas,
             streams,
@@ -111,8 +114,24 @@ impl FunctionRemote {
         }
         remote.device.unmask();
         remote.say(Message::Hello { version: VERSION });
+        if let Err(why) = remote.await_welcome() {
+            remote.stop();
+            return Err(why);
+        }
         slipway_eventfd::raise(remote.again.as_fd());
         Ok(remote)
+    }
+
+    fn await_welcome(&mut self) -> Result<(), FunctionError> {
+        let begun = Instant::now();
+        while !self.welcome {
+            self.turn()?;
+            if begun.elapsed() > PATIENCE {
+                return Err(FunctionError::Stuck("answer"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// Resets the function, and gives up the memory that it knows. What it may go on to touch stays as it is.
@@ -343,8 +362,9 @@ impl FunctionRemote {
                 AGAIN => drop(slipway_eventfd::drain(self.again.as_fd())),
                 TIMER => {
                     let mut ticks = [0; 8];
-                    if let Some(timer) = &self.timer {
-                        let _ = rustix::io::read(timer, &mut ticks);
+                    let _ = rustix::io::read(&self.timer, &mut ticks);
+                    if self.asked.elapsed() > BETWEEN {
+                        self.ask();
                     }
                 }
                 family => {
@@ -355,14 +375,20 @@ impl FunctionRemote {
         }
     }
 
+    /// Whether it runs still.
+    fn ask(&mut self) {
+        self.asked = Instant::now();
+        if let Some(error) = broken(self.device.read(register::STATUS)) {
+            self.fail(&error);
+        }
+    }
+
     fn interrupted(&mut self) {
         self.device.take_interrupt();
         let cause = self.device.read(register::CAUSE);
         self.device.unmask();
-        if cause & BROKEN != 0
-            && let Some(error) = broken(self.device.read(register::STATUS))
-        {
-            self.fail(&error);
+        if cause & BROKEN != 0 {
+            self.ask();
         }
     }
 
@@ -389,19 +415,21 @@ impl FunctionRemote {
         self.families.values().for_each(|family| family.set_asleep(false));
     }
 
-    /// Has one without interrupts looked at while there is somebody to look for.
+    /// Has it looked at while there is somebody to look for: for its work, or for whether it is there.
     fn look_or_not(&mut self) {
-        let Some(timer) = &self.timer else {
-            return;
+        let (anybody, period) = if self.device.interrupt().is_some() {
+            (!self.streams.is_empty(), PULSE)
+        } else {
+            let speaks = !self.waiting.is_empty() || !self.welcome;
+            (speaks || !self.streams.is_empty() || !self.listeners.is_empty(), NAP)
         };
-        let anybody =
-            !self.streams.is_empty() || !self.listeners.is_empty() || !self.waiting.is_empty();
-        let wanted = self.control.is_some() && (anybody || !self.welcome);
+        let wanted = self.control.is_some() && anybody;
         if wanted != self.is_looking {
             self.is_looking = wanted;
-            let nap = if wanted { NAP } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
+            let nap = if wanted { period } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
             let period = Itimerspec { it_interval: nap, it_value: nap };
-            let _ = rustix::time::timerfd_settime(timer, TimerfdTimerFlags::empty(), &period);
+            let flags = TimerfdTimerFlags::empty();
+            let _ = rustix::time::timerfd_settime(&self.timer, flags, &period);
         }
     }
 
@@ -431,7 +459,8 @@ fn begin(device: &mut dyn Device) -> Result<Piece, FunctionError> {
 fn reset(device: &mut dyn Device) -> bool {
     device.write(register::CONTROL, 0);
     let begun = Instant::now();
-    while device.read(register::STATUS) != 0 {
+    // A device that is gone reads as ones.
+    while !matches!(device.read(register::STATUS), 0 | u32::MAX) {
         if begun.elapsed() > PATIENCE {
             return false;
         }

@@ -84,6 +84,7 @@ impl InterruptSink for Pin {
 
 struct Bus {
     pci: Pci,
+    gone: bool,
     map: DmaMap,
     next: u64,
 }
@@ -106,7 +107,7 @@ impl Machine {
         let parts = Parts { memory: map.memory(), interrupt, peer: Waker::from(bell.clone()) };
         let (mut pci, peer) = Pci::new(parts);
         pci.config_write(4, &[6, 0]);
-        let bus = Arc::new(Mutex::new(Bus { pci, map, next: PIECE as u64 }));
+        let bus = Arc::new(Mutex::new(Bus { pci, gone: false, map, next: PIECE as u64 }));
         let engine = bell.clone();
         let thread = Some(std::thread::spawn(move || serve(&peer, &engine)));
         Self { bus, pin, bell, thread }
@@ -115,6 +116,11 @@ impl Machine {
     pub fn device(&self, interrupts: bool) -> Taken {
         let (bus, pin) = (self.bus.clone(), self.pin.clone());
         Taken { bus, pin, interrupts, lie: None, unmapped: false }
+    }
+
+    /// From now on nothing answers.
+    pub fn vanish(&self) {
+        self.bus.lock().unwrap().gone = true;
     }
 
     pub fn say(&self, message: Message) {
@@ -166,7 +172,11 @@ impl Device for Taken {
             return value;
         }
         let mut bytes = [0; 4];
-        self.bus.lock().unwrap().pci.read(0, offset, &mut bytes);
+        let bus = &mut self.bus.lock().unwrap();
+        if bus.gone {
+            return u32::MAX;
+        }
+        bus.pci.read(0, offset, &mut bytes);
         u32::from_le_bytes(bytes)
     }
 

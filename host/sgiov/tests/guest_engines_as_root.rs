@@ -1,0 +1,235 @@
+//! Engines of guests and the machine's, over the functions' vfio-user sockets: all of it but the virtual machines.
+//! Needs root: the test runs itself in a network namespace of its own, with the guests' addresses.
+#![cfg(feature = "guests")]
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+mod client;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use client::{Client, Connected, PATIENCE, readable};
+use rustix::event::{EventfdFlags, eventfd};
+use slipway_netlink::{Address as Own, LinkChange, Netlink};
+use slipway_ram::Lasting;
+use slipway_ring::cross::Error;
+use slipway_sgiov::guest::{Device, FunctionRemote, Piece};
+use slipway_sgiov::{Engine, Function, Settings, Stop, report, serve_function};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::NOT_OURS;
+use slipway_sgiov_spec::function::PIECE;
+use slipway_vfio_user::client::Client as Vmm;
+use slipway_vfio_user_spec::IrqSetFlags;
+
+const NAME: &str = "programs_in_two_guests_talk";
+const A: [u8; 4] = [10, 9, 0, 1];
+const B: [u8; 4] = [10, 9, 0, 2];
+
+#[test]
+fn programs_in_two_guests_talk() {
+    if std::env::var("SLIPWAY_TEST_ROLE").is_ok() {
+        return inside();
+    }
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: {NAME}: needs root");
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", NAME, "--nocapture"]).env("SLIPWAY_TEST_ROLE", "inside");
+    // SAFETY: unshare(2) may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| match libc::unshare(libc::CLONE_NEWNET) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    assert!(command.status().unwrap().success());
+}
+
+fn set_up_addresses() {
+    let mut netlink = Netlink::open().unwrap();
+    let lo = netlink.link("lo").unwrap().unwrap();
+    netlink.change(lo.index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
+    for ip in [A, B] {
+        netlink.add_address(&Own { index: lo.index, address: ip.into(), prefix: 24 }).unwrap();
+    }
+}
+
+/// A function over its socket, as a guest's driver would have it behind a VMM.
+struct Wire {
+    vmm: Vmm,
+    pin: OwnedFd,
+    next: u64,
+}
+
+impl Device for Wire {
+    fn read(&mut self, offset: u64) -> u32 {
+        // A function that is gone reads as a PCI bus has it.
+        self.vmm.read_u32(0, offset).unwrap_or(u32::MAX)
+    }
+
+    fn write(&mut self, offset: u64, value: u32) {
+        let _ = self.vmm.write(0, offset, &value.to_le_bytes());
+    }
+
+    fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.pin.as_fd())
+    }
+
+    fn take_interrupt(&mut self) {
+        slipway_eventfd::drain(self.pin.as_fd());
+    }
+
+    /// Each interrupt masks the line.
+    fn unmask(&mut self) {
+        let flags = IrqSetFlags::DATA_NONE | IrqSetFlags::UNMASK;
+        let _ = self.vmm.set_irqs(flags, 0, 0, 1, &[], &[]);
+    }
+
+    fn piece(&mut self) -> std::io::Result<Piece> {
+        let (memory, at) = (Lasting::new("guest", PIECE)?, self.next);
+        self.next += PIECE as u64;
+        self.vmm.map(at, PIECE as u64, memory.file().unwrap(), 0, true).unwrap();
+        Ok(Piece { memory, at })
+    }
+}
+
+/// An engine on a thread of its own.
+struct Running {
+    dir: tempfile::TempDir,
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn new(settings: Settings) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let mut engine = Engine::bind(Settings { socket, ..settings }).unwrap();
+        let stop = engine.stop();
+        let thread = Some(std::thread::spawn(move || engine.run().unwrap()));
+        Self { dir, stop, thread }
+    }
+
+    /// A guest's, whose function `machine` serves.
+    fn guest(machine: &Self, name: &str, ip: [u8; 4]) -> Self {
+        let path = machine.dir.path().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        let function = Function {
+            name: name.into(),
+            tenant: "network:one".into(),
+            addresses: vec![ip.into()],
+        };
+        let asked = serve_function(&machine.socket(), listener.as_fd(), &function).unwrap();
+        let mut vmm = Vmm::connect(&path, PATIENCE).unwrap();
+        drop(asked);
+        let pin = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        vmm.route_irqs(0, 0, 1, &[pin.as_fd()]).unwrap();
+        let device = Wire { vmm, pin, next: PIECE as u64 };
+        let remote = FunctionRemote::start(Box::new(device)).unwrap();
+        Self::new(Settings { remote: Some(Box::new(remote)), ..Settings::default() })
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.dir.path().join("s")
+    }
+
+    fn attach(&self) -> Client {
+        Client::attach(&self.socket())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn listeners(machine: &Path) -> usize {
+    report(machine).unwrap().guests.iter().map(|guest| guest.listeners.len()).sum()
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Sends `bytes` one way, both ends in turn, and compares.
+fn send((from, out): (&Client, &Connected), (to, into): (&Client, &Connected), bytes: &[u8]) {
+    let (mut sent, mut got) = (0, Vec::new());
+    while got.len() < bytes.len() {
+        sent += from.write(out, &bytes[sent..]).unwrap();
+        got.extend(to.read(into, 1 << 20).unwrap());
+    }
+    assert!(got == bytes, "other bytes came");
+}
+
+fn inside() {
+    set_up_addresses();
+    let machine = Running::new(Settings { guests: true, ..Settings::default() });
+    let guests = [Running::guest(&machine, "a", A), Running::guest(&machine, "b", B)];
+    let (mut server, mut client) = (guests[0].attach(), guests[1].attach());
+    let (listener, waits) = server.listen(Address::v4([0; 4], 80), 64);
+    until("the machine knows of the listener", || listeners(&machine.socket()) == 1);
+    let (from, to) = (Address::v4(B, 0), Address::v4(A, 80));
+    let mut pairs = Vec::new();
+    for _ in 0..40 {
+        let c = client.connect_from(from, to).unwrap();
+        assert!(readable(waits.as_fd(), PATIENCE));
+        let s = server.accept(listener).unwrap();
+        assert_eq!((s.endpoint.local, s.endpoint.peer.ip), (to, from.ip));
+        pairs.push((c, s));
+    }
+    let bytes: Vec<u8> = (0..2_000_000_u32).map(|n| (n % 251) as u8).collect();
+    for (number, (c, s)) in pairs.iter().enumerate() {
+        let part = if number == 0 { &bytes[..] } else { &bytes[number..number + 3000] };
+        send((&client, c), (&server, s), part);
+        send((&server, s), (&client, c), part);
+    }
+    assert_eq!(client.connect_from(from, Address::v4(A, 81)).err(), Some(NOT_OURS));
+    let sent: u64 = report(&machine.socket()).unwrap().guests.iter().map(|guest| guest.sent).sum();
+    assert!(sent >= 4_000_000, "{sent}");
+    // An end is an end, and what was unread is a reset.
+    let (c, s) = pairs.pop().unwrap();
+    client.close(c);
+    assert_eq!(server.read(&s, 1).unwrap(), b"");
+    server.close(s);
+    let (c, s) = pairs.pop().unwrap();
+    client.write(&c, b"nobody reads all of this").unwrap();
+    assert_eq!(server.read(&s, 1).unwrap(), b"n");
+    server.close(s);
+    assert_eq!(client.read(&c, 1), Err(Error::Reset));
+    client.close(c);
+    // A program that is killed, and then a guest with all that it has.
+    let (c, s) = (client.connect_from(from, to).unwrap(), server.accept(listener).unwrap());
+    send((&client, &c), (&server, &s), b"last words");
+    drop(client);
+    assert_eq!(server.read(&s, 1).unwrap(), b"");
+    let mut client = guests[1].attach();
+    let (c, s) = (client.connect_from(from, to).unwrap(), server.accept(listener).unwrap());
+    send((&server, &s), (&client, &c), b"to who goes on");
+    drop(server);
+    let [a, b] = guests;
+    drop(a);
+    until("the machine has forgotten the guest", || {
+        report(&machine.socket()).unwrap().guests.len() == 1
+    });
+    assert_ne!(client.connect_from(from, to).err(), None);
+    // The machine's engine ends: what the other guest has is reset, its own streams are not.
+    let (listener, _) = client.listen(Address::v4([127, 0, 0, 1], 7000), 5);
+    let mut other = b.attach();
+    let here = other.connect(Address::v4([127, 0, 0, 1], 7000)).unwrap();
+    let there = client.accept(listener).unwrap();
+    drop(machine);
+    send((&other, &here), (&client, &there), b"in the same guest");
+}
