@@ -12,6 +12,7 @@
 //! - `keeper`: eventfds of connections beyond what one table of descriptors holds;
 //! - `guests` (a feature): guests' socket functions, and streams with a guest at one end; `ways`: both kinds of carriers
 //!   side by side;
+//! - [`guest`]: what this engine is in a guest, whose streams to other machines go through such a function;
 //! - `table`: a family's memory from the engine's side; `wire`: messages.
 //!
 //! # Hostile programs
