@@ -145,6 +145,10 @@ pub unsafe extern "C" fn epoll_ctl(
             let done = kernel();
             if done == 0 {
                 sys!(SYS_epoll_ctl, set, how, listener.eventfd.as_raw_fd(), event);
+                guard(|| {
+                    remember(set, how, fd, &object, wanted);
+                    Ok(0)
+                });
             }
             done
         }
@@ -152,17 +156,22 @@ pub unsafe extern "C" fn epoll_ctl(
             let done = kernel();
             if done == 0 {
                 guard(|| {
-                    match (how, wanted) {
-                        (libc::EPOLL_CTL_DEL, _) => drop(leave(set, fd, &object)),
-                        (_, Some((events, data))) => admit(set, fd, &object, events, data, None),
-                        _ => {}
-                    }
+                    remember(set, how, fd, &object, wanted);
                     Ok(0)
                 });
             }
             done
         }
         _ => kernel(),
+    }
+}
+
+/// Notes what the kernel's set was told of what is the kernel's and may change.
+fn remember(set: c_int, how: c_int, fd: c_int, object: &Ref, wanted: Option<(u32, u64)>) {
+    match (how, wanted) {
+        (libc::EPOLL_CTL_DEL, _) => drop(leave(set, fd, object)),
+        (_, Some((events, data))) => admit(set, fd, object, events, data, None),
+        _ => {}
     }
 }
 
@@ -306,6 +315,7 @@ pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
     let Kind::Listener(listener) = object.kind() else { return };
     if let Some((events, data)) = leave(set, fd, object) {
         control(set, libc::EPOLL_CTL_ADD, listener.eventfd.as_raw_fd(), events, data);
+        admit(set, fd, object, events, data, None);
     }
 }
 

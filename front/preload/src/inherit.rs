@@ -105,6 +105,9 @@ fn listeners(family: &Arc<Family>, mut sockets: Vec<c_int>) {
             family: family.clone(),
             number,
             eventfd,
+            // Nobody says what it was; the engine's limit is the kernel's.
+            backlog: libc::SOMAXCONN,
+            not_before: 0.into(),
             domain: real::tcp_domain(fd).unwrap_or(libc::AF_INET),
             nonblock: AtomicBool::new(flags & libc::O_NONBLOCK != 0),
             timeout: AtomicI32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32),

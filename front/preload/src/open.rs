@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use libc::{c_int, sockaddr, sockaddr_in, socklen_t};
 use slipway_socket::hidden::{self, Hidden};
@@ -23,6 +23,10 @@ pub struct Listener {
     /// Readable when a connection waits in the engine's queue.
     pub eventfd: Hidden,
     pub domain: c_int,
+    /// As the program gave it to listen(2).
+    pub backlog: c_int,
+    /// Monotonic milliseconds before which it is not registered again.
+    pub not_before: AtomicU64,
     /// What the program set as `O_NONBLOCK`.
     pub nonblock: AtomicBool,
     /// `SO_RCVTIMEO` in milliseconds, as it was when it began to listen.
@@ -205,8 +209,59 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 }
 
 fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
-    let Some(family) = session::family() else { return };
-    let Some(at) = own_address(fd) else { return };
+    let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
+    let timeout = crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32;
+    let Some(listener) = register(fd, backlog, domain, flags & libc::O_NONBLOCK != 0, timeout)
+    else {
+        return;
+    };
+    sys!(SYS_fcntl, fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+    let object = fds::make(Kind::Listener(listener));
+    let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
+    fds::put(fd, &object);
+    for (set, number) in waiting.into_iter().flatten() {
+        epoll::became_listener(set, number, &object);
+    }
+}
+
+/// Milliseconds from one try to register a listener again to the next.
+const PAUSE: u64 = 200;
+
+/// Registers a listener again whose engine has gone: at a connection by the kernel, which is what connections are
+/// until then.
+#[cold]
+fn register_again(fd: c_int, before: &Ref) {
+    let Kind::Listener(old) = before.kind() else { return };
+    let now = Deadline::now() / 1_000_000;
+    if now < old.not_before.load(Ordering::Relaxed) {
+        return;
+    }
+    old.not_before.store(now + PAUSE, Ordering::Relaxed);
+    let (nonblock, timeout) =
+        (old.nonblock.load(Ordering::Relaxed), old.timeout.load(Ordering::Relaxed));
+    let Some(new) = register(fd, old.backlog, old.domain, nonblock, timeout) else { return };
+    let object = fds::make(Kind::Listener(new));
+    let waiting = std::mem::take(&mut *before.sets.hold());
+    for (number, known) in fds::all(0, c_int::MAX - 1) {
+        if std::ptr::eq(known.object(), before.object()) {
+            fds::put(number, &object);
+        }
+    }
+    for (set, number) in waiting {
+        epoll::became_listener(set, number, &object);
+    }
+}
+
+/// Tells the engine of a socket of the kernel's that listens.
+fn register(
+    fd: c_int,
+    backlog: c_int,
+    domain: c_int,
+    nonblock: bool,
+    timeout: i32,
+) -> Option<Listener> {
+    let family = session::family()?;
+    let at = own_address(fd)?;
     let option = |level, name| real::option(fd, level, name).unwrap_or(0);
     let shared = option(libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
     let v6_only = domain == libc::AF_INET6 && option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
@@ -217,23 +272,24 @@ fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
         Ok(listening) => listening,
         Err(error) => {
             session::log(format_args!("port {} is the kernel's alone: {error}", at.port));
-            return;
+            return None;
         }
     };
-    let Ok(eventfd) = Hidden::new(listening.eventfd) else { return };
-    let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
-    sys!(SYS_fcntl, fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
-    let nonblock = AtomicBool::new(flags & libc::O_NONBLOCK != 0);
-    let timeout = AtomicI32::new(crate::options::timeout_of(fd, libc::SO_RCVTIMEO) as i32);
-    let number = listening.listener;
-    let listener = Listener { family, number, eventfd, domain, nonblock, timeout };
-    listener.set_nonblock(flags & libc::O_NONBLOCK != 0);
-    let object = fds::make(Kind::Listener(listener));
-    let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
-    fds::put(fd, &object);
-    for (set, number) in waiting.into_iter().flatten() {
-        epoll::became_listener(set, number, &object);
-    }
+    let eventfd = Hidden::new(listening.eventfd).ok()?;
+    let (number, timeout) = (listening.listener, AtomicI32::new(timeout));
+    let (not_before, nonblocking) = (AtomicU64::new(0), nonblock.into());
+    let listener = Listener {
+        family,
+        number,
+        eventfd,
+        domain,
+        backlog,
+        not_before,
+        nonblock: nonblocking,
+        timeout,
+    };
+    listener.set_nonblock(nonblock);
+    Some(listener)
 }
 
 /// A new descriptor of the kernel's: if its number was ours, that was closed behind our back.
@@ -268,7 +324,7 @@ pub unsafe extern "C" fn accept4(
     };
     match object.kind() {
         Kind::Listener(listener) => {
-            guard(|| accept_either(fd, listener, from, length, flags)) as c_int
+            guard(|| accept_either(fd, &object, listener, from, length, flags)) as c_int
         }
         Kind::Stream(_) => fail(Errno::INVAL) as c_int,
         _ => sys!(SYS_accept4, fd, from, length, flags) as c_int,
@@ -277,6 +333,7 @@ pub unsafe extern "C" fn accept4(
 
 fn accept_either(
     fd: c_int,
+    object: &Ref,
     listener: &Listener,
     from: *mut sockaddr,
     length: *mut socklen_t,
@@ -299,6 +356,9 @@ fn accept_either(
         let new = sys!(SYS_accept4, fd, from, length, flags);
         if new >= 0 {
             fresh(new as c_int);
+            if listener.family.look() && !fds::is_borrowed() {
+                register_again(fd, object);
+            }
             return Ok(new as usize);
         }
         let errno = Errno::from_raw_os_error(real::errno());
