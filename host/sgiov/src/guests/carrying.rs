@@ -8,10 +8,9 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use rustix::io::Errno;
 use slipway_family::Family;
-use slipway_ring::cross::{heavy, is_told_surely};
 use slipway_sgiov_function::{Attended, Broken, Peer};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::Message;
@@ -28,10 +27,6 @@ use crate::slab::Slab;
 
 /// How long it looks for more after the last work before it sleeps.
 const POLL: Duration = Duration::from_micros(50);
-/// For how long it sleeps where a program cannot be sure to wake it.
-const NAP: Duration = Duration::from_millis(1);
-/// How long a stream rests before its memory is given up.
-const REST: Duration = Duration::from_secs(1);
 /// Looks that find nothing after which a stream is armed.
 const PATIENCE: u8 = 64;
 /// Signals of a guest or a family that are taken at a time.
@@ -41,7 +36,7 @@ const MESSAGES: usize = 64;
 /// Messages that a guest may leave unread before it is not heard.
 const BACKLOG: usize = 1024;
 /// Number in epoll of what wakes the thread, beyond those of families.
-const WAKE: u64 = u64::MAX;
+pub const WAKE: u64 = u64::MAX;
 
 /// What is to be done.
 pub enum Command {
@@ -74,19 +69,19 @@ pub struct Carrying {
     pub hosts: HashMap<u32, u32>,
     /// The same, by family and entry.
     pub entries: HashMap<(u32, u32), u32>,
-    families: HashMap<u32, Family>,
-    hot: Vec<u32>,
-    resting: VecDeque<u32>,
+    pub families: HashMap<u32, Family>,
+    pub hot: Vec<u32>,
+    pub resting: VecDeque<u32>,
     pub book: Arc<Book>,
     pub policy: Policy,
     pub log: Log,
-    hears: bool,
-    epoll: OwnedFd,
+    pub hears: bool,
+    pub epoll: OwnedFd,
     commands: Receiver<Command>,
-    wake: Arc<Bell>,
-    news: Sender<News>,
+    pub wake: Arc<Bell>,
+    pub news: Sender<News>,
     notice: Arc<Bell>,
-    told: bool,
+    pub told: bool,
 }
 
 impl Carrying {
@@ -271,7 +266,7 @@ impl Carrying {
     }
 
     /// Takes families' signals. Whether there were any.
-    fn listen(&mut self) -> bool {
+    pub fn listen(&mut self) -> bool {
         let (mut stirred, mut some, mut spoiled) = (Vec::new(), false, None);
         for (number, family) in &mut self.families {
             for _ in 0..SIGNALS {
@@ -377,67 +372,8 @@ impl Carrying {
         }
     }
 
-    /// Has those streams that had nothing to do for so many looks say what they wait for; they are not looked at any
-    /// more.
-    fn rest(&mut self, looks: u8) {
-        // The number of a stream that has ended may be another's by now.
-        self.hot.sort_unstable();
-        self.hot.dedup();
-        let (rested, mut hot): (Vec<u32>, Vec<u32>) = std::mem::take(&mut self.hot)
-            .into_iter()
-            .partition(|number| self.pairs.get(*number).is_some_and(|pair| pair.idle >= looks));
-        let mut sound = Vec::with_capacity(rested.len());
-        for number in rested {
-            let pair = self.pairs.get_mut(number);
-            if pair.is_some_and(|pair| pair.wish(&self.guests)) {
-                sound.push(number);
-            } else {
-                hot.push(number);
-            }
-        }
-        if !sound.is_empty() {
-            heavy();
-        }
-        let now = Instant::now();
-        for number in sound {
-            let Some(pair) = self.pairs.get_mut(number) else { continue };
-            pair.idle = 0;
-            if pair.settle(&self.guests) {
-                hot.push(number);
-                continue;
-            }
-            pair.hot = false;
-            if pair.has_memory() && pair.resting.replace(now).is_none() {
-                self.resting.push_back(number);
-            }
-        }
-        self.hot = hot;
-    }
-
-    /// Gives up memory of streams that have rested long enough. When to look again.
-    fn trim(&mut self) -> Option<Duration> {
-        let now = Instant::now();
-        while let Some(number) = self.resting.front().copied() {
-            let Some(since) = self.pairs.get(number).and_then(|pair| pair.resting) else {
-                self.resting.pop_front();
-                continue;
-            };
-            if now - since < REST {
-                return Some(REST - (now - since));
-            }
-            self.resting.pop_front();
-            if let Some(pair) = self.pairs.get_mut(number) {
-                pair.resting = None;
-                if !pair.hot {
-                    pair.trim(&self.guests);
-                }
-            }
-        }
-        None
-    }
-
     /// Passes on what happened.
-    fn tell(&mut self) {
+    pub fn tell(&mut self) {
         for guest in self.guests.values_mut() {
             if let Some(channel) = &mut guest.channel {
                 channel.tell();
@@ -445,66 +381,6 @@ impl Carrying {
         }
         if std::mem::take(&mut self.told) {
             std::task::Wake::wake_by_ref(&self.notice);
-        }
-    }
-
-    /// Sleeps until something is told, unless something was meanwhile.
-    fn sleep(&mut self) {
-        self.look_for_vmms();
-        self.rest(0);
-        self.tell();
-        if !self.hot.is_empty() {
-            return;
-        }
-        self.families.values().for_each(|family| family.set_asleep(true));
-        heavy();
-        let channels = self.guests.values_mut().filter_map(|guest| guest.channel.as_mut());
-        // All of them, so that each has its word.
-        let quiet = channels.fold(true, |quiet, channel| channel.sleep() & quiet);
-        if quiet && !self.listen() {
-            self.wait();
-        }
-        self.families.values().for_each(|family| family.set_asleep(false));
-        let channels = self.guests.values().filter_map(|guest| guest.channel.as_ref());
-        channels.for_each(slipway_sgiov_function::Channel::awake);
-    }
-
-    /// Tells of functions whose VMM has gone.
-    fn look_for_vmms(&mut self) {
-        for (number, guest) in &self.guests {
-            if super::serve::is_over(&guest.control) {
-                self.told |= self.news.send(News::Gone(*number)).is_ok();
-            }
-        }
-    }
-
-    fn wait(&mut self) {
-        let mut patience = self.trim();
-        let is_told = self.hears && is_told_surely();
-        if !self.hosts.is_empty() && !is_told {
-            patience = Some(NAP);
-        }
-        let napped = patience == Some(NAP);
-        let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
-        let none = epoll::EventFlags::empty();
-        let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; 64];
-        let count = epoll::wait(&self.epoll, &mut events, patience.as_ref()).unwrap_or(0);
-        for event in &events[..count] {
-            let drained = match event.data.u64() {
-                WAKE => slipway_eventfd::drain(self.wake.0.as_fd()),
-                number => {
-                    let family = u32::try_from(number).ok().and_then(|n| self.families.get(&n));
-                    family.is_none_or(Family::lower_bell)
-                }
-            };
-            if !drained {
-                // Its own program sees to it that it never is: no harm but its own share of wakes.
-                std::thread::yield_now();
-            }
-        }
-        if napped {
-            let all: Vec<u32> = self.hosts.values().copied().collect();
-            all.into_iter().for_each(|pair| self.stir(pair));
         }
     }
 

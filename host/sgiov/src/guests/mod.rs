@@ -4,7 +4,7 @@
 //! does with the registers is done there. A thread of its own (`carrying`) has the channels of all guests and all
 //! streams that have a guest at one end at least: it speaks with the guests (`talk`), and copies from one end's FIFO
 //! into the other's, once (`pair`). It takes turns, with so many bytes for a stream in each; a stream with nothing to do is
-//! armed and costs nothing, and with none to do anything the thread sleeps.
+//! armed and costs nothing, and with none to do anything the thread sleeps (`sleep`).
 //!
 //! Nothing a guest writes is believed: `slipway_sgiov_function` checks memory, messages and counters, and here a
 //! guest that names what is not its own, or uses a number twice, has its function broken. A stream that is
@@ -15,6 +15,7 @@ mod carrying;
 mod guest;
 mod pair;
 mod serve;
+mod sleep;
 mod talk;
 
 use std::collections::{HashMap, HashSet};
