@@ -10,6 +10,8 @@
 //!
 //! [`App`]s are programs as they are, over the same ways: iperf3, wrk and nginx, Redis.
 //!
+//! Fair shares are measured by [`drf`], without programs.
+//!
 //! Processor time is that of both programs, of the engines where there are any, and of the kernel's threads for
 //! what it does between them. It is read from outside, from the clocks that the kernel keeps.
 //!
@@ -20,6 +22,7 @@ mod apps;
 mod board;
 mod compare;
 mod cost;
+pub mod drf;
 mod engine;
 mod load;
 mod net;

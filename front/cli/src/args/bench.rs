@@ -190,6 +190,10 @@ pub struct SocketArgs {
     /// names any): iperf3, wrk with nginx and with a proxy before it, redis-benchmark
     #[arg(long)]
     pub apps: bool,
+    /// Fair shares instead: the example of SG-IOV's slides, random mixes of tenants on executors of set rates, one
+    /// that floods; measured, by the formula, and by an independent script
+    #[arg(long, conflicts_with_all = ["only", "load", "apps"])]
+    pub drf: bool,
     #[command(flatten)]
     pub turns: TurnsArgs,
     /// Five loads, two short turns at most: shows that everything works, in seconds

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use slipway_bench::block::native::Cpus;
+use slipway_bench::socket::drf::{DrfPlan, DrfReport, drf_plot, drf_table, measure_drf};
 use slipway_bench::socket::peer::OpenSsl;
 use slipway_bench::socket::{
     App, AppRun, Certificate, Engine, Net, SocketLoad, SocketPlan, SocketReport, SocketTurn, Way,
@@ -59,6 +60,10 @@ pub fn socket(args: &SocketArgs) -> Result<i32> {
         list(args)?;
         return Ok(0);
     }
+    if args.drf {
+        reports::show(&args.report, || shares(args))?;
+        return Ok(0);
+    }
     reports::show(&args.report, || run(args))?;
     Ok(0)
 }
@@ -93,6 +98,45 @@ impl Report for SocketReport {
     fn since(&self, before: &Self, _colour: bool) -> String {
         compare_sockets(before, self)
     }
+}
+
+impl Report for DrfReport {
+    fn from_json(text: &str) -> Result<Self> {
+        Self::from_json(text)
+    }
+
+    fn to_json(&self) -> Result<String> {
+        self.to_json()
+    }
+
+    fn title(&self) -> String {
+        format!("fair shares on {}", self.environment.machine)
+    }
+
+    fn picture(&self, title: &str) -> Result<String> {
+        drf_plot(self, title)
+    }
+
+    fn table(&self, colour: bool) -> String {
+        drf_table(self, colour)
+    }
+
+    fn since(&self, before: &Self, _colour: bool) -> String {
+        format!("before:\n{}", drf_table(before, false))
+    }
+}
+
+/// Shares of simulated executors.
+fn shares(args: &SocketArgs) -> Result<DrfReport> {
+    let plan = if args.quick { DrfPlan::quick() } else { DrfPlan::full() };
+    let bar = progress();
+    let environment = super::environment("none".to_owned());
+    let report = measure_drf(plan, environment, super::command_line(), |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    report
 }
 
 fn list(args: &SocketArgs) -> Result<()> {

@@ -1,0 +1,91 @@
+//! A report of shares as tables for a terminal.
+
+use super::report::largest;
+use super::{DrfCase, DrfReport};
+use crate::table::titled;
+
+/// Bytes per second of one unit of the slides.
+const UNIT: f64 = super::mix::UNIT;
+
+/// The example of the slides tenant by tenant, then what mixes and floods were off by, the farthest first. Ended by
+/// a newline; bold headings when `colour`.
+pub fn drf_table(report: &DrfReport, colour: bool) -> String {
+    let mut text = String::new();
+    for case in report.cases.iter().filter(|case| case.name == "talk") {
+        let names = ["", "executors", "measured", "formula", "script", "off"];
+        text += &titled("the slides' example (MB/s)", &names, &tenants(case), colour);
+        text.push('\n');
+    }
+    let mut mixes: Vec<&DrfCase> =
+        report.cases.iter().filter(|case| case.name.starts_with("mix")).collect();
+    let far = |case: &DrfCase| largest(case.errors());
+    mixes.sort_by(|a, b| far(b).total_cmp(&far(a)));
+    let rows: Vec<[String; 4]> = mixes.iter().take(5).map(|case| row(case, far(case))).collect();
+    if !rows.is_empty() {
+        let title = format!(
+            "{} random mixes, the five farthest from {}",
+            mixes.len(),
+            if mixes[0].script.is_some() { "the script" } else { "the formula (no python3)" }
+        );
+        text += &titled(&title, &["", "tenants", "executors", "at most off"], &rows, colour);
+        text.push('\n');
+    }
+    let floods = report.cases.iter().filter(|case| case.quiet.is_some());
+    let rows: Vec<[String; 4]> = floods.map(|case| row(case, largest(case.changes()))).collect();
+    if !rows.is_empty() {
+        let title = "one floods: 64 streams in place of one";
+        let names = ["", "tenants", "executors", "others' change, at most"];
+        text += &titled(title, &names, &rows, colour);
+        text.push('\n');
+    }
+    let [talk, mix] = ["talk", "mix"].map(|kind| report.worst(kind, |case| largest(case.errors())));
+    let flood = report.worst("flood", |case| largest(case.changes()));
+    text += &format!(
+        "at most off: the example {}, mixes {}; the others' change by a flood {}\n",
+        percent(talk),
+        percent(mix),
+        percent(flood)
+    );
+    text
+}
+
+fn tenants(case: &DrfCase) -> Vec<[String; 6]> {
+    let mega = |rate: f64| format!("{:.2}", rate / UNIT);
+    let tenants = case.mix.tenants.iter().enumerate();
+    let row = |(at, tenant): (usize, &super::DrfTenant)| {
+        let names = tenant.executors.iter().map(|one| case.mix.executors[*one].name.as_str());
+        [
+            char::from(b'A' + (at % 26) as u8).to_string(),
+            names.collect::<Vec<_>>().join(" + "),
+            mega(case.measured[at]),
+            mega(case.formula[at]),
+            case.script.as_ref().map_or("-".into(), |script| mega(script[at])),
+            format!("{:+.2} %", (case.measured[at] / case.expected()[at] - 1.0) * 100.0),
+        ]
+    };
+    tenants.map(row).collect()
+}
+
+fn row(case: &DrfCase, off: f64) -> [String; 4] {
+    let (tenants, executors) = (case.mix.tenants.len(), case.mix.executors.len());
+    [case.name.clone(), tenants.to_string(), executors.to_string(), percent(off)]
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.2} %", part * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measured_formula_and_error_are_there() {
+        let text = drf_table(&super::super::report::tests::report(), false);
+        for word in
+            ["37.88", "37.50", "62.50", "+1.00 %", "-1.00 %", "crypto + transport", "3.12 %"]
+        {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+    }
+}
