@@ -25,7 +25,10 @@ pub use port::{
 };
 pub use run::{ExecArgs, MachineArgs, ProcessArgs, Pull, RunArgs};
 pub use snoop::{By, SnoopArgs};
-pub use socket::{SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs, SocketTopArgs};
+pub use socket::{
+    ENGINE, SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs,
+    SocketTopArgs,
+};
 
 use std::path::PathBuf;
 use std::time::Duration;

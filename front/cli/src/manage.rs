@@ -56,6 +56,7 @@ fn json(sandbox: &v1::Sandbox) -> serde_json::Value {
         "mac": (!sandbox.mac.is_empty()).then_some(&sandbox.mac),
         "addresses": sandbox.addresses,
         "published": sandbox.published,
+        "sockets": sandbox.sockets,
     })
 }
 

@@ -11,7 +11,7 @@ use slipway_runtime::v1::{self, run_in};
 use slipway_runtime::{Config, SandboxClient};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
-use crate::args::{ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
+use crate::args::{ENGINE, ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
 use crate::client::{Lost, connect, next_daemon, refused};
 use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
 use crate::{image, keeper, progress, report};
@@ -373,7 +373,14 @@ fn spec(args: &RunArgs, digest: &str) -> Result<v1::RunSpec> {
         publish: args.network.publish.clone(),
         wait_network: args.network.wait_network,
         queues: args.network.queues.unwrap_or(0),
+        socket_engine: if args.network.sockets { socket_engine()? } else { String::new() },
     })
+}
+
+/// The socket engine that programs would use here.
+fn socket_engine() -> Result<String> {
+    let named = std::env::var_os("SLIPWAY_SOCKET").filter(|path| !path.is_empty());
+    absolute(Path::new(&named.unwrap_or_else(|| ENGINE.into())))
 }
 
 /// The daemon's working directory is another one.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
@@ -24,6 +25,8 @@ pub struct Agent {
     pub stages: Arc<Stages>,
     reaper: Arc<Reaper>,
     power_off: PowerOff,
+    /// The socket engine was started.
+    sockets: AtomicBool,
     /// `None`: being made.
     containers: Mutex<HashMap<String, Option<Arc<Container>>>>,
 }
@@ -36,7 +39,8 @@ impl Agent {
         reaper: Arc<Reaper>,
         power_off: PowerOff,
     ) -> Self {
-        Agent { places, stages, reaper, power_off, containers: Mutex::default() }
+        let (sockets, containers) = (AtomicBool::new(false), Mutex::default());
+        Agent { places, stages, reaper, power_off, sockets, containers }
     }
 
     /// Creates a container; on an error nothing of it is left.
@@ -76,6 +80,20 @@ impl Agent {
         let interface = interface.map_err(|error| Status::internal(format!("{error:#}")))?;
         self.stages.network_ends();
         Ok(interface)
+    }
+
+    /// Starts the socket engine.
+    pub async fn start_sockets(&self) -> Result<(), Status> {
+        if self.sockets.swap(true, Ordering::Relaxed) {
+            return Err(Status::already_exists("the socket engine was started before"));
+        }
+        self.stages.modules_loaded().await;
+        crate::machine::load_sockets_modules();
+        let started = crate::sockets::start(&self.places.sockets, &self.reaper).await;
+        started.map_err(|error| {
+            self.sockets.store(false, Ordering::Relaxed);
+            Status::failed_precondition(format!("{error:#}"))
+        })
     }
 
     /// Runs a container's first process.

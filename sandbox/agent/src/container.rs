@@ -16,6 +16,7 @@ use crate::log;
 use crate::nvme;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
+use crate::sockets::Files;
 
 /// A killed process is gone within this time, unless it hangs in a device.
 const KILL: Duration = Duration::from_secs(10);
@@ -31,6 +32,8 @@ pub struct Places {
     pub base: PathBuf,
     /// sysfs.
     pub sysfs: PathBuf,
+    /// The socket engine's.
+    pub sockets: Files,
     /// Cgroups; `None` on a kernel without cgroup2.
     pub hierarchy: Option<Hierarchy>,
 }
@@ -48,6 +51,8 @@ pub struct Container {
     pub main: Arc<Process>,
     /// Its cgroup, where the kernel has cgroup2.
     pub cgroup: Option<Cgroup>,
+    /// Its sockets are devices.
+    sockets: bool,
     execs: Mutex<HashMap<String, Arc<Process>>>,
 }
 
@@ -83,8 +88,10 @@ impl Container {
                 volumes,
                 hostname: request.hostname,
                 names: request.names,
+                sockets: request.sockets.then(|| places.sockets.spec()).transpose()?,
             }),
             join: 0,
+            sockets: request.sockets,
         };
         let main = Process::prepare(&places.program, reaper, &spec).await;
         let main = match main {
@@ -94,7 +101,8 @@ impl Container {
                 return Err(failure);
             }
         };
-        let container = Container { main: Arc::new(main), cgroup, execs: Mutex::default() };
+        let (main, execs, sockets) = (Arc::new(main), Mutex::default(), spec.sockets);
+        let container = Container { main, cgroup, sockets, execs };
         // Not before: the first process had the root's devices to open.
         if !request.privileged
             && places.restricts_devices()
@@ -127,6 +135,7 @@ impl Container {
             cgroup: cgroup_path(self.cgroup.as_ref()),
             container: None,
             join: self.main.pid().as_raw_nonzero().get(),
+            sockets: self.sockets,
         };
         Process::prepare(&places.program, reaper, &spec).await
     }

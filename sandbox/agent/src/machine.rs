@@ -27,6 +27,12 @@ const EXTRA_MODULES: &str = "/modules/extra";
 const NETWORK_MODULES: &str = "/modules/network";
 /// Modules that the kernel asks for when an interface of a VLAN is made.
 const VLAN_MODULES: &str = "/modules/vlan";
+/// Modules that a sandbox with a socket function needs.
+const SOCKETS_MODULES: &str = "/modules/sockets";
+/// The socket engine and the libraries of its programs.
+pub const SOCKETS: &str = "/sockets";
+/// Where the socket engine's socket is.
+pub const SOCKETS_RUN: &str = "/run/slipway";
 /// Whom the kernel starts when it lacks a module (Linux, *admin-guide/sysctl/kernel.rst*), by its path in
 /// the kernel's own root: the initramfs, where the agent is `/init`.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
@@ -112,6 +118,11 @@ pub fn load_network_modules() {
     if let Err(error) = std::fs::write(MODPROBE, "/init") {
         log!("{MODPROBE}: {error}");
     }
+}
+
+/// Loads the driver of the socket function, unless it is loaded.
+pub fn load_sockets_modules() {
+    load_modules_of(Path::new(SOCKETS_MODULES));
 }
 
 /// How the kernel asks for a module: `-q -- NAME`.

@@ -12,7 +12,8 @@
 //! [`init`], which sets itself up inside the container's namespaces and executes. [`stdio`] carries
 //! its streams ([`kept`] what the host may ask for again), the [`reaper`] its end. [`trace`] tells how long the NVMe driver and the block layer
 //! took over commands, while a host asks. [`network`] configures the
-//! sandbox's interface beside all that.
+//! sandbox's interface beside all that. [`sockets`] starts the socket engine of a sandbox whose sockets are
+//! devices.
 //!
 //! # What keeps a container in
 //!
@@ -53,6 +54,7 @@ mod process;
 mod reaper;
 mod service;
 mod signal;
+mod sockets;
 mod stages;
 mod stats;
 mod stdio;
@@ -73,6 +75,7 @@ use crate::container::Places;
 use crate::port::Port;
 use crate::reaper::Reaper;
 use crate::service::Service;
+use crate::sockets::Files;
 use crate::stages::Stages;
 
 /// Logs a line, formatted as by `println!`.
@@ -130,6 +133,7 @@ fn run_as_init(first_instruction: u64) -> Result<()> {
             program: machine::read_only_program()?,
             base: machine::BASE.into(),
             sysfs: machine::SYSFS.into(),
+            sockets: Files { fixed: machine::SOCKETS.into(), run: machine::SOCKETS_RUN.into() },
             hierarchy,
         };
         if let Err(error) = machine::loopback_up() {
@@ -156,6 +160,10 @@ fn serve_socket(first_instruction: u64, args: Vec<String>) -> Result<()> {
             program: "/proc/self/exe".into(),
             base: PathBuf::from(base),
             sysfs: PathBuf::from(sysfs),
+            sockets: Files {
+                fixed: Path::new(base).with_file_name("sockets"),
+                run: Path::new(base).with_file_name("run"),
+            },
             hierarchy: Hierarchy::new(Path::new(cgroup)).ok(),
         };
         let listener = tokio::net::UnixListener::bind(socket)?;

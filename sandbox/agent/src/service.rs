@@ -80,6 +80,14 @@ impl AgentService for Service {
         Ok(Response::new(ConfigureNetworkReply { interface }))
     }
 
+    async fn start_sockets(
+        &self,
+        _: Request<StartSocketsRequest>,
+    ) -> Result<Response<StartSocketsReply>, Status> {
+        self.complete(|agent| async move { agent.start_sockets().await }).await?;
+        Ok(Response::new(StartSocketsReply {}))
+    }
+
     async fn create_container(
         &self,
         request: Request<CreateContainerRequest>,

@@ -47,9 +47,9 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
-    /// The agent cannot be an init.
-    #[error("{} cannot be the agent: {what}", path.display())]
-    BadAgent {
+    /// A program cannot run in an initramfs, or a file is none for one.
+    #[error("{} cannot be part of a guest: {what}", path.display())]
+    BadProgram {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.

@@ -5,7 +5,9 @@
 //! there is a PVH entry. [`build`] makes the initramfs: the agent as `/init`, the modules that a
 //! sandbox needs and this kernel does not have built in, in the order in which they must be loaded
 //! (`/modules/NN-NAME.ko`; `/modules/network` has those of the network interface and `/modules/extra`
-//! those that few need, `/modules/vlan` those that the kernel asks for itself), and the empty directories that the agent mounts on. Both results are
+//! those that few need, `/modules/vlan` those that the kernel asks for itself), and the empty directories that the agent mounts on. For a
+//! sandbox with a socket function there is more ([`Sockets`]): the socket engine's program, the libraries
+//! that its containers' programs load, and the driver in `/modules/sockets`. Both results are
 //! kept in a cache directory, written aside and renamed into place, so that an interrupted build
 //! leaves nothing that a later one could take for whole.
 //!
@@ -32,14 +34,21 @@ mod unpack;
 
 pub use error::{Error, Result};
 pub use kernel::Kernel;
-pub use modules::{EXTRA, NETWORK, VLAN, WANTED, Wanted};
+pub use modules::{EXTRA, NETWORK, SOCKETS, VLAN, WANTED, Wanted};
 
 use cpio::Archive;
 use elf::Elf;
 use modules::Module;
 
-/// Largest agent that is put into an initramfs, in bytes.
-const MAX_AGENT: u64 = 64 << 20;
+/// Largest file that is put into an initramfs, in bytes.
+const MAX_FILE: u64 = 64 << 20;
+
+/// Where the socket engine's program lies in an initramfs.
+const ENGINE: &str = "sockets/slipway-guest-sockets";
+/// Where the library for glibc's programs lies.
+const LIBRARY: &str = "sockets/libslipway.so";
+/// Where the library for musl's programs lies, if there is one.
+const MUSL_LIBRARY: &str = "sockets/libslipway-musl.so";
 
 /// Empty directories of the initramfs, for the agent to mount on.
 const DIRECTORIES: &[&str] = &[
@@ -51,13 +60,27 @@ const DIRECTORIES: &[&str] = &[
     "modules",
     "modules/extra",
     "modules/network",
+    "modules/sockets",
     "modules/vlan",
 ];
 /// Where each group of modules lies.
-const GROUPS: [&str; 4] = ["modules", "modules/network", "modules/extra", "modules/vlan"];
+const GROUPS: [&str; 5] =
+    ["modules", "modules/network", "modules/extra", "modules/vlan", "modules/sockets"];
+
+/// What a sandbox with a socket function needs of the host's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sockets {
+    /// The socket engine, a static x86-64 program: `/sockets/slipway-guest-sockets`.
+    pub engine: PathBuf,
+    /// The library for programs that use glibc: `/sockets/libslipway.so`.
+    pub library: PathBuf,
+    /// The library for programs that use musl: `/sockets/libslipway-musl.so`.
+    pub musl_library: Option<PathBuf>,
+}
 
 /// Makes the initramfs for `kernel` with `agent` (a static x86-64 program) as its init, or finds
-/// it in the directory `cache`, which is made if it is not there.
+/// it in the directory `cache`, which is made if it is not there. With `sockets` the guest can have
+/// a socket function.
 ///
 /// The file's name holds a digest of its content, so a new agent or kernel gives a new file and a
 /// running start never sees its initramfs change. Takes some ten milliseconds.
@@ -65,19 +88,34 @@ const GROUPS: [&str; 4] = ["modules", "modules/network", "modules/extra", "modul
 /// # Errors
 /// A wanted module that the kernel has neither built in nor beside it, a module or agent that is
 /// none, or a file that cannot be read or written.
-pub fn build(kernel: &Kernel, agent: &Path, cache: &Path) -> Result<PathBuf> {
-    let agent = read_agent(agent)?;
+pub fn build(
+    kernel: &Kernel,
+    agent: &Path,
+    sockets: Option<&Sockets>,
+    cache: &Path,
+) -> Result<PathBuf> {
+    let agent = read_program(agent)?;
+    let driver = if sockets.is_some() { SOCKETS } else { &[] };
     let modules = match &kernel.modules {
-        Some(directory) => modules::resolve(directory, [WANTED, NETWORK, EXTRA, VLAN])?,
+        Some(directory) => modules::resolve(directory, [WANTED, NETWORK, EXTRA, VLAN, driver])?,
         None => Default::default(),
     };
-    let archive = assemble(&agent, &modules);
+    let mut archive = assemble(&agent, &modules);
+    if let Some(sockets) = sockets {
+        archive.directory("sockets");
+        archive.file(ENGINE, 0o755, &read_program(&sockets.engine)?);
+        archive.file(LIBRARY, 0o644, &read_file(&sockets.library)?);
+        if let Some(library) = &sockets.musl_library {
+            archive.file(MUSL_LIBRARY, 0o644, &read_file(library)?);
+        }
+    }
+    let archive = archive.finish();
     let release = kernel.release.as_deref().unwrap_or("unknown");
     cache::by_content(cache, &format!("initramfs-{release}"), "cpio", &archive)
 }
 
 /// Puts the archive together. Same input, same bytes: every time stamp is zero.
-fn assemble(agent: &[u8], modules: &[Vec<Module>; 4]) -> Vec<u8> {
+fn assemble(agent: &[u8], modules: &[Vec<Module>; 5]) -> Archive {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
@@ -93,29 +131,33 @@ fn assemble(agent: &[u8], modules: &[Vec<Module>; 4]) -> Vec<u8> {
             archive.file(&path, 0o644, &module.object);
         }
     }
-    archive.finish()
+    archive
 }
 
-/// Whether `path` is a program that can be the agent.
+/// Whether `path` is a program that can run in an initramfs, as the agent does.
 ///
 /// # Errors
 /// A file that cannot be read or is none for x86-64; one that is linked dynamically.
-pub fn check_agent(path: &Path) -> Result<()> {
-    read_agent(path).map(drop)
+pub fn check_program(path: &Path) -> Result<()> {
+    read_program(path).map(drop)
 }
 
-fn read_agent(path: &Path) -> Result<Vec<u8>> {
-    let bad = |what| Error::BadAgent { path: path.to_owned(), what };
-    let size = fs::metadata(path).map_err(|source| Error::file("read", path, source))?.len();
-    if size > MAX_AGENT {
-        return Err(bad("it is larger than 64 MiB"));
-    }
-    let agent = fs::read(path).map_err(|source| Error::file("read", path, source))?;
-    let elf = Elf::parse(&agent).ok_or_else(|| bad("it is no x86-64 ELF program"))?;
+fn read_program(path: &Path) -> Result<Vec<u8>> {
+    let bad = |what| Error::BadProgram { path: path.to_owned(), what };
+    let program = read_file(path)?;
+    let elf = Elf::parse(&program).ok_or_else(|| bad("it is no x86-64 ELF program"))?;
     if elf.has_interpreter() {
         return Err(bad("it is not static: an initramfs has no dynamic loader"));
     }
-    Ok(agent)
+    Ok(program)
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let size = fs::metadata(path).map_err(|source| Error::file("read", path, source))?.len();
+    if size > MAX_FILE {
+        return Err(Error::BadProgram { path: path.to_owned(), what: "it is larger than 64 MiB" });
+    }
+    fs::read(path).map_err(|source| Error::file("read", path, source))
 }
 
 #[cfg(test)]
@@ -175,7 +217,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kernel = kernel_in(directory.path());
         let cache = directory.path().join("cache");
-        let built = build(&kernel, &agent_in(directory.path()), &cache).unwrap();
+        let built = build(&kernel, &agent_in(directory.path()), None, &cache).unwrap();
         let Some(listing) = listed_by_cpio(&fs::read(&built).unwrap()) else {
             println!(
                 "SKIPPED: an_initramfs_holds_init_devices_and_modules_in_load_order: needs cpio"
@@ -209,17 +251,45 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kernel = kernel_in(directory.path());
         let (agent, cache) = (agent_in(directory.path()), directory.path().join("cache"));
-        let first = build(&kernel, &agent, &cache).unwrap();
+        let first = build(&kernel, &agent, None, &cache).unwrap();
         let written = fs::metadata(&first).unwrap().modified().unwrap();
-        assert_eq!(build(&kernel, &agent, &cache).unwrap(), first);
+        assert_eq!(build(&kernel, &agent, None, &cache).unwrap(), first);
         assert_eq!(fs::metadata(&first).unwrap().modified().unwrap(), written);
         let mut changed = fs::read(&agent).unwrap();
         changed.push(0);
         fs::write(&agent, changed).unwrap();
-        assert_ne!(build(&kernel, &agent, &cache).unwrap(), first);
+        assert_ne!(build(&kernel, &agent, None, &cache).unwrap(), first);
         // Only finished files are in the cache.
         let names: Vec<_> = fs::read_dir(&cache).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names.len(), 2, "{names:?}");
+    }
+
+    #[test]
+    fn a_sandbox_with_sockets_has_their_driver_engine_and_libraries() {
+        let directory = tempfile::tempdir().unwrap();
+        let (agent, at) = (agent_in(directory.path()), |name: &str| directory.path().join(name));
+        fs::write(at("library"), "library").unwrap();
+        let sockets = Sockets { engine: agent.clone(), library: at("library"), musl_library: None };
+        let built = |sockets: &Sockets| {
+            build(&kernel_in(directory.path()), &agent, Some(sockets), directory.path())
+        };
+        let lacks = built(&sockets).unwrap_err().to_string();
+        assert!(lacks.contains("lacks uio_pci_generic"), "{lacks}");
+        let modules = directory.path().join("modules/kernel/fs");
+        let driver = ElfFile::module("depends=uio\0").bytes();
+        fs::write(modules.join("uio_pci_generic.ko"), driver).unwrap();
+        fs::write(modules.join("uio.ko"), ElfFile::module("depends=\0").bytes()).unwrap();
+        let both = Sockets { musl_library: Some(at("library")), ..sockets.clone() };
+        for (sockets, libraries) in [(&sockets, 1), (&both, 2)] {
+            let archive = fs::read(built(sockets).unwrap()).unwrap();
+            let text = String::from_utf8_lossy(&archive);
+            for name in ["modules/sockets/00-uio.ko", "modules/sockets/01-uio_pci", ENGINE] {
+                assert_eq!(text.matches(name).count(), 1, "{name}");
+            }
+            assert_eq!(text.matches("sockets/libslipway").count(), libraries);
+        }
+        let absent = Sockets { engine: at("absent"), ..sockets };
+        assert!(built(&absent).unwrap_err().to_string().contains("absent"));
     }
 
     #[test]
@@ -229,12 +299,12 @@ mod tests {
         let agent = directory.path().join("agent");
         let refused = |content: &[u8]| {
             fs::write(&agent, content).unwrap();
-            build(&kernel, &agent, directory.path()).unwrap_err().to_string()
+            build(&kernel, &agent, None, directory.path()).unwrap_err().to_string()
         };
         assert!(refused(b"#!/bin/sh\n").contains("no x86-64 ELF"));
         assert!(refused(b"").contains("no x86-64 ELF"));
         assert!(refused(&ElfFile::dynamic().bytes()).contains("not static"));
-        assert!(build(&kernel, &directory.path().join("absent"), directory.path()).is_err());
+        assert!(build(&kernel, &directory.path().join("absent"), None, directory.path()).is_err());
     }
 
     /// The kernel that set-up unpacked, with this test's own program standing in for the agent's
@@ -247,7 +317,7 @@ mod tests {
             return;
         };
         let directory = tempfile::tempdir().unwrap();
-        let built = build(&kernel, &agent_in(directory.path()), directory.path()).unwrap();
+        let built = build(&kernel, &agent_in(directory.path()), None, directory.path()).unwrap();
         if let Some(listing) = listed_by_cpio(&fs::read(built).unwrap()) {
             print!("{listing}");
             assert!(listing.contains("-overlay.ko"), "{listing}");

@@ -48,6 +48,9 @@ pub const NETWORK: &[Wanted] = &[Wanted { name: "virtio_net", required: false }]
 /// What a sandbox with a network needs for interfaces of VLANs, loaded when its kernel asks for it.
 pub const VLAN: &[Wanted] = &[Wanted { name: "8021q", required: false }];
 
+/// What a sandbox with a socket function needs: a driver that leaves the function to a program.
+pub const SOCKETS: &[Wanted] = &[Wanted { name: "uio_pci_generic", required: true }];
+
 /// A module, ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {

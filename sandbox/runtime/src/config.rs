@@ -166,10 +166,26 @@ impl Config {
     }
 }
 
+/// A preload library: beside the running program, in `../lib` or `../lib/slipway` of its folder, or where it is
+/// installed.
+///
+/// # Errors
+/// [`Error::NoLibrary`] with the places looked at.
+pub fn find_library(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().ok();
+    let dir = own.as_deref().and_then(Path::parent).unwrap_or(Path::new("/"));
+    let dirs =
+        [dir, &dir.join("../lib"), &dir.join("../lib/slipway"), Path::new("/usr/lib/slipway")];
+    let places = dirs.map(|dir| dir.join(name));
+    let found = places.iter().find(|path| path.is_file());
+    let found = found.map(|path| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()));
+    found.ok_or_else(|| Error::NoLibrary { name: name.to_owned(), places: places.to_vec() })
+}
+
 fn static_among(name: &str, places: &[PathBuf]) -> Result<PathBuf> {
     let mut refused = None;
     for path in places.iter().filter(|path| path.is_file()) {
-        match slipway_initramfs::check_agent(path) {
+        match slipway_initramfs::check_program(path) {
             Ok(()) => return Ok(path.clone()),
             Err(error) => _ = refused.get_or_insert(error),
         }

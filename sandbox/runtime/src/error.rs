@@ -93,6 +93,23 @@ pub enum Error {
     /// The networks refused.
     #[error("{}", .0.message())]
     Network(Box<Status>),
+    /// The socket engine did not serve the sandbox.
+    #[error("sockets by {}: {reason}", engine.display())]
+    Sockets {
+        /// Its socket.
+        engine: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A preload library is nowhere.
+    #[error("{name} not found in {}; build it with `make build`",
+        places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    NoLibrary {
+        /// Its name.
+        name: String,
+        /// Where it was looked for.
+        places: Vec<PathBuf>,
+    },
     /// The agent did not answer as it should.
     #[error("{0}")]
     Agent(String),
@@ -134,6 +151,7 @@ impl Error {
             Self::Full(_) => Code::ResourceExhausted,
             Self::Network(status) => status.code(),
             Self::Closed => Code::Unavailable,
+            Self::Sockets { .. } => Code::FailedPrecondition,
             _ => Code::Internal,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! The first function has the image as namespace 1, the volatile layer as 2 and volumes from 3. A
 //! volume that wants a function of its own is namespace 1 of that. On the guest's bus these functions
-//! come first, then that of the network (`network`), then the devices that the VMM emulates.
+//! come first, then that of the network (`network`) and that of sockets (`sockets`), then the devices that the VMM emulates.
 
 use std::path::{Path, PathBuf};
 
@@ -152,6 +152,7 @@ pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
         hostname: record.hostname.clone(),
         privileged: record.privileged,
         names: network::names(record),
+        sockets: record.sockets.is_some(),
     }
 }
 
@@ -162,7 +163,8 @@ fn block_device(function: usize, nsid: u32) -> agent_v1::BlockDevice {
 
 fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
     let (mut nsids, mut own) = (FIRST_VOLUME_NSID.., 1..);
-    let mut emulated = ids(record).count() + usize::from(record.network.is_some())..;
+    let served = [record.network.is_some(), record.sockets.is_some()];
+    let mut emulated = ids(record).count() + served.iter().filter(|served| **served).count()..;
     let mut place = |device: Device| {
         Some(match device {
             Device::Namespace => block_device(0, nsids.next()?),
@@ -225,6 +227,9 @@ mod tests {
         let expected =
             expected.map(|(name, address, nsid)| (name.to_owned(), address.to_owned(), nsid));
         assert_eq!(places.collect::<Vec<_>>(), expected);
+        let with_sockets = Record { sockets: Some("/s".into()), ..record.clone() };
+        let last = volumes(&with_sockets).swap_remove(3).device.unwrap();
+        assert_eq!(last.pci_address, "0000:00:09.0");
         let models: Vec<_> = emulated(&record).iter().map(|disk| disk.model).collect();
         assert_eq!(models, [DiskModel::Nvme, DiskModel::VirtioBlk]);
     }

@@ -12,6 +12,7 @@
 //!   container) and releases all of it at the end, in one function that also clears up after a
 //!   daemon that was killed; `adopt` takes over one that outlived its daemon;
 //! - `network` gives it its place in a network, which `slipway-plane-api`'s other half hands out;
+//! - `sockets` gets it a socket function from the node's socket engine;
 //! - `snoop` hands on what the guest tells of its commands' latencies;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
@@ -39,12 +40,13 @@ pub mod record;
 pub mod sandbox;
 mod service;
 mod snoop;
+mod sockets;
 mod start;
 pub mod stdio;
 pub mod time;
 pub mod volume;
 
-pub use config::Config;
+pub use config::{Config, find_library};
 pub use error::{Error, Result};
 pub use network::{function_id as network_function_id, missing as missing_for_networks};
 pub use node::{BootFiles, Node};

@@ -47,7 +47,9 @@ fn refusal(status: Status) -> Error {
 /// [`Error::Network`] with what is wrong; it has no place then.
 pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
     let addresses = !(spec.mac.is_empty() && spec.addresses.is_empty());
-    let asks = addresses || !spec.publish.is_empty() || spec.wait_network || spec.queues > 0;
+    let sockets = !spec.socket_engine.is_empty();
+    let asks =
+        addresses || !spec.publish.is_empty() || spec.wait_network || spec.queues > 0 || sockets;
     if spec.queues > MAX_QUEUES {
         let what = format!("{} queues are too many: at most {MAX_QUEUES}", spec.queues);
         return Err(Error::Invalid(what));
@@ -58,6 +60,11 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         network = if asks || missing().is_none() { DEFAULT } else { NONE }.to_owned();
     }
     if network == NONE {
+        if sockets {
+            let what =
+                "a sandbox whose sockets are devices needs a network, whose address they have";
+            return Err(Error::Invalid(what.to_owned()));
+        }
         if asks {
             let what = "a sandbox without a network has no addresses and publishes nothing";
             return Err(Error::Invalid(what.to_owned()));

@@ -19,7 +19,7 @@ use crate::record::{Record, State, Store};
 use crate::sandbox::{Sandbox, lock};
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
-use crate::{Error, Result, adopt, name, network, process, start, volume};
+use crate::{Error, Result, adopt, name, network, process, sockets, start, volume};
 
 /// Least memory of a sandbox: below it no kernel boots with an image mounted.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
@@ -43,7 +43,8 @@ pub struct Node {
     images: Cache,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     uids: Mutex<BTreeSet<u32>>,
-    boot_files: tokio::sync::Mutex<BTreeMap<Option<PathBuf>, BootFiles>>,
+    /// By kernel, and whether there are sockets.
+    boot_files: tokio::sync::Mutex<BTreeMap<(Option<PathBuf>, bool), BootFiles>>,
     changes: watch::Sender<u64>,
     closed: AtomicBool,
     /// Sandboxes outlive the daemon.
@@ -205,7 +206,10 @@ impl Node {
         let store = self.store(&id);
         let record = self.record(spec, &image, id.clone(), &store)?;
         // A kernel that is none is refused here, not after a start that was bound to fail.
-        self.boot_files(record.kernel.as_deref()).await?;
+        self.boot_files(record.kernel.as_deref(), record.sockets.is_some()).await?;
+        if let Some(engine) = &record.sockets {
+            sockets::check(engine).await?;
+        }
         let sandbox = Sandbox::new(record, store);
         {
             let mut sandboxes = lock(&self.sandboxes);
@@ -258,6 +262,7 @@ impl Node {
             labels: spec.labels.clone().into_iter().collect(),
             remove: spec.remove,
             network: None,
+            sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
             vmm_uid: None,
             vm: None,
             timeline: Timeline::new(name.clone()),
@@ -356,22 +361,24 @@ impl Node {
         lock(&self.uids).remove(&uid);
     }
 
-    /// Kernel and initramfs, made at the first use of each kernel.
+    /// Kernel and initramfs, made at the first use of each kernel; with `sockets` for a sandbox with a socket
+    /// function.
     ///
     /// # Errors
-    /// [`Error::Initramfs`]: a kernel that is none, modules that are missing.
-    pub async fn boot_files(&self, kernel: Option<&Path>) -> Result<BootFiles> {
+    /// [`Error::Initramfs`]: a kernel that is none, modules that are missing; files that are not there.
+    pub async fn boot_files(&self, kernel: Option<&Path>, sockets: bool) -> Result<BootFiles> {
         let mut known = self.boot_files.lock().await;
-        let key = kernel.map(Path::to_path_buf);
+        let key = (kernel.map(Path::to_path_buf), sockets);
         if let Some(files) = known.get(&key) {
             return Ok(files.clone());
         }
         let agent = self.config.find_agent()?;
         let (cache, dir) = (self.config.cache_dir(), self.config.kernel_dir.clone());
-        let asked = key.clone();
+        let asked = key.0.clone();
+        let sockets = if sockets { Some(sockets::files(&self.config)?) } else { None };
         let built = tokio::task::spawn_blocking(move || -> Result<BootFiles> {
             let kernel = Kernel::locate(asked.as_deref(), &dir)?;
-            let initramfs = slipway_initramfs::build(&kernel, &agent, &cache)?;
+            let initramfs = slipway_initramfs::build(&kernel, &agent, sockets.as_ref(), &cache)?;
             Ok(BootFiles { kernel: kernel.bootable(&cache)?, initramfs })
         });
         let files = built.await.map_err(|error| Error::Agent(error.to_string()))??;

@@ -190,6 +190,9 @@ pub struct Record {
     /// Its place in a network, from its creation to its end.
     #[serde(default)]
     pub network: Option<Network>,
+    /// Socket of the engine that serves its socket function; None: it has none.
+    #[serde(default)]
+    pub sockets: Option<PathBuf>,
     /// User id of the VMM while it runs.
     pub vmm_uid: Option<u32>,
     /// The VMM's process while it runs.

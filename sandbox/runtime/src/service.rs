@@ -582,5 +582,6 @@ fn summary(record: &Record) -> v1::Sandbox {
         mac: network.map(|one| one.mac.clone()).unwrap_or_default(),
         addresses: network.map(|one| vec![one.ipv4.clone(), one.ipv6.clone()]).unwrap_or_default(),
         published: network.map(|one| one.published.clone()).unwrap_or_default(),
+        sockets: record.sockets.is_some(),
     }
 }

@@ -19,7 +19,7 @@ use crate::node::Node;
 use crate::record::{Record, State};
 use crate::sandbox::{Sandbox, lock};
 use crate::time::realtime_ns;
-use crate::{Error, Result, function, log, name, network, stdio};
+use crate::{Error, Result, function, log, name, network, sockets, stdio};
 
 /// Host memory that a VMM needs beside its guest's: QEMU's own, the translator's cache under
 /// software emulation, page tables.
@@ -34,7 +34,7 @@ pub const RETURN: Duration = Duration::from_secs(30);
 pub async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     let ended = match start(&node, &sandbox).await {
         Ok(running) => running.wait(&sandbox).await,
-        Err(error) => Err(error),
+        Err(error) => Err(sockets::blame(&sandbox.record(), error).await),
     };
     end_life(&node, &sandbox, ended).await;
     remove_ended(&node, &sandbox).await;
@@ -229,12 +229,15 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let functions = stages.run("rootfs", function::describe(node, &record)).await?;
     make_run_dir(&run_dir)?;
     let attach = async {
-        let mut sockets = function::serve(node, &record, uid, functions).await?;
-        sockets.extend(network::serve(node, &record, uid).await?);
-        Ok(sockets)
+        let mut paths = function::serve(node, &record, uid, functions).await?;
+        paths.extend(network::serve(node, &record, uid).await?);
+        let asked = sockets::serve(node, &record, uid).await?;
+        paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
+        Ok((paths, asked))
     };
-    let sockets = stages.run("vf-attach", attach).await?;
-    let spec = vm_spec(node, &record, uid, &cgroup, sockets).await?;
+    // Kept until the VMM runs, whose connection keeps the function from then on.
+    let (paths, _asked) = stages.run("vf-attach", attach).await?;
+    let spec = vm_spec(node, &record, uid, &cgroup, paths).await?;
     let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
     let vm: Arc<dyn Vm> = stages.run("vmm", launch).await?;
     if node.keeps {
@@ -251,6 +254,12 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     guest_stages(&stages, &hello, booted)?;
     dma_stages(node, &stages, &record.id).await?;
     let network = network::begin(sandbox, &agent, &record);
+    if record.sockets.is_some() {
+        match stages.run(sockets::STAGE, sockets::start(&agent)).await {
+            Err(error @ Error::Agent(_)) => return Err(blame(&*vm, error).await),
+            started => started?,
+        }
+    }
     let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
     let made = stages.run("container", container).await;
     let carry = match made {
@@ -290,7 +299,7 @@ async fn vm_spec(
     cgroup: &Cgroup,
     vfio_user_sockets: Vec<PathBuf>,
 ) -> Result<VmSpec> {
-    let boot = node.boot_files(record.kernel.as_deref()).await?;
+    let boot = node.boot_files(record.kernel.as_deref(), record.sockets.is_some()).await?;
     let run_dir = node.run_dir(&record.id);
     Ok(VmSpec {
         name: record.name.clone(),

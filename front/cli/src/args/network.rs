@@ -25,6 +25,11 @@ pub struct NetworkArgs {
     /// Queue pairs of the sandbox's interface [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub queues: Option<u32>,
+    /// Make the container's TCP sockets devices: among sandboxes of its network and programs of the host that
+    /// policy lets it reach, bytes go past both kernels, by the node's socket engine (`slipway socket engine`;
+    /// SLIPWAY_SOCKET says where it is)
+    #[arg(long)]
+    pub sockets: bool,
 }
 
 #[derive(Debug, Subcommand)]

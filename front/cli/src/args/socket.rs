@@ -13,6 +13,9 @@ pub const ENGINE: &str = "/run/slipway/socket.sock";
 /// Where its policy is.
 const POLICY: &str = "/etc/slipway/socket.toml";
 
+/// Where container runtimes look for it.
+const CDI: &str = "/etc/cdi/slipway.json";
+
 /// Where engines of other nodes are named.
 const LINKS: &str = "/etc/slipway/links.toml";
 
@@ -28,6 +31,12 @@ pub enum SocketCommand {
     Ls(SocketLsArgs),
     /// Show what each tenant sends and receives, live
     Top(SocketTopArgs),
+    /// Describe the library and the engine's socket to container runtimes, as a CDI device
+    ///
+    /// Container runtimes that know the Container Device Interface (Podman, Docker, containerd, CRI-O) give a
+    /// container the sockets of this node's engine by `--device slipway.io/socket=glibc`, or `=musl` for images
+    /// such as Alpine's. Its tenant is its network namespace.
+    Cdi(SocketCdiArgs),
     /// Run the engine in the foreground
     Engine(SocketEngineArgs),
     /// Check a policy file, and say what is wrong in which line
@@ -55,6 +64,15 @@ pub struct SocketRunArgs {
     /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_hint = ValueHint::CommandWithArguments)]
     pub program: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct SocketCdiArgs {
+    #[command(flatten)]
+    pub engine: SocketArg,
+    /// Where to write the description; "-" prints it
+    #[arg(short, long, value_name = "FILE", default_value = CDI, value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
 }
 
 #[derive(Debug, Args)]

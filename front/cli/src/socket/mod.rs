@@ -1,5 +1,6 @@
 //! `slipway socket …`: the socket engine, and what people do with it.
 
+mod cdi;
 mod elf;
 mod engine;
 mod run;
@@ -16,6 +17,7 @@ pub fn command(command: &SocketCommand) -> Result<i32> {
         SocketCommand::Run(args) => run::run(args),
         SocketCommand::Ls(args) => show::list(args),
         SocketCommand::Top(args) => top::top(args),
+        SocketCommand::Cdi(args) => cdi::describe(args),
         SocketCommand::Engine(args) => engine::serve(args),
         SocketCommand::Check { file } => engine::check(file),
     }

@@ -50,23 +50,9 @@ fn warn(program: &str, what: &str) {
 }
 
 /// The library that goes with the program's C library.
-fn library(kind: Kind) -> Result<PathBuf> {
+pub(super) fn library(kind: Kind) -> Result<PathBuf> {
     let name = if kind == Kind::Musl { "libslipway-musl.so" } else { "libslipway.so" };
-    let own = std::env::current_exe()?;
-    let dir = own.parent().unwrap_or(Path::new("/"));
-    let places = [
-        dir.join(name),
-        dir.join("../lib").join(name),
-        dir.join("../lib/slipway").join(name),
-        Path::new("/usr/lib/slipway").join(name),
-    ];
-    if let Some(found) = places.iter().find(|path| path.is_file()) {
-        return Ok(std::fs::canonicalize(found)?);
-    }
-    bail!(
-        "{name} is neither beside {} nor in ../lib or /usr/lib/slipway; --library FILE names it",
-        own.display()
-    )
+    slipway_runtime::find_library(name).context("--library FILE names another one")
 }
 
 /// Before what is there already.

@@ -28,7 +28,8 @@ pub fn complete(process: &ProcessSpec, home: &str) -> Vec<(String, String)> {
     environment
 }
 
-fn set(environment: &mut Vec<(String, String)>, name: &str, value: &str) {
+/// Gives `name` that value, whatever it had.
+pub fn set(environment: &mut Vec<(String, String)>, name: &str, value: &str) {
     match environment.iter_mut().find(|(existing, _)| existing == name) {
         Some((_, old)) => value.clone_into(old),
         None => environment.push((name.to_owned(), value.to_owned())),

@@ -22,6 +22,7 @@ mod execute;
 mod files;
 mod limits;
 mod root;
+pub mod sockets;
 mod terminal;
 mod user;
 mod volume;
@@ -68,6 +69,9 @@ pub struct InitSpec {
     /// Otherwise: a process of the container to join, in the agent's PID namespace.
     #[prost(int32, tag = "6")]
     pub join: i32,
+    /// Its sockets are devices.
+    #[prost(bool, tag = "7")]
+    pub sockets: bool,
 }
 
 /// A container to build.
@@ -94,6 +98,20 @@ pub struct ContainerSpec {
     /// How it finds others by name.
     #[prost(message, optional, tag = "7")]
     pub names: Option<Names>,
+    /// What it needs for sockets that are devices.
+    #[prost(message, optional, tag = "8")]
+    pub sockets: Option<SocketsSpec>,
+}
+
+/// Where the agent has what a container with such sockets is given.
+#[derive(Clone, PartialEq, Message)]
+pub struct SocketsSpec {
+    /// Folder with the libraries.
+    #[prost(string, tag = "1")]
+    pub libraries: String,
+    /// Folder with the engine's socket, and nothing else.
+    #[prost(string, tag = "2")]
+    pub engine: String,
 }
 
 /// A block device by its number.
@@ -263,7 +281,10 @@ fn prepare_and_execute(
         terminal::give_streams(&user)?;
         None
     };
-    let environment = environment::complete(process, &user.home);
+    let mut environment = environment::complete(process, &user.home);
+    if spec.sockets {
+        sockets::add_environment(&mut environment);
+    }
     let program = execute::Program::new(&process.args, &environment)?;
     // A missing program of an exec is reported before the process counts as created.
     if spec.container.is_none() {

@@ -11,7 +11,7 @@ use rustix::mount::{
     mount_remount, unmount,
 };
 
-use super::{ContainerSpec, Device, dev, files, volume};
+use super::{ContainerSpec, Device, dev, files, sockets, volume};
 
 const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
@@ -46,12 +46,16 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .context("making mounts private")?;
     let devices = if privileged { dev::list(Path::new("/dev"))? } else { Vec::new() };
+    let sockets = spec.sockets.as_ref().map(sockets::Detached::take).transpose()?;
     pivot(&assemble(spec)?)?;
     files::write_etc(spec.names.as_ref())?;
     mount_system(privileged)?;
     dev::populate(&devices)?;
     for spec in &spec.volumes {
         volume::publish(spec)?;
+    }
+    if let Some(sockets) = sockets {
+        sockets.attach()?;
     }
     if !privileged {
         hide()?;

@@ -130,7 +130,9 @@ pub struct Sandbox {
     pub cgroup: PathBuf,
     socket: PathBuf,
     _loops: Vec<Loop>,
-    _directory: tempfile::TempDir,
+    /// Where the agent has its files.
+    #[allow(dead_code)] // not every test looks there
+    pub directory: tempfile::TempDir,
 }
 
 /// What a finished process left.
@@ -181,7 +183,7 @@ impl Sandbox {
             .spawn()
             .unwrap();
         let client = connect(&socket).await;
-        Some(Sandbox { client, agent, cgroup, socket, _loops: loops, _directory: directory })
+        Some(Sandbox { client, agent, cgroup, socket, _loops: loops, directory })
     }
 
     /// Another connection.

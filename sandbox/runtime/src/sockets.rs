@@ -1,0 +1,160 @@
+//! A sandbox's socket function: the node's socket engine serves it, the VMM hands it to the guest, and the agent
+//! runs an engine on it for the container's programs.
+//!
+//! The engine keeps it as long as the VMM is connected, whatever becomes of the daemon. When the engine ends, what it
+//! carried is reset, and the sandbox goes on with the sockets of its own kernel.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use slipway_agent_protocol::v1 as agent_v1;
+use slipway_initramfs::Sockets;
+use slipway_sgiov::Function;
+
+use crate::agent::{Agent, refused};
+use crate::config::{Config, find_library};
+use crate::node::Node;
+use crate::record::Record;
+use crate::{Error, Result};
+
+/// The stage of the timeline.
+pub const STAGE: &str = "sockets";
+/// How long the agent may take; it gives up before.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// The engine in the guest.
+const PROGRAM: &str = "slipway-guest-sockets";
+
+/// What a guest with sockets is given of the host's files.
+///
+/// # Errors
+/// What is not there, and where it was looked for.
+pub fn files(config: &Config) -> Result<Sockets> {
+    Ok(Sockets {
+        engine: config.find_guest_program(PROGRAM)?,
+        library: find_library("libslipway.so")?,
+        musl_library: find_library("libslipway-musl.so").ok(),
+    })
+}
+
+/// Whether an engine serves there.
+///
+/// # Errors
+/// [`Error::Sockets`]: none does.
+pub async fn check(engine: &Path) -> Result<()> {
+    let socket = engine.to_owned();
+    let served = tokio::task::spawn_blocking(move || slipway_sgiov::is_served(&socket)).await;
+    if served.unwrap_or(false) {
+        return Ok(());
+    }
+    Err(failed(engine, "no engine serves there; `slipway socket engine` runs one"))
+}
+
+fn failed(engine: &Path, reason: impl std::fmt::Display) -> Error {
+    Error::Sockets { engine: engine.to_owned(), reason: reason.to_string() }
+}
+
+/// A function that the engine serves. It ends with this while no VMM has come to it.
+pub struct Asked {
+    /// Where the VMM finds it.
+    pub socket: PathBuf,
+    _connection: OwnedFd,
+}
+
+/// Has the engine serve the sandbox's function, if it is to have one; on return its socket accepts the VMM.
+///
+/// # Errors
+/// [`Error::Sockets`], [`Error::File`].
+pub async fn serve(node: &Node, record: &Record, uid: u32) -> Result<Option<Asked>> {
+    let (Some(engine), Some(network)) = (&record.sockets, &record.network) else { return Ok(None) };
+    let addresses = [&network.ipv4, &network.ipv6].into_iter().filter(|one| !one.is_empty());
+    let addresses = addresses.map(|one| one.parse()).collect::<Result<Vec<_>, _>>();
+    let addresses = addresses.map_err(|error| failed(engine, error))?;
+    let tenant = format!("network:{}", network.name);
+    let function = Function { name: record.name.clone(), tenant, addresses };
+    let socket = node.run_dir(&record.id).join("sockets.sock");
+    let listener = listen(&socket, uid).map_err(Error::file("cannot listen at", &socket))?;
+    let at = engine.clone();
+    let asked = tokio::task::spawn_blocking(move || {
+        slipway_sgiov::serve_function(&at, listener.as_fd(), &function)
+    });
+    let asked = asked.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    let connection = asked.map_err(|error| failed(engine, refusal(&error)))?;
+    Ok(Some(Asked { socket, _connection: connection }))
+}
+
+/// A socket that the VMM's user alone may connect to.
+fn listen(path: &Path, uid: u32) -> std::io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    std::os::unix::fs::chown(path, Some(uid), Some(uid))?;
+    Ok(listener)
+}
+
+fn refusal(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => "this engine serves no functions; is it of this version?".into(),
+        Some(_) => format!("the engine refuses the function ({error}); its log says why"),
+        None => format!("the engine does not answer: {error}"),
+    }
+}
+
+/// Has the agent run the guest's engine; on return programs can attach to it.
+///
+/// # Errors
+/// [`Error::Agent`].
+pub async fn start(agent: &Agent) -> Result<()> {
+    let request = agent_v1::StartSocketsRequest {};
+    let mut client = agent.client();
+    match tokio::time::timeout(PATIENCE, client.start_sockets(request)).await {
+        Ok(reply) => reply.map(drop).map_err(refused),
+        Err(_) => Err(Error::Agent("the sandbox's agent started no socket engine".to_owned())),
+    }
+}
+
+/// Why a start failed: the VMM of a function whose engine ends is told nothing of that.
+pub async fn blame(record: &Record, error: Error) -> Error {
+    let Some(engine) = &record.sockets else { return error };
+    if matches!(error, Error::VmEnded(_) | Error::Agent(_)) && check(engine).await.is_err() {
+        let reason = format!("the engine ended while the sandbox started ({error})");
+        return failed(engine, reason);
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn where_no_engine_serves_the_next_step_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = dir.path().join("engine.sock");
+        let said = check(&engine).await.unwrap_err().to_string();
+        assert!(said.contains("engine.sock") && said.contains("slipway socket engine"), "{said}");
+        let record = Record {
+            sockets: Some(engine),
+            ..crate::adopt::tests::record_of(crate::record::State::Starting)
+        };
+        let ended = || Error::VmEnded("x".to_owned());
+        assert!(matches!(blame(&record, ended()).await, Error::Sockets { .. }));
+        assert!(matches!(blame(&record, Error::Stopped).await, Error::Stopped));
+        let without = Record { sockets: None, ..record };
+        assert!(matches!(blame(&without, ended()).await, Error::VmEnded(_)));
+    }
+
+    #[test]
+    fn the_socket_is_the_vmms() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        // Another user's only if root made it.
+        let uid = rustix::process::geteuid().as_raw();
+        let uid = if uid == 0 { 7 } else { uid };
+        let _listener = listen(&path, uid).unwrap();
+        let found = std::fs::metadata(&path).unwrap();
+        assert_eq!((found.uid(), found.mode() & 0o777), (uid, 0o600));
+    }
+}
