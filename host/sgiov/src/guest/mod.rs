@@ -7,7 +7,8 @@
 //! and forwards the signals of both sides.
 //!
 //! - [`Device`]: registers, interrupts and memory, as whoever has the function's driver gives them;
-//! - `control`: the control memory; `streams`: arenas and connections by both sides' names; `remote`: the rest.
+//! - `control`: the control memory; `streams`: arenas and connections by both sides' names; `remote`: what the
+//!   engine asks; `turn`: messages and signals; `rest`: waking and sleeping.
 //!
 //! All of it runs on the engine's thread, which sleeps when there is nothing to do; the machine interrupts it then,
 //! and programs raise their family's bell.
@@ -16,7 +17,9 @@
 
 mod control;
 mod remote;
+mod rest;
 mod streams;
+mod turn;
 
 use std::os::fd::BorrowedFd;
 

@@ -2,69 +2,67 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use rustix::time::{TimerfdClockId, TimerfdFlags, Timespec};
 use slipway_ring::cross::{Arena, Shape, Tail};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{
-    self, Addresses, BROKEN, LISTENERS, MAGIC, Message, PIECE, RUNNING, VERSION, asleep, event,
-    register, stream_of,
+    self, LISTENERS, MAGIC, Message, PIECE, RUNNING, VERSION, register,
 };
 
 use super::control::Control;
 use super::streams::{Arenas, Streams, break_off};
 use super::{Device, FunctionError, Piece, broken};
-use crate::address::{is_meant, show};
+use crate::address::show;
 use crate::remote::{Event, Family, Line, Remote};
 
 /// Streams of an arena. A family that needs more has several.
 const STREAMS: u32 = 32;
 /// Messages and signals of each kind that are taken before the engine's programs have their turn.
-const TURN: usize = 256;
+pub(super) const TURN: usize = 256;
 /// How long it looks for more after the last work: an interrupt costs the guest several accesses that leave it,
 /// together about as long as this.
-const POLL: Duration = Duration::from_micros(250);
+pub(super) const POLL: Duration = Duration::from_micros(250);
 /// How long it does so before the engine's programs have their turn.
-const SHIFT: Duration = Duration::from_millis(1);
+pub(super) const SHIFT: Duration = Duration::from_millis(1);
 /// How long a reset may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often one without interrupts is looked at.
-const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+pub(super) const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// How often it is asked whether it is there still, while there are streams: one that is gone does not interrupt.
-const PULSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+pub(super) const PULSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 /// At least so long after it was asked last.
-const BETWEEN: Duration = Duration::from_millis(400);
+pub(super) const BETWEEN: Duration = Duration::from_millis(400);
 
-const INTERRUPT: u64 = u64::MAX;
-const AGAIN: u64 = u64::MAX - 1;
-const TIMER: u64 = u64::MAX - 2;
+pub(super) const INTERRUPT: u64 = u64::MAX;
+pub(super) const AGAIN: u64 = u64::MAX - 1;
+pub(super) const TIMER: u64 = u64::MAX - 2;
 
 /// Carries streams to where a socket function leads: other guests of its network, and programs of the machine.
 pub struct FunctionRemote {
-    device: Box<dyn Device>,
+    pub(super) device: Box<dyn Device>,
     /// None: it is broken.
-    control: Option<Control>,
+    pub(super) control: Option<Control>,
     /// To be said as soon as there is room.
-    waiting: VecDeque<Message>,
-    epoll: OwnedFd,
+    pub(super) waiting: VecDeque<Message>,
+    pub(super) epoll: OwnedFd,
     /// Raised when there is more to do than a turn had room for.
-    again: OwnedFd,
-    timer: OwnedFd,
-    is_looking: bool,
+    pub(super) again: OwnedFd,
+    pub(super) timer: OwnedFd,
+    pub(super) is_looking: bool,
     /// When it was asked last whether it is there.
-    asked: Instant,
-    families: HashMap<u32, Family>,
-    arenas: Arenas,
-    streams: Streams,
+    pub(super) asked: Instant,
+    pub(super) families: HashMap<u32, Family>,
+    pub(super) arenas: Arenas,
+    pub(super) streams: Streams,
     /// By address: the tenants of the listeners there.
-    listeners: HashMap<Address, Vec<String>>,
+    pub(super) listeners: HashMap<Address, Vec<String>>,
     /// The machine has answered.
-    welcome: bool,
-    events: Vec<Event>,
+    pub(super) welcome: bool,
+    pub(super) events: Vec<Event>,
 }
 
 impl FunctionRemote {
@@ -144,7 +142,7 @@ impl FunctionRemote {
     }
 
     /// Says something to the machine, now or when there is room.
-    fn say(&mut self, message: Message) {
+    pub(super) fn say(&mut self, message: Message) {
         if self.control.is_none() {
             return;
         }
@@ -157,7 +155,7 @@ impl FunctionRemote {
     }
 
     /// Says what waits, as far as there is room. Whether something was said.
-    fn send(&mut self) -> Result<bool, FunctionError> {
+    pub(super) fn send(&mut self) -> Result<bool, FunctionError> {
         let Some(control) = &self.control else { return Ok(false) };
         let mut some = false;
         while let Some(message) = self.waiting.front() {
@@ -174,7 +172,7 @@ impl FunctionRemote {
     }
 
     /// An error ends all there is.
-    fn checked<T>(&mut self, outcome: Result<T, FunctionError>) -> Option<T> {
+    pub(super) fn checked<T>(&mut self, outcome: Result<T, FunctionError>) -> Option<T> {
         outcome
             .map_err(|error| {
                 // The status says it better, if it says something.
@@ -186,7 +184,7 @@ impl FunctionRemote {
 
     /// The machine carries nothing any more: all streams are broken off, and what is asked for from now on is the
     /// kernel's.
-    fn fail(&mut self, error: &FunctionError) {
+    pub(super) fn fail(&mut self, error: &FunctionError) {
         if self.control.is_none() {
             return;
         }
@@ -209,228 +207,6 @@ impl FunctionRemote {
         }
         // The engine is to hear of the events.
         slipway_eventfd::raise(self.again.as_fd());
-    }
-
-    /// One round of all there is to do. Whether there was something.
-    fn turn(&mut self) -> Result<bool, FunctionError> {
-        let heard = self.hear()?;
-        let stirred = self.take_signals()?;
-        let forwarded = self.forward_signals()?;
-        let said = self.send()?;
-        Ok(heard || stirred || forwarded || said)
-    }
-
-    /// What the machine says.
-    fn hear(&mut self) -> Result<bool, FunctionError> {
-        let mut some = false;
-        for _ in 0..TURN {
-            let Some(control) = &self.control else { break };
-            let Some(message) = control.receive()? else { break };
-            some = true;
-            self.message(message)?;
-        }
-        if some && self.control.as_ref().is_some_and(|control| control.is_to_be_told(false, true)) {
-            self.device.write(register::BELL, 1);
-        }
-        Ok(some)
-    }
-
-    fn message(&mut self, message: Message) -> Result<(), FunctionError> {
-        let unknown = FunctionError::Protocol("it names what there is not");
-        match message {
-            Message::Welcome(addresses) => self.welcomed(&addresses),
-            Message::Connected { connection } => {
-                self.streams.get_mut(connection).ok_or(unknown)?.connected = true;
-                self.events.push(Event::Connected { connection });
-            }
-            Message::Refused { connection, errno } => {
-                self.streams.remove(connection).ok_or(unknown)?;
-                self.events.push(Event::Refused { connection, errno });
-            }
-            Message::Incoming { incoming, from, to } => match self.tenant_at(&to) {
-                Some(tenant) => {
-                    self.events.push(Event::Incoming {
-                        incoming: incoming.into(),
-                        tenant,
-                        from,
-                        to,
-                    });
-                }
-                None => self.reject(incoming, raw(Errno::CONNREFUSED)),
-            },
-            Message::Ended { connection } => {
-                let carried = self.streams.remove(connection).ok_or(unknown)?;
-                self.events.push(if carried.connected {
-                    Event::Ended { connection, last: Tail::default() }
-                } else {
-                    Event::Refused { connection, errno: raw(Errno::CONNRESET) }
-                });
-            }
-            Message::ArenaFree { arena } => {
-                self.arenas.remove(arena).then_some(()).ok_or(unknown)?;
-            }
-            _ => return Err(FunctionError::Protocol("a message that only guests send")),
-        }
-        Ok(())
-    }
-
-    fn welcomed(&mut self, addresses: &Addresses) {
-        let held = addresses.ips.iter().take(addresses.count as usize);
-        let held: Vec<String> =
-            held.map(|ip| crate::address::ip(&Address { ip: *ip, port: 0 }).to_string()).collect();
-        tracing::info!("the machine's socket engine serves {}", held.join(", "));
-        self.welcome = true;
-    }
-
-    fn reject(&mut self, incoming: u32, errno: u32) {
-        self.say(Message::Rejected { incoming, errno });
-    }
-
-    /// The tenant that listens at `to`: exactly there before everywhere.
-    fn tenant_at(&self, to: &Address) -> Option<String> {
-        let exact = self.listeners.get(to);
-        let mut others = self.listeners.iter();
-        let meant = || others.find(|(at, _)| is_meant(at, false, to)).map(|(_, tenants)| tenants);
-        exact.or_else(meant)?.first().cloned()
-    }
-
-    /// Streams that stirred on the machine's side: wakes their programs.
-    fn take_signals(&mut self) -> Result<bool, FunctionError> {
-        let Some(control) = &mut self.control else { return Ok(false) };
-        let mut some = control.overflowed();
-        if some {
-            self.streams.raise_all();
-        }
-        for _ in 0..TURN {
-            let Some(event) = control.take_signal()? else { break };
-            some = true;
-            self.streams.raise(stream_of(event));
-        }
-        Ok(some)
-    }
-
-    /// Streams that stirred on this side: tells the machine.
-    fn forward_signals(&mut self) -> Result<bool, FunctionError> {
-        let Some(control) = &mut self.control else { return Ok(false) };
-        let (mut some, mut spoiled) = (false, None);
-        for (number, family) in &mut self.families {
-            if family.overflowed() {
-                some = true;
-                for (arena, stream) in self.streams.places(*number) {
-                    control.signal(event(arena, stream))?;
-                }
-            }
-            for _ in 0..TURN {
-                match family.take() {
-                    Ok(Some(entry)) => {
-                        some = true;
-                        if let Some((arena, stream)) = self.streams.place(*number, entry) {
-                            control.signal(event(arena, stream))?;
-                        }
-                    }
-                    Ok(None) => break,
-                    Err(_) => {
-                        spoiled = Some(*number);
-                        break;
-                    }
-                }
-            }
-        }
-        if some && control.is_to_be_told(true, false) {
-            self.device.write(register::BELL, 1);
-        }
-        if let Some(number) = spoiled {
-            // Once for each family, which cannot begin anew but by attaching again. Only its own streams stall.
-            tracing::warn!(
-                family = number,
-                "its signals cannot be, and are not looked at any more"
-            );
-            self.family_ended(number);
-        }
-        Ok(some)
-    }
-
-    /// Takes notice of what woke it.
-    fn wake(&mut self) {
-        let none = epoll::EventFlags::empty();
-        let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; 64];
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let count = epoll::wait(&self.epoll, &mut events, Some(&zero)).unwrap_or(0);
-        for event in &events[..count] {
-            match event.data.u64() {
-                INTERRUPT => self.interrupted(),
-                AGAIN => drop(slipway_eventfd::drain(self.again.as_fd())),
-                TIMER => {
-                    let mut ticks = [0; 8];
-                    let _ = rustix::io::read(&self.timer, &mut ticks);
-                    if self.asked.elapsed() > BETWEEN {
-                        self.ask();
-                    }
-                }
-                family => {
-                    let family = u32::try_from(family).ok().and_then(|n| self.families.get(&n));
-                    family.map(Family::lower_bell);
-                }
-            }
-        }
-    }
-
-    /// Whether it runs still.
-    fn ask(&mut self) {
-        self.asked = Instant::now();
-        if let Some(error) = broken(self.device.read(register::STATUS)) {
-            self.fail(&error);
-        }
-    }
-
-    fn interrupted(&mut self) {
-        self.device.take_interrupt();
-        let cause = self.device.read(register::CAUSE);
-        self.device.unmask();
-        if cause & BROKEN != 0 {
-            self.ask();
-        }
-    }
-
-    /// Says that it sleeps, and looks once more. False: there was something.
-    fn rest(&mut self) -> Result<bool, FunctionError> {
-        let full = !self.waiting.is_empty();
-        let Some(control) = &self.control else { return Ok(true) };
-        control.sleep(if full { asleep::FOR_WORK_AND_ROOM } else { asleep::FOR_WORK });
-        self.families.values().for_each(|family| family.set_asleep(true));
-        // Those who tell pass one too, between what they did and their look at these words.
-        fence(Ordering::SeqCst);
-        if !self.turn()? {
-            return Ok(true);
-        }
-        self.rise();
-        Ok(false)
-    }
-
-    /// Says that it is awake: nobody need wake it.
-    fn rise(&self) {
-        if let Some(control) = &self.control {
-            control.sleep(asleep::AWAKE);
-        }
-        self.families.values().for_each(|family| family.set_asleep(false));
-    }
-
-    /// Has it looked at while there is somebody to look for: for its work, or for whether it is there.
-    fn look_or_not(&mut self) {
-        let (anybody, period) = if self.device.interrupt().is_some() {
-            (!self.streams.is_empty(), PULSE)
-        } else {
-            let speaks = !self.waiting.is_empty() || !self.welcome;
-            (speaks || !self.streams.is_empty() || !self.listeners.is_empty(), NAP)
-        };
-        let wanted = self.control.is_some() && anybody;
-        if wanted != self.is_looking {
-            self.is_looking = wanted;
-            let nap = if wanted { period } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
-            let period = Itimerspec { it_interval: nap, it_value: nap };
-            let flags = TimerfdTimerFlags::empty();
-            let _ = rustix::time::timerfd_settime(&self.timer, flags, &period);
-        }
     }
 
     fn is_listened_at(at: &Address) -> bool {
@@ -481,7 +257,7 @@ fn timer(epoll: &OwnedFd) -> std::io::Result<OwnedFd> {
     Ok(timer)
 }
 
-fn raw(errno: Errno) -> u32 {
+pub(super) fn raw(errno: Errno) -> u32 {
     errno.raw_os_error().unsigned_abs()
 }
 
@@ -582,35 +358,7 @@ impl Remote for FunctionRemote {
     }
 
     fn events(&mut self) -> Vec<Event> {
-        self.wake();
-        let begun = Instant::now();
-        let mut worked: Option<Instant> = None;
-        loop {
-            let now = Instant::now();
-            let turned = self.turn();
-            match self.checked(turned) {
-                None => break,
-                Some(true) => {
-                    if worked.replace(now).is_none() {
-                        self.rise();
-                    }
-                }
-                Some(false) if worked.is_some_and(|last| now - last < POLL) => {
-                    std::thread::yield_now();
-                }
-                Some(false) => {
-                    let rested = self.rest();
-                    if self.checked(rested).unwrap_or(true) {
-                        break;
-                    }
-                    worked = Some(now);
-                }
-            }
-            if !self.events.is_empty() || now - begun > SHIFT {
-                slipway_eventfd::raise(self.again.as_fd());
-                break;
-            }
-        }
+        self.work();
         self.look_or_not();
         std::mem::take(&mut self.events)
     }
