@@ -1,8 +1,10 @@
 //! A sandbox's socket function: the node's socket engine serves it, the VMM hands it to the guest, and the agent
 //! runs an engine on it for the container's programs.
 //!
-//! The engine keeps it as long as the VMM is connected, whatever becomes of the daemon. When the engine ends, what it
-//! carried is reset, and the sandbox goes on with the sockets of its own kernel.
+//! The engine keeps it as long as the VMM is connected, whatever becomes of the daemon.
+//!
+//! Not here: another engine for a sandbox whose engine died. VMMs do not connect again, so the sandbox has to be
+//! started anew to have its sockets back.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
