@@ -19,11 +19,10 @@ use slipway_sgiov_spec::Address;
 
 use crate::connection::Report;
 use crate::links::{Event, Links, StreamId};
+use crate::patience::Patience;
 use crate::shares::View as SharesView;
 use crate::stream::End;
 
-/// How long it looks for more after the last work before it sleeps.
-const POLL: Duration = Duration::from_micros(50);
 /// Signals of a family that are taken at a time.
 const SIGNALS: usize = 1024;
 /// For how long it sleeps where a program cannot be sure to wake it.
@@ -183,18 +182,21 @@ struct Carrying {
 
 impl Carrying {
     fn run(mut self) {
-        let mut last = Instant::now();
+        let mut patience = Patience::new(Instant::now());
         loop {
             let now = Instant::now();
             let Some(commanded) = self.obey(now) else { return };
             let worked = commanded | self.listen(now) | self.links.turn(now);
             self.tell();
             if worked {
-                last = now;
-            } else if now < last + POLL {
+                patience.worked(Instant::now());
+            } else if patience.lasts(now) {
                 std::thread::yield_now();
+                patience.gave_up(now, Instant::now());
             } else {
-                self.sleep(now);
+                if self.sleep(now) {
+                    patience.slept(now, Instant::now());
+                }
             }
         }
     }
@@ -308,8 +310,8 @@ impl Carrying {
         }
     }
 
-    /// Sleeps until something is told, unless something was meanwhile.
-    fn sleep(&mut self, now: Instant) {
+    /// Sleeps until something is told, unless something was meanwhile. Whether it slept.
+    fn sleep(&mut self, now: Instant) -> bool {
         self.families.values().for_each(|member| member.family.set_asleep(true));
         // With a full barrier between that word and the look at the signals.
         let may = self.links.rest(now) && !self.listen(now);
@@ -317,6 +319,7 @@ impl Carrying {
             self.wait(now);
         }
         self.families.values().for_each(|member| member.family.set_asleep(false));
+        may
     }
 
     fn wait(&self, now: Instant) {

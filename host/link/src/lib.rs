@@ -22,9 +22,10 @@
 //! [`Settings::record`]; short messages of many streams share one.
 //!
 //! # Flow
-//! A stream's other side may send what its FIFO here has room for ([`Settings::window`] at least), and is
-//! granted more as the program reads. Whoever does not read stops nobody but its own sender: what comes for
-//! it was granted and has its place, in the FIFO or, while that is small and cannot grow, beside it.
+//! A stream's other side may send [`Settings::window`] bytes at first, and is granted more as the program reads.
+//! The window of one that has used it up, and whose program reads what comes, grows, and its FIFO with it, up to
+//! [`Settings::fifo`]. Whoever does not read stops nobody but its own sender: what comes for it was granted and
+//! has its place, in the FIFO or, while that is small and cannot grow, beside it.
 //!
 //! # Fairness
 //! Who is next is said by the scheduler of `slipway_warp::share`: dominant resource fairness among tenants, by
@@ -54,6 +55,7 @@ mod handshake;
 mod identity;
 mod links;
 mod logs;
+mod patience;
 mod receiver;
 mod sender;
 mod settings;

@@ -44,7 +44,7 @@ impl Receiver {
 
     /// Takes what the socket has, as far as there is room.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<Received, Errno> {
-        self.compact();
+        self.make_room();
         match rustix::io::read(socket, &mut self.buffer[self.end..]) {
             Ok(0) => Ok(Received::End),
             Ok(count) => {
@@ -57,9 +57,12 @@ impl Receiver {
         }
     }
 
-    /// The part of a record that is there begins the buffer: there is always room for the rest of it.
-    fn compact(&mut self) {
-        if self.at > 0 {
+    /// Has the part of a record that is there begin the buffer when it may have no room for the rest where it is:
+    /// seldom, since it is another copy.
+    fn make_room(&mut self) {
+        if self.at == self.end {
+            (self.at, self.end) = (0, 0);
+        } else if self.buffer.len() - self.end < RECORD {
             self.buffer.copy_within(self.at..self.end, 0);
             (self.at, self.end) = (0, self.end - self.at);
         }

@@ -73,7 +73,8 @@ pub struct Settings {
     /// Bytes of a record's payload, at most: 4,096 to 131,072.
     #[serde(default = "record")]
     pub record: usize,
-    /// Bytes of a stream that may come before its program has read any: 4,096 to 4,194,304.
+    /// Bytes of a stream that may come before its program has read any: 4,096 to 4,194,304. They grow, up to
+    /// `fifo`, for a stream that they hold up.
     #[serde(default = "window")]
     pub window: u32,
     /// Bytes that a FIFO may grow to: up to 4,194,304.
@@ -108,7 +109,7 @@ fn window() -> u32 {
 }
 
 fn fifo() -> usize {
-    512 << 10
+    2 << 20
 }
 
 fn rekey() -> u64 {

@@ -64,6 +64,12 @@ pub(crate) struct Stream {
     pub(crate) credit: u64,
     /// Bytes that the other side may still send.
     granted: u64,
+    /// Bytes that are granted or unread: what is under way between the two programs at most.
+    window: u64,
+    /// The other side had used up most of it since the last grant.
+    pressed: bool,
+    /// It is larger than it was in the beginning.
+    grown: bool,
     /// Came, and the FIFO has no room for it yet.
     waiting: Vec<u8>,
     /// This side's FIN was sent.
@@ -95,6 +101,9 @@ impl Stream {
             words,
             credit,
             granted,
+            window: granted,
+            pressed: false,
+            grown: false,
             waiting,
             finished,
             ended,
@@ -147,6 +156,7 @@ impl Stream {
     pub(crate) fn push(&mut self, bytes: &[u8], fifo: usize) -> Result<bool, Error> {
         let Some(left) = self.granted.checked_sub(bytes.len() as u64) else { return Ok(false) };
         self.granted = left;
+        self.pressed |= left < self.window / 4;
         let done = if self.waiting.is_empty() { self.write(bytes, fifo)? } else { 0 };
         self.waiting.extend_from_slice(&bytes[done..]);
         Ok(true)
@@ -155,11 +165,29 @@ impl Stream {
     /// A program that has said that it reads no more gets nothing more, and nobody is held up by it.
     fn write(&self, bytes: &[u8], most: usize) -> Result<usize, Error> {
         let Some((fifo, regions, end)) = self.fifo() else { return Ok(0) };
+        let before = fifo.out.tail().region();
+        self.fit(&fifo, regions, most)?;
         let tell = || slipway_eventfd::raise(end.bell.as_fd());
-        match fifo.write(bytes, most, regions, tell) {
+        let written = match fifo.write(bytes, most, regions, tell) {
             Err(Error::Shut) => Ok(bytes.len()),
             other => other,
+        };
+        // Who grew has let go of the place before, which nobody has yet: its pages go.
+        if let Some(before) = before.filter(|before| fifo.out.tail().region() != Some(*before)) {
+            let _ = end.arena.punch(end.side, before);
         }
+        written
+    }
+
+    /// An empty FIFO that has less room than a window that has grown grows, too: what comes has not to wait
+    /// beside it.
+    fn fit(&self, fifo: &Fifo<'_>, regions: Regions<'_>, most: usize) -> Result<(), Error> {
+        let wanted = usize::try_from(self.window).unwrap_or(most).min(most);
+        let may = self.grown && !fifo.out.is_shut() && fifo.out.tail().size() > 0;
+        if may && fifo.out.tail().size() < wanted as u64 && fifo.out.refresh()? == 0 {
+            fifo.writable(wanted, wanted, regions)?;
+        }
+        Ok(())
     }
 
     /// Passes on what waits, as far as there is room, and the end after it. Whether something was.
@@ -192,16 +220,23 @@ impl Stream {
         Ok((unread + self.waiting.len() as u64, fifo.out.tail().size()))
     }
 
-    /// Bytes that the other side is to be granted now: enough to be worth a frame. `window` at least are always
-    /// granted or unread.
-    pub(crate) fn grant(&mut self, window: u32) -> Result<u64, Error> {
+    /// Bytes that the other side is to be granted now: enough to be worth a frame. The window at least, which
+    /// grows up to `most` where it is what holds a stream up, is always granted or unread.
+    pub(crate) fn grant(&mut self, most: usize) -> Result<u64, Error> {
         if self.ended || self.end.is_none() {
             return Ok(0);
         }
         let (unread, size) = self.unread()?;
-        let window = size.max(window.into());
-        let more = window.saturating_sub(self.granted + unread);
-        let more = if more >= window / 4 { more } else { 0 };
+        self.window = self.window.max(size);
+        if self.window.saturating_sub(self.granted + unread) < self.window / 4 {
+            return Ok(0);
+        }
+        // One side waits for credit, and the other reads what comes.
+        if std::mem::take(&mut self.pressed) && unread < self.window / 2 {
+            self.window = (self.window * 2).min(most as u64).max(self.window);
+            self.grown = true;
+        }
+        let more = self.window.saturating_sub(self.granted + unread);
         self.granted += more;
         Ok(more)
     }

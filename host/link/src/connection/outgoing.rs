@@ -219,7 +219,7 @@ fn receive_side(
     settings: &Settings,
 ) -> Result<bool, cross::Error> {
     let passed = stream.pass(settings.fifo)?;
-    let more = stream.grant(settings.window)?;
+    let more = stream.grant(settings.fifo)?;
     if more > 0 {
         frames.put(Kind::Credit, number, more);
     }
