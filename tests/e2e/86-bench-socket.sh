@@ -14,6 +14,8 @@ import json, sys
 report = json.load(open(sys.argv[1]))
 subjects = [s["name"] for s in report["subjects"]]
 assert "tcp-loopback" in subjects, subjects
+expected = ["tcp-veth", "slipway-netns", "slipway-encrypted"]
+assert "slipway" not in subjects or "tcp-veth" not in subjects or all(s in subjects for s in expected), subjects
 loads = ["stream-128k-c1", "stream-64b-c1", "pingpong-64b-busy", "window-4k-c16", "idle-c16"]
 assert report["plan"]["loads"] == loads, report["plan"]
 for subject in subjects:
@@ -27,10 +29,17 @@ for subject in subjects:
         assert measured["bytes"] > 0 and sum(one["cpu_ns"] for one in both) > 0, (subject, load, measured)
         # Two programs with a processor each, and a quarter for what is read a moment later.
         assert sum(one["cpu_ns"] for one in both) < 2.5 * measured["elapsed_ns"], (subject, load, measured)
+        if subject.startswith("slipway-encrypted"):
+            # Every byte goes through both engines; nothing else does it for them.
+            assert measured["engine"]["cpu_ns"] > 0, (load, measured)
         assert ("latency" in measured) == load.startswith("pingpong"), (subject, load)
         if "latency" in measured:
             trips = sum(count for _, count in measured["latency"]["buckets"])
             assert 0 < trips <= measured["bytes"] // 64 + 2, (trips, measured["bytes"])
+parts = report.get("parts", [])
+assert len(parts) == ("slipway-encrypted" in subjects), parts
+for run in parts:
+    assert run["load"] == "stream-128k-c1" and all(value > 0 for value in run["parts"].values()), run
 for key in ["machine", "kernel", "version"]:
     assert report["environment"][key], key
 assert "bench socket --quick" in report["command"]

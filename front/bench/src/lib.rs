@@ -21,7 +21,8 @@
 //!
 //! Dependencies: `plotters` writes SVG (its SVG back end only: no fonts, no bitmaps), `serde` and
 //! `serde_json` for reports, `anyhow` for errors that are shown and never matched on; `rustix` for
-//! processors and shared memory, `zerocopy` for queue entries, `tempfile` for a peer's socket.
+//! processors and shared memory, `zerocopy` for queue entries, `slipway-warp` for what two socket
+//! engines do to a byte, `tempfile` for a peer's socket.
 //!
 //! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
 //!

@@ -1,4 +1,4 @@
-//! The socket engine as a subject's helper: a process of its own, which ends with this one.
+//! Socket engines as a subject's helpers: processes of their own, which end with this one.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,50 +8,136 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
+use super::Net;
+use super::links::{Links, NAMES};
+use super::peer::Role;
 use crate::packet::process::{Running, wait_for};
 
 /// The library that programs load before their own.
 const LIBRARY: &str = "libslipway.so";
-/// How long the engine may need until it serves.
+/// How long an engine may need until it serves.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An engine that runs, and how programs find it.
-pub struct Engine {
-    running: Running,
-    library: PathBuf,
-    socket: PathBuf,
-    _directory: TempDir,
+/// Where engines and what programs load come from.
+#[derive(Clone, Debug)]
+pub struct Build {
+    /// A `slipway` whose engine it is.
+    pub engine: PathBuf,
+    /// `libslipway.so` lies beside this program.
+    pub beside: PathBuf,
 }
 
-impl Engine {
-    /// Starts `program` (slipway itself), with the library that lies beside it.
+/// Engines that run, and how programs find theirs: one that both have, or one for each side.
+pub struct Engines {
+    /// The server's, and the client's if it has another.
+    running: Vec<(Running, PathBuf)>,
+    library: PathBuf,
+    directory: TempDir,
+}
+
+impl Engines {
+    /// One, for two programs where this process is.
     ///
     /// # Errors
     /// There is no library, or the engine does not begin to serve.
-    pub fn start(program: &Path) -> Result<Self> {
-        let library = program.with_file_name(LIBRARY);
+    pub fn here(build: &Build) -> Result<Self> {
+        let mut engines = Self::none(build)?;
+        engines.start(build, "engine", &[], |_| Ok(()))?;
+        Ok(engines)
+    }
+
+    /// One where this process is, for programs on both sides of `net`: its policy has a tenant for each, and allows
+    /// the client to connect to the server.
+    ///
+    /// # Errors
+    /// As [`Engines::here`]; `net` has no sides.
+    pub fn between(build: &Build, net: &Net) -> Result<Self> {
+        let mut engines = Self::none(build)?;
+        let [server, client] = NAMES;
+        let sides = net.sides().context("no network namespaces")?;
+        let text = format!(
+            "{}{}[[allow]]\nfrom = \"{client}\"\nto = \"{server}\"\n",
+            tenant(server, &sides[0]),
+            tenant(client, &sides[1])
+        );
+        let policy = engines.file("policy.toml", &text)?;
+        engines.start(build, "engine", &[("--policy", &policy)], |_| Ok(()))?;
+        Ok(engines)
+    }
+
+    /// One on each side of `net`, which carry what is between the two encrypted, with certificates of an authority
+    /// of this run. A tenant's network namespace at one is the server's, at the other the client's.
+    ///
+    /// # Errors
+    /// As [`Engines::between`]; `openssl` is not installed.
+    pub fn linked(build: &Build, net: &Net) -> Result<Self> {
+        let mut engines = Self::none(build)?;
+        let sides = net.sides().context("no network namespaces")?;
+        let links = Links::make(engines.directory.path(), net)?;
+        for (at, role) in [Role::Server, Role::Client].into_iter().enumerate() {
+            let name = NAMES[at];
+            let policy = engines.file(&format!("{name}.policy"), &tenant("bench", &sides[at]))?;
+            let settings = engines.file(&format!("{name}.links"), &links.settings(at))?;
+            let options = [("--policy", policy.as_path()), ("--links", &settings)];
+            engines.start(build, name, &options, |command| net.enter(role, command))?;
+        }
+        Ok(engines)
+    }
+
+    fn none(build: &Build) -> Result<Self> {
+        let library = build.beside.with_file_name(LIBRARY);
         ensure!(library.is_file(), "{} is not there", library.display());
         let directory = tempfile::Builder::new().prefix("slipway-bench").tempdir()?;
-        let socket = directory.path().join("socket");
-        let mut command = Command::new(program);
+        Ok(Self { running: Vec::new(), library, directory })
+    }
+
+    fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path = self.directory.path().join(name);
+        std::fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    fn start(
+        &mut self,
+        build: &Build,
+        name: &str,
+        options: &[(&str, &Path)],
+        enter: impl FnOnce(&mut Command) -> Result<()>,
+    ) -> Result<()> {
+        let socket = self.directory.path().join(name);
+        let mut command = Command::new(&build.engine);
+        // What stands in the machine's own files is nothing of a measurement's.
+        let nothing = self.directory.path().join("nothing");
+        let mut files = vec![("--policy", nothing.as_path()), ("--links", &nothing)];
+        files.retain(|(name, _)| !options.iter().any(|(own, _)| own == name));
         command.args(["socket", "engine", "--socket"]).arg(&socket).stdin(Stdio::null());
+        for (option, value) in files.iter().chain(options) {
+            command.arg(option).arg(value);
+        }
         // Standard output is the report's; what goes wrong is on standard error.
         command.stdout(Stdio::null()).env("SLIPWAY_LOG", "warn");
+        enter(&mut command)?;
         let mut running = Running::start(&mut command)?;
-        wait_for(&socket, &mut running, Instant::now() + PATIENCE).context("the socket engine")?;
-        Ok(Self { running, library, socket, _directory: directory })
+        wait_for(&socket, &mut running, Instant::now() + PATIENCE).context("a socket engine")?;
+        self.running.push((running, socket));
+        Ok(())
     }
 
-    /// The process.
-    pub(super) fn id(&self) -> u32 {
-        self.running.id()
+    /// The processes.
+    pub(super) fn ids(&self) -> Vec<u32> {
+        self.running.iter().map(|(running, _)| running.id()).collect()
     }
 
-    /// What a program must have in its environment.
-    pub(super) fn environment(&self) -> [(&'static str, OsString); 2] {
-        [
-            ("LD_PRELOAD", self.library.clone().into()),
-            ("SLIPWAY_SOCKET", self.socket.clone().into()),
-        ]
+    /// What the program on a side must have in its environment.
+    pub(super) fn environment(&self, role: Role) -> Vec<(&'static str, OsString)> {
+        let at = if role == Role::Server { 0 } else { self.running.len() - 1 };
+        let socket = self.running.get(at).map(|(_, socket)| socket.clone().into());
+        let library = ("LD_PRELOAD", self.library.clone().into());
+        socket.map(|socket| vec![library, ("SLIPWAY_SOCKET", socket)]).unwrap_or_default()
     }
+}
+
+/// A tenant of a policy.
+fn tenant(name: &str, netns: &Path) -> String {
+    format!("[[tenant]]\nname = \"{name}\"\nnetns = \"{}\"\n", netns.display())
 }

@@ -8,6 +8,8 @@
 //!   medians over the rounds; [`socket_table`] and [`socket_plot`] show it; [`compare_sockets`] sets two
 //!   side by side.
 //!
+//! Between two engines what they do to a byte is also measured alone, part by part ([`Parts`]).
+//!
 //! [`App`]s are programs as they are, over the same ways: iperf3, wrk and nginx, Redis.
 //!
 //! Fair shares are measured by [`drf`], without programs.
@@ -24,8 +26,10 @@ mod compare;
 mod cost;
 pub mod drf;
 mod engine;
+mod links;
 mod load;
 mod net;
+mod parts;
 pub mod peer;
 mod plot;
 mod report;
@@ -36,9 +40,10 @@ mod way;
 pub use apps::{App, AppRun};
 pub use compare::compare_sockets;
 pub use cost::Cost;
-pub use engine::Engine;
+pub use engine::{Build, Engines};
 pub use load::{BadSocketLoad, Pace, SocketLoad, Traffic};
 pub use net::Net;
+pub use parts::{Parts, PartsRun};
 pub use plot::socket_plot;
 pub use report::{
     SocketFigures, SocketMeasured, SocketPlan, SocketReport, SocketRun, SocketTurn, measure_apps,

@@ -4,16 +4,19 @@ use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::path_of;
+use super::peer::Role;
 use crate::packet::process::{find, in_namespace, run};
 
 /// The server's address behind the bridge, and the client's.
-const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 203, 0, 1), Ipv4Addr::new(10, 203, 0, 2)];
+pub(super) const ADDRESSES: [Ipv4Addr; 2] =
+    [Ipv4Addr::new(10, 203, 0, 1), Ipv4Addr::new(10, 203, 0, 2)];
 
 /// Network namespaces of the two sides. They have no names and are held by descriptors only, so whatever
 /// ends this process ends them and all that is in them; of the host's network nothing is touched.
@@ -95,19 +98,21 @@ impl Net {
         self.sides.as_ref().map_or(std::ptr::null(), |sides| &raw const sides[0])
     }
 
+    /// The files of the server's and of the client's namespace, as long as this process lives; None: both are
+    /// where it is.
+    pub fn sides(&self) -> Option<[PathBuf; 2]> {
+        self.sides.as_ref().map(|sides| sides.each_ref().map(path_of))
+    }
+
     /// Where the server listens.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Has `command` run on the server's side.
-    pub fn enter_server(&self, command: &mut Command) -> Result<()> {
-        self.sides.as_ref().map_or(Ok(()), |[server, _]| enter(command, server))
-    }
-
-    /// Has `command` run on the client's side.
-    pub fn enter_client(&self, command: &mut Command) -> Result<()> {
-        self.sides.as_ref().map_or(Ok(()), |[_, client]| enter(command, client))
+    /// Has `command` run on a side.
+    pub fn enter(&self, role: Role, command: &mut Command) -> Result<()> {
+        let Some([server, client]) = &self.sides else { return Ok(()) };
+        enter(command, if role == Role::Server { server } else { client })
     }
 }
 
@@ -155,13 +160,13 @@ mod tests {
                 return;
             }
         };
-        let address = |enter: &dyn Fn(&mut Command) -> Result<()>| {
+        let address = |role| {
             let mut command = Command::new(find(&["ip"]).unwrap());
             command.args(["-o", "address", "show", "eth0"]);
-            enter(&mut command).unwrap();
+            net.enter(role, &mut command).unwrap();
             String::from_utf8(command.output().unwrap().stdout).unwrap()
         };
-        assert!(address(&|command| net.enter_server(command)).contains("10.203.0.1/24"));
-        assert!(address(&|command| net.enter_client(command)).contains("10.203.0.2/24"));
+        assert!(address(Role::Server).contains("10.203.0.1/24"));
+        assert!(address(Role::Client).contains("10.203.0.2/24"));
     }
 }

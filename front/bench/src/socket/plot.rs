@@ -33,7 +33,12 @@ fn length(load: &SocketLoad, figures: &SocketFigures) -> (f64, String) {
         }
         _ => {
             let (gbits, cores) = (figures.bytes * 8.0 / 1e9, figures.cores_per_10_gbits());
-            (figures.bytes, format!("{gbits:.2} Gbit/s, {cores:.2} cores for 10 Gbit/s"))
+            let engines = figures.engines_per_byte * 1.25;
+            let engines = match engines {
+                0.0 => String::new(),
+                _ => format!(" ({engines:.2} engines')"),
+            };
+            (figures.bytes, format!("{gbits:.2} Gbit/s, {cores:.2} cores for 10 Gbit/s{engines}"))
         }
     }
 }

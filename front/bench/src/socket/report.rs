@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use slipway_telemetry::Histogram;
 
 use super::turn::turn;
-use super::{App, AppRun, Cost, SocketLoad, Traffic, Way};
+use super::{App, AppRun, Cost, Parts, PartsRun, SocketLoad, Traffic, Way};
 use crate::block::Described;
 use crate::json;
 use crate::report::Environment;
@@ -77,6 +77,9 @@ pub struct SocketReport {
     pub subjects: Vec<Described>,
     /// Turn by turn.
     pub runs: Vec<SocketRun>,
+    /// What two engines do, measured alone after turns with them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PartsRun>,
     /// Programs as they are, turn by turn.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apps: Vec<AppRun>,
@@ -97,6 +100,8 @@ pub struct SocketFigures {
     pub cpu_per_byte: f64,
     /// Processor time of the two programs alone for a byte, ns.
     pub programs_per_byte: f64,
+    /// Processor time of the engines for a byte, ns.
+    pub engines_per_byte: f64,
     /// Switches of processors for a message, of everybody; with idle sockets a second.
     pub switches: f64,
     /// Memory for each pair of sockets, bytes, with idle ones.
@@ -118,9 +123,10 @@ impl SocketFigures {
         self.cpu_per_byte * 1.25
     }
 
-    /// Processor seconds for a GiB.
-    pub fn seconds_per_gib(&self) -> f64 {
-        self.cpu_per_byte * f64::from(1 << 30) / 1e9
+    /// Processor seconds for a GiB: of everybody, of the two programs, of the engines.
+    pub fn seconds_per_gib(&self) -> [f64; 3] {
+        [self.cpu_per_byte, self.programs_per_byte, self.engines_per_byte]
+            .map(|ns| ns * f64::from(1 << 30) / 1e9)
     }
 }
 
@@ -145,22 +151,26 @@ pub fn measure_sockets(
     ways: &[Way],
     plan: &SocketPlan,
     mut before: impl FnMut(SocketTurn<'_>),
-) -> Result<Vec<SocketRun>> {
+) -> Result<(Vec<SocketRun>, Vec<PartsRun>)> {
     let able = |load: &SocketLoad| ways.iter().filter(|way| way.takes(load)).count();
     let turns = plan.loads.iter().map(able).sum::<usize>() * plan.rounds as usize;
-    let mut runs: Vec<SocketRun> = Vec::new();
+    let (mut runs, mut parts) = (Vec::new(), Vec::new());
     for load in &plan.loads {
         for round in 0..plan.rounds {
             for way in ways.iter().filter(|way| way.takes(load)) {
                 before(SocketTurn { done: runs.len(), turns, load, subject: way.name });
                 let measured = turn(way, load, plan.warm_up, plan.time)
                     .with_context(|| format!("{} with {load}", way.name))?;
-                let subject = way.name.to_owned();
-                runs.push(SocketRun { subject, load: *load, round, measured });
+                let (subject, load) = (way.name.to_owned(), *load);
+                if Parts::belong(way, &load) {
+                    let parts_of = Parts::measure(way, plan.warm_up, plan.time)?;
+                    parts.push(PartsRun { subject: subject.clone(), load, round, parts: parts_of });
+                }
+                runs.push(SocketRun { subject, load, round, measured });
             }
         }
     }
-    Ok(runs)
+    Ok((runs, parts))
 }
 
 /// Has the ways take turns with each of `apps`.
@@ -186,6 +196,11 @@ pub fn measure_apps(
     Ok(runs)
 }
 
+/// Processor time for a byte of `turn`, ns.
+fn per_byte(cost: Cost, turn: &SocketMeasured) -> f64 {
+    cost.cpu_ns as f64 / turn.bytes as f64
+}
+
 impl SocketReport {
     /// Version of the JSON that [`to_json`](Self::to_json) writes.
     pub const FORMAT: u32 = 1;
@@ -196,13 +211,13 @@ impl SocketReport {
         command: impl Into<String>,
         plan: SocketPlan,
         ways: &[Way],
-        runs: Vec<SocketRun>,
+        (runs, parts): (Vec<SocketRun>, Vec<PartsRun>),
     ) -> Self {
         let described =
             |way: &Way| Described { name: way.name.to_owned(), about: way.about.clone() };
         let subjects = ways.iter().map(described).collect();
         let (format, command, apps) = (Self::FORMAT, command.into(), Vec::new());
-        Self { format, environment, command, plan, subjects, runs, apps }
+        Self { format, environment, command, plan, subjects, runs, parts, apps }
     }
 
     /// Median rate of `app`, how far its rounds lie apart as a part of that, and processors that its servers kept
@@ -216,6 +231,30 @@ impl SocketReport {
         let apart = rates.last()? - rates.first()?;
         let middle = median(rates);
         Some([middle, apart / middle.max(f64::MIN_POSITIVE), median(cores)])
+    }
+
+    /// Medians over the rounds of the parts of what engines do, and of the engines' processor time for a byte
+    /// against the sum in the same round; None where they were not measured.
+    pub fn parts(&self, load: &SocketLoad, subject: &str) -> Option<(Parts, f64)> {
+        let all = self.parts.iter().filter(|run| run.subject == subject && run.load == *load);
+        let all: Vec<&PartsRun> = all.collect();
+        let engines = |run: &PartsRun| {
+            let mut turns = self.runs.iter().filter(|turn| turn.subject == subject);
+            let turn = turns.find(|turn| turn.load == *load && turn.round == run.round);
+            turn.map_or(0.0, |turn| per_byte(turn.measured.engine, &turn.measured))
+        };
+        if all.is_empty() {
+            return None;
+        }
+        let middle =
+            |of: &dyn Fn(&PartsRun) -> f64| median(all.iter().map(|run| of(run)).collect());
+        let parts = Parts {
+            copy: middle(&|run| run.parts.copy),
+            seal: middle(&|run| run.parts.seal),
+            open: middle(&|run| run.parts.open),
+            transport: middle(&|run| run.parts.transport),
+        };
+        Some((parts, middle(&|run| engines(run) / run.parts.sum())))
     }
 
     /// Medians over the rounds; None where there was no turn.
@@ -253,8 +292,9 @@ impl SocketReport {
             messages: middle(&|turn| rate(turn) / size),
             latency,
             cores: middle(&|turn| all(turn).cpu_ns as f64 / turn.elapsed_ns.max(1) as f64),
-            cpu_per_byte: middle(&|turn| all(turn).cpu_ns as f64 / turn.bytes as f64),
-            programs_per_byte: middle(&|turn| programs(turn).cpu_ns as f64 / turn.bytes as f64),
+            cpu_per_byte: middle(&|turn| per_byte(all(turn), turn)),
+            programs_per_byte: middle(&|turn| per_byte(programs(turn), turn)),
+            engines_per_byte: middle(&|turn| per_byte(turn.engine, turn)),
             switches: middle(&|turn| {
                 let messages = match load.traffic {
                     Traffic::Idle => turn.elapsed_ns as f64 / 1e9,
@@ -325,8 +365,24 @@ pub(crate) mod tests {
             plan: SocketPlan { loads: vec![load], rounds: 3, warm_up: Duration::ZERO, time },
             subjects: subjects.iter().map(described).collect(),
             runs,
+            parts: Vec::new(),
             apps: Vec::new(),
         }
+    }
+
+    #[test]
+    fn engines_are_judged_by_the_parts_of_their_round() {
+        let mut report = report("stream-128b-c1", &[("linked", &[1000, 2000, 3000])]);
+        let load = report.plan.loads[0];
+        assert_eq!(report.parts(&load, "linked"), None);
+        for (round, open) in [(0, 1.0), (1, 2.0), (2, 3.0)] {
+            let parts = Parts { copy: 0.25, seal: 0.0, open, transport: 0.5 };
+            report.parts.push(PartsRun { subject: "linked".into(), load, round, parts });
+        }
+        // A byte cost the engines a nanosecond in each round.
+        let (parts, ratio) = report.parts(&load, "linked").unwrap();
+        assert_eq!((parts.open, parts.sum(), ratio), (2.0, 3.0, 1.0 / 3.0));
+        assert_eq!(SocketReport::from_json(&report.to_json().unwrap()).unwrap(), report);
     }
 
     #[test]
@@ -336,7 +392,8 @@ pub(crate) mod tests {
         let figures = report.figures(&load, "tcp").unwrap();
         assert_eq!((figures.bytes, figures.messages, figures.spread), (2000.0, 15.625, 1.0));
         assert_eq!((figures.cpu_per_byte, figures.programs_per_byte), (4.0, 2.0));
-        assert_eq!((figures.cores_per_10_gbits(), figures.latency), (5.0, None));
+        assert_eq!((figures.engines_per_byte, figures.latency), (1.0, None));
+        assert_eq!(figures.cores_per_10_gbits(), 5.0);
         assert_eq!(figures.switches, 4.0 * 128.0 / 2000.0);
         assert_eq!(report.figures(&load, "none"), None);
         assert_eq!(SocketReport::from_json(&report.to_json().unwrap()).unwrap(), report);

@@ -1,10 +1,10 @@
 //! A report of sockets as tables for a terminal.
 
-use super::{App, SocketFigures, SocketLoad, SocketReport, Traffic};
+use super::{App, Parts, SocketFigures, SocketLoad, SocketReport, Traffic};
 use crate::duration::human;
 use crate::table::titled;
 
-const RATE: [&str; 9] = [
+const RATE: [&str; 11] = [
     "",
     "Gbit/s",
     "spread",
@@ -13,6 +13,8 @@ const RATE: [&str; 9] = [
     "cores",
     "cores for 10 Gbit/s",
     "s for a GiB",
+    "programs'",
+    "engines'",
     "switches a message",
 ];
 const LATENCY: [&str; 9] = [
@@ -43,6 +45,7 @@ pub fn socket_table(report: &SocketReport, colour: bool) -> String {
             Traffic::Pingpong(_) => titled(&title, &LATENCY, &each(&rows, latency), colour),
             Traffic::Stream | Traffic::Window => titled(&title, &RATE, &each(&rows, rate), colour),
         });
+        text.push_str(&parts(report, load));
         text.push('\n');
     }
     text.push_str(&apps(report, colour));
@@ -50,6 +53,20 @@ pub fn socket_table(report: &SocketReport, colour: bool) -> String {
         text.push_str(&format!("{}: {}\n", subject.name, subject.about));
     }
     text
+}
+
+/// A line for each subject whose engines' parts were measured alone.
+fn parts(report: &SocketReport, load: &SocketLoad) -> String {
+    let line = |name: &str| {
+        let (parts, ratio) = report.parts(load, name)?;
+        let Parts { copy, seal, open, transport } = parts;
+        Some(format!(
+            "{name}, ns a byte alone: 2 copies {copy:.3} each, sealing {seal:.3}, opening {open:.3}, \
+             transport {transport:.3}, sum {:.3}; the engines' CPU is {ratio:.2} of it\n",
+            parts.sum()
+        ))
+    };
+    report.subjects.iter().filter_map(|subject| line(&subject.name)).collect()
 }
 
 /// A table for each program that was run.
@@ -108,7 +125,8 @@ fn percent(part: f64) -> String {
     format!("{:.0}%", part * 100.0)
 }
 
-fn rate(figures: &SocketFigures, first: &SocketFigures) -> [String; 9] {
+fn rate(figures: &SocketFigures, first: &SocketFigures) -> [String; 11] {
+    let [all, programs, engines] = figures.seconds_per_gib().map(|time| format!("{time:.3}"));
     [
         String::new(),
         format!("{:.2}", figures.bytes * 8.0 / 1e9),
@@ -117,7 +135,9 @@ fn rate(figures: &SocketFigures, first: &SocketFigures) -> [String; 9] {
         ratio(figures.bytes, first.bytes),
         format!("{:.2}", figures.cores),
         format!("{:.3}", figures.cores_per_10_gbits()),
-        format!("{:.3}", figures.seconds_per_gib()),
+        all,
+        programs,
+        engines,
         format!("{:.4}", figures.switches),
     ]
 }

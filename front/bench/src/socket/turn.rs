@@ -65,7 +65,7 @@ impl Pair {
                 Role::Client => way.cpus.client.clone(),
             },
             tls: way.tls.as_ref().map(super::Certificate::path),
-            past_the_kernel: way.engine.is_some(),
+            past_the_kernel: way.engines.is_some(),
         };
         let server = Program::start(way, &spec(Role::Server, Vec::new()))?;
         let ports = server.hear("listening")?;
@@ -142,7 +142,7 @@ pub fn turn(
 /// What arrives within `time`, something at least if anything is to, and what that costs.
 fn window(way: &Way, pairs: &[Pair], (time, carries): (Duration, bool)) -> SocketMeasured {
     let softirqs = softirq_threads();
-    let engines: Vec<u32> = way.engine.iter().map(super::Engine::id).collect();
+    let engines: Vec<u32> = way.engines.iter().flat_map(super::Engines::ids).collect();
     let clients: Vec<u32> = pairs.iter().map(|pair| pair.client.running.id()).collect();
     let servers: Vec<u32> = pairs.iter().map(|pair| pair.server.running.id()).collect();
     let counted = || pairs.iter().map(|pair| pair.board.counted()).sum::<u64>();

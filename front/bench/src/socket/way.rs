@@ -10,7 +10,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result, ensure};
 
 use super::peer::{PeerSpec, Role};
-use super::{Engine, Net, SocketLoad, Traffic, memory_file, path_of};
+use super::{Engines, Net, SocketLoad, Traffic, memory_file, path_of};
 use crate::block::native::Cpus;
 use crate::packet::process::find;
 
@@ -24,9 +24,9 @@ pub struct Way {
     pub net: Rc<Net>,
     /// TLS, with the server's certificate; None: in the clear.
     pub tls: Option<Certificate>,
-    /// The engine that introduces the programs, which have the library loaded then; its time is part
-    /// of the cost. None: the kernel's sockets.
-    pub engine: Option<Engine>,
+    /// The engines that introduce the programs or carry what is between them; the programs have the library
+    /// loaded then, and the engines' time is part of the cost. None: the kernel's sockets.
+    pub engines: Option<Engines>,
     /// The program that runs a [`peer`](super::peer), and its arguments before the specification.
     pub program: Vec<OsString>,
     /// The server's processor is the first one's, the client's the other's.
@@ -51,11 +51,8 @@ impl Way {
 
     /// Has `command` run on a side of this way, with what its programs have in their environment.
     pub(super) fn put(&self, role: Role, command: &mut Command) -> Result<()> {
-        command.envs(self.engine.iter().flat_map(Engine::environment));
-        match role {
-            Role::Client => self.net.enter_client(command),
-            Role::Server => self.net.enter_server(command),
-        }
+        command.envs(self.engines.iter().flat_map(|engines| engines.environment(role)));
+        self.net.enter(role, command)
     }
 }
 

@@ -194,6 +194,9 @@ pub struct SocketArgs {
     /// that floods; measured, by the formula, and by an independent script
     #[arg(long, conflicts_with_all = ["only", "load", "apps"])]
     pub drf: bool,
+    /// Engines are those of another slipway; the rest, the library included, is this one's
+    #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::FilePath)]
+    pub engine: Option<PathBuf>,
     #[command(flatten)]
     pub turns: TurnsArgs,
     /// Five loads, two short turns at most: shows that everything works, in seconds

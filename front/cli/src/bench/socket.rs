@@ -10,8 +10,8 @@ use slipway_bench::block::native::Cpus;
 use slipway_bench::socket::drf::{DrfPlan, DrfReport, drf_plot, drf_table, measure_drf};
 use slipway_bench::socket::peer::OpenSsl;
 use slipway_bench::socket::{
-    App, AppRun, Certificate, Engine, Net, SocketLoad, SocketPlan, SocketReport, SocketTurn, Way,
-    compare_sockets, measure_apps, measure_sockets, socket_plot, socket_table,
+    App, AppRun, Build, Certificate, Engines, Net, SocketLoad, SocketPlan, SocketReport,
+    SocketTurn, Way, compare_sockets, measure_apps, measure_sockets, socket_plot, socket_table,
 };
 
 use super::block::progress;
@@ -19,7 +19,7 @@ use super::reports::{self, Report};
 use crate::args::{SocketArgs, SocketLoadArgs};
 
 /// What is measured, with what it is; what others are compared with comes first.
-const SUBJECTS: [(&str, &str); 6] = [
+const SUBJECTS: [(&str, &str); 8] = [
     (
         "tcp-veth",
         "kernel TCP between two network namespaces, with veth pairs to a Linux bridge, as root",
@@ -28,9 +28,18 @@ const SUBJECTS: [(&str, &str); 6] = [
         "slipway",
         "the same programs with libslipway.so: memory that both share, and the engine that introduces them",
     ),
+    (
+        "slipway-netns",
+        "the same in the namespaces of tcp-veth, with a policy that lets one side connect to the other",
+    ),
     ("tcp-loopback", "kernel TCP on the loopback interface"),
     ("tls-veth", "TLS 1.3 by the system's OpenSSL (AES-128-GCM) on tcp-veth"),
     ("tls-loopback", "TLS 1.3 by the system's OpenSSL (AES-128-GCM) on tcp-loopback"),
+    (
+        "slipway-encrypted",
+        "libslipway.so in the namespaces of tcp-veth, each with an engine: TLS 1.3 with certificates on both sides, \
+         then AES-128-GCM, over TCP between the engines",
+    ),
     ("ipsec-veth", "tcp-veth with IPsec: ESP in transport mode (AES-128-GCM)"),
 ];
 /// Bandwidth, latency, messages, more and more sockets, idle ones.
@@ -142,7 +151,7 @@ fn shares(args: &SocketArgs) -> Result<DrfReport> {
 fn list(args: &SocketArgs) -> Result<()> {
     crate::say!("subjects:");
     for (name, about) in SUBJECTS {
-        crate::say!("  {name:<12} {about}");
+        crate::say!("  {name:<17} {about}");
     }
     crate::say!("loads, unless --load names others:");
     for load in loads(args)? {
@@ -165,13 +174,16 @@ struct Shared {
     cpus: Cpus,
     bridged: Option<Rc<Net>>,
     certificate: Option<Certificate>,
+    build: Build,
 }
 
 impl Shared {
-    fn new() -> Result<Self> {
+    fn new(engine: Option<&Path>) -> Result<Self> {
         let program = std::env::current_exe().context("which program this is")?;
+        let engine = engine.unwrap_or(&program).to_owned();
+        let build = Build { engine, beside: program.clone() };
         let program = vec![program.into(), "bench".into(), "socket-load".into()];
-        Ok(Self { program, cpus: Cpus::split(1)?, bridged: None, certificate: None })
+        Ok(Self { program, cpus: Cpus::split(1)?, bridged: None, certificate: None, build })
     }
 
     fn bridged(&mut self) -> Result<Rc<Net>> {
@@ -199,8 +211,10 @@ impl Shared {
             "ipsec-veth" => (Rc::new(Net::with_ipsec()?), None),
             _ => (self.bridged()?, None),
         };
-        let engine = match name {
-            "slipway" => Some(Engine::start(Path::new(&self.program[0]))?),
+        let engines = match name {
+            "slipway" => Some(Engines::here(&self.build)?),
+            "slipway-netns" => Some(Engines::between(&self.build, &net)?),
+            "slipway-encrypted" => Some(Engines::linked(&self.build, &net)?),
             _ => None,
         };
         Ok(Way {
@@ -208,7 +222,7 @@ impl Shared {
             about: about.to_owned(),
             net,
             tls,
-            engine,
+            engines,
             program: self.program.clone(),
             cpus: self.cpus.clone(),
         })
@@ -220,7 +234,7 @@ fn ways(args: &SocketArgs) -> Result<Vec<Way>> {
     if let Some(unknown) = args.only.iter().find(|name| !known(name)) {
         bail!("there is no subject \"{unknown}\"; --list shows them");
     }
-    let mut shared = Shared::new()?;
+    let mut shared = Shared::new(args.engine.as_deref())?;
     let mut ways = Vec::new();
     for (name, about) in SUBJECTS {
         let asked = args.only.iter().any(|only| only == name);

@@ -1,0 +1,175 @@
+//! What two engines do to each byte between them, every part measured alone: what their time is judged by.
+
+use std::hint::black_box;
+use std::sync::mpsc::channel;
+use std::thread::spawn;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use slipway_warp::record::{self, HEADER, TAG};
+use slipway_warp::{Cipher, Opener, Sealer, Secret};
+
+use super::links::RECORD;
+use super::turn::turn;
+use super::{SocketLoad, SocketMeasured, Traffic, Way};
+use crate::block::native::pin;
+
+/// Bytes that each part but transport is measured with.
+const BYTES: usize = 256 << 20;
+/// Bytes that the other processor writes before they are copied.
+const FIFO: usize = 512 << 10;
+/// Records that copies are made to: what an engine fills before it sends.
+const RECORDS: usize = 4;
+
+/// Processor time for a byte, ns.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Parts {
+    /// A copy of what another processor has written into records, as an engine finds it in a program's FIFO; each of
+    /// two engines makes one.
+    pub copy: f64,
+    /// Sealing a record.
+    pub seal: f64,
+    /// Opening it.
+    pub open: f64,
+    /// Kernel TCP between the engines' namespaces: both ends, and the kernel's threads.
+    pub transport: f64,
+}
+
+/// Parts, measured after a turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PartsRun {
+    /// Whose turn.
+    pub subject: String,
+    /// With which load.
+    pub load: SocketLoad,
+    /// From 0.
+    pub round: u32,
+    /// What they took.
+    pub parts: Parts,
+}
+
+impl Parts {
+    /// What a byte needs, by these.
+    pub fn sum(&self) -> f64 {
+        2.0 * self.copy + self.seal + self.open + self.transport
+    }
+
+    /// Measures them between the namespaces of `way`.
+    ///
+    /// # Errors
+    /// Transport's.
+    pub(super) fn measure(way: &Way, warm_up: Duration, time: Duration) -> Result<Self> {
+        let (seal, open) = crypto()?;
+        let copy = copy([way.cpus.client.clone(), way.cpus.target.clone()])?;
+        Ok(Self { copy, seal, open, transport: transport(way, warm_up, time)? })
+    }
+
+    /// Whether `way` has such parts with `load`, which has to fill records.
+    pub(super) fn belong(way: &Way, load: &SocketLoad) -> bool {
+        let linked = way.engines.as_ref().is_some_and(|engines| engines.ids().len() > 1);
+        linked && load.traffic == Traffic::Stream && load.bytes as usize >= RECORD
+    }
+}
+
+fn own_cpu() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
+}
+
+fn per_byte(time: Duration, bytes: usize) -> f64 {
+    time.as_nanos() as f64 / bytes as f64
+}
+
+/// What a copy takes on the second of two processors, of memory that the first one writes.
+fn copy([writes, copies]: [Vec<usize>; 2]) -> Result<f64> {
+    let (written, to_copy) = channel::<Vec<u8>>();
+    let (copied, to_write) = channel::<Vec<u8>>();
+    // It ends when nobody has anything for it to write any more.
+    let writer = spawn(move || {
+        on(&writes)?;
+        for mut fifo in to_write {
+            write_over(&mut fifo);
+            written.send(fifo)?;
+        }
+        anyhow::Ok(())
+    });
+    let copier = spawn(move || {
+        on(&copies)?;
+        copied.send(vec![1; FIFO])?;
+        let (mut out, mut time) = (vec![0; RECORDS * RECORD], Duration::ZERO);
+        for _ in 0..BYTES / FIFO {
+            let fifo = to_copy.recv()?;
+            let begin = own_cpu();
+            for (at, from) in fifo.chunks(RECORD).enumerate() {
+                let to = at % RECORDS * RECORD;
+                out[to..to + RECORD].copy_from_slice(black_box(from));
+            }
+            time += own_cpu() - begin;
+            black_box(&mut out);
+            copied.send(fifo)?;
+        }
+        // The last one is on its way: it is taken, so that the writer does not find nobody there.
+        drop(to_copy.recv()?);
+        anyhow::Ok(time)
+    });
+    let failed = |_| anyhow!("a thread that measures copies failed");
+    let time = copier.join().map_err(failed)??;
+    writer.join().map_err(failed)??;
+    Ok(per_byte(time, BYTES))
+}
+
+fn on(cpus: &[usize]) -> Result<()> {
+    if cpus.is_empty() { Ok(()) } else { pin(cpus) }
+}
+
+fn write_over(fifo: &mut [u8]) {
+    fifo.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
+}
+
+/// Sealing and opening, in place.
+fn crypto() -> Result<(f64, f64)> {
+    let secret = Secret::derive(&[1; 32], &[]);
+    let mut sealer = Sealer::new(Cipher::Aes128Gcm, &secret);
+    let mut opener = Opener::new(Cipher::Aes128Gcm, &secret);
+    let mut buffer = vec![0; HEADER + RECORD + TAG];
+    let (mut seal, mut open) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..BYTES / RECORD {
+        let begin = own_cpu();
+        record::seal(&mut sealer, &mut buffer)?;
+        let middle = own_cpu();
+        black_box(record::open(&mut opener, &mut buffer)?);
+        (seal, open) = (seal + (middle - begin), open + (own_cpu() - middle));
+    }
+    Ok((per_byte(seal, BYTES), per_byte(open, BYTES)))
+}
+
+/// The same two programs with kernel TCP, and messages of a record's size.
+fn transport(way: &Way, warm_up: Duration, time: Duration) -> Result<f64> {
+    let way = Way {
+        name: "transport",
+        about: String::new(),
+        net: way.net.clone(),
+        tls: None,
+        engines: None,
+        program: way.program.clone(),
+        cpus: way.cpus.clone(),
+    };
+    let bytes = (HEADER + RECORD + TAG) as u32;
+    let load = SocketLoad { traffic: Traffic::Stream, bytes, sockets: 1 };
+    let SocketMeasured { bytes, client, server, kernel, .. } =
+        turn(&way, &load, warm_up, time).context("transport alone")?;
+    Ok(client.plus(server).plus(kernel).cpu_ns as f64 / bytes as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_take_time_and_copies_are_two() {
+        let (seal, open) = crypto().unwrap();
+        assert!(copy([Vec::new(), Vec::new()]).unwrap() > 0.0 && seal > 0.0 && open > 0.0);
+        assert_eq!(Parts { copy: 1.0, seal: 2.0, open: 3.0, transport: 4.0 }.sum(), 11.0);
+    }
+}
