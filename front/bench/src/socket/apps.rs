@@ -9,12 +9,14 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use super::peer::Role;
+use super::peer::{Memcached, Role};
 use super::{Cost, Way};
 use crate::packet::process::{Running, find};
 
 /// How long a server may need until it listens.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// This program, in the place of one that is installed.
+const OWN: &str = "slipway";
 /// Connections of a load that has many.
 const CONNECTIONS: u32 = 50;
 
@@ -30,6 +32,8 @@ pub enum App {
     NginxProxy,
     /// redis-benchmark's GET and a redis-server.
     Redis,
+    /// Values of 64 bytes of memcached's, asked for by this program.
+    Memcached,
 }
 
 /// A rate of a program.
@@ -51,7 +55,8 @@ pub struct AppRun {
 
 impl App {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Iperf3, Self::Nginx, Self::NginxProxy, Self::Redis];
+    pub const ALL: [Self; 5] =
+        [Self::Iperf3, Self::Nginx, Self::NginxProxy, Self::Redis, Self::Memcached];
 
     /// Its name, and the unit of its rate.
     pub fn names(self) -> (&'static str, &'static str) {
@@ -60,6 +65,7 @@ impl App {
             Self::Nginx => ("wrk-nginx", "requests/s"),
             Self::NginxProxy => ("wrk-proxy-nginx", "requests/s"),
             Self::Redis => ("redis-get", "requests/s"),
+            Self::Memcached => ("memcached-get", "requests/s"),
         }
     }
 
@@ -69,12 +75,14 @@ impl App {
             Self::Iperf3 => ["iperf3", "iperf3"],
             Self::Nginx | Self::NginxProxy => ["wrk", "nginx"],
             Self::Redis => ["redis-benchmark", "redis-server"],
+            Self::Memcached => [OWN, "memcached"],
         }
     }
 
     /// The first of its programs that is not installed.
     pub fn lacks(self) -> Option<&'static str> {
-        self.programs().into_iter().find(|program| find(&[program]).is_none())
+        let lacks = |program: &&str| *program != OWN && find(&[program]).is_none();
+        self.programs().into_iter().find(lacks)
     }
 
     /// Runs it over `way`, for about `time`.
@@ -112,6 +120,10 @@ impl App {
                 let options = "--port 6379 --appendonly no --protected-mode no";
                 Ok(vec![server(6379, format!("--bind {address} {options} --save ''"))?])
             }
+            Self::Memcached => {
+                let options = "-u root -U 0 -t 1 -c 1024";
+                Ok(vec![server(11_211, format!("{options} -l {address} -p 11211"))?])
+            }
             Self::Nginx => Ok(vec![server(8080, nginx(directory.path(), address, 8080)?)?]),
             Self::NginxProxy => Ok(vec![
                 server(8080, nginx(directory.path(), address, 8080)?)?,
@@ -135,6 +147,14 @@ impl App {
                 "-h {address} -p 6379 -t get --csv -d 64 -c {CONNECTIONS} -n {}",
                 seconds * 50_000
             ),
+            Self::Memcached => {
+                let told = Memcached {
+                    memcached: (address, 11_211).into(),
+                    connections: CONNECTIONS as usize,
+                    seconds,
+                };
+                format!("bench socket-load {}", serde_json::to_string(&told)?)
+            }
         };
         let output = command.args(arguments.split_whitespace()).stdin(Stdio::null()).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -165,13 +185,17 @@ impl App {
                 let line = text.lines().find_map(|line| line.strip_prefix("\"GET\",\""))?;
                 line.split('"').next()?.parse().ok()
             }
+            Self::Memcached => text.trim().strip_prefix("answers a second: ")?.parse().ok(),
         }
     }
 }
 
 /// A command for a side of `way`.
 fn program(way: &Way, role: Role, name: &str) -> Result<Command> {
-    let path = find(&[name]).with_context(|| format!("{name} is not installed"))?;
+    let path = match name {
+        OWN => std::env::current_exe()?,
+        name => find(&[name]).with_context(|| format!("{name} is not installed"))?,
+    };
     let mut command = Command::new("taskset");
     let cpus = if role == Role::Server { &way.cpus.target } else { &way.cpus.client };
     let cpus: Vec<String> = cpus.iter().map(usize::to_string).collect();
@@ -254,5 +278,7 @@ mod tests {
         let text = "\"test\",\"rps\",\"avg_latency_ms\"\n\"GET\",\"110864.74\",\"0.243\"\n";
         assert_eq!(App::Redis.rate(text), Some(110_864.74));
         assert_eq!(App::Redis.rate("Could not connect"), None);
+        assert_eq!(App::Memcached.rate("answers a second: 98765.4\n"), Some(98_765.4));
+        assert_eq!(App::Memcached.rate(""), None);
     }
 }

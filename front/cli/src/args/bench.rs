@@ -187,7 +187,7 @@ pub struct SocketArgs {
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     pub load: Vec<slipway_bench::socket::SocketLoad>,
     /// Programs as they are, where they are installed, in place of loads of our own (beside them where --load
-    /// names any): iperf3, wrk with nginx and with a proxy before it, redis-benchmark
+    /// names any): iperf3, wrk with nginx and with a proxy before it, redis-benchmark, memcached
     #[arg(long)]
     pub apps: bool,
     /// Fair shares instead: the example of SG-IOV's slides, random mixes of tenants on executors of set rates, one

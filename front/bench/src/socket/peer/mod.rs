@@ -5,6 +5,7 @@
 
 mod connection;
 mod epoll;
+mod memcached;
 mod openssl;
 mod pingpong;
 mod stream;
@@ -25,6 +26,7 @@ use super::board::{Board, Phase};
 use super::load::{SocketLoad, Traffic};
 use crate::block::native::pin;
 use connection::Connection;
+pub use memcached::Memcached;
 use openssl::Context as Tls;
 pub use openssl::OpenSsl;
 
@@ -77,6 +79,9 @@ pub struct PeerResult {
 /// # Errors
 /// What stands in the way, the peer's end included.
 pub fn serve(spec: &str) -> Result<()> {
+    if let Ok(told) = serde_json::from_str(spec) {
+        return memcached::ask(&told);
+    }
     let spec: PeerSpec = serde_json::from_str(spec).context("what a load is told")?;
     if !spec.cpus.is_empty() {
         pin(&spec.cpus)?;
