@@ -190,7 +190,7 @@ engine() {
 told() {
     local said
     said=$(meet)
-    [ "${said% *}" = "$2" ] || fail "$1: the program is told '$said', not $2: $(logs 1)"
+    [[ ${said% *} =~ ^($2)$ ]] || fail "$1: the program is told '$said', not $2: $(logs 1)"
     wait_until 10 grep -q "$3" engine1.log || fail "$1: the log does not say so: $(logs 1)"
     ok "$1: ${said/ / after } s; log: $(grep "$3" engine1.log | tail -n 1 | sed 's/.*WARN *//')"
 }
@@ -198,6 +198,7 @@ told() {
 lost() {
     local what=$1 seconds=$2 client began
     shift 2
+    : >met
     meet wait >met &
     client=$!
     wait_until 20 grep -q connected met || fail "$what: no connection: $(cat met) $(logs 1)"
@@ -226,7 +227,8 @@ ok "the next engine there takes new connections"
 lost "the wire cut" 10 ip -n node2 link set veth2 down
 sed 's/^listen/handshake_ms = 1000\nlisten/' links1.toml >hasty.toml
 engine 1 hasty.toml
-told "nobody reached" ETIMEDOUT 'handshake.*node2.example'
+# The kernel may know already that nobody has the address.
+told "nobody reached" 'ETIMEDOUT|EHOSTUNREACH' 'handshake.*node2.example'
 ip -n node2 link set veth2 up
 wait_until 20 works || fail "the wire mended: $(meet) $(logs 1)"
 ok "the wire mended: connections as before"
@@ -257,6 +259,59 @@ told "the other engine's certificate of another authority" EHOSTUNREACH 'Unknown
 engine 1
 wait_until 10 works || fail "with good certificates again: $(meet) $(logs 1)"
 ok "good certificates again: connections as before"
+
+# Files are read anew by a running engine: all of them, or nothing is changed.
+reload() { slipway socket reload --engine "socket$1.sock"; }
+# refused WHAT PATTERN: a reload says what is wrong, and everything is as before.
+refused() {
+    ! reload 1 2>said || fail "$1: reloaded all the same"
+    grep -q "goes on as before.*$2" said || fail "$1: $(cat said)"
+    grep -q "stay as they were.*$2" engine1.log || fail "$1: the log does not say so: $(logs 1)"
+    works || fail "$1: $(meet) $(logs 1)"
+    ok "$1: $(sed 's/.*as before: //' said)"
+}
+cp policy1.toml policy.kept
+cp node1.pem node.kept
+printf 'weight = "much"\n' >>policy1.toml
+refused "a policy that is none" policy1.toml:4
+cp policy.kept policy1.toml
+echo nonsense >node1.pem
+refused "a certificate that is none" node1.pem
+cp old.pem node1.pem
+refused "a certificate of another key" certificate
+cp node1.key key.kept
+cp old.key node1.key
+reload 1 || fail "an old certificate: $(logs 1)"
+# The engines' connection is there still: it is for new ones that certificates are shown.
+end 2 4790 TERM
+engine 2
+keep
+told "a certificate that has become old" EHOSTUNREACH 'xpired.*node2.example'
+cp node.kept node1.pem
+cp key.kept node1.key
+reload 1 || fail "a new certificate: $(logs 1)"
+works || fail "a new certificate: $(meet) $(logs 1)"
+: >met
+meet wait >met &
+client=$!
+wait_until 20 grep -q connected met || fail "no connection: $(cat met) $(logs 1)"
+reload 1 || fail "a reload: $(logs 1)"
+sleep 0.5
+runs "$client" || fail "a reload has ended a connection: $(cat met)"
+ok "a new certificate, without a new engine; connections outlive a reload"
+sed '/^\[\[engine\]\]/,$d' links1.toml >links.kept
+cp links1.toml links.all
+cp links.kept links1.toml
+reload 1 || fail "links to nobody: $(logs 1)"
+wait "$client"
+grep -q ECONNRESET met || fail "an engine that is named no more: $(cat met)"
+cp links.all links1.toml
+reload 1 || fail "links as they were: $(logs 1)"
+works || fail "links as they were: $(meet) $(logs 1)"
+ok "an engine that is named no more: ECONNRESET; named again: connections as before"
+slipway --run-dir "$work/run" socket ls 2>said && fail "an engine where none is"
+grep -q "$work/run/socket.sock" said || fail "the run directory does not move the engine's socket: $(cat said)"
+ok "the run directory moves the engine's socket"
 
 engines="$(server 1 4790) $(server 2 4790)"
 eval "$(block 7)" >/dev/null 2>&1

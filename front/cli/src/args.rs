@@ -26,8 +26,7 @@ pub use port::{
 pub use run::{ExecArgs, MachineArgs, ProcessArgs, Pull, RunArgs};
 pub use snoop::{By, SnoopArgs};
 pub use socket::{
-    ENGINE, SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs,
-    SocketTopArgs,
+    SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs, SocketTopArgs,
 };
 
 use std::path::PathBuf;

@@ -90,8 +90,8 @@ fn dispatch(cli: &Cli) -> Result<i32> {
             clap_mangen::generate_to(Cli::command(), dir)?;
             return Ok(0);
         }
-        // Neither has to do with the node.
-        Command::Socket(args) => return socket::command(args),
+        // None of them has to do with the daemon.
+        Command::Socket(args) => return socket::command(&cli.node, args),
         Command::Bench(BenchCommand::Block(args)) => return bench::block(&cli.node, args),
         Command::Bench(BenchCommand::Packet(args)) => return bench::packet(args),
         Command::Bench(BenchCommand::Socket(args)) => return bench::socket(args),

@@ -11,7 +11,7 @@ use slipway_runtime::v1::{self, run_in};
 use slipway_runtime::{Config, SandboxClient};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
-use crate::args::{ENGINE, ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
+use crate::args::{ExecArgs, MachineArgs, NodeArgs, ProcessArgs, RunArgs};
 use crate::client::{Lost, connect, next_daemon, refused};
 use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
 use crate::{image, keeper, progress, report};
@@ -34,7 +34,7 @@ pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32
     let began = monotonic_ns();
     let image = image::ensure(config, &args.image, args.pull).await?;
     let fetched = Fetched { began, ended: monotonic_ns() };
-    let spec = spec(args, &image.digest.to_string())?;
+    let spec = spec(args, &image.digest.to_string(), &config.run_dir)?;
     if args.count == 1 {
         one(client, config, args, spec, fetched).await
     } else {
@@ -337,7 +337,7 @@ fn status(name: &str, exit: &v1::Exit) -> i32 {
     i32::try_from(exit.status).unwrap_or(OWN_FAILURE)
 }
 
-fn spec(args: &RunArgs, digest: &str) -> Result<v1::RunSpec> {
+fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
     let (rows, columns) = terminal_size();
     let MachineArgs { memory, cpus, kernel, accel } = &args.machine;
     let kernel = kernel.as_deref().map(absolute).transpose()?;
@@ -373,14 +373,14 @@ fn spec(args: &RunArgs, digest: &str) -> Result<v1::RunSpec> {
         publish: args.network.publish.clone(),
         wait_network: args.network.wait_network,
         queues: args.network.queues.unwrap_or(0),
-        socket_engine: if args.network.sockets { socket_engine()? } else { String::new() },
+        socket_engine: if args.network.sockets { socket_engine(run_dir)? } else { String::new() },
     })
 }
 
 /// The socket engine that programs would use here.
-fn socket_engine() -> Result<String> {
+fn socket_engine(run_dir: &Path) -> Result<String> {
     let named = std::env::var_os("SLIPWAY_SOCKET").filter(|path| !path.is_empty());
-    absolute(Path::new(&named.unwrap_or_else(|| ENGINE.into())))
+    absolute(&named.map_or_else(|| run_dir.join("socket.sock"), Into::into))
 }
 
 /// The daemon's working directory is another one.

@@ -20,6 +20,7 @@ use slipway_sgiov_spec::Address;
 use crate::connection::Report;
 use crate::links::{Event, Links, StreamId};
 use crate::patience::Patience;
+use crate::renewal::Renewal;
 use crate::shares::View as SharesView;
 use crate::stream::End;
 
@@ -67,6 +68,8 @@ pub enum Command {
     Weight(String, f64),
     /// [`Links::set_rate`].
     Rate(String, u64),
+    /// [`Links::renew`].
+    Renew(Box<Renewal>),
     /// [`Links::reports`]; [`News::Reports`] follows.
     Report,
     /// [`Links::shares`]; [`News::Shares`] follows.
@@ -225,6 +228,7 @@ impl Carrying {
                 Command::Part(number) => drop(self.part(number)),
                 Command::Weight(tenant, weight) => self.links.set_weight(&tenant, weight),
                 Command::Rate(tenant, rate) => self.links.set_rate(&tenant, rate),
+                Command::Renew(renewal) => self.links.renew(*renewal, now),
                 Command::Report => {
                     let reports = self.links.reports();
                     self.say(News::Reports(reports));

@@ -19,6 +19,7 @@ use crate::connection::{Around, Broken, Connection, Interest, Report};
 use crate::handshake::{Handshake, HandshakeError, errno};
 use crate::identity::Identity;
 use crate::logs::Logs;
+use crate::renewal::Renewal;
 use crate::settings::{Cipher, Settings, SettingsError};
 use crate::shares::{Direction, Shares, Turn, View};
 use crate::stream::End;
@@ -195,6 +196,47 @@ impl Links {
     pub fn set_rate(&mut self, tenant: &str, per_second: u64) {
         self.rates.insert(tenant.into(), Bucket::new(Rate { per_second, burst: 0 }));
         self.shares.set_cap(tenant, per_second);
+    }
+
+    /// Goes by other settings and certificates from now on. Connections that are there go on, but for those to an
+    /// engine that is not among the settings' any more, or not for their tenant: their streams are reset.
+    pub fn renew(&mut self, renewal: Renewal, now: Instant) {
+        let Renewal { settings, identity, shares } = renewal;
+        let old = std::mem::replace(&mut self.settings, settings);
+        self.identity = identity;
+        self.backoffs = self.settings.engine.iter().map(|_| Backoff::default()).collect();
+        self.shares = Shares::new(&self.settings);
+        self.rates.clear();
+        for share in shares {
+            self.set_weight(&share.tenant, share.weight);
+            share.rate.into_iter().for_each(|rate| self.set_rate(&share.tenant, rate));
+        }
+        let mut dropped = Vec::new();
+        for (key, connection) in &mut self.connections {
+            // Who has not said yet who it is is asked as others are.
+            let Some(engine) = connection.engine.and_then(|number| old.engine.get(number)) else {
+                continue;
+            };
+            let number = self.settings.engine_named(&engine.name);
+            let peer = number.and_then(|number| self.settings.engine.get(number));
+            connection.engine = number;
+            if !peer.is_some_and(|peer| peer.serves(&connection.tenant)) {
+                dropped.push((*key, engine.name.clone()));
+            }
+        }
+        for (key, connection) in &self.connections {
+            if let Some(way) = connection.engine.filter(|_| connection.is_up()) {
+                self.shares.join(*key, &connection.tenant, way);
+                // What it had to do is not forgotten.
+                self.shares.want(*key, Direction::In);
+                self.shares.want(*key, Direction::Out);
+            }
+        }
+        for (key, name) in dropped {
+            self.logs.warn(now, &name, &Broken::Dropped);
+            self.end(key, &Broken::Dropped, now);
+        }
+        self.order.retain(|key| self.connections.contains_key(key));
     }
 
     /// Readable when [`Links::turn`] has something to do.
@@ -590,7 +632,8 @@ impl Links {
         let (mut around, ..) = self.around(now);
         connection.end(broken, &mut around);
         match (broken, connection.is_up()) {
-            (Broken::Idle, _) => {}
+            // Or it was told already.
+            (Broken::Idle | Broken::Dropped, _) => {}
             (_, true) => self.log(connection.engine, broken, now),
             (_, false) => self.failed(connection.engine, broken, now),
         }

@@ -149,6 +149,9 @@ pub enum SettingsError {
         /// What it says.
         value: u64,
     },
+    /// It is not what connections that are there were begun with.
+    #[error("{0} changes when the engine is started anew, and not before")]
+    Fixed(&'static str),
 }
 
 impl Settings {

@@ -4,7 +4,7 @@ use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -19,6 +19,8 @@ use crate::{Function, Report};
 
 /// How long an engine may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks whether it has.
+const LOOK: Duration = Duration::from_millis(10);
 
 fn connect(path: &Path) -> std::io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
@@ -64,6 +66,26 @@ pub fn serve_function(
         (Reply::Done, _) => Ok(socket),
         _ => Err(no_engine()),
     }
+}
+
+/// Has the engine at `path` read its policy and its links anew, and waits for what comes of it: `Err` in the second
+/// place says why everything stays as it was.
+///
+/// # Errors
+/// Nobody serves there, it may not be sent a signal, or it does not heed it.
+pub fn reload(path: &Path) -> std::io::Result<Result<(), String>> {
+    let before = report(path)?.reloads.tried;
+    let engine = rustix::net::sockopt::socket_peercred(connect(path)?)?.pid;
+    rustix::process::kill_process(engine, rustix::process::Signal::HUP)?;
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let now = report(path)?.reloads;
+        if now.tried != before {
+            return Ok(now.error.map_or(Ok(()), Err));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Err(ErrorKind::TimedOut.into())
 }
 
 fn no_engine() -> Error {

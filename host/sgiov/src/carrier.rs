@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use slipway_link::{
-    Command, End, Ended, Event as LinkEvent, Links, LinksError, News, Settings, SharesView,
-    StreamId,
+    Command, End, Ended, Event as LinkEvent, Links, LinksError, News, Renewal, Settings, Share,
+    SharesView, StreamId,
 };
 use slipway_ring::cross::Tail;
 use slipway_sgiov_spec::Address;
 
-use crate::policy::Policy;
+use crate::policy::{Policy, Tenant};
 use crate::remote::{Event, Family, Line, Remote};
 
 /// A connection whose engine's side is here.
@@ -63,6 +63,27 @@ impl Carrier {
     /// # Errors
     /// [`CarrierError`].
     pub fn read(path: &Path, policy: &Policy) -> Result<Option<Self>, CarrierError> {
+        let Some(settings) = Self::settings(path)? else { return Ok(None) };
+        let carrier = Self::start(settings)?;
+        for Share { tenant, weight, rate } in shares(policy) {
+            carrier.thread.command(Command::Weight(tenant.clone(), weight));
+            if let Some(rate) = rate {
+                carrier.thread.command(Command::Rate(tenant, rate));
+            }
+        }
+        Ok(Some(carrier))
+    }
+
+    /// What it goes by.
+    pub fn goes_by(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What stands in the file. None: there is no such file.
+    ///
+    /// # Errors
+    /// [`CarrierError`].
+    pub fn settings(path: &Path) -> Result<Option<Settings>, CarrierError> {
         let wrong = |text: String| CarrierError::File { path: path.to_owned(), text };
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -70,20 +91,32 @@ impl Carrier {
             Err(error) => return Err(wrong(error.to_string())),
         };
         let mut settings: Settings =
-            toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+            toml::from_str(&text).map_err(|error| wrong(one_line(&error)))?;
         // A path that begins with / stays as it is.
         let folder = path.parent().unwrap_or(Path::new(""));
         for file in [&mut settings.certificate, &mut settings.key, &mut settings.authority] {
             *file = folder.join(&*file);
         }
-        let carrier = Self::start(settings)?;
-        for tenant in policy.tenants() {
-            carrier.thread.command(Command::Weight(tenant.name.clone(), tenant.weight));
-            if let Some(bits) = tenant.rate {
-                carrier.thread.command(Command::Rate(tenant.name.clone(), (bits / 8).max(1)));
-            }
-        }
-        Ok(Some(carrier))
+        Ok(Some(settings))
+    }
+
+    /// Settings and certificates that a carrier with `current` goes by from now on ([`Remote::renew`]), as files
+    /// are now.
+    ///
+    /// # Errors
+    /// [`CarrierError`]: also that there is no such file.
+    pub fn renewal(
+        path: &Path,
+        policy: &Policy,
+        current: &Settings,
+    ) -> Result<Renewal, CarrierError> {
+        let gone = || CarrierError::File {
+            path: path.to_owned(),
+            text: "there is no such file; an engine without links is one that starts without"
+                .into(),
+        };
+        let settings = Self::settings(path)?.ok_or_else(gone)?;
+        Ok(Renewal::new(settings, current, shares(policy))?)
     }
 
     /// Listens for other engines, as the settings say, and starts the thread.
@@ -179,7 +212,27 @@ impl Carrier {
     }
 }
 
+/// What the policy gives tenants of the links; rates are bytes there.
+fn shares(policy: &Policy) -> Vec<Share> {
+    let share = |tenant: &Tenant| Share {
+        tenant: tenant.name.clone(),
+        weight: tenant.weight,
+        rate: tenant.rate.map(|bits| (bits / 8).max(1)),
+    };
+    policy.tenants().iter().map(share).collect()
+}
+
+/// Where, and what.
+fn one_line(error: &toml::de::Error) -> String {
+    error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 impl Remote for Carrier {
+    fn renew(&mut self, renewal: Renewal) {
+        self.settings = renewal.settings().clone();
+        self.thread.command(Command::Renew(Box::new(renewal)));
+    }
+
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
         self.settings.engine_of(tenant, to.ip).is_some()
     }

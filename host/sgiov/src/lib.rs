@@ -48,6 +48,7 @@ mod log;
 mod namespace;
 mod peer;
 mod policy;
+mod reload;
 pub mod remote;
 mod server;
 mod slab;
@@ -55,8 +56,8 @@ mod table;
 mod ways;
 mod wire;
 
-pub use ask::{is_served, raise_descriptor_limit, report, serve_function};
-pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantReport};
+pub use ask::{is_served, raise_descriptor_limit, reload, report, serve_function};
+pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Reloads, Report, TenantReport};
 #[cfg(feature = "links")]
 pub use carrier::{Carrier, CarrierError};
 pub use function::Function;
@@ -64,6 +65,9 @@ pub use function::Function;
 pub use guests::GuestReport;
 pub use keeper::ends_within;
 pub use policy::{Policy, PolicyError, Tenant};
+pub use reload::{Reload, Renewal};
 pub use server::{Engine, Error, SHARED, Settings, Stop, folder};
 #[cfg(feature = "links")]
-pub use slipway_link::{ExecutorCapacity, ResourceShare, SharesView, TenantShare};
+pub use slipway_link::{
+    ExecutorCapacity, ResourceShare, Settings as LinkSettings, SharesView, TenantShare,
+};

@@ -163,6 +163,15 @@ impl Namespaces {
         number
     }
 
+    /// What another policy calls them, and allows them.
+    pub fn renew(&mut self, policy: &Policy) {
+        for number in self.by_id.values() {
+            if let Some(namespace) = self.all.get_mut(*number) {
+                namespace.tenant = policy.tenant_of(namespace.id).cloned();
+            }
+        }
+    }
+
     /// A family has ended.
     pub fn leave(&mut self, number: u32) {
         let Some(namespace) = self.all.get_mut(number) else { return };

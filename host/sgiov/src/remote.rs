@@ -126,6 +126,10 @@ pub trait Remote: Send {
     /// what is under way and tells [`Event::Ended`].
     fn closed(&mut self, connection: u32);
 
+    /// Goes by other settings and certificates from now on, if it has any.
+    #[cfg(feature = "links")]
+    fn renew(&mut self, _renewal: slipway_link::Renewal) {}
+
     /// Readable when there are events; the carrier empties it in [`Remote::events`].
     fn wakes(&self) -> BorrowedFd<'_>;
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -14,6 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::broker::{Broker, Outcome};
 use crate::policy::Policy;
+use crate::reload::{Reload, Renewal};
 use crate::remote::Remote;
 use crate::ways::Ways;
 use crate::wire::{self, Received};
@@ -32,6 +34,7 @@ const LINGER: Duration = Duration::from_secs(2);
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const REMOTE: u64 = u64::MAX - 2;
+const RELOAD: u64 = u64::MAX - 3;
 
 /// Name of the socket in its [`folder`].
 pub const SHARED: &str = "engine.sock";
@@ -107,6 +110,8 @@ pub struct Engine {
     resumes: Option<Instant>,
     clients: HashMap<u32, OwnedFd>,
     stop: Stop,
+    reload: Reload,
+    renewals: Receiver<Result<Renewal, String>>,
     served: bool,
     /// Since when nobody is there.
     idle: Option<Instant>,
@@ -130,6 +135,8 @@ impl Engine {
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &stop.0, EventData::new_u64(STOP), EventFlags::IN)?;
         let ways = ways(settings.remote, settings.guests, &settings.policy)?;
+        let (reload, renewals) = Reload::new()?;
+        epoll::add(&epoll, reload.wake(), EventData::new_u64(RELOAD), EventFlags::IN)?;
         let mut broker = Broker::new(settings.policy, Some(ways));
         broker.proof = settings.proof;
         if let Some(wakes) = broker.remote_wakes() {
@@ -145,6 +152,8 @@ impl Engine {
             resumes: None,
             clients: HashMap::new(),
             stop,
+            reload,
+            renewals,
             served: false,
             idle: None,
             _lock: lock,
@@ -154,6 +163,11 @@ impl Engine {
     /// What ends it.
     pub fn stop(&self) -> Stop {
         self.stop.clone()
+    }
+
+    /// What gives it another policy.
+    pub fn reload(&self) -> Reload {
+        self.reload.clone()
     }
 
     /// Serves until it is stopped or, if so set, idle. Its socket is gone then, and all connections with it.
@@ -178,6 +192,7 @@ impl Engine {
                     LISTENER => self.take_arrivals(),
                     STOP => return self.end(),
                     REMOTE => self.hear_remote(),
+                    RELOAD => self.renew(),
                     client => self.attend(client as u32),
                 }
             }
@@ -293,6 +308,11 @@ impl Engine {
                 }
             }
         }
+    }
+
+    fn renew(&mut self) {
+        slipway_eventfd::drain(self.reload.wake());
+        self.renewals.try_iter().for_each(|renewal| self.broker.renew(renewal));
     }
 
     fn hear_remote(&mut self) {

@@ -121,6 +121,13 @@ impl Remote for Ways {
         }
     }
 
+    #[cfg(feature = "links")]
+    fn renew(&mut self, renewal: slipway_link::Renewal) {
+        if let Some(links) = &mut self.links {
+            links.renew(renewal);
+        }
+    }
+
     fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>) {
         #[cfg(feature = "guests")]
         let is_guests = |_: &Self| incoming & GUESTS != 0;

@@ -16,10 +16,14 @@ use crate::hidden::Hidden;
 use crate::lock::{Held, Lock};
 use crate::table::Table;
 
-/// Where the engine's socket is: `SLIPWAY_SOCKET`, or the usual place.
+/// Where the engine's socket is: `SLIPWAY_SOCKET`, or `socket.sock` in `SLIPWAY_RUN_DIR`, or in the usual run
+/// directory.
 pub fn engine_path() -> PathBuf {
-    std::env::var_os("SLIPWAY_SOCKET")
-        .map_or_else(|| PathBuf::from("/run/slipway/socket.sock"), PathBuf::from)
+    let in_run_dir = || {
+        let dir = std::env::var_os("SLIPWAY_RUN_DIR");
+        dir.map_or_else(|| PathBuf::from("/run/slipway"), PathBuf::from).join("socket.sock")
+    };
+    std::env::var_os("SLIPWAY_SOCKET").map_or_else(in_run_dir, PathBuf::from)
 }
 
 /// Why there is no connection.

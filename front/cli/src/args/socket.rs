@@ -8,9 +8,7 @@ use clap::{Args, Subcommand, ValueHint};
 
 use crate::size::parse_duration;
 
-/// Where an engine's socket is unless somebody says otherwise.
-pub const ENGINE: &str = "/run/slipway/socket.sock";
-/// Where its policy is.
+/// Where an engine's policy is.
 const POLICY: &str = "/etc/slipway/socket.toml";
 
 /// Where container runtimes look for it.
@@ -38,7 +36,17 @@ pub enum SocketCommand {
     /// such as Alpine's. Its tenant is its network namespace.
     Cdi(SocketCdiArgs),
     /// Run the engine in the foreground
+    ///
+    /// SIGHUP has it read its policy and its links anew, as `slipway socket reload` does.
     Engine(SocketEngineArgs),
+    /// Have the engine read its policy, its links and their certificates anew
+    ///
+    /// All of it or, if something is wrong, nothing: then the engine goes on as before and this command says
+    /// why. Connections that are there stay, but for those through links to engines that are named no more.
+    Reload {
+        #[command(flatten)]
+        engine: SocketArg,
+    },
     /// Check a policy file, and say what is wrong in which line
     Check {
         /// The file; what lies in the folder of the same name that ends with .d belongs to it
@@ -49,9 +57,9 @@ pub enum SocketCommand {
 
 #[derive(Debug, Args)]
 pub struct SocketArg {
-    /// Path of the engine's socket
-    #[arg(long = "engine", value_name = "PATH", env = "SLIPWAY_SOCKET", default_value = ENGINE, value_hint = ValueHint::FilePath)]
-    pub socket: PathBuf,
+    /// Path of the engine's socket [default: socket.sock in the run directory]
+    #[arg(long = "engine", value_name = "PATH", env = "SLIPWAY_SOCKET", value_hint = ValueHint::FilePath)]
+    pub socket: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -101,9 +109,9 @@ pub struct SocketTopArgs {
 
 #[derive(Debug, Args)]
 pub struct SocketEngineArgs {
-    /// Path of its socket
-    #[arg(long, value_name = "PATH", env = "SLIPWAY_SOCKET", default_value = ENGINE, value_hint = ValueHint::FilePath)]
-    pub socket: PathBuf,
+    /// Path of its socket [default: socket.sock in the run directory]
+    #[arg(long, value_name = "PATH", env = "SLIPWAY_SOCKET", value_hint = ValueHint::FilePath)]
+    pub socket: Option<PathBuf>,
     /// Who may reach whom across network namespaces; a file that is not there says nobody
     #[arg(long, value_name = "FILE", default_value = POLICY, value_hint = ValueHint::FilePath)]
     pub policy: PathBuf,

@@ -24,8 +24,8 @@ const LIBRARY: &str = "/run/slipway/libslipway.so";
 const FOLDER: &str = "/run/slipway/socket.d";
 
 /// Writes the description.
-pub fn describe(args: &SocketCdiArgs) -> Result<i32> {
-    let socket = std::path::absolute(&args.engine.socket)?;
+pub fn describe(args: &SocketCdiArgs, socket: &Path) -> Result<i32> {
+    let socket = std::path::absolute(socket)?;
     let folder = slipway_sgiov::folder(&socket);
     let musl = library(Kind::Musl).ok();
     let found = [("glibc", Some(library(Kind::Glibc)?)), ("musl", musl)];

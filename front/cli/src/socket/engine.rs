@@ -1,10 +1,13 @@
 //! `slipway socket engine`: the engine itself, in the foreground.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use slipway_sgiov::{Carrier, Engine, Policy, Settings, Stop, ends_within, raise_descriptor_limit};
+use slipway_sgiov::{
+    Carrier, Engine, LinkSettings, Policy, Reload, Renewal, Settings, Stop, ends_within,
+    raise_descriptor_limit,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::SocketEngineArgs;
@@ -13,9 +16,9 @@ use crate::args::SocketEngineArgs;
 const OWN_DESCRIPTORS: u64 = 1000;
 
 /// Serves until it is interrupted or, if so asked, idle.
-pub fn serve(args: &SocketEngineArgs) -> Result<i32> {
+pub fn serve(args: &SocketEngineArgs, socket: &Path) -> Result<i32> {
     let policy = Policy::read(&args.policy)?;
-    if let Some(dir) = args.socket.parent() {
+    if let Some(dir) = socket.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     }
     let limit = raise_descriptor_limit(args.sockets.saturating_add(OWN_DESCRIPTORS));
@@ -24,34 +27,84 @@ pub fn serve(args: &SocketEngineArgs) -> Result<i32> {
         tracing::warn!("the descriptor limit is {limit}: more than {sockets} sockets get ENOBUFS");
     }
     let (rules, tenants) = (policy.rules(), policy.tenants().len());
+    let carrier = Carrier::read(&args.links, &policy)?;
+    let files = Files {
+        policy: args.policy.clone(),
+        path: args.links.clone(),
+        links: carrier.as_ref().map(|carrier| carrier.goes_by().clone()),
+    };
     let settings = Settings {
-        socket: args.socket.clone(),
+        socket: socket.to_owned(),
         ends_when_idle: args.ends_when_idle,
         proof: !args.no_proof,
-        remote: Carrier::read(&args.links, &policy)?.map(|carrier| Box::new(carrier) as Box<_>),
+        remote: carrier.map(|carrier| Box::new(carrier) as Box<_>),
         policy,
         guests: true,
     };
     let mut engine = Engine::bind(settings)?;
-    end_on_signals(engine.stop())?;
-    tracing::info!(socket = %args.socket.display(), tenants, rules, "the socket engine serves");
+    heed_signals(engine.stop(), engine.reload(), files)?;
+    tracing::info!(socket = %socket.display(), tenants, rules, "the socket engine serves");
     notify_systemd();
     engine.run()?;
     Ok(0)
 }
 
-/// The first of the usual signals ends it in order: nobody finds its socket afterwards.
-fn end_on_signals(stop: Stop) -> Result<()> {
+/// What it was told to go by.
+struct Files {
+    policy: PathBuf,
+    path: PathBuf,
+    /// What stood in the second one when it was read last.
+    links: Option<LinkSettings>,
+}
+
+impl Files {
+    /// What stands there now: all of it, or what is wrong.
+    fn read(&mut self) -> Result<Renewal> {
+        let policy = Policy::read(&self.policy)?;
+        let links = match &self.links {
+            Some(links) => Some(Carrier::renewal(&self.path, &policy, links)?),
+            None if self.path.exists() => {
+                bail!(
+                    "{}: an engine that started without links has none until it is started anew",
+                    self.path.display()
+                )
+            }
+            None => None,
+        };
+        self.links = links.as_ref().map(|links| links.settings().clone());
+        Ok(Renewal { policy, links })
+    }
+
+    fn reload(&mut self, reload: &Reload) {
+        let renewal = self.read().map_err(|error| error.to_string());
+        match &renewal {
+            Ok(Renewal { policy, .. }) => {
+                let (rules, tenants) = (policy.rules(), policy.tenants().len());
+                tracing::info!(tenants, rules, "policy and links were read anew");
+            }
+            Err(error) => tracing::error!("policy and links stay as they were: {error}"),
+        }
+        reload.renew(renewal);
+    }
+}
+
+/// The first of the usual signals ends it in order: nobody finds its socket afterwards. SIGHUP has the
+/// files read anew.
+fn heed_signals(stop: Stop, reload: Reload, mut files: Files) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let guard = runtime.enter();
     let (mut end, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut hangup = signal(SignalKind::hangup())?;
     drop(guard);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         runtime.block_on(async {
-            tokio::select! {
-                _ = end.recv() => {}
-                _ = interrupt.recv() => {}
+            loop {
+                tokio::select! {
+                    _ = end.recv() => return,
+                    _ = interrupt.recv() => return,
+                    _ = hangup.recv() => files.reload(&reload),
+                }
             }
         });
         stop.stop();

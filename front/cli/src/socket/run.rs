@@ -16,7 +16,7 @@ use crate::args::SocketRunArgs;
 const START: Duration = Duration::from_secs(10);
 
 /// Becomes the program: its process id and its exit status are the program's own.
-pub fn run(args: &SocketRunArgs) -> Result<i32> {
+pub fn run(args: &SocketRunArgs, socket: &Path) -> Result<i32> {
     let [name, rest @ ..] = &args.program[..] else { bail!("no program") };
     let shown = name.to_string_lossy();
     let Some(file) = elf::find(Path::new(name)) else { bail!("there is no program \"{shown}\"") };
@@ -30,7 +30,7 @@ pub fn run(args: &SocketRunArgs) -> Result<i32> {
         Some(library) => library.clone(),
         None => library(kind)?,
     };
-    let socket = std::path::absolute(&args.engine.socket)?;
+    let socket = std::path::absolute(socket)?;
     if !slipway_sgiov::is_served(&socket) {
         start(&socket)?;
     }

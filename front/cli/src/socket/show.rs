@@ -36,8 +36,8 @@ fn guests(report: &Report) -> String {
 }
 
 /// Programs, guests, listeners and connections.
-pub fn list(args: &SocketLsArgs) -> Result<i32> {
-    let report = report(&args.engine.socket)?;
+pub fn list(args: &SocketLsArgs, socket: &Path) -> Result<i32> {
+    let report = report(socket)?;
     if args.json {
         crate::say!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(0);

@@ -1,6 +1,7 @@
 //! `slipway socket top`: what tenants send and receive, and their shares of what carries to other nodes.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -23,14 +24,14 @@ struct Look<'a> {
 }
 
 /// Rates of tenants and their shares, look after look.
-pub fn top(args: &SocketTopArgs) -> Result<i32> {
-    let mut last = (Instant::now(), report(&args.engine.socket)?);
+pub fn top(args: &SocketTopArgs, socket: &Path) -> Result<i32> {
+    let mut last = (Instant::now(), report(socket)?);
     let mut left = args.count;
     while left != Some(0) {
         std::thread::sleep(args.interval.saturating_sub(BEFORE));
-        report(&args.engine.socket)?;
+        report(socket)?;
         std::thread::sleep(BEFORE.min(args.interval));
-        let now = (Instant::now(), report(&args.engine.socket)?);
+        let now = (Instant::now(), report(socket)?);
         let rates = rates(&last.1.tenants, &now.1.tenants, (now.0 - last.0).as_secs_f64());
         let shares = now.1.shares.as_ref();
         if args.json {

@@ -24,6 +24,10 @@ pub(crate) enum Broken {
     Silent,
     #[error("the other side closed the connection")]
     Closed,
+    #[error(
+        "it is not to be trusted any more: the settings do not have it, or not for this tenant"
+    )]
+    Dropped,
     /// Nobody needs it any more.
     #[error("not needed any more")]
     Idle,
@@ -35,6 +39,7 @@ impl Broken {
         let told = match self {
             Self::Handshake(error) => return errno(error),
             Self::Silent => Errno::TIMEDOUT,
+            Self::Dropped => Errno::HOSTUNREACH,
             Self::Io(error) => *error,
             _ => Errno::CONNRESET,
         };

@@ -36,6 +36,7 @@ use crate::log::Log;
 use crate::namespace::Namespaces;
 use crate::peer::Peer;
 use crate::policy::Policy;
+use crate::reload::Renewal;
 use crate::slab::Slab;
 use crate::ways::Ways;
 
@@ -45,7 +46,7 @@ use links::Links;
 use listen::Listeners;
 use sweep::Sweep;
 
-pub use report::{ConnectionReport, FamilyReport, ListenerReport, Report, TenantReport};
+pub use report::{ConnectionReport, FamilyReport, ListenerReport, Reloads, Report, TenantReport};
 
 /// A number of errno(3), as replies carry it.
 pub(crate) type Errno = rustix::io::Errno;
@@ -107,6 +108,7 @@ pub struct Broker {
     /// Listen wants a proof.
     pub proof: bool,
     pub log: Log,
+    reloads: Reloads,
 }
 
 impl Broker {
@@ -132,6 +134,28 @@ impl Broker {
             there.bells = Bells::Kept(kept);
             self.bells -= 1;
         }
+    }
+
+    /// Another policy, and settings for links to other nodes, from now on; or why there is none. What is connected
+    /// stays so.
+    pub fn renew(&mut self, renewal: Result<Renewal, String>) {
+        self.reloads.tried += 1;
+        self.reloads.error = match renewal {
+            Ok(renewal) => {
+                self.namespaces.renew(&renewal.policy);
+                self.policy = renewal.policy;
+                #[cfg(feature = "guests")]
+                if let Some(guests) = self.remote.as_mut().and_then(|ways| ways.guests.as_mut()) {
+                    guests.go_by(self.policy.clone());
+                }
+                #[cfg(feature = "links")]
+                if let Some((ways, links)) = self.remote.as_mut().zip(renewal.links) {
+                    crate::remote::Remote::renew(ways, links);
+                }
+                None
+            }
+            Err(error) => Some(error),
+        };
     }
 
     /// A process has connected. Its number.

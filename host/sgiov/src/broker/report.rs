@@ -43,6 +43,18 @@ pub struct Report {
     #[cfg(feature = "guests")]
     #[serde(default)]
     pub guests: Vec<crate::GuestReport>,
+    /// Reading policy and links anew.
+    #[serde(default)]
+    pub reloads: Reloads,
+}
+
+/// How often policy and links were read anew, and what came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloads {
+    /// How often it was tried.
+    pub tried: u64,
+    /// Why the last try changed nothing.
+    pub error: Option<String>,
 }
 
 /// A network namespace, or a tenant of guests.
@@ -133,7 +145,11 @@ impl Broker {
         let shown = |family: &super::Family| {
             only.is_none_or(|(space, uid)| family.peer.namespace == space && family.peer.uid == uid)
         };
-        let mut report = Report { links: self.links.iter().count(), ..Report::default() };
+        let mut report = Report {
+            links: self.links.iter().count(),
+            reloads: self.reloads.clone(),
+            ..Report::default()
+        };
         #[cfg(feature = "guests")]
         if only.is_none()
             && let Some(guests) = self.remote.as_ref().and_then(|ways| ways.guests.as_ref())

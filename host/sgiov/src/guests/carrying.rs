@@ -44,6 +44,7 @@ pub enum Command {
     Remove(u32),
     Family(u32, Family),
     FamilyEnded(u32),
+    Policy(Policy),
     Connect { connection: u32, guest: Option<u32>, from: Address, to: Address, line: Line },
     Answer { incoming: u32, answer: Result<(u32, Line), u32> },
     Closed(u32),
@@ -146,6 +147,7 @@ impl Carrying {
                     self.guests.remove(&guest);
                 }
                 Command::Family(number, family) => self.join(number, family),
+                Command::Policy(policy) => self.policy = policy,
                 Command::FamilyEnded(number) => {
                     if let Some(family) = self.families.remove(&number) {
                         let _ = epoll::delete(&self.epoll, family.bell());

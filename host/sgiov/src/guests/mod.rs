@@ -109,6 +109,12 @@ impl Guests {
         })
     }
 
+    /// Another policy goes for who connects from now on.
+    pub fn go_by(&mut self, policy: Policy) {
+        self.policy = policy.clone();
+        self.command(Command::Policy(policy));
+    }
+
     fn command(&self, command: Command) {
         if self.commands.send(command).is_ok() {
             self.wake.wake_by_ref();
