@@ -373,7 +373,7 @@ fn wait_for_either(fd: c_int, listener: &Listener, until: Deadline) -> Result<()
     let ask = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut both = [ask(fd), ask(listener.eventfd.as_raw_fd())];
     let timeout = until.left().map(|left| libc::timespec {
-        tv_sec: (left / 1_000_000_000) as libc::time_t,
+        tv_sec: (left / 1_000_000_000) as _,
         tv_nsec: (left % 1_000_000_000) as _,
     });
     let at = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);

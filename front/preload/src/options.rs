@@ -364,7 +364,7 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -
 
 /// ioctl(2) is variadic; its argument comes as this one does.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
+pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::Ioctl, argument: *mut c_int) -> c_int {
     let Some(object) = fds::get(fd) else {
         return sys!(SYS_ioctl, fd, request, argument) as c_int;
     };

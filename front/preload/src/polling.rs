@@ -245,7 +245,7 @@ fn poll_kernel(
         both[next] = pollfd { fd: family.descriptor(), events: 0, revents: 0 };
     }
     let time = left.map(|left| timespec {
-        tv_sec: (left / 1_000_000_000) as libc::time_t,
+        tv_sec: (left / 1_000_000_000) as _,
         tv_nsec: (left % 1_000_000_000) as _,
     });
     let at = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -326,8 +326,8 @@ pub unsafe extern "C" fn select(
     // Linux says what is left.
     // SAFETY: as above.
     if let (Some(time), Some(left)) = (unsafe { timeout.as_mut() }, until.left()) {
-        time.tv_sec = (left / 1_000_000_000) as libc::time_t;
-        time.tv_usec = (left % 1_000_000_000 / 1000) as libc::suseconds_t;
+        time.tv_sec = (left / 1_000_000_000) as _;
+        time.tv_usec = (left % 1_000_000_000 / 1000) as _;
     }
     got
 }
