@@ -9,7 +9,11 @@ if [ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ] || ! command -v musl-
     printf '%s\n' "NOT BUILT: libslipway-musl.so, for programs linked with musl: needs rustup target add $target, and musl-tools" >&2
     exit 0
 fi
+# Rust asks for the compiler's shared library to unwind with, which is glibc's here; the static one does as well.
+shims=${to%/*/*}/musl-shims
+mkdir -p "$shims"
+echo 'INPUT(-lgcc_eh -lgcc)' >"$shims/libgcc_s.so"
 # A library that is loaded cannot be static.
-RUSTFLAGS='-C target-feature=-crt-static -C linker=musl-gcc' \
+RUSTFLAGS="-C target-feature=-crt-static -C linker=musl-gcc -L native=$shims" \
     cargo build --release --locked --package slipway-preload --target "$target"
 cp "${to%/*/*}/$target/release/libslipway.so" "$to"
