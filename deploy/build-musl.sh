@@ -5,14 +5,15 @@
 set -euo pipefail
 to=${1:?usage: build-musl.sh TARGET_DIRECTORY}/release/libslipway-musl.so
 target=$(uname -m)-unknown-linux-musl
-if [ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ] || ! command -v musl-gcc >/dev/null; then
+rust=$(rustc --print sysroot)/lib/rustlib/$target
+if [ ! -d "$rust" ] || ! command -v musl-gcc >/dev/null; then
     printf '%s\n' "NOT BUILT: libslipway-musl.so, for programs linked with musl: needs rustup target add $target, and musl-tools" >&2
     exit 0
 fi
-# Rust asks for the compiler's shared library to unwind with, which is glibc's here; the static one does as well.
+# Rust asks for the C compiler's library to unwind with, which is glibc's here; it brings one for musl.
 shims=${to%/*/*}/musl-shims
 mkdir -p "$shims"
-echo 'INPUT(-lgcc_eh -lgcc)' >"$shims/libgcc_s.so"
+echo "INPUT($rust/lib/self-contained/libunwind.a)" >"$shims/libgcc_s.so"
 # A library that is loaded cannot be static.
 RUSTFLAGS="-C target-feature=-crt-static -C linker=musl-gcc -L native=$shims" \
     cargo build --release --locked --package slipway-preload --target "$target"

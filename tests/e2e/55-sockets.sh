@@ -230,6 +230,68 @@ else
     say "SKIPPED: e2e/$test_name (socat): needs socat"
 fi
 
+# An echo between a program linked with musl and itself, or one of the C library here: by poll, without blocking.
+musl=$(dirname "$library")/libslipway-musl.so
+if command -v musl-gcc >/dev/null && command -v cc >/dev/null && [ -f "$musl" ]; then
+    cat >"$work/echo.c" <<'SOURCE'
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+enum { SIZE = 1 << 20 };
+static char out[SIZE], in[SIZE];
+static int serve(int fd) {
+    char piece[9000];
+    for (ssize_t n; (n = read(fd, piece, sizeof piece)) > 0;)
+        for (ssize_t done = 0; done < n;) done += write(fd, piece + done, n - done);
+    return close(fd);
+}
+static int ask(int fd) {
+    ssize_t sent = 0, got = 0;
+    int yes = 1;
+    for (int at = 0; at < SIZE; at++) out[at] = at * 31 >> 3;
+    if (ioctl(fd, FIONBIO, &yes)) return perror("ioctl"), 1;
+    while (got < SIZE) {
+        struct pollfd one = {fd, POLLIN | (sent < SIZE ? POLLOUT : 0), 0};
+        if (poll(&one, 1, 10000) != 1) return fprintf(stderr, "nothing comes\n"), 1;
+        struct iovec two[] = {{out + sent, (SIZE - sent) / 2}, {out + sent + (SIZE - sent) / 2, SIZE - sent - (SIZE - sent) / 2}};
+        ssize_t n = one.revents & POLLOUT ? writev(fd, two, 2) : 0;
+        if (n > 0) sent += n;
+        n = read(fd, in + got, SIZE - got);
+        if (n > 0) got += n;
+    }
+    shutdown(fd, SHUT_WR);
+    return memcmp(in, out, SIZE) ? fprintf(stderr, "other bytes\n"), 1 : 0;
+}
+int main(int argc, char **argv) {
+    struct sockaddr_in at = {AF_INET, htons(8011), {htonl(INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (argc > 1) return connect(fd, (void *)&at, sizeof at) ? perror("connect"), 1 : ask(fd);
+    if (bind(fd, (void *)&at, sizeof at) || listen(fd, 5)) return perror("listen"), 1;
+    for (;;) serve(accept4(fd, NULL, NULL, SOCK_CLOEXEC));
+}
+SOURCE
+    cc -D_GNU_SOURCE -o "$work/echo-libc" "$work/echo.c" || fail "the program does not build"
+    musl-gcc -D_GNU_SOURCE -o "$work/echo-musl" "$work/echo.c" || fail "the program does not build with musl"
+    start echo "$slipway" socket run -- "$work/echo-musl"
+    wait_until 20 listens 8011 || fail "a musl program does not listen: $(cat "$work/echo.log")"
+    before=$(carried)
+    for client in musl libc; do
+        timeout 30 "$slipway" socket run -- "$work/echo-$client" client >"$work/echo.out" 2>&1 ||
+            fail "an echo ($client) of a musl program: $(cat "$work/echo.out" "$work/echo.log")"
+    done
+    [ $(($(carried) - before)) -lt 20000 ] || fail "the kernel carried what a musl program was to"
+    ok "a program linked with musl talks to itself and to one that is not"
+else
+    say "SKIPPED: e2e/$test_name (musl): needs cc, musl-gcc and $musl, which \`make build\` makes where Rust has musl's target"
+fi
+
 # The engine's end: what is open is reset at once, what is new is the kernel's, and the next engine's.
 cat >"$work/lost.py" <<'PYTHON'
 import os, signal, socket, sys, time

@@ -38,7 +38,7 @@ listens() { [ -n "$(server "$@")" ]; }
 has_ended() { ! runs "$1"; }
 serves() { [ -S "socket$1.sock" ] && listens "$1" 4790; }
 # Bytes that the first node's interface has carried, both ways.
-carried() { on 1 cat /proc/net/dev | awk '$1 == "veth1:" { print $2 + $10 }'; }
+carried() { on 1 cat /proc/net/dev | awk '$1 == "veth1:" { printf "%.0f", $2 + $10 }'; }
 connections() { on 1 ss -Htn state established '( dport = :4790 or sport = :4790 )' | wc -l; }
 logs() { cat "engine$1.log"; }
 
