@@ -1,6 +1,7 @@
 //! Streams between two sides: what goes in comes out, whatever the sizes, and what a hostile side writes
 //! spoils its own stream only.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
+#![allow(unsafe_code)] // a filter of system calls
 
 mod party;
 
@@ -157,6 +158,47 @@ fn signals_come_in_turn_and_a_full_fifo_says_so() {
         let _ = out.raise(1);
     }
     assert!(out.raise(1).is_err());
+}
+
+/// From now on the kernel has no memory for files of this thread's: fallocate(2) says `ENOSPC`.
+fn refuse_memory() {
+    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
+    let does = |code: u32, k: u32, (jt, jf): (u8, u8)| sock_filter { code: code as u16, jt, jf, k };
+    let refused = libc::SECCOMP_RET_ERRNO | libc::ENOSPC.unsigned_abs();
+    let mut filter = [
+        does(BPF_LD | BPF_W | BPF_ABS, 0, (0, 0)),
+        does(BPF_JMP | BPF_JEQ | BPF_K, libc::SYS_fallocate as u32, (0, 1)),
+        does(BPF_RET | BPF_K, refused, (0, 0)),
+        does(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW, (0, 0)),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program lives beyond the calls, which concern this thread alone.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program)
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn who_gets_no_memory_is_told_holds_nothing_and_may_try_again() {
+    let (here, there) = Party::both(4);
+    let held = |party: &Party| party.bits.iter().any(|word| word.load(Ordering::Relaxed) != 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(there.write(1, b"what is there needs no more"), Ok(27));
+            refuse_memory();
+            assert_eq!(here.write(0, &[7; 100_000]), Err(Error::NoMemory));
+            assert_eq!(here.write(0, b"x"), Err(Error::NoMemory));
+            assert!(!held(&here));
+            // One that has a region goes on in it.
+            assert_eq!(there.write(1, b"."), Ok(1));
+        });
+    });
+    assert_eq!(there.read(0, 10), Ok(Vec::new()));
+    assert_eq!(here.write(0, b"x"), Ok(1));
+    assert_eq!(there.read(0, 10).as_deref(), Ok(&b"x"[..]));
+    assert_eq!(here.read(1, 99).map(|bytes| bytes.len()), Ok(28));
 }
 
 #[test]

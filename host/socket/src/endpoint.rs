@@ -219,7 +219,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// `EAGAIN`: there is no room. `EPIPE`: the other side reads no more, or this one has said that nothing
-    /// comes. `ECONNRESET`, once; then `EPIPE`.
+    /// comes. `ECONNRESET`, once; then `EPIPE`. `ENOBUFS`: there is no memory for a FIFO.
     #[inline]
     pub fn send(&self, from: &[u8]) -> Result<usize, Errno> {
         let _held = self.lock(Half::Sending)?;
@@ -239,6 +239,7 @@ impl Endpoint {
                 Ok(count)
             }
             Err(Error::Shut) => Err(Errno::PIPE),
+            Err(Error::NoMemory) => Err(Errno::NOBUFS),
             Err(Error::Reset | Error::Spoiled) => Err(self.reset_by(Errno::PIPE)),
         }
     }

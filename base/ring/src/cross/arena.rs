@@ -235,7 +235,9 @@ impl Arena {
     fn fallocate(&self, how: FallocateFlags, writer: Side, region: Region) -> std::io::Result<()> {
         let Some(file) = self.file().filter(|_| self.has_small_pages) else { return Ok(()) };
         let offset = self.offset(writer, region) as u64;
-        Ok(rustix::fs::fallocate(file, how, offset, region.len() as u64)?)
+        let length = region.len() as u64;
+        // A signal breaks it off.
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, how, offset, length))?)
     }
 
     /// The first words: for tests that spoil them.

@@ -7,7 +7,7 @@ use super::regions::Regions;
 /// Bytes after which a long copy says how far it came, so that the other side copies beside it.
 const STRIDE: usize = 32 << 10;
 
-/// Why nothing can be written or read any more.
+/// Why nothing can be written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The other side reads no more.
@@ -19,6 +19,9 @@ pub enum Error {
     /// The other side said what cannot be.
     #[error("the other side of the stream moved a counter where it cannot be")]
     Spoiled,
+    /// There is no memory for what is to be written. It may be tried again.
+    #[error("there is no memory for the FIFO")]
+    NoMemory,
 }
 
 impl From<Spoiled> for Error {
@@ -169,7 +172,7 @@ impl<'a> Stream<'a> {
             self.fit(used, from.len(), most, regions);
         }
         let tail = self.out.tail();
-        let Some(region) = tail.region() else { return Ok(0) };
+        let region = tail.region().ok_or(Error::NoMemory)?;
         let at = tail.position() as usize & (region.len() - 1);
         let room = if self.out.is_pinched() { 0 } else { region.len() - used as usize };
         let count = room.min(region.len() - at).min(from.len()).min(STRIDE);
