@@ -3,7 +3,8 @@
 //!
 //! - [`fds`]: which descriptors are ours, a table by number;
 //! - [`session`]: the family that this process belongs to, attached when it is first needed;
-//! - [`open`]: socket calls that make and end connections; [`data`]: those that move bytes;
+//! - [`open`]: socket calls that make and end connections;
+//! - [`transfer`]: how bytes move; [`data`], [`vectors`], [`files`]: the calls that move them;
 //! - [`options`]: getsockopt(2), fcntl(2), ioctl(2) and names; [`copies`]: close(2), dup(2);
 //! - [`polling`]: poll(2) and select(2); [`epoll`];
 //! - [`process`] follows fork(2); [`exec`] and [`inherit`] execve(2), [`program`] says whether a program will have
@@ -38,6 +39,7 @@ mod descriptors;
 mod epoll;
 mod exec;
 mod fds;
+mod files;
 mod guard;
 mod inherit;
 mod open;
@@ -47,3 +49,5 @@ mod process;
 mod program;
 mod real;
 mod session;
+mod transfer;
+mod vectors;

@@ -8,12 +8,12 @@ use libc::{c_int, sockaddr, sockaddr_in, socklen_t};
 use slipway_socket::hidden::{self, Hidden};
 use slipway_socket::{Address, Deadline, Errno, Family, NotConnected, Opened, option};
 
-use crate::data::{interrupted, restarts};
 use crate::epoll;
 use crate::fds::{self, Kind, Ref, Stream};
 use crate::guard::guard;
 use crate::real::{self, fail, sys};
 use crate::session;
+use crate::transfer::{interrupted, restarts};
 
 /// A kernel's listener with a queue of the engine's. The kernel's socket does not block any more, so that
 /// nobody waits for one queue alone.

@@ -65,7 +65,7 @@ pub unsafe extern "C" fn syscall(
     e: libc::c_long,
     f: libc::c_long,
 ) -> libc::c_long {
-    use crate::{copies, data, open};
+    use crate::{copies, open, vectors};
     // SAFETY: as the caller says, whose arguments have these types.
     unsafe {
         match number {
@@ -78,11 +78,11 @@ pub unsafe extern "C" fn syscall(
                 open::accept4(a as c_int, pointer(b), pointer(c), d as c_int).into()
             }
             libc::SYS_sendmmsg => {
-                data::sendmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int).into()
+                vectors::sendmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int).into()
             }
             libc::SYS_recvmmsg => {
                 let timeout = pointer(e);
-                data::recvmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int, timeout)
+                vectors::recvmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int, timeout)
                     .into()
             }
             _ => call(number, [a, b, c, d, e, f]),

@@ -1,0 +1,234 @@
+//! epoll_ctl(2), and what becomes of a set's members.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, epoll_event};
+use slipway_socket::{Deadline, Errno};
+
+use super::active::activate;
+use super::{EDGE, ENGINE, IN, Item, Set};
+use crate::fds::{self, Kind, Ref};
+use crate::guard::guard;
+use crate::real::{self, sys};
+use crate::session;
+
+pub(super) fn control(set: c_int, how: c_int, fd: c_int, events: u32, datum: u64) -> c_int {
+    let event = epoll_event { events, u64: datum };
+    sys!(SYS_epoll_ctl, set, how, fd, &raw const event) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(
+    set: c_int,
+    how: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    let kernel = || sys!(SYS_epoll_ctl, set, how, fd, event) as c_int;
+    // SAFETY: as the caller says.
+    let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
+    let Some(object) = fds::get(fd) else {
+        let done = kernel();
+        // Before connect(2), as nginx does, or listen(2).
+        if done == 0 && how == libc::EPOLL_CTL_ADD && is_unconnected(fd) {
+            let (events, data) = wanted.unwrap_or_default();
+            guard(|| {
+                let plain = fds::make(Kind::Plain);
+                fds::put(fd, &plain);
+                admit(set, fd, &plain, events, data, None);
+                Ok(0)
+            });
+        }
+        return done;
+    };
+    match object.kind() {
+        Kind::Stream(_) => guard(|| change(set, how, fd, &object, wanted)) as c_int,
+        Kind::Listener(listener) => {
+            let done = kernel();
+            if done == 0 {
+                sys!(SYS_epoll_ctl, set, how, listener.eventfd.as_raw_fd(), event);
+                guard(|| {
+                    remember(set, how, fd, &object, wanted);
+                    Ok(0)
+                });
+            }
+            done
+        }
+        Kind::Plain => {
+            let done = kernel();
+            if done == 0 {
+                guard(|| {
+                    remember(set, how, fd, &object, wanted);
+                    Ok(0)
+                });
+            }
+            done
+        }
+        _ => kernel(),
+    }
+}
+
+/// Notes what the kernel's set was told of what is the kernel's and may change.
+fn remember(set: c_int, how: c_int, fd: c_int, object: &Ref, wanted: Option<(u32, u64)>) {
+    match (how, wanted) {
+        (libc::EPOLL_CTL_DEL, _) => drop(leave(set, fd, object)),
+        (_, Some((events, data))) => admit(set, fd, object, events, data, None),
+        _ => {}
+    }
+}
+
+/// A TCP socket of the kernel's that neither listens nor is connected.
+fn is_unconnected(fd: c_int) -> bool {
+    let saved = real::errno();
+    let listens = real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN);
+    let is = listens == Some(0) && real::tcp_domain(fd).is_some() && {
+        let mut bytes = [0u64; 4];
+        let mut length: libc::socklen_t = 32;
+        sys!(SYS_getpeername, fd, bytes.as_mut_ptr(), &raw mut length) < 0
+    };
+    real::set_errno(saved);
+    is
+}
+
+fn change(
+    set: c_int,
+    how: c_int,
+    fd: c_int,
+    object: &Ref,
+    wanted: Option<(u32, u64)>,
+) -> Result<usize, Errno> {
+    let failed = || Errno::from_raw_os_error(real::errno());
+    if how == libc::EPOLL_CTL_DEL {
+        if control(set, how, fd, 0, 0) < 0 {
+            return Err(failed());
+        }
+        leave(set, fd, object);
+        return Ok(0);
+    }
+    let (events, data) = wanted.ok_or(Errno::FAULT)?;
+    let known = own(set);
+    let Kind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
+    // The kernel knows whether it may be: the set may be none, or have it already.
+    if control(set, how, fd, IN | EDGE, own.datum(fd as u32)) < 0 {
+        return Err(failed());
+    }
+    admit(set, fd, object, events, data, object.stream().map(|_| object));
+    watch_engine(set, own);
+    Ok(0)
+}
+
+/// The kernel's set as an object.
+fn own(set: c_int) -> Ref {
+    if let Some(known) = fds::get(set) {
+        return known;
+    }
+    let made = fds::make(Kind::Epoll(Set::new()));
+    fds::put(set, &made);
+    made
+}
+
+/// The engine's end wakes who sleeps.
+fn watch_engine(set: c_int, own: &Set) {
+    let Some(family) = session::known() else { return };
+    let descriptor = family.descriptor();
+    if own.engine.swap(descriptor, Ordering::Relaxed) != descriptor {
+        control(set, libc::EPOLL_CTL_ADD, descriptor, EDGE, own.datum(ENGINE));
+    }
+}
+
+fn admit(set: c_int, fd: c_int, object: &Ref, events: u32, data: u64, ours: Option<&Ref>) {
+    let known = own(set);
+    let Kind::Epoll(own) = known.kind() else { return };
+    let Ok(at) = usize::try_from(fd) else { return };
+    let mut inner = own.inner.hold();
+    if inner.items.len() <= at {
+        inner.items.resize_with(at + 1, || None);
+    }
+    let was_active = inner.items[at].as_ref().is_some_and(|item| item.active);
+    if inner.items[at].is_none() {
+        inner.count += 1;
+    }
+    inner.items[at] = Some(Item {
+        events,
+        data,
+        object: ours.map(Ref::object),
+        active: ours.is_some(),
+        spent: false,
+        busy: Deadline::now(),
+        // Nothing was reported: what is so is an edge.
+        marks: (u64::MAX, u64::MAX),
+        reported: 0,
+    });
+    if ours.is_some() && !was_active {
+        let room = inner.count;
+        inner.active.reserve(room);
+        inner.active.push_back(fd);
+    }
+    drop(inner);
+    let mut sets = object.sets.hold();
+    if !sets.contains(&(set, fd)) {
+        sets.push((set, fd));
+    }
+}
+
+/// Takes `fd` out of the set; what was asked for.
+fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
+    object.sets.hold().retain(|one| *one != (set, fd));
+    let known = fds::get(set)?;
+    let Kind::Epoll(own) = known.kind() else { return None };
+    let mut inner = own.inner.hold();
+    let item = inner.items.get_mut(usize::try_from(fd).ok()?)?.take()?;
+    inner.count -= 1;
+    inner.active.retain(|one| *one != fd);
+    Some((item.events, item.data))
+}
+
+/// The last number of `object` is being closed: it leaves all sets.
+pub fn forget(object: &Ref) {
+    let sets = std::mem::take(&mut *object.sets.hold());
+    for (set, fd) in sets {
+        if object.stream().is_some() {
+            // Another process may have it open, so the kernel would not take it out.
+            let saved = real::errno();
+            control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            real::set_errno(saved);
+        }
+        leave(set, fd, object);
+    }
+}
+
+/// A socket that waited in `set` is a connection of ours now, and its descriptor an eventfd, which the kernel's
+/// set does not have yet.
+pub fn became_ours(set: c_int, fd: c_int, object: &Ref) {
+    let before = fds::get(set);
+    let asked = before.as_ref().and_then(|known| {
+        let Kind::Epoll(own) = known.kind() else { return None };
+        let inner = own.inner.hold();
+        let item = inner.items.get(usize::try_from(fd).ok()?)?.as_ref()?;
+        Some((item.events, item.data))
+    });
+    if asked.is_some() {
+        let _ = change(set, libc::EPOLL_CTL_ADD, fd, object, asked);
+    }
+}
+
+/// A socket that waited in `set` listens now, at two queues.
+pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
+    let Kind::Listener(listener) = object.kind() else { return };
+    if let Some((events, data)) = leave(set, fd, object) {
+        control(set, libc::EPOLL_CTL_ADD, listener.eventfd.as_raw_fd(), events, data);
+        admit(set, fd, object, events, data, None);
+    }
+}
+
+/// Something of the connection changed by this process's own doing.
+pub fn touch(object: &Ref) {
+    for (set, fd) in object.sets.hold().iter().copied() {
+        if let Some(known) = fds::get(set)
+            && let Kind::Epoll(own) = known.kind()
+        {
+            activate(&mut own.inner.hold(), fd);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! epoll_wait(2) and its relatives.
+
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, epoll_event, sigset_t, timespec};
+use slipway_socket::{Deadline, Errno, is_told_surely};
+
+use super::active::{activate, activate_all, arm_all, collect};
+use super::control::control;
+use super::{ENGINE, Set};
+use crate::fds::{self, Kind};
+use crate::guard::guard;
+use crate::polling::after;
+use crate::real::{self, sys};
+use crate::session;
+
+/// Nanoseconds for which who finds something of ours does not look at the kernel's again.
+const KERNEL_EVERY: u64 = 5_000;
+/// Nanoseconds that who may not be told sleeps at a time.
+const A_BIT: u64 = 1_000_000;
+/// Events that are taken from the kernel at a time.
+const BATCH: usize = 64;
+
+fn wait_kernel(
+    set: c_int,
+    into: &mut [epoll_event],
+    left: Option<u64>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let count = into.len().min(BATCH);
+    let milliseconds =
+        left.map_or(-1, |left| c_int::try_from(left.div_ceil(1_000_000)).unwrap_or(c_int::MAX));
+    let got = sys!(SYS_epoll_pwait, set, into.as_mut_ptr(), count, milliseconds, mask, 8);
+    usize::try_from(got).map_err(|_| Errno::from_raw_os_error(real::errno()))
+}
+
+/// Takes out what the kernel says of ours, which becomes active; what is left.
+fn translate(set: c_int, own: &Set, events: &mut [epoll_event]) -> usize {
+    let mut kept = 0;
+    for at in 0..events.len() {
+        let event = events[at];
+        let data = event.u64;
+        if (data >> 32) as u32 != own.tag {
+            events[kept] = event;
+            kept += 1;
+            continue;
+        }
+        let number = data as u32;
+        let mut inner = own.inner.hold();
+        if number != ENGINE {
+            activate(&mut inner, number as c_int);
+            continue;
+        }
+        if let Some(family) = session::known() {
+            family.bury();
+        }
+        let descriptor = own.engine.swap(0, Ordering::Relaxed);
+        control(set, libc::EPOLL_CTL_DEL, descriptor, 0, 0);
+        activate_all(&mut inner);
+    }
+    kept
+}
+
+/// What the kernel has, unless it was looked at just now; what it says of ours is active then.
+fn of_kernel(
+    set: c_int,
+    own: &Set,
+    into: &mut [epoll_event],
+    mask: *const sigset_t,
+    now: u64,
+) -> usize {
+    {
+        let mut inner = own.inner.hold();
+        if now.wrapping_sub(inner.looked) < KERNEL_EVERY {
+            return 0;
+        }
+        inner.looked = now;
+    }
+    let saved = real::errno();
+    let Ok(got) = wait_kernel(set, into, Some(0), mask) else {
+        // A signal shows when there is nothing else to show.
+        real::set_errno(saved);
+        return 0;
+    };
+    translate(set, own, &mut into[..got])
+}
+
+fn wait_both(
+    set: c_int,
+    own: &Set,
+    into: &mut [epoll_event],
+    until: Deadline,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let look = |into: &mut [epoll_event], first| {
+        let now = Deadline::now();
+        let kernels = of_kernel(set, own, into, mask, now);
+        kernels + collect(&mut own.inner.hold(), &mut into[kernels..], first, now)
+    };
+    let mut first = true;
+    loop {
+        let mut found = look(into, first);
+        let worth = first && !own.inner.hold().active.is_empty();
+        if found == 0 && worth && !until.has_passed() {
+            own.spin.until(until.left().unwrap_or(u64::MAX), || {
+                found = look(into, false);
+                found > 0
+            });
+        }
+        if found > 0 {
+            return Ok(found);
+        }
+        first = false;
+        if !until.has_passed() && !arm_all(&mut own.inner.hold()) {
+            continue;
+        }
+        own.spin.sleeps();
+        let left = if is_told_surely() {
+            until.left()
+        } else {
+            Some(until.left().unwrap_or(A_BIT).min(A_BIT))
+        };
+        let got = wait_kernel(set, into, left, mask)?;
+        let kept = translate(set, own, &mut into[..got]);
+        if kept < got {
+            own.spin.woke();
+        }
+        if !is_told_surely() {
+            activate_all(&mut own.inner.hold());
+        }
+        let more = collect(&mut own.inner.hold(), &mut into[kept..], false, Deadline::now());
+        if kept + more > 0 || (got == 0 && until.has_passed()) {
+            return Ok(kept + more);
+        }
+    }
+}
+
+unsafe fn wait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    until: Deadline,
+    mask: *const sigset_t,
+) -> Option<c_int> {
+    let known = fds::get(set)?;
+    let Kind::Epoll(own) = known.kind() else { return None };
+    let most = usize::try_from(most).ok().filter(|most| (1..1 << 20).contains(most))?;
+    if events.is_null() {
+        return None;
+    }
+    // SAFETY: as the caller says; the events are only written.
+    let into = unsafe { std::slice::from_raw_parts_mut(events, most) };
+    Some(guard(|| wait_both(set, own, into, until, mask)) as c_int)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { epoll_pwait(set, events, most, timeout, std::ptr::null()) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    if fds::is_known(set) {
+        let until = match u64::try_from(timeout) {
+            Ok(milliseconds) => Deadline::after(milliseconds * 1_000_000),
+            Err(_) => Deadline::NEVER,
+        };
+        // SAFETY: as the caller says.
+        if let Some(got) = unsafe { wait(set, events, most, until, mask) } {
+            return got;
+        }
+    }
+    sys!(SYS_epoll_pwait, set, events, most, timeout, mask, 8) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait2(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if fds::is_known(set) {
+        // SAFETY: as the caller says.
+        let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
+        // SAFETY: as above.
+        if let Some(got) = unsafe { wait(set, events, most, until, mask) } {
+            return got;
+        }
+    }
+    sys!(SYS_epoll_pwait2, set, events, most, timeout, mask, 8) as c_int
+}

@@ -1,0 +1,145 @@
+//! sendfile(2) and splice(2): bytes between a FIFO and another descriptor.
+
+use libc::{c_int, c_uint, off_t, size_t, ssize_t};
+use slipway_socket::{Errno, Half};
+
+use crate::fds;
+use crate::guard::guard;
+use crate::real::{self, fail, sys};
+use crate::transfer::{PIECE, deadline, may_wait, recv_all, send_all, wait};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile(
+    to: c_int,
+    file: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ssize_t {
+    if fds::stream(file).is_some() {
+        return fail(Errno::INVAL);
+    }
+    let Some(object) = fds::stream(to) else {
+        return sys!(SYS_sendfile, to, file, offset, count) as ssize_t;
+    };
+    // SAFETY: as the caller says.
+    guard(|| unsafe { send_file(to, &object, file, offset, count) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile64(
+    to: c_int,
+    file: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: as the caller says.
+    unsafe { sendfile(to, file, offset, count) }
+}
+
+unsafe fn send_file(
+    to: c_int,
+    object: &fds::Ref,
+    file: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> Result<usize, Errno> {
+    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+    // SAFETY: as the caller says.
+    let given = unsafe { offset.as_mut() };
+    let here = given.as_ref().map_or_else(|| sys!(SYS_lseek, file, 0, libc::SEEK_CUR), |at| **at);
+    if here < 0 {
+        return Err(Errno::INVAL);
+    }
+    let mut piece = [0; PIECE];
+    let mut done = 0;
+    while done < count {
+        let room = (count - done).min(PIECE);
+        let at = here + done as libc::c_long;
+        let got = sys!(SYS_pread64, file, piece.as_mut_ptr(), room, at);
+        if got <= 0 {
+            if got < 0 && done == 0 {
+                return Err(Errno::from_raw_os_error(real::errno()));
+            }
+            break;
+        }
+        match send_all(to, stream, &piece[..got as usize], 0) {
+            Ok(sent) => {
+                done += sent;
+                if sent < got as usize {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    let after = here + done as libc::c_long;
+    match given {
+        Some(at) => *at = after,
+        None => drop(sys!(SYS_lseek, file, after, libc::SEEK_SET)),
+    }
+    Ok(done)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice(
+    from: c_int,
+    from_offset: *mut off_t,
+    to: c_int,
+    to_offset: *mut off_t,
+    count: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let source = fds::stream(from);
+    let sink = fds::stream(to);
+    if source.is_none() && sink.is_none() {
+        return sys!(SYS_splice, from, from_offset, to, to_offset, count, flags) as ssize_t;
+    }
+    let how = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
+    guard(|| match (source, sink) {
+        (Some(source), None) => splice_out(from, &source, to, count, how),
+        (None, Some(sink)) => splice_in(from, to, &sink, count, how),
+        // One of the two must be a pipe.
+        _ => Err(Errno::INVAL),
+    })
+}
+
+/// From the socket to a pipe: what the pipe takes is taken.
+fn splice_out(
+    from: c_int,
+    object: &fds::Ref,
+    pipe: c_int,
+    count: usize,
+    how: c_int,
+) -> Result<usize, Errno> {
+    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+    let mut piece = [0; PIECE];
+    let room = count.min(PIECE);
+    let got = recv_all(from, stream, &mut piece[..room], how | libc::MSG_PEEK)?;
+    let written = sys!(SYS_write, pipe, piece.as_ptr(), got);
+    let taken = usize::try_from(written).map_err(|_| Errno::from_raw_os_error(real::errno()))?;
+    recv_all(from, stream, &mut piece[..taken], libc::MSG_DONTWAIT)
+}
+
+/// From a pipe to the socket: no more than there is room for is taken out of the pipe.
+fn splice_in(
+    pipe: c_int,
+    to: c_int,
+    object: &fds::Ref,
+    count: usize,
+    how: c_int,
+) -> Result<usize, Errno> {
+    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+    let mut piece = [0; PIECE];
+    if stream.endpoint.ready() & libc::POLLOUT == 0 {
+        if !may_wait(stream, how) {
+            return Err(Errno::AGAIN);
+        }
+        let until = deadline(&stream.endpoint, Half::Sending);
+        wait(to, &stream.endpoint, Half::Sending, until)?;
+    }
+    // An empty FIFO has a page, one that is half empty as much.
+    let got = sys!(SYS_read, pipe, piece.as_mut_ptr(), count.min(2048));
+    let got = usize::try_from(got).map_err(|_| Errno::from_raw_os_error(real::errno()))?;
+    send_all(to, stream, &piece[..got], how)
+}

@@ -1,0 +1,190 @@
+//! Moving bytes between a program's memory and a FIFO, waiting where the program would have waited.
+
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, c_void, size_t};
+use slipway_socket::{Deadline, Endpoint, Errno, Half, fetch_to_write, option};
+
+use crate::fds::Stream;
+use crate::open::borrowed;
+use crate::real::{self, sys};
+
+/// Bytes of the next connection's memory that are fetched at most while there is something to do with this one.
+const AHEAD: usize = 4 << 10;
+/// Bytes that are copied at a time where there must be a copy.
+pub const PIECE: usize = 16 << 10;
+
+pub fn interrupted() -> bool {
+    real::errno() == libc::EINTR
+}
+
+/// Whether a call that a signal interrupted goes on afterwards (signal(7)): all handlers that there are were
+/// installed with `SA_RESTART`. Which signal it was nobody tells.
+pub fn restarts() -> bool {
+    (1..=64).all(|signal| {
+        // `struct sigaction` of the kernel: handler, flags, restorer, mask.
+        let mut action = [0u64; 4];
+        let got = sys!(SYS_rt_sigaction, signal, 0, action.as_mut_ptr(), 8);
+        let handled = got == 0 && action[0] > 1;
+        !handled || action[1] & libc::SA_RESTART as u64 != 0
+    })
+}
+
+/// `SIGPIPE` for this thread, as a write to a closed connection has it.
+#[cold]
+fn sigpipe() {
+    let thread = rustix::thread::gettid().as_raw_nonzero().get();
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    sys!(SYS_tgkill, process, thread, libc::SIGPIPE);
+}
+
+pub fn may_wait(stream: &Stream, flags: c_int) -> bool {
+    flags & libc::MSG_DONTWAIT == 0 && !stream.endpoint.has(option::NONBLOCK)
+}
+
+pub fn deadline(endpoint: &Endpoint, half: Half) -> Deadline {
+    let both = endpoint.option(option::TIMEOUTS).load(Ordering::Relaxed);
+    let milliseconds = if half == Half::Receiving { both & 0xffff_ffff } else { both >> 32 };
+    if milliseconds == 0 { Deadline::NEVER } else { Deadline::after(milliseconds * 1_000_000) }
+}
+
+/// Waits for `half`; a signal whose handlers all restart calls is as if it had not come.
+pub fn wait(fd: c_int, endpoint: &Endpoint, half: Half, until: Deadline) -> Result<(), Errno> {
+    match endpoint.wait(half, borrowed(fd), until) {
+        Err(Errno::INTR) if until == Deadline::NEVER && restarts() => Ok(()),
+        other => other,
+    }
+}
+
+/// Sends all of `bytes`, or what can be sent without waiting if that is what is asked for.
+pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
+    let endpoint = &stream.endpoint;
+    let ahead = stream.ahead.load(Ordering::Relaxed);
+    if !ahead.is_null() {
+        // Once for each report. Who sends to many in turn sends as much to the next.
+        stream.ahead.store(std::ptr::null_mut(), Ordering::Relaxed);
+        fetch_to_write(ahead, bytes.len().min(AHEAD));
+    }
+    let mut done = 0;
+    let mut until = None;
+    loop {
+        let failed = match endpoint.send(&bytes[done..]) {
+            Ok(count) => {
+                done += count;
+                if done == bytes.len() {
+                    return Ok(done);
+                }
+                Errno::AGAIN
+            }
+            Err(errno) => errno,
+        };
+        let failed = match failed {
+            Errno::AGAIN if may_wait(stream, flags) => {
+                let until = *until.get_or_insert_with(|| deadline(endpoint, Half::Sending));
+                match wait(fd, endpoint, Half::Sending, until) {
+                    Ok(()) => continue,
+                    Err(errno) => errno,
+                }
+            }
+            Errno::AGAIN => {
+                stream.blocked.store(true, Ordering::Relaxed);
+                // Somebody may sleep until there is room; if there is by now it is used.
+                if endpoint.arm(Half::Sending, 1) && endpoint.ready() & libc::POLLOUT != 0 {
+                    continue;
+                }
+                Errno::AGAIN
+            }
+            errno => errno,
+        };
+        if done > 0 {
+            return Ok(done);
+        }
+        if failed == Errno::PIPE && flags & libc::MSG_NOSIGNAL == 0 {
+            sigpipe();
+        }
+        return Err(failed);
+    }
+}
+
+pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Result<usize, Errno> {
+    let endpoint = &stream.endpoint;
+    let (peek, whole) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::INVAL);
+    }
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno::AGAIN);
+    }
+    let mut done = 0;
+    let mut until = None;
+    loop {
+        let got = if peek { endpoint.peek(into) } else { endpoint.recv(&mut into[done..]) };
+        let failed = match got {
+            Ok(0) => return Ok(done),
+            Ok(count) if peek => return Ok(count),
+            Ok(count) => {
+                done += count;
+                if done == into.len() || !whole {
+                    return Ok(done);
+                }
+                Errno::AGAIN
+            }
+            Err(errno) => errno,
+        };
+        let failed = if failed == Errno::AGAIN && may_wait(stream, flags) {
+            let until = *until.get_or_insert_with(|| deadline(endpoint, Half::Receiving));
+            match wait(fd, endpoint, Half::Receiving, until) {
+                Ok(()) => continue,
+                Err(errno) => errno,
+            }
+        } else {
+            failed
+        };
+        return if done > 0 { Ok(done) } else { Err(failed) };
+    }
+}
+
+/// `MSG_TRUNC`: takes bytes and throws them away (tcp(7)).
+pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Result<usize, Errno> {
+    let mut piece = [0; PIECE];
+    let mut done = 0;
+    while done < length {
+        let room = (length - done).min(PIECE);
+        let more = if done > 0 { flags | libc::MSG_DONTWAIT } else { flags };
+        match recv_all(fd, stream, &mut piece[..room], more) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(done)
+}
+
+/// The bytes that the caller wants to send.
+///
+/// # Safety
+/// As for write(2).
+pub unsafe fn from<'a>(buffer: *const c_void, length: size_t) -> Result<&'a [u8], Errno> {
+    if length == 0 {
+        return Ok(&[]);
+    }
+    if buffer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as the caller says.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.cast(), length.min(isize::MAX as usize)) })
+}
+
+/// # Safety
+/// As for read(2). The bytes may be uninitialised: they are only written.
+pub unsafe fn into<'a>(buffer: *mut c_void, length: size_t) -> Result<&'a mut [u8], Errno> {
+    if length == 0 {
+        return Ok(&mut []);
+    }
+    if buffer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as the caller says.
+    Ok(unsafe { std::slice::from_raw_parts_mut(buffer.cast(), length.min(isize::MAX as usize)) })
+}

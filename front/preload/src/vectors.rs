@@ -1,0 +1,218 @@
+//! readv(2), writev(2), sendmsg(2), recvmsg(2), and many of the latter at once.
+
+use libc::{c_int, c_uint, iovec, mmsghdr, msghdr, ssize_t};
+use slipway_socket::Errno;
+
+use crate::fds::{self, Stream};
+use crate::guard::guard;
+use crate::real::sys;
+use crate::transfer::{discard, from, into, recv_all, send_all};
+
+/// # Safety
+/// As for readv(2).
+unsafe fn vectors<'a>(vectors: *const iovec, count: usize) -> Result<&'a [iovec], Errno> {
+    match count {
+        0 => Ok(&[]),
+        1..=1024 if !vectors.is_null() => {
+            // SAFETY: as the caller says.
+            Ok(unsafe { std::slice::from_raw_parts(vectors, count) })
+        }
+        1..=1024 => Err(Errno::FAULT),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Sends all vectors in turn, until one is sent in part only.
+unsafe fn send_vectors(
+    fd: c_int,
+    stream: &Stream,
+    pieces: &[iovec],
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let mut done = 0;
+    for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
+        // SAFETY: as the caller says.
+        let bytes = unsafe { from(piece.iov_base, piece.iov_len) }?;
+        match send_all(fd, stream, bytes, if done > 0 { flags | libc::MSG_NOSIGNAL } else { flags })
+        {
+            Ok(count) => {
+                done += count;
+                if count < bytes.len() {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(done)
+}
+
+unsafe fn recv_vectors(
+    fd: c_int,
+    stream: &Stream,
+    pieces: &[iovec],
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let mut done = 0;
+    for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
+        // SAFETY: as the caller says.
+        let bytes = unsafe { into(piece.iov_base, piece.iov_len) }?;
+        let more = done > 0 && flags & libc::MSG_WAITALL == 0;
+        match recv_all(fd, stream, bytes, if more { flags | libc::MSG_DONTWAIT } else { flags }) {
+            Ok(count) => {
+                done += count;
+                if count < bytes.len() || flags & libc::MSG_PEEK != 0 {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(done)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
+    let Some(object) = fds::stream(fd) else {
+        return sys!(SYS_readv, fd, pieces, count) as ssize_t;
+    };
+    guard(|| {
+        let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+        let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+        // SAFETY: as the caller says.
+        unsafe { recv_vectors(fd, stream, vectors(pieces, count)?, 0) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
+    let Some(object) = fds::stream(fd) else {
+        return sys!(SYS_writev, fd, pieces, count) as ssize_t;
+    };
+    guard(|| {
+        let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+        let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+        // SAFETY: as the caller says.
+        unsafe { send_vectors(fd, stream, vectors(pieces, count)?, 0) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let Some(object) = fds::stream(fd) else {
+        return sys!(SYS_sendmsg, fd, message, flags) as ssize_t;
+    };
+    // SAFETY: as the caller says.
+    guard(|| unsafe { send_message(fd, &object, message, flags) })
+}
+
+#[allow(clippy::unnecessary_cast)] // musl has an int there
+unsafe fn send_message(
+    fd: c_int,
+    object: &fds::Ref,
+    message: *const msghdr,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: as the caller says.
+    let message = unsafe { message.as_ref() }.ok_or(Errno::FAULT)?;
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+    // SAFETY: as above.
+    unsafe {
+        send_vectors(fd, stream, vectors(message.msg_iov, message.msg_iovlen as usize)?, flags)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let Some(object) = fds::stream(fd) else {
+        return sys!(SYS_recvmsg, fd, message, flags) as ssize_t;
+    };
+    // SAFETY: as the caller says.
+    guard(|| unsafe { recv_message(fd, &object, message, flags) })
+}
+
+#[allow(clippy::unnecessary_cast)] // as above
+unsafe fn recv_message(
+    fd: c_int,
+    object: &fds::Ref,
+    message: *mut msghdr,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: as the caller says.
+    let message = unsafe { message.as_mut() }.ok_or(Errno::FAULT)?;
+    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
+    // SAFETY: as above.
+    let pieces = unsafe { vectors(message.msg_iov, message.msg_iovlen as usize) }?;
+    let got = if flags & libc::MSG_TRUNC != 0 {
+        discard(fd, stream, pieces.iter().map(|piece| piece.iov_len).sum(), flags)
+    } else {
+        // SAFETY: as above.
+        unsafe { recv_vectors(fd, stream, pieces, flags) }
+    }?;
+    message.msg_namelen = 0;
+    message.msg_controllen = 0;
+    message.msg_flags = 0;
+    Ok(got)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let Some(object) = fds::stream(fd) else {
+        return sys!(SYS_sendmmsg, fd, messages, count, flags) as c_int;
+    };
+    guard(|| {
+        let mut done = 0;
+        for at in 0..count.min(1024) as usize {
+            // SAFETY: as the caller says.
+            let message = unsafe { &mut *messages.add(at) };
+            // SAFETY: as above.
+            match unsafe { send_message(fd, &object, &raw const message.msg_hdr, flags) } {
+                Ok(sent) => message.msg_len = sent as c_uint,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+            done += 1;
+        }
+        Ok(done)
+    }) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut libc::timespec,
+) -> c_int {
+    let Some(object) = fds::stream(fd) else {
+        return sys!(SYS_recvmmsg, fd, messages, count, flags, timeout) as c_int;
+    };
+    guard(|| {
+        let mut done = 0;
+        for at in 0..count.min(1024) as usize {
+            // SAFETY: as the caller says.
+            let message = unsafe { &mut *messages.add(at) };
+            let more = if done > 0 { flags | libc::MSG_DONTWAIT } else { flags };
+            // SAFETY: as above.
+            match unsafe { recv_message(fd, &object, &raw mut message.msg_hdr, more) } {
+                Ok(0) if done > 0 => break,
+                Ok(got) => message.msg_len = got as c_uint,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+            done += 1;
+        }
+        Ok(done)
+    }) as c_int
+}
