@@ -100,6 +100,7 @@ fn inside() {
     exchange_host((&host, &host_out), (&mut a, &mut guest_in));
     let (host_in, mut guest_out) = guest_to_host(&mut host, listener, &mut b);
     exchange_host((&host, &host_in), (&mut b, &mut guest_out));
+    unanswered(&mut host, &mut a, at);
     a.wakes_up(&ba, &mut b, &ab);
     ends(&host, host_in, &mut b, guest_out);
     let reported = report(&socket).unwrap();
@@ -157,6 +158,22 @@ fn host_to_guest(host: &mut Client, guest: &mut Guest, at: Address) -> (Connecte
     let connected = host.take_connected().unwrap();
     assert!(connected.endpoint.place.engine);
     (connected, open)
+}
+
+/// A guest that does not answer looks like nobody at its address, in time; when it does, its function goes on.
+fn unanswered(host: &mut Client, guest: &mut Guest, at: Address) {
+    let begun = Instant::now();
+    let request = slipway_sgiov_spec::control::Request::Connect { to: at, from: Address::ANY };
+    client::send(&host.socket, &request.encode(), &[]).unwrap();
+    let incoming = guest.incoming(Address { port: 0, ..HOST }, at);
+    assert_eq!(host.take_connected().err(), Some(110));
+    assert!(begun.elapsed().as_secs() >= 4, "{:?}", begun.elapsed());
+    let mut late = guest.accept(incoming);
+    until("the late one sees it", || guest.read(&mut late) == Err(Error::Reset));
+    let connection = late.connection;
+    guest.close(late);
+    assert_eq!(guest.next(), Message::Ended { connection });
+    assert_eq!(guest.status(), Some(RUNNING));
 }
 
 fn guest_to_host(host: &mut Client, listener: u64, guest: &mut Guest) -> (Connected, Open) {

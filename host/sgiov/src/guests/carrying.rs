@@ -73,6 +73,8 @@ pub struct Carrying {
     pub families: HashMap<u32, Family>,
     pub hot: Vec<u32>,
     pub resting: VecDeque<u32>,
+    /// Pairs that a guest was asked about, and when.
+    pub asked: VecDeque<(Instant, u32)>,
     pub book: Arc<Book>,
     pub policy: Policy,
     pub log: Log,
@@ -104,6 +106,7 @@ impl Carrying {
             families: HashMap::new(),
             hot: Vec::new(),
             resting: VecDeque::new(),
+            asked: VecDeque::new(),
             book,
             policy,
             log: Log::default(),
@@ -120,6 +123,7 @@ impl Carrying {
     pub fn run(mut self) {
         let mut last = Instant::now();
         while let Some(commanded) = self.obey() {
+            self.give_up();
             let worked = commanded | self.attend() | self.listen() | self.carry();
             self.tell();
             if worked {
@@ -393,7 +397,7 @@ impl Carrying {
         let connections = std::mem::take(&mut guest.connections);
         guest.streams.clear();
         guest.leaving.clear();
-        guest.suspended = false;
+        (guest.suspended, guest.unanswered) = (false, 0);
         guest.counts.running.store(false, Ordering::Relaxed);
         guest.counts.streams.store(0, Ordering::Relaxed);
         let channel = guest.channel.take();

@@ -23,6 +23,8 @@ pub struct Guest {
     pub streams: HashMap<(u32, u32), u32>,
     /// Arenas that the guest wants to have back.
     pub leaving: HashSet<u32>,
+    /// Questions that it has not answered.
+    pub unanswered: usize,
     pub counts: Arc<Counts>,
 }
 
@@ -37,6 +39,7 @@ impl Guest {
             connections: HashMap::new(),
             streams: HashMap::new(),
             leaving: HashSet::new(),
+            unanswered: 0,
             counts,
         }
     }

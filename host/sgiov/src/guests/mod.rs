@@ -10,6 +10,7 @@
 //! guest that names what is not its own, or uses a number twice, has its function broken. A stream that is
 //! spoiled ends alone. The end of a guest, for whatever reason, breaks its streams off, and their other ends see ECONNRESET.
 
+mod asked;
 mod book;
 mod carrying;
 mod guest;

@@ -92,6 +92,8 @@ pub struct Pair {
     pub ends: [Option<End>; 2],
     /// Whom an answer is awaited of.
     pub awaits: Option<Answerer>,
+    /// When it was asked for, of a guest.
+    pub asked: Option<Instant>,
     pub opened: bool,
     /// It is looked at in every turn.
     pub hot: bool,
@@ -120,9 +122,9 @@ pub struct Done {
 
 impl Pair {
     pub fn new(connector: End, awaits: Answerer) -> Self {
-        let (opened, hot, idle, resting) = Default::default();
+        let (asked, opened, hot, idle, resting) = Default::default();
         let (ends, awaits) = ([Some(connector), None], Some(awaits));
-        Self { ends, awaits, opened, hot, idle, resting }
+        Self { ends, awaits, asked, opened, hot, idle, resting }
     }
 
     /// Moves what there is to move, both ways, so much of it.

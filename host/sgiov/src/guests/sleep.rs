@@ -77,6 +77,7 @@ impl Carrying {
     /// Sleeps until something is told, unless something was meanwhile.
     pub fn sleep(&mut self) {
         self.look_for_vmms();
+        let answer = self.give_up();
         self.rest(0);
         self.tell();
         if !self.hot.is_empty() {
@@ -88,7 +89,7 @@ impl Carrying {
         // All of them, so that each has its word.
         let quiet = channels.fold(true, |quiet, channel| channel.sleep() & quiet);
         if quiet && !self.listen() {
-            self.wait();
+            self.wait(answer);
         }
         self.families.values().for_each(|family| family.set_asleep(false));
         let channels = self.guests.values().filter_map(|guest| guest.channel.as_ref());
@@ -104,8 +105,8 @@ impl Carrying {
         }
     }
 
-    fn wait(&mut self) {
-        let mut patience = self.trim();
+    fn wait(&mut self, answer: Option<Duration>) {
+        let mut patience = [self.trim(), answer].into_iter().flatten().min();
         let is_told = self.hears && is_told_surely();
         if !self.hosts.is_empty() && !is_told {
             patience = Some(NAP);

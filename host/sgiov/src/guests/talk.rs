@@ -65,6 +65,7 @@ impl Carrying {
             }
             Message::Rejected { incoming, errno } => {
                 self.awaited_of(number, incoming)?;
+                self.answers(number);
                 self.refused(incoming, errno);
                 Ok(())
             }
@@ -136,7 +137,7 @@ impl Carrying {
         self.enter(pair, 0);
         match other {
             _ if !own => self.refused(pair, super::carrying::number(Errno::ADDRNOTAVAIL)),
-            Some(other) => self.message(other, Message::Incoming { incoming: pair, from, to }),
+            Some(other) => self.ask(other, pair, from, to),
             None => {
                 let incoming = GUESTS | u64::from(pair);
                 self.say(Event::FromGuest { incoming, tenant, from, to });
@@ -153,6 +154,7 @@ impl Carrying {
     ) -> Result<(), Broken> {
         self.awaited_of(number, incoming)?;
         let end = self.guest_end(number, line)?;
+        self.answers(number);
         self.accepted(incoming, end);
         self.enter(incoming, 1);
         Ok(())
@@ -178,7 +180,7 @@ impl Carrying {
         let pair = self.pairs.insert(Pair::new(end, Answerer::Guest(guest)));
         self.hosts.insert(connection, pair);
         self.entries.insert(entry, pair);
-        self.message(guest, Message::Incoming { incoming: pair, from, to });
+        self.ask(guest, pair, from, to);
     }
 
     /// The engine's answer to a guest's connection.
@@ -219,7 +221,13 @@ impl Carrying {
     /// There will be no second end.
     pub(super) fn refused(&mut self, number: u32, errno: u32) {
         let Some(mut pair) = self.pairs.remove(number) else { return };
-        let Some(end) = pair.ends[0].take() else { return };
+        if let Some(end) = pair.ends[0].take() {
+            self.refuse(end, errno);
+        }
+    }
+
+    /// Who connected hears that nothing comes of it.
+    pub(super) fn refuse(&mut self, end: End, errno: u32) {
         match end.who {
             Who::Host { connection, line } => {
                 self.forget_host(connection, &line);

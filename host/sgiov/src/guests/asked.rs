@@ -1,0 +1,72 @@
+//! Guests that are asked whether they take a connection: who does not answer in time is not waited for.
+
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::function::Message;
+
+use super::carrying::{Carrying, number};
+use super::pair::Answerer;
+
+/// How long a guest may take. Less than a program waits for its engine: a guest that does not answer, because it
+/// is stopped for example, is not to look like the engine's end.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Questions that a guest may leave without an answer before it is not asked.
+const UNANSWERED: usize = 1024;
+
+impl Carrying {
+    /// Asks a guest whether it takes a connection.
+    pub(super) fn ask(&mut self, guest: u32, pair: u32, from: Address, to: Address) {
+        let Some(asked) = self.guests.get_mut(&guest) else { return };
+        if asked.unanswered >= UNANSWERED {
+            return self.refused(pair, number(Errno::CONNREFUSED));
+        }
+        asked.unanswered += 1;
+        let now = Instant::now();
+        if let Some(pair) = self.pairs.get_mut(pair) {
+            pair.asked = Some(now);
+        }
+        self.asked.push_back((now, pair));
+        self.message(guest, Message::Incoming { incoming: pair, from, to });
+    }
+
+    /// A guest has answered.
+    pub(super) fn answers(&mut self, guest: u32) {
+        if let Some(guest) = self.guests.get_mut(&guest) {
+            guest.unanswered = guest.unanswered.saturating_sub(1);
+        }
+    }
+
+    /// Tells those who have waited long enough. When to look again.
+    pub(super) fn give_up(&mut self) -> Option<Duration> {
+        while let Some((at, pair)) = self.asked.front().copied() {
+            // The number may be another pair's by now.
+            let awaits = self.pairs.get(pair).filter(|there| there.asked == Some(at));
+            let guest = match awaits.and_then(|pair| pair.awaits) {
+                Some(Answerer::Guest(guest)) => Some(guest),
+                _ => None,
+            };
+            let left = PATIENCE.saturating_sub(at.elapsed());
+            if guest.is_some() && !left.is_zero() {
+                return Some(left);
+            }
+            self.asked.pop_front();
+            if let Some(guest) = guest {
+                self.without_answer(guest, pair);
+            }
+        }
+        None
+    }
+
+    /// Who connected hears that nobody answered. The answer may still come.
+    fn without_answer(&mut self, guest: u32, pair: u32) {
+        let Some(end) = self.pairs.get_mut(pair).and_then(|pair| pair.ends[0].take()) else {
+            return;
+        };
+        let (_, name) = self.book.who(guest).unwrap_or_default();
+        let text = format_args!("guest {name} does not answer: a connection to it is given up");
+        self.log.line("unanswered", text);
+        self.refuse(end, number(Errno::TIMEDOUT));
+    }
+}
