@@ -29,7 +29,10 @@ async fn containers_get_library_and_engine() {
     }
     std::fs::write(at("sockets/libslipway.so"), "the library\n").unwrap();
     let program = at("sockets/slipway-guest-sockets");
-    std::fs::write(&program, "#!/bin/sh\necho \"$@\" >\"$2.args\"; exec sleep 1000\n").unwrap();
+    // It ends when the test's folder goes: a child that stays would hold the test's output open.
+    let text =
+        "#!/bin/sh\necho \"$@\" >\"$2.args\"; while test -e \"$2.args\"; do sleep 0.1; done\n";
+    std::fs::write(&program, text).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     let engine = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     let address = SocketAddrUnix::new(at("run/socket.d/engine.sock")).unwrap();
