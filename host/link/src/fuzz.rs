@@ -57,7 +57,8 @@ pub fn frames(data: &[u8]) {
         }
         assert!(connection.held() <= settings.window as usize * settings.streams);
     }
-    let _ = connection.turn(false, false, 1 << 20, &mut around);
+    let _ = connection.tend(&mut around);
+    let _ = connection.send(1 << 20, &mut around);
     connection.rest(&mut around);
     connection.rested(&mut around);
 }
