@@ -92,7 +92,7 @@ pub fn streams(data: &[u8]) {
 /// A FIFO of signals whose other side writes what `data` says.
 ///
 /// # Panics
-/// When more signals come than there is room for: that is the finding.
+/// When more signals come than there is room for, twice: that is the finding.
 pub fn signals(data: &[u8]) {
     const EVENTS: usize = 16;
     let words = Lasting::heap(Signals::bytes(EVENTS));
@@ -108,7 +108,8 @@ pub fn signals(data: &[u8]) {
             _ => {
                 let taken =
                     (0..).take_while(|_| matches!(into.take(), Ok(Some(_)))).take(100).count();
-                assert!(taken <= EVENTS, "{taken} signals in a FIFO of {EVENTS}");
+                // A liar moves its tail while those that were seen before are still to be taken; then it stands.
+                assert!(taken <= 2 * EVENTS, "{taken} signals in a FIFO of {EVENTS}");
             }
         }
     }
