@@ -35,6 +35,10 @@ netns = "/proc/self/ns/net"
 [[allow]]
 from = "host"
 to = "*"
+[[allow]]
+from = "network:pods"
+to = "host"
+ports = "7001"
 TOML
 engine
 said=$("$slipway" run --sockets --network none "$image" true 2>&1) && fail "without a network it ran"
@@ -136,6 +140,28 @@ grep -qE '^(end|reset)$' "$work/hold" || fail "the other end of a VM that was ki
 [ "$took" -lt 15000 ] || fail "the other end of a VM that was killed learned of it after $took ms"
 wait_until 30 is_state a failed || wait_until 1 is_state a exited || fail "the VM that was killed: $(state_of a)"
 ok "when a VM is killed the other end is told ($(tail -n 1 "$work/hold")), and its process has ended, after $took ms"
+
+gateway=$("$slipway" network inspect pods | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["gateway"])')
+"$slipway" socket run -- python3 "$work/echo.py" serve >"$work/server" 2>&1 & background+=("$!")
+wait_until 20 grep -q serves "$work/server" || fail "no server on the host: $(cat "$work/server")"
+was=$(carried b)
+in_guest b python3 -c "$echo_py" check "$gateway" >"$work/out" 2>&1 || fail "from a sandbox to the host: $(cat "$work/out" "$work/engine.log")"
+moved=$(($(carried b) - was))
+[ "$moved" -lt 100000 ] || fail "between a sandbox and the host its interface carried $moved bytes of 700000"
+ok "a sandbox reaches a program of the host by its function where policy lets it"
+
+in_guest b python3 -c "$echo_py" hold "$gateway" >"$work/hold" 2>&1 & hold=$!
+wait_until 60 grep -q holds "$work/hold" || fail "no connection to hold: $(cat "$work/hold")"
+began=$(date +%s%N)
+kill -9 "$engine"
+wait "$engine" 2>/dev/null
+wait "$hold" || fail "a sandbox whose engine was killed: $(cat "$work/hold")"
+took=$((($(date +%s%N) - began) / 1000000))
+grep -qE '^(end|reset)$' "$work/hold" || fail "a sandbox whose engine was killed: $(cat "$work/hold")"
+[ "$took" -lt 15000 ] || fail "a sandbox learned of its engine's death after $took ms"
+kernel=$(in_guest b python3 -c "$echo_py" check "$gateway" 2>&1)
+case $kernel in *whole*) ;; *) fail "by the kernel, after the engine's death: $kernel" ;; esac
+ok "when the engine is killed the sandbox is told ($(tail -n 1 "$work/hold")) after $took ms, and goes on by its interface"
 
 "$slipway" rm --force --all >/dev/null || fail "rm"
 "$slipway" network rm pods >/dev/null || fail "network rm"
