@@ -279,6 +279,8 @@ def kills():
         c = socket.create_connection(server.getsockname())
         c.sendall(b"a" if how == "idle" else b"aaaa")
         c.recv(1)
+        # What came may be there before the other's call is over, in the middle of which it must not be killed.
+        time.sleep(0.2)
         os.kill(child, signal.SIGKILL)
         print(how, settle(c, select.POLLIN, ALL), attempt(c.recv, 10))
         os.waitpid(child, 0)
