@@ -73,30 +73,42 @@ unsafe fn recv_vectors(
     Ok(done)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_readv, fd, pieces, count) as ssize_t;
-    };
+/// A call with `count` vectors: the kernel's, or of a stream of ours.
+///
+/// # Safety
+/// As for readv(2).
+unsafe fn vectored(
+    fd: c_int,
+    pieces: *const iovec,
+    count: c_int,
+    kernel: impl FnOnce() -> libc::c_long,
+    moves: impl FnOnce(&Stream, &[iovec]) -> Result<usize, Errno>,
+) -> ssize_t {
+    let Some(object) = fds::stream(fd) else { return kernel() as ssize_t };
     guard(|| {
         let stream = object.stream().ok_or(Errno::NOTSOCK)?;
         let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
         // SAFETY: as the caller says.
-        unsafe { recv_vectors(fd, stream, vectors(pieces, count)?, 0) }
+        moves(stream, unsafe { vectors(pieces, count) }?)
     })
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
+    let kernel = || sys!(SYS_readv, fd, pieces, count);
+    // SAFETY: as the caller says, here and below.
+    let moves = |stream: &Stream, all: &[iovec]| unsafe { recv_vectors(fd, stream, all, 0) };
+    // SAFETY: as above.
+    unsafe { vectored(fd, pieces, count, kernel, moves) }
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_writev, fd, pieces, count) as ssize_t;
-    };
-    guard(|| {
-        let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-        let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-        // SAFETY: as the caller says.
-        unsafe { send_vectors(fd, stream, vectors(pieces, count)?, 0) }
-    })
+    let kernel = || sys!(SYS_writev, fd, pieces, count);
+    // SAFETY: as the caller says, here and below.
+    let moves = |stream: &Stream, all: &[iovec]| unsafe { send_vectors(fd, stream, all, 0) };
+    // SAFETY: as above.
+    unsafe { vectored(fd, pieces, count, kernel, moves) }
 }
 
 #[unsafe(no_mangle)]
@@ -160,6 +172,29 @@ unsafe fn recv_message(
     Ok(got)
 }
 
+/// Moves each of `count` messages in turn, until one fails or there is none (None); how many were. An error
+/// of the first one is the call's.
+///
+/// # Safety
+/// As for sendmmsg(2).
+unsafe fn each_message(
+    messages: *mut mmsghdr,
+    count: c_uint,
+    mut moves: impl FnMut(&mut msghdr, bool) -> Result<Option<usize>, Errno>,
+) -> Result<usize, Errno> {
+    let count = count.min(1024) as usize;
+    for at in 0..count {
+        // SAFETY: as the caller says.
+        let message = unsafe { &mut *messages.add(at) };
+        match moves(&mut message.msg_hdr, at == 0) {
+            Ok(Some(moved)) => message.msg_len = moved as c_uint,
+            Err(errno) if at == 0 => return Err(errno),
+            Ok(None) | Err(_) => return Ok(at),
+        }
+    }
+    Ok(count)
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(
     fd: c_int,
@@ -170,21 +205,11 @@ pub unsafe extern "C" fn sendmmsg(
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_sendmmsg, fd, messages, count, flags) as c_int;
     };
-    guard(|| {
-        let mut done = 0;
-        for at in 0..count.min(1024) as usize {
-            // SAFETY: as the caller says.
-            let message = unsafe { &mut *messages.add(at) };
-            // SAFETY: as above.
-            match unsafe { send_message(fd, &object, &raw const message.msg_hdr, flags) } {
-                Ok(sent) => message.msg_len = sent as c_uint,
-                Err(_) if done > 0 => break,
-                Err(errno) => return Err(errno),
-            }
-            done += 1;
-        }
-        Ok(done)
-    }) as c_int
+    // SAFETY: as the caller says, here and below.
+    let send =
+        |message: &mut msghdr, _| unsafe { send_message(fd, &object, message, flags) }.map(Some);
+    // SAFETY: as above.
+    guard(|| unsafe { each_message(messages, count, send) }) as c_int
 }
 
 #[unsafe(no_mangle)]
@@ -198,21 +223,13 @@ pub unsafe extern "C" fn recvmmsg(
     let Some(object) = fds::stream(fd) else {
         return sys!(SYS_recvmmsg, fd, messages, count, flags, timeout) as c_int;
     };
-    guard(|| {
-        let mut done = 0;
-        for at in 0..count.min(1024) as usize {
-            // SAFETY: as the caller says.
-            let message = unsafe { &mut *messages.add(at) };
-            let more = if done > 0 { flags | libc::MSG_DONTWAIT } else { flags };
-            // SAFETY: as above.
-            match unsafe { recv_message(fd, &object, &raw mut message.msg_hdr, more) } {
-                Ok(0) if done > 0 => break,
-                Ok(got) => message.msg_len = got as c_uint,
-                Err(_) if done > 0 => break,
-                Err(errno) => return Err(errno),
-            }
-            done += 1;
-        }
-        Ok(done)
-    }) as c_int
+    let receive = |message: &mut msghdr, is_first: bool| {
+        let how = if is_first { flags } else { flags | libc::MSG_DONTWAIT };
+        // SAFETY: as the caller says, here and below.
+        let got = unsafe { recv_message(fd, &object, message, how) }?;
+        // The end is a message only where it is the first.
+        Ok((got > 0 || is_first).then_some(got))
+    };
+    // SAFETY: as above.
+    guard(|| unsafe { each_message(messages, count, receive) }) as c_int
 }
