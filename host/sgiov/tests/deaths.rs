@@ -2,15 +2,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod client;
+mod node;
 
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use client::{Client, PATIENCE, readable};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use node::{Node, Process, at};
 use slipway_ring::cross::Error;
 use slipway_sgiov::{Engine, Settings, raise_descriptor_limit, report};
 use slipway_sgiov_spec::Address;
@@ -22,90 +22,24 @@ const ENOBUFS: u32 = 105;
 /// What a child process of a test does, by its environment; nothing in a run of the tests.
 #[test]
 fn in_a_child_process() {
-    let Ok(role) = std::env::var("SGIOV_TEST_ROLE") else { return };
-    let socket = PathBuf::from(std::env::var("SGIOV_TEST_SOCKET").unwrap());
-    match role.split_once(' ').unwrap() {
-        ("engine", files) => {
-            let limit = files.parse().unwrap();
-            let limit =
-                Rlimit { current: Some(limit), maximum: getrlimit(Resource::Nofile).maximum };
-            setrlimit(Resource::Nofile, limit).unwrap();
-            Engine::bind(Settings { socket, ..Settings::default() }).unwrap().run().unwrap();
+    match node::role() {
+        None => {}
+        Some((role, files, socket)) if role == "engine" => node::serve(&files, socket),
+        Some((role, port, socket)) if role == "send" => {
+            send_for_ever(&socket, port.parse().unwrap());
         }
-        ("send", port) => send_for_ever(&socket, port.parse().unwrap()),
-        other => panic!("{other:?}"),
+        Some(other) => panic!("{other:?}"),
     }
 }
 
-fn at(port: u16) -> Address {
-    Address::v4([127, 0, 0, 1], port)
-}
-
-/// Sends as a library does: under the lock of the sending half.
 fn send_for_ever(socket: &Path, port: u16) {
     let mut client = Client::attach(socket);
     let connected = client.connect(at(port)).unwrap();
-    let lock = client.word(connected.endpoint.entry, entry::TX_LOCK);
     let text: Vec<u8> = (0..100_003u32).map(|number| (number % 251) as u8).collect();
     let mut sent = 0usize;
     loop {
-        lock.store(1, Ordering::Relaxed);
         let from = sent % 251;
-        sent += client.write(&connected, &text[from..from + 99_000]).unwrap();
-        lock.store(0, Ordering::Relaxed);
-    }
-}
-
-/// A process of a test, killed at the latest with it.
-struct Process(Child);
-
-impl Process {
-    fn new(role: &str, socket: &Path) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "in_a_child_process", "--nocapture", "--test-threads=1"])
-            .env("SGIOV_TEST_ROLE", role)
-            .env("SGIOV_TEST_SOCKET", socket)
-            .stdout(std::process::Stdio::null())
-            .spawn();
-        Self(child.unwrap())
-    }
-
-    /// kill -9.
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-struct Node {
-    dir: tempfile::TempDir,
-    engine: Process,
-}
-
-impl Node {
-    fn new() -> Self {
-        Self::with_files(1000)
-    }
-
-    fn with_files(files: u64) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let engine = Process::new(&format!("engine {files}"), &dir.path().join("s"));
-        Self { dir, engine }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("s")
-    }
-
-    fn attach(&self) -> Client {
-        Client::attach(&self.socket())
+        sent += client.send(&connected, &text[from..from + 99_000]).unwrap();
     }
 }
 
@@ -144,24 +78,7 @@ fn a_sender_that_is_killed_leaves_a_whole_beginning_and_an_end() {
     println!("longest from the death to the end: {longest:?}; {resets} resets of 12");
     // All of them were in the middle of a send, or just beside it.
     assert!(resets > 0);
-    all_is_given_back(&node, &server);
-}
-
-/// No connection is left, and no page but for those of inboxes.
-fn all_is_given_back(node: &Node, server: &Client) {
-    let begun = Instant::now();
-    loop {
-        let report = report(&node.socket()).unwrap();
-        let pages = server
-            .arenas
-            .values()
-            .map(|arena| rustix::fs::fstat(arena.file().unwrap()).unwrap().st_blocks * 512 / 4096);
-        if report.connections_in_all == 0 && pages.sum::<i64>() <= 4 {
-            return;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{report:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    node.all_is_given_back(&server);
 }
 
 #[test]
@@ -314,7 +231,7 @@ fn more_connections_than_descriptors_end_as_others_do() {
         assert_eq!(server.read(&here, 1).unwrap(), b"");
         server.close(here);
     }
-    all_is_given_back(&node, &server);
+    node.all_is_given_back(&server);
 }
 
 #[test]

@@ -224,6 +224,15 @@ impl Client {
         self.stream(connected).write(bytes, 4 << 20, self.regions(connected), tell)
     }
 
+    /// Writes as a library does: under the lock of the sending half.
+    pub fn send(&self, connected: &Connected, bytes: &[u8]) -> Result<usize, Error> {
+        let lock = self.word(connected.endpoint.entry, entry::TX_LOCK);
+        lock.store(1, Ordering::Relaxed);
+        let sent = self.write(connected, bytes);
+        lock.store(0, Ordering::Relaxed);
+        sent
+    }
+
     /// What comes next; empty: the end.
     pub fn read(&self, connected: &Connected, most: usize) -> Result<Vec<u8>, Error> {
         let begun = Instant::now();

@@ -1,0 +1,106 @@
+//! An engine in a process of its own, and processes beside it. Whose test has this has a test
+//! `in_a_child_process`, which does what [`role`] says.
+#![allow(dead_code)] // not every test needs all of it
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use slipway_sgiov::{Engine, Settings, report};
+use slipway_sgiov_spec::Address;
+
+use crate::client::{Client, PATIENCE};
+
+pub fn at(port: u16) -> Address {
+    Address::v4([127, 0, 0, 1], port)
+}
+
+/// What this process is to do, with what, and the engine's socket. None: it is that of the tests.
+pub fn role() -> Option<(String, String, PathBuf)> {
+    let role = std::env::var("SGIOV_TEST_ROLE").ok()?;
+    let socket = PathBuf::from(std::env::var("SGIOV_TEST_SOCKET").unwrap());
+    let (what, with) = role.split_once(' ').unwrap();
+    Some((what.into(), with.into(), socket))
+}
+
+/// The role "engine", with so many descriptors.
+pub fn serve(files: &str, socket: PathBuf) {
+    let limit = files.parse().unwrap();
+    let limit = Rlimit { current: Some(limit), maximum: getrlimit(Resource::Nofile).maximum };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    Engine::bind(Settings { socket, ..Settings::default() }).unwrap().run().unwrap();
+}
+
+/// A process of a test, killed at the latest with it.
+pub struct Process(pub Child);
+
+impl Process {
+    pub fn new(role: &str, socket: &Path) -> Self {
+        Self(Self::command(role, socket).spawn().unwrap())
+    }
+
+    pub fn command(role: &str, socket: &Path) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "in_a_child_process", "--nocapture", "--test-threads=1"])
+            .env("SGIOV_TEST_ROLE", role)
+            .env("SGIOV_TEST_SOCKET", socket)
+            .stdout(Stdio::null());
+        command
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub struct Node {
+    pub dir: tempfile::TempDir,
+    pub engine: Process,
+}
+
+impl Node {
+    pub fn new() -> Self {
+        Self::with_files(1000)
+    }
+
+    pub fn with_files(files: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Process::new(&format!("engine {files}"), &dir.path().join("s"));
+        Self { dir, engine }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("s")
+    }
+
+    pub fn attach(&self) -> Client {
+        Client::attach(&self.socket())
+    }
+
+    /// Waits until no connection is left, and no page of `server`'s but for those of inboxes.
+    pub fn all_is_given_back(&self, server: &Client) {
+        let begun = Instant::now();
+        loop {
+            let report = report(&self.socket()).unwrap();
+            let pages = server.arenas.values().map(|arena| {
+                rustix::fs::fstat(arena.file().unwrap()).unwrap().st_blocks * 512 / 4096
+            });
+            if report.connections_in_all == 0 && pages.sum::<i64>() <= 4 {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{report:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
