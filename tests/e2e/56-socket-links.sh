@@ -313,7 +313,68 @@ slipway --run-dir "$work/run" socket ls 2>said && fail "an engine where none is"
 grep -q "$work/run/socket.sock" said || fail "the run directory does not move the engine's socket: $(cat said)"
 ok "the run directory moves the engine's socket"
 
-engines="$(server 1 4790) $(server 2 4790)"
+# A policy that is read anew goes for who connects from then on. One engine for both namespaces, whose programs reach
+# each other by the kernel as well.
+slipway socket engine --socket between.sock --policy between.toml 2>between.log &
+between=$!
+wait_until 20 test -S between.sock || fail "no engine between namespaces: $(cat between.log)"
+cat >echo.py <<'PYTHON'
+import socket, threading
+def echo(sock):
+    while data := sock.recv(100):
+        sock.sendall(data)
+def serve(port):
+    server = socket.create_server(("192.0.2.2", port))
+    while True:
+        threading.Thread(target=echo, args=(server.accept()[0],)).start()
+for port in (9001, 9002):
+    threading.Thread(target=serve, args=(port,)).start()
+PYTHON
+cat >rules.py <<'PYTHON'
+import os, signal, socket, subprocess, sys, time
+plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+def allow(port):
+    with open("between.toml", "w") as file:
+        for n in (1, 2):
+            file.write('[[tenant]]\nname = "node%d"\nnetns = "node%d"\n' % (n, n))
+        file.write('[[allow]]\nfrom = "node1"\nto = "node2"\nports = "%d"\n' % port)
+def reload():
+    subprocess.run("slipway socket reload --engine between.sock".split(), check=True, env=plain)
+def talk(sock):
+    sock.sendall(b"x")
+    assert sock.recv(1) == b"x"
+    return "eventfd" in os.readlink("/proc/self/fd/%d" % sock.fileno())
+def by_engine():
+    found = []
+    for port in (9001, 9002):
+        with socket.create_connection(("192.0.2.2", port), timeout=20) as sock:
+            if talk(sock):
+                found.append(port)
+    return found
+assert by_engine() == [], "no rule"
+allow(9001)
+reload()
+assert by_engine() == [9001], "the first rule"
+kept = socket.create_connection(("192.0.2.2", 9001), timeout=20)
+assert talk(kept)
+allow(9002)
+reload()
+assert by_engine() == [9002], "the second rule"
+assert talk(kept), "what was open"
+allow(9001)
+os.kill(int(sys.argv[1]), signal.SIGHUP)
+deadline = time.monotonic() + 20
+while by_engine() != [9001]:
+    assert time.monotonic() < deadline, "the first rule, by a signal"
+assert talk(kept), "what was open, after the signal"
+PYTHON
+on 2 slipway socket run --engine between.sock -- python3 echo.py >echo.log 2>&1 &
+for port in 9001 9002; do wait_until 20 listens 2 $port || fail "no server at $port: $(cat echo.log)"; done
+on 1 slipway socket run --engine between.sock -- timeout 60 python3 rules.py "$between" >rules 2>&1 ||
+    fail "policies that are read anew: $(cat rules between.log)"
+ok "a policy that is read anew: who connects then goes by it, to the engine or to the kernel; what was open stays"
+
+engines="$(server 1 4790) $(server 2 4790) $between"
 eval "$(block 7)" >/dev/null 2>&1
 for pid in $engines; do wait_until 10 has_ended "$pid" || fail "an engine outlives the last of the commands"; done
 [ -z "$(ip netns list)" ] || fail "network namespaces are left: $(ip netns list)"

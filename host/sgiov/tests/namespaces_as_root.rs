@@ -8,11 +8,12 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
-use client::Client;
+use client::{Client, Connected, PATIENCE};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use slipway_netlink::{Address as Own, LinkChange, Netlink};
-use slipway_sgiov::{Engine, Policy, Settings, report};
+use slipway_sgiov::{Engine, Policy, Reload, Renewal, Settings, report};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{NOT_OURS, Reply};
 
@@ -100,6 +101,30 @@ from = "c"
 to = "10.78.0.0/16"
 "#;
 
+/// Other ports, the other direction, and no limit for b.
+const OTHER_POLICY: &str = r#"
+[[tenant]]
+name = "a"
+netns = "DIR/a"
+[[tenant]]
+name = "b"
+netns = "DIR/b"
+[[allow]]
+from = "a"
+to = "b"
+ports = "7300"
+[[allow]]
+from = "b"
+to = "a"
+ports = "7201"
+"#;
+
+fn read(dir: &Path, policy: &str) -> Policy {
+    let file = dir.join("socket.toml");
+    std::fs::write(&file, policy.replace("DIR", dir.to_str().unwrap())).unwrap();
+    Policy::read(&file).unwrap()
+}
+
 #[test]
 fn a_tenant_is_its_namespace_as_root() {
     let dir = tempfile::tempdir().unwrap();
@@ -115,12 +140,10 @@ fn a_tenant_is_its_namespace_as_root() {
         println!("SKIPPED: namespaces_as_root: needs root");
         return;
     };
-    let file = dir.path().join("socket.toml");
-    std::fs::write(&file, POLICY.replace("DIR", dir.path().to_str().unwrap())).unwrap();
-    let policy = Policy::read(&file).unwrap();
+    let policy = read(dir.path(), POLICY);
     let settings = Settings { socket: socket.clone(), policy, ..Settings::default() };
     let mut engine = Engine::bind(settings).unwrap();
-    let stop = engine.stop();
+    let (stop, reload) = (engine.stop(), engine.reload());
     let thread = std::thread::spawn(move || engine.run());
     let (mut in_a, mut in_b) = (a.attach(), b.attach());
     let told = report(&socket).unwrap();
@@ -158,6 +181,77 @@ fn a_tenant_is_its_namespace_as_root() {
     in_c.listen(Address::v4([0; 4], 7200), 8);
     let own = in_c.connect(to(7200)).unwrap();
     assert!(own.endpoint.place.same_tenant);
+    drop((in_c, c));
+    let open = Open { a: in_a, there, b: in_b, here };
+    renews(open, dir.path(), |policy| go_by(&reload, &socket, policy));
     stop.stop();
     thread.join().unwrap().unwrap();
+}
+
+/// A connection from a to b, under the first policy.
+struct Open {
+    a: Client,
+    there: Connected,
+    b: Client,
+    here: Connected,
+}
+
+impl Open {
+    fn stays(&self) {
+        self.a.write(&self.there, b"still").unwrap();
+        assert_eq!(self.b.read(&self.here, 100).unwrap(), b"still");
+        self.b.write(&self.here, b"here").unwrap();
+        assert_eq!(self.a.read(&self.there, 100).unwrap(), b"here");
+    }
+
+    /// Whether a reaches these two ports of b's, and b one of a's.
+    fn reach(&mut self) -> [bool; 3] {
+        let in_b = [7200, 7300].map(|port| reaches(&mut self.a, [10, 78, 0, 1], port));
+        [in_b[0], in_b[1], reaches(&mut self.b, [10, 77, 0, 1], 7201)]
+    }
+}
+
+/// False: that is left to the kernel.
+fn reaches(client: &mut Client, ip: [u8; 4], port: u16) -> bool {
+    let connected = client.connect(Address::v4(ip, port));
+    match connected {
+        Ok(there) => {
+            client.close(there);
+            true
+        }
+        Err(errno) => {
+            assert_eq!(errno, NOT_OURS);
+            false
+        }
+    }
+}
+
+fn go_by(reload: &Reload, socket: &Path, policy: Policy) {
+    let (before, begun) = (report(socket).unwrap().reloads.tried, Instant::now());
+    let renewal = Renewal {
+        policy,
+        #[cfg(feature = "links")]
+        links: None,
+    };
+    reload.renew(Ok(renewal));
+    while report(socket).unwrap().reloads.tried == before {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+}
+
+/// Another policy goes for who connects from then on, and for nobody who is connected.
+fn renews(mut open: Open, dir: &Path, go_by: impl Fn(Policy)) {
+    go_by(read(dir, OTHER_POLICY));
+    assert_eq!(open.reach(), [false, true, true]);
+    open.stays();
+    // More than the first policy gave b, which has as many as that.
+    let to = Address::v4([10, 78, 0, 1], 7300);
+    let all: Vec<_> = (0..4).map(|_| open.a.connect(to).unwrap()).collect();
+    all.into_iter().for_each(|there| open.a.close(there));
+    go_by(Policy::default());
+    assert_eq!(open.reach(), [false; 3]);
+    open.stays();
+    go_by(read(dir, &POLICY.replace("sockets = 3", "")));
+    assert_eq!(open.reach(), [true, false, false]);
+    open.stays();
 }
