@@ -3,7 +3,8 @@
 //!
 //! A program whose stream ends at the engine says by a signal in its family's table
 //! (`slipway_sgiov_spec::table`) that the stream stirred, and raises the family's bell when the table says that
-//! nobody is looking. What a signal means, and which stream an entry is, is the carrier's affair.
+//! nobody is looking. What a signal means, and which stream an entry is, is the carrier's affair. Where two carry
+//! streams of a family, one of them takes its signals and passes them on ([`Beside`]).
 //!
 //! No dependency of its own beyond those of the tree.
 
@@ -20,6 +21,20 @@ pub struct Family {
     table: Lasting,
     signals: Signals,
     bell: Arc<OwnedFd>,
+    beside: Option<Box<dyn Beside>>,
+}
+
+/// Somebody else who has streams of a family. A signal can be taken once only, so who takes them passes them on: all of
+/// them, as it does not know whose an entry is.
+pub trait Beside: Send {
+    /// A signal was taken: the number of an entry, as the family says.
+    fn stirred(&self, entry: u64);
+
+    /// Any entry may have stirred.
+    fn overflowed(&self);
+
+    /// The family's counter cannot be. It has no more signals.
+    fn spoiled(&self);
 }
 
 impl Family {
@@ -27,7 +42,18 @@ impl Family {
     pub fn new(table: &Lasting, entries: usize, links: usize, bell: Arc<OwnedFd>) -> Option<Self> {
         let (_, rest) = table.split(table::signals(entries, links))?;
         let signals = Signals::new(rest, table::SIGNALS)?;
-        (table.len() > table::ENTRIES).then(|| Self { table: table.clone(), signals, bell })
+        (table.len() > table::ENTRIES).then(|| Self {
+            table: table.clone(),
+            signals,
+            bell,
+            beside: None,
+        })
+    }
+
+    /// The same, with somebody else to whom everything is passed on that is taken here.
+    #[must_use]
+    pub fn with_beside(self, beside: Box<dyn Beside>) -> Self {
+        Self { beside: Some(beside), ..self }
     }
 
     /// Says whether the bell is to be raised after a signal. Who is about to sleep passes a full barrier
@@ -41,14 +67,26 @@ impl Family {
     /// # Errors
     /// [`Spoiled`]: the family's counter cannot be. It has no more signals.
     pub fn take(&mut self) -> Result<Option<u64>, Spoiled> {
-        self.signals.take()
+        let taken = self.signals.take();
+        if let Some(beside) = &self.beside {
+            match taken {
+                Ok(Some(entry)) => beside.stirred(entry),
+                Ok(None) => {}
+                Err(Spoiled) => beside.spoiled(),
+            }
+        }
+        taken
     }
 
     /// Whether a signal found no room since this was asked last: any entry may have stirred.
     pub fn overflowed(&self) -> bool {
         let word = &self.table.words()[table::OVERFLOW / 8];
         // Acquire: what was done before the signal is seen.
-        word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0
+        let overflowed = word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0;
+        if let (true, Some(beside)) = (overflowed, &self.beside) {
+            beside.overflowed();
+        }
+        overflowed
     }
 
     /// What is readable after the bell was raised.
@@ -66,7 +104,25 @@ impl Family {
 mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
+    use std::sync::Mutex;
+
     use super::*;
+
+    struct Heard(Arc<Mutex<Vec<String>>>);
+
+    impl Beside for Heard {
+        fn stirred(&self, entry: u64) {
+            self.0.lock().unwrap().push(entry.to_string());
+        }
+
+        fn overflowed(&self) {
+            self.0.lock().unwrap().push("overflowed".into());
+        }
+
+        fn spoiled(&self) {
+            self.0.lock().unwrap().push("spoiled".into());
+        }
+    }
 
     #[test]
     fn a_table_that_is_too_short_is_none_and_signals_come_in_turn() {
@@ -74,7 +130,9 @@ mod tests {
         let bytes = table::bytes(16, 2);
         assert!(Family::new(&Lasting::heap(bytes - 4096), 16, 2, bell.clone()).is_none());
         let memory = Lasting::heap(bytes);
-        let mut family = Family::new(&memory, 16, 2, bell).unwrap();
+        let heard = Arc::<Mutex<_>>::default();
+        let family = Family::new(&memory, 16, 2, bell).unwrap();
+        let mut family = family.with_beside(Box::new(Heard(heard.clone())));
         let (_, signals) = memory.split(table::signals(16, 2)).unwrap();
         let mut program = Signals::new(signals.clone(), table::SIGNALS).unwrap();
         for entry in [3, 5] {
@@ -89,5 +147,6 @@ mod tests {
         assert!(family.overflowed() && !family.overflowed());
         signals.words()[0].store(u64::MAX, Ordering::Relaxed);
         assert_eq!(family.take(), Err(Spoiled));
+        assert_eq!(*heard.lock().unwrap(), ["3", "5", "overflowed", "spoiled"]);
     }
 }

@@ -368,8 +368,7 @@ impl Engine {
 fn ways(links: Option<Box<dyn Remote>>, guests: bool, policy: &Policy) -> std::io::Result<Ways> {
     #[cfg(feature = "guests")]
     {
-        let hears = links.is_none();
-        let guests = guests.then(|| crate::guests::Guests::start(policy.clone(), hears));
+        let guests = guests.then(|| crate::guests::Guests::start(policy.clone()));
         Ways::new(links, guests.transpose()?)
     }
     #[cfg(not(feature = "guests"))]

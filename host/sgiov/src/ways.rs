@@ -68,13 +68,15 @@ impl Remote for Ways {
     }
 
     fn family(&mut self, number: u32, family: Family) {
-        // Who hears a family's signals is one only.
-        if let Some(links) = &mut self.links {
-            return links.family(number, family);
-        }
+        // Who takes a family's signals is one only.
         #[cfg(feature = "guests")]
-        if let Some(guests) = &mut self.guests {
-            guests.family(number, family);
+        let family = match (&self.links, &mut self.guests) {
+            (_, None) => family,
+            (Some(_), Some(guests)) => guests.family_beside(number, family),
+            (None, Some(guests)) => return guests.family(number, family),
+        };
+        if let Some(links) = &mut self.links {
+            links.family(number, family);
         }
     }
 

@@ -11,9 +11,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread::JoinHandle;
-use std::time::Instant;
 
-use client::{Client, Connected, PATIENCE, readable};
+use client::{Client, Connected, PATIENCE, readable, until};
 use rustix::event::{EventfdFlags, eventfd};
 use slipway_netlink::{Address as Own, LinkChange, Netlink};
 use slipway_ram::Lasting;
@@ -154,14 +153,6 @@ impl Drop for Running {
 
 fn listeners(machine: &Path) -> usize {
     report(machine).unwrap().guests.iter().map(|guest| guest.listeners.len()).sum()
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
-        std::thread::yield_now();
-    }
 }
 
 /// Sends `bytes` one way, both ends in turn, and compares.

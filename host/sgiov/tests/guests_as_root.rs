@@ -10,14 +10,14 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Instant;
 
-use client::{Client, Connected, PATIENCE};
+use client::{Client, Connected, PATIENCE, until};
 use slipway_netlink::{Address as Own, LinkChange, Netlink};
 use slipway_ring::cross::Error;
 use slipway_sgiov::{Engine, Policy, Settings, report};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::NOT_OURS;
 use slipway_sgiov_spec::function::{Broken, Message, RUNNING};
-use vm::{Guest, Open, byte};
+use vm::{BYTES, Guest, Open, exchange, guest_to_host, host_to_guest};
 
 const NAME: &str = "guests_and_programs_talk";
 const HOST: Address = Address::v4([10, 9, 9, 1], 7000);
@@ -29,15 +29,6 @@ to = '10.9.0.0/24'
 from = '*'
 to = '10.9.9.0/24'
 ";
-const BYTES: u64 = 4 << 20;
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
-        std::thread::yield_now();
-    }
-}
 
 #[test]
 fn guests_and_programs_talk() {
@@ -96,10 +87,10 @@ fn inside() {
     let (mut ab, ba) = connect_guests(&mut b, &mut a, at);
     exchange_guests((&mut b, &ab), (&mut a, &ba));
     refusals(&mut host, &mut b, &mut c);
-    let (host_out, mut guest_in) = host_to_guest(&mut host, &mut a, at);
-    exchange_host((&host, &host_out), (&mut a, &mut guest_in));
-    let (host_in, mut guest_out) = guest_to_host(&mut host, listener, &mut b);
-    exchange_host((&host, &host_in), (&mut b, &mut guest_out));
+    let (host_out, mut guest_in) = host_to_guest(&mut host, HOST, &mut a, at);
+    exchange((&host, &host_out), (&mut a, &mut guest_in));
+    let (host_in, mut guest_out) = guest_to_host(&mut host, listener, &mut b, HOST);
+    exchange((&host, &host_in), (&mut b, &mut guest_out));
     unanswered(&mut host, &mut a, at);
     a.wakes_up(&ba, &mut b, &ab);
     ends(&host, host_in, &mut b, guest_out);
@@ -117,11 +108,11 @@ fn inside() {
     b.close(ab);
     assert_eq!(b.next(), Message::Ended { connection });
     host.close(host_out);
-    let (host_in, mut guest_out) = guest_to_host(&mut host, listener, &mut b);
-    exchange_host((&host, &host_in), (&mut b, &mut guest_out));
+    let (host_in, mut guest_out) = guest_to_host(&mut host, listener, &mut b, HOST);
+    exchange((&host, &host_in), (&mut b, &mut guest_out));
     hostile(&mut c, &mut b);
     spoiled(&mut host, listener, &mut b);
-    exchange_host((&host, &host_in), (&mut b, &mut guest_out));
+    exchange((&host, &host_in), (&mut b, &mut guest_out));
     stop.stop();
     thread.join().unwrap();
     until("its function is gone", || b.status().is_none());
@@ -149,17 +140,6 @@ fn exchange_guests(one: (&mut Guest, &Open), other: (&mut Guest, &Open)) {
     }
 }
 
-fn host_to_guest(host: &mut Client, guest: &mut Guest, at: Address) -> (Connected, Open) {
-    let request = slipway_sgiov_spec::control::Request::Connect { to: at, from: Address::ANY };
-    client::send(&host.socket, &request.encode(), &[]).unwrap();
-    let from = Address { port: 0, ..HOST };
-    let incoming = guest.incoming(from, at);
-    let open = guest.accept(incoming);
-    let connected = host.take_connected().unwrap();
-    assert!(connected.endpoint.place.engine);
-    (connected, open)
-}
-
 /// A guest that does not answer looks like nobody at its address, in time; when it does, its function goes on.
 fn unanswered(host: &mut Client, guest: &mut Guest, at: Address) {
     let begun = Instant::now();
@@ -174,33 +154,6 @@ fn unanswered(host: &mut Client, guest: &mut Guest, at: Address) {
     guest.close(late);
     assert_eq!(guest.next(), Message::Ended { connection });
     assert_eq!(guest.status(), Some(RUNNING));
-}
-
-fn guest_to_host(host: &mut Client, listener: u64, guest: &mut Guest) -> (Connected, Open) {
-    let open = guest.connect(HOST);
-    assert_eq!(guest.next(), Message::Connected { connection: open.connection });
-    (host.accept(listener).unwrap(), open)
-}
-
-fn exchange_host(host: (&Client, &Connected), guest: (&mut Guest, &mut Open)) {
-    let ((host, connected), (guest, open)) = (host, guest);
-    let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
-    let begun = Instant::now();
-    while received != [BYTES; 2] {
-        let piece: Vec<u8> = (sent[0]..BYTES.min(sent[0] + 60_000)).map(byte).collect();
-        sent[0] += host.write(connected, &piece).unwrap() as u64;
-        sent[1] += guest.write(open, sent[1], BYTES);
-        received[1] += guest.check(open, received[1]);
-        if host.stream(connected).available().unwrap().0 > 0 {
-            for value in host.read(connected, 100_000).unwrap() {
-                assert_eq!(value, byte(received[0]));
-                received[0] += 1;
-            }
-        } else if !host.stream(connected).arm_data(1).unwrap() {
-            std::thread::yield_now();
-        }
-        assert!(begun.elapsed() < PATIENCE, "{sent:?} {received:?}");
-    }
 }
 
 /// Whom nobody may reach, and where nobody listens.
@@ -242,7 +195,7 @@ fn ends(host: &Client, connected: Connected, guest: &mut Guest, mut open: Open) 
 
 /// A stream's counters that cannot be end that stream, and no other.
 fn spoiled(host: &mut Client, listener: u64, guest: &mut Guest) {
-    let (connected, mut open) = guest_to_host(host, listener, guest);
+    let (connected, mut open) = guest_to_host(host, listener, guest, HOST);
     guest.spoil(&open);
     until("the program sees it", || host.read(&connected, 1000) == Err(Error::Reset));
     until("the guest sees it", || guest.read(&mut open) == Err(Error::Reset));

@@ -1,39 +1,47 @@
 //! Two engines in two network namespaces, with a program at each: needs root and the programs `ip` and
-//! `openssl`. The test runs itself in the namespaces, as one node each.
-#![cfg(feature = "links")]
+//! `openssl`. A test runs itself in the namespaces, as one node each.
+#![cfg(all(feature = "guests", feature = "links"))]
 #![allow(clippy::unwrap_used)]
 
 mod client;
 #[path = "../../link/tests/common/mod.rs"]
 mod common;
+mod vm;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use client::{Client, Connected, PATIENCE, readable};
+use client::{Client, Connected, PATIENCE, readable, until};
 use slipway_ring::cross::Error;
-use slipway_sgiov::{Carrier, Engine, Policy, Settings};
+use slipway_sgiov::{Carrier, Engine, Policy, Settings, report};
 use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::NOT_OURS;
+use slipway_sgiov_spec::function::Message;
+use vm::{Guest, Open};
 
+const LEFT: [u8; 4] = [10, 77, 0, 1];
 const RIGHT: [u8; 4] = [10, 77, 0, 2];
 const PORT: u16 = 8080;
-const NAME: &str = "streams_run_between_two_namespaces";
 
 fn ip(words: &str) {
     let done = Command::new("ip").args(words.split_whitespace()).output().unwrap();
     assert!(done.status.success(), "ip {words}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Two network namespaces with a cable between them.
-struct Nodes([String; 2]);
+/// Two network namespaces with a cable between them, for a test.
+struct Nodes {
+    names: [String; 2],
+    test: &'static str,
+}
 
 impl Nodes {
-    fn new() -> Self {
+    fn new(test: &'static str) -> Self {
         let id = std::process::id();
-        let nodes = Self(["l", "r"].map(|side| format!("slipway-test-{id}-{side}")));
-        let [left, right] = &nodes.0;
+        let names = ["l", "r"].map(|side| format!("slipway-{id}-{test}-{side}"));
+        let nodes = Self { names, test };
+        let [left, right] = &nodes.names;
         ip(&format!("netns add {left}"));
         ip(&format!("netns add {right}"));
         ip(&format!("link add v0 netns {left} type veth peer name v0 netns {right}"));
@@ -48,17 +56,17 @@ impl Nodes {
     /// This test again, as a node.
     fn start(&self, side: usize, role: &str, dir: &Path) -> Node {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.0[side]]).arg(std::env::current_exe().unwrap());
-        command.args(["--exact", NAME, "--nocapture"]);
+        command.args(["netns", "exec", &self.names[side]]).arg(std::env::current_exe().unwrap());
+        command.args(["--exact", self.test, "--nocapture"]);
         command.env("SLIPWAY_TEST_ROLE", role).env("SLIPWAY_TEST_DIR", dir);
-        command.env("SLIPWAY_TEST_NETNS", &self.0[side]);
+        command.env("SLIPWAY_TEST_NETNS", &self.names[side]);
         Node(command.spawn().unwrap())
     }
 }
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        for node in &self.0 {
+        for node in &self.names {
             let _ = Command::new("ip").args(["netns", "del", node]).status();
         }
     }
@@ -79,25 +87,35 @@ impl Drop for Node {
     }
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
+/// Whether this process is one of the nodes, and has done what that does.
+fn is_node() -> bool {
+    let Ok(role) = std::env::var("SLIPWAY_TEST_ROLE") else { return false };
+    let dir = PathBuf::from(std::env::var("SLIPWAY_TEST_DIR").unwrap());
+    match role.as_str() {
+        "left" => left(&dir),
+        "left with a guest" => left_with_a_guest(&dir),
+        _ => right(&dir),
     }
+    true
+}
+
+/// None: not as this user, as is said.
+fn nodes(test: &'static str) -> Option<(tempfile::TempDir, Nodes)> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: {test}: needs root");
+        return None;
+    }
+    let (dir, nodes) = (tempfile::tempdir().unwrap(), Nodes::new(test));
+    common::certificates(dir.path());
+    Some((dir, nodes))
 }
 
 #[test]
 fn streams_run_between_two_namespaces() {
-    if let Ok(role) = std::env::var("SLIPWAY_TEST_ROLE") {
-        let dir = PathBuf::from(std::env::var("SLIPWAY_TEST_DIR").unwrap());
-        return if role == "left" { left(&dir) } else { right(&dir) };
+    if is_node() {
+        return;
     }
-    if !rustix::process::geteuid().is_root() {
-        return println!("SKIPPED: {NAME}: needs root");
-    }
-    let (dir, nodes) = (tempfile::tempdir().unwrap(), Nodes::new());
-    common::certificates(dir.path());
+    let Some((dir, nodes)) = nodes("streams_run_between_two_namespaces") else { return };
     let there = |name: &str| dir.path().join(name).exists();
     let mut right = nodes.start(1, "right", dir.path());
     until("the right node serves", || there("ready"));
@@ -110,18 +128,47 @@ fn streams_run_between_two_namespaces() {
     assert!(left.0.wait().unwrap().success());
 }
 
-/// An engine with links, and a program of its own that is attached.
+#[test]
+fn one_engine_has_links_and_guests() {
+    if is_node() {
+        return;
+    }
+    let Some((dir, nodes)) = nodes("one_engine_has_links_and_guests") else { return };
+    let _right = nodes.start(1, "right", dir.path());
+    until("the right node serves", || dir.path().join("ready").exists());
+    let mut left = nodes.start(0, "left with a guest", dir.path());
+    assert!(left.0.wait().unwrap().success());
+}
+
+const POLICY: &str = "
+[[tenant]]
+name = 'web'
+netns = 'NETNS'
+[[allow]]
+from = 'web'
+to = 'network:one'
+[[allow]]
+from = 'network:one'
+to = 'web'
+";
+
+/// An engine with links that serves guests, too, and a program of its own that is attached.
 fn node(dir: &Path, settings: slipway_link::Settings) -> Client {
     let netns = std::env::var("SLIPWAY_TEST_NETNS").unwrap();
     let file = dir.join(format!("{}.toml", settings.name));
-    std::fs::write(&file, format!("[[tenant]]\nname = 'web'\nnetns = '{netns}'\n")).unwrap();
-    let socket = dir.join(format!("{}.sock", settings.name));
+    std::fs::write(&file, POLICY.replace("NETNS", &netns)).unwrap();
+    let socket = socket_of(dir, &settings.name);
     let remote = Some(Box::new(Carrier::start(settings).unwrap()) as Box<_>);
     let policy = Policy::read(&file).unwrap();
-    let settings = Settings { socket: socket.clone(), policy, remote, ..Settings::default() };
+    let settings =
+        Settings { socket: socket.clone(), policy, remote, guests: true, ..Settings::default() };
     let mut engine = Engine::bind(settings).unwrap();
     std::thread::spawn(move || engine.run().unwrap());
     Client::attach(&socket)
+}
+
+fn socket_of(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.sock"))
 }
 
 const BYTES: u64 = 2 << 20;
@@ -171,23 +218,32 @@ fn talk(program: &mut Client) -> Connected {
     there
 }
 
+fn ends(program: &Client, open: Connected) {
+    program.stream(&open).out.finish();
+    program.tell(&open);
+    assert_eq!(program.read(&open, 1), Ok(vec![]), "the end, and not more");
+    program.close(open);
+}
+
 fn talk_over(program: &Client, there: &Connected) {
     assert!(there.endpoint.place.engine);
     send(program, there, 1);
     expect(program, there, 2);
 }
 
-fn left(dir: &Path) {
+/// The left node's engine and program.
+fn left_node(dir: &Path) -> Client {
     let mut settings = common::left(dir, "10.77.0.2:4790");
     settings.engine[0].addresses = vec!["10.77.0.2/32".parse().unwrap()];
-    let mut program = node(dir, settings);
+    node(dir, settings)
+}
+
+fn left(dir: &Path) {
+    let mut program = left_node(dir);
     // Nobody listens at that port.
     assert_eq!(program.connect(Address::v4(RIGHT, PORT + 1)).err(), Some(111));
     let first = talk(&mut program);
-    program.stream(&first).out.finish();
-    program.tell(&first);
-    assert_eq!(program.read(&first, 1), Ok(vec![]), "the end, and not more");
-    program.close(first);
+    ends(&program, first);
 
     let open = talk(&mut program);
     std::fs::write(dir.join("kill"), "").unwrap();
@@ -211,4 +267,64 @@ fn left(dir: &Path) {
     };
     talk_over(&program, &last);
     program.close(last);
+}
+
+/// Streams of one program through the link and to a guest, and back, side by side.
+fn left_with_a_guest(dir: &Path) {
+    const GUEST: [u8; 4] = [10, 9, 0, 1];
+    let mut program = left_node(dir);
+    let socket = socket_of(dir, "left");
+    let mut guest = Guest::start(dir, &socket, "a", "network:one", GUEST);
+    let (own, at) = (Address::v4(LEFT, PORT), Address::v4(GUEST, 80));
+    guest.say(Message::Listen { at });
+    until("the guest listens", || {
+        report(&socket).unwrap().guests.iter().any(|guest| !guest.listeners.is_empty())
+    });
+    let (listener, _waits) = program.listen(Address::v4([0; 4], PORT), 5);
+    let far = talk(&mut program);
+    let (out, mut into) = vm::host_to_guest(&mut program, own, &mut guest, at);
+    vm::exchange((&program, &out), (&mut guest, &mut into));
+    let (here, mut there) = vm::guest_to_host(&mut program, listener, &mut guest, own);
+    vm::exchange((&program, &here), (&mut guest, &mut there));
+    assert_eq!(program.connect(Address::v4(GUEST, 81)).err(), Some(NOT_OURS));
+    rests();
+    wakes(&program, &out, &mut guest, &into);
+    vm::exchange((&program, &here), (&mut guest, &mut there));
+    ends(&program, far);
+    // The end of a guest is not that of the link.
+    drop(guest);
+    for open in [&out, &here] {
+        until("the program sees the guest's end", || program.read(open, 1) == Err(Error::Reset));
+    }
+    let far = talk(&mut program);
+    ends(&program, far);
+}
+
+/// A program's bytes reach a guest by an engine whose threads sleep, again and again.
+fn wakes(program: &Client, out: &Connected, guest: &mut Guest, into: &Open) {
+    for round in 0..100 {
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(program.write(out, &[vm::byte(round)]), Ok(1));
+        until("the engine wakes", || guest.check(into, round) == 1);
+    }
+}
+
+/// With streams of all kinds open and idle no thread looks at them in vain.
+fn rests() {
+    let switches = || -> u64 {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let of_one = |task: std::io::Result<std::fs::DirEntry>| -> u64 {
+            let text = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.unwrap().trim().parse().unwrap()
+        };
+        tasks.map(of_one).sum()
+    };
+    // Memory of FIFOs that are empty is given up after a second.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = switches();
+    std::thread::sleep(Duration::from_secs(1));
+    let woke = switches() - before;
+    println!("threads woke {woke} times in a second");
+    assert!(woke < 100, "{woke}");
 }

@@ -17,6 +17,7 @@ use slipway_sgiov_spec::function::Message;
 use slipway_vfio_user::Control;
 
 use super::Bell;
+use super::beside::Claims;
 use super::book::{Book, Counts};
 use super::guest::Guest;
 use super::pair::{Answerer, End, Pair, Who};
@@ -30,7 +31,7 @@ const POLL: Duration = Duration::from_micros(50);
 /// Looks that find nothing after which a stream is armed.
 const PATIENCE: u8 = 64;
 /// Signals of a guest or a family that are taken at a time.
-const SIGNALS: usize = 1024;
+pub const SIGNALS: usize = 1024;
 /// Messages of a guest that are heard at a time.
 const MESSAGES: usize = 64;
 /// Messages that a guest may leave unread before it is not heard.
@@ -40,13 +41,32 @@ pub const WAKE: u64 = u64::MAX;
 
 /// What is to be done.
 pub enum Command {
-    Add { guest: u32, peer: Peer, control: Control },
+    Add {
+        guest: u32,
+        peer: Peer,
+        control: Control,
+    },
     Remove(u32),
     Family(u32, Family),
+    /// A family whose signals somebody else takes.
+    Beside(u32, Arc<Claims>),
+    /// An entry of such a one has stirred. None: any may have.
+    Stirred(u32, Option<u32>),
+    /// The signals of such a one cannot be.
+    Spoiled(u32),
     FamilyEnded(u32),
     Policy(Policy),
-    Connect { connection: u32, guest: Option<u32>, from: Address, to: Address, line: Line },
-    Answer { incoming: u32, answer: Result<(u32, Line), u32> },
+    Connect {
+        connection: u32,
+        guest: Option<u32>,
+        from: Address,
+        to: Address,
+        line: Line,
+    },
+    Answer {
+        incoming: u32,
+        answer: Result<(u32, Line), u32>,
+    },
     Closed(u32),
     Stop,
 }
@@ -71,6 +91,8 @@ pub struct Carrying {
     /// The same, by family and entry.
     pub entries: HashMap<(u32, u32), u32>,
     pub families: HashMap<u32, Family>,
+    /// Those whose signals somebody else takes.
+    pub beside: HashMap<u32, Arc<Claims>>,
     pub hot: Vec<u32>,
     pub resting: VecDeque<u32>,
     /// Pairs that a guest was asked about, and when.
@@ -78,7 +100,6 @@ pub struct Carrying {
     pub book: Arc<Book>,
     pub policy: Policy,
     pub log: Log,
-    pub hears: bool,
     pub epoll: OwnedFd,
     commands: Receiver<Command>,
     pub wake: Arc<Bell>,
@@ -93,7 +114,6 @@ impl Carrying {
         (commands, news, notice): (Receiver<Command>, Sender<News>, Arc<Bell>),
         book: Arc<Book>,
         policy: Policy,
-        hears: bool,
     ) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKE);
@@ -104,13 +124,13 @@ impl Carrying {
             hosts: HashMap::new(),
             entries: HashMap::new(),
             families: HashMap::new(),
+            beside: HashMap::new(),
             hot: Vec::new(),
             resting: VecDeque::new(),
             asked: VecDeque::new(),
             book,
             policy,
             log: Log::default(),
-            hears,
             epoll,
             commands,
             wake,
@@ -152,11 +172,10 @@ impl Carrying {
                 }
                 Command::Family(number, family) => self.join(number, family),
                 Command::Policy(policy) => self.policy = policy,
-                Command::FamilyEnded(number) => {
-                    if let Some(family) = self.families.remove(&number) {
-                        let _ = epoll::delete(&self.epoll, family.bell());
-                    }
-                }
+                Command::Beside(number, claims) => drop(self.beside.insert(number, claims)),
+                Command::Stirred(number, entry) => self.stirred(number, entry),
+                Command::Spoiled(number) => self.spoiled(number),
+                Command::FamilyEnded(number) => self.part(number),
                 Command::Connect { connection, guest, from, to, line } => {
                     self.connect((connection, line), guest, from, to);
                 }
@@ -166,17 +185,6 @@ impl Carrying {
             }
         }
         Some(some)
-    }
-
-    fn join(&mut self, number: u32, family: Family) {
-        if !self.hears {
-            return;
-        }
-        let data = epoll::EventData::new_u64(number.into());
-        // Without it the family's signals are seen only while others keep this thread awake.
-        if epoll::add(&self.epoll, family.bell(), data, epoll::EventFlags::IN).is_ok() {
-            self.families.insert(number, family);
-        }
     }
 
     pub fn say(&mut self, event: Event) {
@@ -268,54 +276,6 @@ impl Carrying {
         {
             pair.idle = 0;
             self.hot.push(number);
-        }
-    }
-
-    /// Takes families' signals. Whether there were any.
-    pub fn listen(&mut self) -> bool {
-        let (mut stirred, mut some, mut spoiled) = (Vec::new(), false, None);
-        for (number, family) in &mut self.families {
-            for _ in 0..SIGNALS {
-                match family.take() {
-                    Ok(Some(entry)) => {
-                        some = true;
-                        let entry = u32::try_from(entry).ok();
-                        stirred.extend(entry.and_then(|entry| self.entries.get(&(*number, entry))));
-                    }
-                    Ok(None) => break,
-                    Err(_) => {
-                        spoiled = Some(*number);
-                        break;
-                    }
-                }
-            }
-            if family.overflowed() {
-                some = true;
-                let all = self.entries.iter().filter(|((of, _), _)| of == number);
-                stirred.extend(all.map(|(_, pair)| *pair));
-            }
-        }
-        stirred.into_iter().for_each(|pair| self.stir(pair));
-        if let Some(number) = spoiled {
-            self.spoiled(number);
-        }
-        some
-    }
-
-    /// A family's signals cannot be: nothing of it would be noticed any more.
-    fn spoiled(&mut self, number: u32) {
-        let text = "a program's signals cannot be: its streams to guests are broken off";
-        self.log.line("family", format_args!("{text}"));
-        if let Some(family) = self.families.remove(&number) {
-            let _ = epoll::delete(&self.epoll, family.bell());
-        }
-        let all = self.entries.iter().filter(|((of, _), _)| *of == number);
-        let all: Vec<u32> = all.map(|(_, pair)| *pair).collect();
-        for pair in all {
-            for end in 0..2 {
-                self.reset(pair, end);
-            }
-            self.stir(pair);
         }
     }
 

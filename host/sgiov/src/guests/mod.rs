@@ -4,16 +4,19 @@
 //! does with the registers is done there. A thread of its own (`carrying`) has the channels of all guests and all
 //! streams that have a guest at one end at least: it speaks with the guests (`talk`), and copies from one end's FIFO
 //! into the other's, once (`pair`). It takes turns, with so many bytes for a stream in each; a stream with nothing to do is
-//! armed and costs nothing, and with none to do anything the thread sleeps (`sleep`).
+//! armed and costs nothing, and with none to do anything the thread sleeps (`sleep`). Beside links, whose thread
+//! takes programs' signals, it hears of its own streams from there (`beside`).
 //!
 //! Nothing a guest writes is believed: `slipway_sgiov_function` checks memory, messages and counters, and here a
 //! guest that names what is not its own, or uses a number twice, has its function broken. A stream that is
 //! spoiled ends alone. The end of a guest, for whatever reason, breaks its streams off, and their other ends see ECONNRESET.
 
 mod asked;
+mod beside;
 mod book;
 mod carrying;
 mod guest;
+mod hearing;
 mod pair;
 mod serve;
 mod sleep;
@@ -35,6 +38,7 @@ use crate::Function;
 use crate::policy::Policy;
 use crate::remote::{Event, Line, Remote};
 
+use beside::{Claims, Ear};
 use book::Book;
 pub use book::GuestReport;
 use carrying::{Carrying, Command, News};
@@ -80,18 +84,17 @@ pub struct Guests {
 }
 
 impl Guests {
-    /// Starts the thread. `hears`: what families signal comes here; if not, because links have it, streams of
-    /// programs are looked at every millisecond.
+    /// Starts the thread.
     ///
     /// # Errors
     /// No descriptors, or no thread to be had.
-    pub fn start(policy: Policy, hears: bool) -> std::io::Result<Self> {
+    pub fn start(policy: Policy) -> std::io::Result<Self> {
         let (wake, notice) = (Bell::new()?, Bell::new()?);
         let (commands, theirs) = channel();
         let (told, news) = channel();
         let book = Arc::<Book>::default();
         let around = (theirs, told, notice.clone());
-        let carrying = Carrying::new(wake.clone(), around, book.clone(), policy.clone(), hears)?;
+        let carrying = Carrying::new(wake.clone(), around, book.clone(), policy.clone())?;
         let thread = std::thread::Builder::new().name("slipway-guests".into());
         let thread = Some(thread.spawn(move || carrying.run())?);
         let (served, connections, reactor) = Default::default();
@@ -114,6 +117,14 @@ impl Guests {
     pub fn go_by(&mut self, policy: Policy) {
         self.policy = policy.clone();
         self.command(Command::Policy(policy));
+    }
+
+    /// A family is there whose signals somebody else takes, of what is returned.
+    pub fn family_beside(&mut self, number: u32, family: Family) -> Family {
+        let claims = Arc::<Claims>::default();
+        self.command(Command::Beside(number, claims.clone()));
+        let (commands, wake) = (self.commands.clone(), self.wake.clone());
+        family.with_beside(Box::new(Ear { family: number, claims, commands, wake }))
     }
 
     fn command(&self, command: Command) {

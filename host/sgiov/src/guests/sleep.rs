@@ -107,8 +107,7 @@ impl Carrying {
 
     fn wait(&mut self, answer: Option<Duration>) {
         let mut patience = [self.trim(), answer].into_iter().flatten().min();
-        let is_told = self.hears && is_told_surely();
-        if !self.hosts.is_empty() && !is_told {
+        if !self.hosts.is_empty() && !is_told_surely() {
             patience = Some(NAP);
         }
         let napped = patience == Some(NAP);

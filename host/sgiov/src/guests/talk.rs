@@ -175,11 +175,9 @@ impl Carrying {
             let errno = number(Errno::CONNREFUSED);
             return self.say(Event::Refused { connection, errno });
         };
-        let entry = (line.family, line.entry);
-        let end = End::new(Who::Host { connection, line });
+        let end = End::new(Who::Host { connection, line: line.clone() });
         let pair = self.pairs.insert(Pair::new(end, Answerer::Guest(guest)));
-        self.hosts.insert(connection, pair);
-        self.entries.insert(entry, pair);
+        self.enter_host(connection, &line, pair);
         self.ask(guest, pair, from, to);
     }
 
@@ -193,8 +191,7 @@ impl Carrying {
             // Cannot be, as a pair waits for its answer.
             return self.say(Event::Ended { connection, last: Tail::default() });
         }
-        self.hosts.insert(connection, incoming);
-        self.entries.insert((line.family, line.entry), incoming);
+        self.enter_host(connection, &line, incoming);
         self.accepted(incoming, End::new(Who::Host { connection, line }));
     }
 
@@ -239,11 +236,6 @@ impl Carrying {
                 self.free_arena(guest, line.arena);
             }
         }
-    }
-
-    fn forget_host(&mut self, connection: u32, line: &Line) {
-        self.hosts.remove(&connection);
-        self.entries.remove(&(line.family, line.entry));
     }
 
     fn forget_guest(&mut self, guest: u32, connection: u32, line: function::Line) {

@@ -88,6 +88,15 @@ pub fn readable(file: BorrowedFd<'_>, patience: Duration) -> bool {
     rustix::io::retry_on_intr(|| poll(&mut polled, Some(&wait))).unwrap() > 0
 }
 
+/// Waits until it is.
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
 impl Client {
     pub fn attach(path: &Path) -> Self {
         Self::over(connect(path))

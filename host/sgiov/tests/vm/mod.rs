@@ -1,4 +1,5 @@
 //! A fake guest: a client of the function's socket that acts as the engine in a guest does.
+#![allow(dead_code)] // not every test needs all of it
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -12,10 +13,14 @@ use slipway_ring::cross::{Arena, Error, Own, Regions, Shape, Side, Stream};
 use slipway_sgiov::{Function, serve_function};
 use slipway_sgiov_function::driver::Driver;
 use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::control::Request;
 use slipway_sgiov_spec::function::{Line, Message, PIECE, RUNNING, register};
 use slipway_vfio_user::client::Client as Vmm;
 
-use crate::client::{PATIENCE, readable};
+use crate::client::{self, Client, Connected, PATIENCE, readable};
+
+/// Bytes of an exchange, each way.
+pub const BYTES: u64 = 4 << 20;
 
 /// The byte at a position of a stream.
 pub fn byte(position: u64) -> u8 {
@@ -251,5 +256,55 @@ impl Guest {
         assert_eq!(self.vmm.read_u32(0, register::CAUSE).unwrap(), 1);
         assert_eq!(self.driver.signal(), Some((open.line.arena, open.line.stream)));
         assert_eq!(self.check(open, 0), 1);
+    }
+}
+
+/// A program, whose address is `from`, connects to a guest that listens at `at`.
+pub fn host_to_guest(
+    host: &mut Client,
+    from: Address,
+    guest: &mut Guest,
+    at: Address,
+) -> (Connected, Open) {
+    let request = Request::Connect { to: at, from: Address::ANY };
+    client::send(&host.socket, &request.encode(), &[]).unwrap();
+    let incoming = guest.incoming(from, at);
+    let open = guest.accept(incoming);
+    let connected = host.take_connected().unwrap();
+    assert!(connected.endpoint.place.engine);
+    (connected, open)
+}
+
+/// A guest connects to a program that listens at `at`.
+pub fn guest_to_host(
+    host: &mut Client,
+    listener: u64,
+    guest: &mut Guest,
+    at: Address,
+) -> (Connected, Open) {
+    let open = guest.connect(at);
+    assert_eq!(guest.next(), Message::Connected { connection: open.connection });
+    (host.accept(listener).unwrap(), open)
+}
+
+/// Bytes both ways at once, each of which is checked, between a program and a guest.
+pub fn exchange(host: (&Client, &Connected), guest: (&mut Guest, &mut Open)) {
+    let ((host, connected), (guest, open)) = (host, guest);
+    let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
+    let begun = Instant::now();
+    while received != [BYTES; 2] {
+        let piece: Vec<u8> = (sent[0]..BYTES.min(sent[0] + 60_000)).map(byte).collect();
+        sent[0] += host.write(connected, &piece).unwrap() as u64;
+        sent[1] += guest.write(open, sent[1], BYTES);
+        received[1] += guest.check(open, received[1]);
+        if host.stream(connected).available().unwrap().0 > 0 {
+            for value in host.read(connected, 100_000).unwrap() {
+                assert_eq!(value, byte(received[0]));
+                received[0] += 1;
+            }
+        } else if !host.stream(connected).arm_data(1).unwrap() {
+            std::thread::yield_now();
+        }
+        assert!(begun.elapsed() < PATIENCE, "{sent:?} {received:?}");
     }
 }
