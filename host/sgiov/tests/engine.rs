@@ -2,47 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 mod client;
+mod running;
 
 use std::os::fd::AsFd;
-use std::thread::JoinHandle;
 
 use client::{Client, PATIENCE, readable};
+use running::Running;
 use slipway_ring::cross::Error;
-use slipway_sgiov::{Engine, Settings, Stop};
+use slipway_sgiov::Settings;
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{NOT_OURS, Reply, Request};
 
-struct Running {
-    dir: tempfile::TempDir,
-    stop: Stop,
-    thread: Option<JoinHandle<()>>,
-}
-
 impl Running {
-    fn new() -> Self {
-        Self::with(Settings::default())
-    }
-
-    fn with(settings: Settings) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("s");
-        let mut engine = Engine::bind(Settings { socket, ..settings }).unwrap();
-        let stop = engine.stop();
-        let thread = Some(std::thread::spawn(move || engine.run().unwrap()));
-        Self { dir, stop, thread }
-    }
-
     fn attach(&self) -> Client {
-        Client::attach(&self.dir.path().join("s"))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
+        Client::attach(&self.socket())
     }
 }
 
@@ -52,7 +25,7 @@ fn at(port: u16) -> Address {
 
 #[test]
 fn two_programs_talk_and_one_closes() {
-    let engine = Running::new();
+    let engine = Running::new(Settings::default());
     let (mut server, mut client) = (engine.attach(), engine.attach());
     assert_eq!(client.connect(at(7000)).err(), Some(NOT_OURS));
     let (listener, waits) = server.listen(Address::v4([0; 4], 7000), 5);
@@ -92,7 +65,7 @@ fn two_programs_talk_and_one_closes() {
 
 #[test]
 fn unread_data_resets_as_it_does_with_tcp() {
-    let engine = Running::new();
+    let engine = Running::new(Settings::default());
     let (mut server, mut client) = (engine.attach(), engine.attach());
     let (listener, _) = server.listen(at(7001), 5);
     let c = client.connect(at(7001)).unwrap();
@@ -106,7 +79,7 @@ fn unread_data_resets_as_it_does_with_tcp() {
 
 #[test]
 fn a_program_that_ends_closes_all_that_it_had() {
-    let engine = Running::new();
+    let engine = Running::new(Settings::default());
     let (mut server, mut client) = (engine.attach(), engine.attach());
     let (listener, _) = server.listen(at(7002), 5);
     let waits = client.connect(at(7002)).unwrap();
@@ -123,7 +96,7 @@ fn a_program_that_ends_closes_all_that_it_had() {
 
 #[test]
 fn a_program_connects_to_itself() {
-    let engine = Running::new();
+    let engine = Running::new(Settings::default());
     let mut client = engine.attach();
     let (listener, _) = client.listen(at(7003), 5);
     let c = client.connect(at(7003)).unwrap();
@@ -139,7 +112,7 @@ fn a_program_connects_to_itself() {
 
 #[test]
 fn a_child_holds_what_its_parent_held() {
-    let engine = Running::new();
+    let engine = Running::new(Settings::default());
     let (mut server, mut client) = (engine.attach(), engine.attach());
     let (listener, _) = server.listen(at(7004), 5);
     let c = client.connect(at(7004)).unwrap();
@@ -167,7 +140,7 @@ fn a_child_holds_what_its_parent_held() {
 
 #[test]
 fn listeners_collide_share_and_fill_up() {
-    let engine = Running::new();
+    let engine = Running::new(Settings::default());
     let (server, mut client) = (engine.attach(), engine.attach());
     let listen =
         |at, shared| server.ask(Request::Listen { at, backlog: 1, shared, v6_only: false }).0;
@@ -186,7 +159,7 @@ fn listeners_collide_share_and_fill_up() {
 
 #[test]
 fn another_image_of_a_process_goes_on_with_what_it_held() {
-    let engine = Running::new();
+    let engine = Running::new(Settings::default());
     let (mut server, mut client) = (engine.attach(), engine.attach());
     let (listener, _) = server.listen(at(7007), 5);
     let c = client.connect(at(7007)).unwrap();
@@ -218,7 +191,7 @@ fn another_image_of_a_process_goes_on_with_what_it_held() {
 
 #[test]
 fn a_ticket_is_for_nothing_else_and_not_for_ever() {
-    let engine = Running::new();
+    let engine = Running::new(Settings::default());
     let (server, mut client) = (engine.attach(), engine.attach());
     let (listener, _) = server.listen(at(7008), 5);
     let ticket = || server.ask(Request::Exec).1.pop().unwrap();

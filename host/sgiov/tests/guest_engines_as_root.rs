@@ -1,61 +1,35 @@
 //! Engines of guests and the machine's, over the functions' vfio-user sockets: all of it but the virtual machines.
 //! Needs root: the test runs itself in a network namespace of its own, with the guests' addresses.
 #![cfg(feature = "guests")]
-#![allow(clippy::unwrap_used, unsafe_code)]
+#![allow(clippy::unwrap_used, unsafe_code)] // unshare(2)
 
 mod client;
+mod netns;
+mod running;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
-use std::thread::JoinHandle;
 
 use client::{Client, Connected, PATIENCE, readable, until};
+use running::Running;
 use rustix::event::{EventfdFlags, eventfd};
-use slipway_netlink::{Address as Own, LinkChange, Netlink};
 use slipway_ram::Lasting;
 use slipway_ring::cross::Error;
 use slipway_sgiov::guest::{Device, FunctionRemote, Piece};
-use slipway_sgiov::{Engine, Function, Settings, Stop, report, serve_function};
+use slipway_sgiov::{Function, Settings, report, serve_function};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::NOT_OURS;
 use slipway_sgiov_spec::function::PIECE;
 use slipway_vfio_user::client::Client as Vmm;
 use slipway_vfio_user_spec::IrqSetFlags;
 
-const NAME: &str = "programs_in_two_guests_talk";
 const A: [u8; 4] = [10, 9, 0, 1];
 const B: [u8; 4] = [10, 9, 0, 2];
 
 #[test]
 fn programs_in_two_guests_talk() {
-    if std::env::var("SLIPWAY_TEST_ROLE").is_ok() {
-        return inside();
-    }
-    if !rustix::process::geteuid().is_root() {
-        return println!("SKIPPED: {NAME}: needs root");
-    }
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", NAME, "--nocapture"]).env("SLIPWAY_TEST_ROLE", "inside");
-    // SAFETY: unshare(2) may be called between fork and exec.
-    unsafe {
-        command.pre_exec(|| match libc::unshare(libc::CLONE_NEWNET) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
-    assert!(command.status().unwrap().success());
-}
-
-fn set_up_addresses() {
-    let mut netlink = Netlink::open().unwrap();
-    let lo = netlink.link("lo").unwrap().unwrap();
-    netlink.change(lo.index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
-    for ip in [A, B] {
-        netlink.add_address(&Own { index: lo.index, address: ip.into(), prefix: 24 }).unwrap();
-    }
+    netns::alone("programs_in_two_guests_talk", &[A, B], inside);
 }
 
 /// A function over its socket, as a guest's driver would have it behind a VMM.
@@ -97,23 +71,7 @@ impl Device for Wire {
     }
 }
 
-/// An engine on a thread of its own.
-struct Running {
-    dir: tempfile::TempDir,
-    stop: Stop,
-    thread: Option<JoinHandle<()>>,
-}
-
 impl Running {
-    fn new(settings: Settings) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("s");
-        let mut engine = Engine::bind(Settings { socket, ..settings }).unwrap();
-        let stop = engine.stop();
-        let thread = Some(std::thread::spawn(move || engine.run().unwrap()));
-        Self { dir, stop, thread }
-    }
-
     /// A guest's, whose function `machine` serves.
     fn guest(machine: &Self, name: &str, ip: [u8; 4]) -> Self {
         let path = machine.dir.path().join(name);
@@ -133,21 +91,8 @@ impl Running {
         Self::new(Settings { remote: Some(Box::new(remote)), ..Settings::default() })
     }
 
-    fn socket(&self) -> std::path::PathBuf {
-        self.dir.path().join("s")
-    }
-
     fn attach(&self) -> Client {
         Client::attach(&self.socket())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
     }
 }
 
@@ -166,7 +111,6 @@ fn send((from, out): (&Client, &Connected), (to, into): (&Client, &Connected), b
 }
 
 fn inside() {
-    set_up_addresses();
     let machine = Running::new(Settings { guests: true, ..Settings::default() });
     let guests = [Running::guest(&machine, "a", A), Running::guest(&machine, "b", B)];
     let (mut server, mut client) = (guests[0].attach(), guests[1].attach());

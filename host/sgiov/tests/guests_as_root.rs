@@ -1,25 +1,24 @@
 //! Guests' socket functions: fake guests, over the vfio-user socket, among themselves and with a program of the node. Needs
 //! root: the test runs itself in a network namespace of its own.
 #![cfg(feature = "guests")]
-#![allow(clippy::unwrap_used, unsafe_code)]
+#![allow(clippy::unwrap_used, unsafe_code)] // unshare(2)
 
 mod client;
+mod netns;
+mod running;
 mod vm;
 
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::time::Instant;
 
 use client::{Client, Connected, PATIENCE, until};
-use slipway_netlink::{Address as Own, LinkChange, Netlink};
+use running::Running;
 use slipway_ring::cross::Error;
-use slipway_sgiov::{Engine, Policy, Settings, report};
+use slipway_sgiov::{Policy, Settings, report};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::NOT_OURS;
 use slipway_sgiov_spec::function::{Broken, Message, RUNNING};
 use vm::{BYTES, Guest, Open, exchange, guest_to_host, host_to_guest};
 
-const NAME: &str = "guests_and_programs_talk";
 const HOST: Address = Address::v4([10, 9, 9, 1], 7000);
 const POLICY: &str = "
 [[allow]]
@@ -32,50 +31,22 @@ to = '10.9.9.0/24'
 
 #[test]
 fn guests_and_programs_talk() {
-    if std::env::var("SLIPWAY_TEST_ROLE").is_ok() {
-        return inside();
-    }
-    if !rustix::process::geteuid().is_root() {
-        return println!("SKIPPED: {NAME}: needs root");
-    }
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", NAME, "--nocapture"]).env("SLIPWAY_TEST_ROLE", "inside");
-    // SAFETY: unshare(2) may be called between fork and exec.
-    unsafe {
-        command.pre_exec(|| match libc::unshare(libc::CLONE_NEWNET) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
-    assert!(command.status().unwrap().success());
-}
-
-/// The network namespace has this address beside loopback's.
-fn set_up_addresses() {
-    let mut netlink = Netlink::open().unwrap();
-    let lo = netlink.link("lo").unwrap().unwrap();
-    netlink.change(lo.index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
-    let address = "10.9.9.1".parse().unwrap();
-    netlink.add_address(&Own { index: lo.index, address, prefix: 24 }).unwrap();
+    netns::alone("guests_and_programs_talk", &[[10, 9, 9, 1]], inside);
 }
 
 fn inside() {
-    set_up_addresses();
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("engine.sock");
     let file = dir.path().join("policy.toml");
     std::fs::write(&file, POLICY).unwrap();
     let policy = Policy::read(&file).unwrap();
-    let settings = Settings { socket: socket.clone(), policy, guests: true, ..Settings::default() };
-    let mut engine = Engine::bind(settings).unwrap();
-    let stop = engine.stop();
-    let thread = std::thread::spawn(move || engine.run().unwrap());
+    let engine = Running::within(dir, Settings { policy, guests: true, ..Settings::default() });
+    let (dir, socket) = (engine.dir.path().to_owned(), engine.socket());
     let mut host = Client::attach(&socket);
     let (listener, _eventfd) = host.listen(HOST, 16);
 
-    let mut a = Guest::start(dir.path(), &socket, "a", "network:one", [10, 9, 0, 1]);
-    let mut b = Guest::start(dir.path(), &socket, "b", "network:one", [10, 9, 0, 2]);
-    let mut c = Guest::start(dir.path(), &socket, "c", "network:two", [10, 9, 1, 3]);
+    let mut a = Guest::start(&dir, &socket, "a", "network:one", [10, 9, 0, 1]);
+    let mut b = Guest::start(&dir, &socket, "b", "network:one", [10, 9, 0, 2]);
+    let mut c = Guest::start(&dir, &socket, "c", "network:two", [10, 9, 1, 3]);
     let at = Address::v4([10, 9, 0, 1], 80);
     a.say(Message::Listen { at: Address::v4([0; 4], 80) });
     c.say(Message::Listen { at: Address::v4([10, 9, 1, 3], 80) });
@@ -113,8 +84,7 @@ fn inside() {
     hostile(&mut c, &mut b);
     spoiled(&mut host, listener, &mut b);
     exchange((&host, &host_in), (&mut b, &mut guest_out));
-    stop.stop();
-    thread.join().unwrap();
+    drop(engine);
     until("its function is gone", || b.status().is_none());
 }
 

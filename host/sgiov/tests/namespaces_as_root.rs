@@ -1,19 +1,20 @@
 //! Tenants in network namespaces of the test's own: who reaches whom is the kernel's and the policy's word.
-#![allow(clippy::unwrap_used, unsafe_code)]
+#![allow(clippy::unwrap_used, unsafe_code)] // unshare(2)
 
 mod client;
+mod netns;
+mod running;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::symlink;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Instant;
 
 use client::{Client, Connected, PATIENCE};
+use running::Running;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use slipway_netlink::{Address as Own, LinkChange, Netlink};
-use slipway_sgiov::{Engine, Policy, Reload, Renewal, Settings, report};
+use slipway_sgiov::{Policy, Renewal, Settings, report};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{NOT_OURS, Reply};
 
@@ -23,11 +24,7 @@ use slipway_sgiov_spec::control::{NOT_OURS, Reply};
 fn in_a_child_process() {
     let Ok(address) = std::env::var("SGIOV_TEST_ADDRESS") else { return };
     let socket = std::env::var("SGIOV_TEST_SOCKET").unwrap();
-    let mut netlink = Netlink::open().unwrap();
-    let lo = netlink.link("lo").unwrap().unwrap();
-    netlink.change(lo.index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
-    let address = address.parse().unwrap();
-    netlink.add_address(&Own { index: lo.index, address, prefix: 24 }).unwrap();
+    netns::add_address(address.parse().unwrap());
     let input = rustix::stdio::stdin().try_clone_to_owned().unwrap();
     let mut byte = [0];
     while rustix::io::read(&input, &mut byte).unwrap() == 1 {
@@ -48,20 +45,12 @@ impl Namespace {
         let flags = SocketFlags::CLOEXEC;
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (socket, theirs) = pair.unwrap();
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = netns::again("in_a_child_process");
         command
-            .args(["--exact", "in_a_child_process", "--nocapture", "--test-threads=1"])
             .env("SGIOV_TEST_ADDRESS", address)
             .env("SGIOV_TEST_SOCKET", engine)
             .stdin(theirs)
             .stdout(Stdio::null());
-        // SAFETY: unshare(2) may be called between fork and exec.
-        unsafe {
-            command.pre_exec(|| match libc::unshare(libc::CLONE_NEWNET) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
         let child = command.spawn().ok()?;
         symlink(format!("/proc/{}/ns/net", child.id()), link).unwrap();
         Some(Self { child, socket })
@@ -128,7 +117,7 @@ fn read(dir: &Path, policy: &str) -> Policy {
 #[test]
 fn a_tenant_is_its_namespace_as_root() {
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("s");
+    let socket = Running::socket_in(&dir);
     let names = ["a", "b", "c"].map(|name| dir.path().join(name));
     let addresses = ["10.77.0.1", "10.78.0.1", "10.78.0.1"];
     let spaces: Vec<_> = names
@@ -141,10 +130,7 @@ fn a_tenant_is_its_namespace_as_root() {
         return;
     };
     let policy = read(dir.path(), POLICY);
-    let settings = Settings { socket: socket.clone(), policy, ..Settings::default() };
-    let mut engine = Engine::bind(settings).unwrap();
-    let (stop, reload) = (engine.stop(), engine.reload());
-    let thread = std::thread::spawn(move || engine.run());
+    let engine = Running::within(dir, Settings { policy, ..Settings::default() });
     let (mut in_a, mut in_b) = (a.attach(), b.attach());
     let told = report(&socket).unwrap();
     let mut seen: Vec<_> = told.families.iter().map(|family| family.tenant.as_str()).collect();
@@ -183,9 +169,7 @@ fn a_tenant_is_its_namespace_as_root() {
     assert!(own.endpoint.place.same_tenant);
     drop((in_c, c));
     let open = Open { a: in_a, there, b: in_b, here };
-    renews(open, dir.path(), |policy| go_by(&reload, &socket, policy));
-    stop.stop();
-    thread.join().unwrap().unwrap();
+    renews(open, &engine);
 }
 
 /// A connection from a to b, under the first policy.
@@ -226,32 +210,34 @@ fn reaches(client: &mut Client, ip: [u8; 4], port: u16) -> bool {
     }
 }
 
-fn go_by(reload: &Reload, socket: &Path, policy: Policy) {
-    let (before, begun) = (report(socket).unwrap().reloads.tried, Instant::now());
+fn go_by(engine: &Running, policy: Policy) {
+    let tried = || report(&engine.socket()).unwrap().reloads.tried;
+    let (before, begun) = (tried(), Instant::now());
     let renewal = Renewal {
         policy,
         #[cfg(feature = "links")]
         links: None,
     };
-    reload.renew(Ok(renewal));
-    while report(socket).unwrap().reloads.tried == before {
+    engine.reload.renew(Ok(renewal));
+    while tried() == before {
         assert!(begun.elapsed() < PATIENCE);
     }
 }
 
 /// Another policy goes for who connects from then on, and for nobody who is connected.
-fn renews(mut open: Open, dir: &Path, go_by: impl Fn(Policy)) {
-    go_by(read(dir, OTHER_POLICY));
+fn renews(mut open: Open, engine: &Running) {
+    let dir = engine.dir.path();
+    go_by(engine, read(dir, OTHER_POLICY));
     assert_eq!(open.reach(), [false, true, true]);
     open.stays();
     // More than the first policy gave b, which has as many as that.
     let to = Address::v4([10, 78, 0, 1], 7300);
     let all: Vec<_> = (0..4).map(|_| open.a.connect(to).unwrap()).collect();
     all.into_iter().for_each(|there| open.a.close(there));
-    go_by(Policy::default());
+    go_by(engine, Policy::default());
     assert_eq!(open.reach(), [false; 3]);
     open.stays();
-    go_by(read(dir, &POLICY.replace("sockets = 3", "")));
+    go_by(engine, read(dir, &POLICY.replace("sockets = 3", "")));
     assert_eq!(open.reach(), [true, false, false]);
     open.stays();
 }

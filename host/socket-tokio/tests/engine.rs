@@ -1,15 +1,17 @@
 //! Programs on tokio, and the engine in a thread.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../sgiov/tests/running/mod.rs"]
+mod running;
+
 use std::future::Future;
 use std::io::ErrorKind;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use slipway_sgiov::{Settings, Stop};
+use running::Running;
+use slipway_sgiov::Settings;
 use slipway_socket_tokio::{Engine, SocketListener, SocketStream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -19,50 +21,18 @@ use tokio::time::timeout;
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOPBACK: &str = "127.0.0.1:0";
 
-struct Running {
-    dir: tempfile::TempDir,
-    stop: Stop,
-    thread: Option<JoinHandle<()>>,
+fn running() -> Running {
+    Running::new(Settings { proof: true, ..Settings::default() })
 }
 
 impl Running {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("s");
-        let settings = Settings { socket, proof: true, ..Settings::default() };
-        let mut engine = slipway_sgiov::Engine::bind(settings).unwrap();
-        let stop = engine.stop();
-        let serve = move || {
-            engine.run().unwrap();
-        };
-        let thread = Some(std::thread::spawn(serve));
-        Self { dir, stop, thread }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("s")
-    }
-
     /// Of a program of its own.
     fn engine(&self) -> Engine {
-        Engine::at(&self.path())
+        Engine::at(&self.socket())
     }
 
     fn connections(&self) -> usize {
-        slipway_sgiov::report(&self.path()).unwrap().connections_in_all
-    }
-
-    fn end(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.end();
+        slipway_sgiov::report(&self.socket()).unwrap().connections_in_all
     }
 }
 
@@ -104,7 +74,7 @@ async fn exchange(mut stream: SocketStream, sent: Vec<u8>) {
 #[test]
 fn what_is_sent_arrives_both_ways_and_the_end_after_it() {
     both(|| async {
-        let running = Running::new();
+        let running = running();
         let (_listener, client, server) = pair(&running).await;
         // More than a FIFO has room for.
         let sent: Vec<u8> = (0..5u32 << 20).map(|at| (at.wrapping_mul(31) >> 7) as u8).collect();
@@ -117,7 +87,7 @@ fn what_is_sent_arrives_both_ways_and_the_end_after_it() {
 #[test]
 fn half_of_a_stream_ends_and_the_other_goes_on() {
     both(|| async {
-        let running = Running::new();
+        let running = running();
         let (_listener, client, mut server) = pair(&running).await;
         let (mut reader, mut writer) = client.into_split();
         writer.write_all(b"question").await.unwrap();
@@ -140,7 +110,7 @@ fn half_of_a_stream_ends_and_the_other_goes_on() {
 #[test]
 fn who_does_not_read_stops_its_writer() {
     both(|| async {
-        let running = Running::new();
+        let running = running();
         let (_listener, mut client, mut server) = pair(&running).await;
         let block = vec![1; 64 << 10];
         let mut sent = 0;
@@ -160,7 +130,7 @@ fn who_does_not_read_stops_its_writer() {
 #[test]
 fn left_unread_is_a_reset() {
     both(|| async {
-        let running = Running::new();
+        let running = running();
         let (_listener, mut client, server) = pair(&running).await;
         client.write_all(b"unread").await.unwrap();
         assert_eq!(server.peek(&mut [0; 8]).await.unwrap(), 6);
@@ -174,7 +144,7 @@ fn left_unread_is_a_reset() {
 #[test]
 fn a_dead_engine_is_a_reset_and_what_is_new_is_the_kernels() {
     both(|| async {
-        let mut running = Running::new();
+        let mut running = running();
         let (listener, _client, mut server) = pair(&running).await;
         let (at, engine) = (listener.local_addr().unwrap(), running.engine());
         let waits = tokio::spawn(async move { server.read(&mut [0; 8]).await });
@@ -194,7 +164,7 @@ fn a_dead_engine_is_a_reset_and_what_is_new_is_the_kernels() {
 #[test]
 fn peers_of_the_kernels_are_served_too() {
     both(|| async {
-        let running = Running::new();
+        let running = running();
         let listener = running.engine().bind(LOOPBACK).await.unwrap();
         let mut plain = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (mut server, _) = listener.accept().await.unwrap();
@@ -235,7 +205,7 @@ fn without_an_engine_everything_is_the_kernels() {
 #[test]
 fn an_accept_that_is_dropped_loses_nobody() {
     both(|| async {
-        let running = Running::new();
+        let running = running();
         let listener = running.engine().bind(LOOPBACK).await.unwrap();
         let (at, engine) = (listener.local_addr().unwrap(), running.engine());
         for round in 0..60 {
@@ -266,7 +236,7 @@ fn an_accept_that_is_dropped_loses_nobody() {
 #[test]
 fn many_streams_at_once() {
     both(|| async {
-        let running = Running::new();
+        let running = running();
         let listener = running.engine().bind(LOOPBACK).await.unwrap();
         let (at, engine) = (listener.local_addr().unwrap(), running.engine());
         let serves = tokio::spawn(async move {
