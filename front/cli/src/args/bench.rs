@@ -113,9 +113,12 @@ pub struct BlockArgs {
     pub list: bool,
 }
 
-/// How often and how long subjects are measured.
+/// Which subjects are measured, how often and how long.
 #[derive(Debug, Args)]
 pub struct TurnsArgs {
+    /// Only these subjects [default: all that are installed]; --list shows them
+    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
+    pub only: Vec<String>,
     /// Turns of each subject with each load
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
@@ -125,6 +128,9 @@ pub struct TurnsArgs {
     /// Seconds of load before that
     #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
     pub warm_up: f64,
+    /// List subjects and loads
+    #[arg(long)]
+    pub list: bool,
 }
 
 impl TurnsArgs {
@@ -156,9 +162,6 @@ pub struct ReportArgs {
 
 #[derive(Debug, Args)]
 pub struct PacketArgs {
-    /// Only these subjects [default: all that are installed]; --list shows them
-    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
-    pub only: Vec<String>,
     /// Only these loads, as 64b-p2 (bytes of a frame, ports of the switch), 64b-p1024-r32 (frames in a
     /// row to one port), 64b-p2-s64x256 (slots of a ring, bytes of each) or 64b-p2-o5M (frames offered
     /// a second; else as many as the source can)
@@ -171,16 +174,10 @@ pub struct PacketArgs {
     pub quick: bool,
     #[command(flatten)]
     pub report: ReportArgs,
-    /// List subjects and loads
-    #[arg(long)]
-    pub list: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct SocketArgs {
-    /// Only these subjects [default: all that are installed]; --list shows them
-    #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
-    pub only: Vec<String>,
     /// Only these loads, as stream-128k-c16 (bytes of a message, sockets), window-4k-c256 (with 16 MiB
     /// under way at most), pingpong-64b-busy (neither side sleeps; -block: both do; -asleep: with a
     /// pause between messages) or idle-c100000
@@ -204,9 +201,6 @@ pub struct SocketArgs {
     pub quick: bool,
     #[command(flatten)]
     pub report: ReportArgs,
-    /// List subjects and loads
-    #[arg(long)]
-    pub list: bool,
 }
 
 #[derive(Debug, Args)]

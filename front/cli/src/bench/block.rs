@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use slipway_bench::block::native::{Bare, Cpus, Neighbours, Pair, Session};
 use slipway_bench::block::{
@@ -12,6 +12,7 @@ use slipway_bench::block::{
 };
 
 use super::reports::{self, Report, write};
+use super::subjects;
 use super::target::{BenchDisk, DiskKind, Doorbells, Target};
 use super::vm;
 use crate::args::{BlockArgs, NodeArgs};
@@ -271,11 +272,7 @@ fn report(
 
 /// The configurations asked for of those `known`, each once, in the order of the list.
 fn configurations(args: &BlockArgs, known: &[&'static str]) -> Result<Vec<&'static str>> {
-    if let Some(unknown) = args.only.iter().find(|name| !known.contains(&name.as_str())) {
-        bail!("there is no configuration \"{unknown}\"; --list shows them");
-    }
-    let wanted = |name: &&str| args.only.is_empty() || args.only.iter().any(|own| own == name);
-    Ok(known.iter().copied().filter(wanted).collect())
+    subjects::chosen("configuration", &args.only, known, |name| name)
 }
 
 fn doorbells(configuration: &str) -> Doorbells {

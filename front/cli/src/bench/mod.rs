@@ -6,6 +6,7 @@ mod packet_target;
 mod reports;
 pub mod scratch;
 mod socket;
+mod subjects;
 mod target;
 mod vm;
 

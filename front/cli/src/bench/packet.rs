@@ -13,6 +13,7 @@ use slipway_bench::packet::{
 use super::block::progress;
 use super::packet_target;
 use super::reports::{self, Report};
+use super::subjects;
 use crate::args::PacketArgs;
 
 /// What is measured, with what it is.
@@ -55,8 +56,8 @@ const QUICK: [&str; 3] = ["64b-p2", "1500b-p2", "64b-p128-r32"];
 
 /// Measures, or shows an earlier report.
 pub fn packet(args: &PacketArgs) -> Result<i32> {
-    if args.list {
-        list(args)?;
+    if args.turns.list {
+        subjects::list(&SUBJECTS, &loads(args)?);
         return Ok(0);
     }
     reports::show(&args.report, || run(args))?;
@@ -89,37 +90,17 @@ impl Report for PacketReport {
     }
 }
 
-fn list(args: &PacketArgs) -> Result<()> {
-    crate::say!("subjects:");
-    for (name, about) in SUBJECTS {
-        crate::say!("  {name:<11} {about}");
-    }
-    crate::say!("loads, unless --load names others:");
-    for load in loads(args)? {
-        crate::say!("  {load}");
-    }
-    Ok(())
-}
-
 fn loads(args: &PacketArgs) -> Result<Vec<PacketLoad>> {
-    let own: &[&str] = if args.quick { &QUICK } else { &LOADS };
-    match args.load.as_slice() {
-        [] => own.iter().map(|text| Ok(text.parse::<PacketLoad>()?)).collect(),
-        asked => Ok(asked.to_vec()),
-    }
+    subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })
 }
 
 fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {
-    let known = |name: &str| SUBJECTS.iter().any(|(known, _)| *known == name);
-    if let Some(unknown) = args.only.iter().find(|name| !known(name)) {
-        bail!("there is no subject \"{unknown}\"; --list shows them");
-    }
+    let only = &args.turns.only;
+    let chosen = subjects::chosen("subject", only, &SUBJECTS, |(name, _)| name)?;
     let cpus = Cpus::split(1)?;
     let mut subjects: Vec<Box<dyn PacketSubject>> = Vec::new();
-    for (name, _) in SUBJECTS {
-        let asked = args.only.iter().any(|only| only == name);
+    for (name, _) in chosen {
         match name {
-            _ if !asked && !args.only.is_empty() => {}
             "link" => subjects.push(Box::new(RawLink(cpus.clone()))),
             "switch" => subjects.push(Box::new(Switched(cpus.clone()))),
             "virtio-net" => {
@@ -127,7 +108,7 @@ fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {
             }
             _ => match peer(name, &cpus) {
                 (Some(peer), _) => subjects.push(peer),
-                (None, needs) if asked => bail!("{name} needs {needs}"),
+                (None, needs) if !only.is_empty() => bail!("{name} needs {needs}"),
                 (None, needs) => eprintln!("Left out: {name} (needs {needs})"),
             },
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use slipway_bench::block::native::Cpus;
 use slipway_bench::socket::drf::{DrfPlan, DrfReport, drf_plot, drf_table, measure_drf};
 use slipway_bench::socket::peer::OpenSsl;
@@ -16,6 +16,7 @@ use slipway_bench::socket::{
 
 use super::block::progress;
 use super::reports::{self, Report};
+use super::subjects;
 use crate::args::{SocketArgs, SocketLoadArgs};
 
 /// What is measured, with what it is; what others are compared with comes first.
@@ -65,8 +66,8 @@ const QUICK: [&str; 5] =
 
 /// Measures, or shows an earlier report.
 pub fn socket(args: &SocketArgs) -> Result<i32> {
-    if args.list {
-        list(args)?;
+    if args.turns.list {
+        subjects::list(&SUBJECTS, &loads(args)?);
         return Ok(0);
     }
     if args.drf {
@@ -148,24 +149,8 @@ fn shares(args: &SocketArgs) -> Result<DrfReport> {
     report
 }
 
-fn list(args: &SocketArgs) -> Result<()> {
-    crate::say!("subjects:");
-    for (name, about) in SUBJECTS {
-        crate::say!("  {name:<17} {about}");
-    }
-    crate::say!("loads, unless --load names others:");
-    for load in loads(args)? {
-        crate::say!("  {load}");
-    }
-    Ok(())
-}
-
 fn loads(args: &SocketArgs) -> Result<Vec<SocketLoad>> {
-    let own: &[&str] = if args.quick { &QUICK } else { &LOADS };
-    match args.load.as_slice() {
-        [] => own.iter().map(|text| Ok(text.parse::<SocketLoad>()?)).collect(),
-        asked => Ok(asked.to_vec()),
-    }
+    subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })
 }
 
 /// What several ways share, made when the first needs it.
@@ -230,20 +215,14 @@ impl Shared {
 }
 
 fn ways(args: &SocketArgs) -> Result<Vec<Way>> {
-    let known = |name: &str| SUBJECTS.iter().any(|(known, _)| *known == name);
-    if let Some(unknown) = args.only.iter().find(|name| !known(name)) {
-        bail!("there is no subject \"{unknown}\"; --list shows them");
-    }
+    let only = &args.turns.only;
+    let chosen = subjects::chosen("subject", only, &SUBJECTS, |(name, _)| name)?;
     let mut shared = Shared::new(args.engine.as_deref())?;
     let mut ways = Vec::new();
-    for (name, about) in SUBJECTS {
-        let asked = args.only.iter().any(|only| only == name);
-        if !asked && !args.only.is_empty() {
-            continue;
-        }
+    for (name, about) in chosen {
         match shared.way(name, about) {
             Ok(way) => ways.push(way),
-            Err(error) if asked => return Err(error.context(name)),
+            Err(error) if !only.is_empty() => return Err(error.context(name)),
             Err(error) => eprintln!("Left out: {name} ({error:#})"),
         }
     }

@@ -1,0 +1,69 @@
+//! What is measured with which loads: as is asked for, or everything.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use anyhow::{Result, bail};
+
+/// Those of `all` whose names are in `only`, in the order of `all`; without such names all of them. `kind` is what they are
+/// called.
+///
+/// # Errors
+/// A name that is none.
+pub(super) fn chosen<T: Copy>(
+    kind: &str,
+    only: &[String],
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> Result<Vec<T>> {
+    if let Some(unknown) = only.iter().find(|asked| !all.iter().any(|one| name(*one) == **asked)) {
+        bail!("there is no {kind} \"{unknown}\"; --list shows them");
+    }
+    let wanted = |one: &T| only.is_empty() || only.iter().any(|asked| asked == name(*one));
+    Ok(all.iter().copied().filter(wanted).collect())
+}
+
+/// The loads that are asked for, or these.
+///
+/// # Errors
+/// One of these is none.
+pub(super) fn loads<L: FromStr + Clone>(asked: &[L], all: &[&str]) -> Result<Vec<L>>
+where
+    anyhow::Error: From<L::Err>,
+{
+    match asked {
+        [] => all.iter().map(|text| Ok(text.parse()?)).collect(),
+        asked => Ok(asked.to_vec()),
+    }
+}
+
+/// Lists subjects, each with what it is, and loads.
+pub(super) fn list(subjects: &[(&str, &str)], loads: &[impl Display]) {
+    let width = subjects.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    crate::say!("subjects:");
+    for (name, about) in subjects {
+        crate::say!("  {name:<width$} {about}");
+    }
+    crate::say!("loads, unless --load names others:");
+    for load in loads {
+        crate::say!("  {load}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_is_taken_once_and_in_order_and_what_is_none_is_said() {
+        let all = ["one", "two", "three"];
+        let chosen = |only: &[&str]| {
+            let only: Vec<String> = only.iter().map(|&name| name.into()).collect();
+            chosen("subject", &only, &all, |name| name)
+        };
+        assert_eq!(chosen(&[]).unwrap(), all);
+        assert_eq!(chosen(&["three", "one", "three"]).unwrap(), ["one", "three"]);
+        let error = chosen(&["one", "four"]).unwrap_err().to_string();
+        assert_eq!(error, "there is no subject \"four\"; --list shows them");
+    }
+}
