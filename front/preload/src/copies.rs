@@ -5,6 +5,7 @@ use slipway_socket::{Errno, hidden};
 
 use crate::fds;
 use crate::guard::guard;
+use crate::numbers;
 use crate::real::{self, fail, sys};
 
 /// Numbers up to which loops that close all may go.
@@ -77,7 +78,10 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 
 /// `new` is a copy of `fd` now.
 fn copied(fd: c_int, new: c_int) {
-    if new >= 0 && (fds::is_known(fd) || fds::is_known(new)) && !fds::is_borrowed() {
+    if new >= 0 && fds::is_borrowed() {
+        return numbers::copied(fd, new);
+    }
+    if new >= 0 && (fds::is_known(fd) || fds::is_known(new)) {
         guard(|| {
             match fds::get(fd) {
                 Some(object) => fds::put(new, &object),

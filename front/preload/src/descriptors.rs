@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use libc::{c_int, c_long};
-use slipway_socket::hidden;
+use slipway_socket::hidden::Survivor;
 
 use crate::fds;
 use crate::real::{self, sys};
@@ -47,7 +47,7 @@ pub fn surviving(mut each: impl FnMut(c_int, What)) {
     if folder < 0 {
         return;
     }
-    let last = hidden::survivor().0;
+    let last = Survivor::first();
     let mut entries = Entries([0; 2048]);
     loop {
         let got = sys!(SYS_getdents64, folder, entries.0.as_mut_ptr(), entries.0.len());
@@ -116,6 +116,17 @@ pub fn is_a_streams(fd: c_int) -> bool {
     fds::all(0, c_int::MAX - 1)
         .filter(|(_, object)| object.stream().is_some())
         .any(|(fd, _)| eventfd_of(parent, fd) == Some(own))
+}
+
+/// Whether a process before this one, or another thread, left [`Survivor::Numbers`] under this number: a memfd.
+pub fn are_numbers(fd: c_int) -> bool {
+    let mut link = [0; 32];
+    let name = Path::of(format_args!("/proc/self/fd/{fd}"));
+    let got = sys!(SYS_readlink, name.0.as_ptr(), link.as_mut_ptr(), link.len());
+    let flags = sys!(SYS_fcntl, fd, libc::F_GETFD, 0);
+    got > 0
+        && flags & c_long::from(libc::FD_CLOEXEC) == 0
+        && link.starts_with(b"/memfd:slipway-numbers")
 }
 
 /// Whether a process before this one, or another thread, left a ticket under this number.

@@ -16,11 +16,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_char, c_int, c_void};
-use slipway_socket::hidden;
+use slipway_socket::hidden::{self, Survivor};
 use slipway_socket::lock::Lock;
 
 use crate::descriptors::{self, What};
 use crate::fds::{self, Kind};
+use crate::numbers::{self, Numbers};
 use crate::program::{self, Program};
 use crate::real::{self, sys};
 use crate::session;
@@ -41,15 +42,22 @@ static SPAWNING: Lock<()> = Lock::new(());
 /// What survives that may be ours.
 #[derive(Default)]
 struct Survivors {
-    numbers: Numbers,
+    streams: Streams,
     listens: bool,
 }
 
-struct Numbers([c_int; MOST], usize);
+/// Descriptors of connections.
+struct Streams([c_int; MOST], usize);
 
-impl Default for Numbers {
+impl Default for Streams {
     fn default() -> Self {
         Self([0; MOST], 0)
+    }
+}
+
+impl Streams {
+    fn all(&self) -> &[c_int] {
+        &self.0[..self.1]
     }
 }
 
@@ -60,7 +68,7 @@ impl Survivors {
         descriptors::surviving(|fd, what| match what {
             What::Eventfd => {
                 let known = fds::get(fd).is_some_and(|object| object.stream().is_some());
-                let Numbers(places, count) = &mut found.numbers;
+                let Streams(places, count) = &mut found.streams;
                 if (known || borrowed) && *count < MOST {
                     places[*count] = fd;
                     *count += 1;
@@ -72,7 +80,7 @@ impl Survivors {
     }
 
     fn are_any(&self) -> bool {
-        self.numbers.1 > 0 || self.listens
+        self.streams.1 > 0 || self.listens
     }
 }
 
@@ -92,13 +100,15 @@ fn count(child: bool) {
 /// A ticket where the next image finds it.
 struct Ticket {
     number: c_int,
+    /// Where it finds which number is what.
+    numbers: Option<c_int>,
     counted: bool,
 }
 
 impl Ticket {
     /// `child`: another process becomes the new image, not this one.
-    fn new(child: bool) -> Option<Self> {
-        let (number, _) = hidden::survivor();
+    fn new(child: bool, numbers: &Numbers) -> Option<Self> {
+        let (number, _) = Survivor::Ticket.places();
         // The program's own; or another thread's ticket, which is its child's.
         if sys!(SYS_fcntl, number, libc::F_GETFD, 0) >= 0 {
             return None;
@@ -112,12 +122,18 @@ impl Ticket {
         if child {
             count(true);
         }
-        Some(Self { number, counted: child })
+        Some(Self { number, numbers: numbers.leave(), counted: child })
+    }
+
+    /// Not for this process any more.
+    fn close(&self) {
+        real::close(self.number);
+        self.numbers.into_iter().for_each(|number| _ = real::close(number));
     }
 
     /// The call failed.
     fn take_back(self) {
-        real::close(self.number);
+        self.close();
         if self.counted {
             count(false);
         }
@@ -126,16 +142,15 @@ impl Ticket {
 
 /// Connections that ended, with what their descriptors were.
 struct Ended {
-    numbers: Numbers,
+    streams: Streams,
     before: [c_int; MOST],
 }
 
 impl Ended {
-    fn new(numbers: Numbers) -> Self {
+    fn new(streams: Streams) -> Self {
         let mut before = [-1; MOST];
-        let from = hidden::survivor().0 + 1;
-        let Numbers(all, count) = &numbers;
-        for (fd, before) in all[..*count].iter().zip(&mut before) {
+        let from = Survivor::Ticket.places().0 + 1;
+        for (fd, before) in streams.all().iter().zip(&mut before) {
             let ours = !fds::is_borrowed() || descriptors::is_a_streams(*fd);
             if !ours {
                 continue;
@@ -149,14 +164,13 @@ impl Ended {
             sys!(SYS_dup3, pair[0], *fd, 0);
             pair.into_iter().for_each(|end| _ = real::close(end));
         }
-        Self { numbers, before }
+        Self { streams, before }
     }
 
     /// The call failed.
     fn take_back(self) {
-        let Numbers(all, count) = self.numbers;
-        for (fd, before) in all[..count].iter().zip(self.before).filter(|(_, before)| *before >= 0)
-        {
+        let all = self.streams.all().iter().zip(self.before);
+        for (fd, before) in all.filter(|(_, before)| *before >= 0) {
             sys!(SYS_dup3, before, *fd, 0);
             real::close(before);
         }
@@ -175,9 +189,11 @@ fn become_program(
     let saved = real::errno();
     let survivors = Survivors::look();
     let takes = survivors.are_any().then(|| program::takes_library(program, environment));
-    let ticket = takes.filter(|takes| *takes).and_then(|_| Ticket::new(fds::is_borrowed()));
+    let ticket = takes
+        .filter(|takes| *takes)
+        .and_then(|_| Ticket::new(fds::is_borrowed(), &Numbers::of(survivors.streams.all(), 0)));
     let ends = takes == Some(false);
-    let ended = ends.then(|| Ended::new(survivors.numbers));
+    let ended = ends.then(|| Ended::new(survivors.streams));
     real::set_errno(saved);
     let failed = call();
     let errno = real::errno();
@@ -288,17 +304,21 @@ fn spawn(
     env: Strings,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let may = has_ours() && (!actions.is_null() || Survivors::look().are_any());
+    if !has_ours() {
+        return call();
+    }
+    let survivors = Survivors::look();
+    let may = !actions.is_null() || survivors.are_any();
     if !may || !program::takes_library(program, env) {
         return call();
     }
     let _one = SPAWNING.hold();
-    let ticket = Ticket::new(true);
+    let ticket = Ticket::new(true, &Numbers::of(survivors.streams.all(), actions as usize));
     let error = call();
     if let Some(ticket) = ticket {
         if error == 0 {
             // The child has its copy.
-            real::close(ticket.number);
+            ticket.close();
         } else {
             ticket.take_back();
         }
@@ -334,9 +354,40 @@ pub unsafe extern "C" fn posix_spawnp(
     })
 }
 
+type Actions = *mut libc::posix_spawn_file_actions_t;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_init(actions: Actions) -> c_int {
+    numbers::forget(actions as usize);
+    libcs!(c"posix_spawn_file_actions_init" as unsafe extern "C" fn(Actions) -> c_int, (actions))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: Actions) -> c_int {
+    numbers::forget(actions as usize);
+    libcs!(c"posix_spawn_file_actions_destroy" as unsafe extern "C" fn(Actions) -> c_int, (actions))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
+    actions: Actions,
+    fd: c_int,
+    new: c_int,
+) -> c_int {
+    numbers::will_copy(actions as usize, fd, new);
+    libcs!(
+        c"posix_spawn_file_actions_adddup2" as unsafe extern "C" fn(Actions, c_int, c_int) -> c_int,
+        (actions, fd, new)
+    )
+}
+
 /// The child of a fork has no use for a ticket that another thread's child was to get.
 pub fn forget_ticket() {
-    let (number, _) = hidden::survivor();
+    let (file, _) = Survivor::Numbers.places();
+    if descriptors::are_numbers(file) {
+        real::close(file);
+    }
+    let (number, _) = Survivor::Ticket.places();
     if descriptors::is_ticket(number) {
         // SAFETY: nobody of this process knows it.
         hidden::close(unsafe { OwnedFd::from_raw_fd(number) });

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32};
 
 use libc::c_int;
-use slipway_socket::hidden::{self, Hidden};
+use slipway_socket::hidden::{self, Hidden, Survivor};
 use slipway_socket::{Address, Family, Listening, Opened, option};
 
 use crate::descriptors::{self, What};
 use crate::fds::{self, Kind, Stream};
 use crate::guard::guard;
+use crate::numbers::Numbers;
 use crate::open::{Listener, own_address};
 use crate::real::{self, sys};
 use crate::{exec, program, session};
@@ -25,8 +26,8 @@ extern "C" fn begin() {
     guard(|| {
         program::begin();
         exec::begin();
-        let (_, numbers) = hidden::survivor();
-        if let Some(number) = numbers.into_iter().find(|number| descriptors::is_ticket(*number)) {
+        let (_, places) = Survivor::Ticket.places();
+        if let Some(number) = places.into_iter().find(|number| descriptors::is_ticket(*number)) {
             // SAFETY: whoever left it there left it to this image, where nobody knows it yet.
             go_on(unsafe { OwnedFd::from_raw_fd(number) });
         }
@@ -40,10 +41,19 @@ extern "C" fn begin() {
 struct Found {
     eventfds: Vec<(c_int, u32)>,
     listeners: Vec<c_int>,
+    /// Which of them are which of the endpoints that share an eventfd.
+    numbers: Option<Numbers>,
 }
 
 fn go_on(ticket: OwnedFd) {
-    let mut found = Found::default();
+    let (_, places) = Survivor::Numbers.places();
+    let left = places.into_iter().find(|number| descriptors::are_numbers(*number));
+    let numbers = left.map(|file| {
+        let numbers = Numbers::read(file);
+        real::close(file);
+        numbers
+    });
+    let mut found = Found { numbers, ..Found::default() };
     descriptors::surviving(|fd, what| match what {
         What::Eventfd => {
             found.eventfds.extend(descriptors::eventfd_of("self", fd).map(|number| (fd, number)));
@@ -69,7 +79,10 @@ fn connections(family: &Arc<Family>, found: &Found) {
         from = endpoint.number() + 1;
         let number = descriptors::eventfd_of("self", eventfd.as_raw_fd());
         hidden::close(eventfd);
-        let mut its = found.eventfds.iter().filter(|(_, own)| Some(*own) == number).peekable();
+        let (entry, shared) = (endpoint.number(), endpoint.is_shared());
+        let is_noted = |fd| found.numbers.as_ref().and_then(|all| all.entry(fd)) == Some(entry);
+        let is_its = |(fd, own): &&(c_int, u32)| Some(*own) == number && (!shared || is_noted(*fd));
+        let mut its = found.eventfds.iter().filter(is_its).peekable();
         if its.peek().is_none() {
             endpoint.close();
             continue;

@@ -42,6 +42,7 @@ mod fds;
 mod files;
 mod guard;
 mod inherit;
+mod numbers;
 mod open;
 mod options;
 mod polling;

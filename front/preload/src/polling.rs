@@ -1,7 +1,7 @@
 //! poll(2) and select(2), with descriptors of both kinds.
 
 use libc::{c_int, c_ulong, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use slipway_socket::{Deadline, Endpoint, Errno, Half, heavy, is_told_surely};
+use slipway_socket::{Deadline, Edge, Endpoint, Errno, Half, heavy, is_told_surely};
 
 use crate::data::assert_fits;
 use crate::fds::{self, Kind, Ref};
@@ -128,12 +128,13 @@ fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Resu
             ready = spin(set, until);
         }
         if ready > 0 || until.has_passed() {
-            return Ok(ready + poll_kernel(set, Some(0), mask, false)?);
+            return Ok(ready + poll_kernel(set, Some(0), mask, None)?);
         }
+        let edge = edge(set)?;
         if streams(set).next().is_some() && !arm(set) {
             continue;
         }
-        let others = poll_kernel(set, slice(set, until), mask, true)?;
+        let others = poll_kernel(set, slice(set, until), mask, Some(edge.as_ref()))?;
         let ready = look(set);
         if ready + others > 0 {
             streams(set).for_each(|(_, object)| {
@@ -202,18 +203,39 @@ fn wishes(object: &Ref, events: i16, mut wish: impl FnMut(&Endpoint, Half, usize
     wish(endpoint, Half::Receiving, if wants { 1 } else { endpoint.arrived() + 1 });
 }
 
-/// Polls the kernel's in `set`, and with `sleep` the eventfds of ours. How many of the kernel's are ready.
+/// The edges of eventfds in `set` that are shared, from now on. None: there are no such.
+fn edge(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
+    let mut edge = None;
+    for (at, object) in streams(set) {
+        let Some(stream) = object.stream().filter(|stream| stream.endpoint.is_shared()) else {
+            continue;
+        };
+        let there = match edge.take() {
+            Some(edge) => edge,
+            None => Edge::new()?,
+        };
+        there.add(&stream.endpoint, crate::open::borrowed(set[at].fd))?;
+        edge = Some(there);
+    }
+    if let Some(edge) = &edge {
+        edge.begin()?;
+    }
+    Ok(edge)
+}
+
+/// Polls the kernel's in `set`, and with `sleep` the eventfds of ours, of shared ones the edges that are in there.
+/// How many of the kernel's are ready.
 fn poll_kernel(
     set: &mut [pollfd],
     left: Option<u64>,
     mask: *const sigset_t,
-    sleep: bool,
+    sleep: Option<Option<&Edge>>,
 ) -> Result<usize, Errno> {
     let nothing = pollfd { fd: -1, events: 0, revents: 0 };
     let mut few = [nothing; FEW];
     let mut many = Vec::new();
-    // A listener's second queue, and the engine's connection.
-    let extra = set.iter().filter(|polled| fds::is_known(polled.fd)).count() + 1;
+    // A listener's second queue, the engine's connection, and edges.
+    let extra = set.iter().filter(|polled| fds::is_known(polled.fd)).count() + 2;
     let size = set.len() + extra;
     let both = if size <= FEW {
         &mut few[..size]
@@ -225,9 +247,9 @@ fn poll_kernel(
     for (at, polled) in set.iter().enumerate() {
         both[at] = *polled;
         match fds::get(polled.fd).as_ref().map(|object| object.kind()) {
-            Some(Kind::Stream(_)) => {
+            Some(Kind::Stream(stream)) => {
                 both[at].events = libc::POLLIN;
-                if !sleep {
+                if sleep.is_none() || stream.endpoint.is_shared() {
                     both[at].fd = -1;
                 }
             }
@@ -240,9 +262,13 @@ fn poll_kernel(
             _ => {}
         }
     }
-    let family = if sleep { session::known() } else { None };
+    let family = sleep.and_then(|_| session::known());
     if let Some(family) = &family {
         both[next] = pollfd { fd: family.descriptor(), events: 0, revents: 0 };
+    }
+    if let Some(edge) = sleep.flatten() {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(edge));
+        both[next + 1] = pollfd { fd, events: libc::POLLIN, revents: 0 };
     }
     let time = left.map(|left| timespec {
         tv_sec: (left / 1_000_000_000) as _,
@@ -262,7 +288,7 @@ fn poll_kernel(
     for (at, polled) in set.iter_mut().enumerate() {
         match fds::get(polled.fd).as_ref().map(|object| object.kind()) {
             Some(Kind::Stream(_)) => {
-                if both[at].revents != 0 && sleep {
+                if both[at].revents != 0 {
                     slipway_eventfd::drain(crate::open::borrowed(polled.fd));
                 }
                 continue;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use slipway_sgiov_spec::Address;
-use slipway_sgiov_spec::control::{REQUEST, Request};
+use slipway_sgiov_spec::control::{REQUEST, Request, VERSION};
 
 use crate::broker::{Broker, Outcome};
 use crate::peer::{Peer, peer};
@@ -47,8 +47,8 @@ impl Bytes<'_> {
         let kind = self.byte()?;
         let number = u64::from(self.byte()?);
         let at = Address::v4([127, 0, 0, 1 + (kind >> 6)], 9000 + (number % 4) as u16);
-        Some(match kind % 14 {
-            0 => Request::Attach { version: 1 + u32::from(kind >> 7) },
+        Some(match kind % 16 {
+            0 => Request::Attach { version: VERSION + u32::from(kind >> 7) },
             1 => Request::Fork,
             2 => Request::Listen { at, backlog: 2, shared: kind & 64 != 0, v6_only: false },
             3 => Request::Unlisten { listener: number },
@@ -59,6 +59,8 @@ impl Bytes<'_> {
             10 => Request::Resume,
             11 => Request::Held { entry: number },
             12 => Request::HeldListener { listener: number },
+            13 => Request::Share { on: kind & 64 == 0 },
+            14 => Request::Peer { entry: number },
             _ => {
                 let (raw, rest) = self.0.split_at_checked(REQUEST)?;
                 self.0 = rest;

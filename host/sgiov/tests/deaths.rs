@@ -203,14 +203,27 @@ fn without_descriptors_a_connection_is_refused_and_nothing_is_held() {
 
 #[test]
 fn more_connections_than_descriptors_end_as_others_do() {
+    many_connections_end_as_others_do(false);
+    // One of the two eventfds is shared then, and here; the other one a keeper has.
+    many_connections_end_as_others_do(true);
+}
+
+fn many_connections_end_as_others_do(server_shares: bool) {
     const CONNECTIONS: usize = 500;
     assert!(raise_descriptor_limit(4096) >= 4096, "too few descriptors");
     let node = Node::with_files(300);
     let (mut server, mut client) = (node.attach(), node.attach());
     let (listener, _) = server.listen(at(7106), 5);
-    let mut all: Vec<_> = (0..CONNECTIONS)
-        .map(|_| (client.connect(at(7106)).unwrap(), server.accept(listener).unwrap()))
-        .collect();
+    server.share(server_shares);
+    let pair = |client: &mut Client, server: &mut Client| {
+        let mut there = client.connect(at(7106)).unwrap();
+        let here = server.accept(listener).unwrap();
+        if there.later {
+            there.peer = client.peer(there.endpoint.entry).unwrap();
+        }
+        (there, here)
+    };
+    let mut all: Vec<_> = (0..CONNECTIONS).map(|_| pair(&mut client, &mut server)).collect();
     for (there, here) in &all {
         client.write(there, b"awake").unwrap();
         assert_eq!(server.read(here, 100).unwrap(), b"awake");
@@ -222,7 +235,7 @@ fn more_connections_than_descriptors_end_as_others_do() {
         assert!(readable(here.eventfd.as_fd(), PATIENCE));
         assert_eq!(server.read(&here, 1).unwrap(), b"");
         server.close(here);
-        all.push((client.connect(at(7106)).unwrap(), server.accept(listener).unwrap()));
+        all.push(pair(&mut client, &mut server));
     }
     let (_, here): (Vec<_>, Vec<_>) = all.into_iter().unzip();
     drop(client);

@@ -4,14 +4,14 @@
 mod client;
 mod running;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
-use client::{Client, PATIENCE, readable};
+use client::{Client, Connected, PATIENCE, readable};
 use running::Running;
 use slipway_ring::cross::Error;
 use slipway_sgiov::Settings;
 use slipway_sgiov_spec::Address;
-use slipway_sgiov_spec::control::{NOT_OURS, Reply, Request};
+use slipway_sgiov_spec::control::{NOT_OURS, Reply, Request, SHARERS};
 
 impl Running {
     fn attach(&self) -> Client {
@@ -207,4 +207,58 @@ fn a_ticket_is_for_nothing_else_and_not_for_ever() {
     // What is no ticket cannot be resumed.
     client::send(&client.socket, &Request::Resume.encode(), &[]).unwrap();
     assert!(client::receive(&client.socket).is_none());
+}
+
+/// How many eventfds there are behind these.
+fn eventfds<'a>(of: impl Iterator<Item = &'a Connected>) -> usize {
+    let id = |one: &Connected| {
+        let info = format!("/proc/self/fdinfo/{}", one.eventfd.as_raw_fd());
+        let text = std::fs::read_to_string(info).unwrap();
+        let line = text.lines().find(|line| line.starts_with("eventfd-id:"));
+        line.unwrap_or_else(|| panic!("no number in {text}")).to_owned()
+    };
+    of.map(id).collect::<std::collections::HashSet<_>>().len()
+}
+
+#[test]
+fn many_endpoints_of_a_process_share_eventfds_by_link() {
+    let engine = Running::new();
+    let (mut server, mut client, mut other) = (engine.attach(), engine.attach(), engine.attach());
+    let (listener, _) = server.listen(at(7000), 100);
+    // The engine learns whether the acceptor shares when it accepts.
+    server.share(true);
+    assert_eq!(server.accept(listener).err(), Some(11));
+    client.share(true);
+    let count = SHARERS * 2 + 1;
+    let mut near: Vec<_> = (0..count).map(|_| client.connect(at(7000)).unwrap()).collect();
+    assert!(near.iter().all(|one| one.later && one.group != 0));
+    let entry = near[0].endpoint.entry;
+    assert_eq!(client.peer(entry).err(), Some(11), "nobody has accepted it");
+    assert_eq!(client.peer(9999).err(), Some(9));
+    let far: Vec<_> = (0..count).map(|_| server.accept(listener).unwrap()).collect();
+    assert_eq!((eventfds(near.iter()), eventfds(far.iter())), (3, 3));
+    let foreign = (other.connect(at(7000)).unwrap(), server.accept(listener).unwrap());
+    assert_eq!((foreign.0.group, eventfds(far.iter().chain([&foreign.1]))), (0, 4));
+    assert!(far.iter().all(|one| one.group != foreign.1.group));
+    // What the connector gets later is what the acceptor sleeps on.
+    for (near, far) in near.iter_mut().zip(&far) {
+        near.peer = client.peer(near.endpoint.entry).unwrap();
+        slipway_eventfd::drain(far.eventfd.as_fd());
+        client.write(near, b"hello").unwrap();
+        assert_eq!(server.read(far, 10).unwrap(), b"hello");
+        assert!(!server.stream(far).arm_data(1).unwrap());
+        client.write(near, b"!").unwrap();
+        assert!(readable(far.eventfd.as_fd(), PATIENCE));
+    }
+    // Ended by the engine, of which the other side is told by it.
+    slipway_eventfd::drain(far[0].eventfd.as_fd());
+    drop(client);
+    assert!(readable(far[0].eventfd.as_fd(), PATIENCE));
+    server.share(false);
+    let (near, far) = (other.connect(at(7000)).unwrap(), server.accept(listener).unwrap());
+    assert!(near.later && far.group == 0, "it was not known yet");
+    let near = other.peer(near.endpoint.entry).unwrap();
+    slipway_eventfd::raise(near.as_fd());
+    assert!(readable(far.eventfd.as_fd(), PATIENCE));
+    assert!(!other.connect(at(7000)).unwrap().later);
 }

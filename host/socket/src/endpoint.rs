@@ -1,8 +1,8 @@
 //! One side of a connection.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use slipway_ring::cross::{Arena, Error, Own, Regions, Side, Stream, Tail, fetch};
@@ -53,6 +53,8 @@ pub mod option {
     pub const ABORT: u64 = 1 << 4;
     /// Its socket is of `AF_INET6`, whatever its addresses are.
     pub const SIX: u64 = 1 << 5;
+    /// A thread slept on it, and on nothing else.
+    pub const ALONE: u64 = 1 << 6;
     /// The first of the bits that mean nothing here: what a program set and may ask for.
     pub const FREE: u32 = 16;
 }
@@ -70,8 +72,10 @@ pub struct Endpoint {
     place: Place,
     side: Side,
     arena: Arena,
-    /// None: the other side is the engine.
-    peer: Option<Hidden>,
+    /// What the other side sleeps on. None: it is the engine, or nobody asked yet.
+    peer: OnceLock<Hidden>,
+    /// Those that sleep on the same eventfd; 0: none.
+    group: u32,
     local: Address,
     remote: Address,
     pub(crate) spin: Spin,
@@ -89,12 +93,13 @@ impl Endpoint {
         granted: Granted,
         arena: Arena,
         peer: Option<Hidden>,
+        group: u32,
     ) -> Self {
         let Granted { entry: number, place, local, peer: remote } = granted;
         let entry = number as usize;
         let side = if place.side == 0 { Side::Zero } else { Side::One };
-        let spin = Spin::default();
-        Self { family, entry, place, side, arena, peer, local, remote, spin }
+        let (spin, peer) = (Spin::default(), peer.map(OnceLock::from).unwrap_or_default());
+        Self { family, entry, place, side, arena, peer, group, local, remote, spin }
     }
 
     /// Nobody of the family had it before.
@@ -198,14 +203,41 @@ impl Endpoint {
 
     #[cold]
     fn tell(&self) {
-        match &self.peer {
-            None => self.family.signal(self.entry),
-            Some(peer) if self.place.same_tenant => {
-                // Fails when the counter is full: then it is readable already.
-                let _ = rustix::io::write(peer, &1u64.to_ne_bytes());
-            }
-            Some(peer) => slipway_eventfd::raise(peer.as_fd()),
+        if self.place.engine {
+            return self.family.signal(self.entry);
         }
+        let Some(peer) = self.peer() else { return };
+        if self.place.same_tenant {
+            // Fails when the counter is full: then it is readable already.
+            let _ = rustix::io::write(peer, &1u64.to_ne_bytes());
+        } else {
+            slipway_eventfd::raise(peer.as_fd());
+        }
+    }
+
+    /// What the other side sleeps on. None: nobody does, or the engine is gone, which the other side notices.
+    fn peer(&self) -> Option<&Hidden> {
+        if self.peer.get().is_none()
+            && let Ok(peer) = self.family.peer(self.entry)
+        {
+            // Another thread may have been faster.
+            let _ = self.peer.set(peer);
+        }
+        self.peer.get()
+    }
+
+    /// Whether other endpoints sleep on the same eventfd. Then nobody empties it: whoever sleeps on it waits for
+    /// its edge ([`Edge`](crate::Edge)).
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        self.group != 0
+    }
+
+    /// What those have in common that sleep on the same eventfd, as long as one of them is open. None: it has one of
+    /// its own.
+    #[inline]
+    pub fn group(&self) -> Option<(usize, u32)> {
+        self.is_shared().then(|| (Arc::as_ptr(&self.family).addr(), self.group))
     }
 
     /// The most that the sending FIFO grows to.
@@ -452,7 +484,7 @@ impl Endpoint {
         if holders == 1 {
             self.end();
         }
-        self.family.close(self.entry);
+        self.family.close(self.entry, self.is_shared());
     }
 
     fn end(&self) {

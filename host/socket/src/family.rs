@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use rustix::io::Errno;
 use slipway_ring::cross::Arena;
 use slipway_sgiov_spec::Address;
-use slipway_sgiov_spec::control::{Endpoint as Granted, NOT_OURS, Reply, Request, VERSION};
+use slipway_sgiov_spec::control::{NOT_OURS, Reply, Request, VERSION};
 
 use crate::connection::{Answer, Connection, Descriptors};
 use crate::endpoint::Endpoint;
 use crate::hidden::Hidden;
 use crate::lock::{Held, Lock};
+use crate::sharing::Sharing;
 use crate::table::Table;
 
 /// Where the engine's socket is: `SLIPWAY_SOCKET`, or `socket.sock` in `SLIPWAY_RUN_DIR`, or in the usual run
@@ -63,6 +64,7 @@ pub struct Family {
     bell: Hidden,
     links: Lock<Vec<Option<Arena>>>,
     dead: AtomicBool,
+    sharing: Sharing,
 }
 
 impl Family {
@@ -95,8 +97,9 @@ impl Family {
         let bell = Hidden::new(descriptors.next()?)?;
         let links = Lock::new((0..table.links()).map(|_| None).collect());
         let descriptor = AtomicI32::new(control.socket().as_raw_fd());
-        let dead = AtomicBool::new(false);
-        Ok(Arc::new(Self { control: Lock::new(control), descriptor, table, bell, links, dead }))
+        let (dead, sharing) = (AtomicBool::new(false), Sharing::default());
+        let control = Lock::new(control);
+        Ok(Arc::new(Self { control, descriptor, table, bell, links, dead, sharing }))
     }
 
     /// The connection's descriptor: when it hangs up, [`Family::is_dead`].
@@ -167,11 +170,12 @@ impl Family {
     /// # Errors
     /// [`NotConnected`].
     pub fn connect(self: &Arc<Self>, to: Address, from: Address) -> Result<Opened, NotConnected> {
+        self.tell_whether_to_share();
         let answer = self.ask(Request::Connect { to, from }, None);
         let Ok(Answer { reply, descriptors }) = answer else { return Err(NotConnected::NotOurs) };
         match reply {
-            Reply::Connected { endpoint, new_link } => {
-                self.open(endpoint, new_link, descriptors, true).map_err(NotConnected::Failed)
+            Reply::Connected { .. } => {
+                self.open(reply, descriptors, true).map_err(NotConnected::Failed)
             }
             Reply::Refused(NOT_OURS) => Err(NotConnected::NotOurs),
             Reply::Refused(errno) => Err(NotConnected::Failed(errno_of(errno))),
@@ -207,14 +211,9 @@ impl Family {
     /// # Errors
     /// `EAGAIN`: there is none; else what the engine says.
     pub fn accept(self: &Arc<Self>, listener: u64) -> Result<Opened, Errno> {
+        self.tell_whether_to_share();
         let Answer { reply, descriptors } = self.ask(Request::Accept { listener }, None)?;
-        match reply {
-            Reply::Connected { endpoint, new_link } => {
-                self.open(endpoint, new_link, descriptors, true)
-            }
-            Reply::Refused(errno) => Err(errno_of(errno)),
-            _ => Err(Errno::PROTO),
-        }
+        self.open(reply, descriptors, true)
     }
 
     /// After [`Family::resume`]: the connection with the lowest entry from `from` on that the image before had.
@@ -223,13 +222,7 @@ impl Family {
     /// `ENOENT`: there is none; else what the engine says.
     pub fn held(self: &Arc<Self>, from: u64) -> Result<Opened, Errno> {
         let Answer { reply, descriptors } = self.ask(Request::Held { entry: from }, None)?;
-        match reply {
-            Reply::Connected { endpoint, new_link } => {
-                self.open(endpoint, new_link, descriptors, false)
-            }
-            Reply::Refused(errno) => Err(errno_of(errno)),
-            _ => Err(Errno::PROTO),
-        }
+        self.open(reply, descriptors, false)
     }
 
     /// The same of listeners, by their numbers.
@@ -243,13 +236,20 @@ impl Family {
 
     fn open(
         self: &Arc<Self>,
-        granted: Granted,
-        new_link: bool,
+        reply: Reply,
         mut descriptors: Descriptors,
         is_new: bool,
     ) -> Result<Opened, Errno> {
+        let (granted, new_link, group, peer_later) = match reply {
+            Reply::Connected { endpoint, new_link, group, peer_later } => {
+                (endpoint, new_link, group, peer_later)
+            }
+            Reply::Refused(errno) => return Err(errno_of(errno)),
+            _ => return Err(Errno::PROTO),
+        };
         let eventfd = descriptors.next()?;
-        let peer = if granted.place.engine { None } else { Some(descriptors.next()?) };
+        let has_peer = !granted.place.engine && !peer_later;
+        let peer = has_peer.then(|| descriptors.next()).transpose()?;
         let arena = self.link(granted.place.link, new_link, descriptors)?;
         let possible =
             self.table.has(granted.entry) && granted.place.stream < arena.shape().streams;
@@ -257,7 +257,8 @@ impl Family {
             return Err(Errno::PROTO);
         }
         let peer = peer.map(Hidden::new).transpose().map_err(|_| Errno::MFILE)?;
-        let endpoint = Endpoint::new(self.clone(), granted, arena, peer);
+        let endpoint = Endpoint::new(self.clone(), granted, arena, peer, group);
+        self.sharing.opened(group != 0);
         if is_new {
             endpoint.begin();
         } else {
@@ -277,9 +278,35 @@ impl Family {
     }
 
     /// This process has closed its last descriptor of the endpoint.
-    pub(crate) fn close(&self, entry: usize) {
+    pub(crate) fn close(&self, entry: usize, shared: bool) {
+        self.sharing.closed(shared);
         // If the engine is gone it knows.
         let _ = self.control().tell(Request::Close { entry: entry as u64 }, None);
+    }
+
+    /// What the other side of one of this process's endpoints sleeps on.
+    ///
+    /// # Errors
+    /// `EAGAIN`: nobody has it; else what the engine says.
+    pub(crate) fn peer(&self, entry: usize) -> Result<Hidden, Errno> {
+        let Answer { reply, mut descriptors } =
+            self.ask(Request::Peer { entry: entry as u64 }, None)?;
+        match reply {
+            Reply::Done => Hidden::new(descriptors.next()?).map_err(|_| Errno::MFILE),
+            Reply::Refused(errno) => Err(errno_of(errno)),
+            _ => Err(Errno::PROTO),
+        }
+    }
+
+    pub(crate) fn sharing(&self) -> &Sharing {
+        &self.sharing
+    }
+
+    fn tell_whether_to_share(&self) {
+        if let Some(on) = self.sharing.changes() {
+            // If the engine is gone, the request that follows finds that out.
+            let _ = self.control().tell(Request::Share { on }, None);
+        }
     }
 
     /// Before fork(2): the child's connection.

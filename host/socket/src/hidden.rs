@@ -33,12 +33,28 @@ fn base(most: u64) -> RawFd {
     if most > BASE as u64 * 2 { BASE } else { RawFd::try_from(most / 2).unwrap_or(64) }
 }
 
-/// The number under which a descriptor survives execve(2) that the new image is to find, and where this image
-/// may find one of its predecessor, whose limit may have been another.
-pub fn survivor() -> (RawFd, [RawFd; 2]) {
-    let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(1 << 20);
-    let own = base(hard.min(1 << 20)) - 1;
-    (own, [own, BASE - 1])
+/// What survives execve(2) for the new image to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Survivor {
+    /// The connection to go on by.
+    Ticket = 1,
+    /// Which number is which endpoint.
+    Numbers = 2,
+}
+
+impl Survivor {
+    /// The lowest number that any of them may have, in this image.
+    pub fn first() -> RawFd {
+        Self::Numbers.places().0
+    }
+
+    /// The number that it has, and where this image may find that of its predecessor, whose limit may have been
+    /// another.
+    pub fn places(self) -> (RawFd, [RawFd; 2]) {
+        let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(1 << 20);
+        let own = base(hard.min(1 << 20)) - self as RawFd;
+        (own, [own, BASE - self as RawFd])
+    }
 }
 
 /// Makes sure that there are numbers beyond the program's: its soft limit is raised to the hard one.

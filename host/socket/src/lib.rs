@@ -27,14 +27,17 @@
 #![allow(unsafe_code)] // a futex is half of a shared word; a lock that a fork holds
 
 mod connection;
+mod edge;
 mod endpoint;
 mod family;
 pub mod hidden;
 pub mod lock;
+mod sharing;
 mod spin;
 mod table;
 mod wait;
 
+pub use edge::Edge;
 pub use endpoint::{Endpoint, Half, option};
 pub use family::{Family, Listening, NotConnected, Opened, engine_path};
 pub use rustix::io::Errno;

@@ -4,8 +4,10 @@
 //! others sleep on a futex in the table: who emptied the eventfd changes the futex's word (the turn) and wakes
 //! them, and each looks for itself whether it was meant. Turn first, then arm, then sleep: a wake-up in between
 //! shows as another turn. A leader that was killed is missed within a second.
+//!
+//! An eventfd that several endpoints share nobody empties: each who sleeps on it waits for its edge ([`Edge`]).
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,6 +15,7 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use slipway_eventfd::drain;
 
+use crate::edge::Edge;
 use crate::endpoint::{Endpoint, Half, option};
 use crate::spin::now;
 use crate::table::{is_gone, low_half, thread};
@@ -66,6 +69,7 @@ impl Endpoint {
         if self.spin.until(limit, || self.ready() & bit != 0) {
             return Ok(());
         }
+        let edge = self.is_shared().then(|| self.edge(eventfd));
         let turn = low_half(self.option(option::TURN)).load(Ordering::Acquire);
         if self.arm(half, 1) || self.family.is_dead() {
             return Ok(());
@@ -77,7 +81,11 @@ impl Endpoint {
             return Err(Errno::AGAIN);
         }
         self.spin.sleeps();
-        let slept = self.sleep(eventfd, turn, left);
+        let slept = match edge {
+            Some(Ok(edge)) => self.watch(edge.as_fd(), left).map(drop),
+            Some(Err(_)) => self.follow(turn, left.min(SECOND / 1000)),
+            None => self.sleep(eventfd, turn, left),
+        };
         if self.ready() & bit != 0 {
             self.spin.woke();
             return Ok(());
@@ -114,6 +122,14 @@ impl Endpoint {
     }
 
     fn lead(&self, eventfd: BorrowedFd<'_>, left: u64) -> Result<(), Errno> {
+        if self.watch(eventfd, left)? {
+            drain(eventfd);
+        }
+        Ok(())
+    }
+
+    /// Waits for `eventfd`, or the engine's end. Whether it was `eventfd`.
+    fn watch(&self, eventfd: BorrowedFd<'_>, left: u64) -> Result<bool, Errno> {
         // SAFETY: see `Family::look`.
         let engine = unsafe { BorrowedFd::borrow_raw(self.family.descriptor()) };
         let mut fds =
@@ -122,10 +138,14 @@ impl Endpoint {
         if !fds[1].revents().is_empty() {
             self.family.bury();
         }
-        if !fds[0].revents().is_empty() {
-            drain(eventfd);
-        }
-        Ok(())
+        Ok(!fds[0].revents().is_empty())
+    }
+
+    fn edge(&self, eventfd: BorrowedFd<'_>) -> Result<Edge, Errno> {
+        let edge = Edge::new()?;
+        edge.add(self, eventfd)?;
+        edge.begin()?;
+        Ok(edge)
     }
 
     fn follow(&self, turn: u32, left: u64) -> Result<(), Errno> {

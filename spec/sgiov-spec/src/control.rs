@@ -1,5 +1,5 @@
 //! Requests of a process and the engine's replies, one message each, in turn: a reply to every request but
-//! [`Request::Close`], which has none.
+//! [`Request::Close`] and [`Request::Share`], which have none.
 //!
 //! A request has 64 bytes: operation `u32`, flags `u32`, number `u64`, then two addresses of 24 bytes each (16
 //! of the address, `u16` of the port, 6 of 0). A reply has 128 bytes: status `u32` (0, or a number of errno(3)),
@@ -14,7 +14,9 @@ pub const REQUEST: usize = 64;
 /// Bytes of a reply.
 pub const REPLY: usize = 128;
 /// Version of the messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// At most so many endpoints share an eventfd.
+pub const SHARERS: usize = 16;
 /// At most so many descriptors come with a message.
 pub const DESCRIPTORS: usize = 4;
 
@@ -88,6 +90,19 @@ pub enum Request {
         /// Entry of the table.
         entry: u64,
     },
+    /// From now on endpoints that this process accepts or connects may sleep on one eventfd with others of its own,
+    /// up to [`SHARERS`] of those whose other sides are one family: [`Reply::Connected`] says which do. Nobody
+    /// empties such an eventfd; who sleeps on it waits for its edge. No reply.
+    Share {
+        /// Or from now on none.
+        on: bool,
+    },
+    /// What the other side of an endpoint of this process sleeps on, which [`Reply::Connected`] left for later.
+    /// [`Reply::Done`] with one descriptor; `EAGAIN`: nobody has accepted it yet, or has it any more.
+    Peer {
+        /// Entry of the table.
+        entry: u64,
+    },
     /// What the engine serves: [`Reply::Report`] with a memfd of JSON. For root, and of a family's own tenant
     /// for others.
     Report,
@@ -140,12 +155,17 @@ pub enum Reply {
         at: Address,
     },
     /// A connection. Descriptors, in this order: the eventfd that the family sleeps on; if the other side is
-    /// not the engine the eventfd that the other side sleeps on; with `new_link` the link's arena.
+    /// not the engine, and unless `peer_later`, the eventfd that the other side sleeps on; with `new_link` the
+    /// link's arena.
     Connected {
         /// The family's side of it.
         endpoint: Endpoint,
         /// This process has not been given the link's arena yet.
         new_link: bool,
+        /// Those of its process that sleep on the same eventfd, by number: see [`Request::Share`]. 0: none.
+        group: u32,
+        /// What the other side sleeps on is there when it is needed: see [`Request::Peer`].
+        peer_later: bool,
     },
     /// A report is in the descriptor that comes with it.
     Report {
@@ -168,11 +188,14 @@ mod op {
     pub const RESUME: u32 = 11;
     pub const HELD: u32 = 12;
     pub const HELD_LISTENER: u32 = 13;
+    pub const SHARE: u32 = 14;
+    pub const PEER: u32 = 15;
 }
 
 const SHARED: u32 = 1;
 const V6_ONLY: u32 = 2;
 const NEW_LINK: u32 = 1 << 8;
+const PEER_LATER: u32 = 1 << 9;
 
 impl Request {
     /// As it goes over the socket.
@@ -216,6 +239,14 @@ impl Request {
                 number = entry;
                 op::CLOSE
             }
+            Self::Share { on } => {
+                number = on.into();
+                op::SHARE
+            }
+            Self::Peer { entry } => {
+                number = entry;
+                op::PEER
+            }
             Self::Report => op::REPORT,
             Self::Function { bytes } => {
                 number = bytes;
@@ -249,6 +280,8 @@ impl Request {
             op::ACCEPT => Self::Accept { listener: number },
             op::CONNECT => Self::Connect { to: first, from: second },
             op::CLOSE => Self::Close { entry: number },
+            op::SHARE => Self::Share { on: number != 0 },
+            op::PEER => Self::Peer { entry: number },
             op::REPORT => Self::Report,
             op::FUNCTION => Self::Function { bytes: number },
             op::EXEC => Self::Exec,
@@ -272,9 +305,9 @@ impl Reply {
             Self::Done => flags = 1,
             Self::Attached { entries, links } => (flags, numbers) = (2, [entries, links, 0, 0]),
             Self::Listening { listener, at } => (flags, numbers[0], first) = (3, listener, at),
-            Self::Connected { endpoint, new_link } => {
-                flags = 4 | if new_link { NEW_LINK } else { 0 };
-                numbers = [endpoint.entry, endpoint.place.encode(), 0, 0];
+            Self::Connected { endpoint, new_link, group, peer_later } => {
+                flags = 4 | u32::from(new_link) * NEW_LINK | u32::from(peer_later) * PEER_LATER;
+                numbers = [endpoint.entry, endpoint.place.encode(), group.into(), 0];
                 (first, second) = (endpoint.local, endpoint.peer);
             }
             Self::Report { bytes } => (flags, numbers[0]) = (5, bytes),
@@ -310,6 +343,8 @@ impl Reply {
                     peer: address(bytes, 64)?,
                 },
                 new_link: flags & NEW_LINK != 0,
+                group: u32::try_from(number(2)?).ok()?,
+                peer_later: flags & PEER_LATER != 0,
             },
             5 => Self::Report { bytes: number(0)? },
             _ => return None,
@@ -338,6 +373,9 @@ mod tests {
             Request::Accept { listener: 7 },
             Request::Connect { to: HERE, from: Address::ANY },
             Request::Close { entry: 9 },
+            Request::Share { on: true },
+            Request::Share { on: false },
+            Request::Peer { entry: 9 },
             Request::Report,
             Request::Function { bytes: 100 },
         ];
@@ -363,8 +401,8 @@ mod tests {
             Reply::Done,
             Reply::Attached { entries: 1 << 20, links: 4096 },
             Reply::Listening { listener: 1, at: HERE },
-            Reply::Connected { endpoint, new_link: true },
-            Reply::Connected { endpoint, new_link: false },
+            Reply::Connected { endpoint, new_link: true, group: 0, peer_later: true },
+            Reply::Connected { endpoint, new_link: false, group: 7, peer_later: false },
             Reply::Report { bytes: 12 },
         ];
         for reply in all {

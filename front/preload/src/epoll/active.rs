@@ -30,6 +30,16 @@ pub(super) fn activate(inner: &mut Inner, fd: c_int) {
     }
 }
 
+/// One whose eventfd was raised, and all that share it.
+pub(super) fn activate_raised(inner: &mut Inner, fd: c_int) {
+    let item = usize::try_from(fd).ok().and_then(|at| inner.items.get(at)?.as_ref());
+    let group = item.and_then(|item| item.object?.stream()?.endpoint.group());
+    let Some(group) = group else { return activate(inner, fd) };
+    for at in 0..inner.groups.members(group).len() {
+        activate(inner, inner.groups.members(group)[at]);
+    }
+}
+
 pub(super) fn activate_all(inner: &mut Inner) {
     for fd in 0..inner.items.len() {
         activate(inner, fd as c_int);

@@ -7,6 +7,7 @@ use libc::{c_int, epoll_event};
 use slipway_socket::{Deadline, Errno};
 
 use super::active::activate;
+use super::groups::Key;
 use super::{EDGE, ENGINE, IN, Item, Set};
 use crate::fds::{self, Kind, Ref};
 use crate::guard::guard;
@@ -98,24 +99,64 @@ fn change(
     object: &Ref,
     wanted: Option<(u32, u64)>,
 ) -> Result<usize, Errno> {
-    let failed = || Errno::from_raw_os_error(real::errno());
+    let group = object.stream().and_then(|stream| stream.endpoint.group());
     if how == libc::EPOLL_CTL_DEL {
-        if control(set, how, fd, 0, 0) < 0 {
-            return Err(failed());
-        }
+        kernels(set, how, fd, group)?;
         leave(set, fd, object);
         return Ok(0);
     }
     let (events, data) = wanted.ok_or(Errno::FAULT)?;
     let known = own(set);
     let Kind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
-    // The kernel knows whether it may be: the set may be none, or have it already.
-    if control(set, how, fd, IN | EDGE, own.datum(fd as u32)) < 0 {
-        return Err(failed());
+    kernels(set, how, fd, group)?;
+    if let Some(group) = group {
+        own.inner.hold().groups.join(group, fd);
     }
     admit(set, fd, object, events, data, object.stream().map(|_| object));
     watch_engine(set, own);
     Ok(0)
+}
+
+/// Does the kernel's part of a change. It knows whether it may be: the set may be none, or have it already. Of a
+/// group it knows one only, and what is said of the others is decided here.
+fn kernels(set: c_int, how: c_int, fd: c_int, group: Option<Key>) -> Result<(), Errno> {
+    let known = fds::get(set);
+    let own = known.as_ref().and_then(|known| match known.kind() {
+        Kind::Epoll(own) => Some(own),
+        _ => None,
+    });
+    let member = own.zip(group).map(|(own, group)| {
+        let inner = own.inner.hold();
+        let is_in =
+            usize::try_from(fd).is_ok_and(|at| matches!(inner.items.get(at), Some(Some(_))));
+        (is_in, inner.groups.is_watched(group))
+    });
+    match (member, how) {
+        (Some((true, _)), libc::EPOLL_CTL_ADD) => return Err(Errno::EXIST),
+        (Some((false, _)), libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL) => return Err(Errno::NOENT),
+        // Its place in the kernel's set goes when it leaves.
+        (Some((true, _)), _) | (Some((false, true)), _) => return Ok(()),
+        _ => {}
+    }
+    let datum = own.map_or(0, |own| own.datum(fd as u32));
+    if control(set, how, fd, IN | EDGE, datum) == 0 {
+        return Ok(());
+    }
+    match Errno::from_raw_os_error(real::errno()) {
+        // What had the number was of this group, and was closed in a way that the kernel's set did not see.
+        Errno::EXIST if member.is_some() => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+impl Set {
+    /// What is closed leaves the kernel's set: another process may have it open, or others share its eventfd, so the
+    /// kernel would not take it out by itself. Not out of another process's set.
+    fn kernel_forgets(&self, set: c_int, fd: c_int) {
+        if !self.is_inherited.load(Ordering::Relaxed) {
+            control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+        }
+    }
 }
 
 /// The kernel's set as an object.
@@ -181,6 +222,14 @@ fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
     let item = inner.items.get_mut(usize::try_from(fd).ok()?)?.take()?;
     inner.count -= 1;
     inner.active.retain(|one| *one != fd);
+    let group = object.stream().and_then(|stream| stream.endpoint.group());
+    if let Some(next) = group.and_then(|group| inner.groups.leave(group, fd)) {
+        own.kernel_forgets(set, fd);
+        if let Some(next) = next {
+            // It was raised before, so it is now: whatever was missed in between is looked at.
+            control(set, libc::EPOLL_CTL_ADD, next, IN | EDGE, own.datum(next as u32));
+        }
+    }
     Some((item.events, item.data))
 }
 
@@ -188,13 +237,15 @@ fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
 pub fn forget(object: &Ref) {
     let sets = std::mem::take(&mut *object.sets.hold());
     for (set, fd) in sets {
-        if object.stream().is_some() {
-            // Another process may have it open, so the kernel would not take it out.
-            let saved = real::errno();
-            control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
-            real::set_errno(saved);
+        let saved = real::errno();
+        if object.stream().is_some_and(|stream| !stream.endpoint.is_shared())
+            && let Some(known) = fds::get(set)
+            && let Kind::Epoll(own) = known.kind()
+        {
+            own.kernel_forgets(set, fd);
         }
         leave(set, fd, object);
+        real::set_errno(saved);
     }
 }
 

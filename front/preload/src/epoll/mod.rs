@@ -5,7 +5,7 @@
 //!
 //! Each connection in a set is *active* or *armed*. epoll_wait(2) looks at the active ones itself, without a
 //! system call; before it sleeps it arms them, which makes the other side raise the eventfd; an eventfd that was
-//! raised makes its connection active again. An edge is: bytes arrived, a send that found no room would find
+//! raised makes its connection active again, or all that share it: then one of them is in the kernel's set for all. An edge is: bytes arrived, a send that found no room would find
 //! some, or a bit that was not set when it was reported last.
 //!
 //! With thousands of active ones two things decide how fast they are. What belongs to one has left the processor's
@@ -14,15 +14,17 @@
 
 mod active;
 mod control;
+mod groups;
 mod wait;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use libc::c_int;
 use slipway_socket::Spin;
 use slipway_socket::lock::Lock;
 
 use crate::fds::{self, Kind, Object};
+use groups::Groups;
 
 pub use control::{became_listener, became_ours, forget, touch};
 
@@ -53,6 +55,7 @@ struct Item {
 #[derive(Default)]
 struct Inner {
     items: Vec<Option<Item>>,
+    groups: Groups,
     active: std::collections::VecDeque<c_int>,
     /// Of those the ones to be armed: empty between two looks.
     quiet: Vec<c_int>,
@@ -67,7 +70,9 @@ pub struct Set {
     tag: u32,
     spin: Spin,
     /// The descriptor of the engine's connection that is in the kernel's set; 0: none.
-    engine: std::sync::atomic::AtomicI32,
+    engine: AtomicI32,
+    /// The kernel's set is that of the process that this one was forked from.
+    is_inherited: AtomicBool,
 }
 
 /// A tag that no datum of a program begins with by chance: neither an address nor a small number.
@@ -82,7 +87,8 @@ fn tag() -> u32 {
 impl Set {
     fn new() -> Self {
         let inner = Lock::new(Inner::default());
-        Self { inner, tag: tag(), spin: Spin::default(), engine: 0.into() }
+        let (engine, is_inherited) = Default::default();
+        Self { inner, tag: tag(), spin: Spin::default(), engine, is_inherited }
     }
 
     fn datum(&self, number: u32) -> u64 {
@@ -92,6 +98,7 @@ impl Set {
     /// In the child of a fork: the engine's connection is another one.
     pub fn forked(&self) {
         self.engine.store(0, Ordering::Relaxed);
+        self.is_inherited.store(true, Ordering::Relaxed);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use slipway_socket::{Deadline, Errno, is_told_surely};
 
-use super::active::{activate, activate_all, arm_all, collect};
+use super::active::{activate_all, activate_raised, arm_all, collect};
 use super::control::control;
 use super::{ENGINE, Set};
 use crate::fds::{self, Kind};
@@ -48,7 +48,7 @@ fn translate(set: c_int, own: &Set, events: &mut [epoll_event]) -> usize {
         let number = data as u32;
         let mut inner = own.inner.hold();
         if number != ENGINE {
-            activate(&mut inner, number as c_int);
+            activate_raised(&mut inner, number as c_int);
             continue;
         }
         if let Some(family) = session::known() {

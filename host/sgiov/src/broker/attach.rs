@@ -1,5 +1,7 @@
 //! Families begin, grow by fork, and end.
 
+use std::collections::HashMap;
+
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use slipway_sgiov_spec::control::{Reply, VERSION};
 
@@ -44,6 +46,8 @@ impl Broker {
             listeners: client.listeners.clone(),
             given: client.given.clone(),
             ticket: None,
+            shares: client.shares,
+            groups: HashMap::new(),
         };
         for entry in &child.held {
             if let Some(end) = self.end_of(family, *entry) {
@@ -79,19 +83,20 @@ impl Broker {
     }
 
     /// A link that has no streams ends: its parties forget it.
-    pub(super) fn end_link(&mut self, link: u32) {
-        let Some(link) = self.links.remove(link) else { return };
+    pub(super) fn end_link(&mut self, number: u32) {
+        let Some(link) = self.links.remove(number) else { return };
         match &mut self.remote {
             Some(remote) if link.supplied => remote.arena_gone(&link.arena),
             _ => link.punch(),
         }
         for end in link.ends {
-            let Party::Family(number) = end.party else { continue };
-            let Some(family) = self.families.get_mut(number) else { continue };
+            let Party::Family(family) = end.party else { continue };
+            let Some(family) = self.families.get_mut(family) else { continue };
             family.set_link(end.number, None);
             for member in &family.members {
                 if let Some(client) = self.clients.get_mut(*member) {
                     client.given.remove(&end.number);
+                    client.groups.remove(&number);
                 }
             }
         }

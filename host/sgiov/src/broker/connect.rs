@@ -1,10 +1,7 @@
 //! Connections begin.
 
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, eventfd};
 use slipway_ring::cross::{Side, Tail};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{Endpoint, NOT_OURS, Reply};
@@ -12,6 +9,7 @@ use slipway_sgiov_spec::table::Place;
 
 use super::connection::{Bells, Connection, End};
 use super::links::{self, Party};
+use super::sharing::Bell;
 use super::{Broker, Errno, Outcome, lack};
 use crate::address::specific;
 use crate::namespace::Namespace;
@@ -27,6 +25,10 @@ pub struct Pair {
     pub acceptor: (Party, Address),
     /// The connector's network namespace.
     pub namespace: NamespaceId,
+    /// The connector's process, where it is not the engine.
+    pub client: Option<u32>,
+    /// What the acceptor sleeps on is decided when it accepts.
+    pub later: bool,
 }
 
 impl Broker {
@@ -50,9 +52,10 @@ impl Broker {
         if !there.has_room() {
             return not_ours();
         }
-        let acceptor = (Party::Family(there.family), to);
+        let (acceptor, later) = ((Party::Family(there.family), to), there.shares);
         let from = self.source(namespace, &to, from)?;
-        let pair = Pair { connector: (Party::Family(family), from), acceptor, namespace: id };
+        let connector = (Party::Family(family), from);
+        let pair = Pair { connector, acceptor, namespace: id, client: Some(client), later };
         let joined = self.join_pair(&pair);
         if joined.is_err() {
             self.namespaces.release(id, from, to);
@@ -141,11 +144,9 @@ impl Broker {
                 self.is_within_limits(family.namespace, wanted)?;
             }
         }
-        let new = || -> Result<Arc<OwnedFd>, Errno> {
-            Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(lack)?))
-        };
-        let eventfds = [new()?, new()?];
         let link = self.link_between(a, b)?;
+        let bell = pair.client.map(|client| self.bell_for(client, link)).transpose()?;
+        let acceptors = (b != Party::Engine && !pair.later).then(Bell::own).transpose()?;
         let there = self.links.get_mut(link).ok_or(Errno::NOBUFS)?;
         let stream = there.take_stream().ok_or(Errno::NOBUFS)?;
         // The connector's side; between a family and itself the sides' link numbers tell them apart.
@@ -159,16 +160,21 @@ impl Broker {
             last: Tail::default(),
         };
         let (mine, theirs) = (end(pair.connector), end(pair.acceptor));
-        let ends = if connector == Side::Zero { [mine, theirs] } else { [theirs, mine] };
+        let (mut ends, mut here) = ([mine, theirs], [bell, acceptors]);
+        if connector == Side::One {
+            ends.reverse();
+            here.reverse();
+        }
+        let bells = Bells { here, kept: None, later: pair.later };
+        self.bells += bells.own();
         let number = self.connections.insert(Connection {
             link,
             stream,
             ends,
-            bells: Bells::Here(eventfds.map(Some)),
+            bells,
             connector,
             namespace: pair.namespace,
         });
-        self.bells += 1;
         for side in [Side::Zero, Side::One] {
             self.grant(number, side);
         }
@@ -288,11 +294,13 @@ impl Broker {
                 && self.are_one_tenant(family, theirs.party),
             link: link.ends[side as usize].number,
         };
-        let mut files = vec![there.bell(side).cloned().ok_or(Errno::INVAL)?];
-        if !place.engine {
+        let bell = there.bell(side).ok_or(Errno::INVAL)?;
+        let (group, other) = (bell.group, there.bell(side.other()));
+        let mut files = vec![bell.eventfd.clone()];
+        let peer_later = !place.engine && other.is_none() && !theirs.closed;
+        if !place.engine && !peer_later {
             // Who has closed it already need not be told of anything: one's own does.
-            let bell = there.bell(side.other()).cloned();
-            files.push(bell.unwrap_or_else(|| files[0].clone()));
+            files.push(other.unwrap_or(bell).eventfd.clone());
         }
         let new_link = self.clients.get_mut(client).ok_or(Errno::INVAL)?.given.insert(place.link);
         if new_link {
@@ -300,6 +308,7 @@ impl Broker {
         }
         let endpoint =
             Endpoint { entry: mine.entry.into(), place, local: mine.local, peer: theirs.local };
-        Ok(Outcome::Answer(Reply::Connected { endpoint, new_link }, files))
+        let reply = Reply::Connected { endpoint, new_link, group, peer_later };
+        Ok(Outcome::Answer(reply, files))
     }
 }

@@ -1,12 +1,10 @@
 //! One connection: a stream of a link, and its two ends.
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
 use slipway_ring::cross::{Side, Tail};
 use slipway_sgiov_spec::Address;
 
 use super::links::Party;
+use super::sharing::Bell;
 use crate::keeper::Kept;
 use crate::peer::NamespaceId;
 
@@ -26,11 +24,21 @@ pub struct End {
 }
 
 /// What the two ends of a connection sleep on.
-pub enum Bells {
-    /// By side; None: that end is closed.
-    Here([Option<Arc<OwnedFd>>; 2]),
-    /// A keeper has them, since both ends have been introduced.
-    Kept(Kept),
+pub struct Bells {
+    /// By side. None: that end is closed, or the engine's, or nobody has accepted it and it is for later, or a
+    /// keeper has it.
+    pub here: [Option<Bell>; 2],
+    /// A keeper has those that are not shared, since both ends have been introduced.
+    pub kept: Option<Kept>,
+    /// The connector has not asked yet for what the acceptor sleeps on.
+    pub later: bool,
+}
+
+impl Bells {
+    /// Eventfds here that no other connection has.
+    pub fn own(&self) -> usize {
+        self.here.iter().flatten().filter(|bell| bell.group == 0).count()
+    }
 }
 
 pub struct Connection {
@@ -51,9 +59,8 @@ impl Connection {
     }
 
     /// What `side` sleeps on, if it is here and not closed.
-    pub fn bell(&self, side: Side) -> Option<&Arc<OwnedFd>> {
-        let Bells::Here(bells) = &self.bells else { return None };
-        bells[side as usize].as_ref()
+    pub fn bell(&self, side: Side) -> Option<&Bell> {
+        self.bells.here[side as usize].as_ref()
     }
 
     pub fn end_mut(&mut self, side: Side) -> &mut End {

@@ -11,7 +11,7 @@ use slipway_ring::cross::index::{MAX_ORDER, PAGE};
 use slipway_ring::cross::{Arena, Region, Regions, Side, Stream, Tail};
 use slipway_sgiov_spec::table::entry;
 
-use super::connection::{Bells, End};
+use super::connection::End;
 use super::links::Party;
 use super::{Broker, Outcome};
 use crate::remote::Remote;
@@ -61,9 +61,9 @@ impl Broker {
         }
         let Some(link) = self.links.get(connection.link) else { return };
         let stream = connection.stream;
-        if let Bells::Here(bells) = &mut connection.bells {
-            bells[side as usize] = None;
-        }
+        let own = connection.bells.own();
+        connection.bells.here[side as usize] = None;
+        self.bells -= own - connection.bells.own();
         let end = connection.end_mut(side);
         end.closed = true;
         if let Party::Family(number) = end.party
@@ -82,10 +82,9 @@ impl Broker {
         {
             remote.closed(number);
         }
-        if let Some(eventfd) = connection.bell(side.other()) {
-            slipway_eventfd::raise(eventfd.as_fd());
-        }
-        if let Bells::Kept(kept) = connection.bells
+        if let Some(bell) = connection.bell(side.other()) {
+            slipway_eventfd::raise(bell.eventfd.as_fd());
+        } else if let Some(kept) = connection.bells.kept
             && !other.closed
         {
             self.keepers.raise(kept, side.other());
@@ -111,9 +110,9 @@ impl Broker {
     fn release(&mut self, number: u32) {
         let Some(connection) = self.connections.remove(number) else { return };
         self.release_connector(&connection);
-        match connection.bells {
-            Bells::Here(_) => self.bells -= 1,
-            Bells::Kept(kept) => self.keepers.drop(kept),
+        self.bells -= connection.bells.own();
+        if let Some(kept) = connection.bells.kept {
+            self.keepers.drop(kept);
         }
         self.forget_swept(number);
         let Some(link) = self.links.get_mut(connection.link) else { return };

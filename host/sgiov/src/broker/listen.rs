@@ -38,6 +38,8 @@ pub struct Listener {
     pub queue: VecDeque<u32>,
     pub eventfd: Arc<OwnedFd>,
     holders: u32,
+    /// The process that accepted last shares eventfds.
+    pub shares: bool,
 }
 
 impl Listener {
@@ -183,6 +185,7 @@ impl Broker {
                 eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(lack)?,
             ),
             holders: 1,
+            shares: false,
         };
         if at.port == 0 {
             listener.at.port = self.free_listening_port(&mut listener)?;
@@ -241,14 +244,39 @@ impl Broker {
         if !client.listeners.contains(&listener) {
             return Err(Errno::BADF);
         }
-        let waiting = self.listeners.get_mut(listener).and_then(|there| there.queue.pop_front());
-        let connection = waiting.ok_or(Errno::AGAIN)?;
+        let there = self.listeners.get_mut(listener).ok_or(Errno::AGAIN)?;
+        there.shares = client.shares;
+        let connection = there.queue.pop_front().ok_or(Errno::AGAIN)?;
+        let there = self.connections.get(connection).ok_or(Errno::AGAIN)?;
+        let (link, side) = (there.link, there.connector.other());
+        if there.bell(side).is_none() {
+            let bell = match self.bell_for(number, link) {
+                Ok(bell) => bell,
+                Err(errno) => {
+                    self.waits_on(listener, connection);
+                    return Err(errno);
+                }
+            };
+            self.bells += usize::from(bell.group == 0);
+            let there = self.connections.get_mut(connection).ok_or(Errno::AGAIN)?;
+            there.bells.here[side as usize] = Some(bell);
+        }
         let there = self.connections.get_mut(connection).ok_or(Errno::AGAIN)?;
-        let side = there.connector.other();
         there.end_mut(side).holders = 1;
-        client.held.insert(there.end(side).entry);
+        let entry = there.end(side).entry;
+        if let Some(client) = self.clients.get_mut(number) {
+            client.held.insert(entry);
+        }
         let outcome = self.introduce(number, family, connection, side);
         self.keep(connection);
         outcome
+    }
+
+    /// A connection that could not be accepted now is the next one again.
+    fn waits_on(&mut self, listener: u32, connection: u32) {
+        if let Some(there) = self.listeners.get_mut(listener) {
+            there.queue.push_front(connection);
+            slipway_eventfd::raise(there.eventfd.as_fd());
+        }
     }
 }

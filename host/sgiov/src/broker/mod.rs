@@ -7,7 +7,7 @@
 //! - `family`: families and their tables; `links`: arenas; `connection`: one connection and its two ends;
 //! - `attach`, `listen`, `connect`, `exec`: the requests; `finish`: how endpoints end;
 //! - `remote`: connections to other nodes and to guests; `guests`: their socket functions;
-//! - `sweep`: memory of idle sockets; `report`: what people see.
+//! - `sharing`: what ends of connections sleep on; `sweep`: memory of idle sockets; `report`: what people see.
 
 mod attach;
 mod connect;
@@ -20,15 +20,15 @@ mod links;
 mod listen;
 mod remote;
 mod report;
+mod sharing;
 mod sweep;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::process::{Resource, getrlimit};
-use slipway_ring::cross::Side;
 use slipway_sgiov_spec::control::{Reply, Request};
 
 use crate::keeper::Keepers;
@@ -40,10 +40,11 @@ use crate::reload::Renewal;
 use crate::slab::Slab;
 use crate::ways::Ways;
 
-use connection::{Bells, Connection};
+use connection::Connection;
 use family::Family;
 use links::Links;
 use listen::Listeners;
+use sharing::Group;
 use sweep::Sweep;
 
 pub use report::{ConnectionReport, FamilyReport, ListenerReport, Reloads, Report, TenantReport};
@@ -63,6 +64,9 @@ struct Client {
     given: HashSet<u16>,
     /// It is a ticket, until then.
     ticket: Option<Instant>,
+    /// Its new endpoints may share an eventfd, and which one, by link.
+    shares: bool,
+    groups: HashMap<u32, Group>,
 }
 
 /// What to do after a request.
@@ -93,9 +97,11 @@ pub struct Broker {
     namespaces: Namespaces,
     links: Links,
     connections: Slab<Connection>,
-    /// Connections whose eventfds are here, and how many of them may be before a keeper takes them.
+    /// Eventfds of a single end each that are here, and how many of them may be before a keeper takes them.
     bells: usize,
     most_bells: usize,
+    /// The number of the group that began last.
+    last_group: u32,
     keepers: Keepers,
     listeners: Listeners,
     sweep: Sweep,
@@ -116,24 +122,8 @@ impl Broker {
     pub fn new(policy: Policy, remote: Option<Ways>) -> Self {
         // Half of all descriptors: the others are for processes, and for those who wait to be accepted.
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
-        let most_bells = usize::try_from(limit / 4).unwrap_or(0);
+        let most_bells = usize::try_from(limit / 2).unwrap_or(0);
         Self { policy, remote, most_bells, ..Self::default() }
-    }
-
-    /// Both ends of a connection have been introduced: if there are many, a keeper has its eventfds from now on.
-    fn keep(&mut self, connection: u32) {
-        let Some(there) = self.connections.get_mut(connection) else { return };
-        let is_remote = there.ends.iter().any(|end| end.party == links::Party::Engine);
-        let (Some(first), Some(second)) = (there.bell(Side::Zero), there.bell(Side::One)) else {
-            return;
-        };
-        if self.bells <= self.most_bells || is_remote {
-            return;
-        }
-        if let Some(kept) = self.keepers.keep([first.as_fd(), second.as_fd()]) {
-            there.bells = Bells::Kept(kept);
-            self.bells -= 1;
-        }
     }
 
     /// Another policy, and settings for links to other nodes, from now on; or why there is none. What is connected
@@ -160,8 +150,10 @@ impl Broker {
 
     /// A process has connected. Its number.
     pub fn join(&mut self, peer: Peer) -> u32 {
-        let (held, listeners, given) = Default::default();
-        self.clients.insert(Client { peer, family: None, held, listeners, given, ticket: None })
+        let (held, listeners, given, groups) = Default::default();
+        let (family, ticket, shares) = (None, None, false);
+        let client = Client { peer, family, held, listeners, given, ticket, shares, groups };
+        self.clients.insert(client)
     }
 
     /// Families that are there.
@@ -202,6 +194,8 @@ impl Broker {
             (Request::Accept { listener }, Some(family)) => self.accept(client, family, listener),
             (Request::Connect { to, from }, Some(family)) => self.connect(client, family, to, from),
             (Request::Close { entry }, Some(family)) => return self.close(client, family, entry),
+            (Request::Share { on }, Some(_)) => return self.share(client, on),
+            (Request::Peer { entry }, Some(family)) => self.peer(client, family, entry),
         };
         outcome.unwrap_or_else(|errno| {
             if matches!(errno, Errno::NOBUFS | Errno::MFILE | Errno::NFILE | Errno::NOMEM) {

@@ -30,6 +30,8 @@ impl Broker {
             connector: (Party::Family(family), from),
             acceptor: (Party::Engine, to),
             namespace: id,
+            client: Some(client),
+            later: false,
         };
         let joined = self.join_pair(&pair);
         if joined.is_err() {
@@ -58,7 +60,7 @@ impl Broker {
             arena: link.arena.clone(),
             stream: connection.stream,
             side,
-            eventfd: connection.bell(side.other()).cloned()?,
+            eventfd: connection.bell(side.other())?.eventfd.clone(),
             family,
             entry: other.entry,
             regions: link.bits.clone()?,
@@ -168,6 +170,8 @@ impl Broker {
             connector: (Party::Engine, from),
             acceptor: (Party::Family(family), to),
             namespace: id,
+            client: None,
+            later: false,
         };
         let connection = self.join_pair(&pair)?;
         if let Some(there) = self.listeners.get_mut(listener) {

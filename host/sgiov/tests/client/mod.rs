@@ -17,7 +17,7 @@ use rustix::net::{
 use slipway_ram::Lasting;
 use slipway_ring::cross::{Arena, Error, Own, Regions, Side, Stream};
 use slipway_sgiov_spec::Address;
-use slipway_sgiov_spec::control::{Endpoint, REPLY, Reply, Request};
+use slipway_sgiov_spec::control::{Endpoint, REPLY, Reply, Request, VERSION};
 use slipway_sgiov_spec::table::{self, entry};
 
 /// Patience of a test with a machine that does other things.
@@ -37,6 +37,10 @@ pub struct Connected {
     pub endpoint: Endpoint,
     pub eventfd: OwnedFd,
     pub peer: OwnedFd,
+    /// Those that share its eventfd.
+    pub group: u32,
+    /// `peer` is none yet.
+    pub later: bool,
 }
 
 pub fn connect(path: &Path) -> OwnedFd {
@@ -103,7 +107,7 @@ impl Client {
     }
 
     pub fn over(socket: OwnedFd) -> Self {
-        send(&socket, &Request::Attach { version: 1 }.encode(), &[]).unwrap();
+        send(&socket, &Request::Attach { version: VERSION }.encode(), &[]).unwrap();
         let (reply, files) = receive(&socket).unwrap();
         let Reply::Attached { entries, links } = reply else { panic!("{reply:?}") };
         let [table, bell] = <[OwnedFd; 2]>::try_from(files).unwrap();
@@ -168,9 +172,11 @@ impl Client {
     }
 
     fn connected(&mut self, (reply, files): (Reply, Vec<OwnedFd>)) -> Result<Connected, u32> {
-        let (endpoint, new_link) = match reply {
+        let (endpoint, new_link, group, later) = match reply {
             Reply::Refused(errno) => return Err(errno),
-            Reply::Connected { endpoint, new_link } => (endpoint, new_link),
+            Reply::Connected { endpoint, new_link, group, peer_later } => {
+                (endpoint, new_link, group, peer_later)
+            }
             other => panic!("{other:?}"),
         };
         let mut files = files.into_iter();
@@ -178,6 +184,9 @@ impl Client {
         // The engine is told by a signal, and by the bell.
         let peer = if endpoint.place.engine {
             self.bell.try_clone().unwrap()
+        } else if later {
+            // Nobody sleeps yet; see `Client::peer`.
+            eventfd.try_clone().unwrap()
         } else {
             files.next().unwrap()
         };
@@ -187,7 +196,21 @@ impl Client {
         }
         assert!(files.next().is_none());
         assert!(self.arenas.contains_key(&endpoint.place.link));
-        Ok(Connected { endpoint, eventfd, peer })
+        Ok(Connected { endpoint, eventfd, peer, group, later })
+    }
+
+    /// Endpoints may share eventfds from now on, or not.
+    pub fn share(&self, on: bool) {
+        send(&self.socket, &Request::Share { on }.encode(), &[]).unwrap();
+    }
+
+    /// What the other side of an endpoint sleeps on.
+    pub fn peer(&mut self, entry: u64) -> Result<OwnedFd, u32> {
+        match self.ask(Request::Peer { entry }) {
+            (Reply::Done, files) => Ok(files.into_iter().next().unwrap()),
+            (Reply::Refused(errno), _) => Err(errno),
+            other => panic!("{other:?}"),
+        }
     }
 
     pub fn close(&self, connected: Connected) {

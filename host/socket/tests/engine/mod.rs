@@ -232,6 +232,9 @@ impl Engine {
             }
             Request::Connect { to, .. } => self.connect(id, to),
             Request::Close { entry } => self.release(id, family, entry),
+            // Nobody has to.
+            Request::Share { .. } => {}
+            Request::Peer { .. } => self.send(id, Reply::Refused(11), &[]),
             Request::Report | Request::Function { .. } => self.send(id, Reply::Refused(38), &[]),
         }
     }
@@ -400,6 +403,7 @@ impl Engine {
         if new_link {
             fds.push(arena.file().unwrap());
         }
-        self.send(id, Reply::Connected { endpoint, new_link }, &fds);
+        let (group, peer_later) = (0, false);
+        self.send(id, Reply::Connected { endpoint, new_link, group, peer_later }, &fds);
     }
 }

@@ -1,0 +1,107 @@
+//! Endpoints of one process that sleep on one eventfd.
+//!
+//! An eventfd costs the kernel half a KiB, which is more than all the rest of a socket that does nothing. A process
+//! with very many connections, which waits for all of them in one place, needs to know soon that one of a few has
+//! something, and looks at those few itself ([`Request::Share`]). So up to [`SHARERS`] of them have one eventfd. It is one
+//! link's alone: whoever raises it, or spoils it, is of the family that all its endpoints are connected to.
+//!
+//! Which process accepts a connection is not known when it begins. Where the last one that accepted shares, the
+//! connector gets nothing to raise at first, and asks when it needs it ([`Request::Peer`]): nobody can be
+//! asleep before.
+//!
+//! [`Request::Share`]: slipway_sgiov_spec::control::Request::Share
+//! [`Request::Peer`]: slipway_sgiov_spec::control::Request::Peer
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use slipway_ring::cross::Side;
+use slipway_sgiov_spec::control::{Reply, SHARERS};
+
+use super::links::Party;
+use super::{Broker, Errno, Outcome, lack};
+
+/// What an end sleeps on.
+#[derive(Clone)]
+pub struct Bell {
+    pub eventfd: Arc<OwnedFd>,
+    /// The number of those that sleep on it; 0: it is one end's own.
+    pub group: u32,
+}
+
+impl Bell {
+    /// One of its own.
+    pub fn own() -> Result<Self, Errno> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self { eventfd: Arc::new(eventfd(0, flags).map_err(lack)?), group: 0 })
+    }
+}
+
+/// The eventfd that the next endpoints of a process on one link get.
+pub struct Group {
+    bell: Bell,
+    left: usize,
+}
+
+impl Broker {
+    /// What a new endpoint of `client` on `link` sleeps on.
+    pub(super) fn bell_for(&mut self, client: u32, link: u32) -> Result<Bell, Errno> {
+        let client = self.clients.get_mut(client).ok_or(Errno::INVAL)?;
+        if !client.shares {
+            return Bell::own();
+        }
+        if let Some(group) = client.groups.get_mut(&link).filter(|group| group.left > 0) {
+            group.left -= 1;
+            return Ok(group.bell.clone());
+        }
+        self.last_group = self.last_group.wrapping_add(1).max(1);
+        let bell = Bell { group: self.last_group, ..Bell::own()? };
+        client.groups.insert(link, Group { bell: bell.clone(), left: SHARERS - 1 });
+        Ok(bell)
+    }
+
+    pub(super) fn share(&mut self, client: u32, on: bool) -> Outcome {
+        if let Some(client) = self.clients.get_mut(client) {
+            client.shares = on;
+        }
+        Outcome::Nothing
+    }
+
+    /// What the other side of an endpoint sleeps on.
+    pub(super) fn peer(&mut self, client: u32, family: u32, entry: u64) -> Result<Outcome, Errno> {
+        let entry = u32::try_from(entry).map_err(|_| Errno::BADF)?;
+        let client = self.clients.get(client).ok_or(Errno::INVAL)?;
+        client.held.contains(&entry).then_some(()).ok_or(Errno::BADF)?;
+        let there = self.families.get(family).and_then(|family| family.entry(entry));
+        let (connection, side) = there.ok_or(Errno::BADF)?;
+        let there = self.connections.get_mut(connection).ok_or(Errno::BADF)?;
+        let bell = there.bell(side.other()).cloned().ok_or(Errno::AGAIN)?;
+        there.bells.later = false;
+        self.keep(connection);
+        Ok(Outcome::Answer(Reply::Done, vec![bell.eventfd]))
+    }
+
+    /// Both ends of a connection have been introduced: if there are many, a keeper has its eventfds from now on.
+    pub(super) fn keep(&mut self, connection: u32) {
+        let Some(there) = self.connections.get_mut(connection) else { return };
+        let is_remote = there.ends.iter().any(|end| end.party == Party::Engine);
+        let (Some(first), Some(second)) = (there.bell(Side::Zero), there.bell(Side::One)) else {
+            return;
+        };
+        // The connector may still ask for the acceptor's, which stays here if it is shared.
+        let is_asked_for = there.bells.later
+            && there.bell(there.connector.other()).is_some_and(|bell| bell.group == 0);
+        let own = there.bells.own();
+        if self.bells <= self.most_bells || is_remote || is_asked_for || own == 0 {
+            return;
+        }
+        if let Some(kept) = self.keepers.keep([first.eventfd.as_fd(), second.eventfd.as_fd()]) {
+            there.bells.kept = Some(kept);
+            for bell in &mut there.bells.here {
+                bell.take_if(|bell| bell.group == 0);
+            }
+            self.bells -= own;
+        }
+    }
+}
