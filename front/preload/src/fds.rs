@@ -37,13 +37,15 @@ pub struct Stream {
     pub domain: c_int,
     /// A non-blocking send found too little room: who waits for an edge wants to know.
     pub blocked: std::sync::atomic::AtomicBool,
-    /// Where the connection that was reported after this one will write: to be fetched, and nothing else.
-    pub ahead: AtomicPtr<u8>,
+    /// Where the connection that was reported after this one will read and write: to be fetched, and nothing else.
+    pub reads_next: AtomicPtr<u8>,
+    pub writes_next: AtomicPtr<u8>,
 }
 
 impl Stream {
     pub fn new(endpoint: Endpoint, domain: c_int) -> Self {
-        Self { endpoint, domain, blocked: false.into(), ahead: AtomicPtr::default() }
+        let (reads_next, writes_next) = Default::default();
+        Self { endpoint, domain, blocked: false.into(), reads_next, writes_next }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Moving bytes between a program's memory and a FIFO, waiting where the program would have waited.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, c_void, size_t};
-use slipway_socket::{Deadline, Endpoint, Errno, Half, fetch_to_write, option};
+use slipway_socket::{Deadline, Endpoint, Errno, Half, fetch, fetch_to_write, option};
 
 use crate::fds::Stream;
 use crate::open::borrowed;
@@ -56,14 +56,23 @@ pub fn wait(fd: c_int, endpoint: &Endpoint, half: Half, until: Deadline) -> Resu
     }
 }
 
+/// What the next connection will look at, once for each report.
+#[inline]
+fn once(next: &AtomicPtr<u8>) -> Option<*mut u8> {
+    let at = next.load(Ordering::Relaxed);
+    if at.is_null() {
+        return None;
+    }
+    next.store(std::ptr::null_mut(), Ordering::Relaxed);
+    Some(at)
+}
+
 /// Sends all of `bytes`, or what can be sent without waiting if that is what is asked for.
 pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
-    let ahead = stream.ahead.load(Ordering::Relaxed);
-    if !ahead.is_null() {
-        // Once for each report. Who sends to many in turn sends as much to the next.
-        stream.ahead.store(std::ptr::null_mut(), Ordering::Relaxed);
-        fetch_to_write(ahead, bytes.len().min(AHEAD));
+    if let Some(next) = once(&stream.writes_next) {
+        // Who sends to many in turn sends as much to the next.
+        fetch_to_write(next, bytes.len().min(AHEAD));
     }
     let mut done = 0;
     let mut until = None;
@@ -114,6 +123,9 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
     }
     if flags & libc::MSG_ERRQUEUE != 0 {
         return Err(Errno::AGAIN);
+    }
+    if let Some(next) = once(&stream.reads_next) {
+        fetch(next, endpoint.arrived().min(into.len()).min(AHEAD));
     }
     let mut done = 0;
     let mut until = None;

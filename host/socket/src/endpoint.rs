@@ -372,6 +372,12 @@ impl Endpoint {
         self.stream().fetch_data(FETCHED);
     }
 
+    /// Where the next bytes that are read lie: for [`crate::fetch`] and for nothing else.
+    #[inline]
+    pub fn next_data(&self) -> *const u8 {
+        self.stream().next_data().map_or(std::ptr::null(), |(at, _)| at)
+    }
+
     /// Where the next bytes that are sent would go: for [`crate::fetch_to_write`] and for nothing else.
     #[inline]
     pub fn next_room(&self) -> *const u8 {

@@ -334,11 +334,20 @@ impl<'a> Stream<'a> {
     /// says but where to look, and that is not looked at.
     #[inline]
     pub fn fetch_data(&self, bytes: usize) {
+        if let Some((at, room)) = self.next_data() {
+            super::fetch(at, bytes.min(room));
+        }
+    }
+
+    /// Where the next bytes that are read lie, as far as the other side says, and how many may follow without a
+    /// turn. For [`fetch`](super::fetch) and for nothing else.
+    #[inline]
+    pub fn next_data(&self) -> Option<(*const u8, usize)> {
         let tail = Tail(self.into.mine.tail.load(std::sync::atomic::Ordering::Relaxed));
-        let Some(region) = tail.region().filter(|region| self.into.fits(*region)) else { return };
+        let region = tail.region().filter(|region| self.into.fits(*region))?;
         let at = self.into.position() as usize & (region.len() - 1);
         let from = self.arena.address(self.side.other(), region);
-        super::fetch(from.wrapping_add(at), bytes.min(region.len() - at));
+        Some((from.wrapping_add(at).cast_const(), region.len() - at))
     }
 
     /// Where the next bytes that are written would go, if the FIFO is not moved before. For

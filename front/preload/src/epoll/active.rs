@@ -98,7 +98,8 @@ fn announce<'a>(stream: &'a Stream, is: u32, last: &mut Option<&'a Stream>) {
         stream.endpoint.fetch_data();
     }
     if let Some(last) = last.replace(stream) {
-        last.ahead.store(stream.endpoint.next_room().cast_mut(), Ordering::Relaxed);
+        last.writes_next.store(stream.endpoint.next_room().cast_mut(), Ordering::Relaxed);
+        last.reads_next.store(stream.endpoint.next_data().cast_mut(), Ordering::Relaxed);
     }
 }
 
