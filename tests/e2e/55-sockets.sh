@@ -39,6 +39,9 @@ wait_until 20 test -S "$SLIPWAY_SOCKET" || fail "no engine: $(cat "$work/engine.
 "$top/front/preload/tests/run.sh" "$library" "$SLIPWAY_SOCKET" >"$work/semantics" 2>&1 ||
     fail "sockets do not behave as the kernel's: $(cat "$work/semantics")"
 ok "calls and errors are those of the kernel's sockets ($(tail -n 1 "$work/semantics"))"
+SLIPWAY_SOCKET_EVENTFDS=0 "$top/front/preload/tests/run.sh" "$library" "$SLIPWAY_SOCKET" >"$work/semantics" 2>&1 ||
+    fail "connections that share eventfds do not behave as the kernel's: $(cat "$work/semantics")"
+ok "so are those of connections that share eventfds"
 
 head -c 4000000 /dev/urandom >"$work/big"
 head -c 100 "$work/big" >"$work/small"

@@ -17,16 +17,15 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_char, c_int, c_void};
 use slipway_socket::hidden::{self, Survivor};
-use slipway_socket::lock::Lock;
 
 use crate::descriptors::{self, What};
 use crate::fds::{self, Kind};
-use crate::numbers::{self, Numbers};
+use crate::numbers::Numbers;
 use crate::program::{self, Program};
 use crate::real::{self, sys};
 use crate::session;
 
-type Strings = *const *const c_char;
+pub type Strings = *const *const c_char;
 
 unsafe extern "C" {
     static environ: Strings;
@@ -36,18 +35,16 @@ unsafe extern "C" {
 const MOST: usize = 64;
 /// Arguments of execl(3), at most.
 const ARGUMENTS: usize = 2048;
-/// One ticket at a time lies in this process where children would get it.
-static SPAWNING: Lock<()> = Lock::new(());
 
 /// What survives that may be ours.
 #[derive(Default)]
-struct Survivors {
-    streams: Streams,
+pub struct Survivors {
+    pub streams: Streams,
     listens: bool,
 }
 
 /// Descriptors of connections.
-struct Streams([c_int; MOST], usize);
+pub struct Streams([c_int; MOST], usize);
 
 impl Default for Streams {
     fn default() -> Self {
@@ -56,13 +53,13 @@ impl Default for Streams {
 }
 
 impl Streams {
-    fn all(&self) -> &[c_int] {
+    pub fn all(&self) -> &[c_int] {
         &self.0[..self.1]
     }
 }
 
 impl Survivors {
-    fn look() -> Self {
+    pub fn look() -> Self {
         let mut found = Self::default();
         let borrowed = fds::is_borrowed();
         descriptors::surviving(|fd, what| match what {
@@ -79,13 +76,13 @@ impl Survivors {
         found
     }
 
-    fn are_any(&self) -> bool {
+    pub fn are_any(&self) -> bool {
         self.streams.1 > 0 || self.listens
     }
 }
 
 /// Whether there is anything that could be handed on.
-fn has_ours() -> bool {
+pub fn has_ours() -> bool {
     fds::all(0, c_int::MAX - 1)
         .any(|(_, object)| matches!(object.kind(), Kind::Stream(_) | Kind::Listener(_)))
 }
@@ -98,7 +95,7 @@ fn count(child: bool) {
 }
 
 /// A ticket where the next image finds it.
-struct Ticket {
+pub struct Ticket {
     number: c_int,
     /// Where it finds which number is what.
     numbers: Option<c_int>,
@@ -107,7 +104,7 @@ struct Ticket {
 
 impl Ticket {
     /// `child`: another process becomes the new image, not this one.
-    fn new(child: bool, numbers: &Numbers) -> Option<Self> {
+    pub fn new(child: bool, numbers: &Numbers) -> Option<Self> {
         let (number, _) = Survivor::Ticket.places();
         // The program's own; or another thread's ticket, which is its child's.
         if sys!(SYS_fcntl, number, libc::F_GETFD, 0) >= 0 {
@@ -126,13 +123,13 @@ impl Ticket {
     }
 
     /// Not for this process any more.
-    fn close(&self) {
+    pub fn close(&self) {
         real::close(self.number);
         self.numbers.into_iter().for_each(|number| _ = real::close(number));
     }
 
     /// The call failed.
-    fn take_back(self) {
+    pub fn take_back(self) {
         self.close();
         if self.counted {
             count(false);
@@ -208,7 +205,7 @@ fn become_program(
 }
 
 /// libc's own function of a name; it calls the kernel by itself.
-fn libcs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+pub fn function_of_libc(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let found = known.load(Ordering::Relaxed);
     if !found.is_null() {
         return found;
@@ -222,16 +219,19 @@ fn libcs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 /// Calls libc's `$name` with these arguments; `$type` is its type.
 macro_rules! libcs {
     ($name:literal as $type:ty, ($($argument:expr),*)) => {{
-        static KNOWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-        let found = libcs(&KNOWN, $name);
+        static KNOWN: std::sync::atomic::AtomicPtr<libc::c_void> =
+            std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+        let found = $crate::exec::function_of_libc(&KNOWN, $name);
         if found.is_null() {
-            real::fail(slipway_socket::Errno::NOSYS) as c_int
+            $crate::real::fail(slipway_socket::Errno::NOSYS) as libc::c_int
         } else {
             // SAFETY: libc's function of that name has this type.
-            unsafe { std::mem::transmute::<*mut c_void, $type>(found)($($argument),*) }
+            unsafe { std::mem::transmute::<*mut libc::c_void, $type>(found)($($argument),*) }
         }
     }};
 }
+
+pub(crate) use libcs;
 
 /// Finds libc's functions, so that no child of vfork(2) has to.
 pub fn begin() {
@@ -286,99 +286,6 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, env: S
 pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
     // SAFETY: as for execv.
     unsafe { execvpe(file, arguments, environ) }
-}
-
-type Spawn = unsafe extern "C" fn(
-    *mut libc::pid_t,
-    *const c_char,
-    *const libc::posix_spawn_file_actions_t,
-    *const libc::posix_spawnattr_t,
-    Strings,
-    Strings,
-) -> c_int;
-
-/// The child is another process at once, and what `actions` do in it nobody sees: whatever it is given survives.
-fn spawn(
-    program: Program<'_>,
-    actions: *const libc::posix_spawn_file_actions_t,
-    env: Strings,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    if !has_ours() {
-        return call();
-    }
-    let survivors = Survivors::look();
-    let may = !actions.is_null() || survivors.are_any();
-    if !may || !program::takes_library(program, env) {
-        return call();
-    }
-    let _one = SPAWNING.hold();
-    let ticket = Ticket::new(true, &Numbers::of(survivors.streams.all(), actions as usize));
-    let error = call();
-    if let Some(ticket) = ticket {
-        if error == 0 {
-            // The child has its copy.
-            ticket.close();
-        } else {
-            ticket.take_back();
-        }
-    }
-    error
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn(
-    child: *mut libc::pid_t,
-    path: *const c_char,
-    actions: *const libc::posix_spawn_file_actions_t,
-    attributes: *const libc::posix_spawnattr_t,
-    arguments: Strings,
-    env: Strings,
-) -> c_int {
-    spawn(Program::Path(path), actions, env, || {
-        libcs!(c"posix_spawn" as Spawn, (child, path, actions, attributes, arguments, env))
-    })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawnp(
-    child: *mut libc::pid_t,
-    file: *const c_char,
-    actions: *const libc::posix_spawn_file_actions_t,
-    attributes: *const libc::posix_spawnattr_t,
-    arguments: Strings,
-    env: Strings,
-) -> c_int {
-    spawn(Program::InPath(file), actions, env, || {
-        libcs!(c"posix_spawnp" as Spawn, (child, file, actions, attributes, arguments, env))
-    })
-}
-
-type Actions = *mut libc::posix_spawn_file_actions_t;
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn_file_actions_init(actions: Actions) -> c_int {
-    numbers::forget(actions as usize);
-    libcs!(c"posix_spawn_file_actions_init" as unsafe extern "C" fn(Actions) -> c_int, (actions))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: Actions) -> c_int {
-    numbers::forget(actions as usize);
-    libcs!(c"posix_spawn_file_actions_destroy" as unsafe extern "C" fn(Actions) -> c_int, (actions))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
-    actions: Actions,
-    fd: c_int,
-    new: c_int,
-) -> c_int {
-    numbers::will_copy(actions as usize, fd, new);
-    libcs!(
-        c"posix_spawn_file_actions_adddup2" as unsafe extern "C" fn(Actions, c_int, c_int) -> c_int,
-        (actions, fd, new)
-    )
 }
 
 /// The child of a fork has no use for a ticket that another thread's child was to get.

@@ -7,14 +7,14 @@
 //! - [`transfer`]: how bytes move; [`data`], [`vectors`], [`files`]: the calls that move them;
 //! - [`options`]: getsockopt(2), fcntl(2), ioctl(2) and names; [`copies`]: close(2), dup(2);
 //! - [`polling`]: poll(2) and select(2); [`epoll`];
-//! - [`process`] follows fork(2); [`exec`] and [`inherit`] execve(2), [`program`] says whether a program will have
+//! - [`process`] follows fork(2); [`exec`], [`spawn`], [`numbers`] and [`inherit`] execve(2) and posix_spawn(3), [`program`] says whether a program will have
 //!   the library, [`descriptors`] what the kernel says of descriptors;
 //! - [`real`]: the system calls themselves.
 //!
 //! # What is ours
 //! A TCP socket begins as the kernel's. connect(2) asks the engine; if it knows who listens there, the
 //! endpoint's eventfd takes the socket's number, and with it what the kernel does for descriptors: copies by
-//! dup(2) and fork(2), close-on-exec, an end. A listener stays the kernel's as well, so that peers without the
+//! dup(2) and fork(2), close-on-exec, an end. Of a process with very many, some share one (`slipway_socket`). A listener stays the kernel's as well, so that peers without the
 //! library reach it, and has a second queue, the engine's. Everything else goes to the kernel, for the price of
 //! a look into the table. Without an engine everything is the kernel's.
 //!
@@ -50,5 +50,6 @@ mod process;
 mod program;
 mod real;
 mod session;
+mod spawn;
 mod transfer;
 mod vectors;

@@ -21,8 +21,8 @@ const MOST: usize = 64;
 static COPIES: [[AtomicU64; 2]; MOST] = [const { [AtomicU64::new(0), AtomicU64::new(0)] }; MOST];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// What lists of actions do: the list, the number, the entry that it becomes.
-static ACTIONS: Lock<Vec<(usize, c_int, u64)>> = Lock::new(Vec::new());
+/// What lists of actions do: the list, the number, the entry that it becomes. Held while this process forks.
+pub static ACTIONS: Lock<Vec<(usize, c_int, u64)>> = Lock::new(Vec::new());
 
 fn key(fd: c_int) -> u64 {
     let process = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();

@@ -50,11 +50,13 @@ extern "C" fn prepare() {
         family.hold();
     }
     fds::FREE.take();
+    crate::numbers::ACTIONS.take();
     crate::epoll::hold_all();
 }
 
 fn release() -> Option<OwnedFd> {
     crate::epoll::release_all();
+    crate::numbers::ACTIONS.release();
     fds::FREE.release();
     // SAFETY: taken by `prepare`.
     if let Some(family) = unsafe { FAMILY.peek() } {

@@ -323,6 +323,21 @@ def epolls():
         print(ep.poll(0.05))
 
 
+def inherited_set():
+    """What a child closes stays in its parent's set."""
+    a, b = pair()
+    ep = select.epoll()
+    ep.register(a, select.EPOLLIN)
+    print(ep.poll(0.05))
+    child = os.fork()
+    if child == 0:
+        a.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    threading.Timer(0.1, b.sendall, [b"later"]).start()
+    print([e for _, e in ep.poll(5)])
+
+
 def mixtures():
     """A pipe, a datagram socket and a stream in one set of each kind."""
     a, b = pair()
@@ -517,7 +532,7 @@ except BlockingIOError:
 
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options, copies,
-         forks, kills, epolls, mixtures, threads, files, children, execs, inheritances]
+         forks, kills, epolls, inherited_set, mixtures, threads, files, children, execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]

@@ -222,7 +222,7 @@ fn eventfds<'a>(of: impl Iterator<Item = &'a Connected>) -> usize {
 
 #[test]
 fn many_endpoints_of_a_process_share_eventfds_by_link() {
-    let engine = Running::new();
+    let engine = Running::new(Settings::default());
     let (mut server, mut client, mut other) = (engine.attach(), engine.attach(), engine.attach());
     let (listener, _) = server.listen(at(7000), 100);
     // The engine learns whether the acceptor shares when it accepts.

@@ -19,6 +19,10 @@
 //! Those that a program does not know of are moved out of its way ([`hidden`]), so that it neither
 //! meets nor closes them.
 //!
+//! # Eventfds
+//! An endpoint sleeps on an eventfd, which the other side raises. With very many endpoints that would be most of what
+//! an idle one costs; then some share one ([`Endpoint::is_shared`]).
+//!
 //! # When the engine dies
 //! All endpoints of the family are reset: whoever sleeps has the engine's connection in the poll set.
 //!

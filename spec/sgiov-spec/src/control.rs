@@ -306,7 +306,8 @@ impl Reply {
             Self::Attached { entries, links } => (flags, numbers) = (2, [entries, links, 0, 0]),
             Self::Listening { listener, at } => (flags, numbers[0], first) = (3, listener, at),
             Self::Connected { endpoint, new_link, group, peer_later } => {
-                flags = 4 | u32::from(new_link) * NEW_LINK | u32::from(peer_later) * PEER_LATER;
+                let bit = |is: bool, bit: u32| if is { bit } else { 0 };
+                flags = 4 | bit(new_link, NEW_LINK) | bit(peer_later, PEER_LATER);
                 numbers = [endpoint.entry, endpoint.place.encode(), group.into(), 0];
                 (first, second) = (endpoint.local, endpoint.peer);
             }
