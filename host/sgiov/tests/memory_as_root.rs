@@ -15,14 +15,14 @@ use client::{Client, Connected, PATIENCE, readable};
 use node::{Node, Process, at};
 use slipway_ring::cross::Error;
 
-/// What the group may have: some dozens of FIFOs of half a MiB.
+/// What the group may have: some dozens of FIFOs of half a MiB, and then some of a page.
 const LIMIT: u64 = 32 << 20;
 /// Connections of who fills FIFOs, beside the one by which it says how far it is. More than the group has memory for.
-const CONNECTIONS: usize = 128;
+const CONNECTIONS: usize = 240;
 /// More than this of a program's shared memory is FIFOs; the rest is its table and inboxes.
 const RESIDUE: u64 = 64 << 10;
 /// What is sent: no multiple of anything that FIFOs are made of.
-const PIECE: usize = 99_000;
+const PIECE: usize = 396_000;
 const SIGKILL: i32 = 9;
 /// What is said beside the streams.
 const READY: u8 = 200;

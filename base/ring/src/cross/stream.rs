@@ -1,7 +1,7 @@
 //! One stream of an arena: bytes in, bytes out.
 
 use super::arena::{Arena, Side};
-use super::index::{Own, Receiving, Sending, Spoiled, Tail};
+use super::index::{Own, Receiving, Region, Sending, Spoiled, Tail};
 use super::regions::Regions;
 
 /// Bytes after which a long copy says how far it came, so that the other side copies beside it.
@@ -191,11 +191,14 @@ impl<'a> Stream<'a> {
 
     /// A larger region for a FIFO that has too little for what is to be written: at once when it is empty, else
     /// when it has been, until when nothing is written to one that is full and smaller than it may be.
+    ///
+    /// None is larger than it must be: a FIFO goes through all of its region in turn, and with thousands of streams it
+    /// is the caches' room that decides how fast all are.
     fn fit(&self, used: u64, wanted: usize, most: usize, regions: Regions<'_>) {
         let size = self.out.tail().size();
         if used == 0 {
             let pinched = if self.out.is_pinched() { size as usize * 2 } else { 0 };
-            self.grow(wanted.saturating_mul(4).max(pinched).min(most), regions);
+            self.grow(wanted.max(pinched).min(most), regions);
             self.out.pinch(false);
         } else if used == size && (size as usize) < most {
             self.out.pinch(true);
@@ -212,15 +215,24 @@ impl<'a> Stream<'a> {
         let larger = || regions.take(target, now);
         let new = if now.is_none() && target <= own.len() { Some(own) } else { larger() };
         let Some(new) = new.or(now.is_none().then_some(own)) else { return };
+        // Where there is no memory for much there may be some for a page.
+        if !self.move_to(new, now, regions) && now.is_none() && new != own {
+            self.move_to(own, now, regions);
+        }
+    }
+
+    /// Whether there is memory for `new`.
+    fn move_to(&self, new: Region, now: Option<Region>, regions: Regions<'_>) -> bool {
         if self.arena.reserve(self.side, new).is_err() {
             regions.give(new);
-            return;
+            return false;
         }
         if self.out.place(Some(new))
             && let Some(old) = now
         {
             regions.give(old);
         }
+        true
     }
 
     /// Bytes that can be read, as far as is known when there are some; 0 with `true`: there will be none.
