@@ -20,6 +20,8 @@ use slipway_sgiov_spec::function::{Broken, Message, RUNNING};
 use vm::{BYTES, Guest, Open, exchange, guest_to_host, host_to_guest};
 
 const HOST: Address = Address::v4([10, 9, 9, 1], 7000);
+/// Where a program listens that never accepts.
+const UNHEARD: Address = Address { port: 7002, ..HOST };
 const POLICY: &str = "
 [[allow]]
 from = '*'
@@ -43,6 +45,7 @@ fn inside() {
     let (dir, socket) = (engine.dir.path().to_owned(), engine.socket());
     let mut host = Client::attach(&socket);
     let (listener, _eventfd) = host.listen(HOST, 16);
+    let _unheard = host.listen(UNHEARD, 16);
 
     let mut a = Guest::start(&dir, &socket, "a", "network:one", [10, 9, 0, 1]);
     let mut b = Guest::start(&dir, &socket, "b", "network:one", [10, 9, 0, 2]);
@@ -186,7 +189,8 @@ fn hostile(c: &mut Guest, b: &mut Guest) {
         ("the close of nothing", |guest| guest.say(Message::Closed { connection: 77 })),
         ("an answer to nothing", |guest| guest.say(Message::Rejected { incoming: 9, errno: 1 })),
         ("a stream twice", |guest| {
-            let open = guest.connect(Address::v4([10, 9, 7, 7], 1));
+            // Where it stays: a refusal would give the stream back, perhaps before it is named again.
+            let open = guest.connect(UNHEARD);
             guest.say(Message::Connect {
                 connection: open.connection + 1,
                 line: open.line,
