@@ -76,8 +76,8 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     new
 }
 
-/// `new` is a copy of `fd` now.
-fn copied(fd: c_int, new: c_int) {
+/// `new` is a copy of `fd` now, unless that failed.
+pub fn copied(fd: c_int, new: c_int) {
     if new >= 0 && fds::is_borrowed() {
         return numbers::copied(fd, new);
     }

@@ -32,7 +32,7 @@ unsafe extern "C" {
 }
 
 /// Descriptors whose connections end with a program that does not have the library, at most.
-const MOST: usize = 64;
+const MOST: usize = 512;
 /// Arguments of execl(3), at most.
 const ARGUMENTS: usize = 2048;
 
@@ -186,9 +186,11 @@ fn become_program(
     let saved = real::errno();
     let survivors = Survivors::look();
     let takes = survivors.are_any().then(|| program::takes_library(program, environment));
-    let ticket = takes
-        .filter(|takes| *takes)
-        .and_then(|_| Ticket::new(fds::is_borrowed(), &Numbers::of(survivors.streams.all(), 0)));
+    let ticket = takes.filter(|takes| *takes).and_then(|_| {
+        // Another thread's child was to get the one that may lie there.
+        forget_ticket();
+        Ticket::new(fds::is_borrowed(), &Numbers::of(survivors.streams.all(), 0))
+    });
     let ends = takes == Some(false);
     let ended = ends.then(|| Ended::new(survivors.streams));
     real::set_errno(saved);

@@ -14,15 +14,18 @@ use slipway_socket::lock::Lock;
 use crate::fds;
 use crate::real::{self, sys};
 
-/// Descriptors that are written down, or remembered, at most.
-const MOST: usize = 64;
+/// Descriptors that are written down, at most.
+const MOST: usize = 512;
+/// Copies that are remembered at a time.
+const COPIED: usize = 64;
 
 /// Copies that children of vfork(2) made: process and number, then the entry. They have this process's memory.
-static COPIES: [[AtomicU64; 2]; MOST] = [const { [AtomicU64::new(0), AtomicU64::new(0)] }; MOST];
+static COPIES: [[AtomicU64; 2]; COPIED] =
+    [const { [AtomicU64::new(0), AtomicU64::new(0)] }; COPIED];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// What lists of actions do: the list, the number, the entry that it becomes. Held while this process forks.
-pub static ACTIONS: Lock<Vec<(usize, c_int, u64)>> = Lock::new(Vec::new());
+/// What lists of actions do: the list, the number, the one that becomes a copy of it. Held while this process forks.
+pub static ACTIONS: Lock<Vec<(usize, c_int, c_int)>> = Lock::new(Vec::new());
 
 fn key(fd: c_int) -> u64 {
     let process = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
@@ -33,9 +36,12 @@ fn key(fd: c_int) -> u64 {
 fn entry_of(fd: c_int) -> Option<u64> {
     let copied = || {
         let (next, wanted) = (NEXT.load(Ordering::Relaxed), key(fd));
-        let latest_first = (0..MOST).map(|back| &COPIES[next.wrapping_sub(1 + back) % MOST]);
+        let latest_first = (0..COPIED).map(|back| &COPIES[next.wrapping_sub(1 + back) % COPIED]);
         let mut found = latest_first.filter(|copy| copy[0].load(Ordering::Acquire) == wanted);
-        found.next().map(|copy| copy[1].load(Ordering::Relaxed))
+        let copy = found.next()?;
+        let entry = copy[1].load(Ordering::Acquire);
+        // Another child may have written there meanwhile.
+        (copy[0].load(Ordering::Relaxed) == wanted).then_some(entry)
     };
     let copied = if fds::is_borrowed() { copied() } else { None };
     copied.or_else(|| {
@@ -48,7 +54,7 @@ fn entry_of(fd: c_int) -> Option<u64> {
 /// In a child of vfork(2): `new` is a copy of `fd` now.
 pub fn copied(fd: c_int, new: c_int) {
     if let Some(entry) = entry_of(fd) {
-        let [process, is] = &COPIES[NEXT.fetch_add(1, Ordering::Relaxed) % MOST];
+        let [process, is] = &COPIES[NEXT.fetch_add(1, Ordering::Relaxed) % COPIED];
         process.store(0, Ordering::Relaxed);
         is.store(entry, Ordering::Relaxed);
         process.store(key(new), Ordering::Release);
@@ -57,11 +63,7 @@ pub fn copied(fd: c_int, new: c_int) {
 
 /// `actions` will make `new` a copy of `fd`.
 pub fn will_copy(actions: usize, fd: c_int, new: c_int) {
-    let mut all = ACTIONS.hold();
-    let before = all.iter().rev().find(|(list, number, _)| (*list, *number) == (actions, fd));
-    if let Some(entry) = before.map(|(.., entry)| *entry).or_else(|| entry_of(fd)) {
-        all.push((actions, new, entry));
-    }
+    ACTIONS.hold().push((actions, fd, new));
 }
 
 /// There are no such `actions`, or none yet.
@@ -80,9 +82,11 @@ impl Numbers {
             entry_of(*fd).into_iter().for_each(|entry| all.push(*fd, entry));
         }
         if actions != 0 {
-            let list = ACTIONS.hold();
-            let its = list.iter().filter(|(list, ..)| *list == actions);
-            its.for_each(|(_, fd, entry)| all.push(*fd, *entry));
+            let copies = ACTIONS.hold().clone();
+            for (_, fd, new) in copies.into_iter().filter(|(list, ..)| *list == actions) {
+                let entry = all.entry(fd).or_else(|| entry_of(fd));
+                entry.into_iter().for_each(|entry| all.push(new, entry));
+            }
         }
         all
     }

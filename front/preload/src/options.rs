@@ -331,9 +331,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
     match (command, object.kind()) {
         (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => {
             let new = sys!(SYS_fcntl, fd, command, argument) as c_int;
-            if new >= 0 && !fds::is_borrowed() {
-                fds::put(new, &object);
-            }
+            crate::copies::copied(fd, new);
             new
         }
         (libc::F_GETFL, Kind::Stream(stream)) => status(stream.endpoint.has(option::NONBLOCK)),

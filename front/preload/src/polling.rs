@@ -130,11 +130,17 @@ fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Resu
         if ready > 0 || until.has_passed() {
             return Ok(ready + poll_kernel(set, Some(0), mask, None)?);
         }
-        let edge = edge(set)?;
+        let edge = edge(set);
         if streams(set).next().is_some() && !arm(set) {
             continue;
         }
-        let others = poll_kernel(set, slice(set, until), mask, Some(edge.as_ref()))?;
+        let (longest, edge) = match &edge {
+            Ok(edge) => (None, edge.as_ref()),
+            // Who has no descriptor for it looks often.
+            Err(_) => (Some(AT_A_TIME.1), None),
+        };
+        let left = slice(set, until).into_iter().chain(longest).min();
+        let others = poll_kernel(set, left, mask, Some(edge))?;
         let ready = look(set);
         if ready + others > 0 {
             streams(set).for_each(|(_, object)| {

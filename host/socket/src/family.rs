@@ -1,9 +1,9 @@
 //! What a process has of the engine: its connection, the family's table, the arenas.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use slipway_ring::cross::Arena;
@@ -15,7 +15,7 @@ use crate::endpoint::Endpoint;
 use crate::hidden::Hidden;
 use crate::lock::{Held, Lock};
 use crate::sharing::Sharing;
-use crate::table::Table;
+use crate::table::{Table, thread};
 
 /// Where the engine's socket is: `SLIPWAY_SOCKET`, or `socket.sock` in `SLIPWAY_RUN_DIR`, or in the usual run
 /// directory.
@@ -65,6 +65,10 @@ pub struct Family {
     links: Lock<Vec<Option<Arena>>>,
     dead: AtomicBool,
     sharing: Sharing,
+    /// The thread that has asked something; a handler of a signal may come in between.
+    asking: AtomicU32,
+    /// One more than the entry whose other side such a handler could not raise.
+    owed: AtomicU64,
 }
 
 impl Family {
@@ -98,8 +102,9 @@ impl Family {
         let links = Lock::new((0..table.links()).map(|_| None).collect());
         let descriptor = AtomicI32::new(control.socket().as_raw_fd());
         let (dead, sharing) = (AtomicBool::new(false), Sharing::default());
-        let control = Lock::new(control);
-        Ok(Arc::new(Self { control, descriptor, table, bell, links, dead, sharing }))
+        let (control, asking, owed) = (Lock::new(control), AtomicU32::new(0), AtomicU64::new(0));
+        let all = Self { control, descriptor, table, bell, links, dead, sharing, asking, owed };
+        Ok(Arc::new(all))
     }
 
     /// The connection's descriptor: when it hangs up, [`Family::is_dead`].
@@ -157,7 +162,19 @@ impl Family {
     }
 
     fn ask(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
-        let answer = self.control().ask(request, with);
+        let answer = {
+            let control = self.control();
+            self.asking.store(thread(), Ordering::Relaxed);
+            let answer = control.ask(request, with);
+            self.asking.store(0, Ordering::Relaxed);
+            answer
+        };
+        let owed = self.owed.swap(0, Ordering::Relaxed);
+        if owed > 0
+            && let Ok(peer) = self.peer(owed as usize - 1)
+        {
+            slipway_eventfd::raise(peer.as_fd());
+        }
         if answer.is_err() {
             // Whatever it was: nobody knows any more which reply belongs to which request.
             self.bury();
@@ -289,6 +306,10 @@ impl Family {
     /// # Errors
     /// `EAGAIN`: nobody has it; else what the engine says.
     pub(crate) fn peer(&self, entry: usize) -> Result<Hidden, Errno> {
+        if self.asking.load(Ordering::Relaxed) == thread() {
+            self.owed.store(entry as u64 + 1, Ordering::Relaxed);
+            return Err(Errno::AGAIN);
+        }
         let Answer { reply, mut descriptors } =
             self.ask(Request::Peer { entry: entry as u64 }, None)?;
         match reply {

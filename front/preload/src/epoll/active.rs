@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use libc::{c_int, epoll_event};
 use slipway_socket::{Deadline, Half, fetch, heavy};
 
-use super::{ALWAYS, EDGE, IN, Inner, Item, ONCE, OUT};
+use super::{ALWAYS, EDGE, GROUP, IN, Inner, Item, ONCE, OUT};
 use crate::fds::{Object, Stream};
 
 /// So many active ones are looked at whether they were ready lately or not.
@@ -30,11 +30,12 @@ pub(super) fn activate(inner: &mut Inner, fd: c_int) {
     }
 }
 
-/// One whose eventfd was raised, and all that share it.
-pub(super) fn activate_raised(inner: &mut Inner, fd: c_int) {
-    let item = usize::try_from(fd).ok().and_then(|at| inner.items.get(at)?.as_ref());
-    let group = item.and_then(|item| item.object?.stream()?.endpoint.group());
-    let Some(group) = group else { return activate(inner, fd) };
+/// The number in a datum of the kernel's: one whose eventfd was raised, or a group.
+pub(super) fn activate_raised(inner: &mut Inner, number: u32) {
+    if number & GROUP == 0 {
+        return activate(inner, number as c_int);
+    }
+    let group = (number & !GROUP) as usize;
     for at in 0..inner.groups.members(group).len() {
         activate(inner, inner.groups.members(group)[at]);
     }

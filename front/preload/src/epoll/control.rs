@@ -8,7 +8,7 @@ use slipway_socket::{Deadline, Errno};
 
 use super::active::activate;
 use super::groups::Key;
-use super::{EDGE, ENGINE, IN, Item, Set};
+use super::{EDGE, ENGINE, GROUP, IN, Inner, Item, Set};
 use crate::fds::{self, Kind, Ref};
 use crate::guard::guard;
 use crate::real::{self, sys};
@@ -100,53 +100,65 @@ fn change(
     wanted: Option<(u32, u64)>,
 ) -> Result<usize, Errno> {
     let group = object.stream().and_then(|stream| stream.endpoint.group());
+    let failed = || Errno::from_raw_os_error(real::errno());
     if how == libc::EPOLL_CTL_DEL {
-        kernels(set, how, fd, group)?;
-        leave(set, fd, object);
-        return Ok(0);
+        if group.is_none() && control(set, how, fd, 0, 0) < 0 {
+            return Err(failed());
+        }
+        let left = leave(set, fd, object);
+        return if left.is_some() || group.is_none() { Ok(0) } else { Err(Errno::NOENT) };
     }
     let (events, data) = wanted.ok_or(Errno::FAULT)?;
     let known = own(set);
     let Kind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
-    kernels(set, how, fd, group)?;
-    if let Some(group) = group {
-        own.inner.hold().groups.join(group, fd);
+    match group {
+        Some(key) => watch(set, own, how, fd, object, key)?,
+        // The kernel knows whether it may be: the set may be none, or have it already.
+        None if control(set, how, fd, IN | EDGE, own.datum(fd as u32)) < 0 => return Err(failed()),
+        None => {}
     }
     admit(set, fd, object, events, data, object.stream().map(|_| object));
     watch_engine(set, own);
     Ok(0)
 }
 
-/// Does the kernel's part of a change. It knows whether it may be: the set may be none, or have it already. Of a
-/// group it knows one only, and what is said of the others is decided here.
-fn kernels(set: c_int, how: c_int, fd: c_int, group: Option<Key>) -> Result<(), Errno> {
-    let known = fds::get(set);
-    let own = known.as_ref().and_then(|known| match known.kind() {
-        Kind::Epoll(own) => Some(own),
-        _ => None,
-    });
-    let member = own.zip(group).map(|(own, group)| {
-        let inner = own.inner.hold();
-        let is_in =
-            usize::try_from(fd).is_ok_and(|at| matches!(inner.items.get(at), Some(Some(_))));
-        (is_in, inner.groups.is_watched(group))
-    });
-    match (member, how) {
-        (Some((true, _)), libc::EPOLL_CTL_ADD) => return Err(Errno::EXIST),
-        (Some((false, _)), libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL) => return Err(Errno::NOENT),
-        // Its place in the kernel's set goes when it leaves.
-        (Some((true, _)), _) | (Some((false, true)), _) => return Ok(()),
-        _ => {}
+/// Whether `fd` is in the set as `object`, and not as what had the number before.
+fn is_in(inner: &Inner, fd: c_int, object: &Ref) -> bool {
+    let item = usize::try_from(fd).ok().and_then(|at| inner.items.get(at)?.as_ref());
+    item.and_then(|item| item.object).is_some_and(|its| std::ptr::eq(its, object.object()))
+}
+
+/// Adds to the kernel's set, or changes there, one of a group, of which it knows one only.
+fn watch(
+    set: c_int,
+    own: &Set,
+    how: c_int,
+    fd: c_int,
+    object: &Ref,
+    key: Key,
+) -> Result<(), Errno> {
+    let mut inner = own.inner.hold();
+    match (how, is_in(&inner, fd, object)) {
+        (libc::EPOLL_CTL_ADD, true) => return Err(Errno::EXIST),
+        (libc::EPOLL_CTL_ADD, false) => {}
+        (_, true) => return Ok(()),
+        (_, false) => return Err(Errno::NOENT),
     }
-    let datum = own.map_or(0, |own| own.datum(fd as u32));
-    if control(set, how, fd, IN | EDGE, datum) == 0 {
+    if let Some(group) = inner.groups.find(key) {
+        inner.groups.join(group, fd);
         return Ok(());
     }
-    match Errno::from_raw_os_error(real::errno()) {
+    let datum = own.datum(GROUP | inner.groups.next() as u32);
+    let mut done = control(set, libc::EPOLL_CTL_ADD, fd, IN | EDGE, datum);
+    if done < 0 && real::errno() == libc::EEXIST {
         // What had the number was of this group, and was closed in a way that the kernel's set did not see.
-        Errno::EXIST if member.is_some() => Ok(()),
-        errno => Err(errno),
+        done = control(set, libc::EPOLL_CTL_MOD, fd, IN | EDGE, datum);
     }
+    if done < 0 {
+        return Err(Errno::from_raw_os_error(real::errno()));
+    }
+    inner.groups.begin(key, fd);
+    Ok(())
 }
 
 impl Set {
@@ -155,6 +167,17 @@ impl Set {
     fn kernel_forgets(&self, set: c_int, fd: c_int) {
         if !self.is_inherited.load(Ordering::Relaxed) {
             control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+        }
+    }
+
+    /// The one of a group that was in the kernel's set leaves it: another one is in it from now on.
+    fn pass_on(&self, set: c_int, fd: c_int, group: usize, next: Option<c_int>) {
+        self.kernel_forgets(set, fd);
+        if let Some(next) = next
+            && !self.is_inherited.load(Ordering::Relaxed)
+        {
+            // It was raised before, so it is now: whatever was missed in between is looked at.
+            control(set, libc::EPOLL_CTL_ADD, next, IN | EDGE, self.datum(GROUP | group as u32));
         }
     }
 }
@@ -219,17 +242,18 @@ fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
     let known = fds::get(set)?;
     let Kind::Epoll(own) = known.kind() else { return None };
     let mut inner = own.inner.hold();
-    let item = inner.items.get_mut(usize::try_from(fd).ok()?)?.take()?;
+    let place = inner.items.get_mut(usize::try_from(fd).ok()?)?;
+    let is_anothers =
+        |item: &mut Item| item.object.is_some_and(|its| !std::ptr::eq(its, object.object()));
+    // The number may be another one's by now.
+    let item = if place.as_mut().is_some_and(is_anothers) { None } else { place.take() };
+    let group = object.stream().and_then(|stream| stream.endpoint.group());
+    if let Some((number, next)) = group.and_then(|group| inner.groups.leave(group, fd)) {
+        own.pass_on(set, fd, number, next);
+    }
+    let item = item?;
     inner.count -= 1;
     inner.active.retain(|one| *one != fd);
-    let group = object.stream().and_then(|stream| stream.endpoint.group());
-    if let Some(next) = group.and_then(|group| inner.groups.leave(group, fd)) {
-        own.kernel_forgets(set, fd);
-        if let Some(next) = next {
-            // It was raised before, so it is now: whatever was missed in between is looked at.
-            control(set, libc::EPOLL_CTL_ADD, next, IN | EDGE, own.datum(next as u32));
-        }
-    }
     Some((item.events, item.data))
 }
 

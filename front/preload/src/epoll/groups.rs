@@ -7,38 +7,73 @@ use libc::c_int;
 /// What they have in common ([`slipway_socket::Endpoint::group`]).
 pub type Key = (usize, u32);
 
-/// By what they have in common: members, of which the first is in the kernel's set.
+struct Group {
+    key: Key,
+    /// The first one is in the kernel's set.
+    members: Vec<c_int>,
+}
+
+/// All groups of a set, by numbers of their own: a descriptor's may be another one's by the time that the kernel
+/// says something of it.
 #[derive(Default)]
-pub struct Groups(HashMap<Key, Vec<c_int>>);
+pub struct Groups {
+    all: Vec<Option<Group>>,
+    by_key: HashMap<Key, usize>,
+}
 
 impl Groups {
-    /// Whether one of them is in the kernel's set.
-    pub fn is_watched(&self, key: Key) -> bool {
-        self.0.contains_key(&key)
+    /// The group's number, if one of them is in the kernel's set.
+    pub fn find(&self, key: Key) -> Option<usize> {
+        self.by_key.get(&key).copied()
     }
 
-    pub fn join(&mut self, key: Key, fd: c_int) {
-        let members = self.0.entry(key).or_default();
-        if !members.contains(&fd) {
-            members.push(fd);
+    /// The number that the next group will have.
+    pub fn next(&self) -> usize {
+        self.all.iter().position(Option::is_none).unwrap_or(self.all.len())
+    }
+
+    /// A group begins: `fd` is in the kernel's set.
+    pub fn begin(&mut self, key: Key, fd: c_int) {
+        let (at, group) = (self.next(), Some(Group { key, members: vec![fd] }));
+        if at == self.all.len() {
+            self.all.push(group);
+        } else {
+            self.all[at] = group;
+        }
+        self.by_key.insert(key, at);
+    }
+
+    pub fn join(&mut self, at: usize, fd: c_int) {
+        if let Some(Some(group)) = self.all.get_mut(at)
+            && !group.members.contains(&fd)
+        {
+            group.members.push(fd);
         }
     }
 
-    /// `fd` leaves. If it was the one in the kernel's set: who comes after it, if anybody does.
-    pub fn leave(&mut self, key: Key, fd: c_int) -> Option<Option<c_int>> {
-        let members = self.0.get_mut(&key)?;
-        let at = members.iter().position(|member| *member == fd)?;
-        members.remove(at);
-        let next = members.first().copied();
+    /// `fd` leaves. If it was the one in the kernel's set: the group's number, and who comes after it, if anybody does.
+    pub fn leave(&mut self, key: Key, fd: c_int) -> Option<(usize, Option<c_int>)> {
+        let number = self.find(key)?;
+        let group = self.all.get_mut(number)?.as_mut()?;
+        let at = group.members.iter().position(|member| *member == fd)?;
+        group.members.remove(at);
+        let next = group.members.first().copied();
         if next.is_none() {
-            self.0.remove(&key);
+            self.by_key.remove(&group.key);
+            self.all[number] = None;
         }
-        (at == 0).then_some(next)
+        (at == 0).then_some((number, next))
     }
 
-    /// All of them.
-    pub fn members(&self, key: Key) -> &[c_int] {
-        self.0.get(&key).map_or(&[], Vec::as_slice)
+    /// All members of a group.
+    pub fn members(&self, at: usize) -> &[c_int] {
+        self.all.get(at).and_then(Option::as_ref).map_or(&[], |group| &group.members)
+    }
+
+    /// One that is in the kernel's set, with its group's number.
+    pub fn any(&self) -> Option<(usize, c_int)> {
+        let mut all = self.all.iter().enumerate();
+        all.find_map(|(at, group)| Some((at, *group.as_ref()?.members.first()?)))
     }
 }
 
@@ -48,17 +83,20 @@ mod tests {
 
     #[test]
     fn one_is_in_the_kernels_set_for_all() {
-        let (mut groups, key) = (Groups::default(), (1, 2));
-        assert!(!groups.is_watched(key));
-        for fd in [5, 6, 7, 6] {
-            groups.join(key, fd);
-            assert!(groups.is_watched(key));
+        let (mut groups, key, other) = (Groups::default(), (1, 2), (1, 3));
+        assert_eq!((groups.find(key), groups.any(), groups.next()), (None, None, 0));
+        groups.begin(key, 5);
+        groups.begin(other, 8);
+        for fd in [6, 7, 6] {
+            groups.join(0, fd);
         }
-        assert_eq!(groups.members(key), [5, 6, 7]);
+        assert_eq!((groups.find(key), groups.find(other)), (Some(0), Some(1)));
+        assert_eq!((groups.members(0), groups.any()), (&[5, 6, 7][..], Some((0, 5))));
         assert_eq!(groups.leave(key, 9), None);
         assert_eq!(groups.leave(key, 6), None);
-        assert_eq!(groups.leave(key, 5), Some(Some(7)));
-        assert_eq!(groups.leave(key, 7), Some(None));
-        assert!(!groups.is_watched(key) && groups.members(key).is_empty());
+        assert_eq!(groups.leave(key, 5), Some((0, Some(7))));
+        assert_eq!(groups.leave(key, 7), Some((0, None)));
+        assert!(groups.find(key).is_none() && groups.members(0).is_empty());
+        assert_eq!((groups.next(), groups.any()), (0, Some((1, 8))));
     }
 }

@@ -17,7 +17,7 @@ mod control;
 mod groups;
 mod wait;
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
 use slipway_socket::Spin;
@@ -35,6 +35,8 @@ const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
 /// The number, in a datum, of the engine's connection.
 const ENGINE: u32 = u32::MAX;
+/// Added to a group's number in a datum; descriptors are lower.
+const GROUP: u32 = 1 << 30;
 
 /// What a set knows of a descriptor.
 struct Item {
@@ -73,6 +75,8 @@ pub struct Set {
     engine: AtomicI32,
     /// The kernel's set is that of the process that this one was forked from.
     is_inherited: AtomicBool,
+    /// Threads that sleep on the kernel's set.
+    sleepers: AtomicU32,
 }
 
 /// A tag that no datum of a program begins with by chance: neither an address nor a small number.
@@ -87,8 +91,8 @@ fn tag() -> u32 {
 impl Set {
     fn new() -> Self {
         let inner = Lock::new(Inner::default());
-        let (engine, is_inherited) = Default::default();
-        Self { inner, tag: tag(), spin: Spin::default(), engine, is_inherited }
+        let (engine, is_inherited, sleepers) = Default::default();
+        Self { inner, tag: tag(), spin: Spin::default(), engine, is_inherited, sleepers }
     }
 
     fn datum(&self, number: u32) -> u64 {

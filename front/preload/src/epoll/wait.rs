@@ -7,7 +7,7 @@ use slipway_socket::{Deadline, Errno, is_told_surely};
 
 use super::active::{activate_all, activate_raised, arm_all, collect};
 use super::control::control;
-use super::{ENGINE, Set};
+use super::{EDGE, ENGINE, GROUP, IN, Set};
 use crate::fds::{self, Kind};
 use crate::guard::guard;
 use crate::polling::after;
@@ -48,7 +48,7 @@ fn translate(set: c_int, own: &Set, events: &mut [epoll_event]) -> usize {
         let number = data as u32;
         let mut inner = own.inner.hold();
         if number != ENGINE {
-            activate_raised(&mut inner, number as c_int);
+            activate_raised(&mut inner, number);
             continue;
         }
         if let Some(family) = session::known() {
@@ -108,6 +108,9 @@ fn wait_both(
             });
         }
         if found > 0 {
+            if found == into.len() {
+                wake_another(set, own);
+            }
             return Ok(found);
         }
         first = false;
@@ -120,7 +123,10 @@ fn wait_both(
         } else {
             Some(until.left().unwrap_or(A_BIT).min(A_BIT))
         };
-        let got = wait_kernel(set, into, left, mask)?;
+        own.sleepers.fetch_add(1, Ordering::Relaxed);
+        let got = wait_kernel(set, into, left, mask);
+        own.sleepers.fetch_sub(1, Ordering::Relaxed);
+        let got = got?;
         let kept = translate(set, own, &mut into[..got]);
         if kept < got {
             own.spin.woke();
@@ -130,8 +136,28 @@ fn wait_both(
         }
         let more = collect(&mut own.inner.hold(), &mut into[kept..], false, Deadline::now());
         if kept + more > 0 || (got == 0 && until.has_passed()) {
+            if kept + more == into.len() {
+                wake_another(set, own);
+            }
             return Ok(kept + more);
         }
+    }
+}
+
+/// This thread takes no more of what is active, and another one sleeps. Whom the kernel would have woken for a
+/// connection of its own is not woken for one of a group that this thread was woken for.
+fn wake_another(set: c_int, own: &Set) {
+    if own.sleepers.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let inner = own.inner.hold();
+    if let Some((group, fd)) = inner.groups.any()
+        && !inner.active.is_empty()
+    {
+        // It was raised once, and is for ever: to be told anew is an edge.
+        let saved = real::errno();
+        control(set, libc::EPOLL_CTL_MOD, fd, IN | EDGE, own.datum(GROUP | group as u32));
+        real::set_errno(saved);
     }
 }
 

@@ -38,6 +38,8 @@ impl Broker {
         let there = self.families.get(family).ok_or(Errno::INVAL)?;
         let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
         client.ticket = None;
+        // The new image says so when it does.
+        client.shares = false;
         client.given.clear();
         let reply = Reply::Attached { entries: ENTRIES.into(), links: LINKS.into() };
         let files = vec![there.table.file.clone(), there.bell.clone(), Arc::new(theirs)];

@@ -39,9 +39,13 @@ impl Bell {
 }
 
 /// The eventfd that the next endpoints of a process on one link get.
-pub struct Group {
-    bell: Bell,
-    left: usize,
+pub struct Group(Bell);
+
+impl Group {
+    fn has_room(&self) -> bool {
+        // One is the group's own.
+        Arc::strong_count(&self.0.eventfd) <= SHARERS
+    }
 }
 
 impl Broker {
@@ -51,13 +55,12 @@ impl Broker {
         if !client.shares {
             return Bell::own();
         }
-        if let Some(group) = client.groups.get_mut(&link).filter(|group| group.left > 0) {
-            group.left -= 1;
-            return Ok(group.bell.clone());
+        if let Some(Group(bell)) = client.groups.get(&link).filter(|group| group.has_room()) {
+            return Ok(bell.clone());
         }
         self.last_group = self.last_group.wrapping_add(1).max(1);
         let bell = Bell { group: self.last_group, ..Bell::own()? };
-        client.groups.insert(link, Group { bell: bell.clone(), left: SHARERS - 1 });
+        client.groups.insert(link, Group(bell.clone()));
         Ok(bell)
     }
 
@@ -68,7 +71,8 @@ impl Broker {
         Outcome::Nothing
     }
 
-    /// What the other side of an endpoint sleeps on.
+    /// What the other side of an endpoint sleeps on. Who asks is about to raise it, and may not be able to: so it is
+    /// raised here.
     pub(super) fn peer(&mut self, client: u32, family: u32, entry: u64) -> Result<Outcome, Errno> {
         let entry = u32::try_from(entry).map_err(|_| Errno::BADF)?;
         let client = self.clients.get(client).ok_or(Errno::INVAL)?;
@@ -76,7 +80,13 @@ impl Broker {
         let there = self.families.get(family).and_then(|family| family.entry(entry));
         let (connection, side) = there.ok_or(Errno::BADF)?;
         let there = self.connections.get_mut(connection).ok_or(Errno::BADF)?;
-        let bell = there.bell(side.other()).cloned().ok_or(Errno::AGAIN)?;
+        let Some(bell) = there.bell(side.other()).cloned() else {
+            if let Some(kept) = there.bells.kept {
+                self.keepers.raise(kept, side.other());
+            }
+            return Err(Errno::AGAIN);
+        };
+        slipway_eventfd::raise(bell.eventfd.as_fd());
         there.bells.later = false;
         self.keep(connection);
         Ok(Outcome::Answer(Reply::Done, vec![bell.eventfd]))
