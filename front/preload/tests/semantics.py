@@ -338,6 +338,61 @@ def inherited_set():
     print([e for _, e in ep.poll(5)])
 
 
+def set_before_connect():
+    """As nginx has its upstreams: in the set first, then connected."""
+    server = listener()
+    ep = select.epoll()
+    both = []
+    for _ in range(3):
+        s = socket.socket()
+        s.setblocking(False)
+        ep.register(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+        s.connect_ex(server.getsockname())
+        both.append((s, server.accept()[0]))
+    count(both[0][0])
+    for how in ("edge", "level"):
+        for s, c in both:
+            while ep.poll(0.05):
+                pass
+            threading.Timer(0.05, c.sendall, [b"x"]).start()
+            got = {fd: events for fd, events in ep.poll(5)}
+            print(how, got.get(s.fileno(), 0) & select.EPOLLIN, s.recv(10))
+            ep.modify(s, select.EPOLLIN)
+    both[0][0].close()
+    threading.Timer(0.05, both[1][1].sendall, [b"y"]).start()
+    print([fd == both[1][0].fileno() for fd, _ in ep.poll(5)])
+
+
+def pools():
+    """Two threads wait for one set, an event at a time: none waits for the other's work."""
+    ep = select.epoll()
+    all_of_them = [pair() for _ in range(4)]
+    by_number = {a.fileno(): a for a, _ in all_of_them}
+    for a in by_number.values():
+        ep.register(a, select.EPOLLIN | select.EPOLLONESHOT)
+    taken = []
+
+    def work():
+        for fd, _ in ep.poll(5, 1):
+            taken.append((time.monotonic(), by_number[fd].recv(1)))
+            time.sleep(0.6)
+
+    for _ in range(3):
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        begun = time.monotonic()
+        for _, b in all_of_them[:2]:
+            b.sendall(b"x")
+        for thread in threads:
+            thread.join()
+        print(len(taken), all(when < begun + 0.4 for when, _ in taken))
+        taken.clear()
+        for a, _ in all_of_them:
+            ep.modify(a, select.EPOLLIN | select.EPOLLONESHOT)
+
+
 def mixtures():
     """A pipe, a datagram socket and a stream in one set of each kind."""
     a, b = pair()
@@ -532,7 +587,7 @@ except BlockingIOError:
 
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options, copies,
-         forks, kills, epolls, inherited_set, mixtures, threads, files, children, execs, inheritances]
+         forks, kills, epolls, inherited_set, set_before_connect, pools, mixtures, threads, files, children, execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]
