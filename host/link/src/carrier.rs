@@ -26,7 +26,7 @@ use crate::stream::End;
 
 /// Signals of a family that are taken at a time.
 const SIGNALS: usize = 1024;
-/// For how long it sleeps where a program cannot be sure to wake it.
+/// For how long it sleeps where a program may not be sure to wake it.
 const NAP: Duration = Duration::from_millis(1);
 /// Numbers in epoll beyond those of families.
 const LINKS: u64 = u64::MAX;
@@ -197,7 +197,7 @@ impl Carrying {
                 std::thread::yield_now();
                 patience.gave_up(now, Instant::now());
             } else {
-                if self.sleep(now) {
+                if self.sleep(now, patience.is_brief()) {
                     patience.slept(now, Instant::now());
                 }
             }
@@ -314,21 +314,22 @@ impl Carrying {
         }
     }
 
-    /// Sleeps until something is told, unless something was meanwhile. Whether it slept.
-    fn sleep(&mut self, now: Instant) -> bool {
+    /// Sleeps until something is told, unless something was meanwhile; `briefly` in all likelihood. Whether it slept.
+    fn sleep(&mut self, now: Instant, briefly: bool) -> bool {
         self.families.values().for_each(|member| member.family.set_asleep(true));
         // With a full barrier between that word and the look at the signals.
-        let may = self.links.rest(now) && !self.listen(now);
+        let quiet = if briefly { self.links.doze(now) } else { self.links.rest(now) };
+        let may = quiet && !self.listen(now);
         if may {
-            self.wait(now);
+            self.wait(now, briefly);
         }
         self.families.values().for_each(|member| member.family.set_asleep(false));
         may
     }
 
-    fn wait(&self, now: Instant) {
+    fn wait(&self, now: Instant, briefly: bool) {
         let mut patience = self.links.until_deadline(now);
-        if !is_told_surely() && !self.places.is_empty() {
+        if (briefly || !is_told_surely()) && !self.places.is_empty() {
             patience = Some(patience.map_or(NAP, |patience| patience.min(NAP)));
         }
         // A whole millisecond, or it would wake just before something is due, again and again.

@@ -59,6 +59,8 @@ pub fn frames(data: &[u8]) {
     }
     let _ = connection.tend(&mut around);
     let _ = connection.send(1 << 20, &mut around);
+    connection.doze(&mut around);
+    connection.dozes(&mut around);
     connection.rest(&mut around);
     connection.rested(&mut around);
 }

@@ -9,7 +9,7 @@
 //! - [`Links`]: all connections of an engine. Its owner opens streams ([`Links::open`]), answers those that
 //!   other engines ask for ([`Event::Asked`]), attaches the [`End`] of a local FIFO to each, and says which
 //!   FIFO stirred ([`Links::stir`]). No thread, no waiting: the owner calls [`Links::turn`] as long as there is
-//!   work, then [`Links::rest`], and sleeps on [`Links::descriptor`] and on what tells of signals;
+//!   work, then [`Links::rest`] or [`Links::doze`], and sleeps on [`Links::descriptor`] and on what tells of signals;
 //! - [`Carrier`]: a thread that does so, and takes families' signals: the data plane of an engine whose owner is
 //!   the signal plane.
 //! - a connection belongs to one other engine and one tenant, and few serve all of their streams: handshake
@@ -34,6 +34,11 @@
 //! direction, and is served one quantum: what one recv(2) gives, or each of its streams that has something, in
 //! turn, up to a record, as far as there is room. So many streams are no more than one. A tenant's own rate, where
 //! it has one, is kept by all of its connections together. [`Links::shares`] shows who has what.
+//!
+//! # Sleep
+//! To fall asleep surely costs a barrier on every processor, so a stream asks its program once to tell, and not
+//! again before that has happened; and an engine that is woken soon, as its last sleep says, sleeps for a
+//! millisecond at most without the barrier ([`Links::doze`]).
 //!
 //! # When something is wrong
 //! A connection that breaks, or from which nothing was heard for [`Settings::silence_ms`], ends its streams

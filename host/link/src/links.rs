@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::Error;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -36,6 +37,8 @@ const QUANTUM: usize = 1;
 const FULL: u64 = 64 << 10;
 /// Quanta before the kernel and the programs are asked again what there is, at most.
 const QUANTA: usize = 1024;
+/// Pauses of the processor, some tenths of a microsecond in all: longer than a store waits for its cache line.
+const PAUSES: usize = 16;
 
 /// A stream of an engine; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -653,17 +656,40 @@ impl Links {
     }
 
     /// Has all streams tell by themselves when there is something to do. True: the owner may sleep until
-    /// [`Links::descriptor`] is readable, a FIFO tells, or [`Links::deadline`]. There is a barrier in it
-    /// (`slipway_ring::cross::heavy`) between what the owner did before and what it looks at afterwards.
+    /// [`Links::descriptor`] is readable, a FIFO tells, or [`Links::deadline`]. There is a full barrier of this
+    /// thread in it between what the owner did before and what it looks at afterwards; others pass one
+    /// (`slipway_ring::cross::heavy`, which costs as much as some records) only where a stream asks for what it did
+    /// not ask for before.
     pub fn rest(&mut self, now: Instant) -> bool {
         let (mut around, connections, _) = self.around(now);
+        let mut due = false;
         for connection in connections.values_mut() {
-            connection.rest(&mut around);
+            due |= connection.rest(&mut around);
         }
-        cross::heavy();
+        if due {
+            cross::heavy();
+        } else {
+            fence(Ordering::SeqCst);
+        }
         let mut asleep = true;
         for connection in connections.values_mut() {
             asleep &= connection.rested(&mut around);
+        }
+        asleep && self.events.is_empty()
+    }
+
+    /// As [`Links::rest`], but no other processor passes a barrier, which costs as much as some records: for an owner
+    /// that expects to be told soon, and sleeps no longer than a millisecond. A program that wrote in the very moment
+    /// may not see that it is to tell: its stream is looked at again after that time.
+    pub fn doze(&mut self, now: Instant) -> bool {
+        let (mut around, connections, _) = self.around(now);
+        connections.values_mut().for_each(|connection| connection.doze(&mut around));
+        fence(Ordering::SeqCst);
+        // What a program wrote before it could see that it is to tell is seen by now.
+        (0..PAUSES).for_each(|_| std::hint::spin_loop());
+        let mut asleep = true;
+        for connection in connections.values_mut() {
+            asleep &= connection.dozes(&mut around);
         }
         asleep && self.events.is_empty()
     }

@@ -13,6 +13,8 @@ const MOST: Duration = Duration::from_micros(200);
 const LONG: u8 = 8;
 /// Who is away for longer when it gives up the processor has given it to somebody who needs it.
 const CROWDED: Duration = Duration::from_micros(20);
+/// Who slept for less expects to be woken as soon the next time.
+const BRIEF: Duration = Duration::from_micros(500);
 /// For how long it does not look then but sleeps: a sleeper gets the processor back as soon as there is something,
 /// who gives it up gets it back when the others have had enough of it.
 const CALM: Duration = Duration::from_millis(100);
@@ -25,11 +27,12 @@ pub(crate) struct Patience {
     long: u8,
     /// Others need the processor until then.
     crowded: Instant,
+    brief: bool,
 }
 
 impl Patience {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { worked: now, looks: LEAST, long: 0, crowded: now }
+        Self { worked: now, looks: LEAST, long: 0, crowded: now, brief: false }
     }
 
     /// There was work.
@@ -49,8 +52,14 @@ impl Patience {
         }
     }
 
+    /// Whether the next sleep is taken to be a short one.
+    pub(crate) fn is_brief(&self) -> bool {
+        self.brief
+    }
+
     /// It slept from `then` to `now`.
     pub(crate) fn slept(&mut self, then: Instant, now: Instant) {
+        self.brief = now - then < BRIEF;
         if now - then < MOST {
             (self.looks, self.long) = (MOST, 0);
         } else if self.long < LONG {
@@ -71,12 +80,14 @@ mod tests {
         let micros = Duration::from_micros;
         let mut patience = Patience::new(now);
         assert!(patience.lasts(now + micros(49)) && !patience.lasts(now + micros(50)));
+        assert!(!patience.is_brief());
         patience.slept(now, now + micros(60));
+        assert!(patience.is_brief());
         assert!(patience.lasts(now + micros(199)));
         for _ in 0..3 * (LONG + 1) {
             patience.slept(now, now + micros(1000));
         }
-        assert!(!patience.lasts(now + micros(50)));
+        assert!(!patience.lasts(now + micros(50)) && !patience.is_brief());
         patience.worked(now + micros(50));
         assert!(patience.lasts(now + micros(99)));
     }

@@ -88,6 +88,26 @@ pub(crate) struct Stream {
     pub(crate) resting: bool,
     /// Data or space was asked for, and not yet looked for again.
     wishes: (bool, bool),
+    /// What the program was asked to tell and has not come to yet: it need not be asked again.
+    asked: Asked,
+}
+
+/// Wishes that lie with the program.
+#[derive(Default)]
+struct Asked {
+    /// The next byte.
+    data: bool,
+    /// That all but so many of the bytes in the FIFO are read.
+    space: Option<u64>,
+    /// No barrier has followed: the program may have overlooked the last one.
+    unsure: bool,
+}
+
+impl Asked {
+    /// So many bytes more lie in the FIFO, behind those that are to be read.
+    fn wrote(&mut self, count: usize) {
+        self.space = self.space.map(|left| left + count as u64);
+    }
 }
 
 impl Stream {
@@ -113,6 +133,7 @@ impl Stream {
             idle,
             resting: false,
             wishes: (false, false),
+            asked: Asked::default(),
         }
     }
 
@@ -149,6 +170,9 @@ impl Stream {
         let Some((fifo, _, end)) = self.fifo() else { return Ok(0) };
         let count = fifo.read(into, || slipway_eventfd::raise(end.bell.as_fd()))?;
         self.credit -= count as u64;
+        if count > 0 {
+            self.asked.data = false;
+        }
         Ok(count)
     }
 
@@ -158,6 +182,7 @@ impl Stream {
         self.granted = left;
         self.pressed |= left < self.window / 4;
         let done = if self.waiting.is_empty() { self.write(bytes, fifo)? } else { 0 };
+        self.asked.wrote(done);
         self.waiting.extend_from_slice(&bytes[done..]);
         Ok(true)
     }
@@ -195,6 +220,7 @@ impl Stream {
         let mut worked = false;
         if !self.waiting.is_empty() {
             let done = self.write(&self.waiting, most)?;
+            self.asked.wrote(done);
             self.waiting.drain(..done);
             worked = done > 0;
             if self.waiting.is_empty() {
@@ -241,22 +267,31 @@ impl Stream {
         Ok(more)
     }
 
-    /// Asks to be told of what is to be done next: `slipway_ring::cross::heavy` follows, and [`Stream::settle`].
-    pub(crate) fn wish(&mut self) -> Result<(), Error> {
+    /// Asks to be told of what is to be done next. [`Stream::settle`] follows, and before it, if `surely` and this
+    /// says that something is asked for that no barrier has followed yet, `slipway_ring::cross::heavy`.
+    pub(crate) fn wish(&mut self, surely: bool) -> Result<bool, Error> {
         // Without credit what is there has to wait; the end of it has not.
         let sends = self.credit > 0 || !matches!(self.look()?, Found::Bytes(_));
-        let Some((fifo, ..)) = self.fifo() else { return Ok(()) };
+        let Some((fifo, ..)) = self.fifo() else { return Ok(false) };
         let data = !self.finished && sends;
-        if data {
+        let asks_data = data && !self.asked.data;
+        if asks_data {
             fifo.wish_data(1);
         }
-        let holds = !self.waiting.is_empty() || fifo.out.refresh()? > fifo.out.tail().size() / 2;
-        let space = holds && !fifo.out.is_shut();
-        if space {
+        let (unread, half) = (fifo.out.refresh()?, fifo.out.tail().size() / 2);
+        let space = (!self.waiting.is_empty() || unread > half) && !fifo.out.is_shut();
+        let asked = self.asked.space.filter(|left| unread > *left);
+        let asks_space = space && asked.is_none();
+        if asks_space {
             fifo.wish_space();
         }
+        self.asked.data |= asks_data;
+        // It may have asked for less to be left: then it asks again too soon, and never too late.
+        self.asked.space = if asks_space { Some(half) } else { asked };
         self.wishes = (data, space);
-        Ok(())
+        let due = asks_data || asks_space || self.asked.unsure;
+        self.asked.unsure = due && !surely;
+        Ok(due)
     }
 
     /// Whether there is something now.
@@ -265,6 +300,9 @@ impl Stream {
         let Some((fifo, ..)) = self.fifo() else { return Ok(false) };
         let data = data && fifo.is_data_there(1)?;
         let space = space && fifo.is_space_there()?;
+        // Who finds it there takes the wish back.
+        self.asked.data &= !data;
+        self.asked.space = self.asked.space.filter(|_| !space);
         Ok(data || space)
     }
 

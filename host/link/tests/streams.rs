@@ -139,15 +139,9 @@ fn sleepers_are_told() {
     certificates(dir.path());
     let (mut left, mut right) = two(dir.path());
     let (here, there) = joined(&mut left, &mut right);
-    let rest = |left: &mut Engine, right: &mut Engine| {
-        until(left, right, |left, right| {
-            let now = Instant::now();
-            left.links.rest(now) && right.links.rest(now)
-        });
-    };
     let mut buffer = vec![0; 100_000];
     for round in 0..50 {
-        rest(&mut left, &mut right);
+        sleep(&mut left, &mut right, round % 3 == 0);
         let (message, mut told) = (bytes(3, 0, 1 + round * 2000), false);
         let mut written = here.0.write(&message, || told = true).unwrap();
         assert!(told, "round {round}: the engine rests, and nobody tells it");
@@ -160,6 +154,54 @@ fn sleepers_are_told() {
         });
         assert!(buffer[..got] == message);
     }
+    // The other program was asked to tell before all that, and has not had anything to tell since.
+    sleep(&mut left, &mut right, false);
+    let mut told = false;
+    there.0.write(b"answer", || told = true).unwrap();
+    assert!(told);
+}
+
+/// Has both engines do what they can, and sleep, `briefly` or not.
+fn sleep(left: &mut Engine, right: &mut Engine, briefly: bool) {
+    until(left, right, |left, right| {
+        let now = Instant::now();
+        if briefly {
+            left.links.doze(now) && right.links.doze(now)
+        } else {
+            left.links.rest(now) && right.links.rest(now)
+        }
+    });
+}
+
+/// A program that has not read for long tells when it does, and is not asked again and again before.
+#[test]
+fn readers_tell_of_room() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path());
+    let (mut left, mut right) = two(dir.path());
+    let (here, there) = joined(&mut left, &mut right);
+    let all = bytes(5, 0, 3 << 20);
+    let (mut sent, mut got, mut tells) = (0, 0, 0);
+    let mut buffer = [0; 9000];
+    let end = Instant::now() + std::time::Duration::from_secs(60);
+    while got < all.len() {
+        assert!(Instant::now() < end, "nobody told the engine of room, after {got} bytes");
+        sent += here.0.write(&all[sent..], || left.links.stir(here.1)).unwrap();
+        left.links.stir(here.1);
+        // What the sockets have.
+        let now = Instant::now();
+        let _ = left.turn(now) | right.turn(now);
+        sleep(&mut left, &mut right, false);
+        let mut told = false;
+        let count = there.0.read(&mut buffer, || told = true).unwrap();
+        assert!(buffer[..count] == all[got..got + count]);
+        got += count;
+        if told {
+            tells += 1;
+            right.links.stir(there.1);
+        }
+    }
+    assert!(tells < 100, "{tells}");
 }
 
 #[test]

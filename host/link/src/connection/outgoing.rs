@@ -68,8 +68,8 @@ impl Connection {
         }
         if self.wish(around) {
             cross::heavy();
-            self.settle(around);
         }
+        self.settle(around);
         Ok(some)
     }
 
@@ -111,19 +111,21 @@ impl Connection {
         if stream.idle <= LOOKS { self.hot.push_back(number) } else { self.cooling.push(number) }
     }
 
-    /// Has those streams ask to be told that nothing was found of for a while; one barrier is for all.
+    /// Has those streams ask to be told that nothing was found of for a while. True: a barrier is due, one for all.
     fn wish(&mut self, around: &mut Around<'_>) -> bool {
+        let mut due = false;
         for at in 0..self.cooling.len() {
             let number = self.cooling[at];
-            let wished = self.streams.get_mut(&number).map(Stream::wish);
-            if let Some(Err(error)) = wished {
-                self.fail(number, error, around);
+            match self.streams.get_mut(&number).map(|stream| stream.wish(true)) {
+                Some(Ok(asked)) => due |= asked,
+                Some(Err(error)) => self.fail(number, error, around),
+                None => {}
             }
         }
-        !self.cooling.is_empty()
+        due
     }
 
-    /// After the barrier: those that something is there of are hot still.
+    /// After the barrier, if one was due: those that something is there of are hot still.
     fn settle(&mut self, around: &mut Around<'_>) {
         for number in std::mem::take(&mut self.cooling) {
             let Some(stream) = self.streams.get_mut(&number) else { continue };
@@ -156,7 +158,7 @@ impl Connection {
         self.receiver.as_ref().map_or(0, |receiver| receiver.bytes)
     }
 
-    /// Has all streams ask to be told. True: a barrier is due, and [`Connection::rested`].
+    /// Has all streams ask to be told. True: a barrier is due. [`Connection::rested`] is in any case.
     pub(crate) fn rest(&mut self, around: &mut Around<'_>) -> bool {
         if self.is_held_up() {
             return false;
@@ -172,6 +174,35 @@ impl Connection {
         }
         self.settle(around);
         self.hot.is_empty() && self.frames.is_empty()
+    }
+
+    /// Has the hot streams ask to be told, for a short sleep: they are looked at after it, told or not, and so stay
+    /// hot.
+    pub(crate) fn doze(&mut self, around: &mut Around<'_>) {
+        for at in 0..self.hot.len() {
+            let number = self.hot[at];
+            let wished = self.streams.get_mut(&number).map(|stream| stream.wish(false));
+            if let Some(Err(error)) = wished {
+                self.fail(number, error, around);
+            }
+        }
+    }
+
+    /// Whether nothing is left to be done now.
+    pub(crate) fn dozes(&mut self, around: &mut Around<'_>) -> bool {
+        if self.is_held_up() {
+            return true;
+        }
+        let mut quiet = self.frames.is_empty();
+        for at in 0..self.hot.len() {
+            let number = self.hot[at];
+            match self.streams.get_mut(&number).map(Stream::settle) {
+                Some(Ok(some)) => quiet &= !some,
+                Some(Err(error)) => self.fail(number, error, around),
+                None => {}
+            }
+        }
+        quiet && self.frames.is_empty()
     }
 }
 
