@@ -38,7 +38,8 @@
 //! # Sleep
 //! To fall asleep surely costs a barrier on every processor, so a stream asks its program once to tell, and not
 //! again before that has happened; and an engine that is woken soon, as its last sleep says, sleeps for a
-//! millisecond at most without the barrier ([`Links::doze`]).
+//! millisecond at most without the barrier ([`Links::doze`]). A connection that much comes from does not wake it
+//! before there is enough, or a fifth of a millisecond has passed.
 //!
 //! # When something is wrong
 //! A connection that breaks, or from which nothing was heard for [`Settings::silence_ms`], ends its streams
@@ -50,10 +51,12 @@
 //! `MSG_ZEROCOPY` is not used: over loopback and veth the kernel copies all the same.
 //!
 //! Dependencies: `rustls` with `ring`, which the tree has for registries, for the handshake and the exporter;
-//! `ipnet` and `serde` for the settings; `rustix` for sockets and epoll; `tracing` for the log.
+//! `ipnet` and `serde` for the settings; `rustix` for sockets and epoll, `libc` for the one option that it has not;
+//! `tracing` for the log.
 
 mod backoff;
 mod carrier;
+mod coalescing;
 mod connection;
 mod frames;
 mod handshake;

@@ -506,12 +506,13 @@ impl Links {
         let done = if shakes { connection.shake_hands(&mut around) } else { Ok(false) };
         let done = done.and_then(|worked| connection.tend(&mut around).map(|()| worked));
         let (is_up, sends) = (connection.is_up(), connection.wants_to_send(writable));
+        let due = connection.is_due(now);
         match done {
             Ok(worked) => {
                 if !was_up && is_up {
                     self.is_up(key);
                 }
-                if readable && is_up {
+                if (readable || due) && is_up {
                     self.shares.want(key, Direction::In);
                 }
                 if sends {
@@ -576,6 +577,7 @@ impl Links {
         }
         // What came may be answered, what was sent is perhaps not all: at once, if its turn comes.
         let sends = *done.as_ref().unwrap_or(&false) && connection.wants_to_send(false);
+        let more = direction == Direction::In && bytes >= FULL && !connection.coalesces();
         let at = self.since_begin(ended);
         self.shares.done(turn, bytes, busy, blocked, at);
         if direction == Direction::Out && bytes > 0 {
@@ -584,7 +586,7 @@ impl Links {
         if sends {
             self.shares.want(key, Direction::Out);
         }
-        if direction == Direction::In && bytes >= FULL {
+        if more {
             self.shares.want(key, Direction::In);
         }
         let worked = match done {

@@ -68,13 +68,16 @@ impl Connection {
         loop {
             let Some(receiver) = &mut self.receiver else { return Ok(worked) };
             let before = receiver.bytes;
-            match receiver.receive(self.socket.as_fd())? {
+            let received = receiver.receive(self.socket.as_fd())?;
+            let count = (receiver.bytes - before) as usize;
+            self.coalescing.took(count, around.now, self.socket.as_fd());
+            match received {
                 Received::Nothing => return Ok(worked),
                 Received::End if self.streams.is_empty() => return Err(Broken::Idle),
                 Received::End => return Err(Broken::Closed),
                 Received::Some => {}
             }
-            taken += (receiver.bytes - before) as usize;
+            taken += count;
             (worked, self.heard) = (true, around.now);
             self.dispatch(around)?;
             if taken >= budget {

@@ -13,6 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use crate::coalescing::Coalescing;
 use crate::frames::Frames;
 use crate::handshake::Handshake;
 use crate::links::{Event, StreamId};
@@ -83,6 +84,7 @@ pub(crate) struct Connection {
     state: State,
     /// There since the handshake is done.
     receiver: Option<Receiver>,
+    coalescing: Coalescing,
     pub(crate) engine: Option<usize>,
     pub(crate) tenant: String,
     since: Instant,
@@ -134,6 +136,7 @@ impl Connection {
             socket,
             state,
             receiver: None,
+            coalescing: Coalescing::new(now),
             engine: None,
             tenant: String::new(),
             since: now,

@@ -75,7 +75,17 @@ impl Connection {
         }
     }
 
-    /// When [`Connection::tend`] has something to do.
+    /// Whether what the socket has is to be taken now, be it little.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.coalescing.until().is_some_and(|until| until <= now)
+    }
+
+    /// Whether what is left in the socket is left there until there is more.
+    pub(crate) fn coalesces(&self) -> bool {
+        self.coalescing.waits()
+    }
+
+    /// When [`Connection::tend`] has something to do, or [`Connection::receive`] unless it has earlier.
     pub(crate) fn deadline(&self, settings: &Settings) -> Option<Instant> {
         if !self.is_up() {
             return Some(self.since + settings.handshake());
@@ -87,6 +97,6 @@ impl Connection {
                 .min(self.heard + settings.silence()),
         };
         let resting = self.resting.front().map(|(when, _)| *when);
-        [Some(alive), resting, self.held].into_iter().flatten().min()
+        [Some(alive), resting, self.held, self.coalescing.until()].into_iter().flatten().min()
     }
 }

@@ -1,0 +1,166 @@
+//! How many bytes have to be there before the engine is woken for them.
+//!
+//! To be woken for every record, or for a part of one, costs as much as to open it, and more on the other side, in
+//! whose time the kernel wakes a sleeper. So a connection does as network cards do with interrupts: where much comes,
+//! it waits until enough is there (`SO_RCVLOWAT`), and not for long. Who waited in vain, because a sender that has
+//! no credit left waits as well or the way is slower, does so again only after more bytes, twice as many each time.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// Bytes that are waited for.
+const ENOUGH: usize = 160 << 10;
+/// For how long, after the last that came.
+const WAIT: Duration = Duration::from_micros(200);
+/// Bytes that come, none of them later than that, before any are waited for.
+const STREAK: u64 = 512 << 10;
+/// And at most.
+const MOST: u64 = 1 << 40;
+/// Waits that were in vain, one after the other, before it is left.
+const VAIN: u8 = 4;
+
+/// What was learnt.
+pub(crate) struct Coalescing {
+    waits: bool,
+    /// Since the last pause, or since it waits.
+    came: u64,
+    /// Of those, before it waits; as many as come while it does make it a short streak again.
+    needed: u64,
+    vain: u8,
+    /// When the last came.
+    last: Instant,
+}
+
+impl Coalescing {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { waits: false, came: 0, needed: STREAK, vain: 0, last: now }
+    }
+
+    /// Whether little is left lying until there is more.
+    pub(crate) fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// When what is there is taken, be it little.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.waits.then(|| self.last + WAIT)
+    }
+
+    /// So many bytes were taken: all that were there.
+    pub(crate) fn took(&mut self, count: usize, now: Instant, socket: BorrowedFd<'_>) {
+        if self.learn(count, now) {
+            let least = if self.waits { ENOUGH } else { 1 };
+            // Without it every byte wakes the engine, and what is there is taken in time all the same.
+            set_least(socket, least);
+        }
+    }
+
+    /// Whether it changed its mind.
+    fn learn(&mut self, count: usize, now: Instant) -> bool {
+        let paused = now > self.last + WAIT;
+        let before = self.waits;
+        if count > 0 {
+            self.last = now;
+        }
+        if !self.waits && paused {
+            self.came = 0;
+        }
+        self.came = self.came.saturating_add(count as u64);
+        self.vain = if !self.waits || count >= ENOUGH { 0 } else { self.vain + 1 };
+        if !self.waits {
+            self.waits = self.came >= self.needed;
+        } else if count == 0 {
+            self.waits = false;
+        } else if self.vain == VAIN {
+            (self.waits, self.needed) = (false, (self.needed * 2).min(MOST));
+        } else if self.came >= self.needed {
+            self.needed = STREAK;
+        }
+        if self.waits != before {
+            (self.came, self.vain) = (0, 0);
+        }
+        self.waits != before
+    }
+}
+
+/// A socket with less than `least` bytes is not readable. Whether it took that.
+#[allow(unsafe_code)] // rustix has no such option
+fn set_least(socket: BorrowedFd<'_>, least: usize) -> bool {
+    let least = least as libc::c_int;
+    // SAFETY: the kernel reads an int, and is told its size.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw const least).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    done == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes `count` bytes each so many microseconds, so often; how often it was told to wait or not to.
+    fn takes(one: &mut Coalescing, (count, micros): (usize, u64), times: u32) -> u32 {
+        let step = Duration::from_micros(micros);
+        (0..times).map(|_| u32::from(one.learn(count, one.last + step))).sum()
+    }
+
+    #[test]
+    fn much_without_a_pause_is_waited_for_and_a_pause_ends_it() {
+        let mut one = Coalescing::new(Instant::now());
+        assert_eq!(takes(&mut one, (64 << 10, 300), 1000), 0, "pauses");
+        assert_eq!(one.until(), None);
+        assert_eq!(takes(&mut one, (64 << 10, 50), 8), 1);
+        assert_eq!(one.until(), Some(one.last + WAIT));
+        assert_eq!(takes(&mut one, (ENOUGH, 150), 1000), 0);
+        // Some came late, and then none.
+        assert_eq!(takes(&mut one, (ENOUGH / 2, 210), u32::from(VAIN) - 1), 0);
+        assert_eq!(takes(&mut one, (ENOUGH, 150), 1), 0);
+        assert!(one.waits() && one.learn(0, one.last + WAIT) && !one.waits());
+        assert_eq!(one.needed, STREAK);
+    }
+
+    #[test]
+    fn who_waited_in_vain_waits_ever_less_often() {
+        let mut one = Coalescing::new(Instant::now());
+        // A window's worth, and nothing before it was read.
+        let changes = takes(&mut one, (64 << 10, 100), 100_000);
+        assert!(changes < 30, "{changes}");
+        // When it grows, all is as it was.
+        takes(&mut one, (ENOUGH, 100), 1_000_000);
+        assert!(one.waits() && one.needed == STREAK);
+    }
+
+    #[test]
+    fn a_socket_is_readable_with_enough_or_when_it_ends() {
+        use std::io::Write;
+        use std::net::{TcpListener, TcpStream};
+        use std::os::fd::AsFd;
+
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (here, _) = listener.accept().unwrap();
+        let readable = |millis: i64| {
+            let file = here.as_fd();
+            let time = Timespec { tv_sec: 0, tv_nsec: millis * 1_000_000 };
+            poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&time)).unwrap() > 0
+        };
+        assert!(set_least(here.as_fd(), 1000));
+        there.write_all(&[0; 999]).unwrap();
+        assert!(!readable(20));
+        there.write_all(&[0]).unwrap();
+        assert!(readable(900));
+        assert!(set_least(here.as_fd(), 2000) && !readable(20));
+        assert!(set_least(here.as_fd(), 1) && readable(900));
+        assert!(set_least(here.as_fd(), 2000) && !readable(20));
+        drop(there);
+        assert!(readable(900));
+    }
+}
