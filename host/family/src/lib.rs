@@ -56,8 +56,8 @@ impl Family {
         Self { beside: Some(beside), ..self }
     }
 
-    /// Says whether the bell is to be raised after a signal. Who is about to sleep passes a full barrier
-    /// (`slipway_ring::cross::heavy`) and looks once more after it.
+    /// Says whether the bell is to be raised after a signal. Who is about to sleep passes a full barrier and looks
+    /// once more after it; who signals passes one as well, before it looks at this.
     pub fn set_asleep(&self, asleep: bool) {
         self.table.words()[table::ASLEEP / 8].store(asleep.into(), Ordering::Relaxed);
     }

@@ -37,7 +37,7 @@
 //!
 //! # Sleep
 //! To fall asleep surely costs a barrier on every processor, so a stream asks its program once to tell, and not
-//! again before that has happened; and an engine that is woken soon, as its last sleep says, sleeps for a
+//! again before that has happened; and an engine that is woken soon, as its last sleeps say, sleeps for a
 //! millisecond at most without the barrier ([`Links::doze`]). A connection that much comes from does not wake it
 //! before there is enough, or a fifth of a millisecond has passed.
 //!

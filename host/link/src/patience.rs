@@ -13,7 +13,7 @@ const MOST: Duration = Duration::from_micros(200);
 const LONG: u8 = 8;
 /// Who is away for longer when it gives up the processor has given it to somebody who needs it.
 const CROWDED: Duration = Duration::from_micros(20);
-/// Who slept for less expects to be woken as soon the next time.
+/// Who slept for less, twice, expects to be woken as soon the next time.
 const BRIEF: Duration = Duration::from_micros(500);
 /// For how long it does not look then but sleeps: a sleeper gets the processor back as soon as there is something,
 /// who gives it up gets it back when the others have had enough of it.
@@ -27,12 +27,13 @@ pub(crate) struct Patience {
     long: u8,
     /// Others need the processor until then.
     crowded: Instant,
-    brief: bool,
+    /// Sleeps that were short, one after the other.
+    brief: u8,
 }
 
 impl Patience {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { worked: now, looks: LEAST, long: 0, crowded: now, brief: false }
+        Self { worked: now, looks: LEAST, long: 0, crowded: now, brief: 0 }
     }
 
     /// There was work.
@@ -54,12 +55,13 @@ impl Patience {
 
     /// Whether the next sleep is taken to be a short one.
     pub(crate) fn is_brief(&self) -> bool {
-        self.brief
+        // Once may be an answer that was waited for, and a pause comes after it.
+        self.brief > 1
     }
 
     /// It slept from `then` to `now`.
     pub(crate) fn slept(&mut self, then: Instant, now: Instant) {
-        self.brief = now - then < BRIEF;
+        self.brief = if now - then < BRIEF { self.brief.saturating_add(1) } else { 0 };
         if now - then < MOST {
             (self.looks, self.long) = (MOST, 0);
         } else if self.long < LONG {
@@ -80,6 +82,8 @@ mod tests {
         let micros = Duration::from_micros;
         let mut patience = Patience::new(now);
         assert!(patience.lasts(now + micros(49)) && !patience.lasts(now + micros(50)));
+        assert!(!patience.is_brief());
+        patience.slept(now, now + micros(60));
         assert!(!patience.is_brief());
         patience.slept(now, now + micros(60));
         assert!(patience.is_brief());
