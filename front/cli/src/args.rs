@@ -26,7 +26,8 @@ pub use port::{
 pub use run::{ExecArgs, MachineArgs, ProcessArgs, Pull, RunArgs};
 pub use snoop::{By, SnoopArgs};
 pub use socket::{
-    SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs, SocketTopArgs,
+    LINKS, POLICY, SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs,
+    SocketTopArgs,
 };
 
 use std::path::PathBuf;

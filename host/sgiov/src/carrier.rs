@@ -91,7 +91,7 @@ impl Carrier {
             Err(error) => return Err(wrong(error.to_string())),
         };
         let mut settings: Settings =
-            toml::from_str(&text).map_err(|error| wrong(one_line(&error)))?;
+            toml::from_str(&text).map_err(|error| wrong(in_line(&text, &error)))?;
         // A path that begins with / stays as it is.
         let folder = path.parent().unwrap_or(Path::new(""));
         for file in [&mut settings.certificate, &mut settings.key, &mut settings.authority] {
@@ -222,9 +222,10 @@ fn shares(policy: &Policy) -> Vec<Share> {
     policy.tenants().iter().map(share).collect()
 }
 
-/// Where, and what.
-fn one_line(error: &toml::de::Error) -> String {
-    error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+/// What is wrong, and in which line.
+fn in_line(text: &str, error: &toml::de::Error) -> String {
+    let at = error.span().map_or(0, |span| span.start);
+    format!("line {}: {}", crate::policy::line(text, at), error.message().replace('\n', " "))
 }
 
 impl Remote for Carrier {

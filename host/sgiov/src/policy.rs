@@ -37,12 +37,12 @@ const NAMES: &str = "/run/netns";
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {why}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// Why not.
-        source: std::io::Error,
+        why: std::io::Error,
     },
     /// What stands in it is wrong.
     #[error("{}:{line}: {text}", path.display())]
@@ -54,6 +54,11 @@ pub enum PolicyError {
         /// What is wrong.
         text: String,
     },
+}
+
+/// The line that a byte of a text is in, from 1 on.
+pub(crate) fn line(text: &str, at: usize) -> usize {
+    text.get(..at).unwrap_or_default().matches('\n').count() + 1
 }
 
 /// A tenant's name and limits.
@@ -140,7 +145,7 @@ impl Policy {
             if file.exists() { vec![file.to_owned()] } else { Vec::new() };
         let mut folder = file.with_extension("").into_os_string();
         folder.push(".d");
-        let read = |source| PolicyError::Read { path: folder.clone().into(), source };
+        let read = |why| PolicyError::Read { path: folder.clone().into(), why };
         match std::fs::read_dir(&folder) {
             Ok(entries) => {
                 let all = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>();
@@ -164,10 +169,10 @@ impl Policy {
     /// [`PolicyError`].
     pub fn add_file(&mut self, path: &Path) -> Result<(), PolicyError> {
         let text = std::fs::read_to_string(path)
-            .map_err(|source| PolicyError::Read { path: path.to_owned(), source })?;
+            .map_err(|why| PolicyError::Read { path: path.to_owned(), why })?;
         self.add(&text).map_err(|(at, what)| PolicyError::Wrong {
             path: path.to_owned(),
-            line: text.get(..at).unwrap_or_default().matches('\n').count() + 1,
+            line: line(&text, at),
             text: what,
         })
     }

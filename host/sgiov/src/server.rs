@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -28,8 +29,9 @@ const ARRIVALS: usize = 64;
 const BREATH: Duration = Duration::from_millis(100);
 /// Connections to the engine's socket that may wait.
 const BACKLOG: i32 = 4096;
-/// How long an engine that ends when it is idle waits for the next program.
+/// How long an engine that ends when it is idle waits for the next program, and for the first one.
 const LINGER: Duration = Duration::from_secs(2);
+const FIRST: Duration = Duration::from_secs(60);
 
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
@@ -50,7 +52,7 @@ pub fn folder(socket: &Path) -> PathBuf {
 pub struct Settings {
     /// Path of its socket. `.lock` is added for the lock beside it.
     pub socket: PathBuf,
-    /// It ends when the last family has, once there was one.
+    /// It ends when the last family has, or when none comes within a minute.
     pub ends_when_idle: bool,
     /// Who listens has to show the kernel's own listening socket.
     pub proof: bool,
@@ -69,16 +71,22 @@ pub enum Error {
     #[error("another socket engine serves {}", .0.display())]
     Busy(PathBuf),
     /// The path cannot be a socket's.
-    #[error("no socket can have the path {}: {source}", path.display())]
+    #[error("no socket can have the path {}: {why}", path.display())]
     Path {
         /// The path.
         path: PathBuf,
         /// Why not.
-        source: std::io::Error,
+        why: std::io::Error,
     },
     /// The system.
     #[error("the socket engine failed: {0}")]
-    System(#[from] std::io::Error),
+    System(std::io::Error),
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::System(error)
+    }
 }
 
 impl From<Errno> for Error {
@@ -211,12 +219,12 @@ impl Engine {
     /// Whether it was to end when idle, and is.
     fn is_over(&mut self) -> bool {
         let nobody = self.clients.is_empty() && !self.broker.has_guests();
-        let idle = self.ends_when_idle && self.served && nobody;
-        if !idle {
+        if !self.ends_when_idle || !nobody {
             self.idle = None;
             return false;
         }
-        self.idle.get_or_insert_with(Instant::now).elapsed() >= LINGER
+        let patience = if self.served { LINGER } else { FIRST };
+        self.idle.get_or_insert_with(Instant::now).elapsed() >= patience
     }
 
     fn end(&self) -> Result<(), Error> {
@@ -383,7 +391,7 @@ fn lock(socket: &Path) -> Result<std::fs::File, Error> {
     let mut path = socket.as_os_str().to_owned();
     path.push(".lock");
     let opened = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-    let file = opened.map_err(|source| Error::Path { path: path.into(), source })?;
+    let file = opened.map_err(|why| Error::Path { path: path.into(), why })?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(Error::Busy(socket.to_owned())),
@@ -392,8 +400,12 @@ fn lock(socket: &Path) -> Result<std::fs::File, Error> {
 }
 
 fn listen(path: &Path) -> Result<OwnedFd, Error> {
-    let bad = |source: std::io::Error| Error::Path { path: path.to_owned(), source };
+    let bad = |why: std::io::Error| Error::Path { path: path.to_owned(), why };
     let address = SocketAddrUnix::new(path).map_err(|errno| bad(errno.into()))?;
+    let there = std::fs::symlink_metadata(path);
+    if there.is_ok_and(|there| !there.file_type().is_socket()) {
+        return Err(bad(std::io::Error::other("it is there, and no socket")));
+    }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(bad(error)),
         _ => {}

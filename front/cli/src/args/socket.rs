@@ -9,13 +9,13 @@ use clap::{Args, Subcommand, ValueHint};
 use crate::size::parse_duration;
 
 /// Where an engine's policy is.
-const POLICY: &str = "/etc/slipway/socket.toml";
+pub const POLICY: &str = "/etc/slipway/socket.toml";
 
 /// Where container runtimes look for it.
 const CDI: &str = "/etc/cdi/slipway.json";
 
 /// Where engines of other nodes are named.
-const LINKS: &str = "/etc/slipway/links.toml";
+pub const LINKS: &str = "/etc/slipway/links.toml";
 
 #[derive(Debug, Subcommand)]
 pub enum SocketCommand {
@@ -126,7 +126,7 @@ pub struct SocketEngineArgs {
     /// threads with tables of their own
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub sockets: u64,
-    /// End when the last program that attached has ended
+    /// End when the last program that attached has ended, or when none attaches within a minute
     #[arg(long)]
     pub ends_when_idle: bool,
 }

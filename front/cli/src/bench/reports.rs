@@ -26,6 +26,8 @@ pub(super) trait Report: Sized {
 /// Shows what `measure` reports, or an earlier report, and writes what is asked for. Gives the report back.
 pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Result<R>) -> Result<R> {
     let before = args.compare.as_deref().map(read::<R>).transpose()?;
+    // Before anything is measured in vain.
+    [&args.output, &args.svg].into_iter().flatten().try_for_each(|path| is_writable(path))?;
     let report = match &args.report {
         Some(path) => read(path)?,
         None => measure()?,
@@ -54,6 +56,18 @@ fn read<R: Report>(path: &Path) -> Result<R> {
     let text = std::fs::read_to_string(path);
     let text = text.with_context(|| format!("cannot read {}", path.display()))?;
     R::from_json(&text).with_context(|| format!("{} is no report", path.display()))
+}
+
+/// That a file can be there.
+fn is_writable(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let is_there = folder.is_none_or(Path::is_dir);
+    anyhow::ensure!(
+        is_there && !path.is_dir(),
+        "cannot write {}: no such folder, or one itself",
+        path.display()
+    );
+    Ok(())
 }
 
 /// Writes a file and says so.

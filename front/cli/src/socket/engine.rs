@@ -10,13 +10,18 @@ use slipway_sgiov::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::SocketEngineArgs;
+use crate::args::{LINKS, POLICY, SocketEngineArgs};
 
 /// Descriptors of the engine beside one for each socket.
 const OWN_DESCRIPTORS: u64 = 1000;
 
 /// Serves until it is interrupted or, if so asked, idle.
 pub fn serve(args: &SocketEngineArgs, socket: &Path) -> Result<i32> {
+    for (file, usual) in [(&args.policy, POLICY), (&args.links, LINKS)] {
+        if let Err(error) = is_there_if_named(file, usual) {
+            tracing::warn!("{error}");
+        }
+    }
     let policy = Policy::read(&args.policy)?;
     if let Some(dir) = socket.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -47,6 +52,15 @@ pub fn serve(args: &SocketEngineArgs, socket: &Path) -> Result<i32> {
     notify_systemd();
     engine.run()?;
     Ok(0)
+}
+
+/// A file that somebody names is there; without the usual one there is none.
+fn is_there_if_named(file: &Path, usual: &str) -> Result<()> {
+    let folder = file.with_extension("d");
+    if file != Path::new(usual) && !file.exists() && !folder.is_dir() {
+        bail!("there is no file {}", file.display());
+    }
+    Ok(())
 }
 
 /// What it was told to go by.
@@ -129,6 +143,7 @@ fn notify_systemd() {
 
 /// Says what a policy has, or what is wrong with it.
 pub fn check(file: &Path) -> Result<i32> {
+    is_there_if_named(file, POLICY)?;
     let policy = Policy::read(file)?;
     for tenant in policy.tenants() {
         if !tenant.netns.exists() {

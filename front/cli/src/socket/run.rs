@@ -12,6 +12,8 @@ use anyhow::{Context, Result, bail};
 use super::elf::{self, Kind};
 use crate::args::SocketRunArgs;
 
+/// Exit status where there is no such program, as a shell has it.
+const NOT_FOUND: i32 = 127;
 /// How long an engine may take to serve.
 const START: Duration = Duration::from_secs(10);
 
@@ -19,7 +21,10 @@ const START: Duration = Duration::from_secs(10);
 pub fn run(args: &SocketRunArgs, socket: &Path) -> Result<i32> {
     let [name, rest @ ..] = &args.program[..] else { bail!("no program") };
     let shown = name.to_string_lossy();
-    let Some(file) = elf::find(Path::new(name)) else { bail!("there is no program \"{shown}\"") };
+    let Some(file) = elf::find(Path::new(name)) else {
+        eprintln!("slipway: there is no program \"{shown}\"");
+        return Ok(NOT_FOUND);
+    };
     let kind = elf::kind(&file).with_context(|| format!("cannot read {}", file.display()))?;
     match kind {
         Kind::Static => warn(&shown, "is linked statically"),
@@ -27,7 +32,8 @@ pub fn run(args: &SocketRunArgs, socket: &Path) -> Result<i32> {
         _ => {}
     }
     let library = match &args.library {
-        Some(library) => library.clone(),
+        Some(library) if library.is_file() => library.clone(),
+        Some(library) => bail!("there is no library {}", library.display()),
         None => library(kind)?,
     };
     let socket = std::path::absolute(socket)?;

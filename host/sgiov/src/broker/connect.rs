@@ -188,7 +188,7 @@ impl Broker {
         let Some(tenant) = &space.tenant else { return Ok(()) };
         let sockets = tenant.sockets.is_none_or(|most| space.endpoints + wanted <= most);
         let memory = tenant.memory.is_none_or(|most| self.memory_of(namespace) < most);
-        if sockets && memory { Ok(()) } else { Err(Errno::NOBUFS) }
+        if sockets && memory { Ok(()) } else { Err(super::LIMITED) }
     }
 
     /// Bytes of the arenas that a namespace's families share.

@@ -85,8 +85,17 @@ pub enum Outcome {
 
 impl Outcome {
     fn refused(errno: Errno) -> Self {
-        Self::Answer(Reply::Refused(errno.raw_os_error().unsigned_abs()), Vec::new())
+        Self::Answer(Reply::Refused(told(errno)), Vec::new())
     }
+}
+
+/// A tenant's limits do not allow it: to an application a lack of buffers.
+const LIMITED: Errno = Errno::DQUOT;
+
+/// What an application is told.
+fn told(errno: Errno) -> u32 {
+    let errno = if errno == LIMITED { Errno::NOBUFS } else { errno };
+    errno.raw_os_error().unsigned_abs()
 }
 
 /// See the module's head.
@@ -198,6 +207,11 @@ impl Broker {
             (Request::Peer { entry }, Some(family)) => self.peer(client, family, entry),
         };
         outcome.unwrap_or_else(|errno| {
+            if errno == LIMITED {
+                let who = self.who(client);
+                let text = "its tenant has as many sockets, or as much memory for them, as it may";
+                self.log.line("limit", format_args!("process {who}: {text}"));
+            }
             if matches!(errno, Errno::NOBUFS | Errno::MFILE | Errno::NFILE | Errno::NOMEM) {
                 self.log.line(
                     "memory",

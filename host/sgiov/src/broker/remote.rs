@@ -102,7 +102,7 @@ impl Broker {
             }
             Event::Incoming { incoming, tenant, from, to } => {
                 let answer = self.incoming(&tenant, from, to);
-                let answer = answer.map_err(|errno| errno.raw_os_error().unsigned_abs());
+                let answer = answer.map_err(super::told);
                 if let Some(remote) = &mut self.remote {
                     remote.answer(incoming, answer);
                 }
@@ -110,7 +110,7 @@ impl Broker {
             }
             Event::FromGuest { incoming, tenant, from, to } => {
                 let answer = self.guest_asks(&tenant, from, to);
-                let answer = answer.map_err(|errno| errno.raw_os_error().unsigned_abs());
+                let answer = answer.map_err(super::told);
                 if let Some(remote) = &mut self.remote {
                     remote.answer(incoming, answer);
                 }
