@@ -124,8 +124,7 @@ fn change(
 
 /// Whether `fd` is in the set as `object`, and not as what had the number before.
 fn is_in(inner: &Inner, fd: c_int, object: &Ref) -> bool {
-    let item = usize::try_from(fd).ok().and_then(|at| inner.items.get(at)?.as_ref());
-    item.and_then(|item| item.object).is_some_and(|its| std::ptr::eq(its, object.object()))
+    inner.object(fd).is_some_and(|its| std::ptr::eq(its, object.object()))
 }
 
 /// Adds to the kernel's set, or changes there, one of a group, of which it knows one only.
@@ -171,8 +170,10 @@ impl Set {
     }
 
     /// The one of a group that was in the kernel's set leaves it: another one is in it from now on.
-    fn pass_on(&self, set: c_int, fd: c_int, group: usize, next: Option<c_int>) {
-        self.kernel_forgets(set, fd);
+    fn pass_on(&self, set: c_int, fd: Option<c_int>, group: usize, next: Option<c_int>) {
+        if let Some(fd) = fd {
+            self.kernel_forgets(set, fd);
+        }
         if let Some(next) = next
             && !self.is_inherited.load(Ordering::Relaxed)
         {
@@ -242,16 +243,14 @@ fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
     let known = fds::get(set)?;
     let Kind::Epoll(own) = known.kind() else { return None };
     let mut inner = own.inner.hold();
-    let place = inner.items.get_mut(usize::try_from(fd).ok()?)?;
-    let is_anothers =
-        |item: &mut Item| item.object.is_some_and(|its| !std::ptr::eq(its, object.object()));
-    // The number may be another one's by now.
-    let item = if place.as_mut().is_some_and(is_anothers) { None } else { place.take() };
+    // The number may be another one's by now, here and in the kernel's set.
+    let is_its = inner.object(fd).is_none_or(|its| std::ptr::eq(its, object.object()));
     let group = object.stream().and_then(|stream| stream.endpoint.group());
     if let Some((number, next)) = group.and_then(|group| inner.groups.leave(group, fd)) {
-        own.pass_on(set, fd, number, next);
+        own.pass_on(set, is_its.then_some(fd), number, next);
     }
-    let item = item?;
+    let place = inner.items.get_mut(usize::try_from(fd).ok()?).filter(|_| is_its)?;
+    let item = place.take()?;
     inner.count -= 1;
     inner.active.retain(|one| *one != fd);
     Some((item.events, item.data))
@@ -265,6 +264,7 @@ pub fn forget(object: &Ref) {
         if object.stream().is_some_and(|stream| !stream.endpoint.is_shared())
             && let Some(known) = fds::get(set)
             && let Kind::Epoll(own) = known.kind()
+            && is_in(&own.inner.hold(), fd, object)
         {
             own.kernel_forgets(set, fd);
         }

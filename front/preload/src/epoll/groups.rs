@@ -70,10 +70,13 @@ impl Groups {
         self.all.get(at).and_then(Option::as_ref).map_or(&[], |group| &group.members)
     }
 
-    /// One that is in the kernel's set, with its group's number.
-    pub fn any(&self) -> Option<(usize, c_int)> {
-        let mut all = self.all.iter().enumerate();
-        all.find_map(|(at, group)| Some((at, *group.as_ref()?.members.first()?)))
+    /// The groups, with what they have in common and the one of each that is in the kernel's set.
+    pub fn watched(&self) -> impl Iterator<Item = (usize, Key, c_int)> + '_ {
+        let all = self.all.iter().enumerate();
+        all.filter_map(|(at, group)| {
+            let Group { key, members } = group.as_ref()?;
+            Some((at, *key, *members.first()?))
+        })
     }
 }
 
@@ -84,19 +87,22 @@ mod tests {
     #[test]
     fn one_is_in_the_kernels_set_for_all() {
         let (mut groups, key, other) = (Groups::default(), (1, 2), (1, 3));
-        assert_eq!((groups.find(key), groups.any(), groups.next()), (None, None, 0));
+        assert_eq!((groups.find(key), groups.watched().next(), groups.next()), (None, None, 0));
         groups.begin(key, 5);
         groups.begin(other, 8);
         for fd in [6, 7, 6] {
             groups.join(0, fd);
         }
         assert_eq!((groups.find(key), groups.find(other)), (Some(0), Some(1)));
-        assert_eq!((groups.members(0), groups.any()), (&[5, 6, 7][..], Some((0, 5))));
+        assert_eq!(
+            (groups.members(0), groups.watched().next()),
+            (&[5, 6, 7][..], Some((0, key, 5)))
+        );
         assert_eq!(groups.leave(key, 9), None);
         assert_eq!(groups.leave(key, 6), None);
         assert_eq!(groups.leave(key, 5), Some((0, Some(7))));
         assert_eq!(groups.leave(key, 7), Some((0, None)));
         assert!(groups.find(key).is_none() && groups.members(0).is_empty());
-        assert_eq!((groups.next(), groups.any()), (0, Some((1, 8))));
+        assert_eq!((groups.next(), groups.watched().next()), (0, Some((1, other, 8))));
     }
 }

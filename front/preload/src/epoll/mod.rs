@@ -66,6 +66,22 @@ struct Inner {
     count: usize,
 }
 
+impl Inner {
+    /// What has that number in the set.
+    fn object(&self, fd: c_int) -> Option<&'static Object> {
+        self.items.get(usize::try_from(fd).ok()?)?.as_ref()?.object
+    }
+
+    /// A group, and its one that is in the kernel's set by a number that it still has.
+    fn watched(&self) -> Option<(usize, c_int)> {
+        let has_it = |key, fd| {
+            let stream = self.object(fd).and_then(Object::stream);
+            stream.and_then(|stream| stream.endpoint.group()) == Some(key)
+        };
+        self.groups.watched().find_map(|(at, key, fd)| has_it(key, fd).then_some((at, fd)))
+    }
+}
+
 /// What this process knows of a kernel's epoll.
 pub struct Set {
     inner: Lock<Inner>,

@@ -151,7 +151,7 @@ fn wake_another(set: c_int, own: &Set) {
         return;
     }
     let inner = own.inner.hold();
-    if let Some((group, fd)) = inner.groups.any()
+    if let Some((group, fd)) = inner.watched()
         && !inner.active.is_empty()
     {
         // It was raised once, and is for ever: to be told anew is an edge.
