@@ -67,6 +67,19 @@ want_rust() {
         "take the older one off PATH, or update it (rustup update stable)"
 }
 
+# What the sockets' library for programs linked with musl is built with, where this Rust can have it; all else does
+# without.
+want_musl() {
+    local target
+    target=$(uname -m)-unknown-linux-musl
+    have rustup || return 0
+    if ! rustup target list --installed 2>/dev/null | grep -qx "$target"; then
+        say "adding Rust's target $target (for libslipway-musl.so)"
+        timeout 300 rustup --quiet target add "$target" || { say "it cannot be added: libslipway-musl.so is not built"; return 0; }
+    fi
+    want_packages "libslipway-musl.so" musl-tools
+}
+
 want_lints() {
     { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1 && return
     case "$(readlink -f "$(command -v cargo)")" in

@@ -13,11 +13,11 @@ usage() {
     cat <<'END'
 usage: setup.sh build|run|demo|test|fuzz|check...
 
-  build  a C compiler for linking, Rust 1.95 or later
+  build  a C compiler for linking, Rust 1.95 or later; where rustup is, its target for musl, and musl-tools
   run    QEMU 10.1 or later, erofs-utils, e2fsprogs, nftables, a guest kernel
   demo   mmdebstrap, which makes an image where no registry answers
   test   what the tests use beside these: a registry, mmdebstrap, python3, procps, cpio, tcpdump, xz, iperf3,
-         curl, and nginx, wrk, redis and memcached to be run under libslipway.so
+         curl, and nginx, wrk, redis, memcached and socat to be run under libslipway.so
   fuzz   a C++ compiler, for the fuzzing engine
   check  rustfmt, clippy, shellcheck, python3
 END
@@ -28,6 +28,7 @@ set_up() {
         build)
             want_packages "building Slipway" gcc libc6-dev
             want_rust
+            want_musl
             ;;
         run)
             want_packages "running sandboxes" ca-certificates e2fsprogs nftables
@@ -37,7 +38,7 @@ set_up() {
         demo) want_packages "making an image where no registry answers" mmdebstrap ;;
         test)
             want_packages "the tests" busybox-static cpio curl erofs-utils iperf3 iproute2 iputils-ping memcached mmdebstrap \
-                nginx-light procps python3 redis-server redis-tools tcpdump wrk xz-utils
+                nginx-light procps python3 redis-server redis-tools socat tcpdump wrk xz-utils
             want_registry
             ;;
         fuzz) want_packages "fuzzing" g++ ;;
