@@ -59,8 +59,9 @@ pub mod option {
     pub const FREE: u32 = 16;
 }
 
-/// Bytes that are fetched ahead: the processor itself notices what follows.
-const FETCHED: usize = 256;
+/// Bytes that are fetched when a connection is reported: a line. The rest is fetched when its turn comes next, or much
+/// of it would be gone from the caches again.
+const FETCHED: usize = 64;
 
 /// The most that a FIFO grows to, where the program did not say.
 const MOST: usize = 1 << 20;
