@@ -163,7 +163,7 @@ impl Engine {
             reload,
             renewals,
             served: false,
-            idle: None,
+            idle: settings.ends_when_idle.then(Instant::now),
             _lock: lock,
         })
     }
@@ -223,8 +223,13 @@ impl Engine {
             self.idle = None;
             return false;
         }
-        let patience = if self.served { LINGER } else { FIRST };
-        self.idle.get_or_insert_with(Instant::now).elapsed() >= patience
+        self.idle.get_or_insert_with(Instant::now);
+        self.ends_at().is_some_and(|end| end <= Instant::now())
+    }
+
+    /// When it is over unless somebody comes. None: somebody is there, or it is not to end.
+    fn ends_at(&self) -> Option<Instant> {
+        self.idle.map(|since| since + if self.served { LINGER } else { FIRST })
     }
 
     fn end(&self) -> Result<(), Error> {
@@ -236,8 +241,8 @@ impl Engine {
 
     /// How long there is nothing to do but for others' doings. None: for ever.
     fn patience(&mut self) -> Option<Timespec> {
-        let over = self.idle.map(|since| since + LINGER);
-        let all = [self.broker.next_sweep(), self.broker.next_ticket(), self.resumes, over];
+        let (sweep, ticket) = (self.broker.next_sweep(), self.broker.next_ticket());
+        let all = [sweep, ticket, self.resumes, self.ends_at()];
         let next = all.into_iter().flatten().min()?;
         // Rounded up, so that it is time when it wakes.
         let wait = next.saturating_duration_since(Instant::now()).as_micros() as i64 + 1;
