@@ -128,7 +128,7 @@ fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Resu
             ready = spin(set, until);
         }
         if ready > 0 || until.has_passed() {
-            return Ok(ready + poll_kernel(set, Some(0), mask, None)?);
+            return Ok(ready + poll_kernel(set, Some(0), mask, false, None)?);
         }
         let edge = edge(set);
         if streams(set).next().is_some() && !arm(set) {
@@ -140,7 +140,7 @@ fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Resu
             Err(_) => (Some(AT_A_TIME.1), None),
         };
         let left = slice(set, until).into_iter().chain(longest).min();
-        let others = poll_kernel(set, left, mask, Some(edge))?;
+        let others = poll_kernel(set, left, mask, true, edge)?;
         let ready = look(set);
         if ready + others > 0 {
             streams(set).for_each(|(_, object)| {
@@ -216,12 +216,12 @@ fn edge(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
         let Some(stream) = object.stream().filter(|stream| stream.endpoint.is_shared()) else {
             continue;
         };
-        let there = match edge.take() {
-            Some(edge) => edge,
-            None => Edge::new()?,
-        };
-        there.add(&stream.endpoint, crate::open::borrowed(set[at].fd))?;
-        edge = Some(there);
+        if edge.is_none() {
+            edge = Some(Edge::new()?);
+        }
+        if let Some(edge) = &edge {
+            edge.add(&stream.endpoint, crate::open::borrowed(set[at].fd))?;
+        }
     }
     if let Some(edge) = &edge {
         edge.begin()?;
@@ -229,13 +229,14 @@ fn edge(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
     Ok(edge)
 }
 
-/// Polls the kernel's in `set`, and with `sleep` the eventfds of ours, of shared ones the edges that are in there.
+/// Polls the kernel's in `set`, and with `sleep` the eventfds of ours, of shared ones those in `edge`.
 /// How many of the kernel's are ready.
 fn poll_kernel(
     set: &mut [pollfd],
     left: Option<u64>,
     mask: *const sigset_t,
-    sleep: Option<Option<&Edge>>,
+    sleep: bool,
+    edge: Option<&Edge>,
 ) -> Result<usize, Errno> {
     let nothing = pollfd { fd: -1, events: 0, revents: 0 };
     let mut few = [nothing; FEW];
@@ -255,7 +256,7 @@ fn poll_kernel(
         match fds::get(polled.fd).as_ref().map(|object| object.kind()) {
             Some(Kind::Stream(stream)) => {
                 both[at].events = libc::POLLIN;
-                if sleep.is_none() || stream.endpoint.is_shared() {
+                if !sleep || stream.endpoint.is_shared() {
                     both[at].fd = -1;
                 }
             }
@@ -268,11 +269,11 @@ fn poll_kernel(
             _ => {}
         }
     }
-    let family = sleep.and_then(|_| session::known());
+    let family = if sleep { session::known() } else { None };
     if let Some(family) = &family {
         both[next] = pollfd { fd: family.descriptor(), events: 0, revents: 0 };
     }
-    if let Some(edge) = sleep.flatten() {
+    if let Some(edge) = edge {
         let fd = std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(edge));
         both[next + 1] = pollfd { fd, events: libc::POLLIN, revents: 0 };
     }

@@ -5,8 +5,9 @@
 //!
 //! Each connection in a set is *active* or *armed*. epoll_wait(2) looks at the active ones itself, without a
 //! system call; before it sleeps it arms them, which makes the other side raise the eventfd; an eventfd that was
-//! raised makes its connection active again, or all that share it: then one of them is in the kernel's set for all. An edge is: bytes arrived, a send that found no room would find
-//! some, or a bit that was not set when it was reported last.
+//! raised makes its connection active again, or all that share it: then one of them is in the kernel's set for all.
+//! An edge is: bytes arrived, a send that found no room would find some, or a bit that was not set when it was
+//! reported last.
 //!
 //! With thousands of active ones two things decide how fast they are. What belongs to one has left the processor's
 //! caches when its turn comes, so it is fetched some turns ahead. And an eventfd costs more than a message of a few
