@@ -15,18 +15,22 @@ tools_complete() {
     for program in $TOOLS_PROGRAMS; do
         grep -qs "/root-$TOOLS_ID/" "$SLIPWAY_TOOLS/bin/$program" || return
     done
+    # A QEMU that an earlier set-up made had an environment.
+    grep -qs '^exec env -i ' "$SLIPWAY_TOOLS/bin/qemu-system-x86_64"
 }
 
 # Writes $SLIPWAY_TOOLS/bin/PROGRAM in one step.
 wrap() {
-    local program=$1 root=$2 file=$SLIPWAY_TOOLS/bin/$1 data=
+    local program=$1 root=$2 file=$SLIPWAY_TOOLS/bin/$1 data="" environment=""
     if [ "$program" = qemu-system-x86_64 ]; then
         data="-L $root/usr/share/qemu -L $root/usr/share/seabios "
+        # A VMM has none, and a shell makes one. QEMU finds no modules this way: nothing that
+        # sandboxes use is one.
+        environment="env -i "
     fi
     cat >"$file.partial" <<END
 #!/bin/sh
-export QEMU_MODULE_DIR=$root/usr/lib/x86_64-linux-gnu/qemu
-exec $root/usr/lib64/ld-linux-x86-64.so.2 --library-path $root/usr/lib/x86_64-linux-gnu \\
+exec $environment$root/usr/lib64/ld-linux-x86-64.so.2 --library-path $root/usr/lib/x86_64-linux-gnu \\
     $root/usr/bin/$program $data"\$@"
 END
     chmod 755 "$file.partial"

@@ -75,6 +75,29 @@ wait_until 20 grep -q 'line 5' "$work/follow" || fail "logs -f: $(cat "$work/fol
 [ "$("$slipway" exec back cat /proc/1/comm)" = sh ] || fail "exec"
 "$slipway" exec back sh -c 'exit 4'; [ $? = 4 ] || fail "exec's status"
 [ "$(echo typed | "$slipway" exec -i back cat)" = typed ] || fail "exec -i"
+# Its VMM is in a cage: nothing of the starter's environment, nothing of the host to name.
+vmm=$(vmm_of back)
+runs "$vmm" || fail "no VMM of back: $vmm"
+[ "$(wc -c <"/proc/$vmm/environ")" = 0 ] || fail "the VMM has an environment: $(tr '\0' ' ' <"/proc/$vmm/environ")"
+for namespace in net mnt pid ipc uts cgroup; do
+    [ "$(readlink "/proc/$vmm/ns/$namespace")" != "$(readlink "/proc/self/ns/$namespace")" ] ||
+        fail "the VMM shares its $namespace namespace with the host"
+done
+for place in root cwd; do
+    [ -z "$(ls -A "/proc/$vmm/$place/")" ] || fail "the VMM's $place holds $(ls -A "/proc/$vmm/$place/")"
+done
+[ "$(wc -l <"/proc/$vmm/mounts")" = 1 ] || fail "the VMM's mounts: $(cat "/proc/$vmm/mounts")"
+grep -qx "$(printf 'Seccomp_filters:\t2')" "/proc/$vmm/status" || fail "$(grep Seccomp "/proc/$vmm/status")"
+for fd in "/proc/$vmm/fd/"*; do
+    [ ! -d "$fd" ] || fail "the VMM has a directory open: $(readlink "$fd")"
+done
+"$slipway" run -d --rm --name beside "$image" -- sleep 1000 >/dev/null || fail "a second sandbox"
+for namespace in net mnt pid ipc; do
+    [ "$(readlink "/proc/$vmm/ns/$namespace")" != "$(readlink "/proc/$(vmm_of beside)/ns/$namespace")" ] ||
+        fail "two VMMs share a $namespace namespace"
+done
+"$slipway" rm --force beside >/dev/null
+ok "a VMM has no environment, no files, and namespaces and a filter of its own"
 "$slipway" stats back | grep -q back || fail "stats"
 "$slipway" inspect back | python3 -c 'import json,sys; assert json.load(sys.stdin)[0]["name"] == "back"' || fail "inspect"
 "$slipway" stop back >/dev/null || fail "stop"

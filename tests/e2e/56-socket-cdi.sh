@@ -109,6 +109,8 @@ talk() {
     echo $(($(carried) - before))
 }
 serve() {
+    # What an earlier one said is there until the new one begins.
+    rm -f "$work/serve"
     "${contained[@]}" python3 "$work/talk.py" serve >"$work/serve" 2>&1 & started+=("$!")
     wait_until 20 grep -q serves "$work/serve" || fail "a container's server: $(cat "$work/serve")"
 }

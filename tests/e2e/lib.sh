@@ -60,12 +60,12 @@ print(next((s["vmm_pid"] or 0 for s in json.load(sys.stdin) if s["name"] == sys.
 runs() { [ "$1" != 0 ] && grep -q '^State:[[:space:]]*[RSDTtI]' "/proc/$1/status" 2>/dev/null; }
 is_state() { [ "$(state_of "$1")" = "$2" ]; }
 
-# Processes of VMMs of this node, one a line: all nodes use the same user ids, and each VMM works in a
+# Processes of VMMs of this node, one a line: all nodes use the same user ids, and each VMM prints into a
 # directory of its node's. What is dead and waits for init to take note of it holds nothing any more.
 vmms() {
     local stat pid args
     ps -o stat=,pid=,args= -U "$(seq -s, 1879048192 1879048255)" | while read -r stat pid args; do
-        case $stat:$(readlink "/proc/$pid/cwd") in
+        case $stat:$(readlink "/proc/$pid/fd/1") in
             Z*) ;;
             *:"$SLIPWAY_RUN_DIR"/*) printf '%s %s %s\n' "$stat" "$pid" "$args" ;;
         esac
@@ -77,7 +77,7 @@ groups_left() {
     local group pid
     find /sys/fs/cgroup -maxdepth 3 -path '*/slipway/*' -type d 2>/dev/null | while read -r group; do
         read -r pid 2>/dev/null <"$group/cgroup.procs" || pid=
-        case $pid:$(readlink "/proc/${pid:-none}/cwd") in
+        case $pid:$(readlink "/proc/${pid:-none}/fd/1") in
             :* | *:"$SLIPWAY_RUN_DIR"/*) printf '%s\n' "$group" ;;
         esac
     done

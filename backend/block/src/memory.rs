@@ -203,6 +203,6 @@ pub(crate) fn sealed_len(file: &OwnedFd) -> io::Result<u64> {
 impl Drop for Anonymous {
     fn drop(&mut self) {
         // SAFETY: mapped by `new` with this length; no borrow of it can be alive.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+        unsafe { slipway_ram::unmap(self.base, self.len) };
     }
 }

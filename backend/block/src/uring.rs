@@ -67,6 +67,8 @@ pub(crate) struct Engine<J: Work> {
 struct Slot<J> {
     job: Option<J>,
     vectors: IoVectors,
+    /// The caller was told that the request is not given up, whatever the kernel says of it later.
+    spared: bool,
 }
 
 impl<J: Work> Engine<J> {
@@ -109,7 +111,7 @@ impl<J: Work> Engine<J> {
     pub fn has_place(&mut self) -> bool {
         if self.free.is_empty() && self.slots.len() < RING_ENTRIES as usize {
             self.free.push(self.slots.len());
-            self.slots.push(Slot { job: None, vectors: IoVectors::default() });
+            self.slots.push(Slot { job: None, vectors: IoVectors::default(), spared: false });
         }
         !self.free.is_empty()
     }
@@ -163,9 +165,12 @@ impl<J: Work> Engine<J> {
             (answer.user_data() as usize, answer.result())
         }));
         for (index, result) in answers.drain(..) {
-            let Some(mut job) = self.slots.get_mut(index).and_then(|slot| slot.job.take()) else {
+            let Some(slot) = self.slots.get_mut(index) else { continue };
+            let Some(mut job) = slot.job.take() else { continue };
+            if result == -libc::ECANCELED && slot.spared && !closing {
+                self.push(index, job, completions);
                 continue;
-            };
+            }
             match job.advance(result, &mut self.target) {
                 Next::Again if !closing => self.push(index, job, completions),
                 Next::Again => {
@@ -185,6 +190,7 @@ impl<J: Work> Engine<J> {
         completions: &mut Vec<Completion>,
     ) {
         self.free.push(index);
+        self.slots[index].spared = false;
         let request = job.into_request(result, &mut self.target);
         self.bytes -= self.moved(&request);
         completions.push(complete(request, result));
@@ -204,7 +210,12 @@ impl<J: Work> Engine<J> {
         self.reap(completions);
         self.tell();
         let cancelled = Err(DiskError::Cancelled);
-        completions[before..].iter().any(|one| one.tag == tag && one.result == cancelled)
+        let given_up =
+            completions[before..].iter().any(|one| one.tag == tag && one.result == cancelled);
+        // The kernel may have given it up, and say so in a moment only.
+        let slot = &mut self.slots[index];
+        slot.spared |= slot.job.is_some();
+        given_up
     }
 
     /// For what is registered with the ring.

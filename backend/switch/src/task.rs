@@ -255,6 +255,11 @@ pub fn spawn(reactor: &slipway_reactor::Handle, switch: Switch) -> Result<Handle
 
 impl Task for SwitchTask {
     fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+        if let Some(running) = &mut self.running {
+            // It slept in a step and has a thread of its own now.
+            running.watch_again(context);
+            return Ok(());
+        }
         let (inbox, reactor) = (Arc::clone(&self.inbox), self.reactor.clone());
         let handle = Handle { inbox, reactor, task: context.id() };
         self.running = self.fresh.take().map(|switch| Running::new(switch, handle, context.now()));
@@ -313,6 +318,19 @@ impl Running {
         });
         self.places[usize::from(index)] = Place { watched, ..Place::default() };
         self.wake(index);
+    }
+
+    /// Watches all ports' descriptors anew, and has each port have a turn.
+    fn watch_again(&mut self, context: &mut Context<'_>) {
+        for at in 0..self.places.len() {
+            let index = at as PortIndex;
+            let interest = if self.places[at].held { Interest::None } else { Interest::Read };
+            let descriptor = self.switch.port_mut(index).and_then(|port| port.descriptor());
+            self.places[at].watched = descriptor.is_some_and(|descriptor| {
+                context.watch(descriptor, interest, u32::from(index)).is_ok()
+            });
+            self.wake(index);
+        }
     }
 
     fn wake(&mut self, index: PortIndex) {

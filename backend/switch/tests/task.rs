@@ -99,6 +99,85 @@ fn who_is_held_back_is_attended_when_woken() {
     handle.stop();
 }
 
+/// Sends a frame from station 1 to station 2 by the first place of a ring, and wakes the switch.
+fn send(output: &mut slipway_ring::Producer, wake: &OwnedFd) {
+    let stations = [slipway_switch::Mac::local(2).0, slipway_switch::Mac::local(1).0].concat();
+    let frame = [&stations[..], &[0x88, 0xb5, 1, 2]].concat();
+    output.free(1).unwrap();
+    output.memory().write(output.place(0), &frame).unwrap();
+    output.describe(0, slipway_ring::Descriptor::new(frame.len() as u32));
+    output.publish(1);
+    rustix::io::write(wake, &1_u64.to_ne_bytes()).unwrap();
+}
+
+/// Sleeps in its first turn until it is told to go on.
+struct Sleeper {
+    told: Receiver<()>,
+    slept: bool,
+}
+
+impl Port for Sleeper {
+    fn abilities(&self) -> Abilities {
+        Abilities::ALL
+    }
+
+    fn is_up(&self) -> bool {
+        true
+    }
+
+    fn take(&mut self, _: &mut Burst, _: usize) -> bool {
+        if !std::mem::replace(&mut self.slept, true) {
+            let _ = self.told.recv();
+        }
+        false
+    }
+
+    fn release(&mut self) {}
+
+    fn deliver(&mut self, _: &Burst, picks: &[Pick]) -> Delivered {
+        Delivered { full: picks.len() as u32, ..Delivered::default() }
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn attached(&mut self, _: Waker) {}
+}
+
+/// As one does whose client takes pages away while the switch copies from them.
+#[test]
+fn a_switch_that_slept_in_a_turn_goes_on_with_all_its_ports() {
+    let (stalled, is_stalled) = channel();
+    let stalled = std::sync::Mutex::new(stalled);
+    let on_stall = std::sync::Arc::new(move |_: &str| {
+        stalled.lock().unwrap().send(()).unwrap_or(());
+    });
+    let reactor = Reactor::spawn(Settings { on_stall, ..Settings::default() }).unwrap();
+    let table = Learning::new(LearningOptions::default(), 1);
+    let handle = spawn(&reactor.handle(), Switch::new(Box::new(table))).unwrap();
+    let (port, link, wake, config) = program(1);
+    let index = handle.call(move |owner| owner.attach(port, config)).unwrap().unwrap();
+    let (go_on, told) = channel();
+    let sleeper = Box::new(Sleeper { told, slept: false });
+    handle.call(move |owner| owner.attach(sleeper, PortConfig::default())).unwrap().unwrap();
+    is_stalled.recv_timeout(PATIENCE).unwrap();
+    go_on.send(()).unwrap();
+    // It answers, and a port's descriptor wakes it.
+    let taken = |handle: &slipway_switch::Handle| {
+        handle.call(move |owner| owner.switch().stats(index).unwrap().frames_in).unwrap()
+    };
+    assert_eq!(taken(&handle), 0);
+    let (_, mut output) = link.peer();
+    send(&mut output, &wake);
+    let begun = std::time::Instant::now();
+    while taken(&handle) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "the switch does not hear its port");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    handle.stop();
+}
+
 /// A port whose program is this test, which wakes it by the descriptor.
 fn program(number: u64) -> (Box<dyn Port>, slipway_ring::Link, OwnedFd, PortConfig) {
     let link = slipway_ring::Link::new(slipway_ring::Geometry::default()).unwrap();
@@ -128,13 +207,8 @@ fn what_is_delayed_comes_though_nobody_wakes_the_switch() {
         .unwrap();
     let (_, mut output) = from.peer();
     let (mut input, _) = to.peer();
-    let frame = [slipway_switch::Mac::local(2).0, slipway_switch::Mac::local(1).0].concat();
-    output.free(1).unwrap();
-    output.memory().write(output.place(0), &[&frame[..], &[0x88, 0xb5, 1, 2]].concat()).unwrap();
-    output.describe(0, slipway_ring::Descriptor::new(16));
     let begin = std::time::Instant::now();
-    output.publish(1);
-    rustix::io::write(&wake, &1_u64.to_ne_bytes()).unwrap();
+    send(&mut output, &wake);
     // Nobody wakes the switch after that.
     while input.available(1).unwrap() == 0 && begin.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(1));

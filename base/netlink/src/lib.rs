@@ -263,6 +263,7 @@ impl Netlink {
         let kernel = SocketAddrNetlink::new(0, 0);
         rustix::net::sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
         loop {
+            #[allow(clippy::disallowed_methods, reason = "a netlink socket's peer is the kernel")]
             let received =
                 rustix::net::recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::empty());
             let length = match received {

@@ -1,79 +1,38 @@
-//! Who is at the other end of a Unix socket.
+//! Safe ways to deal with a peer: a program at the other end of a socket that may do anything.
 //!
-//! Dependencies: `libc` for `SO_PEERCRED`. rustix's type has no room for process 0, which is what the kernel
-//! says of a peer in another PID namespace.
+//! A thread that serves several peers must never sleep on something that one of them controls. Many plain
+//! system calls can be made to sleep by a peer, so this crate offers a form of each that cannot:
+//!
+//! | plain form | how a peer makes it sleep | form that does not |
+//! |---|---|---|
+//! | `close(2)` of a descriptor that a peer sent | a TCP socket with `SO_LINGER` and unsent data, a file of a FUSE server | [`Foreign`], whose drop hands it to a [`Bin`] |
+//! | `recv(2)`, or `recvmsg(2)` with little room for control data | the kernel closes the descriptors that have no room, in the caller's thread | [`receive`], which has room for all |
+//! | `close(2)` of a connection | it closes the descriptors that were sent and not received | [`Bin::discard`] |
+//! | `write(2)` to an eventfd | its counter is full, and it is set to blocking | [`eventfd::raise`] |
+//! | `read(2)` of an eventfd | it is empty, and set to blocking | [`eventfd::drain`] |
+//! | `munmap(2)` of a peer's memory | giving back gigabytes takes seconds | [`Bin::discard_value`] with the mapping |
+//!
+//! `clippy.toml` refuses the plain forms in the rest of the workspace. Where no descriptor is expected,
+//! [`refuse_descriptors`] has the kernel refuse the sender's call.
+//!
+//! A [`Bin`] belongs to one peer, and [`Bin::held`] says how much that peer makes this process hold.
+//!
+//! Not here: deadlines of requests, limits of peers, page faults on a peer's memory (`slipway-ram` makes
+//! them errors where they fail; `slipway-reactor` goes on without a task that sleeps in one).
 
-#![allow(unsafe_code)] // the one getsockopt(2)
+mod bin;
+mod credentials;
+pub mod eventfd;
+mod foreign;
+mod kind;
+mod receive;
+#[cfg(feature = "testing")]
+pub mod testing;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
-use std::io::Error;
-use std::os::fd::{AsFd, AsRawFd};
-
-/// The process at the other end, as the kernel noted it when the connection was made, with
-/// `connect(2)`, `listen(2)` or `socketpair(2)`. Whoever holds the descriptor by now may be another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Process id in our PID namespace; 0 when it has none there.
-    pub pid: u32,
-    /// Effective user id; [`Peer::NOBODY`] on a socket that is not connected.
-    pub uid: u32,
-}
-
-impl Peer {
-    /// The user of a socket without a peer: nobody's id, root's least of all.
-    pub const NOBODY: u32 = u32::MAX;
-
-    /// Who is at the other end of `socket`.
-    ///
-    /// # Errors
-    /// What getsockopt(2) says: `socket` is no socket.
-    pub fn of(socket: impl AsFd) -> std::io::Result<Self> {
-        let mut found = libc::ucred { pid: 0, uid: Self::NOBODY, gid: 0 };
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the descriptor is borrowed for the call, and the kernel writes at most `len` bytes to a
-        // structure of that size, which holds any bytes.
-        let outcome = unsafe {
-            libc::getsockopt(
-                socket.as_fd().as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                std::ptr::from_mut(&mut found).cast(),
-                &mut len,
-            )
-        };
-        if outcome != 0 {
-            return Err(Error::last_os_error());
-        }
-        Ok(Self { pid: found.pid.unsigned_abs(), uid: found.uid })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::net::{UnixListener, UnixStream};
-
-    use super::*;
-
-    #[test]
-    fn both_ends_know_each_other() {
-        let me = Peer { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() };
-        let (one, other) = UnixStream::pair().unwrap();
-        assert_eq!((Peer::of(&one).unwrap(), Peer::of(&other).unwrap()), (me, me));
-        let path = std::env::temp_dir().join(format!("slipway-peer-{}", me.pid));
-        let listener = UnixListener::bind(&path).unwrap();
-        let client = UnixStream::connect(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(Peer::of(&client).unwrap(), me);
-        assert_eq!(Peer::of(listener.accept().unwrap().0).unwrap(), me);
-    }
-
-    #[test]
-    fn what_has_no_peer_has_nobody() {
-        use rustix::net::{AddressFamily, SocketType, socket};
-        for family in [AddressFamily::UNIX, AddressFamily::INET] {
-            let socket = socket(family, SocketType::STREAM, None).unwrap();
-            assert_eq!(Peer::of(&socket).unwrap(), Peer { pid: 0, uid: Peer::NOBODY });
-        }
-        let error = Peer::of(std::io::pipe().unwrap().0).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ENOTSOCK));
-    }
-}
+pub use bin::Bin;
+pub use credentials::Peer;
+pub use foreign::Foreign;
+pub use kind::{is_eventfd, is_memory_file};
+pub use receive::{MAX_FILES, Received, receive, refuse_descriptors};

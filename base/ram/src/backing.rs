@@ -10,9 +10,6 @@ mod magic {
     /// Also memfds, which lie on a tmpfs of the kernel's own.
     pub const TMPFS: u64 = 0x0102_1994;
     pub const HUGETLBFS: u64 = 0x9584_58f6;
-    pub const EXT4: u64 = 0xef53;
-    pub const XFS: u64 = 0x5846_5342;
-    pub const BTRFS: u64 = 0x9123_683e;
 }
 
 /// A file that guest memory may lie in.
@@ -24,14 +21,20 @@ pub(crate) struct Backing {
     pub can_lose_pages: bool,
 }
 
-/// Looks at a client's file before it is mapped.
+/// Looks at a client's file before it is mapped. Never waits.
 ///
 /// # Errors
-/// `Unsupported` unless it is a regular file of a local file system whose page faults end in
-/// bounded time. A page fault on a FUSE or network file waits for its server: a client could pass
-/// a file that it serves itself and stall the thread that touches the memory for ever. What a
-/// device node does with a fault is anybody's guess.
+/// `Unsupported` unless it is a regular file that lives in memory. A page fault on any other file waits for
+/// a disk, a network or a server: a client could pass a file that it serves itself (FUSE) and stall
+/// the thread that touches the memory for ever. So would fstat(2) and fstatfs(2) of such a file.
 pub(crate) fn inspect(file: BorrowedFd<'_>) -> io::Result<Backing> {
+    let refused = || {
+        let text = "guest memory must be a memfd or a regular file on tmpfs or hugetlbfs";
+        io::Error::new(io::ErrorKind::Unsupported, text)
+    };
+    if !slipway_peer::is_memory_file(file) {
+        return Err(refused());
+    }
     let stat = rustix::fs::fstat(file)?;
     let system = rustix::fs::fstatfs(file)?;
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -49,13 +52,7 @@ pub(crate) fn inspect(file: BorrowedFd<'_>) -> io::Result<Backing> {
         magic::TMPFS if regular => {
             Ok(Backing { granule: page, can_lose_pages: overcommit_is_strict() })
         }
-        magic::EXT4 | magic::XFS | magic::BTRFS if regular => {
-            Ok(Backing { granule: page, can_lose_pages: true })
-        }
-        _ => Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "guest memory must be a memfd or a regular file on tmpfs, hugetlbfs, ext4, XFS or btrfs",
-        )),
+        _ => Err(refused()),
     }
 }
 

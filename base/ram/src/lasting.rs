@@ -21,10 +21,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::pages::{self, Pages};
 use crate::{Access, Span};
 
 /// Bytes of a huge page, and their alignment.
 const HUGE: usize = 2 << 20;
+/// A file up to so many bytes is closed and unmapped by whoever drops it; a larger one elsewhere.
+const AT_ONCE: u64 = 32 << 20;
 
 /// Words in memory that outlives the process, in a guest's, or on the heap for tests. Cheap to clone.
 #[derive(Clone)]
@@ -47,6 +50,8 @@ enum Holder {
     /// A piece of another party's memory, pinned.
     Span(#[allow(dead_code)] Span), // held, not read
     Heap,
+    /// Only while it is dropped.
+    None,
 }
 
 // SAFETY: the words are reached as atomics only.
@@ -56,12 +61,17 @@ unsafe impl Sync for Memory {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match &self.holder {
-            Holder::File(_) => {
+        match std::mem::replace(&mut self.holder, Holder::None) {
+            Holder::File(file) => {
+                let len = rustix::fs::fstat(&file).map_or(u64::MAX, |stat| stat.st_size as u64);
                 // SAFETY: mapped in `map` with this length; borrows of the words have ended.
-                let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.words * 8) };
+                let pages = unsafe { Pages::new(self.base.cast(), self.words * 8, 1) };
+                // The last close frees all of the file's pages.
+                if len > AT_ONCE {
+                    pages::own().discard_value((pages, file));
+                }
             }
-            Holder::Span(_) => {}
+            Holder::Span(_) | Holder::None => {}
             Holder::Heap => {
                 let words = std::ptr::slice_from_raw_parts_mut(self.base.cast(), self.words);
                 // SAFETY: leaked from a box of this type and length in `heap`.
@@ -161,7 +171,7 @@ impl Lasting {
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory.holder {
             Holder::File(file) => Some(file.as_fd()),
-            Holder::Span(_) | Holder::Heap => None,
+            Holder::Span(_) | Holder::Heap | Holder::None => None,
         }
     }
 

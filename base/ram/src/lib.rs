@@ -8,11 +8,12 @@
 //! How the pieces meet:
 //! - a host owns a [`DmaMap`] and adds and removes [`Region`]s as its client asks;
 //! - a device holds [`Memory`], a view of that map, and knows nothing of where the bytes lie:
-//!   in a file that the client passed ([`Region::mapped`]), behind messages to the client
+//!   in a file that the client passed ([`Region::of_peer`]), behind messages to the client
 //!   ([`Region::remote`]), or on the heap of a unit test ([`Region::heap`]);
 //! - a mapping lives as long as a region or a span refers to it, so that a request in flight never
 //!   touches unmapped addresses; [`DmaMap::remove`] hands back a [`Removed`] that tells when the
-//!   last span is gone;
+//!   last span is gone. The addresses are unmapped later, on a thread that has nothing else to do
+//!   ([`slipway_peer::Bin`]): gigabytes take seconds;
 //! - [`Lasting`] is no guest's memory but our own, for what the next process needs to go on.
 //!
 //! A client that shrinks its file behind a mapping raises SIGBUS here. No copy lets it through: the
@@ -26,16 +27,19 @@
 //! memfd of ordinary pages that is sealed with `F_SEAL_SHRINK` and holds the whole range, on a host
 //! without strict overcommit (`vm.overcommit_memory` = 2 may refuse a page at its first touch).
 //! Guarded is all else: unsealed memfds; files of a tmpfs, which may be full; hugetlbfs, where a
-//! punched hole gives a reserved page back; files on disks. Other files are refused.
+//! punched hole gives a reserved page back. Other files are refused: a touch of one on a disk, or of a
+//! FUSE server's, waits for whoever is behind it.
 //!
 //! What is left: broken memory of the host raises SIGBUS as it does for every process. Pages that a
 //! device touches first are charged to the plane's memory cgroup, as many as the guest has memory;
-//! a cgroup that is full kills, it does not fault.
+//! a cgroup that is full kills, it does not fault. A client that punches a hole into its file makes a
+//! touch wait until the hole is punched, about a second for gigabytes (`slipway-reactor` goes on without
+//! a task that sleeps in one).
 //!
 //! Not here: an IOMMU model, dirty-page tracking, lazily zeroed memory (the gate for it is
 //! `Memory`, when it comes).
 //!
-//! Dependencies: `rustix` for mmap and seals, `libc` for `sigaction` and `process_vm_readv`, `arc-swap` so that
+//! Dependencies: `slipway-peer` to unmap elsewhere, `rustix` for mmap and seals, `libc` for `sigaction` and `process_vm_readv`, `arc-swap` so that
 //! a lookup takes no lock while another thread changes the map, `thiserror` for [`Fault`].
 #![allow(unsafe_code)] // mmap, a signal handler, and raw copies of memory shared with other processes
 
@@ -47,6 +51,7 @@ pub mod fuzz;
 mod lasting;
 mod map;
 mod mapping;
+mod pages;
 mod span;
 mod window;
 
@@ -57,6 +62,7 @@ pub use fetch::{fetch, fetch_to_write};
 pub use lasting::{Lasting, Snapshots};
 pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed, View};
 pub use mapping::{Mapping, Remote};
+pub use pages::unmap;
 pub use span::Span;
 pub use window::Window;
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use arc_swap::ArcSwap;
+use slipway_peer::Bin;
 
-use crate::{Access, Fault, Mapping, Permissions, Remote, Span};
+use crate::{Access, Fault, Mapping, Permissions, Remote, Span, pages};
 
 /// Most regions that one client may map: QEMU needs a few dozen; the cap bounds what a hostile
 /// client makes us hold.
@@ -27,19 +28,34 @@ enum Backing {
 }
 
 impl Region {
-    /// Memory of a file that the client passed: `len` bytes at `offset`, neither of them
-    /// necessarily a multiple of a page.
+    /// Memory of a file of this process's own: as [`Region::of_peer`] with a bin that all such regions
+    /// share.
     ///
     /// # Errors
-    /// As for [`Mapping::file`]: all of them are the client's fault but a lack of memory.
+    /// As for [`Mapping::file`].
     pub fn mapped(
         file: BorrowedFd<'_>,
         offset: u64,
         len: u64,
         permissions: Permissions,
     ) -> std::io::Result<Self> {
+        Self::of_peer(file, offset, len, permissions, pages::own())
+    }
+
+    /// Memory of a file that a client passed: `len` bytes at `offset`, neither of them necessarily a
+    /// multiple of a page. Once nobody refers to it, it is unmapped through the client's `bin`.
+    ///
+    /// # Errors
+    /// As for [`Mapping::file`]: all of them are the client's fault but a lack of memory.
+    pub fn of_peer(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        permissions: Permissions,
+        bin: &Bin,
+    ) -> std::io::Result<Self> {
         let size = usize::try_from(len).map_err(|_| std::io::ErrorKind::InvalidInput)?;
-        let mapping = Mapping::file(file, offset, size, permissions)?;
+        let mapping = Mapping::file(file, offset, size, permissions, bin)?;
         Ok(Self { len, permissions, backing: Backing::Mapped(Arc::new(mapping)) })
     }
 

@@ -4,8 +4,10 @@ use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use slipway_peer::Bin;
 
 use crate::backing::{self, Backing};
+use crate::pages::Pages;
 use crate::{Fault, Permissions, copy, fetch, fetch_to_write};
 
 /// Memory that is reached by messages only: a client that passed no descriptor for it.
@@ -39,8 +41,16 @@ pub struct Mapping {
 
 /// What `base` points into, and how it is given back.
 enum Owner {
-    File { start: *mut c_void, len: usize },
-    Heap { words: *mut [u64] },
+    /// Unmapped by `bin`'s thread.
+    File {
+        start: *mut c_void,
+        len: usize,
+        granule: usize,
+        bin: Bin,
+    },
+    Heap {
+        words: *mut [u64],
+    },
 }
 
 // SAFETY: the bytes are accessed by raw copies only, which tolerate concurrent change.
@@ -53,6 +63,9 @@ impl Mapping {
     /// is mapped around them is never reached. Guarded unless nothing that the file's owner does
     /// can take a page away (see the crate's head).
     ///
+    /// The mapping is unmapped through `bin`, the file owner's, whoever drops it: that may take seconds,
+    /// and may be the last close of the file.
+    ///
     /// # Errors
     /// `InvalidInput` for zero bytes or a range beyond what a file can have; `Unsupported` for a
     /// file of a kind that could stall whoever touches the mapping; whatever mmap(2) says:
@@ -62,6 +75,7 @@ impl Mapping {
         offset: u64,
         len: usize,
         permissions: Permissions,
+        bin: &Bin,
     ) -> std::io::Result<Self> {
         let Backing { granule, can_lose_pages } = backing::inspect(file)?;
         copy::prepare()?;
@@ -84,7 +98,8 @@ impl Mapping {
         // After mmap: who seals and sizes the file in between only errs on the guarded side.
         let guarded = can_lose_pages || !backing::cannot_shrink(file, offset, len);
         let base = start.cast::<u8>().wrapping_add(head);
-        Ok(Self { base, len, permissions, guarded, owner: Owner::File { start, len: whole } })
+        let owner = Owner::File { start, len: whole, granule, bin: bin.clone() };
+        Ok(Self { base, len, permissions, guarded, owner })
     }
 
     /// `len` zeroed bytes of heap, for unit tests and bounce buffers.
@@ -238,13 +253,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        match self.owner {
-            Owner::File { start, len } => {
+        match &self.owner {
+            Owner::File { start, len, granule, bin } => {
                 // SAFETY: mapped by `file` with this length; no span refers to it any more.
-                let _ = unsafe { rustix::mm::munmap(start, len) };
+                bin.discard_value(unsafe { Pages::new(*start, *len, *granule) });
             }
             // SAFETY: from `Box::into_raw` in `heap`, and given back once.
-            Owner::Heap { words } => drop(unsafe { Box::from_raw(words) }),
+            Owner::Heap { words } => drop(unsafe { Box::from_raw(*words) }),
         }
     }
 }

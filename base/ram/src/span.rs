@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::{Access, Fault, Mapping, Permissions};
+use crate::{Access, Fault, Mapping, Permissions, pages};
 
 /// A contiguous piece of guest memory in this process, pinned: the mapping stays as long as the
 /// span lives. What a disk reads into and writes from.
@@ -38,7 +38,7 @@ impl Span {
     /// # Errors
     /// As for [`Mapping::file`].
     pub fn file(file: BorrowedFd<'_>, offset: u64, len: usize) -> std::io::Result<Self> {
-        let mapping = Mapping::file(file, offset, len, Permissions::READ_WRITE)?;
+        let mapping = Mapping::file(file, offset, len, Permissions::READ_WRITE, pages::own())?;
         Ok(Self::new(Arc::new(mapping), 0, len, 0))
     }
 

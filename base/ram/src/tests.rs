@@ -277,7 +277,7 @@ fn a_sealed_memfd_is_unguarded_and_only_when_it_holds_the_range() {
 }
 
 #[test]
-fn files_of_a_mounted_tmpfs_or_disk_are_guarded() {
+fn files_of_a_mounted_tmpfs_are_guarded_and_those_of_disks_refused() {
     for directory in ["/dev/shm", "/tmp", "/var/tmp"] {
         let Ok(file) = tempfile::tempfile_in(directory) else {
             println!("SKIPPED: guarded file in {directory}: needs to write there");

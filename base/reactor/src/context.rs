@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -43,11 +44,26 @@ pub struct Event {
     pub writable: bool,
 }
 
-/// Every watched descriptor: key of the epoll event, task, token.
+/// A watched descriptor.
+struct Watch {
+    task: TaskId,
+    token: u32,
+    /// A duplicate, so that it can be removed from epoll whatever the task has done with its own.
+    file: OwnedFd,
+}
+
+/// Every watched descriptor, by the key of its epoll event.
+#[derive(Default)]
+struct Table {
+    by_key: HashMap<u64, Watch>,
+    last_key: u64,
+}
+
+/// The descriptors that a reactor waits for. The lock is taken by the reactor's thread, by steps that change
+/// what they watch, and by a thread that lost the reactor (see `seat`): hardly ever by two at once.
 pub(crate) struct Watches {
     pub(crate) epoll: OwnedFd,
-    by_key: HashMap<u64, (TaskId, u32)>,
-    next_key: u64,
+    table: Mutex<Table>,
 }
 
 /// The mailbox's bell.
@@ -58,21 +74,59 @@ impl Watches {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(BELL);
         epoll::add(&epoll, bell, data, epoll::EventFlags::IN)?;
-        Ok(Self { epoll, by_key: HashMap::new(), next_key: BELL + 1 })
+        Ok(Self { epoll, table: Mutex::default() })
     }
 
-    /// Whose event this is; None for one that was removed after epoll reported it.
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // No code that may panic runs under the lock.
+        self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns the task and the token of an event; `None` for a descriptor that was removed after epoll
+    /// reported it.
     pub(crate) fn owner(&self, key: u64) -> Option<(TaskId, u32)> {
-        self.by_key.get(&key).copied()
+        self.table().by_key.get(&key).map(|watch| (watch.task, watch.token))
     }
-}
 
-/// A descriptor that a task watches: kept as a duplicate, so that it can be removed from epoll
-/// whatever the task has done with its own.
-pub(crate) struct Watch {
-    key: u64,
-    token: u32,
-    file: OwnedFd,
+    /// Watches `file` and returns the key of its events.
+    fn add(
+        &self,
+        (task, token): (TaskId, u32),
+        file: OwnedFd,
+        interest: Interest,
+    ) -> std::io::Result<u64> {
+        let mut table = self.table();
+        let key = table.last_key + 1;
+        epoll::add(&self.epoll, &file, epoll::EventData::new_u64(key), interest.flags())?;
+        table.last_key = key;
+        table.by_key.insert(key, Watch { task, token, file });
+        Ok(key)
+    }
+
+    fn modify(&self, key: u64, interest: Interest) -> std::io::Result<()> {
+        if let Some(watch) = self.table().by_key.get(&key) {
+            let data = epoll::EventData::new_u64(key);
+            epoll::modify(&self.epoll, watch.file.as_fd(), data, interest.flags())?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn forget(&self, key: u64) {
+        let watch = self.table().by_key.remove(&key);
+        if let Some(watch) = watch {
+            let _ = epoll::delete(&self.epoll, &watch.file);
+        }
+    }
+
+    /// Forgets all descriptors of a task whose [`Body`](crate::tasks::Body) is elsewhere.
+    pub(crate) fn forget_task(&self, task: TaskId) {
+        let keys: Vec<u64> = {
+            let table = self.table();
+            let of_task = table.by_key.iter().filter(|(_, watch)| watch.task == task);
+            of_task.map(|(key, _)| *key).collect()
+        };
+        keys.into_iter().for_each(|key| self.forget(key));
+    }
 }
 
 /// The reactor, as a task's step sees it.
@@ -81,9 +135,10 @@ pub struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) poll_budget: Duration,
     pub(crate) shared: bool,
+    pub(crate) alone: bool,
     pub(crate) events: &'a [Event],
-    pub(crate) own: &'a mut Vec<Watch>,
-    pub(crate) watches: &'a mut Watches,
+    pub(crate) watched: &'a mut Vec<(u32, u64)>,
+    pub(crate) watches: &'a Watches,
 }
 
 impl Context<'_> {
@@ -110,6 +165,12 @@ impl Context<'_> {
         self.shared
     }
 
+    /// Whether the task slept in a step for so long that its reactor went on without it. It then has a thread
+    /// of its own, where it harms no other task, until it is done or leaves ([`crate::Step::Leave`]).
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
     /// The descriptors found ready since the last step.
     pub fn events(&self) -> &[Event] {
         self.events
@@ -129,12 +190,8 @@ impl Context<'_> {
     ) -> std::io::Result<()> {
         self.unwatch(token);
         let file = file.try_clone_to_owned()?;
-        let key = self.watches.next_key;
-        self.watches.next_key += 1;
-        let data = epoll::EventData::new_u64(key);
-        epoll::add(&self.watches.epoll, &file, data, interest.flags())?;
-        self.watches.by_key.insert(key, (self.id, token));
-        self.own.push(Watch { key, token, file });
+        let key = self.watches.add((self.id, token), file, interest)?;
+        self.watched.push((token, key));
         Ok(())
     }
 
@@ -143,24 +200,17 @@ impl Context<'_> {
     /// # Errors
     /// What epoll_ctl(2) says.
     pub fn rewatch(&mut self, token: u32, interest: Interest) -> std::io::Result<()> {
-        if let Some(watch) = self.own.iter().find(|watch| watch.token == token) {
-            let data = epoll::EventData::new_u64(watch.key);
-            epoll::modify(&self.watches.epoll, watch.file.as_fd(), data, interest.flags())?;
+        match self.watched.iter().find(|(watched, _)| *watched == token) {
+            Some((_, key)) => self.watches.modify(*key, interest),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Forgets a descriptor. An unknown token is ignored.
     pub fn unwatch(&mut self, token: u32) {
-        if let Some(index) = self.own.iter().position(|watch| watch.token == token) {
-            self.own.swap_remove(index).forget(self.watches);
+        if let Some(index) = self.watched.iter().position(|(watched, _)| *watched == token) {
+            let (_, key) = self.watched.swap_remove(index);
+            self.watches.forget(key);
         }
-    }
-}
-
-impl Watch {
-    pub(crate) fn forget(self, watches: &mut Watches) {
-        let _ = epoll::delete(&watches.epoll, &self.file);
-        watches.by_key.remove(&self.key);
     }
 }

@@ -37,6 +37,12 @@
 //! A panic in a step is that task's end, not the thread's: the task is dropped and
 //! [`Settings::on_panic`] is told.
 //!
+//! # A step that sleeps
+//! No step sleeps on purpose, but a peer can make one sleep in a page fault on memory that it takes away at that
+//! moment. Then a new thread goes on with all other tasks, within about 30 ms, and the task that sleeps has the old
+//! thread to itself until it is done or leaves ([`Context::is_alone`], [`Settings::on_stall`]). `seat`
+//! has the reactor during a step; `watchdog` finds the sleeping thread.
+//!
 //! Not here: work stealing (a task stays where it is put, see [`Task::leave`] for moving one),
 //! blocking calls, I/O other than readiness.
 //!
@@ -48,9 +54,12 @@ mod mailbox;
 mod polling;
 mod reactor;
 mod run;
+mod seat;
 mod share;
 mod sweep;
 mod task;
+mod tasks;
+mod watchdog;
 
 /// What `mailbox` needs of elsewhere: its test puts loom's locks in their place.
 mod outside {

@@ -76,6 +76,11 @@ impl Mailbox {
         queue.closed
     }
 
+    /// Returns whether messages are refused.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     /// The reactor's thread had work for so long.
     pub(crate) fn worked(&self, time: Duration) {
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

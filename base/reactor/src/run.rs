@@ -1,20 +1,27 @@
 //! The loop of a reactor's thread.
+//!
+//! [`Run`] is the reactor: all that belongs to it. A [`Worker`] is a thread that has it, and gives it up to its
+//! seat for the length of each call into a task. A worker that does not find it there afterwards has lost it:
+//! the call slept, and another thread went on with everything but the task that was called (`seat`).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 
-use crate::context::{BELL, Watch, Watches};
+use crate::context::{BELL, Watches};
 use crate::mailbox::{Mailbox, Message};
 use crate::polling::Polling;
+use crate::seat::{Lost, Seat};
 use crate::share::Share;
-use crate::sweep::Sweeps;
-use crate::{Context, Event, Settings, Step, Task, TaskId};
+use crate::sweep::{Due, Sweeps};
+use crate::tasks::{Body, Slot, Tasks};
+use crate::{Context, Event, Settings, Step, Task, TaskId, watchdog};
 
 /// Events taken from the kernel at a time.
 const EVENTS_PER_WAIT: usize = 128;
@@ -25,85 +32,56 @@ const ROUNDS_PER_READING: u32 = 8;
 /// may cost far less. It is also how much later a busy reactor sees an event.
 const LOOK_PERIOD: Duration = Duration::from_micros(20);
 
-struct Slot {
-    id: TaskId,
-    task: Box<dyn Task>,
-    watches: Vec<Watch>,
-    events: Vec<Event>,
-    deadline: Option<Instant>,
-    /// How often it is asked whether it stirs.
-    sweep: Option<Duration>,
-    /// In `ready` already.
-    queued: bool,
-}
-
-/// Tasks at places of their own, so that a step needs no search and moves nothing.
-#[derive(Default)]
-struct Tasks {
-    places: Vec<Option<Slot>>,
-    free: Vec<usize>,
-    by_id: HashMap<TaskId, usize>,
-}
-
-impl Tasks {
-    fn insert(&mut self, slot: Slot) -> usize {
-        let id = slot.id;
-        let place = self.free.pop().unwrap_or(self.places.len());
-        if place == self.places.len() {
-            self.places.push(None);
-        }
-        self.places[place] = Some(slot);
-        self.by_id.insert(id, place);
-        place
-    }
-
-    fn remove(&mut self, place: usize) -> Option<Slot> {
-        let slot = self.places.get_mut(place)?.take()?;
-        self.by_id.remove(&slot.id);
-        self.free.push(place);
-        Some(slot)
-    }
-
-    fn at(&mut self, place: usize) -> Option<&mut Slot> {
-        self.places.get_mut(place)?.as_mut()
-    }
-
-    fn find(&mut self, id: TaskId) -> Option<(usize, &mut Slot)> {
-        let place = *self.by_id.get(&id)?;
-        Some((place, self.at(place)?))
-    }
-
-    fn is_empty(&self) -> bool {
-        self.by_id.is_empty()
-    }
-}
-
+/// A reactor.
 pub(crate) struct Run {
-    settings: Settings,
+    pub(crate) settings: Arc<Settings>,
     mailbox: Arc<Mailbox>,
-    watches: Watches,
+    watches: Arc<Watches>,
     tasks: Tasks,
     /// Places of the tasks to be polled, each once.
     ready: VecDeque<usize>,
     deadlines: BTreeSet<(Instant, TaskId)>,
     polling: Polling,
     sweeps: Sweeps,
+    /// Tasks whose time to be asked has come.
+    due: VecDeque<Due>,
+    /// Messages that were taken from the mailbox.
+    mail: VecDeque<Message>,
     share: Share,
+    /// Mailboxes of tasks that went to threads of their own, for messages that still come here.
+    elsewhere: HashMap<TaskId, Arc<Mailbox>>,
+    /// The task that is being called.
+    called: Option<usize>,
     /// When there was work last.
     last_work: Instant,
     /// How long the thread slept, until work shows that the sleep is over.
     slept: Option<Duration>,
     had_task: bool,
     stopping: bool,
+    /// It is the reactor of one task that another one went on without.
+    alone: bool,
+    /// Tells whoever stops the reactor that it and its tasks are gone: the last field that is dropped.
+    _ended: Option<Sender<()>>,
 }
 
+/// The reactor, and what a call returned. `Err`: the reactor is another thread's by now.
+type Turn<T> = Result<(Box<Run>, T), Box<Lost>>;
+
 impl Run {
-    pub(crate) fn new(settings: Settings, mailbox: Arc<Mailbox>) -> std::io::Result<Self> {
-        let watches = Watches::new(mailbox.bell().as_fd())?;
-        Ok(Self {
+    pub(crate) fn new(
+        settings: Arc<Settings>,
+        mailbox: Arc<Mailbox>,
+        ended: Option<Sender<()>>,
+    ) -> std::io::Result<Box<Self>> {
+        let watches = Arc::new(Watches::new(mailbox.bell().as_fd())?);
+        Ok(Box::new(Self {
             polling: Polling::new(settings.poll_budget),
             sweeps: Sweeps::default(),
+            due: VecDeque::new(),
+            mail: VecDeque::new(),
             share: Share::default(),
+            elsewhere: HashMap::new(),
+            called: None,
             last_work: Instant::now(),
             slept: None,
             settings,
@@ -114,62 +92,36 @@ impl Run {
             deadlines: BTreeSet::new(),
             had_task: false,
             stopping: false,
-        })
+            alone: false,
+            _ended: ended,
+        }))
     }
 
-    pub(crate) fn run(mut self) {
-        let mut last_look = self.last_work;
-        let (mut now, mut rounds, mut worked) = (self.last_work, 0, false);
-        while !self.stopping {
-            if rounds == 0 || self.ready.len() != 1 {
-                let before = std::mem::replace(&mut now, Instant::now());
-                if std::mem::take(&mut worked) {
-                    self.mailbox.worked(now.duration_since(before));
-                }
-                rounds = ROUNDS_PER_READING;
-                self.expire(now);
-            }
-            rounds -= 1;
-            if self.ready.is_empty() {
-                self.wait(now);
-                rounds = 0;
-                continue;
-            }
-            if self.round(now) {
-                self.worked(now);
-                worked = true;
-                rounds = 0;
-            }
-            if now.duration_since(last_look) >= LOOK_PERIOD {
-                last_look = now;
-                if self.look(Some(Duration::ZERO)) {
-                    self.worked(now);
-                }
-            }
-            if self.finished() {
-                break;
-            }
+    /// Goes on with one task, which keeps its number, and ends with it.
+    pub(crate) fn run_alone(mut self: Box<Self>, id: TaskId, task: Box<dyn Task>) {
+        self.alone = true;
+        let worker = Worker::new(&self, None);
+        if let Ok((run, ())) = worker.add(self, id, task) {
+            worker.run(run);
         }
-        // Tasks that were sent and never started are dropped with the rest.
-        drop(self.mailbox.close());
     }
 
-    /// Looks for events; sleeps when there was no work for long enough.
-    fn wait(&mut self, now: Instant) {
-        if now.duration_since(self.last_work) < self.polling.budget() {
-            if self.look(Some(Duration::ZERO)) {
-                self.worked(now);
-            }
-            return;
+    /// Goes on without the task that is being called. Its descriptors are forgotten, and messages for it are
+    /// sent to `mailbox` from now on. Returns the task's number.
+    pub(crate) fn abandon_called(&mut self, mailbox: Arc<Mailbox>) -> Option<TaskId> {
+        let slot = self.tasks.remove(self.called.take()?)?;
+        if let Some(deadline) = slot.deadline {
+            self.deadlines.remove(&(deadline, slot.id));
         }
-        let found = self.look(self.until_deadline(now));
-        let woken = Instant::now();
-        // Several sleeps until there is work, because of deadlines, are one.
-        let slept = self.slept.unwrap_or_default() + woken.duration_since(now);
-        self.slept = Some(slept);
-        if found {
-            self.worked(woken);
-        }
+        self.watches.forget_task(slot.id);
+        self.elsewhere.retain(|_, mailbox| !mailbox.is_closed());
+        self.elsewhere.insert(slot.id, mailbox);
+        Some(slot.id)
+    }
+
+    /// Returns whether a call that sleeps would hold up nothing else.
+    pub(crate) fn is_for_one_task(&self) -> bool {
+        self.settings.exit_when_empty
     }
 
     /// There was work at `now`.
@@ -180,9 +132,9 @@ impl Run {
         }
     }
 
-    /// Whether the last task has ended and the reactor shall end with it.
+    /// Returns whether the last task has ended and the reactor shall end with it.
     fn finished(&self) -> bool {
-        self.settings.exit_when_empty
+        (self.settings.exit_when_empty || self.alone)
             && self.had_task
             && self.tasks.is_empty()
             && self.mailbox.close_if_empty()
@@ -203,57 +155,14 @@ impl Run {
             self.enqueue(id);
         }
         if self.sweeps.next().is_some_and(|at| at <= now) {
-            self.sweep(now);
+            self.sweeps.take_due(now, &mut self.due);
         }
-    }
-
-    /// Makes tasks ready that stir.
-    fn sweep(&mut self, now: Instant) {
-        let Self { sweeps, tasks, ready, settings, .. } = self;
-        sweeps.run(now, |period, (id, place)| {
-            let Some(slot) = tasks.at(place) else { return false };
-            if slot.id != id || slot.sweep != Some(period) {
-                return false;
-            }
-            if !slot.queued {
-                let task = &mut slot.task;
-                // A task that panics here has a step, in which it is dropped if it does so again.
-                let stirs = std::panic::catch_unwind(AssertUnwindSafe(|| task.stirs()));
-                slot.queued = report(&*settings.on_panic, stirs).unwrap_or(true);
-                if slot.queued {
-                    ready.push_back(place);
-                }
-            }
-            true
-        });
-    }
-
-    /// Asks the kernel for events, for at most `timeout` (None: for ever). Whether there were any.
-    fn look(&mut self, timeout: Option<Duration>) -> bool {
-        let timeout = timeout.map(|time| Timespec {
-            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: time.subsec_nanos().into(),
-        });
-        let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_PER_WAIT];
-        let Ok((events, _)) = epoll::wait(&self.watches.epoll, &mut buffer, timeout.as_ref())
-        else {
-            return false; // interrupted by a signal
-        };
-        let found = !events.is_empty();
-        for event in events.iter() {
-            let (key, flags) = (event.data.u64(), event.flags);
-            if key == BELL {
-                self.read_mail();
-            } else if let Some((id, token)) = self.watches.owner(key) {
-                self.deliver(id, token, flags);
-            }
-        }
-        found
     }
 
     fn deliver(&mut self, id: TaskId, token: u32, flags: epoll::EventFlags) {
         use epoll::EventFlags as F;
         let Some((_, slot)) = self.tasks.find(id) else { return };
+        let Some(body) = &mut slot.body else { return };
         let broken = F::ERR | F::HUP;
         let event = Event {
             token,
@@ -261,9 +170,9 @@ impl Run {
             writable: flags.intersects(F::OUT | broken),
         };
         // A busy task is looked at several times between two of its steps.
-        match slot.events.iter_mut().find(|old| old.token == token) {
+        match body.events.iter_mut().find(|old| old.token == token) {
             Some(old) => *old = event,
-            None => slot.events.push(event),
+            None => body.events.push(event),
         }
         self.enqueue(id);
     }
@@ -277,63 +186,19 @@ impl Run {
         }
     }
 
-    fn read_mail(&mut self) {
-        for message in self.mailbox.take() {
-            match message {
-                Message::Add(id, task) => self.add(id, task),
-                Message::Wake(id) => self.enqueue(id),
-                Message::Stop => self.stopping = true,
-            }
+    /// Wakes a task of this reactor, or one that has a thread of its own by now.
+    fn wake(&mut self, id: TaskId) {
+        if let Some(mailbox) = self.elsewhere.get(&id)
+            && mailbox.push(Message::Wake(id)).is_err()
+        {
+            self.elsewhere.remove(&id);
         }
+        self.enqueue(id);
     }
 
-    fn add(&mut self, id: TaskId, task: Box<dyn Task>) {
-        self.had_task = true;
-        let (watches, events) = (Vec::new(), Vec::new());
-        let mut slot =
-            Slot { id, task, watches, events, deadline: None, sweep: None, queued: false };
-        let now = Instant::now();
-        let how =
-            How { settings: &self.settings, poll_budget: self.polling.budget(), shared: false };
-        let started =
-            call(how, &mut self.watches, now, &mut slot, |task, context| task.start(context));
-        let place = self.tasks.insert(slot);
-        match started {
-            Some(Ok(())) => return self.enqueue(id),
-            Some(Err(error)) => (self.settings.on_panic)(&format!("it could not start: {error}")),
-            None => {}
-        }
-        self.remove(place, drop);
-        // Ends the loop's wait when the only task of an `exit_when_empty` reactor could not start.
-        self.stopping |= self.finished();
-    }
-
-    /// One step for every task that was ready when the round began. Whether any of them had work.
-    fn round(&mut self, now: Instant) -> bool {
-        let mut worked = false;
-        for _ in 0..self.ready.len() {
-            let Some(place) = self.ready.pop_front() else { break };
-            let Some(slot) = self.tasks.at(place) else { continue };
-            slot.queued = false;
-            let how = How {
-                settings: &self.settings,
-                poll_budget: self.polling.budget(),
-                shared: self.share.is_shared(place, now),
-            };
-            let step = call(how, &mut self.watches, now, slot, |task, context| task.poll(context));
-            slot.events.clear();
-            let step = step.unwrap_or(Step::Done);
-            worked |= matches!(step, Step::Busy | Step::Behind | Step::Done | Step::Leave);
-            if step == Step::Busy {
-                self.share.worked(place, now);
-            }
-            self.settle(place, step);
-        }
-        worked
-    }
-
-    fn settle(&mut self, place: usize, step: Step) {
-        let Some(slot) = self.tasks.at(place) else { return };
+    /// Notes what the task at `place` wants after a step that returned `step`. Returns the task if it goes.
+    fn settle(&mut self, place: usize, step: Step) -> Option<Slot> {
+        let slot = self.tasks.at(place)?;
         let wanted = match step {
             Step::Idle(deadline) | Step::Sweep(_, deadline) => deadline,
             _ => None,
@@ -355,63 +220,278 @@ impl Run {
             Step::Busy | Step::Behind | Step::Looking => {
                 slot.queued = true;
                 self.ready.push_back(place);
+                None
             }
-            Step::Idle(_) | Step::Sweep(..) => {}
-            Step::Done => self.remove(place, drop),
-            Step::Leave => self.remove(place, |task| task.leave()),
+            Step::Idle(_) | Step::Sweep(..) => None,
+            Step::Done | Step::Leave => self.tasks.remove(place),
+        }
+    }
+}
+
+/// A thread that has a reactor.
+pub(crate) struct Worker {
+    seat: Option<Arc<Seat>>,
+    settings: Arc<Settings>,
+    watches: Arc<Watches>,
+    alone: bool,
+}
+
+impl Worker {
+    /// On the thread that runs it. Without a seat nobody goes on with the reactor while a call sleeps.
+    pub(crate) fn new(run: &Run, seat: Option<Arc<Seat>>) -> Self {
+        let (settings, watches) = (run.settings.clone(), run.watches.clone());
+        Self { seat, settings, watches, alone: run.alone }
+    }
+
+    /// Runs until the reactor ends, or goes on with a task that the reactor went on without.
+    pub(crate) fn run(self, run: Box<Run>) {
+        match self.turns(run) {
+            // Tasks that were sent and never started are dropped with the rest.
+            Ok((run, ())) => drop(run.mailbox.close()),
+            Err(lost) => lost.go_on(&self.watches),
         }
     }
 
-    /// Forgets a task and its descriptors and hands the task to `last`.
-    fn remove(&mut self, place: usize, last: impl FnOnce(Box<dyn Task>)) {
-        if let Some(slot) = self.tasks.remove(place) {
-            self.forget(slot, last);
+    fn turns(&self, mut run: Box<Run>) -> Turn<()> {
+        let mut last_look = run.last_work;
+        let (mut now, mut rounds, mut worked) = (run.last_work, 0, false);
+        // What the thread before this one left undone.
+        (run, ()) = self.handle_mail(run)?;
+        while !run.stopping {
+            if rounds == 0 || run.ready.len() != 1 {
+                let before = std::mem::replace(&mut now, Instant::now());
+                if std::mem::take(&mut worked) {
+                    run.mailbox.worked(now.duration_since(before));
+                }
+                rounds = ROUNDS_PER_READING;
+                run.expire(now);
+                if !run.due.is_empty() {
+                    (run, ()) = self.sweep(run, now)?;
+                }
+            }
+            rounds -= 1;
+            if run.ready.is_empty() {
+                (run, ()) = self.wait(run, now)?;
+                rounds = 0;
+                continue;
+            }
+            let had_work;
+            (run, had_work) = self.round(run, now)?;
+            if had_work {
+                run.worked(now);
+                worked = true;
+                rounds = 0;
+            }
+            if now.duration_since(last_look) >= LOOK_PERIOD {
+                last_look = now;
+                let found;
+                (run, found) = self.look(run, Some(Duration::ZERO))?;
+                if found {
+                    run.worked(now);
+                }
+            }
+            if run.finished() {
+                break;
+            }
         }
+        Ok((run, ()))
     }
 
-    /// Forgets a task's descriptors and hands the task to `last`.
-    fn forget(&mut self, slot: Slot, last: impl FnOnce(Box<dyn Task>)) {
-        for watch in slot.watches {
-            watch.forget(&mut self.watches);
+    /// Looks for events; sleeps when there was no work for long enough.
+    fn wait(&self, run: Box<Run>, now: Instant) -> Turn<()> {
+        if now.duration_since(run.last_work) < run.polling.budget() {
+            let (mut run, found) = self.look(run, Some(Duration::ZERO))?;
+            if found {
+                run.worked(now);
+            }
+            return Ok((run, ()));
         }
-        let on_panic = Arc::clone(&self.settings.on_panic);
+        let until = run.until_deadline(now);
+        let (mut run, found) = self.look(run, until)?;
+        let woken = Instant::now();
+        // Several sleeps until there is work, because of deadlines, are one.
+        let slept = run.slept.unwrap_or_default() + woken.duration_since(now);
+        run.slept = Some(slept);
+        if found {
+            run.worked(woken);
+        }
+        Ok((run, ()))
+    }
+
+    /// Asks the kernel for events, for at most `timeout` (`None`: for ever). Returns whether there were any.
+    fn look(&self, mut run: Box<Run>, timeout: Option<Duration>) -> Turn<bool> {
+        let sleeps = timeout != Some(Duration::ZERO);
+        let timeout = timeout.map(|time| Timespec {
+            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_PER_WAIT];
+        let waited = epoll::wait(&self.watches.epoll, &mut buffer, timeout.as_ref());
+        if sleeps && let Some(seat) = &self.seat {
+            watchdog::wake(seat);
+        }
+        let Ok((events, _)) = waited else {
+            return Ok((run, false)); // interrupted by a signal
+        };
+        let found = !events.is_empty();
+        let mut mail = false;
+        for event in events.iter() {
+            let (key, flags) = (event.data.u64(), event.flags);
+            if key == BELL {
+                mail = true;
+            } else if let Some((id, token)) = self.watches.owner(key) {
+                run.deliver(id, token, flags);
+            }
+        }
+        if mail {
+            (run, ()) = self.read_mail(run)?;
+        }
+        Ok((run, found))
+    }
+
+    fn read_mail(&self, mut run: Box<Run>) -> Turn<()> {
+        run.mail.extend(run.mailbox.take());
+        self.handle_mail(run)
+    }
+
+    fn handle_mail(&self, mut run: Box<Run>) -> Turn<()> {
+        while let Some(message) = run.mail.pop_front() {
+            match message {
+                Message::Add(id, task) => (run, ()) = self.add(run, id, task)?,
+                Message::Wake(id) => run.wake(id),
+                Message::Stop => run.stopping = true,
+            }
+        }
+        Ok((run, ()))
+    }
+
+    fn add(&self, mut run: Box<Run>, id: TaskId, task: Box<dyn Task>) -> Turn<()> {
+        run.had_task = true;
+        let place = run.tasks.insert(Slot::new(id, task));
+        let now = Instant::now();
+        let (mut run, started) =
+            self.call(run, place, (now, false), |task, context| (task.start(context), None))?;
+        match started {
+            Some(Ok(())) => {
+                run.enqueue(id);
+                return Ok((run, ()));
+            }
+            Some(Err(error)) => (run.settings.on_panic)(&format!("it could not start: {error}")),
+            None => {}
+        }
+        if let Some(slot) = run.tasks.remove(place) {
+            (run, ()) = self.end(run, slot, drop)?;
+        }
+        // Ends the loop's wait when the only task of an `exit_when_empty` reactor could not start.
+        run.stopping |= run.finished();
+        Ok((run, ()))
+    }
+
+    /// Makes tasks ready that stir.
+    fn sweep(&self, mut run: Box<Run>, now: Instant) -> Turn<()> {
+        while let Some(due @ (period, (id, place))) = run.due.pop_front() {
+            let Some(slot) = run.tasks.at(place) else { continue };
+            if slot.id != id || slot.sweep != Some(period) {
+                continue;
+            }
+            run.sweeps.keep(due, now);
+            if run.tasks.at(place).is_some_and(|slot| slot.queued) {
+                continue;
+            }
+            // A task that panics here has a step, in which it is dropped if it does so again.
+            let stirs;
+            (run, stirs) = self.call(run, place, (now, false), |task, _| (task.stirs(), None))?;
+            if stirs.unwrap_or(true) {
+                run.enqueue(id);
+            }
+        }
+        Ok((run, ()))
+    }
+
+    /// One step for every task that was ready when the round began. Returns whether any of them had work.
+    fn round(&self, mut run: Box<Run>, now: Instant) -> Turn<bool> {
+        let mut worked = false;
+        for _ in 0..run.ready.len() {
+            let Some(place) = run.ready.pop_front() else { break };
+            let Some(slot) = run.tasks.at(place) else { continue };
+            slot.queued = false;
+            let shared = run.share.is_shared(place, now);
+            let step;
+            (run, step) = self.call(run, place, (now, shared), |task, context| {
+                let step = task.poll(context);
+                (step, Some(step))
+            })?;
+            let step = step.unwrap_or(Step::Done);
+            worked |= matches!(step, Step::Busy | Step::Behind | Step::Done | Step::Leave);
+            if step == Step::Busy {
+                run.share.worked(place, now);
+            }
+            if let Some(slot) = run.settle(place, step) {
+                (run, ()) = match step {
+                    Step::Leave => self.end(run, slot, |task| task.leave()),
+                    _ => self.end(run, slot, drop),
+                }?;
+            }
+        }
+        Ok((run, worked))
+    }
+
+    /// Calls into the task at `place`, with the reactor in the seat meanwhile. Returns `None` if the task
+    /// panicked. `act` returns the step besides, if the call is one.
+    fn call<T>(
+        &self,
+        mut run: Box<Run>,
+        place: usize,
+        (now, shared): (Instant, bool),
+        act: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> (T, Option<Step>),
+    ) -> Turn<Option<T>> {
+        let Some(mut body) = run.tasks.at(place).and_then(|slot| slot.body.take()) else {
+            return Ok((run, None));
+        };
+        let poll_budget = run.polling.budget();
+        run.called = Some(place);
+        let parked = Seat::park(self.seat.as_deref(), run, body.id);
+        let Body { id, task, watched, events } = &mut *body;
+        let (id, alone, watches) = (*id, self.alone, &*self.watches);
+        let mut context = Context { id, now, poll_budget, shared, alone, events, watched, watches };
+        // The task is dropped after a panic and never looked at again, so nothing can observe a
+        // broken invariant of its; the context's calls do not panic half-way.
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| act(&mut **task, &mut context)));
+        let outcome = report(&*self.settings.on_panic, outcome);
+        let Some(mut run) = parked.back() else {
+            let panicked = outcome.is_none();
+            let step = outcome.and_then(|(_, step)| step);
+            let step = if panicked { Some(Step::Done) } else { step };
+            return Err(Box::new(Lost::new(self.seat.as_deref(), &self.settings, body, step)));
+        };
+        run.called = None;
+        if let Some((_, Some(_))) = outcome {
+            body.events.clear();
+        }
+        if let Some(slot) = run.tasks.at(place) {
+            slot.body = Some(body);
+        }
+        Ok((run, outcome.map(|(value, _)| value)))
+    }
+
+    /// Forgets the descriptors of a task and hands the task to `last`, with the reactor in the seat meanwhile.
+    fn end(&self, run: Box<Run>, slot: Slot, last: impl FnOnce(Box<dyn Task>)) -> Turn<()> {
+        let Some(body) = slot.body else { return Ok((run, ())) };
+        for (_, key) in &body.watched {
+            self.watches.forget(*key);
+        }
+        let parked = Seat::park(self.seat.as_deref(), run, body.id);
         // A destructor may panic as well as a step.
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| last(slot.task)));
-        report(&*on_panic, outcome);
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| last(body.task)));
+        report(&*self.settings.on_panic, outcome);
+        match parked.back() {
+            Some(run) => Ok((run, ())),
+            None => Err(Box::new(Lost::nothing())),
+        }
     }
 }
 
-/// What a call's context says of the reactor.
-struct How<'a> {
-    settings: &'a Settings,
-    poll_budget: Duration,
-    shared: bool,
-}
-
-/// Calls into a task. None: it panicked.
-fn call<T>(
-    How { settings, poll_budget, shared }: How<'_>,
-    watches: &mut Watches,
-    now: Instant,
-    slot: &mut Slot,
-    call: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> T,
-) -> Option<T> {
-    let mut context = Context {
-        id: slot.id,
-        now,
-        poll_budget,
-        shared,
-        events: &slot.events,
-        own: &mut slot.watches,
-        watches,
-    };
-    // The task is dropped after a panic and never looked at again, so nothing can observe a
-    // broken invariant of its; the context's calls do not panic half-way.
-    let task = &mut *slot.task;
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| call(task, &mut context)));
-    report(&*settings.on_panic, outcome)
-}
-
+/// Tells of a panic. Returns `None` if there was one.
 fn report<T>(on_panic: &dyn Fn(&str), outcome: std::thread::Result<T>) -> Option<T> {
     outcome
         .map_err(|panic| {

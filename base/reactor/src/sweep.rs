@@ -1,6 +1,6 @@
 //! Tasks that are asked at regular times whether anything has stirred: one timer for all of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::TaskId;
@@ -11,6 +11,9 @@ struct Round {
     /// Each with its place among the reactor's tasks: a search for each would be most of a sweep.
     tasks: Vec<(TaskId, usize)>,
 }
+
+/// A task whose time has come: its period, its number and its place.
+pub(crate) type Due = (Duration, (TaskId, usize));
 
 /// Every task that sweeps, by its period.
 #[derive(Default)]
@@ -28,23 +31,26 @@ impl Sweeps {
 
     /// When a task is asked next.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.0.values().map(|round| round.next).min()
+        self.0.values().filter(|round| !round.tasks.is_empty()).map(|round| round.next).min()
     }
 
-    /// Calls `ask` for every task whose time has come; false takes the task out.
-    pub(crate) fn run(
-        &mut self,
-        now: Instant,
-        mut ask: impl FnMut(Duration, (TaskId, usize)) -> bool,
-    ) {
-        self.0.retain(|period, round| {
+    /// Moves every task whose time has come to `queue`, with its period. Each is to be asked and given back by
+    /// [`Sweeps::keep`], unless it ended.
+    pub(crate) fn take_due(&mut self, now: Instant, queue: &mut VecDeque<Due>) {
+        self.0.retain(|_, round| !round.tasks.is_empty());
+        for (period, round) in &mut self.0 {
             if round.next <= now {
                 // A reactor that was late does not catch up.
                 round.next = now + *period;
-                round.tasks.retain(|task| ask(*period, *task));
+                queue.extend(round.tasks.drain(..).map(|task| (*period, task)));
             }
-            !round.tasks.is_empty()
-        });
+        }
+    }
+
+    /// Has a task that was due asked again after its period. Its round may have gone: a reactor that goes on in another
+    /// thread looks for what is due before all of them were asked.
+    pub(crate) fn keep(&mut self, (period, task): Due, now: Instant) {
+        self.add(period, task, now);
     }
 }
 
@@ -61,12 +67,12 @@ mod tests {
         sweeps.add(short, (TaskId(2), 1), start);
         sweeps.add(long, (TaskId(3), 2), start);
         let asked = |sweeps: &mut Sweeps, at: Duration, keep: bool| {
-            let mut asked = Vec::new();
-            sweeps.run(start + at, |_, (task, _)| {
-                asked.push(task.0);
-                keep
-            });
-            asked
+            let mut queue = VecDeque::new();
+            sweeps.take_due(start + at, &mut queue);
+            if keep {
+                queue.iter().for_each(|due| sweeps.keep(*due, start + at));
+            }
+            queue.into_iter().map(|(_, (task, _))| task.0).collect::<Vec<_>>()
         };
         assert_eq!(sweeps.next(), Some(start + short));
         assert_eq!(asked(&mut sweeps, Duration::ZERO, true), []);
@@ -76,5 +82,10 @@ mod tests {
         assert_eq!(sweeps.next(), Some(start + long));
         assert_eq!(asked(&mut sweeps, long * 5, false), [3]);
         assert_eq!(sweeps.next(), None);
+        // One that was due when its round went.
+        let mut queue = VecDeque::new();
+        sweeps.take_due(start + long * 6, &mut queue);
+        sweeps.keep((long, (TaskId(3), 2)), start + long * 6);
+        assert_eq!(asked(&mut sweeps, long * 7, false), [3]);
     }
 }

@@ -253,3 +253,208 @@ fn a_cpu_that_is_not_there_is_an_error() {
     let settings = Settings { cpu: Some(1023), ..Settings::default() };
     assert!(Reactor::spawn(settings).is_err());
 }
+
+/// Sleeps in its first step until it is told to go on.
+fn sleeper(
+    told: Receiver<()>,
+    mut after: impl FnMut(&mut Context<'_>) -> Step + Send + 'static,
+) -> Box<dyn Task> {
+    let mut slept = false;
+    task(move |context| {
+        if !std::mem::replace(&mut slept, true) {
+            let _ = told.recv();
+        }
+        after(context)
+    })
+}
+
+#[test]
+fn a_step_that_sleeps_holds_up_no_other_task() {
+    let (stalled, is_stalled) = channel();
+    let stalled = Mutex::new(stalled);
+    let on_stall = Arc::new(move |_: &str| stalled.lock().unwrap().send(()).unwrap_or(()));
+    let settings = Settings { name: "stalls".into(), on_stall, ..Settings::default() };
+    let reactor = Reactor::spawn(settings).unwrap();
+    let handle = reactor.handle();
+    let (steps, stepped) = channel();
+    // Watched, due, swept, busy: whatever a task waits for goes on.
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let file = reader.try_clone().unwrap();
+    let watching = steps.clone();
+    let watcher = move |context: &mut Context<'_>| {
+        for _ in context.events() {
+            rustix::io::read(&file, &mut [0u8; 1]).unwrap();
+            watching.send("watched").unwrap();
+        }
+        Step::Idle(None)
+    };
+    handle.add(Box::new(Closure(Some(reader), watcher))).unwrap();
+    let due = steps.clone();
+    handle
+        .add(task(move |context| {
+            let _ = due.send("due");
+            Step::Idle(Some(context.now() + Duration::from_millis(1)))
+        }))
+        .unwrap();
+    let swept = steps.clone();
+    handle
+        .add(task(move |_| {
+            let _ = swept.send("swept");
+            Step::Sweep(Duration::from_millis(1), None)
+        }))
+        .unwrap();
+    let (wake, told) = channel();
+    let (after, is_after) = channel();
+    let id = handle
+        .add(sleeper(told, move |context| {
+            let _ = after.send((context.is_alone(), std::thread::current().id()));
+            Step::Idle(None)
+        }))
+        .unwrap();
+    next(&is_stalled);
+    stepped.try_iter().for_each(drop);
+    // All of them have steps after the stall, and new tasks are taken, while the one sleeps.
+    rustix::io::write(&writer, b"x").unwrap();
+    for wanted in ["watched", "due", "swept"] {
+        while next(&stepped) != wanted {}
+    }
+    let added = steps.clone();
+    handle
+        .add(task(move |_| {
+            let _ = added.send("added");
+            Step::Done
+        }))
+        .unwrap();
+    while next(&stepped) != "added" {}
+    assert!(is_after.try_recv().is_err(), "it sleeps still");
+    // It goes on on a thread of its own, and its wakes find it there.
+    wake.send(()).unwrap();
+    let (_, own) = next(&is_after);
+    assert_eq!(next(&is_after), (true, own));
+    handle.wake(id).unwrap();
+    assert_eq!(next(&is_after), (true, own));
+    drop(reactor);
+}
+
+/// No step of its lasts from one look of the watchdog's to the next but one; together they are most of the time.
+#[test]
+fn a_task_that_sleeps_often_and_shortly_is_left_behind_too() {
+    let reactor = reactor(Duration::ZERO);
+    let (left, is_left) = channel();
+    let short = task(move |context| {
+        if context.is_alone() {
+            return left.send(()).map_or(Step::Done, |()| Step::Done);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        Step::Busy
+    });
+    reactor.handle().add(short).unwrap();
+    next(&is_left);
+}
+
+#[test]
+fn a_task_that_was_left_behind_may_leave() {
+    let first = reactor(Duration::ZERO);
+    let second = reactor(Duration::ZERO);
+    let (wake, told) = channel();
+    let (arrived, is_there) = channel();
+    struct Mover(Option<Receiver<()>>, slipway_reactor::Handle, Sender<bool>);
+    impl Task for Mover {
+        fn poll(&mut self, context: &mut Context<'_>) -> Step {
+            match self.0.take() {
+                Some(told) => {
+                    let _ = told.recv();
+                    Step::Leave
+                }
+                None => {
+                    self.2.send(context.is_alone()).unwrap();
+                    Step::Done
+                }
+            }
+        }
+
+        fn leave(self: Box<Self>) {
+            let home = self.1.clone();
+            home.add(self).unwrap();
+        }
+    }
+    first.handle().add(Box::new(Mover(Some(told), second.handle(), arrived))).unwrap();
+    // The first reactor serves others by now, which shows that it has left the task behind.
+    let (sender, receiver) = channel();
+    first.handle().add(task(move |_| sender.send(()).map_or(Step::Done, |()| Step::Done))).unwrap();
+    next(&receiver);
+    wake.send(()).unwrap();
+    assert!(!next(&is_there), "at home it is one of many again");
+}
+
+#[test]
+fn a_task_that_panics_after_it_slept_is_dropped_and_told_of() {
+    let (told_of, panics) = channel();
+    let told_of = Mutex::new(told_of);
+    let on_panic = Arc::new(move |text: &str| told_of.lock().unwrap().send(text.into()).unwrap());
+    let reactor = Reactor::spawn(Settings { on_panic, ..Settings::default() }).unwrap();
+    let (wake, told) = channel();
+    let (alive, dropped) = channel::<()>();
+    reactor
+        .handle()
+        .add(sleeper(told, move |_| {
+            let _keep = &alive;
+            panic!("after a sleep")
+        }))
+        .unwrap();
+    let (sender, receiver) = channel();
+    reactor
+        .handle()
+        .add(task(move |_| sender.send(()).map_or(Step::Done, |()| Step::Done)))
+        .unwrap();
+    next(&receiver);
+    wake.send(()).unwrap();
+    let text: String = next(&panics);
+    assert_eq!(text, "it panicked: after a sleep");
+    assert!(dropped.recv_timeout(Duration::from_secs(60)).is_err());
+}
+
+#[test]
+fn a_reactor_with_a_sleeping_task_can_be_stopped() {
+    let reactor = reactor(Duration::ZERO);
+    let (_wake, told) = channel();
+    let (alive, dropped) = channel::<()>();
+    reactor.handle().add(sleeper(told, |_| Step::Done)).unwrap();
+    let other = task(move |_| {
+        let _keep = &alive;
+        Step::Idle(None)
+    });
+    reactor.handle().add(other).unwrap();
+    drop(reactor);
+    assert!(dropped.recv_timeout(Duration::ZERO).is_err(), "its other task is gone");
+}
+
+#[test]
+fn many_tasks_that_sleep_one_after_the_other_are_each_left_behind() {
+    let reactor = reactor(Duration::ZERO);
+    let mut wakes = Vec::new();
+    let (after, is_after) = channel();
+    for number in 0..5 {
+        let (wake, told) = channel();
+        wakes.push(wake);
+        let after = after.clone();
+        let goes_on = move |context: &mut Context<'_>| {
+            if context.is_alone() {
+                after.send(number).map_or(Step::Done, |()| Step::Done)
+            } else {
+                Step::Busy
+            }
+        };
+        reactor.handle().add(sleeper(told, goes_on)).unwrap();
+    }
+    let (sender, receiver) = channel();
+    reactor
+        .handle()
+        .add(task(move |_| sender.send(()).map_or(Step::Done, |()| Step::Done)))
+        .unwrap();
+    next(&receiver);
+    drop(wakes);
+    let mut found: Vec<i32> = (0..5).map(|_| next(&is_after)).collect();
+    found.sort_unstable();
+    assert_eq!(found, [0, 1, 2, 3, 4]);
+}

@@ -73,7 +73,9 @@ pub fn streams(data: &[u8]) {
                 );
                 assert!(stream.out.used() <= stream.out.tail().size());
                 let _ = (stream.arm_data(count), stream.arm_space(), stream.space());
-                let _ = (stream.readable(), stream.trim(Regions::new(&one.bits, arena.shape())));
+                let _ = stream.readable();
+                let regions = Regions::new(&one.bits, arena.shape());
+                stream.untie().into_iter().for_each(|region| regions.give(region));
             }
             5 => drop(zero.write(&arena, 0, &vec![step[3]; count])),
             6 => {

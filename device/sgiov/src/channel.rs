@@ -301,8 +301,9 @@ impl Channel {
         }
     }
 
-    /// Asks to be woken, and looks once more. False: there is something to do, and nobody may wake it.
-    pub fn sleep(&mut self) -> bool {
+    /// Asks to be woken, and looks once more. False: there is something to do, and nobody may wake it. Without `hears`
+    /// a message is nothing to do: who has more to say than the guest reads hears again when there is room.
+    pub fn sleep(&mut self, hears: bool) -> bool {
         let Some(control) = &self.control else { return true };
         let wish =
             if self.unsaid.is_empty() { asleep::FOR_WORK } else { asleep::FOR_WORK_AND_ROOM };
@@ -310,7 +311,7 @@ impl Channel {
         fence(Ordering::SeqCst);
         let stream = Self::stream(&self.own, &control.arena);
         // What is wrong with it shows to who looks.
-        let heard = stream.into.refresh() != Ok(0) || stream.into.tail().is_end();
+        let heard = hears && (stream.into.refresh() != Ok(0) || stream.into.tail().is_end());
         let room = !self.unsaid.is_empty() && stream.space() != Ok(0);
         let work = heard
             || room

@@ -83,7 +83,7 @@ fn serve(channel: &mut Channel) -> Result<Attended, crate::Broken> {
     channel.overflowed();
     channel.flush()?;
     channel.tell();
-    if !channel.sleep() {
+    if !channel.sleep(true) {
         channel.awake();
     }
     Ok(attended)

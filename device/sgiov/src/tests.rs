@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use slipway_pci::{FifoSink, Function, Interrupt};
 use slipway_ram::{DmaMap, Lasting, Memory, Permissions, Region};
 use slipway_ring::cross::{Arena, Shape};
@@ -121,8 +122,8 @@ fn memory_of_several_regions_or_of_a_vmm_that_may_take_it_away_is_refused() {
     let mut map = DmaMap::new();
     map.add(0, Region::heap(PIECE / 2)).unwrap();
     map.add(BASE / 2, Region::heap(PIECE / 2)).unwrap();
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(BASE).unwrap();
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, BASE).unwrap();
     map.add(BASE, Region::mapped(file.as_fd(), 0, BASE, Permissions::READ_WRITE).unwrap()).unwrap();
     let sealed = Lasting::new("guest", PIECE).unwrap();
     map.add(
@@ -150,13 +151,13 @@ fn memory_of_several_regions_or_of_a_vmm_that_may_take_it_away_is_refused() {
 #[test]
 fn messages_go_both_ways_and_who_sleeps_is_told() {
     let (mut rig, driver, mut channel) = Rig::started(2);
-    assert!(channel.sleep() && driver.is_to_ring());
+    assert!(channel.sleep(true) && driver.is_to_ring());
     assert!(driver.say(&Message::Hello { version: 1 }));
     assert!(!driver.is_to_ring(), "told already");
     let before = rig.bell.0.load(Ordering::Relaxed);
     rig.device.write(0, register::BELL, &[0; 4]);
     assert_eq!(rig.bell.0.load(Ordering::Relaxed), before + 1);
-    assert!(!channel.sleep(), "there is something to do");
+    assert!(!channel.sleep(true), "there is something to do");
     assert_eq!(channel.hear(), Ok(Some(Message::Hello { version: 1 })));
     assert_eq!(channel.hear(), Ok(None));
     let welcome = Message::Welcome(Addresses { count: 0, ips: [[0; 16]; 4] });
@@ -227,6 +228,20 @@ fn what_the_guest_does_not_read_waits() {
         }
     }
     assert_eq!(channel.backlog(), 0);
+}
+
+/// Who does not listen to a guest that does not listen sleeps, until the guest has read.
+#[test]
+fn a_message_that_is_not_heard_keeps_nobody_awake() {
+    let (_rig, driver, mut channel) = Rig::started(2);
+    for connection in 0..2000 {
+        channel.say(&Message::Connected { connection }).unwrap();
+    }
+    driver.say(&Message::Hello { version: 1 });
+    assert!(!channel.sleep(true) && channel.sleep(false));
+    while driver.hear().is_some() {}
+    assert!(driver.is_to_ring());
+    assert!(!channel.sleep(false), "there is room");
 }
 
 #[test]

@@ -9,14 +9,14 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::FlockOperation;
 use slipway_hypervisor::qemu::Qemu;
 use slipway_network::Networks;
 use slipway_plane::Plane;
 use slipway_plane_api::network_v1::networks_server::NetworksServer;
 use slipway_plane_api::v1::plane_server::PlaneServer;
+use slipway_runtime::boot::Installed;
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
-use slipway_runtime::{Config, Node, Service};
+use slipway_runtime::{Config, Node, Parts, Service};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -147,9 +147,10 @@ fn make_private_dir(dir: &Path, mode: u32) -> Result<()> {
         .with_context(|| format!("cannot set the permissions of {}", dir.display()))
 }
 
+#[derive(Debug)]
 enum Lock {
     /// Held until the file is closed, at the latest by the kernel.
-    Ours(std::fs::File),
+    Ours(slipway_lock::Lock),
     /// Another daemon has it, and serves this socket.
     Theirs(PathBuf),
 }
@@ -157,21 +158,24 @@ enum Lock {
 /// One daemon for each data directory and for each run directory: a second one would take the first
 /// one's sandboxes for leftovers.
 fn lock(path: &Path, config: &Config) -> Result<Lock> {
-    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path);
-    let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {
+    match slipway_lock::Lock::try_take(path) {
+        Ok(lock) => {
+            let mut file = lock.file();
             file.set_len(0)?;
             file.write_all(config.socket().as_os_str().as_encoded_bytes())?;
-            Ok(Lock::Ours(file))
+            Ok(Lock::Ours(lock))
         }
-        Err(rustix::io::Errno::WOULDBLOCK) => {
+        // It took the lock while the file was open to everybody, as older versions left it.
+        Err(slipway_lock::Error::Held { holders, .. }) if holders.are_strangers() => {
+            bail!("{} is locked by {holders}, which is no daemon: end it", path.display())
+        }
+        Err(slipway_lock::Error::Held { .. }) => {
             let socket = std::fs::read_to_string(path).unwrap_or_default();
             // It has not written its socket yet: it is starting, most likely for the same reason.
             let socket = if socket.is_empty() { config.socket() } else { socket.into() };
             Ok(Lock::Theirs(socket))
         }
-        Err(error) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -188,11 +192,14 @@ fn raise_descriptor_limit() {
 /// Networks reach the plane by its interface only, over a socket pair within this process.
 async fn open_networks(config: &Config, plane: &Plane) -> Result<Networks> {
     let plane = slipway_plane_api::PlaneClient::new(plane.connect().await?);
+    let Config { network_reach, network_allow, network_deny, .. } = config;
     let settings = slipway_network::Settings {
         dir: config.networks_dir(),
         ports_dir: config.ports_dir(),
         table: table(config),
         resolv_conf: "/etc/resolv.conf".into(),
+        reach: slipway_network::reach::Policy::parse(network_reach, network_allow, network_deny)?,
+        forwarding: slipway_network::FORWARDING_FILE.into(),
     };
     Ok(Networks::open(settings, plane)?)
 }
@@ -215,11 +222,15 @@ async fn open_node(
     networks: &Arc<Networks>,
     keeps: bool,
 ) -> Result<Arc<Node>> {
-    let images = image::cache(config)?;
-    let hypervisor = Qemu::find(&config.cache_dir())?;
-    let plane = slipway_plane_api::PlaneClient::new(plane.connect().await?);
-    let networks = slipway_plane_api::NetworkClient::new(networks.connect().await?);
-    Ok(Node::open(config.clone(), plane, networks, hypervisor, images, keeps).await?)
+    let parts = Parts {
+        plane: slipway_plane_api::PlaneClient::new(plane.connect().await?),
+        networks: slipway_plane_api::NetworkClient::new(networks.connect().await?),
+        hypervisor: Arc::new(Qemu::find(&config.cache_dir())?),
+        boot: Arc::new(Installed(config.clone())),
+        images: image::cache(config)?,
+        keeps,
+    };
+    Ok(Node::open(config.clone(), parts).await?)
 }
 
 /// Waits for a reason to end, ends the sandboxes that do not outlive this daemon, then says stop.
@@ -345,7 +356,68 @@ impl AsyncWrite for Counted {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
+
     use super::*;
+
+    fn config_in(dir: &Path) -> Config {
+        Config { data_dir: dir.to_owned(), run_dir: dir.join("run"), ..Config::default() }
+    }
+
+    #[test]
+    fn a_second_daemon_learns_where_the_first_one_serves() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config_in(dir.path());
+        let first = lock(&config.lock(), &config).unwrap();
+        assert!(matches!(first, Lock::Ours(_)));
+        let second = lock(&config.lock(), &config).unwrap();
+        assert!(
+            matches!(&second, Lock::Theirs(socket) if *socket == config.socket()),
+            "{second:?}"
+        );
+        let mode = std::fs::metadata(config.lock()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+    }
+
+    /// Another user's lock on the daemon's file: what keeps a node from its next daemon.
+    #[test]
+    fn another_user_holds_no_lock_of_the_daemons_as_root() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!(
+                "SKIPPED: another_user_holds_no_lock_of_the_daemons_as_root: needs root to act as another user"
+            );
+        }
+        let dir = tempfile::tempdir().unwrap();
+        // As the daemon has its data directory: others pass through.
+        make_private_dir(dir.path(), 0o711).unwrap();
+        let config = config_in(dir.path());
+        drop(lock(&config.lock(), &config).unwrap());
+        let attack = || {
+            let mut command = std::process::Command::new("flock");
+            command.args(["--shared", "--nonblock", "--no-fork"]).arg(config.lock());
+            command.args(["sh", "-c", "echo held; exec sleep 600"]).uid(65534).gid(65534);
+            command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
+            let mut child = command.spawn().unwrap();
+            let mut said = String::new();
+            let out = child.stdout.take().unwrap();
+            std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut said).unwrap();
+            (child, said)
+        };
+        let (mut child, said) = attack();
+        assert_eq!(said, "", "the attacker has the lock");
+        child.wait().unwrap();
+        assert!(matches!(lock(&config.lock(), &config).unwrap(), Lock::Ours(_)));
+        // One that was there before the file was closed to it is named, and is no daemon.
+        std::fs::set_permissions(config.lock(), PermissionsExt::from_mode(0o644)).unwrap();
+        let (mut child, said) = attack();
+        assert_eq!(said, "held\n");
+        let error = lock(&config.lock(), &config).unwrap_err().to_string();
+        assert!(error.contains("daemon.lock is locked by process"), "{error}");
+        assert!(error.contains("of user 65534, which is no daemon"), "{error}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(matches!(lock(&config.lock(), &config).unwrap(), Lock::Ours(_)));
+    }
 
     #[test]
     fn the_command_line_is_stronger_than_the_settings() {

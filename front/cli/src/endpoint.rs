@@ -130,6 +130,7 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
     let namespaces = (1..).zip(&args.disk);
     Ok(v1::CreateEndpointRequest {
         virtio_net: None,
+        memory: None,
         id: args.id.clone(),
         socket_path: socket.to_string_lossy().into_owned(),
         owner: args.owner.as_deref().map(owner).transpose()?,
@@ -201,9 +202,13 @@ fn dma_bytes(endpoint: &v1::Endpoint) -> u64 {
     endpoint.dma_regions.iter().map(|region| region.size_bytes).sum()
 }
 
-/// The threads that serve it, its own first.
-fn reactors(endpoint: &v1::Endpoint) -> impl Iterator<Item = u32> {
-    std::iter::once(endpoint.reactor).chain(endpoint.lane_reactors.iter().copied())
+/// The numbers of the threads that serve an endpoint, that of its control messages first. A client whose memory
+/// made one of them sleep is served by a thread of its own, which has no number.
+fn reactors(endpoint: &v1::Endpoint) -> String {
+    let all = std::iter::once(endpoint.reactor).chain(endpoint.lane_reactors.iter().copied());
+    let numbers: Vec<_> = all.map(|number| number.to_string()).collect();
+    let stalls = endpoint.counters.map_or(0, |counters| counters.stalls);
+    numbers.join(",") + if stalls > 0 { " (own thread)" } else { "" }
 }
 
 fn row(endpoint: &v1::Endpoint) -> [String; 8] {
@@ -223,7 +228,7 @@ fn row(endpoint: &v1::Endpoint) -> [String; 8] {
     [
         endpoint.id.clone(),
         client,
-        reactors(endpoint).map(|number| number.to_string()).collect::<Vec<_>>().join(","),
+        reactors(endpoint),
         show(dma_bytes(endpoint)),
         endpoint.counters.map_or(0, |counters| counters.errors).to_string(),
         show_limits(endpoint.limits.as_ref()),
@@ -262,6 +267,9 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
         "lane_reactors": endpoint.lane_reactors,
         "messages": counters.messages,
         "errors": counters.errors,
+        "refused_files": counters.refused_files,
+        "held": counters.held,
+        "stalls": counters.stalls,
         "doorbells": match endpoint.doorbells() {
             DoorbellMode::Trapped => "trapped",
             DoorbellMode::Mapped => "mapped",

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
 use slipway_image::{
-    Access, Cache, Digest, Image, Limits, Prune, PullPolicy, Reference, Removed, Source, Tools,
+    Access, Cache, Digest, Image, Limits, Prune, PullPolicy, Reference, Removed, Source, Taken,
+    Tools,
 };
 use slipway_runtime::Config;
 use slipway_runtime::record::Store;
@@ -20,15 +21,25 @@ pub fn tools(config: &Config) -> Tools {
     Tools::in_root(&config.tools_dir).unwrap_or_default()
 }
 
-/// Opens the node's image cache.
+/// Opens the node's image cache, which is its owner's alone.
 pub fn cache(config: &Config) -> Result<Cache> {
     let dir = config.images_dir();
-    if std::fs::create_dir_all(&dir)
-        .is_err_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied)
-    {
-        need_root(&format!("writing the image cache {}", dir.display()))?;
+    let opened = Cache::open(&dir, tools(config), Limits::default());
+    if opened.as_ref().is_err_and(is_refusal) {
+        need_root(&format!("the image cache {}", dir.display()))?;
     }
-    Ok(Cache::open(dir, tools(config), Limits::default())?)
+    Ok(opened?)
+}
+
+/// Whether the cache is somebody else's.
+fn is_refusal(error: &slipway_image::Error) -> bool {
+    match error {
+        slipway_image::Error::ForeignCache { .. } => true,
+        slipway_image::Error::Io { source, .. } => {
+            source.kind() == std::io::ErrorKind::PermissionDenied
+        }
+        _ => false,
+    }
 }
 
 /// Has the image called `named` in the cache, fetched when `policy` says so.
@@ -58,10 +69,11 @@ pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
         ImageCommand::Pull { reference, plain_http } => {
             crate::say!("{}", pull(&cache, reference, *plain_http).await?.digest);
         }
-        ImageCommand::Import { source, name } => {
+        ImageCommand::Import { source, name, replace } => {
             let source: Source = source.parse()?;
             let name = name.as_deref().map(str::parse).transpose()?;
-            crate::say!("{}", cache.import(&source, name, Fetch::new()).await?.digest);
+            let taken = if *replace { Taken::Replace } else { Taken::Refuse };
+            crate::say!("{}", cache.import(&source, name, taken, Fetch::new()).await?.digest);
         }
         ImageCommand::Ls { json: true } => {
             crate::say!("{}", serde_json::to_string_pretty(&cache.list()?)?);

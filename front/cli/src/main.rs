@@ -41,6 +41,7 @@ use clap::{CommandFactory, Parser};
 use slipway_runtime::Config;
 
 use crate::args::{BenchCommand, Cli, Command};
+use crate::out::complain;
 use crate::run::OWN_FAILURE;
 
 fn main() -> std::process::ExitCode {
@@ -72,11 +73,6 @@ fn end_usage(error: &clap::Error) -> ! {
     let line = told.collect::<Vec<_>>().join(" ");
     eprintln!("slipway: {}; --help tells more", line.trim_start_matches("error: "));
     std::process::exit(2);
-}
-
-/// One line on standard error for an error and what caused it.
-fn complain(error: &anyhow::Error) {
-    eprintln!("slipway: {}", format!("{error:#}").trim_end().replace('\n', " "));
 }
 
 fn dispatch(cli: &Cli) -> Result<i32> {

@@ -255,7 +255,7 @@ pub async fn stats(mut client: SandboxClient, args: &StatsArgs) -> Result<i32> {
         } else {
             if args.follow {
                 // Home and clear: the table stands still.
-                crate::out::print(format_args!("\x1b[H\x1b[2J"));
+                crate::out::draw(format_args!("\x1b[H\x1b[2J"));
             }
             let header =
                 ["NAME", "VMM CPU", "VMM MEMORY", "GUEST MEMORY", "PROCESSES", "READ", "WRITTEN"];

@@ -1,4 +1,5 @@
-//! Tables on a terminal: columns as wide as their widest cell.
+//! Tables on a terminal: columns as wide as their widest cell. Every cell is made printable, whoever
+//! filled it.
 
 /// Lines of `rows` under `header`, two spaces between columns, nothing behind the last.
 pub fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
@@ -7,14 +8,16 @@ pub fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String 
 
 /// As [`table`], where the number of columns is known at run time.
 pub fn columns(header: &[&str], rows: &[impl AsRef<[String]>]) -> String {
+    let shown = |row: &[String]| row.iter().map(|cell| printable(cell)).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| shown(row.as_ref())).collect();
     let mut widths: Vec<usize> = header.iter().map(|title| title.chars().count()).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let head: Vec<String> = header.iter().map(|title| (*title).to_owned()).collect();
-    let lines = std::iter::once(&head[..]).chain(rows.iter().map(AsRef::as_ref));
+    let lines = std::iter::once(&head).chain(&rows);
     lines.map(|row| line(row, &widths)).collect()
 }
 
@@ -24,9 +27,12 @@ fn line(row: &[String], widths: &[usize]) -> String {
     format!("{}\n", text.trim_end())
 }
 
-/// What a hostile guest could put into a cell must not move the cursor.
+/// Longest cell, characters.
+const CELL: usize = 1000;
+
+/// What a hostile guest could put into a cell, on one line of bounded length that moves no cursor.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    slipway_printable::line(text, CELL)
 }
 
 /// "3 minutes ago" from a CLOCK_REALTIME in ns.
@@ -53,6 +59,7 @@ mod tests {
 
     #[test]
     fn control_characters_are_shown_not_sent() {
-        assert_eq!(printable("a\x1b[2Jb"), "a\u{fffd}[2Jb");
+        let rows = [["a\x1b[2Jb\n".to_owned()]];
+        assert_eq!(table(["N"], &rows), "N\na\\u001b[2Jb\\u000a\n");
     }
 }

@@ -142,6 +142,7 @@ impl Registers {
 
 impl Drop for Registers {
     fn drop(&mut self) {
+        #[allow(clippy::disallowed_methods, reason = "registers of a device, in the guest")]
         // SAFETY: mapped in `map` with this length, and nothing refers to it any more.
         let _ = unsafe { rustix::mm::munmap(self.0.cast(), BAR as usize) };
     }

@@ -45,6 +45,7 @@ mod inherit;
 mod numbers;
 mod open;
 mod options;
+mod polled;
 mod polling;
 mod process;
 mod program;

@@ -1,17 +1,18 @@
 //! poll(2) and select(2), with descriptors of both kinds.
 
+use std::os::fd::{AsFd, AsRawFd};
+
 use libc::{c_int, c_ulong, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use slipway_socket::{Deadline, Edge, Endpoint, Errno, Half, heavy, is_told_surely};
 
 use crate::data::assert_fits;
 use crate::fds::{self, Kind, Ref};
 use crate::guard::guard;
+use crate::polled::{Found, Polled};
 use crate::real::{self, sys};
 use crate::session;
 
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
-/// Descriptors that are polled without taking memory.
-const FEW: usize = 32;
 /// Nanoseconds that are slept at a time where another thread may empty the eventfd first; where nobody may be
 /// told at all the second.
 const AT_A_TIME: (u64, u64) = (1_000_000_000, 1_000_000);
@@ -238,77 +239,50 @@ fn poll_kernel(
     sleep: bool,
     edge: Option<&Edge>,
 ) -> Result<usize, Errno> {
-    let nothing = pollfd { fd: -1, events: 0, revents: 0 };
-    let mut few = [nothing; FEW];
-    let mut many = Vec::new();
-    // A listener's second queue, the engine's connection, and edges.
-    let extra = set.iter().filter(|polled| fds::is_known(polled.fd)).count() + 2;
-    let size = set.len() + extra;
-    let both = if size <= FEW {
-        &mut few[..size]
-    } else {
-        many.resize(size, nothing);
-        &mut many[..]
-    };
-    let mut next = set.len();
-    for (at, polled) in set.iter().enumerate() {
-        both[at] = *polled;
-        match fds::get(polled.fd).as_ref().map(|object| object.kind()) {
-            Some(Kind::Stream(stream)) => {
-                both[at].events = libc::POLLIN;
-                if !sleep || stream.endpoint.is_shared() {
-                    both[at].fd = -1;
-                }
-            }
-            Some(Kind::Listener(listener)) => {
-                let fd = std::os::fd::AsRawFd::as_raw_fd(&listener.eventfd);
-                let events = polled.events & (libc::POLLIN | libc::POLLRDNORM);
-                both[next] = pollfd { fd, events, revents: 0 };
-                next += 1;
-            }
-            _ => {}
-        }
-    }
+    let mut polled = Polled::new(set, |fd| found(fd, sleep));
     let family = if sleep { session::known() } else { None };
-    if let Some(family) = &family {
-        both[next] = pollfd { fd: family.descriptor(), events: 0, revents: 0 };
-    }
+    let engine = family.as_ref().map(|family| polled.add(family.descriptor(), 0));
     if let Some(edge) = edge {
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(edge));
-        both[next + 1] = pollfd { fd, events: libc::POLLIN, revents: 0 };
+        polled.add(edge.as_fd().as_raw_fd(), libc::POLLIN);
     }
     let time = left.map(|left| timespec {
         tv_sec: (left / 1_000_000_000) as _,
         tv_nsec: (left % 1_000_000_000) as _,
     });
     let at = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    if sys!(SYS_ppoll, both.as_mut_ptr(), size, at, mask, 8) < 0 {
+    let list = polled.list();
+    if sys!(SYS_ppoll, list.as_mut_ptr(), list.len(), at, mask, 8) < 0 {
         return Err(Errno::from_raw_os_error(real::errno()));
     }
-    if let Some(family) = family
-        && both[next].revents != 0
+    if let Some((family, engine)) = family.zip(engine)
+        && polled.said(engine) != 0
     {
         family.bury();
     }
-    let mut second = set.len();
-    let mut ready = 0;
-    for (at, polled) in set.iter_mut().enumerate() {
-        match fds::get(polled.fd).as_ref().map(|object| object.kind()) {
-            Some(Kind::Stream(_)) => {
-                if both[at].revents != 0 {
-                    slipway_eventfd::drain(crate::open::borrowed(polled.fd));
-                }
-                continue;
-            }
-            Some(Kind::Listener(_)) => {
-                polled.revents = both[at].revents | both[second].revents;
-                second += 1;
-            }
-            _ => polled.revents = both[at].revents,
+    Ok(polled.tell(set, |fd, object| {
+        // Not when the number is something else by now: what waits there is for somebody else.
+        if fds::get(fd).is_some_and(|now| identity(&now) == object) {
+            slipway_peer::eventfd::drain(crate::open::borrowed(fd));
         }
-        ready += usize::from(polled.revents != 0);
+    }))
+}
+
+/// Tells an object from another one. It is a number alone: nothing is kept by it.
+fn identity(object: &Ref) -> usize {
+    std::ptr::from_ref(object.object()).addr()
+}
+
+/// What a number is now, for a poll that sleeps or for one that only looks.
+fn found(fd: c_int, sleep: bool) -> Found {
+    let Some(object) = fds::get(fd) else { return Found::Kernels };
+    match object.kind() {
+        Kind::Stream(stream) => Found::Stream {
+            object: identity(&object),
+            sleeps: sleep && !stream.endpoint.is_shared(),
+        },
+        Kind::Listener(listener) => Found::Listener(listener.eventfd.as_raw_fd()),
+        _ => Found::Kernels,
     }
-    Ok(ready)
 }
 
 const READ: usize = 0;

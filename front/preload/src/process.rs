@@ -76,7 +76,7 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     forget_thread();
-    slipway_eventfd::forget();
+    slipway_peer::eventfd::forget();
     let connection = release();
     fds::own();
     fds::recount();

@@ -62,10 +62,14 @@ pub fn family() -> Option<Arc<Family>> {
         }
         Err(error) => {
             NOT_BEFORE.store(now() + PAUSE, Ordering::Relaxed);
-            log(format_args!(
-                "no engine at {}: {error}; the kernel's sockets do",
-                engine_path().display()
-            ));
+            let path = engine_path();
+            let path = path.display();
+            if error.raw_os_error() == Some(libc::EDQUOT) {
+                let text = "has nothing left for this user or network namespace";
+                log(format_args!("the engine at {path} {text}; the kernel's sockets do"));
+            } else {
+                log(format_args!("no engine at {path}: {error}; the kernel's sockets do"));
+            }
         }
     }
     held.clone()

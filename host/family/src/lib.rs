@@ -6,7 +6,7 @@
 //! nobody is looking. What a signal means, and which stream an entry is, is the carrier's affair. Where two carry
 //! streams of a family, one of them takes its signals and passes them on ([`Beside`]).
 //!
-//! No dependency of its own beyond those of the tree.
+//! Dependencies: `rustix` for the one write(2).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -96,8 +96,15 @@ impl Family {
 
     /// Lowers the bell. False: its program sees to it that it never is lower.
     pub fn lower_bell(&self) -> bool {
-        slipway_eventfd::drain(self.bell())
+        slipway_peer::eventfd::drain(self.bell())
     }
+}
+
+/// Raises an eventfd that this process alone has, and that does not block: a plain write, which needs nothing that others
+/// could have taken.
+pub fn wake(own: impl AsFd) {
+    // Fails when the counter is full: then it is readable already.
+    let _ = rustix::io::write(own, &1_u64.to_ne_bytes());
 }
 
 #[cfg(test)]

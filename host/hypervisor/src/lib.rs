@@ -9,24 +9,28 @@
 //! How the pieces meet: [`qemu::Qemu::launch`](Hypervisor::launch) opens what QEMU may use (the
 //! agent's listening socket, the vfio-user sockets, files of emulated disks, the control channel's
 //! listening socket, the KVM device) while it
-//! still has the right to, starts QEMU as an unprivileged process that inherits exactly those
-//! descriptors, and waits until QEMU answers over QMP. The process does not die with its launcher:
+//! still has the right to, starts QEMU as an unprivileged process in a cage (module `cage`) that inherits
+//! exactly those descriptors, waits until QEMU answers over QMP, closes the cage, and only then has
+//! the guest run. The process does not die with its launcher:
 //! a [`VmRecord`] kept on disk lets a later process end it ([`reap_leftover`]), or take it over
 //! ([`Hypervisor::adopt`]), without ever hitting a stranger that got the same process id. Both
 //! channels are listening sockets that take one client after the other, QEMU prints into FIFOs that
 //! stay open, and a pidfd tells its end to whoever is not its parent.
 //!
-//! Not here: guest memory other than one shared memfd, hot plug, templates and snapshots. How a VM
+//! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that those who serve
+//! functions to the VM know which file it is, and take no other.
+//!
+//! Not here: hot plug, templates and snapshots. How a VM
 //! ended that was taken over (its exit status) only its parent knew; console text beyond what a FIFO
 //! holds (64 KiB) waits in the guest while nobody reads it.
 //!
 //! Dependencies: `rustix` for system calls, `libc` for the few that it lacks
-//! (dropping groups and user of a forked child, `close_range`, KVM's ioctl), `tokio` for the control channel
+//! (dropping groups and user of a forked child, `close_range`, `keyctl`, KVM's ioctl), `tokio` for the control channel
 //! and for waiting on processes, `serde`/`serde_json` for QMP and the records, `thiserror` for
 //! errors at the crate's edge, `tracing` for what a log should show.
 //!
 //! `unsafe` is allowed for `pre_exec`: a child must give up its rights between fork and exec,
-//! for watching a pidfd, and for the one ioctl of the KVM probe.
+//! for `unshare` on a thread, for watching a pidfd, and for the one ioctl of the KVM probe.
 #![allow(unsafe_code)]
 
 use std::future::Future;
@@ -36,8 +40,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::broadcast;
 
 pub mod accel;
+mod cage;
 mod error;
 mod identity;
+mod memory;
 mod process;
 pub mod qemu;
 mod spec;
@@ -45,6 +51,7 @@ mod spec;
 pub use accel::{Accel, AccelChoice, AccelReport};
 pub use error::{Error, Result};
 pub use identity::{VmRecord, reap_leftover};
+pub use memory::GuestMemory;
 pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
 
 /// A future that may cross threads; the traits stay usable as objects this way.

@@ -12,6 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 
+use crate::cage::{Cage, Filter, Spawned};
 use crate::{Credentials, Error, Result, identity};
 
 /// A process about to be started.
@@ -23,10 +24,12 @@ pub(crate) struct Launch {
     credentials: Option<Credentials>,
     cgroup_procs: Vec<File>,
     passed: Vec<OwnedFd>,
+    cage: Option<Cage>,
+    io_uring: bool,
 }
 
 impl Launch {
-    /// A process that runs `program` in `directory`.
+    /// A process that runs `program` in `directory`, or in the root of its cage.
     pub(crate) fn new(program: &Path, directory: &Path) -> Self {
         Self {
             program: program.to_owned(),
@@ -35,7 +38,19 @@ impl Launch {
             credentials: None,
             cgroup_procs: Vec::new(),
             passed: Vec::new(),
+            cage: Cage::of_launcher(),
+            io_uring: false,
         }
+    }
+
+    /// The cage that it starts in, if the launcher can make one.
+    pub(crate) fn cage(&self) -> Option<Cage> {
+        self.cage
+    }
+
+    /// Whether it may use io_uring, which reaches past a cage's filter.
+    pub(crate) fn allow_io_uring(&mut self, io_uring: bool) {
+        self.io_uring = io_uring;
     }
 
     /// The user that it runs as.
@@ -65,26 +80,30 @@ impl Launch {
         self.arguments = arguments;
     }
 
-    /// Starts it: in a session of its own, so that no terminal's signals reach it, with standard
-    /// input empty, these as its output and error, and no descriptor beyond those passed.
-    pub(crate) fn spawn(self, stdout: OwnedFd, stderr: OwnedFd) -> Result<Process> {
+    /// Starts it: in a session of its own, so that no terminal's signals reach it, with an empty
+    /// environment, standard input empty, these as its output and error, and no descriptor beyond
+    /// those passed. If the future is dropped the process is killed.
+    pub(crate) async fn spawn(self, stdout: OwnedFd, stderr: OwnedFd) -> Result<Process> {
         let mut command = Command::new(&self.program);
         command
             .args(&self.arguments)
+            .env_clear()
             .current_dir(&self.directory)
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(stderr);
-        let Self { credentials, cgroup_procs, passed, .. } = self;
-        let steps = ChildSteps { credentials, cgroup_procs, passed };
+        let Self { program, credentials, cgroup_procs, passed, cage, io_uring, .. } = self;
+        let caged = cage.map(|cage| (cage, Filter::new(io_uring)));
+        let steps = ChildSteps { credentials, cgroup_procs, passed, caged };
         // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are
         // allowed. `ChildSteps::run` makes system calls only, on data prepared before the fork; it
         // does not allocate, take a lock or free anything.
         unsafe { command.pre_exec(move || steps.run()) };
-        let child = command
-            .spawn()
-            .map_err(|source| Error::Spawn { program: self.program.clone(), source })?;
-        Process::adopt(child)
+        let spawned = match cage {
+            Some(cage) => cage.spawn(command).await,
+            None => command.spawn().map(Spawned::new),
+        };
+        Process::adopt(spawned.map_err(|source| Error::Spawn { program, source })?)
     }
 }
 
@@ -93,6 +112,7 @@ struct ChildSteps {
     credentials: Option<Credentials>,
     cgroup_procs: Vec<File>,
     passed: Vec<OwnedFd>,
+    caged: Option<(Cage, Filter)>,
 }
 
 impl ChildSteps {
@@ -107,12 +127,20 @@ impl ChildSteps {
         // Guest memory in a core file would be a leak, and as large as the guest.
         let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
         rustix::process::setrlimit(rustix::process::Resource::Core, none)?;
+        // In its control groups, which are the root of what its namespace shows of them, and still
+        // with the rights that namespaces take.
+        if let Some((cage, _)) = &self.caged {
+            cage.enter()?;
+        }
         if let Some(credentials) = self.credentials {
             give_up_user(credentials)?;
         }
         rustix::thread::set_no_new_privs(true)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-        Ok(())
+        match &self.caged {
+            Some((_, filter)) => filter.apply(),
+            None => Ok(()),
+        }
     }
 
     /// Lets the passed descriptors through exec and no other one above standard error.
@@ -157,20 +185,13 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Takes a child over; must be called before anybody waited for it.
-    fn adopt(mut child: Child) -> Result<Self> {
-        let pid = Pid::from_child(&child);
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())
-            .map_err(|errno| Error::system("pidfd_open", errno))
-            .and_then(watch);
-        match pidfd {
-            Ok(pidfd) => Ok(Self { pid: pid.as_raw_nonzero().get(), pidfd, child: Some(child) }),
-            Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                Err(error)
-            }
-        }
+    /// Takes a child over that nobody has waited for.
+    fn adopt(spawned: Spawned) -> Result<Self> {
+        let pid = Pid::from_child(spawned.child());
+        let pidfd = pidfd_open(pid, PidfdFlags::empty());
+        let pidfd = watch(pidfd.map_err(|errno| Error::system("pidfd_open", errno))?)?;
+        let child = Some(spawned.into_child());
+        Ok(Self { pid: pid.as_raw_nonzero().get(), pidfd, child })
     }
 
     /// A process that another one of ours started; `pidfd` is `pid`'s.
@@ -203,14 +224,20 @@ impl Process {
         self.child.as_mut().map(Child::wait).transpose()
     }
 
-    /// Kills and reaps it, waiting in place: at most as long as the kernel needs to end it.
-    pub(crate) fn end_now(&mut self) {
+    /// Kills it and has it reaped without waiting: the kernel frees its memory first.
+    pub(crate) fn end_elsewhere(&mut self) {
         if self.kill().is_ok()
-            && let Some(child) = &mut self.child
+            && let Some(child) = self.child.take()
         {
-            let _ = child.wait();
+            reap_elsewhere(child);
         }
     }
+}
+
+/// Reaps a killed child on a thread of its own. It stays a zombie where there is none to be had.
+pub(crate) fn reap_elsewhere(mut child: Child) {
+    let reap = move || drop(child.wait());
+    let _ = std::thread::Builder::new().name("vmm-reap".into()).spawn(reap);
 }
 
 fn watch(pidfd: OwnedFd) -> Result<AsyncFd<OwnedFd>> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{AccelChoice, VmRecord};
+use crate::{AccelChoice, GuestMemory, VmRecord};
 
 /// User and group that a VM's process runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +38,8 @@ pub enum DiskModel {
 pub struct VmSpec {
     /// Name of the sandbox: shown in process lists and logs. Letters, digits, `-`, `_` and `.`.
     pub name: String,
-    /// Guest memory in bytes: a multiple of 1 MiB, at least [`VmSpec::MIN_MEMORY`].
-    pub memory_bytes: u64,
+    /// Guest memory: a multiple of 1 MiB, at least [`VmSpec::MIN_MEMORY`] bytes.
+    pub memory: GuestMemory,
     /// Virtual CPUs: 1 to [`VmSpec::MAX_CPUS`].
     pub cpus: u32,
     /// Kernel image; an uncompressed ELF with a PVH entry starts fastest.
@@ -60,8 +60,8 @@ pub struct VmSpec {
     /// The guest's serial console is written here, at most [`VmSpec::CONSOLE_CAP`] bytes: when it
     /// is full the older half is dropped.
     pub console_log: PathBuf,
-    /// Working directory of the VM's process. The launcher keeps there what reaches the VM, for
-    /// itself and for a successor: nobody else, the VM's own user included, may have rights there.
+    /// Directory of the VM. The launcher keeps there what reaches the VM, for itself and for a
+    /// successor: nobody else, the VM's own user included, may have rights there.
     pub run_dir: PathBuf,
     /// Who runs the VM; `None`: the launcher's own user.
     pub credentials: Option<Credentials>,

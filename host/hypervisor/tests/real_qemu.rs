@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, DiskModel, EmulatedDisk, Error, Hypervisor, LeftVm,
-    ShutdownReason, Vm, VmEvent, VmSpec, reap_leftover,
+    Accel, AccelChoice, Credentials, DiskModel, EmulatedDisk, Error, GuestMemory, Hypervisor,
+    LeftVm, ShutdownReason, Vm, VmEvent, VmSpec, reap_leftover,
 };
 use tempfile::TempDir;
 
@@ -53,7 +53,7 @@ impl Machine {
         fs::write(&initramfs, NO_INIT).unwrap();
         VmSpec {
             name: name.into(),
-            memory_bytes: 128 << 20,
+            memory: GuestMemory::new(128 << 20).unwrap(),
             cpus: 1,
             kernel: self.kernel.clone(),
             initramfs,
@@ -143,8 +143,21 @@ async fn qemu_is_paused_resumed_and_quits_without_rights() {
     let pid = vm.record().pid;
     // Its seccomp filter, its lack of privileges, a session of its own.
     assert_eq!((status(pid, "Seccomp").as_str(), status(pid, "NoNewPrivs").as_str()), ("2", "1"));
-    assert_eq!(status(pid, "NSsid"), pid.to_string());
+    assert!(status(pid, "NSsid").starts_with(&pid.to_string()));
+    assert!(fs::read(format!("/proc/{pid}/environ")).unwrap().is_empty());
     if is_root() {
+        for namespace in ["net", "mnt", "pid", "ipc", "uts", "cgroup"] {
+            let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
+            assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
+        }
+        assert_eq!(status(pid, "NSpid"), format!("{pid} 1"));
+        // The cage's filter and QEMU's own.
+        assert_eq!(status(pid, "Seccomp_filters"), "2");
+        for place in ["root", "cwd"] {
+            assert_eq!(fs::read_dir(format!("/proc/{pid}/{place}")).unwrap().count(), 0, "{place}");
+        }
+        let mounts = fs::read_to_string(format!("/proc/{pid}/mounts")).unwrap();
+        assert_eq!(mounts.lines().count(), 1, "{mounts}");
         assert_eq!(status(pid, "Uid"), "65534 65534 65534 65534");
         assert_eq!(status(pid, "Gid"), "65534 65534 65534 65534");
         assert_eq!(status(pid, "Groups"), "");

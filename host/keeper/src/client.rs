@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use slipway_peer::{Bin, Foreign};
 
 use crate::wire::{self, BATCH, CLEAR, PUT, TAKE};
 
@@ -68,11 +69,11 @@ impl Keeper {
     pub fn take(&self, patience: Duration) -> std::io::Result<Vec<(u32, OwnedFd)>> {
         set_socket_timeout(&self.socket, Timeout::Recv, Some(patience))?;
         wire::send(self.socket.as_fd(), &wire::request(TAKE, 0), &[])?;
-        let mut taken = Vec::new();
+        let (mut taken, bin) = (Vec::new(), Bin::new());
         loop {
-            let (mut numbers, mut files) = ([0u8; BATCH * 4], Vec::new());
-            let count = wire::receive(self.socket.as_fd(), &mut numbers, |file| files.push(file));
-            let count = count.map_err(|error| match error {
+            let mut numbers = [0u8; BATCH * 4];
+            let received = wire::receive(self.socket.as_fd(), &mut numbers, &bin);
+            let (count, files) = received.map_err(|error| match error {
                 rustix::io::Errno::AGAIN => ErrorKind::TimedOut.into(),
                 other => Error::from(other),
             })?;
@@ -89,7 +90,8 @@ impl Keeper {
             }
             let slots =
                 slots.map(|bytes| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
-            taken.extend(slots.zip(files));
+            // The keeper has them too, so the close of such a copy is not the last one.
+            taken.extend(slots.zip(files.into_iter().map(Foreign::into_owned)));
         }
     }
 }

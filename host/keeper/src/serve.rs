@@ -3,33 +3,59 @@
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use slipway_peer::Peer;
+use slipway_peer::{Bin, Peer};
 
-use crate::SLOTS;
 use crate::wire::{self, BATCH, CLEAR, PUT, TAKE};
+use crate::{SHELF, SLOTS};
 
-/// What it holds.
+/// How long nothing is accepted after accepting failed for want of descriptors or memory.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// What the keeper holds.
 struct Table {
     slots: Box<[Option<OwnedFd>]>,
+    shelves: Box<[Held]>,
     held: usize,
+}
+
+/// One shelf's part of the table.
+#[derive(Default)]
+struct Held {
+    files: usize,
+    /// What was on this shelf is closed through it.
+    bin: Bin,
 }
 
 impl Table {
     fn new() -> Self {
-        Self { slots: (0..SLOTS).map(|_| None).collect(), held: 0 }
+        let shelves = (0..SLOTS / SHELF).map(|_| Held::default()).collect();
+        Self { slots: (0..SLOTS).map(|_| None).collect(), shelves, held: 0 }
     }
 
-    /// Replaces what is in a slot; a slot that does not exist closes the descriptor.
+    /// Replaces what is in a slot. A slot that does not exist closes the descriptor. The closing is done
+    /// elsewhere: it may take as long as the endpoint's client likes.
     fn set(&mut self, slot: u32, file: Option<OwnedFd>) {
-        let Some(place) = self.slots.get_mut(slot as usize) else { return };
+        let place = self.slots.get_mut(slot as usize);
+        let shelf = self.shelves.get_mut((slot / SHELF) as usize);
+        let (Some(place), Some(shelf)) = (place, shelf) else {
+            return file.into_iter().for_each(|file| Bin::new().discard(file));
+        };
+        shelf.files += usize::from(file.is_some());
         self.held += usize::from(file.is_some());
-        self.held -= usize::from(place.is_some());
-        *place = file;
+        let Some(old) = std::mem::replace(place, file) else { return };
+        shelf.files -= 1;
+        self.held -= 1;
+        shelf.bin.discard(old);
+        if shelf.files == 0 {
+            // The next endpoint on this shelf is another peer: it does not stand behind this one.
+            shelf.bin = Bin::new();
+        }
     }
 
     fn send_all(&self, to: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -69,13 +95,20 @@ pub fn serve(path: &Path) -> std::io::Result<()> {
         let client = match rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
             Ok(client) => client,
             Err(Errno::INTR | Errno::CONNABORTED) => continue,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                // The end of this process would be the loss of what it holds.
+                std::thread::sleep(RETRY);
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
+        let bin = Bin::new();
         // A client that breaks off has ended; what it put stays.
         if Peer::of(&client).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw()) {
-            let _ = attend(client.as_fd(), &mut table, &mut asked);
+            let _ = attend(client.as_fd(), &mut table, &bin, &mut asked);
         }
-        drop(client);
+        // What the client sent and nobody read goes with its connection.
+        bin.discard(client);
         if asked && table.held == 0 && !waits(&listener) {
             let _ = std::fs::remove_file(path);
             return Ok(());
@@ -83,13 +116,17 @@ pub fn serve(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// One client, until it hangs up. `asked`: it made a request.
-fn attend(client: BorrowedFd<'_>, table: &mut Table, asked: &mut bool) -> Result<(), Errno> {
+/// One client, until it hangs up. What it sends and is not kept goes to `bin`. `asked`: it made a
+/// request.
+fn attend(
+    client: BorrowedFd<'_>,
+    table: &mut Table,
+    bin: &Bin,
+    asked: &mut bool,
+) -> Result<(), Errno> {
     loop {
         let mut request = [0u8; 8];
-        let mut came = None;
-        // More than one descriptor: all but the last are closed here.
-        let count = wire::receive(client, &mut request, |file| came = Some(file))?;
+        let (count, mut files) = wire::receive(client, &mut request, bin)?;
         if count != request.len() {
             return Ok(());
         }
@@ -97,10 +134,11 @@ fn attend(client: BorrowedFd<'_>, table: &mut Table, asked: &mut bool) -> Result
         let word = |at: usize| {
             u32::from_ne_bytes([request[at], request[at + 1], request[at + 2], request[at + 3]])
         };
-        match word(0) {
-            PUT if came.is_some() => table.set(word(4), came),
-            CLEAR => table.set(word(4), None),
-            TAKE => table.send_all(client)?,
+        match (word(0), files.pop()) {
+            // From here on the descriptor is closed through its shelf's bin.
+            (PUT, Some(file)) => table.set(word(4), Some(file.into_owned())),
+            (CLEAR, _) => table.set(word(4), None),
+            (TAKE, _) => table.send_all(client)?,
             _ => return Ok(()),
         }
     }

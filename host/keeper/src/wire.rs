@@ -2,13 +2,11 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use slipway_peer::{Bin, Foreign};
 
 /// Keep the descriptor that comes along in the slot; one that is there goes.
 pub(crate) const PUT: u32 = 1;
@@ -48,26 +46,18 @@ pub(crate) fn send(
     }
 }
 
-/// Receives a packet and calls `each` with its descriptors in order. Gives its length; zero: the
+/// Receives a packet: returns its length and its descriptors in order. A length of zero means that the
 /// peer has gone.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     into: &mut [u8],
-    mut each: impl FnMut(OwnedFd),
-) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
+    bin: &Bin,
+) -> Result<(usize, Vec<Foreign>), Errno> {
+    loop {
         let mut part = [IoSliceMut::new(&mut *into)];
-        match rustix::net::recvmsg(socket, &mut part, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        match slipway_peer::receive(socket, &mut part, bin, RecvFlags::empty()) {
             Err(Errno::INTR) => {}
-            other => break other?,
-        }
-    };
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(files) = message {
-            files.for_each(&mut each);
+            other => return other.map(|received| (received.bytes, received.files)),
         }
     }
-    Ok(received.bytes)
 }

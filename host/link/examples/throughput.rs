@@ -50,7 +50,7 @@ impl Teller {
         std::sync::atomic::fence(Ordering::SeqCst);
         let asleep = &self.table.words()[table::ASLEEP / 8];
         if asleep.load(Ordering::Relaxed) == 1 && asleep.swap(0, Ordering::Relaxed) == 1 {
-            slipway_eventfd::raise(self.bell.as_fd());
+            assert!(slipway_peer::eventfd::raise(self.bell.as_fd()));
         }
     }
 }
@@ -150,7 +150,7 @@ fn write(programs: &[Program], mut teller: Teller, total: u64) {
         if !some && let [program] = programs {
             if !program.stream().arm_space().unwrap() {
                 wait(program.bell.as_fd());
-                slipway_eventfd::drain(program.bell.as_fd());
+                slipway_peer::eventfd::drain(program.bell.as_fd());
             }
         } else if !some {
             std::thread::yield_now();
@@ -172,7 +172,7 @@ fn read(programs: &[Program], mut teller: Teller, total: u64) {
         if !some && let [program] = programs {
             if !program.stream().arm_data(1).unwrap() {
                 wait(program.bell.as_fd());
-                slipway_eventfd::drain(program.bell.as_fd());
+                slipway_peer::eventfd::drain(program.bell.as_fd());
             }
         } else if !some {
             std::thread::yield_now();

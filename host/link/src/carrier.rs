@@ -111,7 +111,9 @@ impl Carrier {
     /// # Errors
     /// No descriptors, or no thread to be had.
     pub fn start(links: Links) -> std::io::Result<Self> {
-        let bell = || Ok::<_, Error>(Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?));
+        let bell = || {
+            Ok::<_, Error>(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        };
         let (wake, notice) = (bell()?, bell()?);
         let (commands, theirs) = channel();
         let (told, news) = channel();
@@ -138,7 +140,7 @@ impl Carrier {
     /// Has it do something.
     pub fn command(&self, command: Command) {
         if self.commands.send(command).is_ok() {
-            slipway_eventfd::raise(self.wake.as_fd());
+            slipway_family::wake(&self.wake);
         }
     }
 
@@ -149,7 +151,7 @@ impl Carrier {
 
     /// All news.
     pub fn news(&self) -> impl Iterator<Item = News> + '_ {
-        slipway_eventfd::drain(self.notice.as_fd());
+        slipway_peer::eventfd::drain(self.notice.as_fd());
         self.news.try_iter()
     }
 }
@@ -310,7 +312,7 @@ impl Carrying {
             self.say(News::Event(event));
         }
         if std::mem::take(&mut self.told) {
-            slipway_eventfd::raise(self.notice.as_fd());
+            slipway_family::wake(&self.notice);
         }
     }
 
@@ -341,7 +343,7 @@ impl Carrying {
         for event in &events[..count] {
             let drained = match event.data.u64() {
                 LINKS => true,
-                WAKE => slipway_eventfd::drain(self.wake.as_fd()),
+                WAKE => slipway_peer::eventfd::drain(self.wake.as_fd()),
                 number => {
                     let member = u32::try_from(number).ok().and_then(|n| self.families.get(&n));
                     member.is_none_or(|member| member.family.lower_bell())

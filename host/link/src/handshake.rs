@@ -34,6 +34,8 @@ pub(crate) enum HandshakeError {
     NotAllowed { engine: String, tenant: String },
     #[error("handshake: refused there, errno {0}")]
     Refused(u32),
+    #[error("handshake: many others began one after it")]
+    Crowded,
     #[error("{0}: no name for a certificate")]
     NoName(String),
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Error;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -31,6 +31,14 @@ const LISTENER: u64 = u64::MAX;
 const EVENTS: usize = 64;
 /// Connections that may be in their handshake, of those that others began.
 const STRANGERS: usize = 64;
+/// The same of one address that is no engine's (of an IPv6 network of 64 bits).
+const STRANGERS_OF_ONE: usize = 8;
+/// Connections with one engine for one tenant, of those that one side began.
+const OF_ONE: usize = 4;
+/// How long nobody is taken after that has failed, for want of descriptors most likely.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Connections that are taken in a turn.
+const ARRIVALS: usize = 16;
 /// Bytes after which a quantum is over: those of one recv(2), or of one look at each stream.
 const QUANTUM: usize = 1;
 /// A quantum of so many bytes received leaves more to be received, most likely.
@@ -72,7 +80,8 @@ pub enum Ended {
 /// What the owner is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A program at another engine connects: answer with [`Links::attach`] or [`Links::refuse`].
+    /// A program at another engine connects: answer with [`Links::attach`] or [`Links::refuse`], also when the stream
+    /// has ended meanwhile. Others are refused as long as too many wait for their answers.
     Asked {
         /// The stream.
         stream: StreamId,
@@ -107,6 +116,8 @@ pub struct Links {
     settings: Settings,
     identity: Identity,
     listener: Option<OwnedFd>,
+    /// The listener is not watched until then.
+    paused: Option<Instant>,
     epoll: OwnedFd,
     connections: HashMap<u32, Connection>,
     /// Their numbers, in the order of turns.
@@ -161,6 +172,7 @@ impl Links {
             settings,
             identity,
             listener,
+            paused: None,
             epoll,
             connections: HashMap::new(),
             order: VecDeque::new(),
@@ -348,6 +360,18 @@ impl Links {
         self.order.iter().copied().find(|key| self.connections.get(key).is_some_and(fits))
     }
 
+    /// Connections with an engine for a tenant that this side began, or the other one, the oldest first.
+    fn of_one(&self, engine: usize, tenant: &str, own: bool) -> Vec<u32> {
+        let fits = |connection: &Connection| {
+            let whose = (connection.engine, connection.is_own());
+            whose == (Some(engine), own) && connection.tenant == tenant
+        };
+        let all = self.connections.iter().filter(|(_, connection)| fits(connection));
+        let mut all: Vec<u32> = all.map(|(key, _)| *key).collect();
+        all.sort_unstable();
+        all
+    }
+
     fn hello(&self, tenant: &str) -> Option<Hello> {
         let cipher = match self.settings.cipher {
             Cipher::Aes128Gcm => link::Cipher::Aes128Gcm,
@@ -360,6 +384,10 @@ impl Links {
     fn connect(&mut self, engine: usize, tenant: &str, now: Instant) -> Result<u32, u32> {
         if let Some(errno) = self.backoffs.get(engine).and_then(|backoff| backoff.errno(now)) {
             return Err(errno);
+        }
+        // Others are being left, as the other side wishes.
+        if self.of_one(engine, tenant, true).len() >= OF_ONE {
+            return Err(raw(Errno::NOBUFS));
         }
         let at = self.settings.engine.get(engine).map(|peer| peer.at);
         let socket = at.ok_or(HandshakeError::Hello).and_then(|at| Ok(connect(at)?));
@@ -410,10 +438,20 @@ impl Links {
     /// # Errors
     /// The handshake cannot begin.
     pub fn accept_by(&mut self, socket: OwnedFd, now: Instant) -> std::io::Result<()> {
+        self.accept_from(socket, None, now)
+    }
+
+    fn accept_from(
+        &mut self,
+        socket: OwnedFd,
+        from: Option<Network>,
+        now: Instant,
+    ) -> std::io::Result<()> {
         // What it says of the tenant it takes over from the other side.
         let hello = self.hello("-").ok_or(Errno::INVAL)?;
         let handshake = Handshake::accept(&self.identity, hello).map_err(Error::other)?;
-        let connection = Connection::new(self.next, socket, handshake, None, now);
+        let mut connection = Connection::new(self.next, socket, handshake, None, now);
+        connection.from = from;
         self.add(connection).map(drop)
     }
 
@@ -430,17 +468,72 @@ impl Links {
         Ok(key)
     }
 
-    fn accept(&mut self, now: Instant) {
-        let strangers = self.connections.values().filter(|one| one.engine.is_none()).count();
-        for _ in strangers..STRANGERS {
-            let Some(listener) = &self.listener else { return };
+    /// Takes those who connect. Whether there was somebody.
+    fn accept(&mut self, now: Instant) -> bool {
+        let mut some = false;
+        for _ in 0..ARRIVALS {
+            let Some(listener) = &self.listener else { return some };
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
+            let (socket, from) = match rustix::net::acceptfrom_with(listener, flags) {
+                Ok(there) => there,
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return some,
+                Err(_) => {
+                    // Who connects waits, and would keep the thread from its sleep.
+                    self.paused = Some(now + PAUSE);
+                    self.listen_for(epoll::EventFlags::empty());
+                    return some;
+                }
+            };
+            some = true;
+            let from = from.and_then(|from| SocketAddr::try_from(from).ok()).map(|from| from.ip());
+            if !from.is_none_or(|from| self.has_room_for(from)) {
+                continue;
+            }
+            self.make_room(now);
             // Small words are not to wait for large ones.
             let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-            if let Err(error) = self.accept_by(socket, now) {
+            if let Err(error) = self.accept_from(socket, from.map(network), now) {
                 self.logs.warn(now, "", &error);
             }
+        }
+        some
+    }
+
+    fn listen_for(&self, flags: epoll::EventFlags) {
+        if let Some(listener) = &self.listener {
+            let data = epoll::EventData::new_u64(LISTENER);
+            // A change of what is watched needs no memory.
+            let _ = epoll::modify(&self.epoll, listener, data, flags);
+        }
+    }
+
+    /// Connections in their handshake that others began, the oldest first.
+    fn strangers(&self) -> impl Iterator<Item = (u32, Option<Network>)> + '_ {
+        let all = self.connections.iter().filter(|(_, one)| one.engine.is_none());
+        let mut all: Vec<_> = all.map(|(key, one)| (*key, one.from)).collect();
+        all.sort_unstable_by_key(|(key, _)| *key);
+        all.into_iter()
+    }
+
+    /// Whether an address may have one more. An engine's may have as many as it has tenants.
+    fn has_room_for(&self, from: IpAddr) -> bool {
+        let is_engines = self.settings.engine.iter().any(|peer| peer.at.ip() == from);
+        let own = self.strangers().filter(|(_, other)| *other == Some(network(from))).count();
+        is_engines || own < STRANGERS_OF_ONE
+    }
+
+    /// Ends the oldest of too many strangers, so that there is always room for one more: of those first that no engine's
+    /// address has.
+    fn make_room(&mut self, now: Instant) {
+        let all: Vec<_> = self.strangers().collect();
+        if all.len() < STRANGERS {
+            return;
+        }
+        let engines: Vec<_> =
+            self.settings.engine.iter().map(|peer| Some(network(peer.at.ip()))).collect();
+        let other = all.iter().find(|(_, from)| !engines.contains(from));
+        if let Some((key, _)) = other.or(all.first()).copied() {
+            self.end(key, &HandshakeError::Crowded.into(), now);
         }
     }
 
@@ -457,12 +550,14 @@ impl Links {
     /// Serves the connections that have something, as their tenants' shares say. Whether there was something: then
     /// there may be more.
     pub fn turn(&mut self, now: Instant) -> bool {
+        if self.paused.take_if(|until| *until <= now).is_some() {
+            self.listen_for(epoll::EventFlags::IN);
+        }
         let mut ready = [(0, false, false); EVENTS];
         let count = self.ready(&mut ready);
         let mut worked = false;
         if ready[..count].iter().any(|(key, ..)| *key == LISTENER) {
-            self.accept(now);
-            worked = true;
+            worked |= self.accept(now);
         }
         self.order.rotate_left(usize::from(!self.order.is_empty()));
         for at in 0..self.order.len() {
@@ -510,7 +605,7 @@ impl Links {
         match done {
             Ok(worked) => {
                 if !was_up && is_up {
-                    self.is_up(key);
+                    self.is_up(key, now);
                 }
                 if (readable || due) && is_up {
                     self.shares.want(key, Direction::In);
@@ -607,9 +702,18 @@ impl Links {
         }
     }
 
-    fn is_up(&mut self, key: u32) {
+    fn is_up(&mut self, key: u32, now: Instant) {
         let Some(connection) = self.connections.get(&key) else { return };
         let engine = connection.engine;
+        let others = engine.filter(|_| !connection.is_own());
+        let others = others.map(|engine| self.of_one(engine, &connection.tenant, false));
+        // Who has too many loses the oldest: of one that began anew it is dead, most likely.
+        if let Some(oldest) =
+            others.filter(|all| all.len() > OF_ONE).and_then(|all| all.first().copied())
+        {
+            self.end(oldest, &Broken::Many, now);
+        }
+        let Some(connection) = self.connections.get(&key) else { return };
         if let Some(way) = engine {
             self.shares.join(key, &connection.tenant, way);
         }
@@ -698,7 +802,8 @@ impl Links {
 
     /// When a turn is due even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
-        self.connections.values().filter_map(|one| one.deadline(&self.settings)).min()
+        let all = self.connections.values().filter_map(|one| one.deadline(&self.settings));
+        all.chain(self.paused).min()
     }
 
     /// For how long [`Links::rest`] lets an owner sleep at most.
@@ -722,6 +827,21 @@ fn socket(at: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+}
+
+/// An address, or the network that somebody has who has one of its addresses.
+pub(crate) type Network = [u8; 16];
+
+fn network(ip: IpAddr) -> Network {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some() => ip.octets(),
+        IpAddr::V6(ip) => {
+            let mut octets = ip.octets();
+            octets[8..].fill(0);
+            octets
+        }
+    }
 }
 
 fn listen(at: SocketAddr) -> std::io::Result<OwnedFd> {

@@ -23,6 +23,12 @@ pub struct End {
 }
 
 impl End {
+    /// Gives back a region that no stream has, and its pages before.
+    fn give_back(&self, region: Region) {
+        let (bits, shape) = (self.regions.clone(), self.arena.shape());
+        self.arena.punch(self.side, region, move || Regions::new(&bits, shape).give(region));
+    }
+
     /// Breaks off one that no byte went through.
     pub(crate) fn reset(self) {
         let mut stream = Stream::new(Phase::Open, 0, 0);
@@ -168,7 +174,10 @@ impl Stream {
     /// Takes bytes to send, straight from the FIFO.
     pub(crate) fn pull(&mut self, into: &mut [u8]) -> Result<usize, Error> {
         let Some((fifo, _, end)) = self.fifo() else { return Ok(0) };
-        let count = fifo.read(into, || slipway_eventfd::raise(end.bell.as_fd()))?;
+        let mut told = true;
+        let count = fifo.read(into, || told = slipway_peer::eventfd::raise(end.bell.as_fd()))?;
+        // Who cannot be told without waiting is not waited for: the stream ends.
+        told.then_some(()).ok_or(Error::Spoiled)?;
         self.credit -= count as u64;
         if count > 0 {
             self.asked.data = false;
@@ -192,16 +201,19 @@ impl Stream {
         let Some((fifo, regions, end)) = self.fifo() else { return Ok(0) };
         let before = fifo.out.tail().region();
         self.fit(&fifo, regions, most)?;
-        let tell = || slipway_eventfd::raise(end.bell.as_fd());
+        let mut told = true;
+        let tell = || told = slipway_peer::eventfd::raise(end.bell.as_fd());
         let written = match fifo.write(bytes, most, regions, tell) {
             Err(Error::Shut) => Ok(bytes.len()),
             other => other,
         };
         // Who grew has let go of the place before, which nobody has yet: its pages go.
-        if let Some(before) = before.filter(|before| fifo.out.tail().region() != Some(*before)) {
-            let _ = end.arena.punch(end.side, before);
+        if let Some(before) = before.filter(|before| fifo.out.tail().region() != Some(*before))
+            && regions.take_back(before)
+        {
+            end.give_back(before);
         }
-        written
+        if told { written } else { Err(Error::Spoiled) }
     }
 
     /// An empty FIFO that has less room than a window that has grown grows, too: what comes has not to wait
@@ -232,8 +244,9 @@ impl Stream {
             worked = true;
             if let Some((fifo, _, end)) = self.fifo()
                 && fifo.out.finish()
+                && !slipway_peer::eventfd::raise(end.bell.as_fd())
             {
-                slipway_eventfd::raise(end.bell.as_fd());
+                return Err(Error::Spoiled);
             }
         }
         Ok(worked)
@@ -306,10 +319,10 @@ impl Stream {
         Ok(data || space)
     }
 
-    /// Gives up the region of a FIFO that is empty.
+    /// Gives up the region of a FIFO that is empty, if it is more than the stream's own page.
     pub(crate) fn trim(&self) {
-        if let Some((fifo, regions, _)) = self.fifo() {
-            let _ = fifo.trim(regions);
+        if let Some((fifo, _, end)) = self.fifo() {
+            fifo.trim(end.regions.clone());
         }
     }
 
@@ -321,6 +334,11 @@ impl Stream {
     /// Whether its FIFO has memory.
     pub(crate) fn has_region(&self) -> bool {
         self.region().is_some()
+    }
+
+    /// Whether its FIFO has memory that [`Stream::trim`] gives up.
+    pub(crate) fn has_more_than_a_page(&self) -> bool {
+        self.region().is_some_and(|region| region.order > 0)
     }
 
     /// Whether something came that the FIFO has no memory for, and never will.
@@ -344,7 +362,8 @@ impl Stream {
         if let Some((fifo, _, end)) = self.fifo() {
             let tell = [fifo.out.reset(), fifo.into.reset()];
             if tell.contains(&true) {
-                slipway_eventfd::raise(end.bell.as_fd());
+                // A program that cannot be told sees the reset when it looks next, which is within a second.
+                let _ = slipway_peer::eventfd::raise(end.bell.as_fd());
             }
         }
     }

@@ -199,9 +199,9 @@ fn a_silent_engine_is_lost() {
     certificates(dir.path());
     let (mut left, mut right) = two(dir.path());
     let (here, there) = joined(&mut left, &mut right);
-    // Nobody says anything for a minute of theirs, but the engines do.
+    // Nobody says anything for two minutes of theirs, but the engines do.
     let mut now = Instant::now();
-    for _ in 0..600 {
+    for _ in 0..1200 {
         now += Duration::from_millis(100);
         for _ in 0..20 {
             left.turn(now);
@@ -210,7 +210,7 @@ fn a_silent_engine_is_lost() {
     }
     assert!(left.ended.is_empty() && right.ended.is_empty());
     // From now on one of them does not.
-    now += Duration::from_millis(2900);
+    now += Duration::from_millis(59_900);
     left.turn(now);
     assert!(left.ended.is_empty());
     now += Duration::from_millis(200);
@@ -332,4 +332,80 @@ fn damage_breaks_the_connection_and_reaches_no_program() {
     damaged(dir.path(), &mut |bytes| {
         bytes.splice(..0, [0x41; 100]);
     });
+}
+
+/// Whoever is no engine takes no engine's place, keeps the thread from no sleep, and is let go when its place is needed.
+#[test]
+fn strangers_take_nobodys_place() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path());
+    let mut settings = right(dir.path(), "127.0.0.1:1");
+    settings.handshake_ms = 3_600_000;
+    let mut engine = Engine::new(settings);
+    let at: std::net::SocketAddr = engine.at().parse().unwrap();
+    let from = |ip: [u8; 4]| {
+        let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM);
+        let socket = rustix::net::socket(family, kind, None).unwrap();
+        let here = std::net::SocketAddr::from((ip, 0));
+        rustix::net::bind(&socket, &here).unwrap();
+        rustix::net::connect(&socket, &at).unwrap();
+        TcpStream::from(socket)
+    };
+    let mut silent: Vec<_> = (0..20).map(|_| from([127, 0, 0, 9])).collect();
+    while engine.turn(Instant::now()) {}
+    assert_eq!(engine.links.reports().len(), 8, "of one address");
+    silent.extend((10..100).map(|host| from([127, 0, 0, host])));
+    while engine.turn(Instant::now()) {}
+    assert_eq!(engine.links.reports().len(), 64, "of all");
+    assert!(!engine.turn(Instant::now()), "it has nothing to do, and does something");
+    // An engine's are the last to go, and find room.
+    let dir = dir.path();
+    let mut left = Engine::new(left(dir, &at.to_string()));
+    let end = Instant::now() + Duration::from_secs(60);
+    let opened = left.links.open("web", SOURCE, DESTINATION, Instant::now()).unwrap();
+    while engine.asked.is_empty() {
+        left.turn(Instant::now());
+        engine.turn(Instant::now());
+        assert!(Instant::now() < end, "no engine gets through: {opened:?}");
+    }
+}
+
+/// Another engine that takes a stream's request and says nothing but that it is there.
+#[test]
+fn a_stream_that_is_not_answered_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path());
+    let (mut left, mut right) = two(dir.path());
+    let mut now = Instant::now();
+    let opened = left.links.open("blue", SOURCE, DESTINATION, now).unwrap();
+    until(&mut left, &mut right, |_, right| !right.asked.is_empty());
+    assert!(left.links.deadline().unwrap() <= now + Duration::from_secs(8));
+    for _ in 0..90 {
+        now += Duration::from_millis(100);
+        for _ in 0..20 {
+            left.turn(now);
+            right.turn(now);
+        }
+    }
+    let timed_out = Errno::TIMEDOUT.raw_os_error().unsigned_abs();
+    assert_eq!(left.ended, [(opened, Ended::Refused(timed_out))]);
+    assert_eq!(right.ended, [(right.asked[0], Ended::Reset)]);
+    right.asked.clear();
+    joined(&mut left, &mut right);
+    assert_eq!(left.links.reports().len(), 1);
+}
+
+/// An engine that begins one connection after the other has a few at a time.
+#[test]
+fn an_engine_has_a_few_connections_for_a_tenant() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates(dir.path());
+    let mut right = Engine::new(right(dir.path(), "127.0.0.1:1"));
+    let at = right.at();
+    let mut others: Vec<_> = (0..7).map(|_| Engine::new(left(dir.path(), &at))).collect();
+    for (number, other) in others.iter_mut().enumerate() {
+        other.links.open("blue", SOURCE, DESTINATION, Instant::now()).unwrap();
+        until(other, &mut right, |_, right| right.asked.len() == number + 1);
+    }
+    assert_eq!(right.links.reports().len(), 4);
 }

@@ -1,4 +1,4 @@
-//! The host's own end of a network: interfaces, addresses, forwarding.
+//! The host's own end of a network: interfaces and addresses.
 
 use std::fs;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::ledger::Network;
 use crate::{Error, Result};
 
 /// Interfaces of networks are called so, and a number.
-const DEVICE: &str = "slip";
+pub(crate) const DEVICE: &str = "slip";
 /// Where subnets are taken from when none is asked for: 10.213.0.0/16, a /24 for each network; rarely
 /// used by others.
 const POOL: [u8; 2] = [10, 213];
@@ -172,38 +172,6 @@ pub fn remove(device: &str) -> Result<()> {
         }
     };
     remove().map_err(Error::host(format!("cannot remove the interface {device}")))
-}
-
-/// Has the host pass packets on.
-///
-/// # Errors
-/// [`Error::Host`].
-pub fn forward() -> Result<()> {
-    let path = Path::new("/proc/sys/net/ipv4/ip_forward");
-    if !is_set(path) {
-        fs::write(path, "1").map_err(Error::host("cannot switch IP forwarding on"))?;
-    }
-    let path = Path::new("/proc/sys/net/ipv6/conf/all/forwarding");
-    if path.exists() && !is_set(path) {
-        keep_router_advertisements();
-        fs::write(path, "1").map_err(Error::host("cannot switch IPv6 forwarding on"))?;
-    }
-    Ok(())
-}
-
-fn is_set(path: &Path) -> bool {
-    fs::read_to_string(path).is_ok_and(|value| value.trim() == "1")
-}
-
-/// A host that forwards takes no router advertisements (1) any more unless told to (2): it would lose
-/// its own default route.
-fn keep_router_advertisements() {
-    for link in fs::read_dir("/proc/sys/net/ipv6/conf").into_iter().flatten().flatten() {
-        let path = link.path().join("accept_ra");
-        if is_set(&path) {
-            let _ = fs::write(path, "2");
-        }
-    }
 }
 
 fn setting(name: &str, value: &str) {

@@ -6,6 +6,8 @@
 //! - [`Networks`] owns them. A network that is in use is *up*: the plane has a switch for it, whose TAP
 //!   port is the host's end and carries the gateway's addresses (`host`), a name server listens there
 //!   ([`dns`]), and the packet filter has its rules ([`rules`], `nft`);
+//! - [`reach`] says where sandboxes get to beyond the host, `forwarding` has the host pass on their packets
+//!   and nothing else;
 //! - [`publish`] understands what is to be published, `proxy` holds the ports on the host;
 //! - [`Service`] is the gRPC interface of all this, `slipway-plane-api`'s `network.proto`. The plane is
 //!   reached by its own interface only.
@@ -29,6 +31,7 @@
 pub mod allocate;
 pub mod dns;
 mod error;
+mod forwarding;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod host;
@@ -38,14 +41,16 @@ mod networks;
 mod nft;
 mod proxy;
 pub mod publish;
+pub mod reach;
 pub mod rules;
 mod service;
 mod shares;
 mod sockets;
 
 pub use error::{Error, Result};
+pub use forwarding::Alone;
 pub use mac::Mac;
-pub use networks::{Networks, Settings};
+pub use networks::{FORWARDING_FILE, Networks, Settings};
 pub use service::Service;
 
 /// The network of sandboxes that name none.

@@ -16,10 +16,12 @@ use tonic::Code;
 
 use crate::allocate::{self, Wish, choose};
 use crate::dns::{Server, Zone};
+use crate::forwarding::Forwarding;
 use crate::host::{self, Surroundings};
 use crate::ledger::{Ledger, Network};
 use crate::publish::{MAX_PORTS, Published};
-use crate::{DEFAULT_NETWORK, Error, MTU, NO_NETWORK, Result, nft, proxy, rules};
+use crate::reach::Policy;
+use crate::{Alone, DEFAULT_NETWORK, Error, MTU, NO_NETWORK, Result, nft, proxy, rules};
 
 const DNS_PORT: u16 = 53;
 
@@ -34,7 +36,15 @@ pub struct Settings {
     pub table: String,
     /// Names the host's resolvers: `/etc/resolv.conf`.
     pub resolv_conf: PathBuf,
+    /// Where sandboxes get to beyond the host.
+    pub reach: Policy,
+    /// Says what the host's switches for forwarding were before; one for all daemons of a host, in a
+    /// folder that is empty after the machine's start ([`FORWARDING_FILE`]).
+    pub forwarding: PathBuf,
 }
+
+/// Where it is noted which of the host's switches for forwarding were changed.
+pub const FORWARDING_FILE: &str = "/run/slipway/forwarding.json";
 
 /// All networks of a node.
 pub struct Networks {
@@ -55,6 +65,8 @@ struct State {
     up: BTreeMap<String, Up>,
     /// The rules in force; `None`: not known.
     rules: Option<String>,
+    /// What forwarding was switched on for; `None`: it is as it was before, or not known.
+    forwards: Option<Alone>,
 }
 
 /// What a network has while it is up, besides its switch, interface and rules.
@@ -314,9 +326,6 @@ impl Networks {
         }
         let up = async {
             host::set_up(&network)?;
-            if !network.internal {
-                host::forward()?;
-            }
             let gateways = [IpAddr::V4(network.gateway), IpAddr::V6(network.gateway6())];
             let there = host::has(&gateways)?;
             let addresses: Vec<_> =
@@ -333,6 +342,8 @@ impl Networks {
         // next one that joins has it tried again.
         if outcome.is_err() && network.leases.is_empty() {
             self.take_down(state, name).await;
+            // What it says was said by the first failure.
+            let _ = self.apply(state).await;
         }
         outcome
     }
@@ -381,15 +392,29 @@ impl Networks {
         saved.and(self.apply(state).await)
     }
 
-    /// Puts the rules into force that follow from what is up, unless they are.
+    /// Puts the rules into force that follow from what is up, unless they are, and has the host forward
+    /// as long as a network has a way out. The rules that bound what is forwarded are there first and go
+    /// last.
     async fn apply(&self, state: &mut State) -> Result<()> {
+        let forwarding = Forwarding::new(self.settings.forwarding.clone());
         let up = state.networks.values().filter(|network| state.up.contains_key(&network.name));
-        let rules = rules::ruleset(&self.settings.table, &up.collect::<Vec<_>>());
-        if state.rules.as_ref() == Some(&rules) {
-            return Ok(());
+        let up: Vec<&Network> = up.collect();
+        let leads_out = up.iter().any(|network| !network.internal);
+        let alone = if leads_out { forwarding.alone() } else { Alone::default() };
+        if !leads_out {
+            forwarding.close(&up.iter().map(|network| network.device.as_str()).collect());
+            state.forwards = None;
         }
-        nft::apply(&rules).await?;
-        state.rules = Some(rules);
+        let Settings { table, reach, .. } = &self.settings;
+        let rules = rules::ruleset(table, &up, reach, alone);
+        if state.rules.as_ref() != Some(&rules) {
+            nft::apply(&rules).await?;
+            state.rules = Some(rules);
+        }
+        if leads_out && state.forwards != Some(alone) {
+            forwarding.open(alone)?;
+            state.forwards = Some(alone);
+        }
         Ok(())
     }
 

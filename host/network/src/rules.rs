@@ -7,12 +7,15 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
+use crate::Alone;
+use crate::host::DEVICE;
 use crate::ledger::Network;
 use crate::publish::Published;
+use crate::reach::Policy;
 
 /// The table of `networks`, as an input of `nft -f -` that replaces the one before. Without networks
 /// there is no table.
-pub fn ruleset(table: &str, networks: &[&Network]) -> String {
+pub fn ruleset(table: &str, networks: &[&Network], policy: &Policy, alone: Alone) -> String {
     // The first line makes it possible to delete what may not be there.
     let mut text = format!("add table inet {table}\ndelete table inet {table}\n");
     if networks.is_empty() {
@@ -21,8 +24,12 @@ pub fn ruleset(table: &str, networks: &[&Network]) -> String {
     let _ = writeln!(text, "table inet {table} {{");
     for (name, head, rules) in [
         ("source", "type filter hook prerouting priority raw", source(networks)),
-        ("input", "type filter hook input priority filter", input(networks)),
-        ("forward", "type filter hook forward priority filter", forward(networks)),
+        ("input", "type filter hook input priority filter", to_host(networks) + &input(networks)),
+        (
+            "forward",
+            "type filter hook forward priority filter",
+            nobody_else(alone) + &beyond(networks) + &forward(networks),
+        ),
         ("prerouting", "type nat hook prerouting priority dstnat", redirects(networks)),
         ("output", "type nat hook output priority -100", format!("{OWN}{}", redirects(networks))),
         ("postrouting", "type nat hook postrouting priority srcnat", postrouting(networks)),
@@ -30,7 +37,40 @@ pub fn ruleset(table: &str, networks: &[&Network]) -> String {
         let _ = writeln!(text, "chain {name} {{\n{head}; policy accept;\n{rules}}}");
     }
     // Before those who jump to it have been looked at: nft reads the table as a whole.
+    let _ = writeln!(text, "chain beyond {{\n{}}}", policy.beyond());
+    let _ = writeln!(text, "chain host {{\n{}}}", policy.host());
     let _ = writeln!(text, "chain published {{\n{}}}\n}}", published(networks));
+    text
+}
+
+/// The host forwards for networks of sandboxes alone, this daemon's and others': it is no router between
+/// its other interfaces.
+fn nobody_else(alone: Alone) -> String {
+    let mut text = String::new();
+    for (family, alone) in [("ipv4", alone.four), ("ipv6", alone.six)] {
+        if alone {
+            let others = format!("iifname != \"{DEVICE}*\" oifname != \"{DEVICE}*\"");
+            let _ = writeln!(text, "meta nfproto {family} {others} drop");
+        }
+    }
+    text
+}
+
+/// What leaves the host is looked at by its destination.
+fn beyond(networks: &[&Network]) -> String {
+    let mut text = String::new();
+    for Network { device, .. } in networks {
+        let _ = writeln!(text, "iifname \"{device}\" oifname != \"{DEVICE}*\" jump beyond");
+    }
+    text
+}
+
+/// So is what goes to the host itself.
+fn to_host(networks: &[&Network]) -> String {
+    let mut text = String::new();
+    for Network { device, .. } in networks {
+        let _ = writeln!(text, "iifname \"{device}\" jump host");
+    }
     text
 }
 
@@ -204,7 +244,7 @@ mod tests {
 
     #[test]
     fn without_networks_there_is_no_table() {
-        let text = ruleset("slipway", &[]);
+        let text = ruleset("slipway", &[], &Policy::default(), Alone::default());
         assert_eq!(text, "add table inet slipway\ndelete table inet slipway\n");
     }
 
@@ -250,6 +290,22 @@ mod tests {
         let names = text.find("th dport 53 accept").unwrap();
         assert!(names < text.find("dport 8080 drop").unwrap());
         assert!(!input(&[&one]).contains("8080"), "nobody else is there");
+    }
+
+    #[test]
+    fn where_packets_go_is_looked_at_before_anything_is_accepted() {
+        let policy = Policy::parse("all", &[], &[]).unwrap();
+        let alone = Alone { four: true, six: false };
+        let text = ruleset("slipway", &[&network("one", "slip0", 1)], &policy, alone);
+        let forward = text.find("chain forward").unwrap();
+        let at =
+            |what: &str| forward + text[forward..].find(what).unwrap_or_else(|| panic!("{text}"));
+        let others = "iifname != \"slip*\" oifname != \"slip*\" drop";
+        assert!(at(&format!("meta nfproto ipv4 {others}")) < at("jump beyond"));
+        assert!(!text.contains("nfproto ipv6 iifname"), "{text}");
+        assert!(at("iifname \"slip0\" oifname != \"slip*\" jump beyond") < at("established"));
+        assert!(text.find("jump host").unwrap() < text.find("dport 53 accept").unwrap());
+        assert!(at("chain beyond") < at("169.254.0.0/16"));
     }
 
     #[test]

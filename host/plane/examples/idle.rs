@@ -58,6 +58,7 @@ fn target(directory: &Path, mode: &str, controllers: u64, sweep_ms: u64) -> Outc
         let disk = v1::Disk { block_size: 512, kind: disk };
         plane.create(&v1::CreateEndpointRequest {
             virtio_net: None,
+            memory: None,
             id: index.to_string(),
             socket_path: socket.to_string_lossy().into_owned(),
             owner: None,

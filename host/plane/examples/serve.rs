@@ -26,6 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plane = Plane::new(Settings::default())?;
     let served = plane.create(&v1::CreateEndpointRequest {
         virtio_net: None,
+        memory: None,
         id: ID.into(),
         socket_path: socket.to_str().ok_or("the path is not UTF-8")?.into(),
         owner: None,

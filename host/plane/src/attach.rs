@@ -4,6 +4,7 @@
 //! thread that may block, waits for the answer. The map of endpoints is locked for looks only.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use slipway_nvme::{ChangeError, Controller, Done, Mailbox, Namespace, Rate, Rates};
@@ -28,6 +29,30 @@ pub struct Door {
 /// A change that a reactor was asked for.
 struct Asked(Receiver<Result<(), ChangeError>>);
 
+/// A namespace on its way to a controller. The controller's job and the caller that gives up both
+/// take it from here, and only one of them finds it. So a namespace is either attached, and the caller
+/// hears that, or it is dropped by the caller and never attached.
+struct Offer(Arc<Mutex<Option<Namespace>>>);
+
+impl Offer {
+    fn new(namespace: Namespace) -> (Self, Self) {
+        let shared = Arc::new(Mutex::new(Some(namespace)));
+        (Self(shared.clone()), Self(shared))
+    }
+
+    /// Returns `None` if the other side has taken the namespace. The lock is held for this move only,
+    /// so the reactor does not wait for the caller.
+    fn take(&self) -> Option<Namespace> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    }
+}
+
+/// A namespace that a controller was asked to attach.
+struct Attaching {
+    asked: Asked,
+    offer: Offer,
+}
+
 impl Door {
     /// Has the controller do `job`, which calls what it is given when it is done.
     fn ask(&self, job: impl FnOnce(&mut Controller, Done) + Send + 'static) -> Asked {
@@ -39,8 +64,15 @@ impl Door {
         Asked(receiver)
     }
 
-    fn attach(&self, namespace: Namespace) -> Asked {
-        self.ask(move |controller, done| done(controller.attach(namespace)))
+    fn attach(&self, namespace: Namespace) -> Attaching {
+        let (offer, taken) = Offer::new(namespace);
+        let asked = self.ask(move |controller, done| {
+            // Without a namespace the caller has given up, and nobody waits for an answer.
+            if let Some(namespace) = taken.take() {
+                done(controller.attach(namespace));
+            }
+        });
+        Attaching { asked, offer }
     }
 
     fn detach(&self, nsid: u32) -> Asked {
@@ -54,14 +86,36 @@ impl Door {
 
 impl Asked {
     fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
-        match self.0.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(outcome) => Ok(outcome?),
-            Err(RecvTimeoutError::Timeout) => {
-                Err(Error::Resources(format!("endpoint {endpoint} still waits for a disk")))
+        heard(self.0.recv_timeout(until.saturating_duration_since(Instant::now())), endpoint)
+    }
+}
+
+impl Attaching {
+    /// Waits until the namespace is attached. After an error it is not attached and never will be.
+    fn wait(self, endpoint: &str, until: Instant) -> Result<(), Error> {
+        let Self { asked, offer } = self;
+        match asked.0.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Err(RecvTimeoutError::Timeout) if offer.take().is_none() => {
+                // The job has begun, and a job waits for nothing: its answer is on the way.
+                Ok(asked.0.recv().map_err(|_| Error::Unknown(endpoint.to_owned()))??)
             }
-            // The controller went first.
-            Err(RecvTimeoutError::Disconnected) => Err(Error::Unknown(endpoint.to_owned())),
+            outcome => heard(outcome, endpoint),
         }
+    }
+}
+
+/// What the answer of a reactor, or its absence, means to the caller.
+fn heard(
+    outcome: Result<Result<(), ChangeError>, RecvTimeoutError>,
+    endpoint: &str,
+) -> Result<(), Error> {
+    match outcome {
+        Ok(outcome) => Ok(outcome?),
+        Err(RecvTimeoutError::Timeout) => {
+            Err(Error::Resources(format!("endpoint {endpoint} still waits for a disk")))
+        }
+        // The controller went first.
+        Err(RecvTimeoutError::Disconnected) => Err(Error::Unknown(endpoint.to_owned())),
     }
 }
 
@@ -69,7 +123,8 @@ impl Plane {
     /// Gives an endpoint one more namespace; blocks while the disk is opened.
     ///
     /// # Errors
-    /// [`Error`]; nothing is left then.
+    /// [`Error`]; nothing is left then, and an endpoint that did not answer in time does not attach the
+    /// namespace later.
     pub fn attach(&self, request: &v1::AttachDiskRequest) -> Result<v1::NamespaceStatus, Error> {
         let id = &request.endpoint_id;
         // No size changes between opening a disk and its being among those that are told.
@@ -263,4 +318,97 @@ pub fn namespace(id: &str, nsid: u32, opened: Opened) -> (v1::NamespaceStatus, N
     let namespace = Namespace::new(nsid, opened.disk, uuid);
     let (shared, lanes) = (named.is_some(), opened.lanes);
     (status, Namespace { shared, lanes, ..namespace })
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_block::RamDisk;
+    use slipway_nvme::{Identity, Limits, Parts, doorbell_count};
+    use slipway_pci::Interrupt;
+    use slipway_reactor::{Handle, Reactor, Settings};
+    use slipway_vfio_user::{Config, Endpoint, EndpointParts};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// An endpoint that no reactor has yet: as slow as a reactor can be.
+    struct Slow {
+        endpoint: Endpoint,
+        door: Door,
+        home: Handle,
+        _reactor: Reactor,
+        _dir: tempfile::TempDir,
+    }
+
+    fn slow() -> Slow {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config::at(dir.path().join("cntrl"));
+        let reactor = Reactor::spawn(Settings::default()).unwrap();
+        let mut parts = EndpointParts::new(&config);
+        let limits = Limits::default();
+        let controller = Controller::new(Parts {
+            memory: parts.memory(),
+            interrupts: vec![Interrupt::new(parts.interrupts(), 0)],
+            doorbells: parts.doorbells(doorbell_count(limits.queue_pairs)).unwrap(),
+            namespaces: Vec::new(),
+            clock: parts.clock(),
+            identity: Identity::new("slow"),
+            limits,
+            journal: None,
+        });
+        let controller = controller.unwrap();
+        let mailbox = controller.mailbox();
+        let home = reactor.handle();
+        let endpoint = Endpoint::new(config, parts, Box::new(controller), Vec::new(), &home);
+        let endpoint = endpoint.unwrap();
+        let door = Door { mailbox, control: endpoint.control() };
+        Slow { endpoint, door, home, _reactor: reactor, _dir: dir }
+    }
+
+    fn disk() -> Namespace {
+        Namespace::new(1, Box::new(RamDisk::new(1 << 20, 512).unwrap()), [1; 16])
+    }
+
+    #[test]
+    fn what_the_caller_has_given_up_is_never_attached() {
+        let Slow { endpoint, door, home, _reactor, _dir } = slow();
+        let late = door.attach(disk()).wait("slow", Instant::now());
+        assert!(matches!(late, Err(Error::Resources(_))), "{late:?}");
+        home.add(Box::new(endpoint)).unwrap();
+        // The jobs run in their order: the number is free after the first one.
+        door.attach(disk()).wait("slow", Instant::now() + LONG).unwrap();
+    }
+
+    #[test]
+    fn what_was_attached_in_time_is_told_however_late_the_caller_looks() {
+        let Slow { endpoint, door, home, _reactor, _dir } = slow();
+        let first = door.attach(disk());
+        home.add(Box::new(endpoint)).unwrap();
+        door.ask(|_, done| done(Ok(()))).wait("slow", Instant::now() + LONG).unwrap();
+        first.wait("slow", Instant::now()).unwrap();
+    }
+
+    #[test]
+    fn a_caller_whose_time_ends_while_the_job_runs_waits_for_its_answer() {
+        let (sender, receiver) = channel();
+        let (offer, taken) = Offer::new(disk());
+        assert!(taken.take().is_some(), "the job has begun");
+        let job = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            sender.send(Ok(())).unwrap();
+        });
+        let attaching = Attaching { asked: Asked(receiver), offer };
+        attaching.wait("slow", Instant::now()).unwrap();
+        job.join().unwrap();
+    }
+
+    #[test]
+    fn a_controller_that_goes_attaches_nothing() {
+        let Slow { endpoint, door, .. } = slow();
+        let asked = door.attach(disk());
+        drop(endpoint);
+        let gone = asked.wait("slow", Instant::now() + LONG);
+        assert!(matches!(gone, Err(Error::Unknown(_))), "{gone:?}");
+    }
 }

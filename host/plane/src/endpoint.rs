@@ -12,7 +12,7 @@ use slipway_plane_api::v1;
 use slipway_reactor::Handle;
 use slipway_telemetry::monotonic_ns;
 use slipway_vfio_user::{
-    Config, Control, DoorbellMode, Endpoint, EndpointParts, LaneHome, RegionKind, Stats,
+    Config, Control, DoorbellMode, Endpoint, EndpointParts, LaneHome, MemoryFile, RegionKind, Stats,
 };
 
 use crate::attach::{Door, namespace, rates};
@@ -324,6 +324,9 @@ impl Served {
                 messages: stats.messages,
                 errors: stats.errors.iter().map(|(_, count)| count).sum(),
                 clients: stats.connections,
+                refused_files: stats.refused_files,
+                held: stats.held as u64,
+                stalls: stats.stalls,
             }),
             namespaces: nvme
                 .into_iter()
@@ -449,6 +452,13 @@ fn config(request: &v1::CreateEndpointRequest, nvme: &v1::NvmeController) -> Res
     if let Some(owner) = &request.owner {
         config.owner = Some((owner.uid, owner.gid));
         config.allowed_uid = Some(owner.uid);
+    }
+    if let Some(memory) = &request.memory {
+        let v1::ClientMemory { limit_bytes, device, inode } = *memory;
+        if limit_bytes > 0 {
+            config.max_dma_bytes = limit_bytes;
+        }
+        config.memory_file = (inode > 0).then_some(MemoryFile { device, inode });
     }
     config.doorbells = match nvme.doorbells() {
         v1::nvme_controller::DoorbellMode::Trapped => DoorbellMode::Trapped,

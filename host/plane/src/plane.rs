@@ -140,9 +140,15 @@ impl Plane {
         let reactors = (0..settings.reactors.max(1)).map(|number| {
             let name = format!("reactor-{number}");
             let on_panic = Arc::new(|what: &str| tracing::error!(what, "a device was dropped"));
-            let poll_budget = settings.poll_budget;
-            let settings =
-                slipway_reactor::Settings { name, poll_budget, on_panic, ..Default::default() };
+            let on_stall =
+                Arc::new(|what: &str| tracing::warn!(what, "a reactor went on without it"));
+            let settings = slipway_reactor::Settings {
+                name,
+                poll_budget: settings.poll_budget,
+                on_panic,
+                on_stall,
+                ..Default::default()
+            };
             Reactor::spawn(settings)
         });
         let reactors = reactors.collect::<Result<Vec<_>, _>>()?;

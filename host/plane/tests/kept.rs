@@ -80,6 +80,7 @@ fn make(plane: &Plane, dir: &Path) {
     let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
     let request = v1::CreateEndpointRequest {
         virtio_net: None,
+        memory: None,
         id: "one".into(),
         socket_path: dir.join("cntrl").to_string_lossy().into_owned(),
         owner: None,
@@ -209,6 +210,7 @@ fn make_two(plane: &Plane, dir: &Path) {
         let nvme = v1::NvmeController { namespaces: namespaces.collect(), ..Default::default() };
         let request = v1::CreateEndpointRequest {
             virtio_net: None,
+            memory: None,
             id: name.into(),
             socket_path: path(&format!("{name}.sock")),
             owner: Some(v1::Owner { uid: 0, gid: 0 }),

@@ -1,14 +1,21 @@
 //! Memory ports of a plane: programs on sockets, in Rust and in C, that reach each other through a switch;
 //! clients that come, go and misbehave.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
+#![allow(clippy::disallowed_methods, reason = "the tests are their own peers")]
 
-use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
 use slipway_plane::{Error, Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_port::{Error as PortError, Port};
@@ -284,4 +291,60 @@ fn a_program_in_c_sends_and_receives() {
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     assert!(child.wait().unwrap().success());
     assert_eq!(text, "malformed 0\n");
+}
+
+/// Sends bytes with three descriptors of such a socket, and keeps none. Gives its other end.
+fn send_lingering(to: &OwnedFd, bytes: &[u8]) -> (TcpStream, Result<usize, Errno>) {
+    let (socket, other) = slipway_peer::testing::lingering().unwrap();
+    let files = [socket.as_fd(); 3];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+    let parts = [IoSlice::new(bytes)];
+    let sent = rustix::net::sendmsg(to, &parts, &mut control, SendFlags::NOSIGNAL);
+    if sent.is_err() {
+        // It is this thread that closes it.
+        rustix::net::sockopt::set_socket_linger(&socket, None).unwrap();
+    }
+    (other, sent)
+}
+
+#[test]
+fn descriptors_that_cannot_be_closed_hold_nobody_up() {
+    let rig = Rig::new();
+    let (mut a, mut b) = (rig.make("a", 1), rig.make("b", 2));
+    rig.plane.create_port(&rig.request("c", 3)).unwrap();
+    let hello = slipway_ring::Hello { takes: slipway_ring::Takes::default() }.encode();
+    let mut kept = Vec::new();
+    // With what is no greeting, and with one. What comes second is not read.
+    for bytes in [&b"x"[..], b"no greeting at all", &hello] {
+        for _ in 0..3 {
+            let socket = raw(&rig.path("c"));
+            let (other, sent) = send_lingering(&socket, bytes);
+            let (another, _) = send_lingering(&socket, bytes);
+            kept.extend([other, another]);
+            // A new connection takes none where the kernel knows how to say so.
+            let refuses = slipway_peer::refuse_descriptors(&socket);
+            assert_eq!(sent.err(), refuses.then_some(Errno::PERM));
+        }
+        let there = frame(1, 2, 60);
+        assert_eq!(a.send(&[&there]).unwrap(), 1);
+        assert_eq!(next(&mut b), there);
+    }
+    // The port is as good as new.
+    let mut c = None;
+    rig.wait_for(|| {
+        c = Port::connect(rig.path("c")).ok();
+        c.is_some()
+    });
+    let (mut c, there) = (c.unwrap(), frame(3, 2, 60));
+    kept.push(send_lingering(&c.socket().try_clone_to_owned().unwrap(), b"more").0);
+    // Where the kernel did not let that pass.
+    let _ = rustix::net::send(c.socket(), b"more", SendFlags::NOSIGNAL);
+    assert_eq!(a.send(&[frame(1, 2, 60)]).unwrap(), 1);
+    assert_eq!(next(&mut b), frame(1, 2, 60));
+    c.reconnect(PATIENCE).unwrap();
+    assert_eq!(c.send(&[&there]).unwrap(), 1);
+    assert_eq!(next(&mut b), there);
+    rig.plane.remove_port("c").unwrap();
 }

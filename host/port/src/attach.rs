@@ -1,18 +1,14 @@
 //! Attaching: the two messages over the socket, and what comes with the second.
 
 use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
-use slipway_peer::Peer;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use slipway_peer::{Bin, Foreign, Peer};
 use slipway_ring::{Hello, Link, PROTOCOL, Takes, Welcome};
 
 use crate::Error;
@@ -54,8 +50,9 @@ pub fn attach(path: &Path) -> Result<Attached, Error> {
             return Err(Error::Refused(std::io::Error::from_raw_os_error(number)));
         }
     }
-    let [memory, tell, told] = <[OwnedFd; 3]>::try_from(files)
-        .map_err(|_| Error::Protocol("there are not three descriptors"))?;
+    let files = <[Foreign; 3]>::try_from(files);
+    let files = files.map_err(|_| Error::Protocol("there are not three descriptors"))?;
+    let [memory, tell, told] = checked(files)?;
     let link = Link::open(memory).map_err(|_| Error::Protocol("its memory has no packet rings"))?;
     Ok(Attached { socket, link, tell, told, mac: welcome.mac })
 }
@@ -75,28 +72,30 @@ fn know(socket: &OwnedFd) -> Result<(), Error> {
     if known { Ok(()) } else { Err(Error::Stranger(found.uid)) }
 }
 
-fn receive(socket: &OwnedFd) -> Result<(Welcome, Vec<OwnedFd>), Error> {
+/// Memory and two eventfds: what may be closed by any thread.
+fn checked([memory, tell, told]: [Foreign; 3]) -> Result<[OwnedFd; 3], Error> {
+    let known = slipway_peer::is_memory_file(&memory)
+        && [&tell, &told].into_iter().all(slipway_peer::is_eventfd);
+    match known {
+        true => Ok([memory, tell, told].map(Foreign::into_owned)),
+        false => Err(Error::Protocol("its descriptors are not memory and two eventfds")),
+    }
+}
+
+fn receive(socket: &OwnedFd) -> Result<(Welcome, Vec<Foreign>), Error> {
     let mut bytes = [0; Welcome::LEN + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut bytes)];
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let message = match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
+    let received = slipway_peer::receive(socket, &mut parts, &Bin::new(), RecvFlags::DONTWAIT);
+    let message = match received {
         Ok(message) => message,
         Err(Errno::CONNRESET) => return Err(Error::Gone),
         Err(error) => return Err(error.into()),
     };
-    let mut files = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(more) = message {
-            files.extend(more);
-        }
-    }
     if message.bytes == 0 {
         return Err(Error::Gone);
     }
     let welcome = Welcome::decode(bytes.get(..message.bytes).unwrap_or_default());
-    Ok((welcome.ok_or(Error::Protocol("it answers something else"))?, files))
+    Ok((welcome.ok_or(Error::Protocol("it answers something else"))?, message.files))
 }
 
 /// As poll(2) wants it; what is longer than it can say is waited for in parts.

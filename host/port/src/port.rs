@@ -342,8 +342,14 @@ impl Port {
     /// # Errors
     /// [`Error::Gone`].
     pub fn check(&self) -> Result<(), Error> {
-        use rustix::net::{RecvFlags, recv};
-        match recv(&self.attached.socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        use rustix::net::RecvFlags;
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "what is only looked at stays in the socket, so no descriptor is closed here"
+        )]
+        let looked = rustix::net::recv(&self.attached.socket, &mut [0; 1], flags);
+        match looked {
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             // Its end, or a word that no daemon says.
             _ => Err(Error::Gone),

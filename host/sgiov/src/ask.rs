@@ -1,6 +1,6 @@
 //! Asking an engine what it serves, and what an engine needs of the system.
 
-use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read};
+use std::io::{Error, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -9,16 +9,20 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use slipway_peer::{Bin, Foreign};
 use slipway_sgiov_spec::control::{DESCRIPTORS, REPLY, Reply, Request};
 
+use crate::place::Own;
 use crate::{Function, Report};
 
 /// How long an engine may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of a report, at most.
+const LARGEST: u64 = 1 << 30;
 /// Between two looks whether it has.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -31,25 +35,34 @@ fn connect(path: &Path) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Connects to the administrator's socket of the engine at `path`.
+///
+/// # Errors
+/// There is no such engine, or this process may not enter the administrator's directory.
+fn administer(path: &Path) -> std::io::Result<OwnedFd> {
+    connect(&Own::open(path)?.socket())
+}
+
 /// Whether somebody serves the socket.
 pub fn is_served(path: &Path) -> bool {
     connect(path).is_ok()
 }
 
-/// What the engine at `path` serves: all of it for root, else what the same user's programs in the same network
-/// namespace have.
+/// What the engine at `path` serves: all of it for who may enter the administrator's directory, else what the same user's
+/// programs in the same network namespace have.
 ///
 /// # Errors
 /// Nobody serves there, or something else does.
 pub fn report(path: &Path) -> std::io::Result<Report> {
-    let socket = connect(path)?;
+    let socket = administer(path).or_else(|_| connect(path))?;
     match ask(&socket, Request::Report, &[])? {
         (Reply::Report { bytes }, Some(file)) => read(file, bytes),
         _ => Err(no_engine()),
     }
 }
 
-/// Has the engine at `path` serve a guest's socket function, whose VMM comes to `listener`, a Unix socket that listens.
+/// Has the engine at `path` serve a guest's socket function, whose VMM comes to `listener`, a Unix socket that listens. For
+/// the administrator.
 /// What is returned is to be kept until the VMM has connected: without one the function ends with it.
 ///
 /// # Errors
@@ -59,7 +72,7 @@ pub fn serve_function(
     listener: BorrowedFd<'_>,
     function: &Function,
 ) -> std::io::Result<OwnedFd> {
-    let socket = connect(path)?;
+    let socket = administer(path)?;
     let (file, bytes) = function.to_file()?;
     let files = [listener, file.as_fd()];
     match ask(&socket, Request::Function { bytes }, &files)? {
@@ -75,7 +88,7 @@ pub fn serve_function(
 /// Nobody serves there, it may not be sent a signal, or it does not heed it.
 pub fn reload(path: &Path) -> std::io::Result<Result<(), String>> {
     let before = report(path)?.reloads.tried;
-    let engine = rustix::net::sockopt::socket_peercred(connect(path)?)?.pid;
+    let engine = rustix::net::sockopt::socket_peercred(administer(path)?)?.pid;
     rustix::process::kill_process(engine, rustix::process::Signal::HUP)?;
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
@@ -97,7 +110,7 @@ fn ask(
     socket: &OwnedFd,
     request: Request,
     files: &[BorrowedFd<'_>],
-) -> std::io::Result<(Reply, Option<OwnedFd>)> {
+) -> std::io::Result<(Reply, Option<Foreign>)> {
     set_socket_timeout(socket, Timeout::Recv, Some(PATIENCE))?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -108,16 +121,9 @@ fn ask(
     let parts = [IoSlice::new(&request)];
     rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
     let mut bytes = [0; REPLY];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let count = rustix::net::recvmsg(socket, &mut parts, &mut control, flags)?.bytes;
-    let mut files = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
-    let file = files.next().and_then(|mut files| files.next());
+    let parts = &mut [IoSliceMut::new(&mut bytes)];
+    let received = slipway_peer::receive(socket, parts, &Bin::new(), RecvFlags::empty())?;
+    let (count, file) = (received.bytes, received.files.into_iter().next());
     match bytes.get(..count).and_then(Reply::decode) {
         Some(Reply::Refused(errno)) => Err(Error::from_raw_os_error(errno as i32)),
         Some(reply) => Ok((reply, file)),
@@ -125,11 +131,8 @@ fn ask(
     }
 }
 
-fn read(file: OwnedFd, bytes: u64) -> std::io::Result<Report> {
-    let file = std::fs::File::from(file);
-    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
-    let mut json = Vec::new();
-    file.take(bytes).read_to_end(&mut json)?;
+fn read(file: Foreign, bytes: u64) -> std::io::Result<Report> {
+    let json = crate::sealed::read(file, bytes, LARGEST)?;
     serde_json::from_slice(&json).map_err(|error| Error::new(ErrorKind::InvalidData, error))
 }
 

@@ -1,11 +1,9 @@
 //! What somebody who starts a guest says of its socket function.
 
-use std::fs::File;
-use std::io::{Error, ErrorKind, Read, Write};
+use std::io::{Error, ErrorKind};
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a description, at most.
@@ -21,30 +19,36 @@ pub struct Function {
     pub tenant: String,
     /// Addresses that its programs may have, one to four.
     pub addresses: Vec<IpAddr>,
+    /// The guest's memory, the only one that its VMM may hand over; `None`: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
+}
+
+/// A guest's memory: a file in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// Most bytes of it that are mapped at a time.
+    pub bytes: u64,
+    /// `st_dev` of stat(2).
+    pub device: u64,
+    /// `st_ino`.
+    pub inode: u64,
 }
 
 impl Function {
-    /// As a message carries it: a memfd, and the bytes in it.
+    /// As a message carries it: a sealed memfd, and the bytes in it.
     pub(crate) fn to_file(&self) -> std::io::Result<(OwnedFd, u64)> {
         let json = serde_json::to_vec(self)?;
-        let mut file: File =
-            rustix::fs::memfd_create(c"socket-function", MemfdFlags::CLOEXEC)?.into();
-        file.write_all(&json)?;
-        Ok((file.into(), json.len() as u64))
+        Ok((crate::sealed::write("socket-function", &json)?, json.len() as u64))
     }
 
-    /// What a message carried.
+    /// What a message carried. Never waits, whatever `file` is.
     ///
     /// # Errors
-    /// Too long, not all there, or not what this version knows.
-    pub fn from_file(file: OwnedFd, bytes: u64) -> std::io::Result<Self> {
-        if bytes > LARGEST {
-            return Err(Error::new(ErrorKind::InvalidData, "its description is too long"));
-        }
-        let file = File::from(file);
-        rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
-        let mut json = Vec::new();
-        file.take(bytes).read_to_end(&mut json)?;
+    /// It is no sealed memfd, too long, not all there, or not what this version knows.
+    pub fn from_file(file: impl AsFd, bytes: u64) -> std::io::Result<Self> {
+        let json = crate::sealed::read(file, bytes, LARGEST)?;
         serde_json::from_slice(&json).map_err(|error| Error::new(ErrorKind::InvalidData, error))
     }
 }
@@ -57,18 +61,16 @@ mod tests {
     fn descriptions_are_understood_and_nothing_else() {
         let (name, tenant) = ("web".to_owned(), "network:default".to_owned());
         let addresses = vec!["10.1.2.3".parse().unwrap(), "fd00::2".parse().unwrap()];
-        let function = Function { name, tenant, addresses };
+        let function = Function { name, tenant, addresses, memory: None };
         let (file, bytes) = function.to_file().unwrap();
-        let again = || file.try_clone().unwrap();
-        assert_eq!(Function::from_file(again(), bytes).unwrap(), function);
+        assert_eq!(Function::from_file(&file, bytes).unwrap(), function);
         for length in [0, bytes - 1, LARGEST + 1] {
-            assert!(Function::from_file(again(), length).is_err(), "{length}");
+            assert!(Function::from_file(&file, length).is_err(), "{length}");
         }
         for json in
             [r#"{"name":"a","tenant":"b"}"#, r#"{"name":"a","tenant":"b","addresses":["x"]}"#]
         {
-            let file = rustix::fs::memfd_create(c"test", MemfdFlags::CLOEXEC).unwrap();
-            rustix::io::write(&file, json.as_bytes()).unwrap();
+            let file = crate::sealed::write("test", json.as_bytes()).unwrap();
             assert!(Function::from_file(file, json.len() as u64).is_err(), "{json}");
         }
     }

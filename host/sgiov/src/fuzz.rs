@@ -82,7 +82,9 @@ pub fn control(data: &[u8]) {
     while let Some(step) = bytes.byte() {
         let at = usize::from(step >> 4) % CLIENTS;
         match step & 15 {
-            0 if clients.len() < CLIENTS => clients.push(broker.join(own.clone())),
+            0 if clients.len() < CLIENTS => {
+                clients.push(broker.join(own.clone(), false).expect("there is room for a few").0)
+            }
             1 if at < clients.len() => broker.leave(clients.swap_remove(at)),
             2 | 3 => {
                 let (Some(place), Some(value)) = (bytes.word(), bytes.word()) else { break };

@@ -18,10 +18,11 @@ use std::thread::JoinHandle;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, socketpair,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+    SocketType, socketpair,
 };
 use rustix::process::{Resource, getrlimit};
+use slipway_peer::{Bin, Foreign};
 use slipway_ring::cross::Side;
 
 /// Descriptors of a thread that are none of a pair: the standard ones, its socket, what raising needs.
@@ -186,7 +187,8 @@ fn serve(number: RawFd, ready: &Sender<bool>) {
     // SAFETY: this table is the thread's alone, and nothing else in it refers to the number.
     let socket = unsafe { OwnedFd::from_raw_fd(number) };
     let mut pairs: Vec<Option<[OwnedFd; 2]>> = Vec::new();
-    while let Some((operation, slot, files)) = receive(socket.as_fd()) {
+    let bin = Bin::new();
+    while let Some((operation, slot, files)) = receive(socket.as_fd(), &bin) {
         let at = slot as usize;
         if pairs.len() <= at {
             pairs.resize_with(at + 1, || None);
@@ -196,7 +198,8 @@ fn serve(number: RawFd, ready: &Sender<bool>) {
             DROP => pairs[at] = None,
             side => {
                 if let Some(pair) = &pairs[at] {
-                    slipway_eventfd::raise(pair[(side - RAISE) as usize & 1].as_fd());
+                    // The stream has ended by now: a program that cannot be told sees it when it looks next.
+                    let _ = slipway_peer::eventfd::raise(pair[(side - RAISE) as usize & 1].as_fd());
                 }
             }
         }
@@ -204,27 +207,22 @@ fn serve(number: RawFd, ready: &Sender<bool>) {
 }
 
 /// What it is told next. None: the engine has ended.
-fn receive(socket: BorrowedFd<'_>) -> Option<(u32, u32, Vec<OwnedFd>)> {
+fn receive(socket: BorrowedFd<'_>, bin: &Bin) -> Option<(u32, u32, Vec<OwnedFd>)> {
     let mut bytes = [0; BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
-        let mut parts = [IoSliceMut::new(&mut bytes)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
+        let parts = &mut [IoSliceMut::new(&mut bytes)];
+        match slipway_peer::receive(socket, parts, bin, RecvFlags::empty()) {
             Err(Errno::INTR) => {}
-            got => break got.ok()?.bytes,
+            got => break got.ok()?,
         }
     };
-    if got != BYTES {
+    if got.bytes != BYTES {
         return None;
     }
-    let files = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
     let word = u64::from_le_bytes(bytes);
-    Some((word as u32, (word >> 32) as u32, files.flatten().collect()))
+    // The engine made these eventfds, so closing them does not wait.
+    let files = got.files.into_iter().map(Foreign::into_owned).collect();
+    Some((word as u32, (word >> 32) as u32, files))
 }
 
 #[cfg(test)]
@@ -237,7 +235,7 @@ mod tests {
         let wait = Timespec { tv_sec: 60, tv_nsec: 0 };
         let mut polled = [PollFd::new(file, PollFlags::IN)];
         let raised = poll(&mut polled, Some(&wait)).unwrap() > 0;
-        raised && slipway_eventfd::drain(file.as_fd())
+        raised && slipway_peer::eventfd::drain(file.as_fd())
     }
 
     fn pair() -> [OwnedFd; 2] {

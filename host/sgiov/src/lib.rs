@@ -6,6 +6,7 @@
 //!
 //! - [`Engine`]: the socket, and one thread that serves it;
 //! - `broker`: who is there and who is connected to whom, without the socket;
+//! - `place`: the programs' socket, the administrator's, and the lock; `accounts`: whom what the engine holds counts against;
 //! - `peer`, `namespace`: tenants are network namespaces, and the kernel says who is in which;
 //! - [`Policy`]: who may reach whom across them; [`remote`]: streams to other nodes, by
 //!   [`Carrier`], which `slipway_link` is behind;
@@ -34,6 +35,7 @@
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 
+mod accounts;
 mod address;
 mod ask;
 mod broker;
@@ -47,26 +49,30 @@ mod keeper;
 mod log;
 mod namespace;
 mod peer;
+mod place;
 mod policy;
 mod reload;
 pub mod remote;
+mod sealed;
 mod server;
 mod slab;
 mod table;
 mod ways;
 mod wire;
 
+pub use accounts::{AllLimits, Limits};
 pub use ask::{is_served, raise_descriptor_limit, reload, report, serve_function};
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Reloads, Report, TenantReport};
 #[cfg(feature = "links")]
 pub use carrier::{Carrier, CarrierError};
-pub use function::Function;
+pub use function::{Function, Memory};
 #[cfg(feature = "guests")]
 pub use guests::GuestReport;
 pub use keeper::ends_within;
+pub use place::{SHARED, administration, folder};
 pub use policy::{Policy, PolicyError, Tenant};
 pub use reload::{Reload, Renewal};
-pub use server::{Engine, Error, SHARED, Settings, Stop, folder};
+pub use server::{Engine, Error, Settings, Stop};
 #[cfg(feature = "links")]
 pub use slipway_link::{
     ExecutorCapacity, ResourceShare, Settings as LinkSettings, SharesView, TenantShare,

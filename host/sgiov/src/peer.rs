@@ -10,10 +10,12 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Since Linux 6.5: a descriptor of the process that connected, whatever became of its number.
 const SO_PEERPIDFD: libc::c_int = 77;
-/// Since Linux 6.11: the network namespace of a pidfd's process (`linux/pidfd.h`).
-const PIDFD_GET_NET_NAMESPACE: libc::c_ulong = 0xff04;
+/// A namespace of a process: since Linux 6.11 by an ioctl of its pidfd (`linux/pidfd.h`), else by a file.
+struct Kind(libc::c_ulong, &'static str);
+const NET: Kind = Kind(0xff04, "net");
+const MOUNT: Kind = Kind(0xff03, "mnt");
 
-/// What tells network namespaces apart: device and inode of their file, for as long as somebody has it open.
+/// What tells namespaces apart: device and inode of their file, for as long as somebody has it open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespaceId(pub u64, pub u64);
 
@@ -36,6 +38,16 @@ pub struct Peer {
     pub namespace: NamespaceId,
     /// Holds the namespace, so that no other gets its number.
     pub file: Arc<OwnedFd>,
+    /// Its mount namespace, as of then: root in a container has the user id of root outside, and not this.
+    pub mounts: NamespaceId,
+}
+
+impl Peer {
+    /// Whether both are of one tenant, one user, and one container, so that neither has a reason to fear the other.
+    pub fn is_as(&self, other: &Self) -> bool {
+        let who = |peer: &Self| (peer.namespace, peer.uid, peer.mounts);
+        who(self) == who(other)
+    }
 }
 
 /// Who is at the other end of `socket`.
@@ -52,20 +64,25 @@ pub fn peer(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
             pidfd_open(pid, PidfdFlags::empty())?
         }
     };
-    let file = namespace(pidfd.as_fd(), number)?;
+    let file = namespace(pidfd.as_fd(), number, NET)?;
+    let mounts = NamespaceId::of(namespace(pidfd.as_fd(), number, MOUNT)?)?;
     let id = NamespaceId::of(&file)?;
-    Ok(Peer { uid: found.uid, pid: number, namespace: id, file: Arc::new(file) })
+    Ok(Peer { uid: found.uid, pid: number, namespace: id, file: Arc::new(file), mounts })
 }
 
-/// The network namespace of a process. By its number only if the process was still there afterwards.
-fn namespace(pidfd: BorrowedFd<'_>, pid: i32) -> std::io::Result<OwnedFd> {
+/// A namespace of a process. By its number only if the process was still there afterwards.
+fn namespace(
+    pidfd: BorrowedFd<'_>,
+    pid: i32,
+    Kind(request, name): Kind,
+) -> std::io::Result<OwnedFd> {
     // SAFETY: an ioctl without argument; it gives a new descriptor or an error.
-    let file = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_NET_NAMESPACE, 0) };
+    let file = unsafe { libc::ioctl(pidfd.as_raw_fd(), request, 0) };
     if file >= 0 {
         // SAFETY: the kernel gave it to us just now.
         return Ok(unsafe { OwnedFd::from_raw_fd(file) });
     }
-    let file = File::open(format!("/proc/{pid}/ns/net"))?;
+    let file = File::open(format!("/proc/{pid}/ns/{name}"))?;
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut waits = [PollFd::new(&pidfd, PollFlags::IN)];
     // Readable: it has ended, and its number may have been another's already.
@@ -94,6 +111,20 @@ fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, into: &mut T) -> std::io
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, into, &mut len)
     };
     if outcome == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// `SO_PASSRIGHTS` (Linux 6.16): whether a socket takes descriptors.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// Has `socket` take descriptors, which its listener refused until it was known whom they count against.
+pub fn accept_descriptors(socket: BorrowedFd<'_>) {
+    let on: libc::c_int = 1;
+    // SAFETY: the descriptor is borrowed for the call, and the kernel reads the bytes of `on`. A kernel that does not know the
+    // option has refused nothing.
+    unsafe {
+        let (len, on) = (size_of_val(&on) as libc::socklen_t, (&raw const on).cast());
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, on, len);
+    }
 }
 
 /// The address that a kernel's listening TCP socket has, in `namespace`. None: it is no such socket.

@@ -13,6 +13,10 @@
 //! from = "web"           # a tenant, "network:NAME" for the guests of that network, or "*"
 //! to = "db"              # the same, or a network such as 10.1.0.0/16
 //! ports = "5432"         # "*", or ports and ranges: "80,443,8000-8099"
+//!
+//! [limits]               # of what the engine holds; none: a share of what is free (`accounts`)
+//! user = { descriptors = 5000, mappings = 1000, sockets = 100000 }   # one user in a network namespace
+//! namespace = { descriptors = 20000 }                                # all users of one
 //! ```
 //!
 //! Without a rule a program reaches its own namespace only; everything else is the kernel's, as before. A
@@ -25,6 +29,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use slipway_sgiov_spec::Address;
 
+use crate::accounts::AllLimits;
 use crate::address::ip;
 use crate::peer::NamespaceId;
 
@@ -99,6 +104,7 @@ enum Target {
 pub struct Policy {
     tenants: Vec<Tenant>,
     rules: Vec<Rule>,
+    limits: Option<AllLimits>,
 }
 
 /// As it stands in a file.
@@ -109,6 +115,7 @@ struct Written {
     tenant: Vec<toml::Spanned<WrittenTenant>>,
     #[serde(default)]
     allow: Vec<toml::Spanned<WrittenRule>>,
+    limits: Option<toml::Spanned<AllLimits>>,
 }
 
 #[derive(Deserialize)]
@@ -188,6 +195,12 @@ impl Policy {
         }
         for rule in written.allow {
             self.rules.push(self.rule(rule.into_inner())?);
+        }
+        if let Some(limits) = written.limits {
+            if self.limits.is_some() {
+                return Err((limits.span().start, "limits are there already".into()));
+            }
+            self.limits = Some(limits.into_inner());
         }
         Ok(())
     }
@@ -283,6 +296,11 @@ impl Policy {
                     Target::Network(network) => network.contains(&ip(to)),
                 }
         })
+    }
+
+    /// Limits of what the engine holds for users and network namespaces.
+    pub fn limits(&self) -> AllLimits {
+        self.limits.unwrap_or_default()
     }
 
     /// Its tenants.
@@ -405,6 +423,15 @@ to = "10.9.0.0/16"
         }
         std::fs::write(&path, GOOD).unwrap();
         assert_eq!(Policy::read(&path).unwrap().rules(), 2);
+        let limits = "[limits]\nuser = { descriptors = 7 }\nnamespace = { sockets = 9 }\n";
+        std::fs::write(&path, format!("{GOOD}{limits}")).unwrap();
+        let told = Policy::read(&path).unwrap().limits();
+        assert_eq!((told.user.descriptors, told.user.sockets), (Some(7), None));
+        assert_eq!((told.namespace.descriptors, told.namespace.sockets), (None, Some(9)));
+        std::fs::write(&path, format!("{GOOD}[limits]\nusers = {{ sockets = 1 }}\n")).unwrap();
+        let error = Policy::read(&path).unwrap_err().to_string();
+        assert!(error.contains("socket.toml:23: ") && error.contains("users"), "{error}");
+        std::fs::write(&path, GOOD).unwrap();
         std::fs::create_dir(dir.path().join("socket.d")).unwrap();
         std::fs::write(dir.path().join("socket.d/1.toml"), "[[allow]]\nfrom='web'\nto='*'\n")
             .unwrap();

@@ -39,7 +39,7 @@ impl Reload {
     /// nothing changes, for reports.
     pub fn renew(&self, renewal: Result<Renewal, String>) {
         if self.renewals.send(renewal).is_ok() {
-            slipway_eventfd::raise(self.wake.as_fd());
+            slipway_family::wake(&self.wake);
         }
     }
 }

@@ -24,7 +24,7 @@ pub struct Line {
     pub stream: u32,
     /// The engine's side.
     pub side: Side,
-    /// What the family sleeps on; to be raised with `slipway_eventfd::raise` when a call says so.
+    /// What the family sleeps on; to be raised with `slipway_peer::eventfd::raise` when a call says so.
     pub eventfd: Arc<OwnedFd>,
     /// The family of the other side.
     pub family: u32,

@@ -113,9 +113,13 @@ impl Remote for Ways {
     }
 
     fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {
+        // A guest may have stopped listening since it was asked for: without links it is still guests who answer, or
+        // nobody would.
         #[cfg(feature = "guests")]
-        let is_guests =
-            |ways: &Self| ways.guests.as_ref().is_some_and(|guests| guests.is_for(tenant, &to));
+        let is_guests = |ways: &Self| {
+            let is_for = |guests: &Guests| guests.is_for(tenant, &to);
+            ways.links.is_none() || ways.guests.as_ref().is_some_and(is_for)
+        };
         #[cfg(not(feature = "guests"))]
         let is_guests = |_: &Self| false;
         if let Some(way) = self.of(is_guests) {
@@ -168,5 +172,43 @@ impl Remote for Ways {
     #[cfg(feature = "links")]
     fn shares(&mut self) -> Option<slipway_link::SharesView> {
         self.links.as_mut().and_then(|links| links.shares())
+    }
+}
+
+#[cfg(all(test, feature = "guests"))]
+mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use slipway_ring::cross::{Regions, Side};
+
+    use super::*;
+    use crate::policy::Policy;
+
+    /// A guest that listened when it was looked for, and does no more when it is asked.
+    #[test]
+    fn a_connection_to_a_guest_that_has_stopped_listening_is_answered() {
+        let guests = Guests::start(Policy::default()).unwrap();
+        let mut ways = Ways::new(None, Some(guests)).unwrap();
+        let line = Line {
+            arena: Arena::new(Regions::shape(1)).unwrap(),
+            stream: 0,
+            side: Side::One,
+            eventfd: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
+            family: 0,
+            entry: 0,
+            regions: Arc::new([]),
+        };
+        ways.connect(7, "web", Address::ANY, Address::v4([10, 9, 0, 1], 80), line);
+        let begun = Instant::now();
+        loop {
+            if let [event] = &ways.events()[..] {
+                assert!(matches!(event, Event::Refused { connection: 7, errno: 111 }), "{event:?}");
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "nobody answers");
+            std::thread::yield_now();
+        }
     }
 }

@@ -7,15 +7,19 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt,
 };
+use slipway_peer::{Bin, Foreign};
 use slipway_sgiov_spec::control::{DESCRIPTORS, REPLY, REQUEST, Reply, Request};
+
+/// Bytes of replies, with what the kernel adds to each, that a client may leave unread. A client takes its reply before it
+/// asks again; the descriptors in replies that wait count against the engine's own user (unix(7)).
+const UNREAD: usize = 8 << 10;
 
 /// What a look at a client's socket gives.
 pub enum Received {
     /// A request, and the descriptors that came with it.
-    Request(Request, Vec<OwnedFd>),
+    Request(Request, Vec<Foreign>),
     /// Something that is none.
     Malformed,
     /// Nothing yet.
@@ -24,33 +28,30 @@ pub enum Received {
     Gone,
 }
 
-/// Takes the next message.
-pub fn receive(socket: BorrowedFd<'_>) -> Received {
+/// Bounds the replies that wait for a client.
+pub fn bound_replies(socket: BorrowedFd<'_>) {
+    // The kernel knows the option; what it makes of the number is enough for some replies.
+    let _ = sockopt::set_socket_send_buffer_size(socket, UNREAD);
+}
+
+/// Takes the next message. Its descriptors are closed through `bin`.
+pub fn receive(socket: BorrowedFd<'_>, bin: &Bin) -> Received {
     // One byte more, by which a longer message shows.
     let mut bytes = [0; REQUEST + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let message = match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
+    let parts = &mut [IoSliceMut::new(&mut bytes)];
+    let message = match slipway_peer::receive(socket, parts, bin, RecvFlags::DONTWAIT) {
         Ok(message) => message,
         Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
         Err(_) => return Received::Gone,
     };
-    let mut files = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(more) = message {
-            files.extend(more);
-        }
-    }
     if message.bytes == 0 {
         return Received::Gone;
     }
-    if message.flags.contains(ReturnFlags::CTRUNC) {
+    if message.flags.contains(ReturnFlags::CTRUNC) || message.files.len() > DESCRIPTORS {
         return Received::Malformed;
     }
     let request = bytes.get(..message.bytes).and_then(Request::decode);
-    request.map_or(Received::Malformed, |request| Received::Request(request, files))
+    request.map_or(Received::Malformed, |request| Received::Request(request, message.files))
 }
 
 /// Sends a reply with its descriptors. False: there was no room for it, or nobody is there. Who asks and does

@@ -52,7 +52,7 @@ fn a_sender_that_is_killed_leaves_a_whole_beginning_and_an_end() {
     for round in 0..12 {
         let mut sender = Process::new("send 7100", &node.socket());
         assert!(readable(waits.as_fd(), PATIENCE));
-        slipway_eventfd::drain(waits.as_fd());
+        slipway_peer::eventfd::drain(waits.as_fd());
         let there = server.accept(listener).unwrap();
         let (mut got, mut killed) = (0usize, None);
         let ended = loop {
@@ -179,7 +179,7 @@ fn who_does_not_read_holds_nobody_up() {
 
 #[test]
 fn without_descriptors_a_connection_is_refused_and_nothing_is_held() {
-    let node = Node::with_files(60);
+    let node = Node::with_files(400);
     let (mut server, mut client) = (node.attach(), node.attach());
     let (listener, _) = server.listen(at(7103), 4096);
     for _ in 0..3 {
@@ -189,7 +189,7 @@ fn without_descriptors_a_connection_is_refused_and_nothing_is_held() {
                 Ok(there) => all.push(there),
                 Err(errno) => break errno,
             }
-            assert!(all.len() < 60);
+            assert!(all.len() < 400);
         };
         assert_eq!(refused, ENOBUFS);
         assert!(all.len() > 10, "{}", all.len());
@@ -211,7 +211,7 @@ fn more_connections_than_descriptors_end_as_others_do() {
 fn many_connections_end_as_others_do(server_shares: bool) {
     const CONNECTIONS: usize = 500;
     assert!(raise_descriptor_limit(4096) >= 4096, "too few descriptors");
-    let node = Node::with_files(300);
+    let node = Node::with_files(700);
     let (mut server, mut client) = (node.attach(), node.attach());
     let (listener, _) = server.listen(at(7106), 5);
     server.share(server_shares);

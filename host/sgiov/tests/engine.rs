@@ -12,6 +12,7 @@ use slipway_ring::cross::Error;
 use slipway_sgiov::Settings;
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{NOT_OURS, Reply, Request, SHARERS};
+use slipway_socket::{Errno, Family};
 
 impl Running {
     fn attach(&self) -> Client {
@@ -61,6 +62,40 @@ fn two_programs_talk_and_one_closes() {
         client.close(c);
     }
     assert_eq!((client.arenas.len(), server.arenas.len()), (1, 1));
+}
+
+/// A peer that writes one of the two words alone that say so makes no program try for ever.
+#[test]
+fn half_a_reset_is_one() {
+    let engine = Running::new(Settings::default());
+    let (mut hostile, family) = (engine.attach(), Family::attach(&engine.socket()).unwrap());
+    let (listener, _waits) = hostile.listen(at(7000), 5);
+    let mut pair = || {
+        let ours = family.connect(at(7000), Address::ANY).unwrap_or_else(|_| panic!("refused"));
+        (ours.endpoint, hostile.accept(listener).unwrap())
+    };
+    let (ours, theirs) = pair();
+    let (other, others) = pair();
+    hostile.stream(&theirs).out.reset();
+    let sent = std::iter::repeat_with(|| ours.send(&[0; 65536])).find(Result::is_err);
+    assert_eq!(sent, Some(Err(Errno::CONNRESET)));
+    hostile.stream(&others).into.reset();
+    assert_eq!(other.recv(&mut [0; 10]), Err(Errno::CONNRESET));
+}
+
+/// Whoever accepts believes the address that it is told.
+#[test]
+fn nobody_connects_from_an_address_of_others() {
+    let engine = Running::new(Settings::default());
+    let (mut server, mut client) = (engine.attach(), engine.attach());
+    let (listener, _waits) = server.listen(at(7000), 5);
+    for forged in [[198, 51, 100, 7], [8, 8, 8, 8]] {
+        assert_eq!(client.connect_from(Address::v4(forged, 0), at(7000)).err(), Some(NOT_OURS));
+    }
+    assert_eq!(server.accept(listener).err(), Some(11));
+    let own = Address::v4([127, 0, 0, 9], 4000);
+    assert_eq!(client.connect_from(own, at(7000)).unwrap().endpoint.local, own);
+    assert_eq!(server.accept(listener).unwrap().endpoint.peer, own);
 }
 
 #[test]
@@ -243,7 +278,7 @@ fn many_endpoints_of_a_process_share_eventfds_by_link() {
     // What the connector gets later is what the acceptor sleeps on.
     for (near, far) in near.iter_mut().zip(&far) {
         near.peer = client.peer(near.endpoint.entry).unwrap();
-        slipway_eventfd::drain(far.eventfd.as_fd());
+        slipway_peer::eventfd::drain(far.eventfd.as_fd());
         client.write(near, b"hello").unwrap();
         assert_eq!(server.read(far, 10).unwrap(), b"hello");
         assert!(!server.stream(far).arm_data(1).unwrap());
@@ -251,14 +286,14 @@ fn many_endpoints_of_a_process_share_eventfds_by_link() {
         assert!(readable(far.eventfd.as_fd(), PATIENCE));
     }
     // Ended by the engine, of which the other side is told by it.
-    slipway_eventfd::drain(far[0].eventfd.as_fd());
+    slipway_peer::eventfd::drain(far[0].eventfd.as_fd());
     drop(client);
     assert!(readable(far[0].eventfd.as_fd(), PATIENCE));
     server.share(false);
     let (near, far) = (other.connect(at(7000)).unwrap(), server.accept(listener).unwrap());
     assert!(near.later && far.group == 0, "it was not known yet");
     let near = other.peer(near.endpoint.entry).unwrap();
-    slipway_eventfd::raise(near.as_fd());
+    assert!(slipway_peer::eventfd::raise(near.as_fd()));
     assert!(readable(far.eventfd.as_fd(), PATIENCE));
     assert!(!other.connect(at(7000)).unwrap().later);
 }

@@ -17,7 +17,15 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::NOT_OURS;
 use slipway_sgiov_spec::function::{Broken, Message};
 
-const HERE: Address = Address::v4([10, 9, 0, 1], 0);
+/// Whether the kernel has a source for connections to the machine's programs, as a guest with an interface has.
+fn has_route(test: &str) -> bool {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let found = socket.connect("10.9.0.2:9").is_ok();
+    if !found {
+        println!("SKIPPED: {test}: needs a route to 10.9.0.2");
+    }
+    found
+}
 
 fn there(port: u16) -> Address {
     Address::v4([10, 9, 0, 2], port)
@@ -60,7 +68,7 @@ impl Drop for Guest {
 fn connect(client: &mut Client, to: Address) -> Connected {
     let begun = Instant::now();
     loop {
-        match client.connect_from(HERE, to) {
+        match client.connect_from(Address::ANY, to) {
             Err(NOT_OURS) if begun.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -81,6 +89,9 @@ fn echo(client: &Client, connected: &Connected, bytes: &[u8]) {
 
 #[test]
 fn streams_go_to_the_machine_and_back() {
+    if !has_route("streams_go_to_the_machine_and_back") {
+        return;
+    }
     for interrupts in [true, false] {
         let machine = Machine::new();
         let guest = Guest::new(&machine, interrupts);
@@ -92,13 +103,16 @@ fn streams_go_to_the_machine_and_back() {
         echo(&client, &c, &long);
         client.close(c);
         machine.wait(|seen| seen.closed == 1 && seen.streams == 0);
-        assert_eq!(client.connect_from(HERE, there(machine::REFUSED)).err(), Some(111));
-        assert_eq!(client.connect_from(HERE, there(1)).err(), Some(NOT_OURS));
+        assert_eq!(client.connect_from(Address::ANY, there(machine::REFUSED)).err(), Some(111));
+        assert_eq!(client.connect_from(Address::ANY, there(1)).err(), Some(NOT_OURS));
     }
 }
 
 #[test]
 fn more_streams_than_an_arena_has_lie_in_another_one() {
+    if !has_route("more_streams_than_an_arena_has_lie_in_another_one") {
+        return;
+    }
     let machine = Machine::new();
     let guest = Guest::new(&machine, true);
     let mut client = guest.attach();
@@ -120,6 +134,9 @@ fn more_streams_than_an_arena_has_lie_in_another_one() {
 
 #[test]
 fn a_program_that_is_killed_is_an_end_to_the_machine() {
+    if !has_route("a_program_that_is_killed_is_an_end_to_the_machine") {
+        return;
+    }
     let machine = Machine::new();
     let guest = Guest::new(&machine, true);
     let mut client = guest.attach();
@@ -131,6 +148,9 @@ fn a_program_that_is_killed_is_an_end_to_the_machine() {
 
 #[test]
 fn the_machine_reaches_who_listens() {
+    if !has_route("the_machine_reaches_who_listens") {
+        return;
+    }
     let Some(own) = machine::own_address() else {
         println!(
             "SKIPPED: the_machine_reaches_who_listens: needs an address other than loopback's"
@@ -160,6 +180,9 @@ fn the_machine_reaches_who_listens() {
 
 #[test]
 fn a_machine_that_serves_no_more_resets_all_and_the_kernel_goes_on() {
+    if !has_route("a_machine_that_serves_no_more_resets_all_and_the_kernel_goes_on") {
+        return;
+    }
     for how in 0..3 {
         let machine = Machine::new();
         let guest = Guest::new(&machine, true);
@@ -174,7 +197,7 @@ fn a_machine_that_serves_no_more_resets_all_and_the_kernel_goes_on() {
         }
         assert_eq!(client.read(&c, 1), Err(Error::Reset));
         let begun = Instant::now();
-        while client.connect_from(HERE, there(machine::ECHO)).err() != Some(NOT_OURS) {
+        while client.connect_from(Address::ANY, there(machine::ECHO)).err() != Some(NOT_OURS) {
             assert!(begun.elapsed() < PATIENCE);
         }
         // Programs of the same guest go on to talk.
@@ -189,6 +212,9 @@ fn a_machine_that_serves_no_more_resets_all_and_the_kernel_goes_on() {
 
 #[test]
 fn what_is_no_function_is_refused() {
+    if !has_route("what_is_no_function_is_refused") {
+        return;
+    }
     let machine = Machine::new();
     let mut device = machine.device(true);
     device.lie = Some((0, 0));

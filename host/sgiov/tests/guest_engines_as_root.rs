@@ -54,7 +54,7 @@ impl Device for Wire {
     }
 
     fn take_interrupt(&mut self) {
-        slipway_eventfd::drain(self.pin.as_fd());
+        slipway_peer::eventfd::drain(self.pin.as_fd());
     }
 
     /// Each interrupt masks the line.
@@ -80,6 +80,7 @@ impl Running {
             name: name.into(),
             tenant: "network:one".into(),
             addresses: vec![ip.into()],
+            memory: None,
         };
         let asked = serve_function(&machine.socket(), listener.as_fd(), &function).unwrap();
         let mut vmm = Vmm::connect(&path, PATIENCE).unwrap();
@@ -114,9 +115,9 @@ fn inside() {
     let machine = Running::new(Settings { guests: true, ..Settings::default() });
     let guests = [Running::guest(&machine, "a", A), Running::guest(&machine, "b", B)];
     let (mut server, mut client) = (guests[0].attach(), guests[1].attach());
-    let (listener, waits) = server.listen(Address::v4([0; 4], 80), 64);
+    let (listener, waits) = server.listen(Address::v4([0; 4], 8080), 64);
     until("the machine knows of the listener", || listeners(&machine.socket()) == 1);
-    let (from, to) = (Address::v4(B, 0), Address::v4(A, 80));
+    let (from, to) = (Address::v4(B, 0), Address::v4(A, 8080));
     let mut pairs = Vec::new();
     for _ in 0..40 {
         let c = client.connect_from(from, to).unwrap();

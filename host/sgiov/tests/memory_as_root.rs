@@ -186,7 +186,7 @@ impl Scene {
         let mut all = Vec::new();
         while all.len() <= CONNECTIONS {
             assert!(readable(waits.as_fd(), PATIENCE));
-            slipway_eventfd::drain(waits.as_fd());
+            slipway_peer::eventfd::drain(waits.as_fd());
             while let Ok(here) = server.accept(listener) {
                 all.push(here);
             }

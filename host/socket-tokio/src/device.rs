@@ -161,7 +161,7 @@ impl Device {
             };
             // The runtime waits for edges; one that others sleep on as well nobody empties.
             if !self.endpoint().is_shared() {
-                slipway_eventfd::drain(self.eventfd.get_ref().as_fd());
+                slipway_peer::eventfd::drain(self.eventfd.get_ref().as_fd());
             }
             raised.clear_ready();
         }

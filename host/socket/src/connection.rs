@@ -7,9 +7,10 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::net::sockopt::Timeout;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
+use slipway_peer::Bin;
 use slipway_sgiov_spec::control::{DESCRIPTORS, REPLY, Reply, Request};
 
 use crate::hidden::Hidden;
@@ -40,6 +41,14 @@ impl<const N: usize> From<[OwnedFd; N]> for Descriptors {
 }
 
 impl Descriptors {
+    /// The last one.
+    ///
+    /// # Errors
+    /// `EPROTO`: there is none.
+    pub fn last(&mut self) -> Result<OwnedFd, Errno> {
+        self.0.iter_mut().rev().find_map(Option::take).ok_or(Errno::PROTO)
+    }
+
     /// The next one.
     ///
     /// # Errors
@@ -92,22 +101,22 @@ impl Connection {
     /// # Errors
     /// The engine is gone, or does not speak as it should.
     pub fn ask(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
-        self.tell(request, with)?;
+        // The engine is gone, or it has nothing for this user: then it has said why before it hung up.
+        let told = self.tell(request, with);
+        told.or_else(|errno| if errno == Errno::PIPE { Ok(()) } else { Err(errno) })?;
         let mut bytes = [0; REPLY];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
         let got = rustix::io::retry_on_intr(|| {
             let pieces = &mut [std::io::IoSliceMut::new(&mut bytes)];
-            rustix::net::recvmsg(&self.socket, pieces, &mut ancillary, flags)
+            slipway_peer::receive(&self.socket, pieces, &Bin::new(), RecvFlags::empty())
         })?;
+        if got.bytes == 0 {
+            told?;
+        }
+        // All of them are the engine's: eventfds and memory that it made, and its own connections. It passes on nothing
+        // that another program sent, so closing one never waits.
         let mut descriptors = Descriptors::default();
-        let passed = ancillary.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        });
-        for (place, fd) in descriptors.0.iter_mut().zip(passed.flatten()) {
-            *place = Some(fd);
+        for (place, fd) in descriptors.0.iter_mut().zip(got.files) {
+            *place = Some(fd.into_owned());
         }
         let reply = Reply::decode(&bytes[..got.bytes]).ok_or(Errno::PROTO)?;
         Ok(Answer { reply, descriptors })

@@ -211,8 +211,10 @@ impl Endpoint {
         if self.place.same_tenant {
             // Fails when the counter is full: then it is readable already.
             let _ = rustix::io::write(peer, &1u64.to_ne_bytes());
-        } else {
-            slipway_eventfd::raise(peer.as_fd());
+        } else if !slipway_peer::eventfd::raise(peer.as_fd()) {
+            // Others have taken all that this thread could raise it by without waiting for the peer. The engine raises it
+            // for who asks; without an engine all streams have ended.
+            let _ = self.family.peer(self.entry);
         }
     }
 
@@ -266,6 +268,8 @@ impl Endpoint {
         );
         let sent = self.stream().write(from, self.most(), regions, || self.tell());
         match sent {
+            // A peer that spoils one word alone: poll(2) says that it was reset, so this does, too.
+            Ok(0) if !from.is_empty() && self.is_reset() => Err(self.reset_by(Errno::PIPE)),
             Ok(0) if !from.is_empty() => Err(Errno::AGAIN),
             Ok(count) => {
                 add(&words[entry::SENT], count);
@@ -312,7 +316,7 @@ impl Endpoint {
         match self.stream().available() {
             Ok((_, true)) => Ok(0),
             _ if self.has(option::NO_MORE) => Ok(0),
-            Ok(_) if self.family.is_dead() => self.end_or_reset(),
+            Ok(_) if self.is_reset() => self.end_or_reset(),
             Ok(_) => Err(Errno::AGAIN),
             Err(_) => self.end_or_reset(),
         }

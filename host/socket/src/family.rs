@@ -1,6 +1,6 @@
 //! What a process has of the engine: its connection, the family's table, the arenas.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use rustix::io::Errno;
 use slipway_ring::cross::Arena;
 use slipway_sgiov_spec::Address;
-use slipway_sgiov_spec::control::{NOT_OURS, Reply, Request, VERSION};
+use slipway_sgiov_spec::control::{Endpoint as Granted, NOT_OURS, Reply, Request, VERSION};
 
 use crate::connection::{Answer, Connection, Descriptors};
 use crate::endpoint::Endpoint;
@@ -153,7 +153,9 @@ impl Family {
 
     pub(crate) fn signal(&self, entry: usize) {
         if self.table.signal(entry as u64) {
-            slipway_eventfd::raise(std::os::fd::AsFd::as_fd(&self.bell));
+            // The engine made the bell, and no other program has it: a plain write needs nothing that others could have
+            // taken.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
 
@@ -167,19 +169,39 @@ impl Family {
             self.asking.store(thread(), Ordering::Relaxed);
             let answer = control.ask(request, with);
             self.asking.store(0, Ordering::Relaxed);
-            answer
+            // Under the lock: the next reply may name the arena, and a child of fork(2) is not given it again.
+            answer.map(|answer| self.take_arena(&control, answer))
         };
         let owed = self.owed.swap(0, Ordering::Relaxed);
-        if owed > 0
-            && let Ok(peer) = self.peer(owed as usize - 1)
-        {
-            slipway_eventfd::raise(peer.as_fd());
+        if owed > 0 {
+            // The engine raises it as it answers.
+            let _ = self.peer(owed as usize - 1);
         }
         if answer.is_err() {
             // Whatever it was: nobody knows any more which reply belongs to which request.
             self.bury();
         }
         answer
+    }
+
+    /// Keeps the arena that came with a reply. The connection is closed again where that cannot be.
+    fn take_arena(&self, control: &Connection, mut answer: Answer) -> Answer {
+        let Reply::Connected { endpoint, new_link: true, .. } = answer.reply else { return answer };
+        if let Err(errno) = self.link(endpoint.place.link, &mut answer.descriptors) {
+            let _ = control.tell(Request::Close { entry: endpoint.entry }, None);
+            answer.reply = Reply::Refused(errno.raw_os_error().unsigned_abs());
+        }
+        answer
+    }
+
+    fn link(&self, link: u16, descriptors: &mut Descriptors) -> Result<(), Errno> {
+        let mut links = self.links.hold();
+        let place = links.get_mut(usize::from(link)).ok_or(Errno::PROTO)?;
+        // The arena of an earlier link of that number is nobody's any more, whatever this one is.
+        *place = None;
+        let file = Hidden::new(descriptors.last()?).map_err(|_| Errno::MFILE)?.into_inner();
+        *place = Some(Arena::open(file).map_err(|_| Errno::PROTO)?);
+        Ok(())
     }
 
     /// Connects to `to`, from `from` if that is not [`Address::ANY`].
@@ -254,20 +276,33 @@ impl Family {
     fn open(
         self: &Arc<Self>,
         reply: Reply,
-        mut descriptors: Descriptors,
+        descriptors: Descriptors,
         is_new: bool,
     ) -> Result<Opened, Errno> {
-        let (granted, new_link, group, peer_later) = match reply {
-            Reply::Connected { endpoint, new_link, group, peer_later } => {
-                (endpoint, new_link, group, peer_later)
-            }
+        let (granted, group, peer_later) = match reply {
+            Reply::Connected { endpoint, group, peer_later, .. } => (endpoint, group, peer_later),
             Reply::Refused(errno) => return Err(errno_of(errno)),
             _ => return Err(Errno::PROTO),
         };
+        let entry = granted.entry;
+        self.open_granted(granted, group, peer_later, descriptors, is_new).inspect_err(|_| {
+            // The engine counts it as held by this process until it is told. If it is gone it knows.
+            let _ = self.control().tell(Request::Close { entry }, None);
+        })
+    }
+
+    fn open_granted(
+        self: &Arc<Self>,
+        granted: Granted,
+        group: u32,
+        peer_later: bool,
+        mut descriptors: Descriptors,
+        is_new: bool,
+    ) -> Result<Opened, Errno> {
         let eventfd = descriptors.next()?;
         let has_peer = !granted.place.engine && !peer_later;
         let peer = has_peer.then(|| descriptors.next()).transpose()?;
-        let arena = self.link(granted.place.link, new_link, descriptors)?;
+        let arena = self.arena(granted.place.link)?;
         let possible =
             self.table.has(granted.entry) && granted.place.stream < arena.shape().streams;
         if !possible {
@@ -284,14 +319,9 @@ impl Family {
         Ok(Opened { endpoint, eventfd })
     }
 
-    fn link(&self, link: u16, new: bool, mut descriptors: Descriptors) -> Result<Arena, Errno> {
-        let mut links = self.links.hold();
-        let place = links.get_mut(usize::from(link)).ok_or(Errno::PROTO)?;
-        if new {
-            let file = Hidden::new(descriptors.next()?).map_err(|_| Errno::MFILE)?.into_inner();
-            *place = Some(Arena::open(file).map_err(|_| Errno::PROTO)?);
-        }
-        place.clone().ok_or(Errno::PROTO)
+    fn arena(&self, link: u16) -> Result<Arena, Errno> {
+        let links = self.links.hold();
+        links.get(usize::from(link)).and_then(Clone::clone).ok_or(Errno::PROTO)
     }
 
     /// This process has closed its last descriptor of the endpoint.

@@ -157,8 +157,10 @@ fn lock_slowly(word: &AtomicU64, me: u64, mut holder: u64) -> Result<Held<'_>, E
                 let _ = rustix::thread::nanosleep(&pause);
             }
         }
-        // The engine may be gone as well; then all is reset anyway.
-        let dead = rounds.is_multiple_of(1000) && holder != 0 && is_gone(holder as u32);
+        // The engine has it until it has given a page back, among programs that have no reason to fear each other. It is
+        // believed to be gone after some ten seconds, as where it does not answer.
+        let gone = || if holder as u32 == 0 { rounds >= 100_000 } else { is_gone(holder as u32) };
+        let dead = rounds.is_multiple_of(1000) && holder != 0 && gone();
         let from = if dead { holder } else { 0 };
         match word.compare_exchange(from, me, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return Ok(Held(word)),

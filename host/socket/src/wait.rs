@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::thread::futex;
-use slipway_eventfd::drain;
+use slipway_peer::eventfd::drain;
 
 use crate::edge::Edge;
 use crate::endpoint::{Endpoint, Half, option};

@@ -34,6 +34,15 @@ pub enum DoorbellMode {
     Mapped,
 }
 
+/// A file in memory, by what stat(2) says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryFile {
+    /// `st_dev`.
+    pub device: u64,
+    /// `st_ino`.
+    pub inode: u64,
+}
+
 /// What an endpoint is told once.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -65,6 +74,10 @@ pub struct Config {
     pub remote_threshold: u64,
     /// Most bytes of DMA maps with descriptors at a time: bounds the addresses a client takes.
     pub max_dma_bytes: u64,
+    /// The only file that DMA maps with descriptors may be of; `None`: any file in memory. The first
+    /// to touch a page of a file is charged for it for as long as the file is there, mapped or not:
+    /// a client with one file after the other would have this process charged without end.
+    pub memory_file: Option<MemoryFile>,
     /// Most bytes of replies that wait for the client; one that lets more pile up is dropped.
     pub max_queued_bytes: usize,
 }
@@ -84,6 +97,7 @@ impl Config {
             handshake_deadline: Duration::from_secs(10),
             remote_threshold: 4096,
             max_dma_bytes: 1 << 40,
+            memory_file: None,
             max_queued_bytes: 4 << 20,
         }
     }

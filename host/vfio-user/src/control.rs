@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+use slipway_peer::Bin;
 use slipway_reactor::{Bell, Handle};
 
 use crate::Stats;
@@ -18,6 +19,8 @@ pub(crate) struct Shared {
     poked: AtomicBool,
     /// Polls of its function that were not idle.
     busy_polls: Arc<AtomicU64>,
+    /// What its clients left to be closed or unmapped.
+    bin: Bin,
     /// The reactor that it shall live on from now on.
     new_home: Mutex<Option<Handle>>,
     /// The thread that a client was to be moved to could not be had.
@@ -29,12 +32,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(busy_polls: Arc<AtomicU64>) -> std::io::Result<Self> {
+    pub(crate) fn new(busy_polls: Arc<AtomicU64>, bin: &Bin) -> std::io::Result<Self> {
         Ok(Self {
             live: Arc::default(),
             closing: AtomicBool::new(false),
             poked: AtomicBool::new(false),
             busy_polls,
+            bin: bin.clone(),
             new_home: Mutex::default(),
             move_failed: AtomicBool::new(false),
             bell: Bell::new()?,
@@ -113,7 +117,7 @@ pub struct Control(pub(crate) Arc<Shared>);
 impl Control {
     /// A snapshot.
     pub fn stats(&self) -> Stats {
-        self.0.live.snapshot()
+        Stats { held: self.0.bin.held(), ..self.0.live.snapshot() }
     }
 
     /// Asks the endpoint to go: its client is hung up on, the function quiesced, everything

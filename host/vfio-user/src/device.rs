@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use slipway_pci::{Bar, Function, Turn};
+use slipway_peer::Bin;
 use slipway_ram::DmaMap;
 
 use crate::EndpointParts;
@@ -25,6 +26,8 @@ pub(crate) struct Mapped {
 pub(crate) struct Device {
     pub(crate) function: Box<dyn Function>,
     pub(crate) map: DmaMap,
+    /// Where what clients sent, and their memory, is closed and unmapped.
+    pub(crate) bin: Bin,
     pub(crate) sink: Arc<EventSink>,
     pub(crate) bars: Vec<Bar>,
     pub(crate) mapped: Option<Mapped>,
@@ -62,6 +65,7 @@ impl Device {
         Ok(Self {
             function,
             map: parts.map,
+            bin: parts.bin,
             sink: parts.sink,
             bars: description.bars,
             mapped,
@@ -144,7 +148,7 @@ impl Device {
     /// The client's eventfd for unmasking the pin is readable. False: it is one that never ends.
     pub(crate) fn unmask_pin(&self) -> bool {
         let drained =
-            self.unmasking.routed().is_none_or(|file| slipway_eventfd::drain(file.as_fd()));
+            self.unmasking.routed().is_none_or(|file| slipway_peer::eventfd::drain(file.as_fd()));
         self.sink.pin.unmask();
         drained
     }

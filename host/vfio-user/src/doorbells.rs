@@ -8,6 +8,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use slipway_keeper::Shelf;
 use slipway_pci::CellPage;
+use slipway_peer::Foreign;
 
 use crate::kept::DOORBELLS;
 
@@ -49,18 +50,20 @@ impl SharedPage {
     pub(crate) fn kept(
         count: usize,
         shelf: Shelf,
-        found: Option<OwnedFd>,
+        found: Option<Foreign>,
     ) -> std::io::Result<Self> {
         let mut page = Self::new(count)?;
         page.shelf = Some(shelf);
         let Some(file) = found else { return Ok(page) };
-        let len = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
-        let sealed =
-            rustix::fs::fcntl_get_seals(&file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
-        let offset = len.checked_sub(page.len()).filter(|_| sealed);
         let text = "a file that is no predecessor's page of doorbells";
         let invalid = || std::io::Error::new(std::io::ErrorKind::InvalidData, text);
-        page.put(Backing { file, offset: offset.ok_or_else(invalid)? })?;
+        let sealed =
+            rustix::fs::fcntl_get_seals(&file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
+        // A memfd of a few pages: closing it never waits.
+        let file = Some(file).filter(|_| sealed).ok_or_else(invalid)?.into_owned();
+        let len = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        let offset = len.checked_sub(page.len()).ok_or_else(invalid)?;
+        page.put(Backing { file, offset })?;
         Ok(page)
     }
 
@@ -106,7 +109,7 @@ impl SharedPage {
 impl Drop for SharedPage {
     fn drop(&mut self) {
         // SAFETY: mapped by `new` or `renew` with this length; borrows of the cells have ended.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+        unsafe { slipway_ram::unmap(self.base, self.len) };
     }
 }
 

@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use slipway_pci::Function;
-use slipway_peer::Peer;
+use slipway_peer::{Bin, Foreign, Peer};
 use slipway_reactor::{Context, Handle, Interest, Reactor, Settings, Step, Task};
 
 use crate::channel::Channel;
@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::kept;
 use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
 use crate::listener::Listener;
-use crate::server::{Keeping, Session, Turn};
+use crate::server::{Keeping, MAX_HELD, Session, Turn};
 use crate::stats::{ClientInfo, add};
 use crate::wire::Wire;
 use crate::{Config, Control, EndpointParts};
@@ -31,6 +31,10 @@ const FIRST_WAKE: u32 = 4;
 const RECHECK: Duration = Duration::from_millis(1);
 /// How long nothing is accepted after accepting failed, or opened after that failed.
 const RETRY: Duration = Duration::from_millis(100);
+/// Why a client goes whose interrupts would have to be written to their eventfds, which may wait for ever.
+const NO_INTERRUPTS: &str = "interrupts cannot be delivered: the kernel has no asynchronous I/O context and no io_uring left";
+/// A step that lasts longer slept, or the machine is very busy.
+const LONG_STEP: Duration = Duration::from_millis(15);
 /// Connections accepted, or hung up on, in one step.
 const ACCEPTS_PER_STEP: usize = 4;
 
@@ -44,6 +48,9 @@ const ACCEPTS_PER_STEP: usize = 4;
 ///
 /// It moves to another reactor when it is told to ([`Control::relocate`]). What it watches tells of
 /// a level, and it has a step as soon as it has arrived, so nothing that came on the way is missed.
+///
+/// One that slept in a step, in a page fault on memory of its client, has a thread of its own from then on
+/// ([`slipway_reactor::Context::is_alone`]), and stays there: its next client may do the same.
 pub struct Endpoint {
     config: Arc<Config>,
     state: State,
@@ -57,6 +64,10 @@ pub struct Endpoint {
     private: bool,
     /// On the way to one.
     moving: bool,
+    /// It slept in the step in which it set out to one, and stays there.
+    slept: bool,
+    /// When the current step began.
+    began: Instant,
     /// Over, but for requests of the function.
     ended: bool,
     /// The last turn left messages unread.
@@ -96,7 +107,7 @@ impl Endpoint {
         let mut parts = parts;
         let kept = parts.kept.take();
         let device = Device::new(parts, function)?;
-        let (listener, kept) = listen(&config, kept)?;
+        let (listener, kept) = listen(&config, kept, &device.bin)?;
         let around = (wakes, home);
         let mut endpoint = Self::with(config, device, listener, around)?;
         if let Some((parts, keeping)) = kept {
@@ -117,7 +128,7 @@ impl Endpoint {
         function: Box<dyn Function>,
         home: &Handle,
     ) -> std::io::Result<Self> {
-        let listener = Listener::given(socket)?;
+        let listener = Listener::given(socket, &parts.bin)?;
         Self::with(config, Device::new(parts, function)?, listener, (Vec::new(), home))
     }
 
@@ -127,7 +138,8 @@ impl Endpoint {
         listener: Listener,
         (wakes, home): (Vec<OwnedFd>, &Handle),
     ) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::new(device.pace.progress_counter())?);
+        let shared = Arc::new(Shared::new(device.pace.progress_counter(), &device.bin)?);
+        device.sink.failure.tell(Waker::from(Arc::new(Home(shared.clone()))));
         Ok(Self {
             config: Arc::new(config),
             state: State::Listening,
@@ -137,6 +149,8 @@ impl Endpoint {
             home: home.clone(),
             private: false,
             moving: false,
+            slept: false,
+            began: Instant::now(),
             ended: false,
             more: false,
             listening: true,
@@ -155,7 +169,7 @@ impl Endpoint {
             self.kept = Some(Box::new(keeping));
             return Ok(());
         };
-        let wire = Wire::new(socket, self.config.max_queued_bytes);
+        let wire = Wire::new(socket, &self.device.bin, self.config.max_queued_bytes);
         let channel = Channel::new(wire, self.config.remote_deadline);
         let live = self.shared.live.clone();
         live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: false });
@@ -202,6 +216,9 @@ impl Endpoint {
     /// Takes what waits at the socket.
     fn accept(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
         for _ in 0..ACCEPTS_PER_STEP {
+            if self.device.bin.held() > MAX_HELD {
+                return Err(std::io::Error::other("too much of earlier clients cannot be closed"));
+            }
             let Some((socket, peer)) = self.listener.accept()? else { return Ok(()) };
             let allowed = self.config.allowed_uid.is_none_or(|uid| uid == peer.uid);
             if allowed && matches!(self.state, State::Listening) {
@@ -215,15 +232,22 @@ impl Endpoint {
 
     fn connect(
         &mut self,
-        socket: OwnedFd,
+        socket: Foreign,
         peer: Peer,
         context: &mut Context<'_>,
     ) -> std::io::Result<()> {
+        if !slipway_peer::eventfd::can_raise() {
+            add(&self.shared.live.refused, 1);
+            self.shared.live.disconnected(NO_INTERRUPTS);
+            return Ok(());
+        }
+        // Of an earlier client.
+        let _ = self.device.sink.failure.take();
         if let Some(kept) = &mut self.kept {
             kept.connect(&socket, peer)?;
         }
         context.watch(socket.as_fd(), Interest::Read, CLIENT)?;
-        let wire = Wire::new(socket, self.config.max_queued_bytes);
+        let wire = Wire::new(socket, &self.device.bin, self.config.max_queued_bytes);
         let channel = Channel::new(wire, self.config.remote_deadline);
         let live = self.shared.live.clone();
         live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: self.private });
@@ -238,6 +262,13 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Returns whether the client has hung up, and that is still to be noticed: epoll_wait(2) looks at one descriptor
+    /// after the other, and a successor may come between the two looks.
+    fn client_leaves(&self) -> bool {
+        let State::Connected { session, .. } = &self.state else { return false };
+        session.channel.with(|wire| wire.is_hung_up())
+    }
+
     fn disconnect(&mut self, why: &str, context: &mut Context<'_>) {
         let State::Connected { session, .. } = &mut self.state else { return };
         session.channel.hang_up();
@@ -245,6 +276,7 @@ impl Endpoint {
             kept.disconnect();
             self.kept = Some(kept);
         }
+        // Before the connection goes: the duplicate that is watched must not be the last one.
         context.unwatch(CLIENT);
         self.device.unroute();
         self.shared.live.disconnected(why);
@@ -281,11 +313,28 @@ impl Endpoint {
     }
 
     /// Takes another home, if it was given one. Whether it has to go there.
-    fn relocates(&mut self) -> bool {
+    fn relocates(&mut self, context: &Context<'_>) -> bool {
         let Some(home) = self.shared.take_home() else { return false };
         self.home = home;
-        // From a thread of its own it goes when its client does.
-        !self.private && !self.shared.is_closing()
+        // From a thread of its own it goes when its client does, or never.
+        !self.private && !self.stays(context) && !self.shared.is_closing()
+    }
+
+    /// Whether it has a thread of its own for good.
+    fn stays(&self, context: &Context<'_>) -> bool {
+        context.is_alone() || self.slept
+    }
+
+    /// Answers the client that needs a thread of its own, which this is, or which could not be had.
+    fn settle(&mut self, context: &mut Context<'_>) {
+        let State::Connected { session, .. } = &mut self.state else { return };
+        if self.private {
+            self.shared.live.moved();
+        }
+        self.more = true;
+        if let Err(end) = session.settle_on_thread(&mut self.device, self.private) {
+            self.disconnect(&end.to_string(), context);
+        }
     }
 
     /// Whether there is nothing but a function to poll for a client that rings mapped doorbells: no
@@ -434,12 +483,13 @@ type KeptParts = (Box<kept::Parts>, Keeping);
 fn listen(
     config: &Config,
     kept: Option<KeptParts>,
+    bin: &Bin,
 ) -> std::io::Result<(Listener, Option<KeptParts>)> {
-    let Some((mut parts, keeping)) = kept else { return Ok((Listener::bind(config)?, None)) };
+    let Some((mut parts, keeping)) = kept else { return Ok((Listener::bind(config, bin)?, None)) };
     let listener = match parts.found.remove(&kept::LISTENER) {
-        Some(socket) => Listener::resume(socket, config)?,
+        Some(socket) => Listener::resume(socket, config, bin)?,
         None => {
-            let listener = Listener::bind(config)?;
+            let listener = Listener::bind(config, bin)?;
             parts.shelf.put(kept::LISTENER, listener.file())?;
             listener
         }
@@ -482,6 +532,9 @@ impl Ready {
 
 impl Task for Endpoint {
     fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+        if context.is_alone() {
+            self.shared.live.stalls.fetch_add(1, Ordering::Relaxed);
+        }
         context.watch(self.shared.bell(), Interest::Read, CONTROL)?;
         context.watch(self.listener.file(), Interest::Read, LISTENER)?;
         self.listening = true;
@@ -499,22 +552,18 @@ impl Task for Endpoint {
             return Ok(());
         }
         self.private = !self.shared.move_failed.swap(false, Ordering::AcqRel);
+        self.slept &= self.private;
         if let State::Connected { session, interest, .. } = &mut self.state {
             *interest = Interest::Read;
             session.channel.with(|wire| context.watch(wire.file(), Interest::Read, CLIENT))?;
-            if self.private {
-                self.shared.live.moved();
-            }
-            self.more = true;
-            if let Err(end) = session.settle_on_thread(&mut self.device, self.private) {
-                self.disconnect(&end.to_string(), context);
-            }
         }
+        self.settle(context);
         Ok(())
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Step {
         let now = context.now();
+        self.began = now;
         self.device.share(context.is_shared());
         if context.events().is_empty() && self.is_only_served() {
             self.device.poll(now);
@@ -526,9 +575,12 @@ impl Task for Endpoint {
             if self.shared.take_poke() {
                 self.device.pace.kick();
             }
-            if self.relocates() {
+            if self.relocates(context) {
                 return Step::Leave;
             }
+        }
+        if self.device.sink.failure.take() {
+            self.disconnect(NO_INTERRUPTS, context);
         }
         if self.shared.is_closing() {
             self.disconnect("the endpoint was closed", context);
@@ -538,8 +590,12 @@ impl Task for Endpoint {
         }
         // The client first: a successor is refused only when the old one is really still there.
         if !self.serve(ready, context) {
-            self.moving = true;
-            return Step::Leave;
+            if !self.stays(context) {
+                self.moving = true;
+                return Step::Leave;
+            }
+            self.private = true;
+            self.settle(context);
         }
         self.poll_device(ready, now);
         if ready.unmask {
@@ -549,7 +605,7 @@ impl Task for Endpoint {
             if self.shared.is_closing() {
                 return self.end();
             }
-            if self.private {
+            if std::mem::take(&mut self.private) && !self.stays(context) {
                 return Step::Leave;
             }
         }
@@ -557,7 +613,7 @@ impl Task for Endpoint {
             self.accept_at = None;
         }
         let accepts = !matches!(self.state, State::Draining { .. }) && self.accept_at.is_none();
-        if accepts && ready.listener && self.accept(context).is_err() {
+        if accepts && ready.listener && !self.client_leaves() && self.accept(context).is_err() {
             self.accept_at = Some(now + RETRY);
         }
         self.watch(context);
@@ -582,9 +638,14 @@ impl Task for Endpoint {
             let _ = home.add(self);
             return;
         }
+        if self.began.elapsed() > LONG_STEP {
+            self.slept = true;
+            self.shared.live.stalls.fetch_add(1, Ordering::Relaxed);
+        }
         let (home, shared) = (self.home.clone(), self.shared.clone());
         let settings = Settings { name: "vfio-user".into(), ..Settings::default() };
         if let Err((_, task)) = Reactor::detached(settings, self) {
+            // Not on a thread of its own, so it may have to go to one later.
             shared.move_failed.store(true, Ordering::Release);
             let _ = home.add(task);
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use slipway_peer::Foreign;
 use slipway_vfio_user_spec::{Command, HEADER_LEN, Header, U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -42,7 +43,8 @@ pub fn fuzz(data: &[u8]) {
     let Ok(doorbells) = parts.doorbells(DOORBELLS) else { return };
     let function = Scratch::new(parts.memory(), &parts.interrupts(), doorbells, Arc::default());
     let Ok(mut device) = Device::new(parts, Box::new(function)) else { return };
-    let channel = Channel::new(Wire::new(ours, config.max_queued_bytes), config.remote_deadline);
+    let wire = Wire::new(Foreign::new(ours, &device.bin), &device.bin, config.max_queued_bytes);
+    let channel = Channel::new(wire, config.remote_deadline);
     let mut session = Session::new(channel, Arc::new(config), Arc::default());
 
     let mut stream = Vec::new();
@@ -106,6 +108,7 @@ fn message(stream: &mut Vec<u8>, command: u16, payload: &[u8]) {
 /// Reads what is there and checks every whole reply; `unread` keeps the beginning of the next.
 fn check_replies(theirs: &OwnedFd, unread: &mut Vec<u8>) {
     let mut buffer = [0; 4096];
+    #[allow(clippy::disallowed_methods, reason = "the fuzzer is its own peer")]
     while let Ok((count @ 1.., _)) = rustix::net::recv(theirs, &mut buffer[..], RecvFlags::empty())
     {
         unread.extend_from_slice(&buffer[..count]);

@@ -1,11 +1,13 @@
 //! Interrupts as eventfds that a client passed.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Waker;
 
 use arc_swap::ArcSwapOption;
-use rustix::fs::OFlags;
 use slipway_pci::InterruptSink;
+use slipway_peer::Foreign;
 
 use crate::mask::{Level, Mask};
 
@@ -14,6 +16,35 @@ use crate::mask::{Level, Mask};
 pub(crate) struct Line {
     route: ArcSwapOption<OwnedFd>,
     gate: Gate,
+    /// Shared by all lines of an endpoint.
+    failure: Arc<Failure>,
+}
+
+/// That an interrupt could not be delivered without waiting for the client. Its client is dropped then.
+#[derive(Default)]
+pub(crate) struct Failure {
+    happened: AtomicBool,
+    /// Has the endpoint look.
+    waker: OnceLock<Waker>,
+}
+
+impl Failure {
+    /// `waker` is woken by a failure.
+    pub(crate) fn tell(&self, waker: Waker) {
+        let _ = self.waker.set(waker);
+    }
+
+    fn note(&self) {
+        self.happened.store(true, Ordering::Release);
+        if let Some(waker) = self.waker.get() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Whether there was one since this was asked last.
+    pub(crate) fn take(&self) -> bool {
+        self.happened.load(Ordering::Relaxed) && self.happened.swap(false, Ordering::AcqRel)
+    }
 }
 
 /// What an interrupt passes on its way out.
@@ -31,7 +62,12 @@ impl Default for Gate {
 impl Line {
     /// A level that masks itself when it is delivered.
     pub(crate) fn level() -> Self {
-        Self { route: ArcSwapOption::default(), gate: Gate::Level(Level::default()) }
+        Self { gate: Gate::Level(Level::default()), ..Self::default() }
+    }
+
+    /// One whose failures are noted there.
+    pub(crate) fn failing_to(self, failure: &Arc<Failure>) -> Self {
+        Self { failure: failure.clone(), ..self }
     }
 
     /// Routes it to an eventfd, or nowhere. A level that is asserted is delivered at once.
@@ -106,8 +142,14 @@ impl Line {
     }
 
     fn deliver(&self) {
-        if let Some(file) = &*self.route.load() {
-            slipway_eventfd::raise(file.as_fd());
+        let failed = match &*self.route.load() {
+            Some(file) => !slipway_peer::eventfd::raise(file.as_fd()),
+            None => false,
+        };
+        if failed {
+            // Where this thread has no way to raise it, a write could wait for the client for ever.
+            self.route.store(None);
+            self.failure.note();
         }
     }
 }
@@ -117,17 +159,20 @@ pub(crate) struct EventSink {
     /// Set when the function is known; before that nothing can be signalled.
     vectors: OnceLock<Box<[Line]>>,
     pub(crate) pin: Line,
+    pub(crate) failure: Arc<Failure>,
 }
 
 impl Default for EventSink {
     fn default() -> Self {
-        Self { vectors: OnceLock::new(), pin: Line::level() }
+        let failure = Arc::<Failure>::default();
+        Self { vectors: OnceLock::new(), pin: Line::level().failing_to(&failure), failure }
     }
 }
 
 impl EventSink {
     pub(crate) fn size(&self, vectors: u16) {
-        let _ = self.vectors.set((0..vectors).map(|_| Line::default()).collect());
+        let line = |_| Line::default().failing_to(&self.failure);
+        let _ = self.vectors.set((0..vectors).map(line).collect());
     }
 
     pub(crate) fn lines(&self) -> &[Line] {
@@ -147,24 +192,20 @@ impl InterruptSink for EventSink {
     }
 }
 
-/// Takes a descriptor as an interrupt's route: only eventfds. They are made nonblocking for the
-/// rare host where [`slipway_eventfd::raise`] has to write to them.
-pub(crate) fn adopt(file: OwnedFd) -> Option<Arc<OwnedFd>> {
-    use std::os::fd::AsRawFd;
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let target = rustix::fs::readlink(link, Vec::new()).ok()?;
-    if target.as_bytes() != b"anon_inode:[eventfd]" {
-        return None;
-    }
-    let flags = rustix::fs::fcntl_getfl(&file).ok()?;
-    rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK).ok()?;
-    Some(Arc::new(file))
+/// Takes a descriptor as an interrupt's route: only eventfds, whose last close never waits.
+pub(crate) fn adopt(file: Foreign) -> Option<Arc<OwnedFd>> {
+    slipway_peer::is_eventfd(&file).then(|| Arc::new(file.into_owned()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
+    use slipway_peer::Bin;
+
+    fn adopt(file: OwnedFd) -> Option<Arc<OwnedFd>> {
+        super::adopt(Foreign::new(file, &Bin::new()))
+    }
 
     fn count(file: &OwnedFd) -> u64 {
         let mut bytes = [0; 8];
@@ -237,5 +278,34 @@ mod tests {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         assert!(adopt(reader).is_none());
         assert!(adopt(writer).is_none());
+    }
+
+    /// Counts how often it was woken.
+    #[derive(Default)]
+    struct Woken(std::sync::atomic::AtomicU32);
+
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn an_interrupt_that_cannot_be_delivered_is_noted_and_its_route_goes() {
+        let (sink, woken) = (EventSink::default(), Arc::<Woken>::default());
+        sink.size(2);
+        sink.failure.tell(Waker::from(woken.clone()));
+        let line = &sink.lines()[1];
+        let file = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        line.route(adopt(file.try_clone().unwrap()));
+        sink.signal(1);
+        assert!(!sink.failure.take() && line.routed().is_some());
+        // What cannot be raised stands for a thread that cannot raise: `raise` answers the same.
+        let (_reader, writer) = rustix::pipe::pipe().unwrap();
+        line.route(Some(Arc::new(writer)));
+        sink.signal(1);
+        assert!(line.routed().is_none());
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        assert!(sink.failure.take() && !sink.failure.take());
     }
 }

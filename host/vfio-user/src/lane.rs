@@ -168,6 +168,9 @@ impl LaneTask {
 
 impl Task for LaneTask {
     fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
+        if context.is_alone() {
+            self.endpoint.live.stalls.fetch_add(1, Ordering::Relaxed);
+        }
         context.watch(self.door.bell.as_fd(), Interest::Read, BELL)?;
         for (token, wake) in (FIRST_WAKE..).zip(&self.wakes) {
             context.watch(wake.as_fd(), Interest::Read, token)?;

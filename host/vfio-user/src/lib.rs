@@ -38,8 +38,7 @@
 //!
 //! # What a client can and cannot do
 //! Every byte of the socket is hostile. Lengths are checked before anything is allocated, and a
-//! payload's buffer grows with what arrives; at most 16 descriptors are taken with a message and
-//! the rest are closed; replies that nobody reads are queued up to [`Config::max_queued_bytes`],
+//! payload's buffer grows with what arrives; at most 16 descriptors are taken with a message; replies that nobody reads are queued up to [`Config::max_queued_bytes`],
 //! then the client is dropped. A request that is refused gets an errno, never zero. What leaves the
 //! stream without a next message (an impossible size, a reply to nothing) ends the connection.
 //! A request that waits for the function (an unmap, a deferred access) is answered within
@@ -47,7 +46,12 @@
 //!
 //! Descriptors for guest memory must be memory (memfd, shared memory, huge pages): a file of
 //! another kind could make an access wait for whoever is behind it. Descriptors for interrupts must
-//! be eventfds.
+//! be eventfds, which are raised without ever waiting; a client for which that fails is dropped.
+//!
+//! What a client leaves is closed and unmapped on a thread that may sleep for ever
+//! ([`slipway_peer::Bin`]): descriptors of any kind, its connection, its memory. A client that makes an
+//! endpoint hold more than [`MAX_HELD`] of these is not read from, dropped after
+//! [`Config::reply_deadline`], and nobody is accepted until it is less ([`Stats::held`]).
 //!
 //! # Restart
 //! An endpoint with a keeper ([`EndpointParts::kept`]) leaves its descriptors and its state where the
@@ -66,7 +70,7 @@
 //! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), MSI (a function has MSI-X and may
 //! have a pin, INTx), the VGA and ROM regions, message-only memory from more than one thread at a time.
 //!
-//! Dependencies: `rustix` for sockets, descriptors, memfds; `libc` for recvmmsg and sendmmsg; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
+//! Dependencies: `slipway-peer` for whatever a client could make wait; `rustix` for sockets, descriptors, memfds; `libc` for recvmmsg and sendmmsg; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
 //! `arc-swap` so that signalling an interrupt and reading figures take no lock; `thiserror`.
 // A page mapped from a file that the client may store to; requests that raise eventfds.
 #![allow(unsafe_code)]
@@ -95,7 +99,7 @@ mod outside {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 }
 
-pub use config::{Config, DoorbellMode, Location};
+pub use config::{Config, DoorbellMode, Location, MemoryFile};
 pub use control::Control;
 pub use endpoint::Endpoint;
 #[cfg(feature = "fuzz")]
@@ -103,6 +107,7 @@ pub use fuzz::fuzz;
 pub use kept::{HOST_SLOTS, KEPT_LEN, KEPT_SLOTS, KEPT_VERSION, Kept};
 pub use lane::LaneHome;
 pub use parts::EndpointParts;
+pub use server::MAX_HELD;
 pub use stats::{ClientInfo, RegionKind, RegionStats, Stats};
 
 pub mod client;

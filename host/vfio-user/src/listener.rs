@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use slipway_peer::Peer;
+use slipway_peer::{Bin, Foreign, Peer};
 
 use crate::{Config, Location};
 
 /// A listening socket and its name, which goes with it.
 pub(crate) struct Listener {
-    socket: OwnedFd,
+    /// Holds connections that were not accepted, with the descriptors that came over them.
+    socket: Foreign,
+    bin: Bin,
     /// None: it is somebody else's.
     name: Option<Name>,
     /// A directory that we made.
@@ -28,8 +30,9 @@ struct Name {
 
 impl Listener {
     /// A Unix socket that listens already, whose name is not ours.
-    pub(crate) fn given(socket: OwnedFd) -> std::io::Result<Self> {
+    pub(crate) fn given(socket: OwnedFd, bin: &Bin) -> std::io::Result<Self> {
         use rustix::net::sockopt;
+        let socket = Foreign::new(socket, bin);
         let unix = sockopt::socket_domain(&socket)? == AddressFamily::UNIX
             && sockopt::socket_type(&socket)? == SocketType::STREAM;
         if !unix || !sockopt::socket_acceptconn(&socket)? {
@@ -37,20 +40,21 @@ impl Listener {
         }
         let flags = rustix::fs::fcntl_getfl(&socket)? | rustix::fs::OFlags::NONBLOCK;
         rustix::fs::fcntl_setfl(&socket, flags)?;
-        Ok(Self { socket, name: None, directory: None })
+        Ok(Self { socket, bin: bin.clone(), name: None, directory: None })
     }
 
     /// Listens. A socket of this name that nobody listens on any more is replaced.
-    pub(crate) fn bind(config: &Config) -> std::io::Result<Self> {
+    pub(crate) fn bind(config: &Config, bin: &Bin) -> std::io::Result<Self> {
         let directory = match &config.location {
             Location::Socket(_) => None,
             Location::Directory(path) => make_directory(path)?.then(|| path.clone()),
         };
         let path = config.location.socket();
-        let outcome = bind(&path, config);
+        let outcome = bind(&path, config, bin);
         match outcome {
             Ok((socket, identity)) => {
-                Ok(Self { socket, name: Some(Name { path, identity }), directory })
+                let name = Some(Name { path, identity });
+                Ok(Self { socket, bin: bin.clone(), name, directory })
             }
             Err(error) => {
                 directory.map(std::fs::remove_dir);
@@ -60,14 +64,15 @@ impl Listener {
     }
 
     /// Goes on listening on a predecessor's socket.
-    pub(crate) fn resume(socket: OwnedFd, config: &Config) -> std::io::Result<Self> {
+    pub(crate) fn resume(socket: Foreign, config: &Config, bin: &Bin) -> std::io::Result<Self> {
         let path = config.location.socket();
         let identity = identity(&path)?;
         let directory = match &config.location {
             Location::Socket(_) => None,
             Location::Directory(path) => Some(path.clone()),
         };
-        Ok(Self { socket, name: Some(Name { path, identity }), directory })
+        let name = Some(Name { path, identity });
+        Ok(Self { socket, bin: bin.clone(), name, directory })
     }
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
@@ -78,10 +83,11 @@ impl Listener {
     ///
     /// # Errors
     /// No descriptors left, for example: the client still waits then.
-    pub(crate) fn accept(&self) -> std::io::Result<Option<(OwnedFd, Peer)>> {
+    pub(crate) fn accept(&self) -> std::io::Result<Option<(Foreign, Peer)>> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match rustix::net::accept_with(&self.socket, flags) {
             Ok(socket) => {
+                let socket = Foreign::new(socket, &self.bin);
                 let peer = Peer::of(&socket)?;
                 Ok(Some((socket, peer)))
             }
@@ -113,12 +119,13 @@ fn make_directory(path: &Path) -> std::io::Result<bool> {
     }
 }
 
-fn bind(path: &Path, config: &Config) -> std::io::Result<(OwnedFd, (u64, u64))> {
+fn bind(path: &Path, config: &Config, bin: &Bin) -> std::io::Result<(Foreign, (u64, u64))> {
     let address = SocketAddrUnix::new(path)
         .map_err(|_| Error::new(ErrorKind::InvalidInput, "the path is too long for a socket"))?;
-    remove_stale(path, &address)?;
+    remove_stale(path, &address, bin)?;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let socket = Foreign::new(socket, bin);
     // The name gets this mode, so nobody can connect before the owner is set.
     rustix::fs::fchmod(&socket, Mode::empty())?;
     rustix::net::bind(&socket, &address)?;
@@ -145,7 +152,7 @@ fn prepare(path: &Path, config: &Config) -> std::io::Result<()> {
 }
 
 /// Removes a socket that nobody listens on: its server was killed.
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> std::io::Result<()> {
+fn remove_stale(path: &Path, address: &SocketAddrUnix, bin: &Bin) -> std::io::Result<()> {
     use std::os::unix::fs::FileTypeExt;
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
@@ -153,6 +160,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> std::io::Result<()> {
     }
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let probe = Foreign::new(probe, bin);
     match rustix::net::connect(&probe, address) {
         Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
         _ => Err(Error::new(ErrorKind::AddrInUse, "somebody listens on it")),

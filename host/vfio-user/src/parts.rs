@@ -4,6 +4,7 @@ use std::io::Error;
 use std::sync::Arc;
 
 use slipway_pci::{Doorbells, InterruptSink};
+use slipway_peer::Bin;
 use slipway_ram::{DmaMap, Memory};
 use slipway_telemetry::{Clock, MonotonicClock};
 
@@ -16,6 +17,7 @@ use crate::{Config, DoorbellMode, Kept};
 /// The parts that a function is built from and an endpoint then serves.
 pub struct EndpointParts {
     pub(crate) map: DmaMap,
+    pub(crate) bin: Bin,
     pub(crate) sink: Arc<EventSink>,
     pub(crate) page: Option<(Arc<SharedPage>, Doorbells)>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -28,6 +30,7 @@ impl EndpointParts {
     pub fn new(config: &Config) -> Self {
         Self {
             map: DmaMap::new(),
+            bin: Bin::new(),
             sink: Arc::default(),
             page: None,
             clock: Arc::new(MonotonicClock::new()),
@@ -44,7 +47,7 @@ impl EndpointParts {
     /// cannot be mapped.
     pub fn kept(config: &Config, kept: Kept) -> std::io::Result<Self> {
         let mut own = Self::new(config);
-        let mut parts = Box::new(kept.take_apart()?);
+        let mut parts = Box::new(kept.take_apart(&own.bin)?);
         let keeping = Keeping::new(&mut parts)?;
         if parts.found.contains_key(&kept::CLIENT) {
             keeping.map_regions(&mut own.map, &parts)?;
@@ -64,6 +67,11 @@ impl EndpointParts {
     /// The client's memory, empty until a client maps some.
     pub fn memory(&self) -> Memory {
         self.map.memory()
+    }
+
+    /// Where what the endpoint's clients leave is closed and unmapped: descriptors, connections, memory.
+    pub fn bin(&self) -> Bin {
+        self.bin.clone()
     }
 
     /// Where the function's interrupts go. Dropped while no client listens.

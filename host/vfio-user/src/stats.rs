@@ -62,6 +62,14 @@ pub struct Stats {
     pub region_reads: u64,
     /// Register writes.
     pub region_writes: u64,
+    /// Descriptors that were refused: too many with a message, not expected, no memory, no eventfd.
+    pub refused_files: u64,
+    /// Descriptors, connections and mappings of clients that are still to be closed or unmapped. With more
+    /// than [`MAX_HELD`](crate::MAX_HELD) the client has to wait, and then to go.
+    pub held: usize,
+    /// How often the endpoint, or a lane of it, slept in a step, as a client can make it by punching holes into
+    /// its memory. Each of them has a thread of its own since then.
+    pub stalls: u64,
     /// Time spent in mapping memory, in nanoseconds.
     pub dma_map_ns: u64,
     /// When the client connected.
@@ -81,13 +89,15 @@ pub struct Stats {
 /// Errnos counted by number; larger ones are counted as the last.
 const ERRNOS: usize = 160;
 
-/// The live figures: written by the endpoint's thread alone, read by any.
+/// The live figures: written by the endpoint's thread alone, but for `stalls`, and read by any.
 pub(crate) struct Live {
+    pub(crate) stalls: AtomicU64,
     pub(crate) connections: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) messages: AtomicU64,
     pub(crate) region_reads: AtomicU64,
     pub(crate) region_writes: AtomicU64,
+    pub(crate) refused_files: AtomicU64,
     pub(crate) dma_map_ns: AtomicU64,
     /// Zero: has not happened.
     pub(crate) connected_at: AtomicU64,
@@ -107,11 +117,13 @@ pub(crate) struct Live {
 impl Default for Live {
     fn default() -> Self {
         Self {
+            stalls: AtomicU64::default(),
             connections: AtomicU64::default(),
             refused: AtomicU64::default(),
             messages: AtomicU64::default(),
             region_reads: AtomicU64::default(),
             region_writes: AtomicU64::default(),
+            refused_files: AtomicU64::default(),
             dma_map_ns: AtomicU64::default(),
             connected_at: AtomicU64::default(),
             negotiated_at: AtomicU64::default(),
@@ -237,6 +249,10 @@ impl Live {
             errors: errors.filter(|(_, count)| *count > 0).collect(),
             region_reads: get(&self.region_reads),
             region_writes: get(&self.region_writes),
+            refused_files: get(&self.refused_files),
+            stalls: get(&self.stalls),
+            // The endpoint's, see `Control::stats`.
+            held: 0,
             dma_map_ns: get(&self.dma_map_ns),
             connected_at: stamp(&self.connected_at),
             negotiated_at: stamp(&self.negotiated_at),

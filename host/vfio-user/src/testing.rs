@@ -54,6 +54,8 @@ pub struct Knobs {
     pub clinging: AtomicBool,
     /// While set, a poll panics, as no proper function does.
     pub broken: AtomicBool,
+    /// While set, a poll sleeps, as a page fault on memory of the client's can.
+    pub asleep: AtomicBool,
     /// Counts resets.
     pub resets: AtomicU32,
     /// Counts polls.
@@ -249,6 +251,9 @@ impl Function for Scratch {
     fn poll(&mut self) -> Progress {
         self.quiet = false;
         self.knobs.polls.fetch_add(1, Ordering::Relaxed);
+        while self.knobs.asleep.load(Ordering::Relaxed) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
         assert!(!self.knobs.broken.load(Ordering::Relaxed), "broken by a test");
         if self.deferral > 0 {
             self.deferral -= 1;

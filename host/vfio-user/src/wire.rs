@@ -3,17 +3,19 @@
 //! A message is received in two kinds of reads, the header first and then the payload, never past
 //! the message's end: descriptors come with a byte of the stream, and so the ones that come with a
 //! read belong to the message that the read is for.
+//!
+//! Closing what the other side sent, or the connection itself, may take as long as that side likes: the
+//! socket and every descriptor are [`Foreign`].
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use slipway_peer::{Bin, Foreign};
 use slipway_vfio_user_spec::{Command, HEADER_LEN, Header};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -45,16 +47,16 @@ pub(crate) struct Message {
     pub(crate) header: Header,
     pub(crate) payload: Vec<u8>,
     /// At most [`MAX_MSG_FDS`].
-    pub(crate) files: Vec<OwnedFd>,
-    /// More descriptors came than are taken; they were closed.
+    pub(crate) files: Vec<Foreign>,
+    /// More descriptors came than are taken; they are closed elsewhere.
     pub(crate) excess: bool,
 }
 
 /// What is at the socket's front.
 pub(crate) enum Peeked {
     Nothing,
-    /// The beginning of a message.
-    Partial,
+    /// The beginning of a message; its length, if that is known and the message brings no descriptors.
+    Partial(Option<usize>),
     /// A message, and its length.
     Whole(Message, usize),
 }
@@ -68,13 +70,16 @@ struct Out {
 
 /// One end of a connection.
 pub(crate) struct Wire {
-    socket: OwnedFd,
+    /// A connection holds descriptors that were sent and not received.
+    socket: Foreign,
+    /// Where the other side's descriptors are closed.
+    bin: Bin,
     /// Bytes of `header` that are here.
     got: usize,
     header: [u8; HEADER_LEN],
     /// Payload as far as it is here, once the header is.
     payload: Vec<u8>,
-    files: Vec<OwnedFd>,
+    files: Vec<Foreign>,
     excess: bool,
     out: VecDeque<Out>,
     out_bytes: usize,
@@ -82,10 +87,12 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// On a connected socket; calls never block, whatever the socket's own mode is.
-    pub(crate) fn new(socket: OwnedFd, max_out_bytes: usize) -> Self {
+    /// On a connected socket; calls never block, whatever the socket's own mode is. `bin` is the other
+    /// side's.
+    pub(crate) fn new(socket: Foreign, bin: &Bin, max_out_bytes: usize) -> Self {
         Self {
             socket,
+            bin: bin.clone(),
             got: 0,
             header: [0; HEADER_LEN],
             payload: Vec::new(),
@@ -99,6 +106,13 @@ impl Wire {
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Returns whether the client has closed its end. Messages that it sent before may be unread.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        let mut asked = [PollFd::new(&self.socket, PollFlags::empty())];
+        poll(&mut asked, Some(&Timespec::default())).is_ok()
+            && asked[0].revents().contains(PollFlags::HUP)
     }
 
     /// Whether something waits to be sent.
@@ -132,14 +146,19 @@ impl Wire {
     pub(crate) fn peek(&mut self) -> Result<Peeked, End> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         self.payload.resize(self.payload.len().max(PEEK_AHEAD), 0);
-        let count = match rustix::net::recv(&self.socket, &mut self.payload[..], flags) {
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "what is only looked at stays in the socket, so no descriptor is closed here"
+        )]
+        let looked = rustix::net::recv(&self.socket, &mut self.payload[..], flags);
+        let count = match looked {
             Ok((0, _)) | Err(Errno::CONNRESET) => return Err(End::Closed),
             Ok((count, _)) => count,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Peeked::Nothing),
             Err(error) => return Err(error.into()),
         };
         if count < HEADER_LEN {
-            return Ok(Peeked::Partial);
+            return Ok(Peeked::Partial(None));
         }
         self.header.copy_from_slice(&self.payload[..HEADER_LEN]);
         let size = HEADER_LEN + self.payload_len()?;
@@ -153,9 +172,10 @@ impl Wire {
             self.payload.resize(size, 0);
             let into = &mut self.payload[..size];
             let peek = RecvFlags::PEEK;
-            let count = read(self.socket.as_fd(), into, &mut files, &mut excess, (true, peek))?;
+            let from = (self.socket.as_fd(), &self.bin);
+            let count = read(from, into, &mut files, &mut excess, (true, peek))?;
             if count.is_none_or(|count| count < size) {
-                return Ok(Peeked::Partial);
+                return Ok(Peeked::Partial((!brings_files).then_some(size)));
             }
         }
         let payload = self.payload[HEADER_LEN..size].to_vec();
@@ -176,7 +196,8 @@ impl Wire {
         let into = &mut self.header[self.got..];
         let whole = self.got == 0;
         let how = (whole, RecvFlags::empty());
-        read(self.socket.as_fd(), into, &mut self.files, &mut self.excess, how)
+        let from = (self.socket.as_fd(), &self.bin);
+        read(from, into, &mut self.files, &mut self.excess, how)
     }
 
     /// False: nothing more is here.
@@ -185,7 +206,8 @@ impl Wire {
         self.payload.resize(want.min(start + READ_AHEAD), 0);
         let into = &mut self.payload[start..];
         let how = (false, RecvFlags::empty());
-        let outcome = read(self.socket.as_fd(), into, &mut self.files, &mut self.excess, how);
+        let from = (self.socket.as_fd(), &self.bin);
+        let outcome = read(from, into, &mut self.files, &mut self.excess, how);
         let count = outcome.as_ref().ok().copied().flatten();
         self.payload.truncate(start + count.unwrap_or(0));
         Ok(outcome?.is_some())
@@ -290,17 +312,15 @@ impl Wire {
 
 /// Reads once. None: nothing is here. `boundary`: an end of the stream is a proper one.
 fn read(
-    socket: BorrowedFd<'_>,
+    (socket, bin): (BorrowedFd<'_>, &Bin),
     into: &mut [u8],
-    files: &mut Vec<OwnedFd>,
+    files: &mut Vec<Foreign>,
     excess: &mut bool,
     (boundary, flags): (bool, RecvFlags),
 ) -> Result<Option<usize>, End> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let parts = &mut [IoSliceMut::new(into)];
     let received = loop {
-        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
+        match slipway_peer::receive(socket, parts, bin, flags | RecvFlags::DONTWAIT) {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(None),
             Err(Errno::CONNRESET) => return Err(End::Closed),
@@ -308,19 +328,9 @@ fn read(
             Ok(received) => break received,
         }
     };
-    *excess |= received.flags.contains(ReturnFlags::CTRUNC);
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(more) = message {
-            for file in more {
-                // Those that are not kept are closed here.
-                if files.len() < MAX_MSG_FDS {
-                    files.push(file);
-                } else {
-                    *excess = true;
-                }
-            }
-        }
-    }
+    let room = MAX_MSG_FDS - files.len();
+    *excess |= received.flags.contains(ReturnFlags::CTRUNC) || received.files.len() > room;
+    files.extend(received.files.into_iter().take(room));
     match received.bytes {
         0 if boundary => Err(End::Closed),
         0 => Err(End::Broken("the client hung up within a message")),

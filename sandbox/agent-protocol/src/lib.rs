@@ -21,6 +21,18 @@ pub const STREAM_WINDOW: u32 = 256 << 10;
 /// See [`STREAM_WINDOW`].
 pub const CONNECTION_WINDOW: u32 = 64 * STREAM_WINDOW;
 
+/// Most bytes of a reply that is not a message of a stream. A host takes no longer one: the call fails.
+pub const MOST_REPLY: usize = 64 << 10;
+/// Most bytes of a message of the Stdio stream: a piece of 64 KiB and what is around it.
+pub const MOST_OUTPUT: usize = (64 << 10) + 64;
+/// Most bytes of a message of the Trace stream.
+pub const MOST_REPORT: usize = 256 << 10;
+/// Most bytes of the headers of a reply, the message of an error among them (RFC 9113, section 10.5.1).
+pub const MOST_HEADERS: u32 = 8 << 10;
+
+/// The guest stages that a host records, each once.
+pub const STAGES: [&str; 4] = ["kernel", "vf-driver", "agent", "network"];
+
 /// Messages, client and server of the agent service.
 #[allow(missing_docs, clippy::unwrap_used)] // generated; the comments are in the .proto file
 pub mod v1 {

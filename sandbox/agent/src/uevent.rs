@@ -52,6 +52,7 @@ async fn next(events: Option<&AsyncFd<OwnedFd>>) {
         ready = events.readable() => {
             let mut message = [0u8; 1];
             // Their content does not matter; a datagram is gone once it was read in part.
+            #[allow(clippy::disallowed_methods, reason = "a netlink socket's peer is the kernel")]
             while recv(events.get_ref(), &mut message, RecvFlags::empty()).is_ok() {}
             if let Ok(mut guard) = ready {
                 guard.clear_ready();

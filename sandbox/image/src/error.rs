@@ -1,5 +1,9 @@
 //! What can go wrong with an image, one clear line each.
+//!
+//! Registries, archives and file names bring text of their own into messages. A message shows it and does
+//! nothing else: what is foreign passes [`shown`] on its way into any message, however the error was made.
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,13 +12,29 @@ use crate::Digest;
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Longest piece of foreign text in a message, characters.
+const MOST: usize = 1000;
+
+/// Foreign text as a message shows it: one line, of bounded length, without control characters.
+fn shown(text: impl Display) -> String {
+    slipway_printable::line(&text.to_string(), MOST)
+}
+
+/// A path as a message shows it: names of files are their owner's choice.
+fn path_shown(path: &Path) -> String {
+    shown(path.display())
+}
+
 /// Why an image could not be had. Every message is one line that says what was wrong and, where
 /// the user can do something about it, what.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The text is no image reference.
-    #[error("'{text}' is no image reference: {reason} (expected [REGISTRY/]NAME[:TAG][@DIGEST])")]
+    #[error(
+        "'{}' is no image reference: {reason} (expected [REGISTRY/]NAME[:TAG][@DIGEST])",
+        shown(.text)
+    )]
     BadReference {
         /// What was given.
         text: String,
@@ -23,20 +43,22 @@ pub enum Error {
     },
     /// The text is no `oci:`, `oci-archive:`, `docker-archive:` or `dir:` source.
     #[error(
-        "'{0}' is no image source: use oci:DIR[:TAG], oci-archive:FILE[:TAG], \
-         docker-archive:FILE[:NAME] or dir:PATH"
+        "'{}' is no image source: use oci:DIR[:TAG], oci-archive:FILE[:TAG], \
+         docker-archive:FILE[:NAME] or dir:PATH",
+        shown(.0)
     )]
     BadSource(String),
     /// The text is no SHA-256 digest.
-    #[error("'{0}' is no digest: expected sha256: and 64 hexadecimal digits")]
+    #[error("'{}' is no digest: expected sha256: and 64 hexadecimal digits", shown(.0))]
     BadDigest(String),
     /// The registry has no such image.
-    #[error("image {0} is not in the registry: check its name and tag")]
+    #[error("image {} is not in the registry: check its name and tag", shown(.0))]
     NotFound(String),
     /// The registry refused the credentials, or their absence.
     #[error(
-        "registry {registry} refuses access to {reference}: the image does not exist or needs a \
-         login (docker login {registry})"
+        "registry {registry} refuses access to {}: the image does not exist or needs a \
+         login (docker login {registry})",
+        shown(.reference)
     )]
     Unauthorized {
         /// Host and port.
@@ -45,7 +67,7 @@ pub enum Error {
         reference: String,
     },
     /// The registry did not answer, or not in a way that makes sense.
-    #[error("registry {registry}: {reason}")]
+    #[error("registry {registry}: {}", shown(.reason))]
     Registry {
         /// Host and port.
         registry: String,
@@ -53,7 +75,7 @@ pub enum Error {
         reason: String,
     },
     /// A source folder or archive lacks the image, or several are in it and none was chosen.
-    #[error("{place}: {reason}")]
+    #[error("{}: {}", shown(.place), shown(.reason))]
     Source {
         /// The folder or archive.
         place: String,
@@ -62,8 +84,9 @@ pub enum Error {
     },
     /// Bytes do not have the digest under which they were announced.
     #[error(
-        "{what} is corrupt: its digest is {actual}, not {expected}; pull it again or repair the \
-         source"
+        "{} is corrupt: its digest is {actual}, not {expected}; pull it again or repair the \
+         source",
+        shown(.what)
     )]
     DigestMismatch {
         /// Manifest, config, layer or uncompressed layer, and which.
@@ -74,7 +97,7 @@ pub enum Error {
         actual: Digest,
     },
     /// A blob is longer or shorter than its descriptor says.
-    #[error("{what} is corrupt: {actual} bytes where its descriptor says {expected}")]
+    #[error("{} is corrupt: {actual} bytes where its descriptor says {expected}", shown(.what))]
     SizeMismatch {
         /// Which blob.
         what: String,
@@ -84,7 +107,7 @@ pub enum Error {
         actual: u64,
     },
     /// The image exists for other machines only.
-    #[error("{image} is not for {wanted}; it offers {offers}")]
+    #[error("{} is not for {wanted}; it offers {}", shown(.image), shown(.offers))]
     WrongPlatform {
         /// The image.
         image: String,
@@ -94,7 +117,7 @@ pub enum Error {
         offers: String,
     },
     /// A manifest, index or config makes no sense or is of a kind that is not supported.
-    #[error("{what} cannot be used: {reason}")]
+    #[error("{} cannot be used: {}", shown(.what), shown(.reason))]
     BadDocument {
         /// Which document.
         what: String,
@@ -102,7 +125,7 @@ pub enum Error {
         reason: String,
     },
     /// A layer is truncated, garbage, or names something that must not be followed.
-    #[error("layer {layer} cannot be unpacked: {reason}")]
+    #[error("layer {} cannot be unpacked: {}", shown(.layer), shown(.reason))]
     BadLayer {
         /// Digest or position of the layer.
         layer: String,
@@ -110,7 +133,7 @@ pub enum Error {
         reason: String,
     },
     /// A limit of [`Limits`](crate::Limits) was exceeded: too large, or a decompression bomb.
-    #[error("{what} is refused: {reason}")]
+    #[error("{} is refused: {}", shown(.what), shown(.reason))]
     TooLarge {
         /// Which layer or document.
         what: String,
@@ -118,7 +141,7 @@ pub enum Error {
         reason: String,
     },
     /// A plain root folder cannot be read.
-    #[error("root folder {path}: {reason}")]
+    #[error("root folder {}: {}", path_shown(.path), shown(.reason))]
     BadFolder {
         /// The folder or a file in it.
         path: PathBuf,
@@ -134,7 +157,7 @@ pub enum Error {
         reason: String,
     },
     /// `mkfs.erofs` failed.
-    #[error("mkfs.erofs failed ({status}): {stderr}")]
+    #[error("mkfs.erofs failed ({status}): {}", shown(.stderr))]
     Mkfs {
         /// Its exit status.
         status: String,
@@ -150,13 +173,23 @@ pub enum Error {
         path: PathBuf,
     },
     /// The cache has no such image.
-    #[error("no image '{0}' here (slipway image ls shows what there is)")]
+    #[error("no image '{}' here (slipway image ls shows what there is)", shown(.0))]
     Unknown(String),
     /// A short digest fits several images.
-    #[error("'{0}' is ambiguous: it fits several images, give more digits")]
+    #[error("'{}' is ambiguous: it fits several images, give more digits", shown(.0))]
     Ambiguous(String),
+    /// Names of an import stand for other images here.
+    #[error(
+        "there are other images called {} here: --replace takes the names from them, or import it \
+         under another name",
+        shown(.names)
+    )]
+    NamesTaken {
+        /// The names, comma-separated.
+        names: String,
+    },
     /// The image is used by a sandbox.
-    #[error("image {0} is in use by a sandbox; remove the sandbox first")]
+    #[error("image {} is in use by a sandbox; remove the sandbox first", shown(.0))]
     InUse(String),
     /// Asked to remove an image by digest that still has several names.
     #[error("image {digest} has several names ({names}): remove them by name, or force")]
@@ -167,15 +200,31 @@ pub enum Error {
         names: String,
     },
     /// The cache's index is unreadable.
-    #[error("{path} is damaged ({reason}): remove it to start with an empty cache")]
+    #[error("{path} is damaged ({}): remove it to start with an empty cache", shown(.reason))]
     BadIndex {
         /// The index file.
         path: PathBuf,
         /// Why.
         reason: String,
     },
+    /// The cache's folder, or a file in it, is another user's, who could change every image.
+    #[error(
+        "{path} belongs to user {owner}, not to user {me}: give it back with chown, or use another folder"
+    )]
+    ForeignCache {
+        /// The folder or file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Who opens the cache.
+        me: u32,
+    },
+    /// Another process did not give the cache back in time, or something else is where a lock's file
+    /// should be.
+    #[error("the image cache is locked: {0}; end the holder if it hangs")]
+    Locked(slipway_lock::Error),
     /// A system call on a file failed.
-    #[error("{action} {path}: {source}")]
+    #[error("{action} {}: {source}", path_shown(.path))]
     Io {
         /// What was being done: "create", "read", …
         action: &'static str,
@@ -185,7 +234,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A worker thread panicked: a bug, reported instead of spread.
-    #[error("internal error in the image worker: {0}")]
+    #[error("internal error in the image worker: {}", shown(.0))]
     Worker(String),
 }
 
@@ -214,5 +263,60 @@ impl Error {
 
     pub(crate) fn too_large(what: impl ToString, reason: impl ToString) -> Self {
         Self::TooLarge { what: what.to_string(), reason: reason.to_string() }
+    }
+}
+
+impl From<slipway_lock::Error> for Error {
+    fn from(error: slipway_lock::Error) -> Self {
+        match error {
+            slipway_lock::Error::Io { action, path, source } => Self::io(action, &path, source),
+            other => Self::Locked(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clears the screen, sets the title, turns the reading direction, begins a line of its own.
+    const HOSTILE: &str = "a\x1b[2J\x1b]0;owned\x07\u{202e}\u{9b}31m\r\nslipway: all is well";
+
+    #[test]
+    fn foreign_text_shows_and_does_nothing() {
+        let text = || HOSTILE.to_owned();
+        let digest = Digest::of(b"");
+        let errors = [
+            Error::BadReference { text: text(), reason: "x" },
+            Error::BadSource(text()),
+            Error::BadDigest(text()),
+            Error::NotFound(text()),
+            Error::Registry { registry: "r".into(), reason: text() },
+            Error::Source { place: text(), reason: text() },
+            Error::DigestMismatch { what: text(), expected: digest, actual: digest },
+            Error::SizeMismatch { what: text(), expected: 0, actual: 0 },
+            Error::WrongPlatform { image: text(), wanted: "x", offers: text() },
+            Error::BadDocument { what: text(), reason: text() },
+            Error::BadLayer { layer: text(), reason: text() },
+            Error::TooLarge { what: text(), reason: text() },
+            Error::BadFolder { path: text().into(), reason: text() },
+            Error::Mkfs { status: "1".into(), stderr: text() },
+            Error::Unknown(text()),
+            Error::BadIndex { path: "p".into(), reason: text() },
+            Error::Io { action: "read", path: text().into(), source: io::ErrorKind::Other.into() },
+            Error::NamesTaken { names: text() },
+            Error::Worker(text()),
+        ];
+        for error in errors {
+            let shown = error.to_string();
+            assert!(shown.chars().all(slipway_printable::is_printable), "{shown:?}");
+            assert!(shown.contains("a\\u001b[2J"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn foreign_text_is_of_bounded_length() {
+        let error = Error::Registry { registry: "r".into(), reason: "x".repeat(1 << 20) };
+        assert!(error.to_string().len() < 2 * MOST);
     }
 }

@@ -17,6 +17,10 @@
 //! 4. The tree streams as one tar archive into `mkfs.erofs` (`root::write`, `erofs`), and the
 //!    result is renamed into the cache and listed (`cache`).
 //!
+//! A registry is hostile, and so are archives and folders of others: every document is read up to its
+//! limit and within its time, and messages show foreign text without its control characters
+//! (`error`). The cache is its owner's alone (`cache`).
+//!
 //! All of a layer is hostile: names, links, sizes, sparse maps, compression ratios. [`Limits`]
 //! bounds whatever can grow. A crash leaves nothing that the next [`Cache::open`] does not remove.
 //!
@@ -27,15 +31,14 @@
 //! an interrupted download; files that are sparse in PAX format (old GNU format works; a hole takes
 //! space in the image). Layers are not shared between images: an image is one file. Extended
 //! attributes that EROFS cannot hold are left out, and so are overlayfs's own. Times before 1970
-//! become 1970, and fractions of seconds are dropped. A registry's manifest is held in memory by
-//! the client library before its size can be checked.
+//! become 1970, and fractions of seconds are dropped.
 //!
 //! # Third-party crates
 //!
-//! `oci-client` speaks to registries (authentication, TLS by `rustls`), `oci-spec` has the
+//! `reqwest` speaks HTTP (TLS by `rustls`) and `http-auth` reads challenges, `oci-spec` has the
 //! documents' types, `tar` the header layout, `flate2` and `zstd` decompress, `sha2` and `hex` make
 //! digests, `base64` reads docker's stored logins, `tempfile` makes nameless files, `rustix` has
-//! flock and extended attributes, `tokio` and `futures-util` fetch several layers at once,
+//! openat2 and extended attributes, `tokio` and `futures-util` fetch several layers at once,
 //! `serde`/`serde_json` keep the index, `thiserror` writes the errors.
 
 mod cache;
@@ -53,7 +56,7 @@ mod spool;
 #[cfg(test)]
 mod tests;
 
-pub use cache::{Cache, Image, Prune, PullPolicy, Removed};
+pub use cache::{Cache, Image, Prune, PullPolicy, Removed, Taken};
 pub use config::ImageConfig;
 pub use digest::Digest;
 pub use erofs::Tools;

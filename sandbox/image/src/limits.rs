@@ -1,4 +1,6 @@
-//! How large an image may be before it is refused.
+//! How large an image may be before it is refused, and how long a registry may take.
+
+use std::time::Duration;
 
 /// Bounds on what an image may cost. Everything that an image can make grow has one; the defaults
 /// let every ordinary image pass (the largest public machine-learning images are about 20 GiB).
@@ -7,6 +9,11 @@ pub struct Limits {
     /// Bytes of a manifest, index or config document. The OCI distribution specification asks
     /// registries to take manifests of at least 4 MiB.
     pub document_bytes: u64,
+    /// Longest that a registry may take for a document or for the head of an answer, redirects and
+    /// all: an answer that comes byte by byte ends as well.
+    pub document_time: Duration,
+    /// Longest that nothing may come of an answer. Layers have no other limit of time.
+    pub stall_time: Duration,
     /// Layers of one image.
     pub layers: usize,
     /// Compressed bytes of one layer.
@@ -41,6 +48,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             document_bytes: 4 * MIB,
+            document_time: Duration::from_secs(120),
+            stall_time: Duration::from_secs(60),
             layers: 512,
             layer_compressed: 32 * GIB,
             image_compressed: 64 * GIB,
@@ -58,7 +67,15 @@ impl Default for Limits {
 impl Limits {
     /// Uncompressed bytes allowed to a layer of `compressed` bytes.
     pub(crate) fn layer_bytes(&self, compressed: u64) -> u64 {
-        let by_ratio = compressed.saturating_mul(self.ratio).max(self.ratio_floor);
-        by_ratio.min(self.layer_uncompressed)
+        self.by_ratio(compressed).min(self.layer_uncompressed)
+    }
+
+    /// Uncompressed bytes allowed to an archive that was compressed as a whole to `compressed` bytes.
+    pub(crate) fn archive_bytes(&self, compressed: u64) -> u64 {
+        self.by_ratio(compressed).min(self.image_uncompressed)
+    }
+
+    fn by_ratio(&self, compressed: u64) -> u64 {
+        compressed.saturating_mul(self.ratio).max(self.ratio_floor)
     }
 }

@@ -10,19 +10,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_hypervisor::{Hypervisor, LeftVm, Vm};
+use slipway_hypervisor::{LeftVm, Vm};
 use slipway_plane_api::v1 as plane_v1;
 
 use crate::agent::{Agent, process};
 use crate::node::Node;
 use crate::record::{Record, State};
 use crate::sandbox::{Sandbox, lock};
-use crate::start::{CONTAINER, Running};
+use crate::start::{CONTAINER, Running, agent_socket};
 use crate::stdio::{self, Input};
 use crate::{Error, Result, function, log, network};
 
-/// How long a guest's agent may take to answer a daemon that it does not know.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a sandbox may take to be taken over, all steps together: the daemon serves nobody before. Clients of the
+/// last daemon wait longer for the next one ([`RETURN`](crate::start::RETURN)).
+const PATIENCE: Duration = Duration::from_secs(20);
 /// How long it may take to answer once, before the connection is made anew: what the last daemon was
 /// being sent may come first, and is no answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -40,10 +41,16 @@ pub fn may_live(record: &Record) -> bool {
 /// # Errors
 /// What is missing of it. Its parts are as they were.
 pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
+    let adopted = tokio::time::timeout(PATIENCE, take(node, sandbox)).await;
+    adopted.map_err(|_| Error::Agent("the sandbox's agent does not answer".to_owned()))?
+}
+
+async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let record = sandbox.record();
     let lost = |what: &str| Error::Agent(what.to_owned());
     let left = left(node, &record).ok_or_else(|| lost("its VMM is not known"))?;
-    if !left.record.is_running()? {
+    let vmm = left.record.clone();
+    if !sandbox.lane.run(move || vmm.is_running()).await? {
         return Err(lost("its VMM ended while no daemon ran"));
     }
     for id in function::ids(&record) {
@@ -60,22 +67,21 @@ pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);
     vm.detach();
     let agent = tokio::select! {
-        agent = reach(&left.agent_socket) => agent?,
-        ended = vm.wait() => return Err(Error::VmEnded(ended.to_string())),
+        agent = reach(node, sandbox, &left.agent_socket) => agent?,
+        ended = vm.wait() => return Err(Error::vm_ended(&ended)),
     };
     let path = sandbox.store.log();
-    let writer = log::Writer::open(&path, node.config.log_bytes);
+    let (log, most) = (path.clone(), node.config.log_bytes);
+    let writer = sandbox.lane.run(move || log::Writer::open(&log, most)).await;
     let mut writer = writer.map_err(Error::file("cannot go on with", &path))?;
     let taken = || Error::Agent("its input was taken already".to_owned());
     let input = lock(&sandbox.input_end).take().ok_or_else(taken)?;
     let container = process(CONTAINER, "");
-    let resumed = stdio::resume(&agent, container.clone(), writer.position(), input);
-    // A guest that says hello and nothing else must not hold up the daemon, which adopts before it serves.
-    let resumed = tokio::time::timeout(PATIENCE, resumed).await;
-    let (output, from) = resumed.map_err(|_| lost("the sandbox's agent does not answer"))??;
+    let (output, from) = stdio::resume(&agent, container.clone(), writer.position(), input).await?;
     if from != writer.position() {
         // The disk was full: it was not kept, and the container went on.
-        writer.seek(from).map_err(Error::file("cannot write", &path))?;
+        let sought = sandbox.lane.run(move || writer.seek(from).map(|()| writer)).await;
+        writer = sought.map_err(Error::file("cannot write", &path))?;
     }
     // Whoever fed a pipe had the last daemon carry it, and may have lost some of it with that.
     if record.process.stdin && !record.process.terminal {
@@ -84,7 +90,8 @@ pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.set_agent(Some(agent.clone()));
     let (carried, teller) = (Arc::clone(sandbox), agent.clone());
-    let carry = async move { carried.fanout.carry(teller, container, output, writer).await };
+    let lane = sandbox.lane.clone();
+    let carry = async move { carried.fanout.carry(teller, container, output, writer, lane).await };
     Ok(Running::new(vm, agent, tokio::spawn(carry)))
 }
 
@@ -92,7 +99,7 @@ fn left(node: &Node, record: &Record) -> Option<LeftVm> {
     let run_dir = node.run_dir(&record.id);
     Some(LeftVm {
         record: record.vm.clone()?,
-        agent_socket: run_dir.join("agent.sock"),
+        agent_socket: agent_socket(&run_dir),
         run_dir,
         console_log: node.store(&record.id).console(),
     })
@@ -109,17 +116,12 @@ async fn client_of(node: &Node, id: &str) -> Result<u32> {
 }
 
 /// Connects to an agent until it answers.
-async fn reach(socket: &std::path::Path) -> Result<Agent> {
-    let begun = tokio::time::Instant::now();
+async fn reach(node: &Node, sandbox: &Sandbox, socket: &std::path::Path) -> Result<Agent> {
     loop {
-        let tried = tokio::time::timeout(ANSWER, Agent::connect(socket)).await;
-        let error = match tried {
-            Ok(Ok((agent, _))) => return Ok(agent),
-            Ok(Err(error)) => error,
-            Err(_) => Error::Agent("the sandbox's agent does not answer".to_owned()),
-        };
-        if begun.elapsed() > PATIENCE {
-            return Err(error);
+        let tried =
+            tokio::time::timeout(ANSWER, Agent::connect(&node.guests, socket, &sandbox.bin)).await;
+        if let Ok(Ok((agent, _))) = tried {
+            return Ok(agent);
         }
         tokio::time::sleep(AGAIN).await;
     }

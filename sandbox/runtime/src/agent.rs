@@ -1,45 +1,114 @@
 //! The host's side of the agent's protocol.
+//!
+//! The guest at the other end may say anything, and its VMM may be taken over. So this module is the edge:
+//! replies are decoded on the [guests' thread](crate::guests), each has a deadline and a largest size, and
+//! what leaves this module was checked: known names only, numbers in their ranges, messages that are one
+//! printable line.
 
+use std::future::Future;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
 use slipway_agent_protocol::v1::agent_client::AgentClient;
-use slipway_agent_protocol::{EXIT_STATUS_METADATA, PROTOCOL, v1};
+use slipway_agent_protocol::{
+    CONNECTION_WINDOW, EXIT_STATUS_METADATA, MOST_HEADERS, MOST_REPLY, PROTOCOL, STAGES, v1,
+};
+use slipway_peer::Bin;
+use slipway_peer::tokio::{InTurns, Stream};
 use slipway_telemetry::monotonic_ns;
-use tonic::transport::Channel;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::transport::{Channel, Endpoint, Uri};
 
+use crate::error::MOST_MESSAGE;
+use crate::guests::Guests;
 use crate::{Error, Result};
 
 /// How long the agent may take for a call that needs no process of the container's.
 const CALL: Duration = Duration::from_secs(30);
 
-/// Largest message of an agent's, bytes. A hostile guest decides how long its messages are, and
-/// some wait in queues for clients that are slow; the agent's own pieces of output are 64 KiB.
-const LARGEST: usize = 256 << 10;
+/// HTTP/2 receive window of one stream, in bytes: what the daemon holds of output that nobody takes. Small,
+/// since h2 gives a connection up over which too many tiny frames came that are not taken yet.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// Most commands and traces at once in one sandbox. What the daemon may have to hold for them fits into the
+/// connection's window, with room for the container's own output and for calls.
+const MOST_SESSIONS: usize = 48;
+const _: () = assert!((MOST_SESSIONS as u32 + 8) * STREAM_WINDOW <= CONNECTION_WINDOW);
 
 /// A connection to a sandbox's agent; clones share it.
 #[derive(Clone)]
-pub struct Agent(AgentClient<Channel>);
+pub struct Agent {
+    client: AgentClient<Channel>,
+    guests: Guests,
+    sessions: Arc<Semaphore>,
+}
 
 /// What the agent said first.
 pub struct Hello {
-    /// The guest's stages on the host's axis: (name, start, end), CLOCK_MONOTONIC ns.
-    pub stages: Vec<(String, u64, u64)>,
+    /// The guest's stages on the host's axis, each of [`STAGES`] at most once.
+    pub stages: Vec<GuestStage>,
     /// When the agent answered.
     pub at_ns: u64,
 }
 
+/// A stage that the guest went through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestStage {
+    /// One of [`STAGES`].
+    pub name: &'static str,
+    /// CLOCK_MONOTONIC of the host, ns.
+    pub start_ns: u64,
+    /// CLOCK_MONOTONIC of the host, ns.
+    pub end_ns: u64,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// 0 to 255.
+    pub status: u32,
+    /// The guest's out-of-memory killer ended it.
+    pub out_of_memory: bool,
+}
+
+/// What the guest has used so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GuestStats {
+    /// Memory and processes.
+    pub machine: v1::StatsReply,
+    /// All block devices together; `nsid` is 0.
+    pub blocks: v1::BlockStats,
+}
+
 impl Agent {
-    /// Connects to the VMM's end of the agent's port and waits until the agent answers.
+    /// Connects to the VMM's end of the agent's port and waits until the agent answers. The caller limits
+    /// the time. Descriptors that the VMM sends are closed through `bin`, which is the sandbox's.
     ///
     /// # Errors
     /// [`Error::Agent`]: nothing listens, another protocol.
-    pub async fn connect(socket: &Path) -> Result<(Self, Hello)> {
-        let channel = slipway_plane_api::connect(socket)
-            .await
+    pub async fn connect(guests: &Guests, socket: &Path, bin: &Bin) -> Result<(Self, Hello)> {
+        let (path, bin) = (socket.to_owned(), bin.clone());
+        let connector = tower::service_fn(move |_: Uri| {
+            let (path, bin) = (path.clone(), bin.clone());
+            async move {
+                let stream = Stream::connect(path, &bin).await?;
+                Ok::<_, std::io::Error>(TokioIo::new(InTurns::new(stream, &bin)))
+            }
+        });
+        // A Unix socket has no authority; gRPC wants one all the same.
+        let address = Endpoint::from_static("http://slipway.invalid")
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_max_header_list_size(MOST_HEADERS);
+        let connecting = async move { address.connect_with_connector(connector).await };
+        let channel = guests.run(connecting).await.ok_or_else(broken)?;
+        let channel = channel
             .map_err(|error| Error::Agent(format!("cannot reach the agent's port: {error}")))?;
-        let agent = Self(AgentClient::new(channel).max_decoding_message_size(LARGEST));
-        let hello = agent.hello().await?;
+        let client = AgentClient::new(channel).max_decoding_message_size(MOST_REPLY);
+        let sessions = Arc::new(Semaphore::new(MOST_SESSIONS));
+        let agent = Self { client, guests: guests.clone(), sessions };
+        let hello = agent.hello_within(None).await?;
         Ok((agent, hello))
     }
 
@@ -48,8 +117,14 @@ impl Agent {
     /// # Errors
     /// [`Error::Agent`].
     pub async fn hello(&self) -> Result<Hello> {
-        let reply = self.client().hello(v1::HelloRequest { protocol: PROTOCOL }).await;
-        let reply = reply.map_err(refused)?.into_inner();
+        self.hello_within(Some(CALL)).await
+    }
+
+    async fn hello_within(&self, limit: Option<Duration>) -> Result<Hello> {
+        let hello = |mut client: AgentClient<Channel>| async move {
+            client.hello(v1::HelloRequest { protocol: PROTOCOL }).await
+        };
+        let reply = self.call_within(limit, hello).await?;
         if reply.protocol != PROTOCOL {
             return Err(Error::Agent(format!(
                 "the agent speaks protocol {}, this daemon {PROTOCOL}",
@@ -57,51 +132,190 @@ impl Agent {
             )));
         }
         let at_ns = monotonic_ns();
-        // The reply's way back is the error of this clock: well under a millisecond when the
-        // guest is awake.
-        let guest_zero = at_ns.saturating_sub(reply.boottime_ns);
-        let stages = reply.stages.into_iter().map(|stage| {
-            let host = |ns: u64| guest_zero.saturating_add(ns);
-            (stage.name, host(stage.start_ns), host(stage.end_ns))
-        });
-        Ok(Hello { stages: stages.collect(), at_ns })
-    }
-
-    /// The generated client, for calls without a deadline of ours.
-    pub fn client(&self) -> AgentClient<Channel> {
-        self.0.clone()
+        Ok(Hello { stages: stages(&reply, at_ns), at_ns })
     }
 
     /// Makes one call with a deadline.
     ///
     /// # Errors
     /// [`Error::Agent`] with what the agent said.
-    pub async fn call<T, F>(&self, call: impl FnOnce(AgentClient<Channel>) -> F) -> Result<T>
+    pub async fn call<T, F>(
+        &self,
+        call: impl FnOnce(AgentClient<Channel>) -> F + Send + 'static,
+    ) -> Result<T>
     where
-        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+        T: Send + 'static,
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>> + Send + 'static,
     {
-        match tokio::time::timeout(CALL, call(self.client())).await {
-            Ok(reply) => reply.map(tonic::Response::into_inner).map_err(refused),
+        self.call_within(Some(CALL), call).await
+    }
+
+    /// Makes one call. Without a `limit` it lasts as long as the connection: a caller must have another
+    /// reason to end it.
+    ///
+    /// # Errors
+    /// As for [`Agent::call`].
+    pub async fn call_within<T, F>(
+        &self,
+        limit: Option<Duration>,
+        call: impl FnOnce(AgentClient<Channel>) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>> + Send + 'static,
+    {
+        let client = self.client.clone();
+        let called = self.run(limit, async move { call(client).await.map_err(refused) });
+        called.await.map(tonic::Response::into_inner)
+    }
+
+    /// Runs `task`, which hears the agent, on the guests' thread.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        limit: Option<Duration>,
+        task: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let run = self.guests.run(task);
+        let Some(limit) = limit else { return run.await.ok_or_else(broken)? };
+        match tokio::time::timeout(limit, run).await {
+            Ok(outcome) => outcome.ok_or_else(broken)?,
             Err(_) => Err(Error::Agent(format!(
                 "the sandbox's agent did not answer within {} s",
-                CALL.as_secs()
+                limit.as_secs()
             ))),
         }
     }
+
+    /// Opens a stream of replies of at most `most` bytes each, within the deadline of a call.
+    pub(crate) async fn open<T, F>(
+        &self,
+        most: usize,
+        open: impl FnOnce(AgentClient<Channel>) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let client = self.client.clone().max_decoding_message_size(most);
+        self.run(Some(CALL), open(client)).await
+    }
+
+    /// The thread that hears the agent.
+    pub(crate) fn guests(&self) -> &Guests {
+        &self.guests
+    }
+
+    /// Room for one more command or trace, until it is dropped. `name` is the sandbox's.
+    ///
+    /// # Errors
+    /// [`Error::Busy`].
+    pub fn session(&self, name: &str) -> Result<OwnedSemaphorePermit> {
+        let session = Arc::clone(&self.sessions).try_acquire_owned();
+        session.map_err(|_| Error::Busy {
+            name: name.to_owned(),
+            what: "commands and traces",
+            most: MOST_SESSIONS,
+        })
+    }
+
+    /// Waits for the end of a process, for ever if the guest says nothing.
+    ///
+    /// # Errors
+    /// [`Error::Agent`].
+    pub async fn wait(&self, process: Option<v1::ProcessRef>) -> Result<Ended> {
+        let request = v1::WaitRequest { process };
+        let waited =
+            self.call_within(None, |mut client| async move { client.wait(request).await }).await?;
+        let v1::WaitReply { exit_status, out_of_memory } = waited;
+        Ok(Ended { status: exit_status.min(255), out_of_memory })
+    }
+
+    /// What the guest says that it has used.
+    ///
+    /// # Errors
+    /// [`Error::Agent`].
+    pub async fn stats(&self) -> Result<GuestStats> {
+        let stats = |mut client: AgentClient<Channel>| async move {
+            client.stats(v1::StatsRequest {}).await
+        };
+        let mut machine = self.call(stats).await?;
+        let blocks = std::mem::take(&mut machine.blocks);
+        Ok(GuestStats { machine, blocks: blocks.iter().fold(v1::BlockStats::default(), sum) })
+    }
+}
+
+fn sum(all: v1::BlockStats, one: &v1::BlockStats) -> v1::BlockStats {
+    v1::BlockStats {
+        nsid: 0,
+        reads: all.reads.saturating_add(one.reads),
+        read_bytes: all.read_bytes.saturating_add(one.read_bytes),
+        writes: all.writes.saturating_add(one.writes),
+        written_bytes: all.written_bytes.saturating_add(one.written_bytes),
+    }
+}
+
+/// The stages that are known, each at most once, on the host's axis.
+fn stages(reply: &v1::HelloReply, at_ns: u64) -> Vec<GuestStage> {
+    // The reply's way back is the error of this clock: well under a millisecond when the guest is awake.
+    let guest_zero = at_ns.saturating_sub(reply.boottime_ns);
+    let host = |ns: u64| guest_zero.saturating_add(ns);
+    let known = STAGES.iter().filter_map(|name| {
+        let stage = reply.stages.iter().find(|stage| stage.name == *name)?;
+        Some(GuestStage { name, start_ns: host(stage.start_ns), end_ns: host(stage.end_ns) })
+    });
+    known.collect()
+}
+
+/// A task that heard an agent panicked.
+fn broken() -> Error {
+    Error::Agent("the sandbox's agent cannot be understood".to_owned())
 }
 
 /// The agent's words as an error of ours. A status that carries an exit status is about the
 /// program that should have been run.
 pub fn refused(status: tonic::Status) -> Error {
-    let reason = status.message().to_owned();
+    let reason = slipway_printable::line(status.message(), MOST_MESSAGE);
     let exit = status.metadata().get(EXIT_STATUS_METADATA);
     match exit.and_then(|value| value.to_str().ok()?.parse().ok()) {
-        Some(status) => Error::Exec { status, reason },
-        None => Error::Agent(reason),
+        Some(status @ (126 | 127)) => Error::Exec { status, reason },
+        _ => Error::Agent(reason),
     }
 }
 
 /// The first process of container `id`, or the one that Exec named `exec_id`.
 pub fn process(id: &str, exec_id: &str) -> Option<v1::ProcessRef> {
     Some(v1::ProcessRef { container_id: id.to_owned(), exec_id: exec_id.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stage(name: &str) -> v1::GuestStage {
+        v1::GuestStage { name: name.to_owned(), start_ns: 1, end_ns: u64::MAX }
+    }
+
+    #[test]
+    fn known_stages_count_once() {
+        let mut told = vec![stage(""); 1000];
+        told.extend(["kernel", "kernel", "container", "network", "vmm"].map(stage));
+        let reply = v1::HelloReply { stages: told, boottime_ns: 5, ..Default::default() };
+        let found = stages(&reply, 100);
+        let kernel = GuestStage { name: "kernel", start_ns: 96, end_ns: u64::MAX };
+        assert_eq!(found, [kernel, GuestStage { name: "network", ..kernel }]);
+    }
+
+    #[test]
+    fn a_guests_numbers_and_words_are_bounded() {
+        let most = v1::BlockStats { reads: u64::MAX, ..Default::default() };
+        assert_eq!(sum(most, &most).reads, u64::MAX);
+        let status = tonic::Status::unknown(format!("\x1b[31m{}", "x".repeat(8000)));
+        let said = refused(status).to_string();
+        assert!(said.starts_with("\\u001b[31mx") && said.len() < 600, "{said}");
+        let mut status = tonic::Status::unknown("gone");
+        for (exit, is_the_programs) in [("127", true), ("0", false), ("4294967295", false)] {
+            status.metadata_mut().insert(EXIT_STATUS_METADATA, exit.parse().unwrap());
+            assert_eq!(matches!(refused(status.clone()), Error::Exec { .. }), is_the_programs);
+        }
+    }
 }

@@ -25,7 +25,8 @@ pub struct Limits {
     pub threads: u32,
 }
 
-/// The groups of one sandbox; directories that [`Cgroup::remove`] removes.
+/// The groups of one sandbox. Its methods read and write files: a daemon calls them in the sandbox's
+/// [lane](crate::files::Lane).
 #[derive(Clone, Debug)]
 pub struct Cgroup {
     dirs: Vec<PathBuf>,
@@ -68,33 +69,25 @@ impl Cgroup {
         self.dirs.iter().map(|dir| dir.join("cgroup.procs")).collect()
     }
 
-    /// Removes the groups; missing ones are fine. A group empties a moment after its last process
-    /// was reaped, hence the retries.
+    /// Removes the groups; missing ones are fine.
     ///
     /// # Errors
-    /// [`Error::File`] when a process still holds one after a second; the others went.
-    pub async fn remove(&self) -> Result<()> {
-        let mut removed = Ok(());
-        for dir in &self.dirs {
-            removed = removed.and(remove(dir).await);
-        }
-        removed
+    /// [`Error::File`] when a process holds one; the others went. A group empties a moment after its last
+    /// process was reaped: it is worth another try.
+    pub fn remove(&self) -> Result<()> {
+        let removed = self.dirs.iter().map(|dir| remove(dir));
+        // All are tried.
+        removed.fold(Ok(()), Result::and)
     }
 }
 
-async fn remove(dir: &Path) -> Result<()> {
-    let mut tries = 0;
-    while let Err(error) = fs::remove_dir(dir) {
-        if error.kind() == std::io::ErrorKind::NotFound {
-            break;
+fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::file("cannot remove control group", dir)(error))
         }
-        tries += 1;
-        if tries == 100 {
-            return Err(Error::file("cannot remove control group", dir)(error));
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn is_v2(dir: &Path) -> bool {

@@ -54,6 +54,13 @@ pub struct Config {
     /// The network of sandboxes for which none is named; "none"; or "auto": the network "default" on a
     /// host that can have networks, and none elsewhere.
     pub network: String,
+    /// Where sandboxes get to beyond the host: "all", or "internet", which leaves out private networks.
+    /// Link-local addresses, and with them a cloud's metadata, are left out by both.
+    pub network_reach: String,
+    /// Addresses and networks that sandboxes get to all the same, as `["10.1.2.3", "10.8.0.0/16"]`.
+    pub network_allow: Vec<String>,
+    /// Addresses and networks that they do not get to besides; what is allowed comes first.
+    pub network_deny: Vec<String>,
 }
 
 impl Default for Config {
@@ -76,6 +83,9 @@ impl Default for Config {
             poll_budget_us: 200,
             keeper: false,
             network: "auto".into(),
+            network_reach: "all".into(),
+            network_allow: Vec::new(),
+            network_deny: Vec::new(),
         }
     }
 }

@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
+use slipway_hypervisor::VmExit;
 use tonic::{Code, Status};
+
+/// Most characters that are kept of what a guest or a VMM says.
+pub(crate) const MOST_MESSAGE: usize = 512;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -60,6 +64,24 @@ pub enum Error {
     /// All user ids for VMMs are in use.
     #[error("{0} sandboxes run already, the most that vmm_uid_count in the configuration allows")]
     Full(u32),
+    /// The node keeps as many sandboxes as it may.
+    #[error("{0} sandboxes are kept, the most that there may be; `slipway rm` removes ended ones")]
+    TooMany(usize),
+    /// A sandbox's record would be larger than this, in bytes.
+    #[error(
+        "what is asked for takes more than {0} bytes to record; give it a shorter command line or environment"
+    )]
+    TooLarge(usize),
+    /// A sandbox has as many of something as it may have.
+    #[error("sandbox {name} has {most} {what}, the most that there may be; end one of them first")]
+    Busy {
+        /// The sandbox.
+        name: String,
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        most: usize,
+    },
     /// An operation on a file of ours failed.
     #[error("{what} {}: {source}", path.display())]
     File {
@@ -133,6 +155,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// A microVM ended by itself. What it printed last is its own word.
+    pub(crate) fn vm_ended(exit: &VmExit) -> Self {
+        Self::VmEnded(slipway_printable::line(&exit.to_string(), MOST_MESSAGE))
+    }
+
     /// A failed file operation; for `map_err`.
     pub(crate) fn file(
         what: &'static str,
@@ -148,7 +175,8 @@ impl Error {
             Self::NameTaken { .. } => Code::AlreadyExists,
             Self::NoSandbox(_) | Self::Ambiguous(_) | Self::NoImage(_) => Code::NotFound,
             Self::Exec { .. } | Self::WrongState { .. } => Code::FailedPrecondition,
-            Self::Full(_) => Code::ResourceExhausted,
+            Self::TooLarge(_) => Code::InvalidArgument,
+            Self::Full(_) | Self::TooMany(_) | Self::Busy { .. } => Code::ResourceExhausted,
             Self::Network(status) => status.code(),
             Self::Closed => Code::Unavailable,
             Self::Sockets { .. } => Code::FailedPrecondition,

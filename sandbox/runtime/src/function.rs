@@ -7,13 +7,14 @@
 use std::path::{Path, PathBuf};
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_hypervisor::{DiskModel, EmulatedDisk, VmSpec};
+use slipway_hypervisor::{DiskModel, EmulatedDisk, GuestMemory, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_plane_api::v1::disk::Kind;
 
 use crate::node::Node;
 use crate::record::{Device, Record, Volume};
-use crate::start::{CONTAINER, process_spec};
+use crate::sandbox::Sandbox;
+use crate::start::{CONTAINER, client_memory, process_spec};
 use crate::{Error, Result, network, volume};
 
 /// Namespaces of the first function.
@@ -42,10 +43,18 @@ fn of(record: &Record, device: Device) -> impl Iterator<Item = &Volume> {
 ///
 /// # Errors
 /// As for [`volume::volatile_template`] and [`volume::create_scratch`].
-pub async fn describe(node: &Node, record: &Record) -> Result<Vec<Vec<plane_v1::Namespace>>> {
-    let size = node.config.volatile_layer_bytes;
-    let template = volume::volatile_template(&node.config.cache_dir(), size).await?;
-    volume::create_scratch(&record.volumes)?;
+pub async fn describe(
+    node: &Node,
+    sandbox: &Sandbox,
+    record: &Record,
+) -> Result<Vec<Vec<plane_v1::Namespace>>> {
+    let (cache, size) = (node.config.cache_dir(), node.config.volatile_layer_bytes);
+    let volumes = record.volumes.clone();
+    let made = sandbox.lane.run(move || {
+        volume::create_scratch(&volumes)?;
+        volume::volatile_template(&cache, size)
+    });
+    let template = made.await?;
     let image = plane_v1::FileDisk { path: text(&record.image_path), read_only: true, pin: false };
     let layer = plane_v1::OverlayDisk { base_path: text(&template), limit_bytes: 0 };
     let mut first = vec![disk(0, Kind::File(image)), disk(0, Kind::Overlay(layer))];
@@ -82,6 +91,7 @@ pub async fn serve(
     node: &Node,
     record: &Record,
     uid: u32,
+    memory: &GuestMemory,
     functions: Vec<Vec<plane_v1::Namespace>>,
 ) -> Result<Vec<PathBuf>> {
     let mut sockets = Vec::new();
@@ -89,6 +99,7 @@ pub async fn serve(
         let socket = node.run_dir(&record.id).join(format!("nvme-{number}.sock"));
         let request = plane_v1::CreateEndpointRequest {
             virtio_net: None,
+            memory: Some(client_memory(memory)?),
             socket_path: text(&socket),
             owner: Some(plane_v1::Owner { uid, gid: uid }),
             nvme: Some(plane_v1::NvmeController {

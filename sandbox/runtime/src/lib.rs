@@ -8,6 +8,9 @@
 //!   what an earlier daemon left;
 //! - [`sandbox::Sandbox`] is one of them: its record on disk ([`record`]) and its handles;
 //! - `function` describes its NVMe functions: the root and most volumes are namespaces of the first;
+//! - [`guests`] is the thread on which sandboxes' lives run and guests are spoken to, [`files`] the threads
+//!   that touch the disk: the control thread, on which [`Service`] runs, does neither;
+//! - [`boot`] finds and makes what a guest boots from;
 //! - `start` leads one through its stages (control group, disks, NVMe functions, VMM, guest,
 //!   container) and releases all of it at the end, in one function that also clears up after a
 //!   daemon that was killed; `adopt` takes over one that outlived its daemon;
@@ -20,16 +23,20 @@
 //! Not here: several containers in one sandbox (the agent's protocol can), templates of
 //! microVMs, pools of control groups.
 //!
-//! Dependencies: `tokio`, `tonic` and `prost` for the service; `serde`, `serde_json` and `toml` for
+//! Dependencies: `tokio`, `tonic` and `prost` for the service; `hyper-util` and `tower` carry calls to an
+//! agent over its port; `serde`, `serde_json` and `toml` for
 //! records and settings; `rustix` and `libc` for system calls and signal numbers; `tracing` for
 //! the daemon's log.
 
 mod adopt;
 pub mod agent;
+pub mod boot;
 pub mod cgroup;
 pub mod config;
 mod error;
+pub mod files;
 mod function;
+pub mod guests;
 pub mod log;
 pub mod name;
 mod network;
@@ -49,7 +56,7 @@ pub mod volume;
 pub use config::{Config, find_library};
 pub use error::{Error, Result};
 pub use network::{function_id as network_function_id, missing as missing_for_networks};
-pub use node::{BootFiles, Node};
+pub use node::{Node, Parts};
 pub use service::Service;
 pub use start::RETURN;
 

@@ -205,6 +205,27 @@ impl Reader {
         }
     }
 
+    /// The next records, of at least `bytes` bytes together if there are as many; none at the end of what is
+    /// there.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read), once the records before the failure were given out.
+    pub fn read_some(&mut self, bytes: usize) -> std::io::Result<Vec<Record>> {
+        let (mut records, mut held) = (Vec::new(), 0);
+        while held < bytes {
+            match self.read() {
+                Ok(Some(record)) => {
+                    held += HEADER + record.data.len();
+                    records.push(record);
+                }
+                Err(error) if records.is_empty() => return Err(error),
+                // What cannot be read now cannot be read the next time either.
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Ok(records)
+    }
+
     /// Moves on to the file that came after the one at whose end we are.
     fn follow(&mut self) -> std::io::Result<bool> {
         let current = match &self.file {
@@ -311,6 +332,20 @@ mod tests {
 
     fn texts(reader: &mut Reader) -> Vec<Vec<u8>> {
         std::iter::from_fn(|| reader.read().unwrap()).map(|record| record.data).collect()
+    }
+
+    #[test]
+    fn records_before_a_failure_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("output.log");
+        let mut writer = Writer::open(&path, 4000).unwrap();
+        (0..10_u8).for_each(|i| writer.append(Stream::Out, &[i]).unwrap());
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(&[9; 64]).unwrap();
+        let mut reader = Reader::open(&path);
+        assert_eq!(reader.read_some(3 * (HEADER + 1)).unwrap().len(), 3);
+        assert_eq!(reader.read_some(1 << 20).unwrap().len(), 7);
+        assert!(reader.read_some(1 << 20).is_err());
+        assert!(reader.read_some(1 << 20).is_err());
     }
 
     #[test]

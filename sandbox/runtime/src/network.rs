@@ -3,16 +3,19 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use slipway_agent_protocol::v1 as agent_v1;
+use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
+use slipway_hypervisor::GuestMemory;
 use slipway_plane_api::{network_v1, v1 as plane_v1};
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
-use crate::agent::{Agent, refused};
+use crate::agent::Agent;
 use crate::node::Node;
 use crate::record::{Network, Record};
 use crate::sandbox::Sandbox;
+use crate::start::client_memory;
 use crate::v1::RunSpec;
 use crate::{Error, Result, process};
 
@@ -24,6 +27,9 @@ const NONE: &str = "none";
 const AUTO: &str = "auto";
 /// The network that is made when it is first needed.
 const DEFAULT: &str = "default";
+
+/// How long the agent may take to configure an interface; it gives up before.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Most queue pairs of an interface.
 const MAX_QUEUES: u32 = 64;
@@ -57,7 +63,8 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
     let mut network = process::or(&spec.network, &node.config.network);
     if network == AUTO {
         // Who asks for something is told what is missing.
-        network = if asks || missing().is_none() { DEFAULT } else { NONE }.to_owned();
+        let there = asks || sandbox.lane.run(missing).await.is_none();
+        network = if there { DEFAULT } else { NONE }.to_owned();
     }
     if network == NONE {
         if sockets {
@@ -96,7 +103,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         wait: spec.wait_network,
         queues: spec.queues,
     };
-    let recorded = sandbox.update(|record| record.network = Some(place));
+    let recorded = sandbox.update(|record| record.network = Some(place)).await;
     if recorded.is_err() {
         let _ = leave(node, &sandbox.id).await;
     }
@@ -126,7 +133,12 @@ pub fn function_id(sandbox_id: &str) -> String {
 ///
 /// # Errors
 /// [`Error::Plane`].
-pub async fn serve(node: &Node, record: &Record, uid: u32) -> Result<Option<PathBuf>> {
+pub async fn serve(
+    node: &Node,
+    record: &Record,
+    uid: u32,
+    memory: &GuestMemory,
+) -> Result<Option<PathBuf>> {
     let Some(network) = &record.network else { return Ok(None) };
     let socket = node.run_dir(&record.id).join("net.sock");
     let request = plane_v1::CreateEndpointRequest {
@@ -134,6 +146,7 @@ pub async fn serve(node: &Node, record: &Record, uid: u32) -> Result<Option<Path
         socket_path: socket.to_string_lossy().into_owned(),
         owner: Some(plane_v1::Owner { uid, gid: uid }),
         nvme: None,
+        memory: Some(client_memory(memory)?),
         virtio_net: Some(plane_v1::VirtioNet {
             switch: network.switch.clone(),
             mac: network.mac.clone(),
@@ -215,12 +228,12 @@ async fn configure(sandbox: &Sandbox, agent: &Agent, network: &Network) -> Resul
         gateways: vec![network.ipv4_gateway.clone(), network.ipv6_gateway.clone()],
         mtu: network.mtu,
     };
-    // The agent itself gives up in time.
-    agent.client().configure_network(request).await.map_err(refused)?;
-    for (name, start, end) in agent.hello().await?.stages {
-        if name == STAGE {
-            sandbox.update(|record| record.timeline.record(&name, start, end))?;
-        }
+    let configure =
+        |mut client: AgentClient<_>| async move { client.configure_network(request).await };
+    agent.call_within(Some(PATIENCE), configure).await?;
+    let hello = agent.hello().await?;
+    if let Some(stage) = hello.stages.iter().find(|stage| stage.name == STAGE) {
+        sandbox.note(|record| record.timeline.record(stage.name, stage.start_ns, stage.end_ns));
     }
     Ok(())
 }

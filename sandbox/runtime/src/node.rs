@@ -2,20 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use slipway_hypervisor::qemu::Qemu;
+use slipway_hypervisor::Hypervisor;
 use slipway_image::{Cache, Image};
-use slipway_initramfs::Kernel;
 use slipway_plane_api::{NetworkClient, PlaneClient};
 use slipway_telemetry::Timeline;
 use tokio::sync::watch;
 
+use crate::boot::{Boot, Known};
 use crate::config::Config;
-use crate::record::{Record, State, Store};
+use crate::error::MOST_MESSAGE;
+use crate::files::{Files, Lane};
+use crate::guests::Guests;
+use crate::record::{self, Record, State, Store, Volume};
 use crate::sandbox::{Sandbox, lock};
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
@@ -24,13 +27,23 @@ use crate::{Error, Result, adopt, name, network, process, sockets, start, volume
 /// Least memory of a sandbox: below it no kernel boots with an image mounted.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
 
-/// What a guest boots from.
-#[derive(Clone)]
-pub struct BootFiles {
-    /// The kernel.
-    pub kernel: PathBuf,
-    /// The agent and the modules it needs.
-    pub initramfs: PathBuf,
+/// Most sandboxes that a node keeps, ended ones included: a list of them is one message.
+const MOST_SANDBOXES: usize = 8192;
+
+/// What a node is made of beside its settings.
+pub struct Parts {
+    /// The plane.
+    pub plane: PlaneClient,
+    /// The networks.
+    pub networks: NetworkClient,
+    /// What runs microVMs.
+    pub hypervisor: Arc<dyn Hypervisor>,
+    /// What guests boot from.
+    pub boot: Arc<dyn Boot>,
+    /// The image cache.
+    pub images: Cache,
+    /// Sandboxes outlive the daemon.
+    pub keeps: bool,
 }
 
 /// A node: the owner of its sandboxes.
@@ -39,12 +52,15 @@ pub struct Node {
     pub config: Config,
     pub(crate) plane: PlaneClient,
     pub(crate) networks: NetworkClient,
-    pub(crate) hypervisor: Qemu,
+    pub(crate) hypervisor: Arc<dyn Hypervisor>,
+    pub(crate) guests: Guests,
+    files: Files,
     images: Cache,
+    /// The cache's index has a lock, which somebody else may hold: one thread may wait for it.
+    images_lane: Lane,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     uids: Mutex<BTreeSet<u32>>,
-    /// By kernel, and whether there are sockets.
-    boot_files: tokio::sync::Mutex<BTreeMap<(Option<PathBuf>, bool), BootFiles>>,
+    pub(crate) boot: Known,
     changes: watch::Sender<u64>,
     closed: AtomicBool,
     /// Sandboxes outlive the daemon.
@@ -59,32 +75,31 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::File`] when the directory cannot be read or made.
-    pub async fn open(
-        config: Config,
-        plane: PlaneClient,
-        networks: NetworkClient,
-        hypervisor: Qemu,
-        images: Cache,
-        keeps: bool,
-    ) -> Result<Arc<Self>> {
+    pub async fn open(config: Config, parts: Parts) -> Result<Arc<Self>> {
+        let threads = |error| Error::file("cannot start the threads of", &config.data_dir)(error);
+        let (files, guests) = (Files::start().map_err(threads)?, Guests::start().map_err(threads)?);
         let node = Arc::new(Self {
             config,
-            plane,
-            networks,
-            hypervisor,
-            images,
+            plane: parts.plane,
+            networks: parts.networks,
+            hypervisor: parts.hypervisor,
+            guests,
+            images: parts.images,
+            images_lane: files.lane(),
             sandboxes: Mutex::default(),
             uids: Mutex::default(),
-            boot_files: tokio::sync::Mutex::default(),
+            boot: Known::new(parts.boot, files.lane()),
+            files,
             changes: watch::Sender::new(0),
             closed: AtomicBool::new(false),
-            keeps,
+            keeps: parts.keeps,
             opened: Instant::now(),
         });
         node.load().await?;
         Ok(node)
     }
 
+    /// Reads the directory in place: the daemon serves nobody yet.
     async fn load(self: &Arc<Self>) -> Result<()> {
         let dir = self.config.sandboxes_dir();
         std::fs::create_dir_all(&dir).map_err(Error::file("cannot create", &dir))?;
@@ -99,7 +114,8 @@ impl Node {
                 Ok(Some(record)) => {
                     // Before anything takes a new one.
                     lock(&self.uids).extend(record.vmm_uid);
-                    loading.spawn(Arc::clone(self).take_over(record, store));
+                    loading
+                        .spawn_on(Arc::clone(self).take_over(record, store), self.guests.runtime());
                 }
                 Ok(None) => store.remove()?,
                 // Not ours to remove: it may hold volumes, and another version knows it.
@@ -118,7 +134,7 @@ impl Node {
     /// A sandbox of an earlier daemon lives on, or what is left of it is released.
     async fn take_over(self: Arc<Self>, record: Record, store: Store) -> Result<()> {
         let id = record.id.clone();
-        let sandbox = Sandbox::new(record, store);
+        let sandbox = Sandbox::new(record, store, self.files.lane());
         let record = sandbox.record();
         let started = record.state.is_live() && record.state != State::Starting;
         let mut reason =
@@ -126,7 +142,7 @@ impl Node {
         if self.keeps && adopt::may_live(&record) {
             match adopt::adopt(&self, &sandbox).await {
                 Ok(running) => {
-                    sandbox.update(|record| record.state = State::Running)?;
+                    sandbox.update(|record| record.state = State::Running).await?;
                     tracing::info!(sandbox = sandbox.name, "adopted");
                     lock(&self.sandboxes).insert(id, Arc::clone(&sandbox));
                     tokio::spawn(start::live_on(self, sandbox, running));
@@ -145,7 +161,7 @@ impl Node {
             lock(&self.sandboxes).insert(id, Arc::clone(&sandbox));
             tokio::spawn(start::remove_later(self, sandbox));
         } else {
-            sandbox.store.remove()?;
+            remove_files(&sandbox).await?;
         }
         Ok(())
     }
@@ -155,7 +171,7 @@ impl Node {
         if let Err(error) = start::release(self, sandbox).await {
             tracing::warn!(sandbox = sandbox.name, %error, "left by an earlier daemon");
         }
-        sandbox.update(|record| {
+        let recorded = sandbox.update(|record| {
             (record.vm, record.vmm_uid) = (None, None);
             if record.exit_status.is_some() {
                 record.state = State::Exited;
@@ -163,8 +179,9 @@ impl Node {
             }
             record.state = State::Lost;
             record.exit_status = Some(128 + libc::SIGKILL as u32);
-            record.reason = reason;
-        })?;
+            record.reason = slipway_printable::line(&reason, MOST_MESSAGE);
+        });
+        recorded.await?;
         sandbox.fanout.close();
         Ok(())
     }
@@ -200,43 +217,69 @@ impl Node {
     /// # Errors
     /// What is wrong with `spec`, in one line; nothing is left then.
     pub async fn create(&self, spec: &RunSpec) -> Result<Arc<Sandbox>> {
-        let named = if spec.image_digest.is_empty() { &spec.image } else { &spec.image_digest };
-        let image = self.images.get(named)?.ok_or_else(|| Error::NoImage(named.clone()))?;
+        let lane = self.files.lane();
+        let image = self.image(spec).await?;
         let id = name::new_id();
         let store = self.store(&id);
-        let record = self.record(spec, &image, id.clone(), &store)?;
+        let (volumes, its) = (spec.volumes.clone(), store.clone());
+        let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
+        let record = self.record(spec, &image, id.clone(), volumes)?;
+        record::check_size(&record)?;
         // A kernel that is none is refused here, not after a start that was bound to fail.
-        self.boot_files(record.kernel.as_deref(), record.sockets.is_some()).await?;
+        self.boot.files(record.kernel.as_deref(), record.sockets.is_some()).await?;
         if let Some(engine) = &record.sockets {
             sockets::check(engine).await?;
         }
-        let sandbox = Sandbox::new(record, store);
-        {
-            let mut sandboxes = lock(&self.sandboxes);
-            if self.closed.load(Ordering::Relaxed) {
-                return Err(Error::Closed);
-            }
-            if let Some(other) = sandboxes.values().find(|other| other.name == sandbox.name) {
-                let (name, id) = (other.name.clone(), other.id.clone());
-                return Err(Error::NameTaken { name, id });
-            }
-            sandboxes.insert(id.clone(), Arc::clone(&sandbox));
-        }
-        let saved = sandbox.store.create().and_then(|()| sandbox.update(|_| {}));
-        let joined = match saved {
-            Ok(()) => network::join(self, &sandbox, spec).await,
-            failed => failed,
-        };
-        if let Err(error) = joined {
+        let sandbox = Sandbox::new(record, store, lane);
+        self.enter(&sandbox)?;
+        if let Err(error) = self.keep(&sandbox, spec).await {
             lock(&self.sandboxes).remove(&id);
-            let _ = sandbox.store.remove();
+            let _ = remove_files(&sandbox).await;
             return Err(error);
         }
         self.settled();
         Ok(sandbox)
     }
 
-    fn record(&self, spec: &RunSpec, image: &Image, id: String, store: &Store) -> Result<Record> {
+    async fn image(&self, spec: &RunSpec) -> Result<Image> {
+        let named = if spec.image_digest.is_empty() { &spec.image } else { &spec.image_digest };
+        let (images, asked) = (self.images.clone(), named.clone());
+        let found = self.images_lane.run(move || images.get(&asked)).await?;
+        found.ok_or_else(|| Error::NoImage(named.clone()))
+    }
+
+    /// Takes the sandbox's name.
+    fn enter(&self, sandbox: &Arc<Sandbox>) -> Result<()> {
+        let mut sandboxes = lock(&self.sandboxes);
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::Closed);
+        }
+        if let Some(other) = sandboxes.values().find(|other| other.name == sandbox.name) {
+            let (name, id) = (other.name.clone(), other.id.clone());
+            return Err(Error::NameTaken { name, id });
+        }
+        if sandboxes.len() >= MOST_SANDBOXES {
+            return Err(Error::TooMany(MOST_SANDBOXES));
+        }
+        sandboxes.insert(sandbox.id.clone(), Arc::clone(sandbox));
+        Ok(())
+    }
+
+    /// Records a sandbox, then its place in a network.
+    async fn keep(&self, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
+        let store = sandbox.store.clone();
+        sandbox.lane.run(move || store.create()).await?;
+        sandbox.update(|_| {}).await?;
+        network::join(self, sandbox, spec).await
+    }
+
+    fn record(
+        &self,
+        spec: &RunSpec,
+        image: &Image,
+        id: String,
+        volumes: Vec<Volume>,
+    ) -> Result<Record> {
         let name = if spec.name.is_empty() { name::new_name() } else { spec.name.clone() };
         name::check(&name)?;
         start::accelerator(&spec.accelerator)?;
@@ -256,7 +299,7 @@ impl Node {
             stop_signal: process::signal_number(signal).unwrap_or(libc::SIGTERM as u32),
             privileged: spec.privileged,
             read_only: spec.read_only,
-            volumes: volume::check(&spec.volumes, store)?,
+            volumes,
             kernel: (!spec.kernel.is_empty()).then(|| PathBuf::from(&spec.kernel)),
             accelerator: process::or(&spec.accelerator, &self.config.accelerator),
             labels: spec.labels.clone().into_iter().collect(),
@@ -278,7 +321,7 @@ impl Node {
 
     /// Starts a created sandbox; its life goes on by itself.
     pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
-        tokio::spawn(start::live(Arc::clone(self), Arc::clone(sandbox)));
+        self.guests.spawn(start::live(Arc::clone(self), Arc::clone(sandbox)));
     }
 
     /// The sandbox with this name, this id, or the only one whose id begins so.
@@ -301,7 +344,7 @@ impl Node {
     /// All sandboxes, the oldest first.
     pub fn list(&self) -> Vec<Arc<Sandbox>> {
         let mut all: Vec<_> = lock(&self.sandboxes).values().cloned().collect();
-        all.sort_by_cached_key(|sandbox| sandbox.record().created_ns);
+        all.sort_by_cached_key(|sandbox| sandbox.look(|record| record.created_ns));
         all
     }
 
@@ -342,7 +385,7 @@ impl Node {
             sandbox.kill();
             sandbox.wait_state(|state| !state.is_live()).await;
         }
-        sandbox.store.remove()?;
+        remove_files(&sandbox).await?;
         lock(&self.sandboxes).remove(&sandbox.id);
         self.settled();
         Ok(())
@@ -360,31 +403,11 @@ impl Node {
     pub(crate) fn return_uid(&self, uid: u32) {
         lock(&self.uids).remove(&uid);
     }
+}
 
-    /// Kernel and initramfs, made at the first use of each kernel; with `sockets` for a sandbox with a socket
-    /// function.
-    ///
-    /// # Errors
-    /// [`Error::Initramfs`]: a kernel that is none, modules that are missing; files that are not there.
-    pub async fn boot_files(&self, kernel: Option<&Path>, sockets: bool) -> Result<BootFiles> {
-        let mut known = self.boot_files.lock().await;
-        let key = (kernel.map(Path::to_path_buf), sockets);
-        if let Some(files) = known.get(&key) {
-            return Ok(files.clone());
-        }
-        let agent = self.config.find_agent()?;
-        let (cache, dir) = (self.config.cache_dir(), self.config.kernel_dir.clone());
-        let asked = key.0.clone();
-        let sockets = if sockets { Some(sockets::files(&self.config)?) } else { None };
-        let built = tokio::task::spawn_blocking(move || -> Result<BootFiles> {
-            let kernel = Kernel::locate(asked.as_deref(), &dir)?;
-            let initramfs = slipway_initramfs::build(&kernel, &agent, sockets.as_ref(), &cache)?;
-            Ok(BootFiles { kernel: kernel.bootable(&cache)?, initramfs })
-        });
-        let files = built.await.map_err(|error| Error::Agent(error.to_string()))??;
-        known.insert(key, files.clone());
-        Ok(files)
-    }
+async fn remove_files(sandbox: &Sandbox) -> Result<()> {
+    let store = sandbox.store.clone();
+    sandbox.lane.run(move || store.remove()).await
 }
 
 fn memory(asked: u64, otherwise: u64) -> Result<u64> {

@@ -28,7 +28,7 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 pub struct Owned<'a> {
     /// User id of the sandbox's VMM.
     pub uid: u32,
-    /// The directory in which its VMM was started.
+    /// The directory of its VMM, whose standard output is a file there.
     pub run_dir: &'a Path,
     /// The name of its control groups, which a process without rights cannot leave.
     pub cgroup: &'a str,
@@ -40,8 +40,9 @@ impl Owned<'_> {
     }
 
     fn in_run_dir(&self, pid: Pid) -> bool {
-        std::fs::read_link(format!("/proc/{}/cwd", pid.as_raw_pid()))
-            .is_ok_and(|dir| dir == self.run_dir)
+        // Its working directory is in a cage.
+        std::fs::read_link(format!("/proc/{}/fd/1", pid.as_raw_pid()))
+            .is_ok_and(|file| file.starts_with(self.run_dir))
     }
 
     fn in_cgroup(&self, pid: Pid) -> bool {
@@ -100,13 +101,14 @@ mod tests {
         assert_eq!(user_of(own), Some(rustix::process::getuid().as_raw()));
     }
 
-    /// A program that sleeps in `dir`; killed when a test fails.
+    /// A program that sleeps, with its output in `dir`; killed when a test fails.
     struct Sleeper(std::process::Child);
 
     impl Sleeper {
         fn start(dir: &Path) -> Self {
             let mut command = std::process::Command::new("sleep");
-            Self(command.arg("1000").current_dir(dir).spawn().unwrap())
+            let output = std::fs::File::create(dir.join("output")).unwrap();
+            Self(command.arg("1000").stdout(output).spawn().unwrap())
         }
     }
 
@@ -124,7 +126,7 @@ mod tests {
         let run_dir = ours.path().canonicalize().unwrap();
         let owned = Owned { uid, run_dir: &run_dir, cgroup: "/slipway/no-such-group" };
         let (mut mine, mut other) = (Sleeper::start(&run_dir), Sleeper::start(theirs.path()));
-        // The child stays a zombie until it is reaped, and a zombie has no directory any more.
+        // The child stays a zombie until it is reaped, and a zombie has no descriptors any more.
         assert!(kill_all(&owned, Duration::from_secs(60)));
         assert!(!mine.0.wait().unwrap().success());
         assert!(other.0.try_wait().unwrap().is_none());

@@ -201,7 +201,14 @@ pub struct Record {
     pub timeline: Timeline,
 }
 
-/// The directory of one sandbox's records.
+/// Most bytes of a record as its user asked for it: the command line and environment of its process above all.
+pub const MOST_ASKED: usize = 1 << 20;
+/// Most bytes of a record on disk. What a guest adds (when its stages were, why it ended) is bounded where it
+/// comes in, and fits between the two.
+pub const MOST_RECORD: usize = MOST_ASKED + (64 << 10);
+
+/// The directory of one sandbox's records. Its methods wait for the disk: a daemon calls them in the
+/// sandbox's [lane](crate::files::Lane).
 #[derive(Clone, Debug)]
 pub struct Store {
     dir: PathBuf,
@@ -236,18 +243,17 @@ impl Store {
         fs::create_dir_all(&self.dir).map_err(Error::file("cannot create", &self.dir))
     }
 
-    /// Writes the record so that a crash leaves the old one or the new one.
+    /// Writes the record so that a crash of the daemon leaves the old one or the new one.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`]; [`Error::TooLarge`] for one of more than [`MOST_RECORD`] bytes.
     pub fn save(&self, record: &Record) -> Result<()> {
         let path = self.dir.join("record.json");
         let new = self.dir.join("record.json.new");
-        let json = serde_json::to_vec_pretty(record).map_err(|error| Error::File {
-            what: "cannot encode",
-            path: path.clone(),
-            source: error.into(),
-        })?;
+        let json = encode(record)?;
+        if json.len() > MOST_RECORD {
+            return Err(Error::TooLarge(MOST_RECORD));
+        }
         fs::write(&new, json).map_err(Error::file("cannot write", &new))?;
         fs::rename(&new, &path).map_err(Error::file("cannot write", &path))
     }
@@ -281,9 +287,42 @@ impl Store {
     }
 }
 
+fn encode(record: &Record) -> Result<Vec<u8>> {
+    let json = serde_json::to_vec_pretty(record).map_err(std::io::Error::from);
+    json.map_err(Error::file("cannot encode the record of", record.name.clone()))
+}
+
+/// Refuses a record that its user made too large.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn check_size(record: &Record) -> Result<()> {
+    if encode(record)?.len() > MOST_ASKED {
+        return Err(Error::TooLarge(MOST_ASKED));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "0123456789ab");
+        store.create().unwrap();
+        let mut record = crate::adopt::tests::record_of(State::Running);
+        check_size(&record).unwrap();
+        store.save(&record).unwrap();
+        record.process.env = vec!["x".repeat(MOST_ASKED)];
+        assert!(matches!(check_size(&record), Err(Error::TooLarge(_))));
+        store.save(&record).unwrap();
+        record.process.env = vec!["x".repeat(MOST_RECORD)];
+        assert!(matches!(store.save(&record), Err(Error::TooLarge(_))));
+        // The last one that could be kept is still there.
+        assert_eq!(store.load().unwrap().unwrap().process.env[0].len(), MOST_ASKED);
+    }
 
     #[test]
     fn a_record_that_is_not_understood_is_not_one_that_is_missing() {

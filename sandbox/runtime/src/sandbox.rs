@@ -3,12 +3,17 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use slipway_hypervisor::Vm;
-use tokio::sync::{mpsc, watch};
+use slipway_peer::Bin;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::agent::Agent;
+use crate::files::Lane;
 use crate::record::{Record, State, Store};
 use crate::stdio::{Fanout, Input, input};
 use crate::{Error, Result};
+
+/// Most clients that read one sandbox's kept output at once.
+const MOST_READERS: usize = 32;
 
 /// A sandbox. Shared between its life's task and the calls that concern it.
 pub struct Sandbox {
@@ -18,27 +23,43 @@ pub struct Sandbox {
     pub name: String,
     /// Where its files lie.
     pub store: Store,
+    /// Where operations on its files are run.
+    pub lane: Lane,
+    /// Where things of its VMM's go that must be closed without waiting.
+    pub bin: Bin,
     /// Who listens to its output.
     pub fanout: Fanout,
     /// Goes to the first process's standard input.
     pub input: mpsc::Sender<Input>,
     pub(crate) input_end: Mutex<Option<mpsc::Receiver<Input>>>,
-    record: Mutex<Record>,
+    record: Mutex<Versioned>,
+    /// The version of the record that is on disk. Held while one is written.
+    saved: tokio::sync::Mutex<u64>,
     state: watch::Sender<State>,
     stage: watch::Sender<&'static str>,
     agent: watch::Sender<Option<Agent>>,
     vm: Mutex<Option<Arc<dyn Vm>>>,
     stopping: watch::Sender<bool>,
+    readers: Arc<Semaphore>,
+}
+
+/// A record, and how often it was changed.
+#[derive(Clone)]
+struct Versioned {
+    record: Record,
+    version: u64,
 }
 
 impl Sandbox {
     /// Brings a record to life; nothing is started.
-    pub fn new(record: Record, store: Store) -> Arc<Self> {
+    pub fn new(record: Record, store: Store, lane: Lane) -> Arc<Self> {
         let (input, input_end) = input();
         Arc::new(Self {
             id: record.id.clone(),
             name: record.name.clone(),
             store,
+            lane,
+            bin: Bin::new(),
             fanout: Fanout::default(),
             input,
             input_end: Mutex::new(Some(input_end)),
@@ -47,27 +68,52 @@ impl Sandbox {
             agent: watch::Sender::new(None),
             vm: Mutex::new(None),
             stopping: watch::Sender::new(false),
-            record: Mutex::new(record),
+            readers: Arc::new(Semaphore::new(MOST_READERS)),
+            record: Mutex::new(Versioned { record, version: 0 }),
+            saved: tokio::sync::Mutex::new(0),
         })
     }
 
     /// A copy of the record.
     pub fn record(&self) -> Record {
-        lock(&self.record).clone()
+        self.look(Record::clone)
     }
 
-    /// Changes the record and keeps it on disk.
+    /// What `look` sees in the record.
+    pub fn look<T>(&self, look: impl FnOnce(&Record) -> T) -> T {
+        look(&lock(&self.record).record)
+    }
+
+    /// Changes the record in memory only. The next [`update`](Self::update) keeps the change, and a daemon
+    /// that is killed before loses it. Returns the record's version.
+    pub(crate) fn note(&self, change: impl FnOnce(&mut Record)) -> u64 {
+        let mut record = lock(&self.record);
+        change(&mut record.record);
+        record.version += 1;
+        record.version
+    }
+
+    /// Changes the record and keeps it on disk; on return it is there. The state is announced after that.
+    ///
+    /// Changes that come while the record is being written are written together, so at most one record of a
+    /// sandbox is under way to the disk, whatever happens in the sandbox.
     ///
     /// # Errors
-    /// [`Error::File`]; the change holds in memory all the same.
-    pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
-        let mut record = lock(&self.record);
-        change(&mut record);
-        let saved = self.store.save(&record);
-        let state = record.state;
-        drop(record);
+    /// [`Error::File`], [`Error::TooLarge`]; the change holds in memory all the same.
+    pub async fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
+        let version = self.note(change);
+        let mut saved = self.saved.lock().await;
+        if *saved >= version {
+            return Ok(());
+        }
+        let Versioned { record, version } = lock(&self.record).clone();
+        let (store, state) = (self.store.clone(), record.state);
+        let outcome = self.lane.run(move || store.save(&record)).await;
+        if outcome.is_ok() {
+            *saved = version;
+        }
         self.state.send_if_modified(|old| std::mem::replace(old, state) != state);
-        saved
+        outcome
     }
 
     /// Where it is in its life.
@@ -125,6 +171,19 @@ impl Sandbox {
         }
     }
 
+    /// Room for one more reader of its kept output, until it is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Busy`].
+    pub(crate) fn reader(&self) -> Result<OwnedSemaphorePermit> {
+        let place = Arc::clone(&self.readers).try_acquire_owned();
+        place.map_err(|_| Error::Busy {
+            name: self.name.clone(),
+            what: "readers of its kept output",
+            most: MOST_READERS,
+        })
+    }
+
     /// Whether somebody asked it to end.
     pub fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
@@ -144,4 +203,65 @@ impl Sandbox {
 /// A panic while a lock was held leaves plain data behind: it can still be used.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::files::Files;
+
+    fn sandbox(dir: &std::path::Path) -> Arc<Sandbox> {
+        let record = crate::adopt::tests::record_of(State::Created);
+        let store = Store::new(dir, &record.id);
+        store.create().unwrap();
+        Sandbox::new(record, store, Files::start().unwrap().lane())
+    }
+
+    /// A thousand changes while the disk does not answer are one record.
+    #[tokio::test]
+    async fn changes_that_wait_are_written_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox(dir.path());
+        let (release, held) = channel::<()>();
+        let blocked = {
+            let lane = sandbox.lane.clone();
+            tokio::spawn(async move { lane.run(move || held.recv().is_err()).await })
+        };
+        let updates: Vec<_> = (0..1000)
+            .map(|number| {
+                let sandbox = Arc::clone(&sandbox);
+                tokio::spawn(
+                    async move { sandbox.update(|record| record.created_ns = number).await },
+                )
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        assert!(updates.iter().all(|update| !update.is_finished()));
+        assert!(sandbox.store.load().unwrap().is_none());
+        drop(release);
+        blocked.await.unwrap();
+        let mut versions = std::collections::BTreeSet::new();
+        for update in updates {
+            update.await.unwrap().unwrap();
+            versions.insert(*sandbox.saved.lock().await);
+        }
+        assert!(versions.len() <= 2, "{versions:?}");
+        assert_eq!(sandbox.store.load().unwrap().unwrap().created_ns, sandbox.record().created_ns);
+    }
+
+    #[tokio::test]
+    async fn a_state_is_announced_when_it_is_on_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox(dir.path());
+        let waiting = Arc::clone(&sandbox);
+        let seen = tokio::spawn(async move {
+            waiting.wait_state(|state| *state == State::Running).await;
+            waiting.store.load().unwrap().unwrap().state
+        });
+        tokio::task::yield_now().await;
+        sandbox.update(|record| record.state = State::Running).await.unwrap();
+        assert_eq!(seen.await.unwrap(), State::Running);
+    }
 }

@@ -1,22 +1,25 @@
 //! The daemon's gRPC service for sandboxes.
 
+use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::agent::{Agent, process};
+use crate::agent::{Agent, Ended, GuestStats, process};
+use crate::files::Lane;
 use crate::log;
 use crate::node::Node;
 use crate::record::{Process, Record, State};
 use crate::sandbox::Sandbox;
 use crate::start::CONTAINER;
-use crate::stdio::{self, Input};
+use crate::stdio::{self, Input, Pieces};
 use crate::v1::{self, run_in, run_out};
 use crate::{Error, name, snoop, start};
 
@@ -87,8 +90,12 @@ async fn forward(
 }
 
 /// Sends a sandbox's stages, start, output and end to one client.
-async fn report(sandbox: Arc<Sandbox>, until_started: bool, sender: Sender) {
-    let output = sandbox.fanout.attach();
+async fn report(
+    sandbox: Arc<Sandbox>,
+    output: mpsc::Receiver<log::Record>,
+    until_started: bool,
+    sender: Sender,
+) {
     let started = tell_start(&sandbox, &sender).await;
     if started && !until_started {
         tell_output(output, 0, &sender).await;
@@ -151,28 +158,57 @@ fn output_of(record: log::Record) -> run_out::Kind {
     }
 }
 
-/// Sends a client that lost its daemon the output that it has not had, and the end.
-async fn report_rest(sandbox: Arc<Sandbox>, from: u64, sender: Sender) {
-    // First, so that nothing falls between the log's end and the first piece.
-    let output = sandbox.fanout.attach();
+/// Sends a client that lost its daemon the output that it has not had, and the end. `output` began before the
+/// log is read, so that nothing falls between the log's end and its first piece.
+async fn report_rest(
+    sandbox: Arc<Sandbox>,
+    output: mpsc::Receiver<log::Record>,
+    from: u64,
+    sender: Sender,
+) {
     let started = v1::Started { stages: Vec::new() };
     let _ = sender.send(out(run_out::Kind::Started(started))).await;
-    let mut reader = log::Reader::open(&sandbox.store.log());
-    let (mut position, mut failed) = (from, None);
-    while let Some(record) = read(&mut reader, &mut failed) {
-        let Some(record) = record.from(position) else { continue };
-        position = record.end();
-        if sender.send(out(output_of(record))).await.is_err() {
-            return;
+    let mut position = from;
+    let mut reader = match KeptOutput::open(&sandbox) {
+        Ok(reader) => reader,
+        Err(error) => return drop(sender.send(Err(error.into())).await),
+    };
+    loop {
+        let records = match reader.read().await {
+            Ok(records) if records.is_empty() => break,
+            Ok(records) => records,
+            Err(status) => return drop(sender.send(Err(status)).await),
+        };
+        for record in records {
+            let Some(record) = record.from(position) else { continue };
+            position = record.end();
+            if sender.send(out(output_of(record))).await.is_err() {
+                return;
+            }
         }
     }
-    if let Some(error) = failed {
-        let _ = sender.send(Err(Status::data_loss(error))).await;
-        return;
-    }
+    drop(reader);
     tell_output(output, position, &sender).await;
     sandbox.wait_state(|state| !state.is_live() && *state != State::Created).await;
     let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
+}
+
+/// Makes a sandbox and starts it; returns what its client is told.
+async fn begin(
+    node: Arc<Node>,
+    spec: v1::RunSpec,
+    messages: Streaming<v1::RunIn>,
+) -> Result<mpsc::Receiver<Result<v1::RunOut, Status>>, Error> {
+    let sandbox = node.create(&spec).await?;
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let created = v1::Created { id: sandbox.id.clone(), name: sandbox.name.clone() };
+    // Never waits, the queue being empty.
+    let _ = sender.try_send(out(run_out::Kind::Created(created)));
+    let output = sandbox.fanout.attach(&sandbox.name)?;
+    tokio::spawn(report(Arc::clone(&sandbox), output, spec.detach, sender));
+    join_input(&sandbox, messages, spec.stdin, Leaving::of_owner(&spec));
+    node.start(&sandbox);
+    Ok(receiver)
 }
 
 fn stream(receiver: mpsc::Receiver<Result<v1::RunOut, Status>>) -> Response<Output<v1::RunOut>> {
@@ -199,7 +235,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
     ) -> Reply<Self::SnoopGuestStream> {
         let request = request.into_inner();
         let agent = self.node.find(&request.name)?.agent()?;
-        let reports = snoop::start(&agent, request.interval_ms).await?;
+        let reports = snoop::start(&agent, &request.name, request.interval_ms).await?;
         Ok(Response::new(Box::pin(ReceiverStream::new(reports))))
     }
 
@@ -208,17 +244,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let run_in::Kind::Run(spec) = first(&mut messages).await? else {
             return Err(Status::invalid_argument("Run begins with a RunSpec"));
         };
-        let sandbox = self.node.create(&spec).await?;
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        let created = v1::Created { id: sandbox.id.clone(), name: sandbox.name.clone() };
-        // Never waits, the queue being empty: a client that vanished here would leave a sandbox
-        // that nobody starts.
-        let _ = sender.try_send(out(run_out::Kind::Created(created)));
-        let reported = Arc::clone(&sandbox);
-        let reporter = tokio::spawn(report(reported, spec.detach, sender));
-        join_input(&sandbox, messages, spec.stdin, Leaving::of_owner(&spec));
-        self.node.start(&sandbox);
-        drop(reporter);
+        // A task of its own: a client that vanishes leaves the sandbox as it is, not half made.
+        let begun = tokio::spawn(begin(Arc::clone(&self.node), spec, messages)).await;
+        let receiver = begun.map_err(|error| Status::internal(error.to_string()))??;
         Ok(stream(receiver))
     }
 
@@ -230,13 +258,15 @@ impl v1::sandboxes_server::Sandboxes for Service {
             _ => return Err(Status::invalid_argument("Attach begins with a name")),
         };
         let sandbox = self.node.find(&named)?;
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        if let Some(from) = from {
-            tokio::spawn(report_rest(Arc::clone(&sandbox), from, sender));
-        } else if sandbox.state().is_live() {
-            tokio::spawn(report(Arc::clone(&sandbox), false, sender));
-        } else {
+        if from.is_none() && !sandbox.state().is_live() {
             return Err(sandbox.wrong_state("`slipway logs` prints what it wrote").into());
+        }
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let output = sandbox.fanout.attach(&sandbox.name)?;
+        if let Some(from) = from {
+            tokio::spawn(report_rest(Arc::clone(&sandbox), output, from, sender));
+        } else {
+            tokio::spawn(report(Arc::clone(&sandbox), output, false, sender));
         }
         let takes_input = sandbox.record().process.stdin;
         join_input(&sandbox, messages, takes_input, Leaving::KeepsInput);
@@ -250,6 +280,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
         };
         let sandbox = self.node.find(&spec.name)?;
         let agent = sandbox.agent()?;
+        let session = agent.session(&sandbox.name)?;
         let exec_id = name::new_id();
         let request = exec_request(&sandbox, &spec, &exec_id);
         let (input, input_end) = stdio::input();
@@ -258,7 +289,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let started = agent.call(|mut client| async move { client.exec(request).await }).await;
         let opened = match started {
-            Ok(_) => stdio::open(&open, reference.clone(), input_end).await,
+            Ok(_) => stdio::open(&open, reference.clone(), input_end, session).await,
             Err(error) => Err(error),
         };
         let output = match opened {
@@ -282,7 +313,8 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let request = request.into_inner();
         let sandbox = self.node.find(&request.name)?;
         let (sender, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(send_logs(sandbox, request, sender));
+        let reader = KeptOutput::open(&sandbox)?;
+        tokio::spawn(send_logs(sandbox, reader, request, sender));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
@@ -313,36 +345,37 @@ impl v1::sandboxes_server::Sandboxes for Service {
     }
 
     async fn list(&self, _: Request<v1::Empty>) -> Reply<v1::ListReply> {
-        let sandboxes = self.node.list().iter().map(|one| summary(&one.record())).collect();
+        let sandboxes = self.node.list().iter().map(|one| summary(one)).collect();
         Ok(Response::new(v1::ListReply { sandboxes }))
     }
 
     async fn inspect(&self, request: Request<v1::Name>) -> Reply<v1::InspectReply> {
-        let record = self.node.find(&request.into_inner().name)?.record();
+        let sandbox = self.node.find(&request.into_inner().name)?;
+        let mut record = sandbox.record();
+        record.state = sandbox.state();
         let json = serde_json::to_string_pretty(&record)
             .map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Response::new(v1::InspectReply { sandbox: Some(summary(&record)), json }))
+        Ok(Response::new(v1::InspectReply { sandbox: Some(summary(&sandbox)), json }))
     }
 
     async fn stats(&self, request: Request<v1::Name>) -> Reply<v1::StatsReply> {
         let sandbox = self.node.find(&request.into_inner().name)?;
-        let guest = sandbox
-            .agent()?
-            .call(|mut client| async move { client.stats(agent_v1::StatsRequest {}).await })
-            .await?;
-        let (vmm_cpu_ns, vmm_resident_bytes) =
-            sandbox.vm().map_or((0, 0), |vm| crate::proc::usage(vm.record().pid));
+        let guest = sandbox.agent()?.stats().await?;
+        let pid = sandbox.vm().map(|vm| vm.record().pid);
+        let usage = sandbox.lane.run(move || pid.map_or((0, 0), crate::proc::usage));
+        let (vmm_cpu_ns, vmm_resident_bytes) = usage.await;
+        let GuestStats { machine, blocks } = guest;
         Ok(Response::new(v1::StatsReply {
             vmm_cpu_ns,
             vmm_resident_bytes,
-            memory_total_bytes: guest.memory_total_bytes,
-            memory_available_bytes: guest.memory_available_bytes,
-            guest_cpu_busy_ns: guest.cpu_busy_ns,
-            processes: guest.processes,
-            read_bytes: guest.blocks.iter().map(|block| block.read_bytes).sum(),
-            written_bytes: guest.blocks.iter().map(|block| block.written_bytes).sum(),
-            reads: guest.blocks.iter().map(|block| block.reads).sum(),
-            writes: guest.blocks.iter().map(|block| block.writes).sum(),
+            memory_total_bytes: machine.memory_total_bytes,
+            memory_available_bytes: machine.memory_available_bytes,
+            guest_cpu_busy_ns: machine.cpu_busy_ns,
+            processes: machine.processes,
+            read_bytes: blocks.read_bytes,
+            written_bytes: blocks.written_bytes,
+            reads: blocks.reads,
+            writes: blocks.writes,
         }))
     }
 
@@ -412,11 +445,24 @@ fn exec_request(sandbox: &Sandbox, spec: &v1::ExecSpec, exec_id: &str) -> agent_
     }
 }
 
+/// Carries the output of a process to its client, then its end, as long as the client is there.
 async fn carry_exec(
-    mut output: Streaming<agent_v1::StdioOut>,
+    output: Pieces,
     agent: Agent,
     process: Option<agent_v1::ProcessRef>,
     sender: Sender,
+) {
+    tokio::select! {
+        () = sender.closed() => {}
+        () = tell_exec(output, agent, process, &sender) => {}
+    }
+}
+
+async fn tell_exec(
+    mut output: Pieces,
+    agent: Agent,
+    process: Option<agent_v1::ProcessRef>,
+    sender: &Sender,
 ) {
     let started = v1::Started { stages: Vec::new() };
     let _ = sender.send(out(run_out::Kind::Started(started))).await;
@@ -434,17 +480,13 @@ async fn carry_exec(
                 return;
             }
         }
-        if sender.is_closed() {
-            return;
-        }
     }
-    let waited = agent.client().wait(agent_v1::WaitRequest { process }).await;
-    let last = waited.map(|reply| v1::RunOut {
-        kind: Some(run_out::Kind::Exit(v1::Exit {
-            status: reply.get_ref().exit_status,
-            reason: String::new(),
-        })),
-    });
+    let last = match agent.wait(process).await {
+        Ok(Ended { status, .. }) => {
+            out(run_out::Kind::Exit(v1::Exit { status, reason: String::new() }))
+        }
+        Err(error) => Err(error.into()),
+    };
     let _ = sender.send(last).await;
 }
 
@@ -458,7 +500,8 @@ async fn send_signal(sandbox: &Sandbox, signal: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// The stop signal, patience, SIGKILL, and at last the microVM itself.
+/// The stop signal, patience, SIGKILL, and at last the microVM itself. A guest that does not answer has no
+/// more time than one whose container does not end.
 async fn stop(sandbox: &Sandbox, patience: Duration) {
     let ended = || sandbox.wait_state(|state| !state.is_live());
     if sandbox.state() == State::Running {
@@ -466,9 +509,12 @@ async fn stop(sandbox: &Sandbox, patience: Duration) {
         for (signal, patience) in
             [(signal, patience), (libc::SIGKILL as u32, Duration::from_secs(5))]
         {
-            if send_signal(sandbox, signal).await.is_ok()
-                && tokio::time::timeout(patience, ended()).await.is_ok()
-            {
+            let asked = async {
+                send_signal(sandbox, signal).await?;
+                ended().await;
+                Ok::<_, Error>(())
+            };
+            if let Ok(Ok(())) = tokio::time::timeout(patience, asked).await {
                 return;
             }
         }
@@ -481,61 +527,126 @@ async fn stop(sandbox: &Sandbox, patience: Duration) {
 
 type LogSender = mpsc::Sender<Result<v1::LogRecord, Status>>;
 
-async fn send_logs(sandbox: Arc<Sandbox>, request: v1::LogsRequest, sender: LogSender) {
-    let v1::LogsRequest { follow, tail, position, .. } = request;
-    let mut reader = log::Reader::open(&sandbox.store.log());
-    let mut failed = None;
-    if let Some(lines) = tail {
-        let mut held = std::collections::VecDeque::new();
-        let (mut newlines, mut bytes) = (0, 0);
-        while let Some(record) = read(&mut reader, &mut failed) {
-            newlines += count_lines(&record);
-            bytes += record.data.len();
-            held.push_back(record);
-            while held
-                .front()
-                .is_some_and(|oldest| newlines - count_lines(oldest) >= lines || bytes > MOST_TAIL)
-            {
-                let oldest = held.pop_front();
-                newlines -= oldest.as_ref().map_or(0, count_lines);
-                bytes -= oldest.map_or(0, |oldest| oldest.data.len());
-            }
-            // Others are served by this thread too.
-            tokio::task::consume_budget().await;
-        }
-        cut_lines(&mut held, newlines.saturating_sub(lines));
+/// The kept output of a sandbox, read in its lane.
+struct KeptOutput {
+    lane: Lane,
+    path: PathBuf,
+    reader: Option<log::Reader>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl KeptOutput {
+    /// Bytes that are read at once.
+    const BYTES: usize = 256 << 10;
+
+    /// # Errors
+    /// [`Error::Busy`].
+    fn open(sandbox: &Sandbox) -> Result<Self, Error> {
+        let (lane, path) = (sandbox.lane.clone(), sandbox.store.log());
+        Ok(Self { lane, path, reader: None, _place: sandbox.reader()? })
+    }
+
+    /// The next records; none at the end of what is there.
+    async fn read(&mut self) -> Result<Vec<log::Record>, Status> {
+        let (reader, path) = (self.reader.take(), self.path.clone());
+        let read = self.lane.run(move || {
+            let mut reader = reader.unwrap_or_else(|| log::Reader::open(&path));
+            (reader.read_some(Self::BYTES), reader)
+        });
+        let (records, reader) = read.await;
+        self.reader = Some(reader);
+        let lost = |error| Status::data_loss(format!("the kept output cannot be read: {error}"));
+        records.map_err(lost)
+    }
+}
+
+async fn send_logs(
+    sandbox: Arc<Sandbox>,
+    mut reader: KeptOutput,
+    request: v1::LogsRequest,
+    sender: LogSender,
+) {
+    if let Err(status) = tell_logs(&sandbox, &mut reader, &request, &sender).await {
+        let _ = sender.send(Err(status)).await;
+    }
+}
+
+async fn tell_logs(
+    sandbox: &Sandbox,
+    reader: &mut KeptOutput,
+    request: &v1::LogsRequest,
+    sender: &LogSender,
+) -> Result<(), Status> {
+    if let Some(lines) = request.tail {
+        let (held, failed) = read_tail(reader, lines).await;
         for record in held {
-            if send_log(&sender, record).await.is_err() {
-                return;
+            if send_log(sender, record).await.is_err() {
+                return Ok(());
             }
         }
+        failed?;
     }
     loop {
         // The state is read before the log's end: what was written before the end is not missed.
         let over = !sandbox.state().is_live();
-        while let Some(record) = read(&mut reader, &mut failed) {
-            if let Some(record) = record.from(position)
-                && send_log(&sender, record).await.is_err()
-            {
-                return;
+        loop {
+            let records = reader.read().await?;
+            if records.is_empty() {
+                break;
+            }
+            for record in records.into_iter().filter_map(|record| record.from(request.position)) {
+                if send_log(sender, record).await.is_err() {
+                    return Ok(());
+                }
             }
         }
-        if let Some(error) = failed.take() {
-            let _ = sender.send(Err(Status::data_loss(error))).await;
-            return;
-        }
-        if over || !follow || sender.is_closed() {
-            return;
+        if over || !request.follow || sender.is_closed() {
+            return Ok(());
         }
         tokio::time::sleep(FOLLOW).await;
     }
 }
 
-fn read(reader: &mut log::Reader, failed: &mut Option<String>) -> Option<log::Record> {
-    reader.read().unwrap_or_else(|error| {
-        *failed = Some(format!("the kept output cannot be read: {error}"));
-        None
-    })
+/// The last `lines` lines of what is there, as far as it can be read.
+async fn read_tail(
+    reader: &mut KeptOutput,
+    lines: u64,
+) -> (VecDeque<log::Record>, Result<(), Status>) {
+    let mut held = VecDeque::new();
+    let (mut newlines, mut bytes) = (0, 0);
+    let failed = loop {
+        match reader.read().await {
+            Ok(records) if records.is_empty() => break Ok(()),
+            Err(status) => break Err(status),
+            Ok(records) => {
+                for record in records {
+                    newlines += count_lines(&record);
+                    bytes += record.data.len();
+                    held.push_back(record);
+                    drop_oldest(&mut held, lines, &mut newlines, &mut bytes);
+                }
+            }
+        }
+    };
+    cut_lines(&mut held, newlines.saturating_sub(lines));
+    (held, failed)
+}
+
+/// Drops whole records before the last `lines` lines, and what is more than may be held.
+fn drop_oldest(
+    held: &mut VecDeque<log::Record>,
+    lines: u64,
+    newlines: &mut u64,
+    bytes: &mut usize,
+) {
+    let enough = |oldest: &log::Record, newlines: u64, bytes: usize| {
+        newlines - count_lines(oldest) >= lines || bytes > MOST_TAIL
+    };
+    while held.front().is_some_and(|oldest| enough(oldest, *newlines, *bytes)) {
+        let oldest = held.pop_front();
+        *newlines -= oldest.as_ref().map_or(0, count_lines);
+        *bytes -= oldest.map_or(0, |oldest| oldest.data.len());
+    }
 }
 
 fn count_lines(record: &log::Record) -> u64 {
@@ -543,7 +654,7 @@ fn count_lines(record: &log::Record) -> u64 {
 }
 
 /// Drops the first `lines` lines.
-fn cut_lines(held: &mut std::collections::VecDeque<log::Record>, mut lines: u64) {
+fn cut_lines(held: &mut VecDeque<log::Record>, mut lines: u64) {
     while let Some(record) = held.front_mut().filter(|_| lines > 0) {
         match record.data.iter().position(|byte| *byte == b'\n') {
             Some(end) => {
@@ -564,16 +675,36 @@ async fn send_log(sender: &LogSender, record: log::Record) -> Result<(), ()> {
     sender.send(Ok(record)).await.map_err(|_| ())
 }
 
-fn summary(record: &Record) -> v1::Sandbox {
+/// The command line, or its beginning: a list has many of them in one message.
+fn command(record: &Record) -> String {
+    const MOST: usize = 512;
+    let mut command = String::new();
+    for (number, arg) in record.process.args.iter().enumerate() {
+        command.extend((number > 0).then_some(' ').into_iter().chain(arg.chars().take(MOST + 1)));
+        if let Some((end, _)) = command.char_indices().nth(MOST) {
+            command.truncate(end);
+            command.push('…');
+            break;
+        }
+    }
+    command
+}
+
+/// A sandbox as a list shows it. Its state is the one that was announced, by which calls go.
+fn summary(sandbox: &Sandbox) -> v1::Sandbox {
+    sandbox.look(|record| summary_of(record, sandbox.state()))
+}
+
+fn summary_of(record: &Record, state: State) -> v1::Sandbox {
     // What has ended has given its addresses back.
-    let holds = record.state.is_live() || record.state == State::Created;
+    let holds = state.is_live() || state == State::Created;
     let network = record.network.as_ref().filter(|_| holds);
     v1::Sandbox {
         id: record.id.clone(),
         name: record.name.clone(),
         image: record.image.clone(),
-        command: record.process.args.join(" "),
-        state: record.state.as_str().to_owned(),
+        command: command(record),
+        state: state.as_str().to_owned(),
         created_ns: record.created_ns,
         exit_status: record.exit_status.unwrap_or(0),
         reason: record.reason.clone(),

@@ -1,7 +1,7 @@
 //! What the guest says of its commands' latencies, handed on to a client.
 
-use slipway_agent_protocol::v1 as agent_v1;
-use tokio::sync::mpsc;
+use slipway_agent_protocol::{MOST_REPORT, v1 as agent_v1};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::{Status, Streaming};
 
 use crate::agent::{Agent, refused};
@@ -13,22 +13,30 @@ const QUEUE: usize = 4;
 /// What a client gets.
 pub type Reports = mpsc::Receiver<std::result::Result<v1::GuestReport, Status>>;
 
-/// Has the guest trace; it stops when the reports are dropped.
+/// The kinds of commands that a guest may tell of.
+const OPCODES: [&str; 4] = ["read", "write", "flush", "other"];
+
+/// Has the guest trace; it stops when the reports are dropped. `name` is the sandbox's.
 ///
 /// # Errors
-/// What the agent says: a kernel without tracepoints, somebody who traces already.
-pub async fn start(agent: &Agent, interval_ms: u32) -> Result<Reports> {
-    let mut client = agent.client();
-    let reply = client.trace(agent_v1::TraceRequest { interval_ms }).await;
-    let replies = reply.map_err(refused)?.into_inner();
+/// What the agent says: a kernel without tracepoints, somebody who traces already. [`crate::Error::Busy`].
+pub async fn start(agent: &Agent, name: &str, interval_ms: u32) -> Result<Reports> {
+    let session = agent.session(name)?;
+    let request = agent_v1::TraceRequest { interval_ms };
+    let opened = agent.open(MOST_REPORT, move |mut client| async move {
+        client.trace(request).await.map(tonic::Response::into_inner).map_err(refused)
+    });
+    let replies = opened.await?;
     let (sender, reports) = mpsc::channel(QUEUE);
-    tokio::spawn(carry(replies, sender));
+    agent.guests().spawn(carry(replies, sender, session));
     Ok(reports)
 }
 
+/// Runs on the guests' thread; each report is a turn.
 async fn carry(
     mut replies: Streaming<agent_v1::TraceReply>,
     sender: mpsc::Sender<std::result::Result<v1::GuestReport, Status>>,
+    _session: OwnedSemaphorePermit,
 ) {
     loop {
         let reply = tokio::select! {
@@ -36,29 +44,53 @@ async fn carry(
             reply = replies.message() => reply,
         };
         let report = match reply {
-            Ok(Some(reply)) => Ok(report(reply)),
+            Ok(Some(reply)) => Ok(report(&reply)),
             Ok(None) => return,
-            Err(status) => Err(Status::unavailable(status.message().to_owned())),
+            Err(status) => Err(Status::unavailable(refused(status).to_string())),
         };
         let over = report.is_err();
         if sender.send(report).await.is_err() || over {
             return;
         }
+        tokio::task::yield_now().await;
     }
 }
 
-fn report(reply: agent_v1::TraceReply) -> v1::GuestReport {
-    let latencies = reply.latencies.into_iter().map(|one| v1::GuestLatency {
-        opcode: one.opcode,
-        driver: one.driver,
-        block: one.block,
-        application: one.application,
-        between: one.between,
+/// What was told of the known kinds of commands, one each. The histograms are the guest's word: who reads
+/// them finds out whether they are any.
+fn report(reply: &agent_v1::TraceReply) -> v1::GuestReport {
+    let known = OPCODES.iter().filter_map(|opcode| {
+        let one = reply.latencies.iter().find(|one| one.opcode == *opcode)?.clone();
+        Some(v1::GuestLatency {
+            opcode: one.opcode,
+            driver: one.driver,
+            block: one.block,
+            application: one.application,
+            between: one.between,
+        })
     });
     v1::GuestReport {
         from_ns: reply.from_ns,
         to_ns: reply.to_ns,
-        latencies: latencies.collect(),
+        latencies: known.collect(),
         losses: reply.losses,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_kinds_of_commands_are_told_once() {
+        let latency = |opcode: &str| agent_v1::TraceLatency {
+            opcode: opcode.to_owned(),
+            ..Default::default()
+        };
+        let mut latencies = vec![latency(""); 1000];
+        latencies.extend(["write", "\x1b[2J", "read", "read"].map(latency));
+        let told = report(&agent_v1::TraceReply { latencies, ..Default::default() });
+        let opcodes: Vec<_> = told.latencies.iter().map(|one| one.opcode.as_str()).collect();
+        assert_eq!(opcodes, ["read", "write"]);
     }
 }

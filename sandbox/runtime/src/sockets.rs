@@ -12,14 +12,17 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use slipway_agent_protocol::v1 as agent_v1;
+use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
+use slipway_hypervisor::GuestMemory;
 use slipway_initramfs::Sockets;
-use slipway_sgiov::Function;
+use slipway_plane_api::v1 as plane_v1;
+use slipway_sgiov::{Function, Memory};
 
-use crate::agent::{Agent, refused};
+use crate::agent::Agent;
 use crate::config::{Config, find_library};
 use crate::node::Node;
 use crate::record::Record;
+use crate::start::client_memory;
 use crate::{Error, Result};
 
 /// The stage of the timeline.
@@ -69,21 +72,29 @@ pub struct Asked {
 ///
 /// # Errors
 /// [`Error::Sockets`], [`Error::File`].
-pub async fn serve(node: &Node, record: &Record, uid: u32) -> Result<Option<Asked>> {
+pub async fn serve(
+    node: &Node,
+    record: &Record,
+    uid: u32,
+    memory: &GuestMemory,
+) -> Result<Option<Asked>> {
     let (Some(engine), Some(network)) = (&record.sockets, &record.network) else { return Ok(None) };
     let addresses = [&network.ipv4, &network.ipv6].into_iter().filter(|one| !one.is_empty());
     let addresses = addresses.map(|one| one.parse()).collect::<Result<Vec<_>, _>>();
     let addresses = addresses.map_err(|error| failed(engine, error))?;
     let tenant = format!("network:{}", network.name);
-    let function = Function { name: record.name.clone(), tenant, addresses };
+    let plane_v1::ClientMemory { limit_bytes: bytes, device, inode } = client_memory(memory)?;
+    let memory = Some(Memory { bytes, device, inode });
+    let function = Function { name: record.name.clone(), tenant, addresses, memory };
     let socket = node.run_dir(&record.id).join("sockets.sock");
-    let listener = listen(&socket, uid).map_err(Error::file("cannot listen at", &socket))?;
-    let at = engine.clone();
+    let (at, path) = (engine.clone(), socket.clone());
+    // Waits for the engine, so on no thread that others need.
     let asked = tokio::task::spawn_blocking(move || {
+        let listener = listen(&path, uid).map_err(Error::file("cannot listen at", &path))?;
         slipway_sgiov::serve_function(&at, listener.as_fd(), &function)
+            .map_err(|error| failed(&at, refusal(&error)))
     });
-    let asked = asked.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-    let connection = asked.map_err(|error| failed(engine, refusal(&error)))?;
+    let connection = asked.await.unwrap_or_else(|error| Err(failed(engine, error)))?;
     Ok(Some(Asked { socket, _connection: connection }))
 }
 
@@ -97,6 +108,10 @@ fn listen(path: &Path, uid: u32) -> std::io::Result<UnixListener> {
 
 fn refusal(error: &std::io::Error) -> String {
     match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ECONNREFUSED) => {
+            "it has no administrator's socket; is it of this version?".into()
+        }
+        Some(libc::EACCES) => "it is another user's, who alone may ask it for functions".into(),
         Some(libc::EOPNOTSUPP) => "this engine serves no functions; is it of this version?".into(),
         Some(_) => format!("the engine refuses the function ({error}); its log says why"),
         None => format!("the engine does not answer: {error}"),
@@ -108,12 +123,10 @@ fn refusal(error: &std::io::Error) -> String {
 /// # Errors
 /// [`Error::Agent`].
 pub async fn start(agent: &Agent) -> Result<()> {
-    let request = agent_v1::StartSocketsRequest {};
-    let mut client = agent.client();
-    match tokio::time::timeout(PATIENCE, client.start_sockets(request)).await {
-        Ok(reply) => reply.map(drop).map_err(refused),
-        Err(_) => Err(Error::Agent("the sandbox's agent started no socket engine".to_owned())),
-    }
+    let start = |mut client: AgentClient<_>| async move {
+        client.start_sockets(agent_v1::StartSocketsRequest {}).await
+    };
+    agent.call_within(Some(PATIENCE), start).await.map(drop)
 }
 
 /// Why a start failed: the VMM of a function whose engine ends is told nothing of that.

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_hypervisor::{Accel, AccelChoice, Credentials, Hypervisor, Vm, VmSpec};
+use slipway_hypervisor::{Accel, AccelChoice, Credentials, GuestMemory, Vm, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
 use crate::agent::{Agent, Hello, process};
 use crate::cgroup::{Cgroup, Limits};
+use crate::error::MOST_MESSAGE;
 use crate::node::Node;
 use crate::record::{Record, State};
 use crate::sandbox::{Sandbox, lock};
@@ -24,6 +25,8 @@ use crate::{Error, Result, function, log, name, network, sockets, stdio};
 /// Host memory that a VMM needs beside its guest's: QEMU's own, the translator's cache under
 /// software emulation, page tables.
 const VMM_OVERHEAD_BYTES: u64 = 768 << 20;
+/// Guest memory that a VMM may have mapped at two places at a time, as it rearranges them.
+const MAPPED_TWICE_BYTES: u64 = 16 << 20;
 /// Name of the only container of a sandbox; its protocol can hold more.
 pub(crate) const CONTAINER: &str = "main";
 
@@ -67,12 +70,12 @@ async fn remove_ended(node: &Node, sandbox: &Sandbox) {
 }
 
 async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
-    let stopping = sandbox.update(|record| record.state = State::Stopping);
+    let stopping = sandbox.update(|record| record.state = State::Stopping).await;
     note(sandbox, stopping);
     sandbox.set_agent(None);
     let released = release(node, sandbox).await;
     note(sandbox, released);
-    let finished = sandbox.update(|record| finish(record, ended, sandbox.is_stopping()));
+    let finished = sandbox.update(|record| finish(record, ended, sandbox.is_stopping())).await;
     note(sandbox, finished);
     sandbox.fanout.close();
     node.settled();
@@ -101,7 +104,8 @@ fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
         Err(error) => {
             record.state = State::Failed;
             record.exit_status = Some(exit_status_of(&error));
-            record.reason = error.to_string();
+            // Beside our own words a VMM's or an engine's.
+            record.reason = slipway_printable::line(&error.to_string(), MOST_MESSAGE);
         }
     }
 }
@@ -131,14 +135,12 @@ impl Running {
 
     /// Waits for the container's end; its exit status.
     async fn wait(self, sandbox: &Sandbox) -> Result<u32> {
-        let request = agent_v1::WaitRequest { process: process(CONTAINER, "") };
-        let mut client = self.agent.client();
-        let status = tokio::select! {
-            reply = client.wait(request) => match reply {
-                Ok(reply) => reply.into_inner(),
-                Err(status) => return Err(blame(&*self.vm, crate::agent::refused(status)).await),
+        let ended = tokio::select! {
+            ended = self.agent.wait(process(CONTAINER, "")) => match ended {
+                Ok(ended) => ended,
+                Err(error) => return Err(blame(&*self.vm, error).await),
             },
-            ended = self.vm.wait() => return Err(Error::VmEnded(ended.to_string())),
+            ended = self.vm.wait() => return Err(Error::vm_ended(&ended)),
         };
         // Everything that it wrote was sent by now; let it reach the log and the attached.
         let carried = tokio::time::timeout(Duration::from_secs(60), self.carry).await;
@@ -146,15 +148,16 @@ impl Running {
             tracing::warn!(sandbox = sandbox.name, "output may be cut: {carried:?}");
         }
         // Recorded before its agent goes, which is the only other one that knows.
-        sandbox.update(|record| {
-            record.exit_status = Some(status.exit_status);
-            if status.out_of_memory {
+        let recorded = sandbox.update(|record| {
+            record.exit_status = Some(ended.status);
+            if ended.out_of_memory {
                 let killed = "the guest ran out of memory; `--memory` gives it more";
                 killed.clone_into(&mut record.reason);
             }
-        })?;
+        });
+        recorded.await?;
         shut_down(&self.agent, &*self.vm).await;
-        Ok(status.exit_status)
+        Ok(ended.status)
     }
 }
 
@@ -162,8 +165,19 @@ impl Running {
 /// what the VMM said last tells more.
 async fn blame(vm: &dyn Vm, error: Error) -> Error {
     match tokio::time::timeout(Duration::from_secs(3), vm.wait()).await {
-        Ok(ended) => Error::VmEnded(ended.to_string()),
+        Ok(ended) => Error::vm_ended(&ended),
         Err(_) => error,
+    }
+}
+
+/// What the agent is asked for, or why there will be no answer.
+async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        outcome = asked => match outcome {
+            Err(error @ Error::Agent(_)) => Err(blame(vm, error).await),
+            outcome => outcome,
+        },
+        ended = vm.wait() => Err(Error::vm_ended(&ended)),
     }
 }
 
@@ -206,70 +220,76 @@ impl Stages<'_> {
         self.sandbox.enter(name);
         let start = monotonic_ns();
         let outcome = stage.await;
-        self.record(name, start, monotonic_ns())?;
+        self.record(name, start, monotonic_ns());
         outcome
     }
 
-    fn record(&self, name: &str, start_ns: u64, end_ns: u64) -> Result<()> {
-        self.sandbox.update(|record| record.timeline.record(name, start_ns, end_ns))
+    /// Kept with the record's next change of state.
+    fn record(&self, name: &'static str, start_ns: u64, end_ns: u64) {
+        self.sandbox.note(|record| record.timeline.record(name, start_ns, end_ns));
     }
 }
 
 async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let stages = Stages { sandbox };
     let uid = node.claim_uid()?;
-    sandbox.update(|record| {
+    // Kept before anything is started: a daemon that comes later ends what has this user id.
+    let recorded = sandbox.update(|record| {
         record.state = State::Starting;
         record.vmm_uid = Some(uid);
-    })?;
+    });
+    recorded.await?;
     let record = sandbox.record();
     let run_dir = node.run_dir(&record.id);
-    let cgroup = Cgroup::of(&record.id);
-    stages.run("cgroup", async { cgroup.create(limits(&record)) }).await?;
-    let functions = stages.run("rootfs", function::describe(node, &record)).await?;
-    make_run_dir(&run_dir)?;
+    let (id, limits) = (record.id.clone(), limits(&record));
+    let cgroup = sandbox.lane.run(move || {
+        let cgroup = Cgroup::of(&id);
+        cgroup.create(limits).map(|()| cgroup)
+    });
+    let cgroup = stages.run("cgroup", cgroup).await?;
+    let functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
+    sandbox.lane.run(move || make_run_dir(&run_dir)).await?;
+    let memory = GuestMemory::new(record.memory_bytes)?;
     let attach = async {
-        let mut paths = function::serve(node, &record, uid, functions).await?;
-        paths.extend(network::serve(node, &record, uid).await?);
-        let asked = sockets::serve(node, &record, uid).await?;
+        let mut paths = function::serve(node, &record, uid, &memory, functions).await?;
+        paths.extend(network::serve(node, &record, uid, &memory).await?);
+        let asked = sockets::serve(node, &record, uid, &memory).await?;
         paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
         Ok((paths, asked))
     };
     // Kept until the VMM runs, whose connection keeps the function from then on.
     let (paths, _asked) = stages.run("vf-attach", attach).await?;
-    let spec = vm_spec(node, &record, uid, &cgroup, paths).await?;
-    let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
-    let vm: Arc<dyn Vm> = stages.run("vmm", launch).await?;
+    let spec = vm_spec(node, &record, uid, &cgroup, memory.clone(), paths).await?;
+    let launched = {
+        let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
+        stages.run("vmm", launch).await
+    };
+    // The guest's memory goes with it if the VMM has ended already, which takes a while.
+    sandbox.bin.discard_value((spec, memory));
+    let vm: Arc<dyn Vm> = launched?;
     if node.keeps {
         vm.detach();
     }
     sandbox.set_vm(Some(Arc::clone(&vm)));
-    sandbox.update(|record| record.vm = Some(vm.record().clone()))?;
+    sandbox.update(|record| record.vm = Some(vm.record().clone())).await?;
     if sandbox.is_stopping() {
         return Err(Error::Stopped);
     }
     let booted = monotonic_ns();
     sandbox.enter("kernel");
-    let (agent, hello) = boot(node, &*vm, &spec.agent_socket).await?;
-    guest_stages(&stages, &hello, booted)?;
+    let (agent, hello) = boot(node, sandbox, &*vm).await?;
+    guest_stages(sandbox, &hello, booted);
     dma_stages(node, &stages, &record.id).await?;
     let network = network::begin(sandbox, &agent, &record);
     if record.sockets.is_some() {
-        match stages.run(sockets::STAGE, sockets::start(&agent)).await {
-            Err(error @ Error::Agent(_)) => return Err(blame(&*vm, error).await),
-            started => started?,
-        }
+        stages.run(sockets::STAGE, or_end(&*vm, sockets::start(&agent))).await?;
     }
     let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
-    let made = stages.run("container", container).await;
-    let carry = match made {
-        Err(error @ Error::Agent(_)) => return Err(blame(&*vm, error).await),
-        made => made?,
-    };
+    let carry = stages.run("container", or_end(&*vm, container)).await?;
     // The guest may have been at a stage (its NVMe driver) when it was asked first.
-    guest_stages(&stages, &agent.hello().await?, booted)?;
+    guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, booted);
     sandbox.set_agent(Some(agent.clone()));
-    sandbox.update(|record| record.state = State::Running)?;
+    sandbox.update(|record| record.state = State::Running).await?;
     Ok(Running { vm, agent, carry })
 }
 
@@ -280,6 +300,19 @@ fn limits(record: &Record) -> Limits {
         cpus: record.cpus + 1,
         threads: 64 + record.cpus,
     }
+}
+
+/// What of its VMM's memory a function takes: the guest's alone. Otherwise a VMM could pass one file
+/// after the other, and those who serve it would be charged for what they touch.
+pub(crate) fn client_memory(memory: &GuestMemory) -> Result<plane_v1::ClientMemory> {
+    let (device, inode) = memory.identity()?;
+    let limit_bytes = memory.bytes() + MAPPED_TWICE_BYTES;
+    Ok(plane_v1::ClientMemory { limit_bytes, device, inode })
+}
+
+/// Where the agent's port is reached.
+pub fn agent_socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("agent.sock")
 }
 
 /// The directory of the sandbox's sockets. The VMM has no rights in it: a daemon that comes later
@@ -297,18 +330,19 @@ async fn vm_spec(
     record: &Record,
     uid: u32,
     cgroup: &Cgroup,
+    memory: GuestMemory,
     vfio_user_sockets: Vec<PathBuf>,
 ) -> Result<VmSpec> {
-    let boot = node.boot_files(record.kernel.as_deref(), record.sockets.is_some()).await?;
+    let boot = node.boot.files(record.kernel.as_deref(), record.sockets.is_some()).await?;
     let run_dir = node.run_dir(&record.id);
     Ok(VmSpec {
         name: record.name.clone(),
-        memory_bytes: record.memory_bytes,
+        memory,
         cpus: record.cpus,
         kernel: boot.kernel,
         initramfs: boot.initramfs,
         cmdline: Vec::new(),
-        agent_socket: run_dir.join("agent.sock"),
+        agent_socket: agent_socket(&run_dir),
         vfio_user_sockets,
         disks: function::emulated(record),
         console_log: node.store(&record.id).console(),
@@ -333,14 +367,15 @@ pub fn accelerator(word: &str) -> Result<AccelChoice> {
 }
 
 /// Waits for the guest's agent, the guest's death, or the deadline.
-async fn boot(node: &Node, vm: &dyn Vm, socket: &Path) -> Result<(Agent, Hello)> {
+async fn boot(node: &Node, sandbox: &Sandbox, vm: &dyn Vm) -> Result<(Agent, Hello)> {
+    let socket = agent_socket(&node.run_dir(&sandbox.id));
     let deadline = Duration::from_secs(node.config.boot_timeout_s);
     tokio::select! {
-        connected = Agent::connect(socket) => match connected {
+        connected = Agent::connect(&node.guests, &socket, &sandbox.bin) => match connected {
             Err(error) => Err(blame(vm, error).await),
             connected => connected,
         },
-        ended = vm.wait() => Err(Error::VmEnded(ended.to_string())),
+        ended = vm.wait() => Err(Error::vm_ended(&ended)),
         () = tokio::time::sleep(deadline) => Err(Error::Agent(format!(
             "the guest did not reach its agent within {} s; is the kernel one for this machine?",
             deadline.as_secs()
@@ -351,18 +386,19 @@ async fn boot(node: &Node, vm: &dyn Vm, socket: &Path) -> Result<(Agent, Hello)>
 /// What the guest measured, on the host's axis. The kernel's stage begins with the VMM's: the
 /// loader's time is before the kernel's own zero. The agent's ends when the host has its answer. The
 /// network's is recorded where it is waited for.
-fn guest_stages(stages: &Stages<'_>, hello: &Hello, booted: u64) -> Result<()> {
-    let known = stages.sandbox.record().timeline;
-    let new = |name: &str| known.stage(name).is_none() && name != network::STAGE;
-    for (name, start, end) in hello.stages.iter().filter(|(name, ..)| new(name)) {
-        let (start, end) = match name.as_str() {
-            "kernel" => (booted.min(*start), *end),
-            "agent" => (*start, hello.at_ns),
-            _ => (*start, *end),
-        };
-        stages.record(name, start, end)?;
-    }
-    Ok(())
+fn guest_stages(sandbox: &Sandbox, hello: &Hello, booted: u64) {
+    sandbox.note(|record| {
+        for stage in hello.stages.iter().filter(|stage| stage.name != network::STAGE) {
+            let (start, end) = match stage.name {
+                "kernel" => (booted.min(stage.start_ns), stage.end_ns),
+                "agent" => (stage.start_ns, hello.at_ns),
+                _ => (stage.start_ns, stage.end_ns),
+            };
+            if record.timeline.stage(stage.name).is_none() {
+                record.timeline.record(stage.name, start, end);
+            }
+        }
+    });
 }
 
 /// How long the plane took to map the guest's memory, read off its own clock. The image is a
@@ -374,11 +410,12 @@ async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Result<()> {
     let endpoint = reply.map_err(|status| Error::Plane(status.message().to_owned()))?.into_inner();
     let Some(times) = endpoint.times else { return Ok(()) };
     if times.client_attached_ns > 0 {
-        stages.record("vf-attach", times.client_connected_ns, times.client_attached_ns)?;
+        stages.record("vf-attach", times.client_connected_ns, times.client_attached_ns);
     }
     let start = times.first_dma_map_ns;
-    stages.record("dma-ram", start, start + times.dma_map_total_ns)?;
-    stages.record("dma-image", start, start)
+    stages.record("dma-ram", start, start.saturating_add(times.dma_map_total_ns));
+    stages.record("dma-image", start, start);
+    Ok(())
 }
 
 /// Makes the container and runs its process; returns the task that carries its output.
@@ -401,15 +438,18 @@ async fn container(
     let input = lock(&sandbox.input_end).take().ok_or_else(ended)?;
     let (output, _) = stdio::resume(agent, process(CONTAINER, ""), 0, input).await?;
     let path = sandbox.store.log();
-    let writer = log::Writer::open(&path, log_bytes);
-    let writer = writer.map_err(Error::file("cannot write", &path))?;
+    let opened = sandbox.lane.run(move || {
+        log::Writer::open(&path, log_bytes).map_err(Error::file("cannot write", &path))
+    });
+    let writer = opened.await?;
     if let Some(network) = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait)) {
         network.done().await?;
     }
     let start = agent_v1::StartContainerRequest { id: CONTAINER.to_owned() };
     agent.call(|mut client| async move { client.start_container(start).await }).await?;
     let (carried, agent, container) = (Arc::clone(sandbox), agent.clone(), process(CONTAINER, ""));
-    let carry = async move { carried.fanout.carry(agent, container, output, writer).await };
+    let lane = sandbox.lane.clone();
+    let carry = async move { carried.fanout.carry(agent, container, output, writer, lane).await };
     Ok(tokio::spawn(carry))
 }
 
@@ -455,6 +495,21 @@ async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
     ended
 }
 
+/// Removes the control groups. They empty a moment after their last process was reaped, hence the tries.
+async fn remove_cgroup(sandbox: &Sandbox) -> Result<()> {
+    const TRIES: u32 = 100;
+    const AGAIN: Duration = Duration::from_millis(10);
+    let mut tries = 1;
+    loop {
+        let id = sandbox.id.clone();
+        match sandbox.lane.run(move || Cgroup::of(&id).remove()).await {
+            Err(_) if tries < TRIES => tries += 1,
+            removed => return removed,
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
 /// Gives back everything that a live sandbox holds on the host; what is not there is fine, so it
 /// also clears up after a daemon that was killed.
 ///
@@ -471,13 +526,14 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     let endpoint = function::remove(node, &record).await;
     let network = network::release(node, &record).await;
     let run_dir = node.run_dir(&record.id);
-    let dir = match std::fs::remove_dir_all(&run_dir) {
+    let dir = sandbox.lane.run(move || match std::fs::remove_dir_all(&run_dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(Error::file("cannot remove", &run_dir)(error))
         }
         _ => Ok(()),
-    };
-    let cgroup = Cgroup::of(&record.id).remove().await;
+    });
+    let dir = dir.await;
+    let cgroup = remove_cgroup(sandbox).await;
     // No other sandbox may share an id with a process that is left.
     if let Some(uid) = record.vmm_uid.filter(|_| ended) {
         node.return_uid(uid);

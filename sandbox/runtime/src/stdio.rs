@@ -6,12 +6,14 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use slipway_agent_protocol::MOST_OUTPUT;
 use slipway_agent_protocol::v1::{self, stdio_in, stdio_out};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::agent::{Agent, refused};
+use crate::files::Lane;
 use crate::log::{self, Record, Stream};
 use crate::time::realtime_ns;
 use crate::{Error, Result};
@@ -19,6 +21,11 @@ use crate::{Error, Result};
 /// Pieces of output or input under way to one attached client: a slow client holds the process
 /// back, it never grows the daemon.
 const QUEUE: usize = 16;
+
+/// Pieces that were taken from a guest and wait for whoever carries them on.
+const PIECES: usize = 4;
+/// Most clients that have one sandbox's output at once.
+const MOST_ATTACHED: usize = 32;
 
 /// Bytes after which the agent is told what was recorded: a quarter of what it keeps.
 const TELL: u64 = 64 << 10;
@@ -35,6 +42,9 @@ const TELL_AGAIN: Duration = Duration::from_secs(1);
 /// A piece of output.
 pub type Output = (Stream, Vec<u8>);
 
+/// A process's output, piece by piece, and an error if the agent or its sandbox went away.
+pub type Pieces = mpsc::Receiver<Result<Output>>;
+
 /// What goes to a process's standard input.
 pub enum Input {
     /// Bytes.
@@ -48,7 +58,8 @@ pub fn input() -> (mpsc::Sender<Input>, mpsc::Receiver<Input>) {
     mpsc::channel(QUEUE)
 }
 
-/// Opens the agent's stream for `process`; returns its output. What comes out of `input` goes in.
+/// Opens the agent's stream for `process`; returns its output. What comes out of `input` goes in. The stream
+/// ends when the output is dropped, and `session` with it.
 ///
 /// # Errors
 /// [`Error::Agent`].
@@ -56,8 +67,10 @@ pub async fn open(
     agent: &Agent,
     process: Option<v1::ProcessRef>,
     input: mpsc::Receiver<Input>,
-) -> Result<tonic::Streaming<v1::StdioOut>> {
-    Ok(open_with(agent, process.map(stdio_in::Kind::Attach), input).await?.0)
+    session: OwnedSemaphorePermit,
+) -> Result<Pieces> {
+    let attach = process.map(stdio_in::Kind::Attach);
+    Ok(open_with(agent, attach, input, Some(session)).await?.0)
 }
 
 /// Like [`open`], with the output from `position` on, if the agent still has that. Returns the
@@ -70,9 +83,10 @@ pub async fn resume(
     process: Option<v1::ProcessRef>,
     position: u64,
     input: mpsc::Receiver<Input>,
-) -> Result<(tonic::Streaming<v1::StdioOut>, u64)> {
+) -> Result<(Pieces, u64)> {
     let resume = v1::Resume { process, position };
-    let (output, from) = open_with(agent, Some(stdio_in::Kind::Resume(resume)), input).await?;
+    let (output, from) =
+        open_with(agent, Some(stdio_in::Kind::Resume(resume)), input, None).await?;
     // The guest's word: it may have lost bytes, never gone back, and counts can still be added to.
     if !(position..=MOST_POSITION).contains(&from) {
         return Err(Error::Agent("the agent has lost count of the output".to_owned()));
@@ -84,7 +98,8 @@ async fn open_with(
     agent: &Agent,
     first: Option<stdio_in::Kind>,
     input: mpsc::Receiver<Input>,
-) -> Result<(tonic::Streaming<v1::StdioOut>, u64)> {
+    session: Option<OwnedSemaphorePermit>,
+) -> Result<(Pieces, u64)> {
     let first = tokio_stream::once(v1::StdioIn { kind: first });
     let rest = ReceiverStream::new(input).map(|input| v1::StdioIn {
         kind: Some(match input {
@@ -92,30 +107,64 @@ async fn open_with(
             Input::Close => stdio_in::Kind::StdinClosed(true),
         }),
     });
-    let reply = agent.client().stdio(first.chain(rest)).await.map_err(refused)?;
-    let mut output = reply.into_inner();
-    // The first message says that the streams are attached: nothing is lost from here on.
-    match output.message().await.map_err(refused)? {
-        Some(v1::StdioOut { kind: Some(stdio_out::Kind::Attached(attached)) }) => {
-            Ok((output, attached.position))
+    let opened = agent.open(MOST_OUTPUT, |mut client| async move {
+        let mut output = client.stdio(first.chain(rest)).await.map_err(refused)?.into_inner();
+        // The first message says that the streams are attached: nothing is lost from here on.
+        match output.message().await.map_err(refused)? {
+            Some(v1::StdioOut { kind: Some(stdio_out::Kind::Attached(attached)) }) => {
+                Ok((output, attached.position))
+            }
+            _ => Err(Error::Agent("the agent did not attach the process's streams".to_owned())),
         }
-        _ => Err(Error::Agent("the agent did not attach the process's streams".to_owned())),
+    });
+    let (output, position) = opened.await?;
+    let (sender, pieces) = mpsc::channel(PIECES);
+    agent.guests().spawn(take_in(output, sender, session));
+    Ok((pieces, position))
+}
+
+/// Hands on a guest's output. Runs on the guests' thread; each message is a turn, whatever is in it.
+async fn take_in(
+    mut output: tonic::Streaming<v1::StdioOut>,
+    pieces: mpsc::Sender<Result<Output>>,
+    _session: Option<OwnedSemaphorePermit>,
+) {
+    loop {
+        let message = tokio::select! {
+            () = pieces.closed() => return,
+            message = output.message() => message,
+        };
+        let piece = match message {
+            Ok(Some(message)) => Ok(piece_of(message)),
+            Ok(None) => return,
+            Err(status) => Err(refused(status)),
+        };
+        if let Some(piece) = piece.transpose() {
+            let last = piece.is_err();
+            if pieces.send(piece).await.is_err() || last {
+                return;
+            }
+        }
+        tokio::task::yield_now().await;
     }
+}
+
+/// The output in a message; None: there is none.
+fn piece_of(message: v1::StdioOut) -> Option<Output> {
+    let piece = match message.kind? {
+        stdio_out::Kind::Stdout(data) => (Stream::Out, data),
+        stdio_out::Kind::Stderr(data) => (Stream::Err, data),
+        stdio_out::Kind::Attached(_) => return None,
+    };
+    Some(piece).filter(|(_, data)| !data.is_empty())
 }
 
 /// The next piece of a process's output; None at its end.
 ///
 /// # Errors
 /// [`Error::Agent`] when the agent or its sandbox is gone.
-pub async fn next(output: &mut tonic::Streaming<v1::StdioOut>) -> Result<Option<Output>> {
-    loop {
-        let Some(message) = output.message().await.map_err(refused)? else { return Ok(None) };
-        match message.kind {
-            Some(stdio_out::Kind::Stdout(data)) => return Ok(Some((Stream::Out, data))),
-            Some(stdio_out::Kind::Stderr(data)) => return Ok(Some((Stream::Err, data))),
-            _ => {}
-        }
-    }
+pub async fn next(output: &mut Pieces) -> Result<Option<Output>> {
+    output.recv().await.transpose()
 }
 
 /// Hands the output of a container's first process to the log and to all who are attached.
@@ -136,13 +185,21 @@ impl Default for Fanout {
 
 impl Fanout {
     /// Joins: every piece of output from now on, until the container ends; nothing when it has.
-    /// What precedes the first piece is in the log.
-    pub fn attach(&self) -> mpsc::Receiver<Record> {
+    /// What precedes the first piece is in the log. `name` is the sandbox's.
+    ///
+    /// # Errors
+    /// [`Error::Busy`].
+    pub fn attach(&self, name: &str) -> Result<mpsc::Receiver<Record>> {
         let (sender, receiver) = mpsc::channel(QUEUE);
         if let Some(attached) = self.lock().as_mut() {
+            attached.retain(|client| !client.is_closed());
+            if attached.len() >= MOST_ATTACHED {
+                let (name, what) = (name.to_owned(), "clients attached");
+                return Err(Error::Busy { name, what, most: MOST_ATTACHED });
+            }
             attached.push(sender);
         }
-        receiver
+        Ok(receiver)
     }
 
     /// Ends everybody's stream, those that join later included.
@@ -151,7 +208,8 @@ impl Fanout {
     }
 
     /// Carries the output of `process` until its streams end; `output` begins where `log` ends. A full
-    /// disk costs the log, with a word in the daemon's own log, never the container.
+    /// disk costs the log, with a word in the daemon's own log, never the container. A slow disk slows the
+    /// container down: `lane` writes one piece at a time, and the next one is taken from the guest after that.
     ///
     /// # Errors
     /// [`Error::Agent`] when the sandbox went away.
@@ -159,17 +217,26 @@ impl Fanout {
         &self,
         agent: Agent,
         process: Option<v1::ProcessRef>,
-        mut output: tonic::Streaming<v1::StdioOut>,
-        mut log: log::Writer,
+        mut output: Pieces,
+        log: log::Writer,
+        lane: Lane,
     ) -> Result<()> {
-        let mut log_works = true;
         let mut position = log.position();
         let mut recorded = Recorded::from(position);
         tokio::spawn(tell(agent, process, recorded.told.subscribe()));
-        while let Some((stream, data)) = next(&mut output).await? {
-            if log_works && let Err(error) = log.append(stream, &data) {
-                tracing::warn!(%error, "output is no longer kept");
-                log_works = false;
+        let mut log = Some(log);
+        while let Some((stream, mut data)) = next(&mut output).await? {
+            if let Some(mut writer) = log.take() {
+                let appended = lane.run(move || {
+                    let appended = writer.append(stream, &data);
+                    (data, appended.map(|()| writer))
+                });
+                let (kept, appended) = appended.await;
+                data = kept;
+                match appended {
+                    Ok(writer) => log = Some(writer),
+                    Err(error) => tracing::warn!(%error, "output is no longer kept"),
+                }
             }
             let record = Record { position, stream, time_ns: realtime_ns(), data };
             position = record.end();
@@ -248,10 +315,10 @@ mod tests {
     #[tokio::test]
     async fn who_joins_after_the_end_waits_for_nothing() {
         let fanout = Fanout::default();
-        let mut early = fanout.attach();
+        let mut early = fanout.attach("one").unwrap();
         fanout.send(record(Stream::Out, b"x")).await;
         fanout.close();
-        let mut late = fanout.attach();
+        let mut late = fanout.attach("one").unwrap();
         assert_eq!(early.recv().await, Some(record(Stream::Out, b"x")));
         assert_eq!(early.recv().await, None);
         assert_eq!(late.recv().await, None);
@@ -276,10 +343,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_so_many_attach() {
+        let fanout = Fanout::default();
+        let mut all: Vec<_> = (0..MOST_ATTACHED).map(|_| fanout.attach("one").unwrap()).collect();
+        let refused = fanout.attach("one").unwrap_err().to_string();
+        assert!(refused.contains("one has 32 clients attached"), "{refused}");
+        all.pop();
+        fanout.attach("one").unwrap();
+    }
+
+    #[test]
+    fn a_message_without_output_is_none() {
+        let of = |kind| piece_of(v1::StdioOut { kind });
+        assert_eq!(of(None), None);
+        assert_eq!(of(Some(stdio_out::Kind::Stdout(Vec::new()))), None);
+        assert_eq!(of(Some(stdio_out::Kind::Attached(v1::Attached { position: 1 }))), None);
+        let error = Some(stdio_out::Kind::Stderr(b"x".to_vec()));
+        assert_eq!(of(error), Some((Stream::Err, b"x".to_vec())));
+    }
+
+    #[tokio::test]
     async fn who_left_is_forgotten() {
         let fanout = Fanout::default();
-        drop(fanout.attach());
-        let mut stays = fanout.attach();
+        drop(fanout.attach("one"));
+        let mut stays = fanout.attach("one").unwrap();
         fanout.send(record(Stream::Err, b"y")).await;
         assert_eq!(stays.recv().await, Some(record(Stream::Err, b"y")));
         assert_eq!(fanout.lock().as_ref().map(Vec::len), Some(1));

@@ -1,4 +1,5 @@
-//! Volumes and the volatile layer: the host's side of what becomes an NVMe namespace.
+//! Volumes and the volatile layer: the host's side of what becomes an NVMe namespace. These functions wait for
+//! the disk: a daemon calls them in the sandbox's [lane](crate::files::Lane).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -131,14 +132,14 @@ fn sparse(path: &Path, size: u64) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Tool`] when mkfs.ext4 fails or is missing; [`Error::File`].
-pub async fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
+pub fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
     let path = cache.join(format!("volatile-{size}.ext4"));
     if path.exists() {
         return Ok(path);
     }
     fs::create_dir_all(cache).map_err(Error::file("cannot create", cache))?;
     let new = cache.join(format!(".volatile-{size}.{}", name::new_id()));
-    let made = make_ext4(&new, size).await;
+    let made = make_ext4(&new, size);
     let kept =
         made.and_then(|()| fs::rename(&new, &path).map_err(Error::file("cannot create", &path)));
     if kept.is_err() {
@@ -147,11 +148,11 @@ pub async fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
     kept.map(|()| path)
 }
 
-async fn make_ext4(path: &Path, size: u64) -> Result<()> {
+fn make_ext4(path: &Path, size: u64) -> Result<()> {
     let file = fs::File::create_new(path).map_err(Error::file("cannot create", path))?;
     file.set_len(size).map_err(Error::file("cannot size", path))?;
     let tool = |reason: String| Error::Tool { program: "mkfs.ext4".to_owned(), reason };
-    let output = tokio::process::Command::new("mkfs.ext4")
+    let output = std::process::Command::new("mkfs.ext4")
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         // No journal: the layer dies with its sandbox. Inode tables are initialised here, in
         // holes, so that no guest writes them later, into memory.
@@ -159,7 +160,6 @@ async fn make_ext4(path: &Path, size: u64) -> Result<()> {
         .arg("lazy_itable_init=0,nodiscard")
         .arg(path)
         .output()
-        .await
         .map_err(|error| tool(format!("{error}; `apt-get install e2fsprogs` brings it")))?;
     if output.status.success() {
         return Ok(());

@@ -24,7 +24,9 @@ pub const DESCRIPTORS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Begin a family. The reply is [`Reply::Attached`] with two descriptors: the table, and the bell (an
-    /// eventfd that the family raises when the engine sleeps, see [`crate::table::ASLEEP`]).
+    /// eventfd that the family raises when the engine sleeps, see [`crate::table::ASLEEP`]). `EDQUOT`: the process's user, or
+    /// its network namespace, has as much of the engine as it may; this may also come before anything was asked for. A
+    /// process that does not attach within five seconds is hung up on.
     Attach {
         /// [`VERSION`].
         version: u32,
@@ -103,12 +105,13 @@ pub enum Request {
         /// Entry of the table.
         entry: u64,
     },
-    /// What the engine serves: [`Reply::Report`] with a memfd of JSON. For root, and of a family's own tenant
-    /// for others.
+    /// What the engine serves: [`Reply::Report`] with a sealed memfd of JSON: all of it over the administrator's socket, and of
+    /// the own user in the own tenant over the programs'.
     Report,
-    /// Serve a guest's socket function ([`crate::function`]). For root alone. Two descriptors come with it: a Unix socket
-    /// that listens for the guest's VMM (vfio-user), and a memfd of JSON, which says the function's name, its tenant
-    /// and its addresses. [`Reply::Done`]: the VMM may connect. The function is there until the VMM has
+    /// Serve a guest's socket function ([`crate::function`]). Over the administrator's socket alone, else `EPERM`. Two
+    /// descriptors come with it: a Unix socket that listens for the guest's VMM (vfio-user), and a memfd of JSON, sealed
+    /// against any change (`F_SEAL_SHRINK`, `F_SEAL_GROW`, `F_SEAL_WRITE`), which says the function's name, its tenant and its
+    /// addresses. [`Reply::Done`]: the VMM may connect. The function is there until the VMM has
     /// come and gone or, if none came, until the connection ends over which it was asked for.
     Function {
         /// Length of the JSON in bytes.

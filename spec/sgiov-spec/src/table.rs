@@ -67,7 +67,7 @@ pub mod entry {
     pub const RX_HEAD: usize = 3;
     /// The other side's tail, as seen.
     pub const RX_SEEN: usize = 4;
-    /// Lock of the sending half: 0 free, else the thread id of the holder; [`ENGINE`](super::ENGINE): the engine.
+    /// Lock of the sending half: 0 free, else the thread id of the holder; a multiple of [`ENGINE`](super::ENGINE): the engine.
     pub const TX_LOCK: usize = 5;
     /// Lock of the receiving half.
     pub const RX_LOCK: usize = 6;

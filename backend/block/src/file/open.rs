@@ -94,7 +94,12 @@ fn open_descriptor(path: &Path, options: &FileOptions) -> Result<OwnedFd, OpenEr
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    match rustix::fs::flock(&fd, mode) {
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "other programs look at this lock; it does not wait, and who holds it is told of by an error"
+    )]
+    let locked = rustix::fs::flock(&fd, mode);
+    match locked {
         Ok(()) => Ok(fd),
         Err(Errno::WOULDBLOCK) => Err(OpenError::InUse(path.to_owned())),
         Err(errno) => Err(failed(path, "lock")(errno)),

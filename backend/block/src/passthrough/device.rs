@@ -171,7 +171,12 @@ fn lock(file: &OwnedFd, path: &Path, read_only: bool) -> Result<(), OpenError> {
         true => FlockOperation::NonBlockingLockShared,
         false => FlockOperation::NonBlockingLockExclusive,
     };
-    match rustix::fs::flock(file, mode) {
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "other programs look at this lock; it does not wait, and who may open a device may do worse"
+    )]
+    let locked = rustix::fs::flock(file, mode);
+    match locked {
         Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => Err(OpenError::InUse(path.to_owned())),
         Err(errno) => Err(failed(path, "lock")(errno)),

@@ -20,6 +20,8 @@ use crate::memory::{memory_file, sealed_len};
 use crate::ram::whole_blocks;
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 
+/// In it, and in [`SharedRam`], the file comes before the mapping, and is closed before that goes: so the last
+/// close, which frees the pages, is the unmapping's (see [`slipway_ram::unmap`]).
 pub(super) struct RamMedium {
     file: Arc<OwnedFd>,
     block_size: u32,
@@ -236,6 +238,6 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `new` with this length; the last user is gone.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+        unsafe { slipway_ram::unmap(self.base, self.len) };
     }
 }

@@ -50,14 +50,15 @@ pub struct MemoryPort {
 
 impl MemoryPort {
     /// The switch's side of `link`. `abilities` are the program's. A program that sleeps is told only by
-    /// a thread that [can](slipway_eventfd::can_raise).
+    /// a thread that [can](slipway_peer::eventfd::can_raise).
     pub fn new(link: &Link, tell: Tell, abilities: Abilities) -> Self {
         let (input, output) = link.server();
         let payload = link.geometry().payload;
         Self { input, output, payload, tell, abilities, taken: 0, malformed: 0, broken: false }
     }
 
-    /// Whether the program moved a counter where it cannot be: nothing passes any more.
+    /// Whether the program moved a counter where it cannot be, or cannot be told of frames: nothing passes
+    /// any more.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
@@ -239,10 +240,9 @@ impl Port for MemoryPort {
 
     #[inline]
     fn notify(&mut self) {
-        if self.output.must_tell() {
-            // Where the thread cannot, there are no such ports for strangers (see `MemoryPort::new`); the program has
-            // the same descriptions, so a write could be made to wait for ever.
-            let _ = slipway_eventfd::try_raise(self.tell.peer.as_fd());
+        // The program has the same descriptions, so a write could be made to wait for ever.
+        if self.output.must_tell() && !slipway_peer::eventfd::raise(self.tell.peer.as_fd()) {
+            self.broken = true;
         }
     }
 
@@ -253,7 +253,7 @@ impl Port for MemoryPort {
 
     fn arm(&mut self) -> bool {
         // Silent first: what is told after this is not lost.
-        slipway_eventfd::drain(self.tell.server.as_fd());
+        slipway_peer::eventfd::drain(self.tell.server.as_fd());
         !self.broken && self.input.arm()
     }
 
@@ -309,6 +309,25 @@ mod tests {
     use slipway_ring::Geometry;
 
     use super::*;
+
+    /// What cannot be raised stands for a thread that cannot raise.
+    #[test]
+    fn a_program_that_cannot_be_told_has_a_broken_port() {
+        let link = Link::new(Geometry { slots: 16, payload: 64 }).unwrap();
+        let (_reader, writer) = rustix::pipe::pipe().unwrap();
+        let server = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let tell = Tell { server, peer: writer };
+        let mut port = MemoryPort::new(&link, tell, Abilities::NONE);
+        port.notify();
+        assert!(port.is_up(), "the program is awake");
+        let (mut input, _) = link.peer();
+        assert!(!input.arm());
+        let mut burst = Burst::new();
+        burst.begin().finish(Offload::NONE);
+        assert_eq!(port.deliver(&burst, &[Pick::default()]).frames, 1);
+        port.notify();
+        assert!(port.is_broken() && !port.is_up());
+    }
 
     /// A program has the same descriptions: it may have them wait, and have a counter full.
     #[test]

@@ -138,6 +138,7 @@ impl PacketPort {
         }
         let (socket, count) = (self.socket.as_raw_fd(), limit.min(BATCH) as u32);
         let none = std::ptr::null_mut();
+        #[allow(clippy::disallowed_methods, reason = "a packet socket's peer is the kernel")]
         // SAFETY: messages with a vector and a control buffer each, all of this function's or of `self`.
         let received = unsafe {
             libc::recvmmsg(socket, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _, none)

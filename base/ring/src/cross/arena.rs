@@ -5,12 +5,18 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::mm::Advice;
+use slipway_peer::Bin;
 use slipway_ram::Lasting;
 
 use super::index::{Inbox, PAGE, Region};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"slipfifo");
 const VERSION: u64 = 1;
+/// Regions of an arena that may wait to be given back.
+const PUNCHES: usize = 4096;
+
 /// Words of an inbox: two lines, so that looking for a wish, which is rare, never waits for the line of the
 /// counters, which the other side keeps writing.
 const INBOX: usize = 16;
@@ -79,6 +85,30 @@ pub struct Arena {
     across_machines: bool,
     /// Pages come and go as they are used.
     has_small_pages: bool,
+    /// Where pages are given back.
+    bin: Bin,
+    /// This side made it: an engine does, whose threads serve many.
+    made_here: bool,
+}
+
+/// Gives pages back.
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+
+/// Gives pages back as it is dropped.
+struct Punch<F: FnOnce()> {
+    arena: Arena,
+    range: (u64, u64),
+    then: Option<F>,
+}
+
+impl<F: FnOnce()> Drop for Punch<F> {
+    fn drop(&mut self) {
+        // Pages that stay cost memory and nothing else.
+        let _ = self.arena.fallocate(PUNCH, self.range);
+        if let Some(then) = self.then.take() {
+            then();
+        }
+    }
 }
 
 impl Arena {
@@ -91,7 +121,7 @@ impl Arena {
             return Err(ErrorKind::InvalidInput.into());
         }
         let words = Lasting::new("slipway-fifo", shape.bytes())?;
-        Ok(Self::made(words, shape, false))
+        Ok(Self { made_here: true, ..Self::made(words, shape, false) })
     }
 
     /// A new one in memory that is there, of zeros, for both sides of a guest's boundary: whoever opens it takes it
@@ -143,7 +173,7 @@ impl Arena {
     fn of(words: Lasting, shape: Shape, across_machines: bool) -> Self {
         super::outside::register();
         let has_small_pages = words.has_small_pages();
-        Self { words, shape, across_machines, has_small_pages }
+        Self { words, shape, across_machines, has_small_pages, bin: Bin::new(), made_here: false }
     }
 
     /// The same, whose other side is a guest or its host: a barrier of this machine's is none of theirs.
@@ -216,28 +246,69 @@ impl Arena {
     /// Makes sure that the region's pages are there, so that writing to them cannot fail. They always are in a huge
     /// page, and in memory that is no file's.
     ///
-    /// # Errors
-    /// What fallocate(2) says: there is no memory left.
-    pub fn reserve(&self, writer: Side, region: Region) -> std::io::Result<()> {
-        self.fallocate(FallocateFlags::KEEP_SIZE, writer, region)
-    }
-
-    /// Gives the region's pages back. What they held is zeros from now on, unless they are pages that stay: then
-    /// nothing happens.
+    /// By faults and not by fallocate(2), which waits for the file's lock: the other party can keep that for ever, with a
+    /// write(2) to the file from memory that somebody else never gives.
     ///
     /// # Errors
-    /// What fallocate(2) says.
-    pub fn punch(&self, writer: Side, region: Region) -> std::io::Result<()> {
-        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        self.fallocate(how, writer, region)
+    /// There is no memory left. In an arena that the other side made the region has no pages then.
+    pub fn reserve(&self, writer: Side, region: Region) -> std::io::Result<()> {
+        if !self.has_small_pages {
+            return Ok(());
+        }
+        let reserved = self.populate(writer, region);
+        if reserved.is_err() && !self.made_here {
+            // Some pages are there. They would leave a program that is at its group's limit without memory for anything
+            // else, another thread included. It waits for nobody but its own connection's peer.
+            let _ = self.fallocate(PUNCH, self.range(writer, region));
+        }
+        Ok(reserved?)
     }
 
-    fn fallocate(&self, how: FallocateFlags, writer: Side, region: Region) -> std::io::Result<()> {
-        let Some(file) = self.file().filter(|_| self.has_small_pages) else { return Ok(()) };
-        let offset = self.offset(writer, region) as u64;
-        let length = region.len() as u64;
+    fn populate(&self, writer: Side, region: Region) -> Result<(), Errno> {
+        let (at, length) = (self.address(writer, region).cast(), region.len());
+        // SAFETY: `address` lies in the mapping that this value holds, and the region with it. The call writes nothing.
+        let populate = || unsafe { rustix::mm::madvise(at, length, Advice::LinuxPopulateWrite) };
+        match rustix::io::retry_on_intr(populate) {
+            // A kernel before 5.14.
+            Err(Errno::INVAL) => {
+                self.fallocate(FallocateFlags::KEEP_SIZE, self.range(writer, region))
+            }
+            done => done,
+        }
+    }
+
+    /// Gives the region's pages back, soon, and has `then` called. What they held is zeros from then on, unless they are
+    /// pages that stay: then nothing happens to them. On another thread, since the other party can make the call last for
+    /// ever; then `then` is never called.
+    pub fn punch(&self, writer: Side, region: Region, then: impl FnOnce() + Send + 'static) {
+        if self.bin.held() > PUNCHES {
+            // The other party keeps them waiting. The pages hold what the two have written to each other already.
+            return then();
+        }
+        self.punch_range(self.range(writer, region), then);
+    }
+
+    /// The same of all pages of the arena.
+    pub fn punch_all(&self, then: impl FnOnce() + Send + 'static) {
+        self.punch_range((0, self.shape.bytes() as u64), then);
+    }
+
+    fn punch_range(&self, range: (u64, u64), then: impl FnOnce() + Send + 'static) {
+        if !self.has_small_pages {
+            return then();
+        }
+        // The bin is this arena's, and those of its copies: no other arena waits for it.
+        self.bin.discard_value(Punch { arena: self.clone(), range, then: Some(then) });
+    }
+
+    fn range(&self, writer: Side, region: Region) -> (u64, u64) {
+        (self.offset(writer, region) as u64, region.len() as u64)
+    }
+
+    fn fallocate(&self, how: FallocateFlags, (offset, length): (u64, u64)) -> Result<(), Errno> {
+        let Some(file) = self.file() else { return Ok(()) };
         // A signal breaks it off.
-        Ok(rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, how, offset, length))?)
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, how, offset, length))
     }
 
     /// The first words: for tests that spoil them.

@@ -84,6 +84,20 @@ impl<'a> Regions<'a> {
         }
     }
 
+    /// Takes a region back that was given, if nobody has it. For whoever alone takes regions of these.
+    pub fn take_back(&self, region: Region) -> bool {
+        let Some(class) = CLASSES.iter().position(|(order, _)| *order == region.order) else {
+            return false;
+        };
+        let (first_page, first_bit) = self.begin(class);
+        let number = region.page.checked_sub(first_page).map(|offset| offset >> region.order);
+        let Some(number) = number.filter(|number| *number < counts(self.shape)[class]) else {
+            return false;
+        };
+        let bit = first_bit + number;
+        self.set(bit as usize / 64, bit % 64)
+    }
+
     /// The first page and the first bit of a class. The largest regions come first, so that all are aligned
     /// to their length behind the own pages.
     fn begin(&self, class: usize) -> (u32, u32) {

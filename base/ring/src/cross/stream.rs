@@ -1,5 +1,7 @@
 //! One stream of an arena: bytes in, bytes out.
 
+use std::sync::atomic::AtomicU64;
+
 use super::arena::{Arena, Side};
 use super::index::{Own, Receiving, Region, Sending, Spoiled, Tail};
 use super::regions::Regions;
@@ -374,16 +376,24 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// Gives an empty FIFO's region back, and its pages to the system. False: it is not empty, or has none.
-    /// The next write takes a new one.
-    pub fn trim(&self, regions: Regions<'_>) -> bool {
-        let Some(region) = self.out.tail().region() else { return false };
-        let trimmed = self.out.refresh() == Ok(0) && self.out.place(None);
-        if trimmed {
-            // Pages that stay cost memory and nothing else.
-            let _ = self.arena.punch(self.side, region);
-            regions.give(region);
+    /// Takes an empty FIFO's region from it. `None`: it is not empty, or has none. The next write takes a new one, which may
+    /// be the stream's own page again. The caller gives the region's pages back ([`Arena::punch`]), and then the region
+    /// ([`Regions::give`]).
+    pub fn untie(&self) -> Option<Region> {
+        let region = self.out.tail().region()?;
+        (self.out.refresh() == Ok(0) && self.out.place(None)).then_some(region)
+    }
+
+    /// The same for whoever writes the stream: of a region that is not the stream's own page, which stays, since a write may
+    /// be on its way into it before its pages are given back. `bits` are those of [`Regions`]. False: there is none.
+    pub fn trim<B: AsRef<[AtomicU64]> + Send + 'static>(&self, bits: B) -> bool {
+        if self.out.tail().region().is_none_or(|region| region == Regions::own(self.number)) {
+            return false;
         }
-        trimmed
+        let Some(region) = self.untie() else { return false };
+        let shape = self.arena.shape();
+        self.arena
+            .punch(self.side, region, move || Regions::new(bits.as_ref(), shape).give(region));
+        true
     }
 }

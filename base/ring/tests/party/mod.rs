@@ -1,5 +1,6 @@
 //! One side of an arena, with all that it has for itself.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use slipway_ring::cross::{Arena, Own, Regions, Side, Stream};
@@ -8,7 +9,7 @@ pub struct Party {
     pub arena: Arena,
     side: Side,
     own: Vec<[AtomicU64; 4]>,
-    pub bits: Vec<AtomicU64>,
+    pub bits: Arc<[AtomicU64]>,
 }
 
 impl Party {

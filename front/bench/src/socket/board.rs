@@ -128,6 +128,7 @@ impl Board {
 impl Drop for Board {
     fn drop(&mut self) {
         #[allow(unsafe_code)] // see above
+        #[allow(clippy::disallowed_methods, reason = "a few pages of the program's own")]
         // SAFETY: the mapping is ours, and nothing refers to it any more.
         let _ = unsafe { munmap(self.cells.cast(), BYTES) };
     }

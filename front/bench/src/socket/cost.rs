@@ -121,18 +121,31 @@ fn of_machine() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::process::{Command, Stdio};
+
     use super::*;
 
+    /// A process of its own is measured: threads of this one begin and end with other tests, and take their
+    /// switches with them.
     #[test]
-    fn what_this_process_does_costs() {
-        let me = std::process::id();
-        let before = Cost::of(me);
-        let mut sum = 0_u64;
-        while Cost::of(me).since(before).cpu_ns < 1_000_000 {
-            sum = std::hint::black_box(sum + 1);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-        assert!(Cost::of(me).since(before).switches > 0, "it slept");
+    fn a_process_that_answers_costs_time_and_switches() {
+        let mut cat = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut to, mut from) = (cat.stdin.take().unwrap(), cat.stdout.take().unwrap());
+        let mut answer = || {
+            to.write_all(b"?").unwrap();
+            from.read_exact(&mut [0]).unwrap();
+        };
+        answer();
+        let before = Cost::of(cat.id());
+        let grew = (0..1_000_000).any(|_| {
+            answer();
+            let cost = Cost::of(cat.id()).since(before);
+            cost.cpu_ns > 0 && cost.switches > 0
+        });
+        drop((to, from));
+        cat.wait().unwrap();
+        assert!(grew, "a million answers without a sleep");
         assert_eq!(Cost::of_all(&[]), Cost::default());
     }
 

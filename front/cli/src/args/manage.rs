@@ -102,6 +102,9 @@ pub enum ImageCommand {
         source: String,
         /// Name it
         name: Option<String>,
+        /// Take names that other images here have; without it such an import is refused
+        #[arg(long)]
+        replace: bool,
     },
     /// List images
     Ls {

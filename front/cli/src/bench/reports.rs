@@ -42,12 +42,12 @@ pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Resul
     if args.json {
         crate::out::print(format_args!("{}", report.to_json()?));
     } else {
-        crate::out::print(format_args!("{}", report.table(colour)));
+        crate::out::draw(format_args!("{}", report.table(colour)));
     }
     if let Some(before) = before {
         let table = report.since(&before, colour && !args.json);
         // Standard output is the report's then.
-        if args.json { eprint!("{table}") } else { crate::say!("\n{table}") }
+        if args.json { eprint!("{table}") } else { crate::out::draw(format_args!("\n{table}\n")) }
     }
     Ok(report)
 }

@@ -1,12 +1,11 @@
 //! Folders of a measurement. Whoever is killed leaves its one behind; the next measurement there
 //! removes it.
 
-use std::fs::File;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rustix::fs::{FlockOperation, flock};
+use slipway_lock::Lock;
 use tempfile::TempDir;
 
 const PREFIX: &str = "slipway-bench";
@@ -17,7 +16,7 @@ const LOCK: &str = "lock";
 /// A folder that goes with its owner.
 pub struct Scratch {
     dir: TempDir,
-    _lock: File,
+    _lock: Lock,
 }
 
 impl Scratch {
@@ -30,8 +29,7 @@ impl Scratch {
         let make = || -> std::io::Result<Self> {
             let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)?;
             let early = dir.path().join("lock.early");
-            let lock = File::create_new(&early)?;
-            flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+            let lock = Lock::try_take(&early).map_err(std::io::Error::other)?;
             std::fs::rename(early, dir.path().join(LOCK))?;
             Ok(Self { dir, _lock: lock })
         };
@@ -59,10 +57,7 @@ fn remove_left_over(place: &Path) {
 }
 
 fn is_left_over(dir: &Path) -> bool {
-    let mut options = File::options();
-    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let lock = options.open(dir.join(LOCK));
-    lock.is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
+    Lock::try_existing(&dir.join(LOCK)).is_ok()
 }
 
 #[cfg(test)]

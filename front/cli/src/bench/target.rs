@@ -232,6 +232,7 @@ fn endpoint(
 ) -> Result<v1::CreateEndpointRequest> {
     Ok(v1::CreateEndpointRequest {
         virtio_net: None,
+        memory: None,
         id: id.to_owned(),
         socket_path: std::path::absolute(socket)?.to_string_lossy().into_owned(),
         owner: None,

@@ -43,7 +43,7 @@ pub async fn snoop(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result
         let request = sandbox_v1::SnoopGuestRequest { name: args.target().to_owned(), interval_ms };
         match sandboxes.snoop_guest(request).await {
             Ok(reply) => session.guest = Some(GuestStream::new(reply.into_inner())),
-            Err(status) => eprintln!("slipway: no layers of the guest: {}", refused(&status)),
+            Err(status) => crate::complain(&refused(&status).context("no layers of the guest")),
         }
     }
     session.run().await
@@ -178,7 +178,7 @@ impl<'a> Session<'a> {
         }
         if self.refreshes {
             // Home and clear.
-            crate::out::print(format_args!("\x1b[H\x1b[2J"));
+            crate::out::draw(format_args!("\x1b[H\x1b[2J"));
         }
         crate::out::print(format_args!("{}\n", shown.text()));
         Ok(())

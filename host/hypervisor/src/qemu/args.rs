@@ -6,9 +6,10 @@
 //! Debian's uncompressed kernels (6.1 to 7.2) did not reach their init on it.
 //!
 //! Everything that the machine may touch arrives as an open descriptor, so that QEMU needs no right
-//! on any path but kernel, initramfs and its own program files. vfio-user sockets are the
-//! exception: QEMU insists on connecting itself, so it gets a path-only descriptor of the socket
-//! and connects to it through `/proc/self/fd`, which also lifts the 107-byte limit of socket paths.
+//! on any path but kernel, initramfs and its own program files. vfio-user sockets and guest memory
+//! have to be named by paths: QEMU insists on opening them itself. It gets a path-only descriptor of
+//! each socket, and the memory's, and reaches them through `/proc/self/fd`, which also lifts the
+//! 107-byte limit of socket paths. All paths are used before the guest runs; none is there later.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -45,6 +46,8 @@ const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t cryptomgr.notests t
 /// Descriptors of the child, by their numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Passed {
+    /// Guest memory.
+    pub(super) memory: RawFd,
     /// Listening socket of the control channel.
     pub(super) qmp: RawFd,
     /// Listening socket of the agent's port.
@@ -61,11 +64,11 @@ pub(super) struct Passed {
 pub(super) fn check(spec: &VmSpec) -> Result<()> {
     let bad = |what: String| Err(Error::BadSpec { what });
     let mib = 1 << 20;
-    if spec.memory_bytes < VmSpec::MIN_MEMORY || !spec.memory_bytes.is_multiple_of(mib) {
+    let bytes = spec.memory.bytes();
+    if bytes < VmSpec::MIN_MEMORY || !bytes.is_multiple_of(mib) {
         let least = VmSpec::MIN_MEMORY / mib;
         return bad(format!(
-            "{} bytes of memory: a sandbox needs at least {least} MiB, in whole MiB",
-            spec.memory_bytes
+            "{bytes} bytes of memory: a sandbox needs at least {least} MiB, in whole MiB"
         ));
     }
     if !(1..=VmSpec::MAX_CPUS).contains(&spec.cpus) {
@@ -142,6 +145,8 @@ fn disk(arguments: &mut Arguments, spec: &VmSpec, index: usize, (file, device): 
 
 fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Passed) {
     arguments.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
+    // No instruction of the guest's before the launcher has closed the cage, and said so.
+    arguments.flag("-S");
     arguments.pair("-display", "none");
     arguments.pair("-name", format!("slipway-{}", spec.name));
     arguments.pair(
@@ -161,14 +166,14 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Passed)
         }
     }
     arguments.pair("-smp", spec.cpus.to_string());
-    arguments.pair("-m", format!("{}M", spec.memory_bytes >> 20));
-    // Shared, so that the plane can map it; sealed, so that nobody can shrink it under the plane.
+    arguments.pair("-m", format!("{}M", spec.memory.bytes() >> 20));
+    // Shared, so that the plane can map it.
     let memory = json!({
-        "qom-type": "memory-backend-memfd",
+        "qom-type": "memory-backend-file",
         "id": "ram",
-        "size": spec.memory_bytes,
+        "mem-path": format!("/proc/self/fd/{}", passed.memory),
+        "size": spec.memory.bytes(),
         "share": true,
-        "seal": true,
     });
     arguments.json("-object", &memory);
 }
@@ -229,12 +234,12 @@ pub(super) mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::{AccelChoice, EmulatedDisk};
+    use crate::{AccelChoice, EmulatedDisk, GuestMemory};
 
     pub(crate) fn spec() -> VmSpec {
         VmSpec {
             name: "web-1".into(),
-            memory_bytes: 256 << 20,
+            memory: GuestMemory::new(256 << 20).unwrap(),
             cpus: 2,
             kernel: "/k/vmlinux".into(),
             initramfs: "/k/initramfs,with comma.cpio".into(),
@@ -256,7 +261,8 @@ pub(super) mod tests {
 
     fn lined(spec: &VmSpec, disks: &[(RawFd, bool)], accel: Accel, kvm: Option<RawFd>) -> String {
         let functions = vec![7, 8];
-        let passed = Passed { qmp: 5, agent: 6, functions, disks: disks.to_vec(), kvm };
+        let disks = disks.to_vec();
+        let passed = Passed { memory: 3, qmp: 5, agent: 6, functions, disks, kvm };
         let arguments = build(spec, accel, &passed);
         arguments.iter().map(|a| a.to_str().unwrap()).collect::<Vec<_>>().join(" ")
     }
@@ -292,9 +298,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn memory_is_shared_and_sealed_and_the_sandbox_is_on() {
+    fn memory_is_shared_the_sandbox_is_on_and_the_guest_waits() {
         let line = line(Accel::Tcg, None);
-        assert!(line.contains(r#""seal":true,"share":true,"size":268435456"#), "{line}");
+        let memory = r#""mem-path":"/proc/self/fd/3","qom-type":"memory-backend-file","share":true,"size":268435456"#;
+        assert!(line.contains(memory), "{line}");
+        assert!(line.contains(" -S "), "{line}");
         assert!(line.contains("-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny"));
         assert!(line.contains("-initrd /k/initramfs,with comma.cpio"));
         assert!(line.contains("random.trust_cpu=on slipway.debug=1"));
@@ -311,9 +319,9 @@ pub(super) mod tests {
     fn impossible_machines_are_refused() {
         check(&spec()).unwrap();
         let refused: [fn(&mut VmSpec); 10] = [
-            |s| s.memory_bytes = 1,
-            |s| s.memory_bytes = (96 << 20) - (1 << 20),
-            |s| s.memory_bytes += 1,
+            |s| s.memory = GuestMemory::new(1).unwrap(),
+            |s| s.memory = GuestMemory::new((96 << 20) - (1 << 20)).unwrap(),
+            |s| s.memory = GuestMemory::new((96 << 20) + 1).unwrap(),
             |s| s.cpus = 0,
             |s| s.cpus = 256,
             |s| s.name = String::new(),

@@ -93,7 +93,8 @@ pub(super) fn open_fifo(path: &Path) -> Result<pipe::Receiver> {
     pipe::Receiver::from_owned_fd(end).map_err(failed)
 }
 
-/// Copies a pipe into a log until it closes. A log that cannot be written (a full disk) loses
+/// Copies a pipe into a log until it closes. The log is written on threads that may wait for a disk: how
+/// much there is to write, a guest decides. A log that cannot be written (a full disk) loses
 /// text; the pipe is emptied all the same, so that the guest never waits for it.
 pub(super) async fn copy_to_log(mut pipe: pipe::Receiver, mut log: CappedLog) -> io::Result<()> {
     let mut buffer = vec![0; 16 << 10];
@@ -101,9 +102,14 @@ pub(super) async fn copy_to_log(mut pipe: pipe::Receiver, mut log: CappedLog) ->
         match pipe.read(&mut buffer).await? {
             0 => return Ok(()),
             length => {
-                if let Err(error) = log.append(&buffer[..length]) {
-                    tracing::debug!(%error, "console text lost");
-                }
+                let text = buffer[..length].to_vec();
+                let write = tokio::task::spawn_blocking(move || {
+                    if let Err(error) = log.append(&text) {
+                        tracing::debug!(%error, "console text lost");
+                    }
+                    log
+                });
+                log = write.await.map_err(io::Error::other)?;
             }
         }
     }

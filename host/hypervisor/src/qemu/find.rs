@@ -98,7 +98,7 @@ impl Binary {
     }
 
     /// The QEMU at `path`, or what is wrong with it.
-    fn at(path: &Path, cache: &Path) -> Result<Self, String> {
+    pub(super) fn at(path: &Path, cache: &Path) -> Result<Self, String> {
         let identity =
             file_identity(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let cached = cache.join("qemu.json");

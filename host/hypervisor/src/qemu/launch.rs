@@ -13,8 +13,10 @@ use tokio::net::unix::pipe;
 
 use super::args::{self, Passed};
 use super::console::{CappedLog, copy_to_log, make_fifo, open_fifo, read_tail};
+use super::control::connect;
 use super::qmp::Qmp;
 use super::vm::{QemuVm, Supervised};
+use crate::cage::Cage;
 use crate::process::{Launch, Process};
 use crate::{
     Accel, EmulatedDisk, Error, LaunchTimes, LeftVm, Result, VmExit, VmRecord, VmSpec, accel,
@@ -22,10 +24,13 @@ use crate::{
 };
 
 /// How long QEMU may take to answer. A hundred at once on two cores need some of it.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long a QEMU that runs already may take to answer.
 const ADOPT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a killed QEMU may take to be gone.
+const END_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Connections to the agent's port, or to the control channel, that may wait for QEMU.
 const BACKLOG: i32 = 4;
@@ -49,11 +54,23 @@ impl Names {
     }
 }
 
-pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Result<QemuVm> {
-    args::check(spec)?;
+/// All that a launch makes before its process is there.
+struct Prepared {
+    launch: Launch,
+    log: CappedLog,
+    /// What QEMU prints into, and where it is read: the console, then errors.
+    console: (OwnedFd, pipe::Receiver),
+    errors: (OwnedFd, pipe::Receiver),
+    control: PathBuf,
+    made: RemoveOnDrop,
+}
+
+/// Opens and makes what QEMU is given. Blocks on files; needs tokio's runtime.
+fn prepare(program: &Path, spec: &VmSpec, accel: Accel) -> Result<Prepared> {
     let log = CappedLog::create(&spec.console_log, VmSpec::CONSOLE_CAP)?;
     let mut launch = Launch::new(program, &spec.run_dir);
     launch.run_as(spec.credentials);
+    launch.allow_io_uring(!spec.disks.is_empty());
     launch.join(&spec.cgroup_procs)?;
     let kvm = match accel {
         Accel::Kvm => {
@@ -74,9 +91,10 @@ pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Resul
         made.0.push(path.to_owned());
         Ok::<_, Error>((theirs, open_fifo(path)?))
     };
-    let (stdout, console) = fifo(&names.console, &mut made)?;
-    let (stderr, errors) = fifo(&names.stderr, &mut made)?;
+    let console = fifo(&names.console, &mut made)?;
+    let errors = fifo(&names.stderr, &mut made)?;
     let passed = Passed {
+        memory: launch.pass(spec.memory.descriptor()?),
         qmp: launch.pass(qmp),
         agent: launch.pass(agent),
         functions: functions.into_iter().map(|fd| launch.pass(fd)).collect(),
@@ -84,13 +102,37 @@ pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Resul
         kvm: kvm.map(|fd| launch.pass(fd)),
     };
     launch.arguments(args::build(spec, accel, &passed));
+    Ok(Prepared { launch, log, console, errors, control: names.qmp, made })
+}
 
+/// Runs what blocks on files where nobody waits for it.
+async fn elsewhere<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Error::system("a file operation", io::Error::other(error))))
+}
+
+pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Result<QemuVm> {
+    args::check(spec)?;
+    let (program, spec) = (program.to_owned(), spec.clone());
+    let prepared = elsewhere(move || prepare(&program, &spec, accel)).await?;
+    let Prepared { launch, log, console, errors, control, made } = prepared;
     let spawned = Instant::now();
-    let mut process = Unfinished(Some(launch.spawn(stdout, stderr)?));
-    tokio::spawn(copy_to_log(console, log));
-    let (record, qmp, stderr) = start_up(process.get(), errors, &names.qmp).await?;
+    let cage = launch.cage();
+    let mut process = Unfinished(Some(launch.spawn(console.0, errors.0).await?));
+    let console = tokio::spawn(copy_to_log(console.1, log));
+    let started = start_up(process.get(), errors.1, &control, cage).await;
+    let (record, qmp, stderr) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            process.end().await;
+            return Err(error);
+        }
+    };
     let times = LaunchTimes { spawned, ready: Instant::now() };
-    let supervised = Supervised { process: process.finish(), stderr, made: made.finish() };
+    let (process, made) = (process.finish(), made.finish());
+    let supervised = Supervised { process, stderr, console, made };
     QemuVm::new(record, Some(times), accel, qmp, supervised)
 }
 
@@ -108,17 +150,40 @@ pub(super) async fn adopt(left: &LeftVm) -> Result<QemuVm> {
         Some(serde_json::Value::Bool(true)) => Accel::Kvm,
         _ => Accel::Tcg,
     };
-    let (console, errors) = (open_fifo(&names.console)?, open_fifo(&names.stderr)?);
-    let log = CappedLog::go_on(&left.console_log, VmSpec::CONSOLE_CAP)?;
-    tokio::spawn(copy_to_log(console, log));
+    let console_log = left.console_log.clone();
+    let (names, console, errors, log) = elsewhere(move || {
+        let (console, errors) = (open_fifo(&names.console)?, open_fifo(&names.stderr)?);
+        let log = CappedLog::go_on(&console_log, VmSpec::CONSOLE_CAP)?;
+        Ok((names, console, errors, log))
+    })
+    .await?;
+    let console = tokio::spawn(copy_to_log(console, log));
     let stderr = tokio::spawn(read_tail(errors));
-    let supervised = Supervised { process, stderr, made: names.all(&left.agent_socket) };
+    let made = names.all(&left.agent_socket);
+    let supervised = Supervised { process, stderr, console, made };
     QemuVm::new(record.clone(), None, accel, qmp, supervised)
 }
 
 type StderrTail = tokio::task::JoinHandle<io::Result<String>>;
 
+/// Waits until QEMU answers, closes its cage, and has its guest run.
 async fn start_up(
+    process: &mut Process,
+    errors: pipe::Receiver,
+    control: &Path,
+    cage: Option<Cage>,
+) -> Result<(VmRecord, Qmp, StderrTail)> {
+    let started = answer(process, errors, control).await?;
+    // QEMU has opened all that it needs, and its guest waits.
+    if let Some(cage) = cage {
+        cage.empty_root(process.pid(), process.pidfd()?).await?;
+    }
+    started.1.execute("cont", ANSWER_DEADLINE).await?;
+    Ok(started)
+}
+
+/// Waits until QEMU answers.
+async fn answer(
     process: &mut Process,
     errors: pipe::Receiver,
     control: &Path,
@@ -149,16 +214,6 @@ async fn start_up(
     Err(Error::Died { exit: Box::new(exit_of(process, &mut stderr, None).await) })
 }
 
-/// Connects, and waits for the main loop: the greeting comes from a thread of its own before the
-/// machine is complete, `query-status` is answered after.
-async fn connect(control: &Path) -> Result<Qmp> {
-    let stream = tokio::net::UnixStream::connect(control).await;
-    let (reader, writer) = stream.map_err(|error| Error::Control(error.to_string()))?.into_split();
-    let qmp = Qmp::connect(reader, writer).await?;
-    qmp.execute("query-status", ANSWER_DEADLINE).await?;
-    Ok(qmp)
-}
-
 /// How a process ended that has ended.
 pub(super) async fn exit_of(
     process: &mut Process,
@@ -185,12 +240,21 @@ pub(super) async fn exit_of(
     VmExit { code, signal, reason, stderr }
 }
 
-/// Ends and reaps a process whose launch did not finish, for whatever reason.
+/// Ends a process whose launch did not finish, for whatever reason.
 struct Unfinished(Option<Process>);
 
 impl Unfinished {
     fn get(&mut self) -> &mut Process {
         self.0.as_mut().expect("present until finish, which consumes self")
+    }
+
+    /// Kills it and waits until it is gone.
+    async fn end(&mut self) {
+        let process = self.get();
+        if process.kill().is_ok() {
+            // One that does not go is reaped elsewhere, whenever that is.
+            let _ = tokio::time::timeout(END_DEADLINE, process.exited()).await;
+        }
     }
 
     fn finish(mut self) -> Process {
@@ -201,7 +265,7 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if let Some(process) = &mut self.0 {
-            process.end_now();
+            process.end_elsewhere();
         }
     }
 }

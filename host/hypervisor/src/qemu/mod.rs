@@ -2,6 +2,7 @@
 
 mod args;
 mod console;
+mod control;
 mod find;
 mod launch;
 mod probe;
@@ -37,6 +38,15 @@ impl Qemu {
     /// in the cache says what it can (about 0.2 s).
     pub fn find(cache: &Path) -> Result<Self> {
         Ok(Self { binary: Binary::find(cache)?, cache: cache.to_owned(), auto: OnceCell::new() })
+    }
+
+    /// The QEMU at `path`, examined as by [`Qemu::find`].
+    ///
+    /// # Errors
+    /// [`Error::NoQemu`] with what is wrong with it.
+    pub fn at(path: &Path, cache: &Path) -> Result<Self> {
+        let binary = Binary::at(path, cache).map_err(|reason| Error::NoQemu { reason })?;
+        Ok(Self { binary, cache: cache.to_owned(), auto: OnceCell::new() })
     }
 
     /// The QEMU that was found.

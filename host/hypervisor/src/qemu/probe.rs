@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::find::{Binary, file_identity, read_cached, write_cached};
 use super::launch::launch;
-use crate::{Accel, AccelChoice, AccelReport, ShutdownReason, Vm, VmSpec, accel, identity};
+use crate::{
+    Accel, AccelChoice, AccelReport, GuestMemory, ShutdownReason, Vm, VmSpec, accel, identity,
+};
 
 /// A kernel that works on KVM is through in well under a second. The rest is for hosts that are
 /// busy or virtual machines themselves: a verdict holds until the next boot, so KVM must not lose
@@ -66,7 +68,7 @@ async fn boot_once(binary: &Binary, kernel: &Path, directory: &Path) -> Result<(
     fs::write(&initramfs, EMPTY_INITRAMFS).map_err(|error| error.to_string())?;
     let spec = VmSpec {
         name: "probe".into(),
-        memory_bytes: 256 << 20,
+        memory: GuestMemory::new(256 << 20).map_err(|error| error.to_string())?,
         cpus: 1,
         kernel: kernel.to_owned(),
         initramfs,

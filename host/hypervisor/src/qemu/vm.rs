@@ -17,10 +17,15 @@ use crate::{Accel, BoxFuture, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord
 /// How long a command may take. None of ours makes QEMU wait for anything.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
+/// How long the end of a VM waits for the end of its console's log.
+const LOG_DEADLINE: Duration = Duration::from_secs(2);
+
 /// What one task owns until the process has ended.
 pub(super) struct Supervised {
     pub(super) process: Process,
     pub(super) stderr: JoinHandle<std::io::Result<String>>,
+    /// Writes the console's log until the process has closed it.
+    pub(super) console: JoinHandle<std::io::Result<()>>,
     /// What is in the VM's directory.
     pub(super) made: Vec<PathBuf>,
 }
@@ -47,7 +52,7 @@ impl QemuVm {
         let pidfd = match supervised.process.pidfd() {
             Ok(pidfd) => pidfd,
             Err(error) => {
-                supervised.process.end_now();
+                supervised.process.end_elsewhere();
                 return Err(error);
             }
         };
@@ -64,12 +69,14 @@ impl QemuVm {
 
 /// Waits for the end of the process, tells it, and removes what the VM left.
 async fn supervise(supervised: Supervised, qmp: Arc<Qmp>, ended: watch::Sender<Option<VmExit>>) {
-    let Supervised { mut process, mut stderr, made } = supervised;
+    let Supervised { mut process, mut stderr, console, made } = supervised;
     // An error here means that the process is gone already; exit_of says the same.
     let _ = process.exited().await;
     let exit = exit_of(&mut process, &mut stderr, Some(&qmp)).await;
+    // Who is told of the end finds the log whole, unless its disk does not answer.
+    let _ = tokio::time::timeout(LOG_DEADLINE, console).await;
     // Only now: what is left of a VM that outlives this task is for whoever takes it over.
-    remove(&made);
+    let _ = tokio::task::spawn_blocking(move || remove(&made)).await;
     tracing::debug!(%exit, "VM ended");
     let _ = ended.send(Some(exit));
 }

@@ -28,6 +28,8 @@ pub(crate) enum Broken {
         "it is not to be trusted any more: the settings do not have it, or not for this tenant"
     )]
     Dropped,
+    #[error("more connections than an engine has for a tenant")]
+    Many,
     /// Nobody needs it any more.
     #[error("not needed any more")]
     Idle,

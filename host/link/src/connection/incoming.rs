@@ -14,6 +14,9 @@ use crate::stream::{Phase, Stream};
 
 /// Frames that may wait to be sent: a peer that asks and does not listen gets no further.
 const WAITING: usize = 1 << 18;
+/// Streams that a peer may have asked for and the owner not answered, also those that the peer reset meanwhile: each is
+/// an event that waits.
+const UNANSWERED: usize = 1024;
 /// Credit that a peer may grant in all.
 const CREDIT: u64 = 1 << 40;
 
@@ -150,11 +153,20 @@ impl Connection {
         let theirs = number % 2 != self.next % 2 && number > self.last;
         let open = Open::decode(body).filter(|_| theirs).ok_or(Broken::Frame)?;
         self.last = number;
-        if self.streams.len() >= around.settings.streams {
-            let errno = Errno::NOBUFS.raw_os_error().unsigned_abs();
+        let full = self.streams.len() >= around.settings.streams;
+        // An engine speaks for its own programs only.
+        let forged = around.settings.engine_of(&self.tenant, open.source.ip) != self.engine;
+        let refused = match (forged, full || self.unanswered.len() >= UNANSWERED) {
+            (true, _) => Some(Errno::ADDRNOTAVAIL),
+            (_, true) => Some(Errno::NOBUFS),
+            _ => None,
+        };
+        if let Some(errno) = refused {
+            let errno = errno.raw_os_error().unsigned_abs();
             self.frames.put(Kind::Refused, number, errno.into());
             return Ok(());
         }
+        self.unanswered.insert(number);
         self.occupy(around.now);
         let stream = Stream::new(Phase::Asked, self.window, around.settings.window);
         self.streams.insert(number, stream);
@@ -216,13 +228,50 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
+    use std::collections::{HashMap, VecDeque};
     use std::os::unix::net::UnixStream;
     use std::time::Instant;
 
     use super::*;
     use crate::logs::Logs;
-    use crate::settings::Settings;
+    use crate::settings::{Peer, Settings};
+
+    /// Streams that are asked for and reset at once, or with another engine's address, are no work for the owner.
+    #[test]
+    fn an_engine_asks_for_so_much_before_it_is_answered_and_for_its_own_programs() {
+        let mut settings = Settings::for_tests();
+        let now = Instant::now();
+        let (mut events, mut logs) = (VecDeque::new(), Logs::new(now));
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let mut connection = Connection::for_tests(socket.into(), &settings, now);
+        let nobody = slipway_sgiov_spec::Address::ANY;
+        let open = Open { source: nobody, destination: nobody }.encode();
+        let frame = |kind, stream| Frame { kind, stream, value: 0 };
+        let mut ask = |connection: &mut Connection, settings: &Settings, stream| {
+            let mut around = Around { now, settings, events: &mut events, logs: &mut logs };
+            connection.frame(frame(Kind::Open, stream), &open, &mut around).unwrap();
+            connection.frame(frame(Kind::Reset, stream), &[], &mut around).unwrap();
+            events.iter().filter(|event| matches!(event, Event::Asked { .. })).count()
+        };
+        let mut asked = 0;
+        for number in 0..2000 {
+            asked = ask(&mut connection, &settings, 2 * number + 1);
+        }
+        assert_eq!(asked, UNANSWERED);
+        connection.refuse(1, 111, now);
+        assert_eq!(ask(&mut connection, &settings, 4001), UNANSWERED + 1);
+        // With another engine's address.
+        connection.refuse(3, 111, now);
+        settings.engine = toml::from_str::<HashMap<String, Vec<Peer>>>(
+            "engine = [{ name = 'a', at = '127.0.0.1:1', addresses = ['::/0'] }]",
+        )
+        .unwrap()
+        .remove("engine")
+        .unwrap();
+        assert_eq!(ask(&mut connection, &settings, 4003), UNANSWERED + 1);
+        connection.engine = Some(0);
+        assert_eq!(ask(&mut connection, &settings, 4005), UNANSWERED + 2);
+    }
 
     /// What a hostile engine says after an honest beginning, and what becomes of it.
     fn after_open(frames: &[(Kind, u32, u64, &[u8])]) -> Result<usize, Broken> {

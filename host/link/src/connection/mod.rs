@@ -9,14 +9,14 @@ mod outgoing;
 mod streams;
 mod time;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use crate::coalescing::Coalescing;
 use crate::frames::Frames;
 use crate::handshake::Handshake;
-use crate::links::{Event, StreamId};
+use crate::links::{Event, Network, StreamId};
 use crate::logs::Logs;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
@@ -86,6 +86,8 @@ pub(crate) struct Connection {
     receiver: Option<Receiver>,
     coalescing: Coalescing,
     pub(crate) engine: Option<usize>,
+    /// Whose address it came from, if the other side began it.
+    pub(crate) from: Option<Network>,
     pub(crate) tenant: String,
     since: Instant,
     frames: Frames,
@@ -100,6 +102,10 @@ pub(crate) struct Connection {
     /// Those that nothing was found of for a while.
     cooling: Vec<u32>,
     resting: VecDeque<(Instant, u32)>,
+    /// Streams that this side asks for, and when they are given up.
+    asking: VecDeque<(Instant, u32)>,
+    /// Streams that the other side asked for and the owner has not answered, also those that are no more.
+    unanswered: HashSet<u32>,
     /// When something was heard last, when a ping was sent, since when there are no streams.
     heard: Instant,
     pinged: Instant,
@@ -138,6 +144,7 @@ impl Connection {
             receiver: None,
             coalescing: Coalescing::new(now),
             engine: None,
+            from: None,
             tenant: String::new(),
             since: now,
             frames: Frames::default(),
@@ -148,6 +155,8 @@ impl Connection {
             hot: VecDeque::new(),
             cooling: Vec::new(),
             resting: VecDeque::new(),
+            asking: VecDeque::new(),
+            unanswered: HashSet::new(),
             heard: now,
             pinged: now,
             emptied: now,
@@ -182,6 +191,11 @@ impl Connection {
 
     pub(crate) fn is_up(&self) -> bool {
         matches!(self.state, State::Up(_))
+    }
+
+    /// Whether this side began it.
+    pub(crate) fn is_own(&self) -> bool {
+        self.next % 2 == 1
     }
 
     pub(crate) fn interest(&self) -> Interest {

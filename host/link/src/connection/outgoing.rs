@@ -133,7 +133,7 @@ impl Connection {
                 Ok(true) => self.hot.push_back(number),
                 Ok(false) => {
                     stream.hot = false;
-                    if !stream.resting && stream.has_region() {
+                    if !stream.resting && stream.has_more_than_a_page() {
                         stream.resting = true;
                         self.resting.push_back((around.now + REST, number));
                     }

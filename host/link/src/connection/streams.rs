@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use slipway_ring::cross;
 use slipway_sgiov_spec::link::{Kind, Open};
 
+use super::time::ANSWER;
 use super::{Around, Broken, Connection};
 use crate::links::{Ended, Event, StreamId};
 use crate::stream::{End, Phase, Stream};
@@ -21,6 +22,7 @@ impl Connection {
         self.occupy(around.now);
         let stream = Stream::new(Phase::Asking, self.window, around.settings.window);
         self.streams.insert(number, stream);
+        self.asking.push_back((around.now + ANSWER, number));
         self.frames.open(number, open);
         Some(self.id(number))
     }
@@ -34,6 +36,7 @@ impl Connection {
 
     /// Gives the end back when there is no such stream any more.
     pub(crate) fn attach(&mut self, number: u32, end: End) -> Result<(), End> {
+        self.unanswered.remove(&number);
         let Some(stream) = self.streams.get_mut(&number) else { return Err(end) };
         stream.attach(end);
         if stream.phase == Phase::Asked {
@@ -45,6 +48,7 @@ impl Connection {
     }
 
     pub(crate) fn refuse(&mut self, number: u32, errno: u32, now: Instant) {
+        self.unanswered.remove(&number);
         if self.streams.get(&number).is_some_and(|stream| stream.phase == Phase::Asked) {
             self.frames.put(Kind::Refused, number, errno.clamp(1, 4095).into());
             self.forget(number, now);

@@ -7,15 +7,22 @@ use slipway_sgiov_spec::link::Kind;
 
 use super::{Around, Broken, Connection};
 use crate::handshake::HandshakeError;
+use crate::links::Ended;
 use crate::settings::Settings;
+use crate::stream::Phase;
 
 /// After so long without a byte an empty FIFO gives up its memory.
 pub(super) const REST: Duration = Duration::from_secs(1);
+
+/// How long it may take, with connecting and the handshake, until the other side says whether it takes a stream. Less
+/// than a program waits for its engine: another engine that does not answer is not to look like this one's end.
+pub(super) const ANSWER: Duration = Duration::from_secs(8);
 
 impl Connection {
     /// Does what is due by the clock.
     pub(crate) fn tend(&mut self, around: &mut Around<'_>) -> Result<(), Broken> {
         let (now, settings) = (around.now, around.settings);
+        self.give_up(around);
         if !self.is_up() {
             let late = now >= self.since + settings.handshake();
             return if late {
@@ -44,6 +51,22 @@ impl Connection {
         Ok(())
     }
 
+    /// Gives up streams that the other side has not answered in time.
+    fn give_up(&mut self, around: &mut Around<'_>) {
+        while let Some((when, number)) = self.asking.front().copied() {
+            let asks = self.streams.get(&number).is_some_and(|s| s.phase == Phase::Asking);
+            if asks && when > around.now {
+                return;
+            }
+            self.asking.pop_front();
+            if asks {
+                self.frames.put(Kind::Reset, number, 0);
+                let errno = Errno::TIMEDOUT.raw_os_error().unsigned_abs();
+                self.drop_stream(number, Ended::Refused(errno), around);
+            }
+        }
+    }
+
     /// Without streams: a connection that was not used for long is left, and ends when the other side leaves it
     /// too. (A stream of its own may be on its way.)
     fn part(&mut self, now: Instant, settings: &Settings) -> Result<(), Broken> {
@@ -68,7 +91,7 @@ impl Connection {
         stream.resting = false;
         if !stream.hot {
             stream.trim();
-            if stream.has_region() {
+            if stream.has_more_than_a_page() {
                 stream.resting = true;
                 self.resting.push_back((now + REST, number));
             }
@@ -87,8 +110,10 @@ impl Connection {
 
     /// When [`Connection::tend`] has something to do, or [`Connection::receive`] unless it has earlier.
     pub(crate) fn deadline(&self, settings: &Settings) -> Option<Instant> {
+        let asking = self.asking.front().map(|(when, _)| *when);
         if !self.is_up() {
-            return Some(self.since + settings.handshake());
+            let late = self.since + settings.handshake();
+            return Some(asking.map_or(late, |asking| asking.min(late)));
         }
         let alive = match self.streams.is_empty() {
             true if self.away => self.emptied,
@@ -97,6 +122,9 @@ impl Connection {
                 .min(self.heard + settings.silence()),
         };
         let resting = self.resting.front().map(|(when, _)| *when);
-        [Some(alive), resting, self.held, self.coalescing.until()].into_iter().flatten().min()
+        [Some(alive), asking, resting, self.held, self.coalescing.until()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }

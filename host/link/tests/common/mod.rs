@@ -59,12 +59,13 @@ pub fn certificates(dir: &Path) {
     certificate(dir, "ca", "right", "right", "-days 2");
 }
 
-/// Settings of `name`, whose only other engine is at `at`, with everything in 10.`net`.0.0/16.
+/// Settings of `name`, whose only other engine is at `at`, with everything in 10.`net`.0.0/16. A busy machine may leave a
+/// test without a processor for seconds, which is no silence.
 pub fn settings(dir: &Path, name: &str, other: &str, at: &str, net: u8) -> Settings {
     let dir = dir.display();
     toml::from_str(&format!(
         "name = '{name}'\nlisten = '127.0.0.1:0'\ncertificate = '{dir}/{name}.pem'\n\
-         key = '{dir}/{name}.key'\nauthority = '{dir}/ca.pem'\n\
+         key = '{dir}/{name}.key'\nauthority = '{dir}/ca.pem'\nsilence_ms = 60000\n\
          [[engine]]\nname = '{other}'\nat = '{at}'\naddresses = ['10.{net}.0.0/16']\n"
     ))
     .unwrap()

@@ -22,14 +22,13 @@ mod named;
 mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::FlockOperation;
 use slipway_keeper::{Keeper, Shelf};
+use slipway_lock::Lock;
 use slipway_nvme::journal_len;
 use slipway_plane_api::v1;
 use slipway_ram::Lasting;
@@ -44,8 +43,6 @@ pub use place::Place;
 
 /// How long a predecessor may take to be gone, its requests to disks included.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at the witness.
-const LOOK: Duration = Duration::from_millis(2);
 /// The number of the shelf that holds the named disks; endpoints have those below.
 const DISKS: u32 = slipway_keeper::SLOTS / KEPT_SLOTS - 1;
 
@@ -249,21 +246,45 @@ impl Numbers {
     }
 }
 
-/// Waits until nobody else holds the lock, not even a ring of a process that was killed.
+/// Waits until nobody else holds the lock, not even a ring of a process that was killed. The file is
+/// ours alone: a lock of another user's would keep the node without a daemon.
 fn lock(path: &Path) -> std::io::Result<OwnedFd> {
-    let file = File::options().create(true).truncate(false).write(true).open(path)?;
-    let begun = Instant::now();
-    loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file.into()),
-            Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => {
-                std::thread::sleep(LOOK);
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let text = "requests of the last daemon to its disks do not end";
-                return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
-            }
-            Err(error) => return Err(error.into()),
+    match Lock::within(path, PATIENCE) {
+        Ok(lock) => Ok(lock.into()),
+        Err(slipway_lock::Error::Io { source, .. }) => Err(source),
+        Err(error @ slipway_lock::Error::Held { .. }) => {
+            let text = format!("requests of the last daemon to its disks do not end: {error}");
+            Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
         }
+        Err(error) => Err(std::io::Error::other(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::PermissionsExt;
+
+    use rustix::fs::FlockOperation;
+
+    use super::*;
+
+    /// Opening the witness for reading would be enough to lock it, for as long as one likes.
+    #[test]
+    fn the_witness_is_a_lock_that_no_other_user_can_take() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("io.lock");
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        drop(lock(&path).unwrap());
+        assert_eq!(mode(), 0o600);
+        // One that a daemon of an older build has left, which somebody has open.
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        let theirs = File::open(&path).unwrap();
+        drop(lock(&path).unwrap());
+        assert_eq!(mode(), 0o600);
+        #[allow(clippy::disallowed_methods)] // the attacker's own call
+        rustix::fs::flock(&theirs, FlockOperation::NonBlockingLockShared).unwrap();
+        // Waits a minute if what they hold is still the witness.
+        lock(&path).unwrap();
     }
 }

@@ -4,9 +4,13 @@
 //! the client; others are told that it is taken. A client that says anything more, or closes its socket,
 //! is gone. Of the pending there are [`PENDING`] at most, and the one that has waited longest makes room:
 //! so who connects and says nothing keeps nobody out.
+//!
+//! No descriptor is expected. Those that come all the same, and every connection, which may hold some, are
+//! closed through the port's [`Bin`]: that may last as long as a client likes. While it holds more than
+//! [`HELD`] nobody is accepted.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use slipway_peer::{Bin, Foreign};
 use slipway_reactor::{Context, Interest, Step, Stopped, Task, TaskId};
 use slipway_ring::{Geometry, Hello, Link, Takes, Welcome};
 use slipway_switch::ports::{MemoryPort, Tell, UnpluggedPort};
@@ -27,7 +32,9 @@ use super::listener::Listener;
 const PENDING: usize = 8;
 /// Connections accepted in a step.
 const STEP: usize = 16;
-/// Time without accepting when there are no descriptors left.
+/// Descriptors and connections that are still to be closed, above which nobody is accepted.
+const HELD: usize = 64;
+/// Time without accepting when there are no descriptors left, or too many to be closed.
 const REST: Duration = Duration::from_millis(100);
 /// What the listener is watched as; connections have the numbers from 1.
 const LISTENER: u32 = 0;
@@ -54,7 +61,7 @@ impl Keyhole {
 
 /// A connection, and what it is watched as.
 struct Connection {
-    socket: OwnedFd,
+    socket: Foreign,
     token: u32,
 }
 
@@ -104,20 +111,26 @@ impl Gate {
 
     fn accept(&mut self, context: &mut Context<'_>) {
         for _ in 0..STEP {
+            if self.listener.bin().held() > HELD {
+                return self.rest(context);
+            }
             match self.listener.accept() {
                 Ok(Some(socket)) => self.admit(socket, context),
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "a client of a memory port waits to be accepted");
-                    self.rests = Some(context.now() + REST);
-                    let _ = context.rewatch(LISTENER, Interest::None);
-                    return;
+                    return self.rest(context);
                 }
             }
         }
     }
 
-    fn admit(&mut self, socket: OwnedFd, context: &mut Context<'_>) {
+    fn rest(&mut self, context: &mut Context<'_>) {
+        self.rests = Some(context.now() + REST);
+        let _ = context.rewatch(LISTENER, Interest::None);
+    }
+
+    fn admit(&mut self, socket: Foreign, context: &mut Context<'_>) {
         if self.pending.len() == PENDING
             && let Some(oldest) = self.pending.pop_front()
         {
@@ -139,11 +152,10 @@ impl Gate {
         }
         let Some(at) = self.pending.iter().position(|one| one.token == token) else { return };
         let mut bytes = [0; Hello::LEN + 1];
-        let heard = rustix::net::recv(&self.pending[at].socket, &mut bytes, RecvFlags::DONTWAIT);
-        let said = match heard {
+        let said = match hear(&self.pending[at].socket, &mut bytes, self.listener.bin()) {
             Err(Errno::AGAIN | Errno::INTR) => return,
             Err(_) => Err(0),
-            Ok((len, _)) => Hello::decode(&bytes[..len]),
+            Ok(len) => Hello::decode(&bytes[..len]),
         };
         let Some(connection) = self.pending.remove(at) else { return };
         let status = match said {
@@ -154,6 +166,7 @@ impl Gate {
             },
             Err(status) => status,
         };
+        // Before the connection goes: the duplicate that is watched must not be the last one.
         context.unwatch(token);
         if status != 0 {
             // Who does not take it at once does without.
@@ -162,10 +175,10 @@ impl Gate {
     }
 
     /// Gives a client a new link. The error is the status that it is refused with.
-    fn connect(&self, socket: &OwnedFd, takes: Takes) -> Result<(), u32> {
+    fn connect(&self, socket: &Foreign, takes: Takes) -> Result<(), u32> {
         let lacking =
             |error: std::io::Error| error.raw_os_error().map_or(12, |number| number as u32);
-        if !slipway_eventfd::can_raise() {
+        if !slipway_peer::eventfd::can_raise() {
             return Err(Welcome::LACKING);
         }
         let link = Link::new(self.geometry).map_err(lacking)?;
@@ -203,7 +216,13 @@ impl Gate {
 
 impl Task for Gate {
     fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
-        context.watch(self.listener.file(), Interest::Read, LISTENER)
+        let resting = self.rests.is_some();
+        let listening = if resting { Interest::None } else { Interest::Read };
+        // A gate that slept in a step starts again, in a thread of its own.
+        for connection in self.client.iter().chain(&self.pending) {
+            context.watch(connection.socket.as_fd(), Interest::Read, connection.token)?;
+        }
+        context.watch(self.listener.file(), listening, LISTENER)
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Step {
@@ -227,7 +246,13 @@ impl Task for Gate {
     }
 }
 
-fn send(socket: &OwnedFd, welcome: &Welcome, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+/// Takes one message. Gives its length, or that of `bytes` if it is longer.
+fn hear(socket: &Foreign, bytes: &mut [u8], bin: &Bin) -> Result<usize, Errno> {
+    let parts = &mut [IoSliceMut::new(bytes)];
+    slipway_peer::receive(socket, parts, bin, RecvFlags::DONTWAIT).map(|received| received.bytes)
+}
+
+fn send(socket: &Foreign, welcome: &Welcome, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
@@ -237,4 +262,42 @@ fn send(socket: &OwnedFd, welcome: &Welcome, files: &[BorrowedFd<'_>]) -> Result
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     // A packet goes whole or not at all.
     rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags).map(drop)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    use slipway_peer::MAX_FILES;
+
+    use super::*;
+
+    /// On a kernel that lets descriptors pass.
+    #[test]
+    fn a_greeting_with_descriptors_that_cannot_be_closed_is_heard() {
+        let (lingering, _other) = slipway_peer::testing::lingering().unwrap();
+        let flags = SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
+        let (ours, theirs) = pair.unwrap();
+        for _ in 0..2 {
+            let files = [lingering.as_fd(); MAX_FILES];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+            let parts = [IoSlice::new(b"hello")];
+            rustix::net::sendmsg(&theirs, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
+        }
+        drop(lingering);
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let (bin, mut bytes) = (Bin::new(), [0; Hello::LEN + 1]);
+            let ours = Foreign::new(ours, &bin);
+            let heard = hear(&ours, &mut bytes, &bin);
+            // With the second message unread.
+            drop(ours);
+            let _ = done.send(heard);
+        });
+        assert_eq!(is_done.recv_timeout(Duration::from_secs(60)).unwrap(), Ok(5));
+    }
 }

@@ -1,13 +1,14 @@
 //! The socket of a memory port: packets, root's or its owner's alone, and its name goes with it.
 
 use std::io::{Error as IoError, ErrorKind};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use slipway_peer::{Bin, Foreign};
 use slipway_plane_api::v1;
 
 use crate::Error;
@@ -17,7 +18,10 @@ const BACKLOG: i32 = 16;
 
 /// A listening socket.
 pub struct Listener {
-    socket: OwnedFd,
+    /// Holds connections that were not accepted, with the descriptors that came over them.
+    socket: Foreign,
+    /// Of all clients of the port.
+    bin: Bin,
     path: PathBuf,
     /// Device and inode of the name, so that only our own is removed.
     identity: (u64, u64),
@@ -34,6 +38,11 @@ impl Listener {
         bound.map_err(|source| Error::Socket { path: path.to_owned(), source })
     }
 
+    /// Where connections, and what comes over them, are closed.
+    pub fn bin(&self) -> &Bin {
+        &self.bin
+    }
+
     /// The descriptor to watch.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -43,10 +52,10 @@ impl Listener {
     ///
     /// # Errors
     /// No descriptors left, for example: the client still waits then.
-    pub fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
+    pub fn accept(&self) -> Result<Option<Foreign>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match rustix::net::accept_with(&self.socket, flags) {
-            Ok(socket) => Ok(Some(socket)),
+            Ok(socket) => Ok(Some(Foreign::new(socket, &self.bin))),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(error) => Err(error),
         }
@@ -61,9 +70,13 @@ impl Drop for Listener {
     }
 }
 
-fn socket() -> Result<OwnedFd, Errno> {
+fn socket(bin: &Bin) -> Result<Foreign, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    // Where the kernel can, who sends descriptors is told that none are wanted; who is accepted has it from
+    // here.
+    slipway_peer::refuse_descriptors(&socket);
+    Ok(Foreign::new(socket, bin))
 }
 
 fn bind(path: &Path, owner: Option<&v1::Owner>) -> std::io::Result<Listener> {
@@ -73,13 +86,14 @@ fn bind(path: &Path, owner: Option<&v1::Owner>) -> std::io::Result<Listener> {
             "the path is too long for a socket: 107 bytes at most",
         )
     })?;
-    remove_stale(path, &address)?;
-    let socket = socket()?;
+    let bin = Bin::new();
+    remove_stale(path, &address, &bin)?;
+    let socket = socket(&bin)?;
     // The name gets this mode, so nobody can connect before the owner is set.
     rustix::fs::fchmod(&socket, Mode::empty())?;
     rustix::net::bind(&socket, &address)?;
     // From here on the name is ours, and goes with this value.
-    let listener = Listener { socket, path: path.to_owned(), identity: identity(path)? };
+    let listener = Listener { socket, bin, path: path.to_owned(), identity: identity(path)? };
     if let Some(owner) = owner {
         let (user, group) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
         rustix::fs::chownat(CWD, path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
@@ -90,12 +104,12 @@ fn bind(path: &Path, owner: Option<&v1::Owner>) -> std::io::Result<Listener> {
 }
 
 /// Removes a socket that nobody listens on: its server was killed.
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> std::io::Result<()> {
+fn remove_stale(path: &Path, address: &SocketAddrUnix, bin: &Bin) -> std::io::Result<()> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
         return Err(IoError::new(ErrorKind::AlreadyExists, "exists and is no socket"));
     }
-    match rustix::net::connect(&socket()?, address) {
+    match rustix::net::connect(socket(bin)?, address) {
         Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
         _ => Err(IoError::new(ErrorKind::AddrInUse, "somebody listens on it")),
     }

@@ -65,6 +65,7 @@ impl Rig {
         let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
         v1::CreateEndpointRequest {
             virtio_net: None,
+            memory: None,
             id: id.to_owned(),
             socket_path: self.socket.to_string_lossy().into_owned(),
             owner: None,

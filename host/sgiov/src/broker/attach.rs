@@ -5,11 +5,15 @@ use std::collections::HashMap;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use slipway_sgiov_spec::control::{Reply, VERSION};
 
-use super::family::Family;
+use super::family::{self, Family};
 use super::links::Party;
 use super::{Broker, Client, Errno, Outcome, lack};
+use crate::accounts::Resource;
 use crate::remote::Remote;
 use crate::table::{ENTRIES, LINKS};
+
+/// Entries of a child's of which the engine's memory counts as one descriptor.
+const ENTRIES_A_PAGE: u64 = 256;
 
 impl Broker {
     pub(super) fn attach(&mut self, number: u32, version: u32) -> Result<Outcome, Errno> {
@@ -18,9 +22,16 @@ impl Broker {
             return Err(Errno::PROTONOSUPPORT);
         }
         let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
-        let peer = client.peer.clone();
+        let (peer, account) = (client.peer.clone(), client.account.clone());
         // What may fail comes first.
-        let mut family = Family::new(peer.clone(), 0).map_err(lack)?;
+        let held = [
+            account.hold(Resource::Descriptors, family::DESCRIPTORS)?,
+            account.hold(Resource::Mappings, 1)?,
+        ];
+        let mut family = Family::new(peer.clone(), account, held).map_err(lack)?;
+        if let Some(greets) = client.greets.take() {
+            self.greetings.done(greets);
+        }
         family.namespace = self.namespaces.enter(&peer, &self.policy);
         family.members.insert(number);
         let files = vec![family.table.file.clone(), family.bell.clone()];
@@ -39,8 +50,16 @@ impl Broker {
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).map_err(lack)?;
         let client = self.clients.get(parent).ok_or(Errno::INVAL)?;
+        // What the engine remembers of a child's entries is counted in pages, a descriptor each.
+        let remembers = client.held.len() as u64 / ENTRIES_A_PAGE;
+        let connection = client.account.hold(Resource::Descriptors, 1 + remembers)?;
+        crate::wire::bound_replies(std::os::fd::AsFd::as_fd(&ours));
         let child = Client {
             peer: client.peer.clone(),
+            account: client.account.clone(),
+            _connection: connection,
+            administers: false,
+            greets: None,
             family: Some(family),
             held: client.held.clone(),
             listeners: client.listeners.clone(),
@@ -48,6 +67,7 @@ impl Broker {
             ticket: None,
             shares: client.shares,
             groups: HashMap::new(),
+            proves: None,
         };
         for entry in &child.held {
             if let Some(end) = self.end_of(family, *entry) {
@@ -79,17 +99,21 @@ impl Broker {
                 space.past.1 = space.past.1.wrapping_add(received);
             }
             self.namespaces.leave(family.namespace);
+            // What it wrote into its table goes with it, which takes its time.
+            family.account.clone().bin.discard_value(family);
         }
     }
 
     /// A link that has no streams ends: its parties forget it.
     pub(super) fn end_link(&mut self, number: u32) {
         let Some(link) = self.links.remove(number) else { return };
+        link.cleaning.end();
+        let ends = link.ends;
         match &mut self.remote {
             Some(remote) if link.supplied => remote.arena_gone(&link.arena),
             _ => link.punch(),
         }
-        for end in link.ends {
+        for end in ends {
             let Party::Family(family) = end.party else { continue };
             let Some(family) = self.families.get_mut(family) else { continue };
             family.set_link(end.number, None);

@@ -1,6 +1,7 @@
 //! Connections begin.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use slipway_ring::cross::{Side, Tail};
 use slipway_sgiov_spec::Address;
@@ -11,6 +12,7 @@ use super::connection::{Bells, Connection, End};
 use super::links::{self, Party};
 use super::sharing::Bell;
 use super::{Broker, Errno, Outcome, lack};
+use crate::accounts::{Account, Held, Resource};
 use crate::address::specific;
 use crate::namespace::Namespace;
 use crate::peer::NamespaceId;
@@ -43,6 +45,10 @@ impl Broker {
         let there = self.families.get(family).ok_or(Errno::INVAL)?;
         let (namespace, id) = (there.namespace, there.peer.namespace);
         let not_ours = || Ok(Outcome::Answer(Reply::Refused(NOT_OURS), Vec::new()));
+        // What the kernel's socket is bound to may be newer than what is known here; the kernel knows it.
+        if !self.may_come_from(namespace, &to, &from) {
+            return not_ours();
+        }
         let Some(listener) = self.route(namespace, &to) else {
             let (not_ours, pair) = (not_ours()?, (client, family));
             return Ok(self.connect_remote(pair, to, from)?.unwrap_or(not_ours));
@@ -64,7 +70,8 @@ impl Broker {
         self.hold(client, connection);
         if let Some(there) = self.listeners.get_mut(listener) {
             there.queue.push_back(connection);
-            slipway_eventfd::raise(std::os::fd::AsFd::as_fd(&there.eventfd));
+            let (eventfd, family) = (there.eventfd.clone(), there.family);
+            self.tell(&eventfd, Party::Family(family));
         }
         let side = self.connections.get(connection).map_or(Side::Zero, |there| there.connector);
         self.introduce(client, family, connection, side)
@@ -97,6 +104,16 @@ impl Broker {
         // Of two namespaces that have the same address the kernel knows which one is meant.
         let [one] = there[..] else { return None };
         self.listeners.find(one, to)
+    }
+
+    /// Whether a connection to `to` can come from `wanted`, which a program says: an address of its namespace, since who
+    /// accepts believes it.
+    fn may_come_from(&mut self, namespace: u32, to: &Address, wanted: &Address) -> bool {
+        let Some(space) = self.namespaces.get_mut(namespace) else { return false };
+        let stays = |space: &mut Namespace| to.is_loopback() || space.has(&to.ip);
+        wanted.is_unspecified()
+            || (wanted.is_loopback() && stays(space))
+            || (!wanted.is_loopback() && space.has(&wanted.ip))
     }
 
     /// The connector's address, with a port of its own; it is taken until [`Broker::release_port`].
@@ -144,29 +161,34 @@ impl Broker {
                 self.is_within_limits(family.namespace, wanted)?;
             }
         }
-        let link = self.link_between(a, b)?;
+        // Who connects pays for both ends until somebody accepts, or those who wait at a listener would be its loss.
+        let account = self.account_of(pair).ok_or(Errno::CONNREFUSED)?;
+        let held = [account.hold(Resource::Sockets, 1)?, account.hold(Resource::Sockets, 1)?];
+        let link = self.link_between(a, b, &account)?;
         let bell = pair.client.map(|client| self.bell_for(client, link)).transpose()?;
-        let acceptors = (b != Party::Engine && !pair.later).then(Bell::own).transpose()?;
+        let acceptors = b != Party::Engine && !pair.later;
+        let acceptors = acceptors.then(|| Bell::own(&account)).transpose()?;
         let there = self.links.get_mut(link).ok_or(Errno::NOBUFS)?;
         let stream = there.take_stream().ok_or(Errno::NOBUFS)?;
         // The connector's side; between a family and itself the sides' link numbers tell them apart.
         let connector = if a == b { Side::Zero } else { links::side_of(there, a) };
-        let end = |(party, local): (Party, Address)| End {
+        let end = |(party, local): (Party, Address), held: Held| End {
             party,
             entry: 0,
             local,
             holders: 0,
             closed: false,
             last: Tail::default(),
+            held,
         };
-        let (mine, theirs) = (end(pair.connector), end(pair.acceptor));
+        let [one, other] = held;
+        let (mine, theirs) = (end(pair.connector, one), end(pair.acceptor, other));
         let (mut ends, mut here) = ([mine, theirs], [bell, acceptors]);
         if connector == Side::One {
             ends.reverse();
             here.reverse();
         }
         let bells = Bells { here, kept: None, later: pair.later };
-        self.bells += bells.own();
         let number = self.connections.insert(Connection {
             link,
             stream,
@@ -180,6 +202,15 @@ impl Broker {
         }
         self.sweep_soon();
         Ok(number)
+    }
+
+    /// Whom a new connection is counted against: who connects or, where that is elsewhere, who listens.
+    fn account_of(&self, pair: &Pair) -> Option<Arc<Account>> {
+        let family = |party: Party| match party {
+            Party::Family(number) => self.families.get(number).map(|family| family.account.clone()),
+            Party::Engine | Party::Gone => None,
+        };
+        family(pair.connector.0).or_else(|| family(pair.acceptor.0))
     }
 
     /// Whether a tenant may have so many endpoints more.
@@ -230,18 +261,17 @@ impl Broker {
         }
     }
 
-    /// Whether both are of one tenant, and of one user, so that neither has a reason to fear the other's
-    /// eventfd.
+    /// Whether neither has a reason to fear the other's eventfd.
     fn are_one_tenant(&self, family: u32, other: Party) -> bool {
         let Party::Family(other) = other else { return false };
         let (Some(a), Some(b)) = (self.families.get(family), self.families.get(other)) else {
             return false;
         };
-        a.namespace == b.namespace && a.peer.uid == b.peer.uid
+        a.peer.is_as(&b.peer)
     }
 
     /// A link between the two that has room, or a new one.
-    fn link_between(&mut self, a: Party, b: Party) -> Result<u32, Errno> {
+    fn link_between(&mut self, a: Party, b: Party, account: &Arc<Account>) -> Result<u32, Errno> {
         if let Some(link) = self.links.with_room(a, b) {
             return Ok(link);
         }
@@ -261,7 +291,12 @@ impl Broker {
             Some(remote) if a == Party::Engine || b == Party::Engine => remote.arena().transpose(),
             _ => Ok(None),
         };
-        let link = self.links.add(ends, supplied.map_err(lack)?).map_err(lack)?;
+        let supplied = supplied.map_err(lack)?;
+        let held = [
+            account.hold(Resource::Descriptors, links::DESCRIPTORS)?,
+            account.hold(Resource::Mappings, 1)?,
+        ];
+        let link = self.links.add(ends, supplied, held).map_err(lack)?;
         for (end, side) in ends.iter().zip([Side::Zero, Side::One]) {
             if let Party::Family(number) = end.party
                 && let Some(family) = self.families.get_mut(number)

@@ -1,10 +1,13 @@
 //! One connection: a stream of a link, and its two ends.
 
+use std::sync::Arc;
+
 use slipway_ring::cross::{Side, Tail};
 use slipway_sgiov_spec::Address;
 
 use super::links::Party;
 use super::sharing::Bell;
+use crate::accounts::{Account, Held, Resource};
 use crate::keeper::Kept;
 use crate::peer::NamespaceId;
 
@@ -21,6 +24,8 @@ pub struct End {
     pub closed: bool,
     /// The last word of its producer, when it was closed: where its bytes lie, as it says.
     pub last: Tail,
+    /// It counts against who accepted or connected; until somebody accepts, both ends do against who connected.
+    pub held: Held,
 }
 
 /// What the two ends of a connection sleep on.
@@ -61,6 +66,18 @@ impl Connection {
     /// What `side` sleeps on, if it is here and not closed.
     pub fn bell(&self, side: Side) -> Option<&Bell> {
         self.bells.here[side as usize].as_ref()
+    }
+
+    /// An end, and what it alone sleeps on, count against this account from now on, if that has room.
+    pub fn count_against(&mut self, side: Side, account: &Arc<Account>) {
+        if let Ok(held) = account.hold(Resource::Sockets, 1) {
+            self.end_mut(side).held = held;
+        }
+        if let Some(bell) = self.bells.here[side as usize].as_mut().filter(|bell| bell.group == 0)
+            && let Ok(held) = account.hold(Resource::Descriptors, 1)
+        {
+            bell.held = Arc::new(held);
+        }
     }
 
     pub fn end_mut(&mut self, side: Side) -> &mut End {

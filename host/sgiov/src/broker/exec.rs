@@ -35,6 +35,7 @@ impl Broker {
     pub(super) fn resume(&mut self, number: u32, family: u32) -> Result<Outcome, Errno> {
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).map_err(lack)?;
+        crate::wire::bound_replies(std::os::fd::AsFd::as_fd(&ours));
         let there = self.families.get(family).ok_or(Errno::INVAL)?;
         let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
         client.ticket = None;

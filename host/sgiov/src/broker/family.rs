@@ -9,11 +9,19 @@ use slipway_ring::cross::Side;
 
 use slipway_sgiov_spec::table::entry;
 
+use crate::accounts::{Account, Held};
 use crate::peer::Peer;
 use crate::table::{ENTRIES, LINKS, Table};
 
+/// Descriptors that a family costs: two of its table, and its bell.
+pub const DESCRIPTORS: u64 = 3;
+
 pub struct Family {
     pub table: Table,
+    /// Whom it is counted against.
+    pub account: Arc<Account>,
+    /// Its descriptors, and its table's mapping.
+    _held: [Held; 2],
     /// Who began it.
     pub peer: Peer,
     /// Its network namespace, by number.
@@ -32,13 +40,26 @@ pub struct Family {
 }
 
 impl Family {
-    pub fn new(peer: Peer, namespace: u32) -> std::io::Result<Self> {
+    /// One without a network namespace's number yet.
+    pub fn new(peer: Peer, account: Arc<Account>, held: [Held; 2]) -> std::io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = Arc::new(eventfd(0, flags)?);
         let table = Table::new()?;
         let members = HashSet::new();
         let (entries, free, links) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { table, peer, namespace, bell, members, entries, past: (0, 0), free, links })
+        Ok(Self {
+            table,
+            account,
+            _held: held,
+            peer,
+            namespace: 0,
+            bell,
+            members,
+            entries,
+            past: (0, 0),
+            free,
+            links,
+        })
     }
 
     pub fn has_room(&self, entries: u32) -> bool {

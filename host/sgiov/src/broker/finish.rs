@@ -5,8 +5,6 @@
 //! send (it had the lock of the sending half): then its peer could take a piece for the whole, and sees a
 //! reset.
 
-use std::os::fd::AsFd;
-
 use slipway_ring::cross::index::{MAX_ORDER, PAGE};
 use slipway_ring::cross::{Arena, Region, Regions, Side, Stream, Tail};
 use slipway_sgiov_spec::table::entry;
@@ -61,9 +59,7 @@ impl Broker {
         }
         let Some(link) = self.links.get(connection.link) else { return };
         let stream = connection.stream;
-        let own = connection.bells.own();
         connection.bells.here[side as usize] = None;
-        self.bells -= own - connection.bells.own();
         let end = connection.end_mut(side);
         end.closed = true;
         if let Party::Family(number) = end.party
@@ -82,14 +78,15 @@ impl Broker {
         {
             remote.closed(number);
         }
-        if let Some(bell) = connection.bell(side.other()) {
-            slipway_eventfd::raise(bell.eventfd.as_fd());
+        let (party, is_over) = (other.party, other.closed);
+        if let Some(bell) = connection.bell(side.other()).cloned() {
+            self.tell(&bell.eventfd, party);
         } else if let Some(kept) = connection.bells.kept
-            && !other.closed
+            && !is_over
         {
             self.keepers.raise(kept, side.other());
         }
-        if other.closed {
+        if is_over {
             self.release(number);
         }
     }
@@ -110,7 +107,6 @@ impl Broker {
     fn release(&mut self, number: u32) {
         let Some(connection) = self.connections.remove(number) else { return };
         self.release_connector(&connection);
-        self.bells -= connection.bells.own();
         if let Some(kept) = connection.bells.kept {
             self.keepers.drop(kept);
         }
@@ -118,15 +114,22 @@ impl Broker {
         let Some(link) = self.links.get_mut(connection.link) else { return };
         for (end, side) in connection.ends.iter().zip([Side::Zero, Side::One]) {
             let Some(region) = within(end.last, &link.arena) else { continue };
-            let _ = link.arena.punch(side, region);
-            if let (Party::Engine, Some(bits)) = (link.ends[side as usize].party, &link.bits) {
-                Regions::new(bits, link.arena.shape()).give(region);
+            if region.order == 0 {
+                // The stream's own page, which the next connection or the link's end finds.
+                continue;
             }
-            if let Party::Family(number) = link.ends[side as usize].party
-                && let Some(family) = self.families.get(number)
-            {
-                let bits = family.table.bits(link.ends[side as usize].number);
-                Regions::new(bits, link.arena.shape()).give(region);
+            let there = link.ends[side as usize];
+            match (there.party, &link.bits) {
+                (Party::Engine, Some(bits)) => {
+                    let (bits, shape) = (bits.clone(), link.arena.shape());
+                    link.arena.punch(side, region, move || Regions::new(&bits, shape).give(region));
+                }
+                (Party::Family(number), _) => {
+                    let Some(family) = self.families.get(number) else { continue };
+                    let bits = (family.table.clone(), there.number);
+                    link.cleaning.give(&link.arena, side, region, bits);
+                }
+                _ => link.arena.punch(side, region, || {}),
             }
         }
         link.give_stream(connection.stream);
@@ -163,7 +166,9 @@ fn finish_stream(
     let (out, into) = table.halves(number);
     let there = Stream::new(arena, stream, side, out, into);
     let unread = there.into.refresh() != Ok(0);
-    let halfway = how == How::Killed && table.word(number, entry::TX_LOCK) != 0;
+    let holder = table.word(number, entry::TX_LOCK);
+    // A process, and not the sweeper.
+    let halfway = how == How::Killed && holder != 0 && !is_engine(holder);
     if unread || halfway || how == How::Refused {
         there.out.reset();
         there.into.reset();
@@ -172,6 +177,11 @@ fn finish_stream(
         there.into.shut();
     }
     there.out.tail()
+}
+
+/// Whether it is the engine that has a lock.
+pub fn is_engine(holder: u64) -> bool {
+    holder as u32 == 0
 }
 
 /// Where a producer says that its bytes lie, if that can be.

@@ -1,7 +1,6 @@
-//! Socket functions of guests: asked for by root, served by [`Guests`](crate::guests::Guests).
+//! Socket functions of guests: asked for by the administrator, served by [`Guests`](crate::guests::Guests).
 
-use std::os::fd::OwnedFd;
-
+use slipway_peer::Foreign;
 #[cfg(feature = "guests")]
 use slipway_sgiov_spec::control::Reply;
 
@@ -13,18 +12,21 @@ impl Broker {
         &mut self,
         client: u32,
         bytes: u64,
-        files: Vec<OwnedFd>,
+        files: Vec<Foreign>,
     ) -> Result<Outcome, Errno> {
+        use std::os::fd::AsFd;
+
         use slipway_sgiov_spec::function::ADDRESSES;
 
         use crate::Function;
 
-        if self.clients.get(client).is_none_or(|client| client.peer.uid != 0) {
+        // A user id is not enough: root in a container has root's.
+        if self.clients.get(client).is_none_or(|client| !client.administers) {
             return Err(Errno::PERM);
         }
         let guests = self.remote.as_mut().and_then(|ways| ways.guests.as_mut());
         let guests = guests.ok_or(Errno::OPNOTSUPP)?;
-        let Ok([listener, file]) = <[OwnedFd; 2]>::try_from(files) else {
+        let Ok([listener, file]) = <[Foreign; 2]>::try_from(files) else {
             return Ok(Outcome::HangUp("it asked for a function without its two descriptors"));
         };
         let function = match Function::from_file(file, bytes) {
@@ -38,6 +40,8 @@ impl Broker {
             }
         };
         let name = function.name.clone();
+        // Whoever asked has the socket as well: the copy that goes through the bin is closed last, or theirs is.
+        let listener = listener.as_fd().try_clone_to_owned().map_err(super::lack)?;
         match guests.add(client, listener, function) {
             Ok(()) => Ok(Outcome::Answer(Reply::Done, Vec::new())),
             Err(error) => {
@@ -69,7 +73,7 @@ impl Broker {
         &mut self,
         _: u32,
         _: u64,
-        _: Vec<OwnedFd>,
+        _: Vec<Foreign>,
     ) -> Result<Outcome, Errno> {
         Err(Errno::OPNOTSUPP)
     }

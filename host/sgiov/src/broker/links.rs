@@ -1,16 +1,19 @@
 //! Links: arenas between two parties, and their streams.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use rustix::fs::FallocateFlags;
-use slipway_ring::cross::{Arena, Regions, Side};
+use slipway_ring::cross::{Arena, Region, Regions, Side};
 
+use crate::accounts::Held;
 use crate::slab::Slab;
+use crate::table::Table;
 
+/// Descriptors that a link costs: two of its arena.
+pub const DESCRIPTORS: u64 = 2;
 /// Streams of a link whose arena the engine makes. A pair of families that needs more has several.
 pub const STREAMS: u32 = 4096;
 
@@ -44,12 +47,66 @@ pub struct Link {
     free: Vec<u32>,
     next: u32,
     pub live: u32,
+    /// Its descriptors, and its arena's mapping: they count against who connected first.
+    _held: [Held; 2],
     /// Since when it has no stream.
     pub idle: Option<Instant>,
+    /// Pages that are on their way back.
+    pub cleaning: Cleaning,
+}
+
+/// Pages of a link that another thread gives back ([`Arena::punch`]).
+#[derive(Clone, Default)]
+pub struct Cleaning(Arc<Mutex<Cleaned>>);
+
+#[derive(Default)]
+struct Cleaned {
+    /// Streams whose own page of a side is on its way: another connection's bytes would go with it.
+    streams: HashSet<(u32, u8)>,
+    /// The link has ended: bits in its families' tables are another link's.
+    over: bool,
+}
+
+impl Cleaning {
+    /// Nothing under the lock waits.
+    fn hold(&self) -> MutexGuard<'_, Cleaned> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The link has ended.
+    pub fn end(&self) {
+        self.hold().over = true;
+    }
+
+    /// A side's own page of a stream is on its way.
+    pub fn begin(&self, stream: u32, side: Side) {
+        self.hold().streams.insert((stream, side as u8));
+    }
+
+    /// It is back.
+    pub fn done(&self, stream: u32, side: Side) {
+        self.hold().streams.remove(&(stream, side as u8));
+    }
+
+    fn is_under_way(&self, stream: u32) -> bool {
+        let cleaned = self.hold();
+        [Side::Zero, Side::One].iter().any(|side| cleaned.streams.contains(&(stream, *side as u8)))
+    }
+
+    /// Gives a region's pages back and then the region, whose bit is a family's.
+    pub fn give(&self, arena: &Arena, side: Side, region: Region, (table, link): (Table, u16)) {
+        let (cleaning, shape) = (self.clone(), arena.shape());
+        arena.punch(side, region, move || {
+            let cleaned = cleaning.hold();
+            if !cleaned.over {
+                Regions::new(table.bits(link), shape).give(region);
+            }
+        });
+    }
 }
 
 impl Link {
-    fn new(ends: [End; 2], supplied: Option<Arena>) -> std::io::Result<Self> {
+    fn new(ends: [End; 2], supplied: Option<Arena>, held: [Held; 2]) -> std::io::Result<Self> {
         let is_supplied = supplied.is_some();
         let arena = supplied.map_or_else(|| Arena::new(Regions::shape(STREAMS)), Ok)?;
         let file = arena.file().ok_or(std::io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
@@ -65,7 +122,9 @@ impl Link {
             free,
             next,
             live: 0,
+            _held: held,
             idle: None,
+            cleaning: Cleaning::default(),
         })
     }
 
@@ -80,7 +139,9 @@ impl Link {
 
     /// A stream, of which nothing is left that either side wrote when it was another's, or since.
     pub fn take_stream(&mut self) -> Option<u32> {
-        let stream = self.free.pop().or_else(|| {
+        let free = |stream: &u32| !self.cleaning.is_under_way(*stream);
+        let free = self.free.iter().rposition(free).map(|at| self.free.swap_remove(at));
+        let stream = free.or_else(|| {
             let next = self.next;
             (next < self.streams()).then(|| {
                 self.next += 1;
@@ -101,10 +162,10 @@ impl Link {
         }
     }
 
-    /// Gives all pages back, whoever has it mapped still.
-    pub fn punch(&self) {
-        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let _ = rustix::fs::fallocate(&*self.file, how, 0, self.arena.shape().bytes() as u64);
+    /// Gives all pages back, whoever has it mapped still. What it costs counts until that is done.
+    pub fn punch(self) {
+        let arena = self.arena.clone();
+        arena.punch_all(move || drop(self));
     }
 }
 
@@ -132,8 +193,13 @@ impl Links {
     }
 
     /// A link in an arena of its own, or in the one that the carrier has `supplied`.
-    pub fn add(&mut self, ends: [End; 2], supplied: Option<Arena>) -> std::io::Result<u32> {
-        let number = self.all.insert(Link::new(ends, supplied)?);
+    pub fn add(
+        &mut self,
+        ends: [End; 2],
+        supplied: Option<Arena>,
+        held: [Held; 2],
+    ) -> std::io::Result<u32> {
+        let number = self.all.insert(Link::new(ends, supplied, held)?);
         self.between.entry(key(ends[0].party, ends[1].party)).or_default().push(number);
         Ok(number)
     }

@@ -1,21 +1,26 @@
 //! Who listens where, and who waits to be accepted.
 
-use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+use slipway_peer::Foreign;
 
 use rustix::event::{EventfdFlags, eventfd};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Reply;
 
 use super::{Broker, Errno, Outcome, lack};
+use crate::accounts::{Held, Resource};
 use crate::address::{collide, is_meant};
 use crate::remote::Remote;
 use crate::slab::Slab;
 
 /// Connections that may wait at one listener, at most.
 const BACKLOG: u32 = 4096;
-/// Ports below it are for root.
+/// Listeners that may share an address: everybody who connects to its port looks at all of them.
+const SHARING: usize = 1024;
+/// Ports below it are for who shows the kernel's socket.
 const PRIVILEGED: u16 = 1024;
 
 /// As [`slipway_sgiov_spec::control::Request::Listen`] has it.
@@ -38,6 +43,8 @@ pub struct Listener {
     pub queue: VecDeque<u32>,
     pub eventfd: Arc<OwnedFd>,
     holders: u32,
+    /// Its eventfd.
+    _held: Held,
     /// The process that accepted last shares eventfds.
     pub shares: bool,
 }
@@ -52,7 +59,7 @@ impl Listener {
 #[derive(Default)]
 pub struct Listeners {
     all: Slab<Listener>,
-    by_port: HashMap<u16, Vec<u32>>,
+    by_port: HashMap<u16, BTreeSet<u32>>,
     turn: usize,
 }
 
@@ -118,10 +125,17 @@ impl Listeners {
         })
     }
 
+    /// Whether as many listen at exactly this address as may.
+    fn is_full(&self, namespace: u32, at: &Address) -> bool {
+        let numbers = self.by_port.get(&at.port).into_iter().flatten();
+        let there = numbers.filter_map(|number| self.all.get(*number));
+        there.filter(|old| old.namespace == namespace && old.at == *at).count() >= SHARING
+    }
+
     fn insert(&mut self, listener: Listener) -> u32 {
         let port = listener.at.port;
         let number = self.all.insert(listener);
-        self.by_port.entry(port).or_default().push(number);
+        self.by_port.entry(port).or_default().insert(number);
         number
     }
 
@@ -134,7 +148,7 @@ impl Listeners {
         }
         let listener = self.all.remove(number)?;
         if let Some(numbers) = self.by_port.get_mut(&listener.at.port) {
-            numbers.retain(|other| *other != number);
+            numbers.remove(&number);
             if numbers.is_empty() {
                 self.by_port.remove(&listener.at.port);
             }
@@ -149,17 +163,13 @@ impl Broker {
         number: u32,
         family: u32,
         wanted: Wanted,
-        proof: Option<OwnedFd>,
+        proof: Option<Foreign>,
     ) -> Result<Outcome, Errno> {
         let client = self.clients.get(number).ok_or(Errno::INVAL)?;
-        let uid = client.peer.uid;
-        let mut at = wanted.at;
+        let (uid, at) = (client.peer.uid, wanted.at);
         match proof {
-            Some(socket) => {
-                let told = crate::peer::listens_at(socket.as_fd(), &client.peer);
-                at = told.ok_or(Errno::ACCESS)?;
-            }
-            None if self.proof || (uid != 0 && (1..PRIVILEGED).contains(&at.port)) => {
+            Some(socket) => self.prove(number, wanted, socket),
+            None if self.proof || (1..PRIVILEGED).contains(&at.port) => {
                 self.log.line(
                     "proof",
                     format_args!(
@@ -167,11 +177,23 @@ impl Broker {
                         crate::address::show(&at)
                     ),
                 );
-                return Err(Errno::ACCESS);
+                Err(Errno::ACCESS)
             }
-            None => {}
+            None => self.listen_at(number, family, wanted),
         }
+    }
+
+    /// The same where it may.
+    pub(super) fn listen_at(
+        &mut self,
+        number: u32,
+        family: u32,
+        wanted: Wanted,
+    ) -> Result<Outcome, Errno> {
+        let client = self.clients.get(number).ok_or(Errno::INVAL)?;
+        let (uid, at) = (client.peer.uid, wanted.at);
         let namespace = self.families.get(family).ok_or(Errno::INVAL)?.namespace;
+        let held = client.account.hold(Resource::Descriptors, 1)?;
         let mut listener = Listener {
             family,
             namespace,
@@ -185,12 +207,15 @@ impl Broker {
                 eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(lack)?,
             ),
             holders: 1,
+            _held: held,
             shares: false,
         };
         if at.port == 0 {
             listener.at.port = self.free_listening_port(&mut listener)?;
         } else if self.listeners.collides(&listener) {
             return Err(Errno::ADDRINUSE);
+        } else if self.listeners.is_full(namespace, &at) {
+            return Err(super::LIMITED);
         }
         let (at, eventfd) = (listener.at, listener.eventfd.clone());
         let listener = self.listeners.insert(listener);
@@ -257,11 +282,12 @@ impl Broker {
                     return Err(errno);
                 }
             };
-            self.bells += usize::from(bell.group == 0);
             let there = self.connections.get_mut(connection).ok_or(Errno::AGAIN)?;
             there.bells.here[side as usize] = Some(bell);
         }
+        let account = self.clients.get(number).ok_or(Errno::INVAL)?.account.clone();
         let there = self.connections.get_mut(connection).ok_or(Errno::AGAIN)?;
+        there.count_against(side, &account);
         there.end_mut(side).holders = 1;
         let entry = there.end(side).entry;
         if let Some(client) = self.clients.get_mut(number) {
@@ -276,7 +302,8 @@ impl Broker {
     fn waits_on(&mut self, listener: u32, connection: u32) {
         if let Some(there) = self.listeners.get_mut(listener) {
             there.queue.push_front(connection);
-            slipway_eventfd::raise(there.eventfd.as_fd());
+            let (eventfd, family) = (there.eventfd.clone(), there.family);
+            self.tell(&eventfd, super::links::Party::Family(family));
         }
     }
 }

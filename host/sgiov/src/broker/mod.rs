@@ -15,22 +15,25 @@ mod connection;
 mod exec;
 mod family;
 mod finish;
+mod greeting;
 mod guests;
 mod links;
 mod listen;
+mod proof;
 mod remote;
 mod report;
 mod sharing;
 mod sweep;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::process::{Resource, getrlimit};
+use slipway_peer::{Bin, Foreign};
 use slipway_sgiov_spec::control::{Reply, Request};
 
+use crate::accounts::{Account, Accounts, Held, Refused, Resource};
 use crate::keeper::Keepers;
 use crate::log::Log;
 use crate::namespace::Namespaces;
@@ -42,8 +45,10 @@ use crate::ways::Ways;
 
 use connection::Connection;
 use family::Family;
-use links::Links;
+use greeting::Greetings;
+use links::{Links, Party};
 use listen::Listeners;
+use proof::{Asked, Proofs};
 use sharing::Group;
 use sweep::Sweep;
 
@@ -55,6 +60,14 @@ pub(crate) type Errno = rustix::io::Errno;
 /// One process, at the other end of a control connection.
 struct Client {
     peer: Peer,
+    /// Whom all that the process has is counted against.
+    account: Arc<Account>,
+    /// Its connection.
+    _connection: Held,
+    /// It came by the administrator's socket.
+    administers: bool,
+    /// It has not attached yet: its number among those.
+    greets: Option<u64>,
     family: Option<u32>,
     /// Entries that it has open.
     held: BTreeSet<u32>,
@@ -67,6 +80,8 @@ struct Client {
     /// Its new endpoints may share an eventfd, and which one, by link.
     shares: bool,
     groups: HashMap<u32, Group>,
+    /// It waits for what the kernel says of its listening socket.
+    proves: Option<Asked>,
 }
 
 /// What to do after a request.
@@ -89,8 +104,14 @@ impl Outcome {
     }
 }
 
-/// A tenant's limits do not allow it: to an application a lack of buffers.
+/// Limits of a tenant, a user or a network namespace do not allow it: to an application a lack of buffers.
 const LIMITED: Errno = Errno::DQUOT;
+
+impl From<Refused> for Errno {
+    fn from(_: Refused) -> Self {
+        LIMITED
+    }
+}
 
 /// What an application is told.
 fn told(errno: Errno) -> u32 {
@@ -101,20 +122,21 @@ fn told(errno: Errno) -> u32 {
 /// See the module's head.
 #[derive(Default)]
 pub struct Broker {
+    accounts: Accounts,
+    greetings: Greetings,
     clients: Slab<Client>,
     families: Slab<Family>,
     namespaces: Namespaces,
     links: Links,
     connections: Slab<Connection>,
-    /// Eventfds of a single end each that are here, and how many of them may be before a keeper takes them.
-    bells: usize,
-    most_bells: usize,
     /// The number of the group that began last.
     last_group: u32,
     keepers: Keepers,
     listeners: Listeners,
     sweep: Sweep,
     remote: Option<Ways>,
+    /// Families that could not be told of something without waiting: they are hung up on.
+    unheard: BTreeSet<u32>,
     /// Clients that wait for another node, by connection.
     pending: HashMap<u32, u32>,
     /// Clients that are tickets, and until when, the oldest first.
@@ -122,6 +144,7 @@ pub struct Broker {
     policy: Policy,
     /// Listen wants a proof.
     pub proof: bool,
+    proofs: Option<Proofs>,
     pub log: Log,
     reloads: Reloads,
 }
@@ -129,10 +152,10 @@ pub struct Broker {
 impl Broker {
     /// One that knows `policy`, and reaches other nodes and guests through `remote`.
     pub fn new(policy: Policy, remote: Option<Ways>) -> Self {
-        // Half of all descriptors: the others are for processes, and for those who wait to be accepted.
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
-        let most_bells = usize::try_from(limit / 2).unwrap_or(0);
-        Self { policy, remote, most_bells, ..Self::default() }
+        let proofs = Proofs::new().ok();
+        let broker = Self { policy, remote, proofs, ..Self::default() };
+        broker.accounts.limit(broker.policy.limits());
+        broker
     }
 
     /// Another policy, and settings for links to other nodes, from now on; or why there is none. What is connected
@@ -142,6 +165,7 @@ impl Broker {
         self.reloads.error = match renewal {
             Ok(renewal) => {
                 self.namespaces.renew(&renewal.policy);
+                self.accounts.limit(renewal.policy.limits());
                 self.policy = renewal.policy;
                 #[cfg(feature = "guests")]
                 if let Some(guests) = self.remote.as_mut().and_then(|ways| ways.guests.as_mut()) {
@@ -157,12 +181,79 @@ impl Broker {
         };
     }
 
-    /// A process has connected. Its number.
-    pub fn join(&mut self, peer: Peer) -> u32 {
-        let (held, listeners, given, groups) = Default::default();
-        let (family, ticket, shares) = (None, None, false);
-        let client = Client { peer, family, held, listeners, given, ticket, shares, groups };
-        self.clients.insert(client)
+    /// A process has connected, by the administrator's socket or by that of programs. Its number, and that of another
+    /// process, to be hung up on for it.
+    ///
+    /// # Errors
+    /// Its user or its network namespace have as much of the engine as they may: what it is told.
+    pub fn join(&mut self, peer: Peer, administers: bool) -> Result<(u32, Option<u32>), u32> {
+        let joined = self.join_as(peer, administers).inspect_err(|(uid, namespace)| {
+            let text = "of the engine as they may: none of their programs can attach";
+            let namespace = namespace.1;
+            let who = format_args!("user {uid}, or net:[{namespace}], has as much {text}");
+            self.log.line("join", who);
+        });
+        joined.map_err(|_| LIMITED.raw_os_error().unsigned_abs())
+    }
+
+    fn join_as(
+        &mut self,
+        peer: Peer,
+        administers: bool,
+    ) -> Result<(u32, Option<u32>), (u32, crate::peer::NamespaceId)> {
+        let who = (peer.uid, peer.namespace);
+        let account = self.accounts.of(&peer, administers).map_err(|_| who)?;
+        let connection = if administers {
+            account.hold_anyway(Resource::Descriptors, 1)
+        } else {
+            account.hold(Resource::Descriptors, 1).map_err(|_| who)?
+        };
+        // One descriptor of the namespace does for all of its processes.
+        let peer = Peer { file: account.namespace.clone(), ..peer };
+        let client = Client {
+            peer,
+            account: account.clone(),
+            _connection: connection,
+            administers,
+            greets: None,
+            family: None,
+            held: BTreeSet::new(),
+            listeners: BTreeSet::new(),
+            given: HashSet::new(),
+            ticket: None,
+            shares: false,
+            groups: HashMap::new(),
+            proves: None,
+        };
+        let number = self.clients.insert(client);
+        if administers {
+            return Ok((number, None));
+        }
+        let (greets, surplus) = self.greetings.wait(number, &account);
+        if let Some(client) = self.clients.get_mut(number) {
+            client.greets = Some(greets);
+        }
+        Ok((number, surplus))
+    }
+
+    /// When a process is to be hung up on that has not attached.
+    pub fn next_greeting(&self) -> Option<Instant> {
+        self.greetings.next()
+    }
+
+    /// A process that has not attached in time: hang up on it.
+    pub fn overdue(&self) -> Option<u32> {
+        self.greetings.overdue()
+    }
+
+    /// Where a client's connection goes.
+    pub fn bin(&self, client: u32) -> Option<Bin> {
+        self.clients.get(client).map(|client| client.account.bin.clone())
+    }
+
+    /// Where descriptors go that a client sends.
+    pub fn sent(&self, client: u32) -> Option<Bin> {
+        self.clients.get(client).map(|client| client.account.sent.clone())
     }
 
     /// Families that are there.
@@ -176,16 +267,48 @@ impl Broker {
         format!("{} of user {}", client.peer.pid, client.peer.uid)
     }
 
+    /// Raises an eventfd of a family's. A family that cannot be told is not waited for.
+    fn tell(&mut self, eventfd: &OwnedFd, party: Party) {
+        if !slipway_peer::eventfd::raise(eventfd.as_fd())
+            && let Party::Family(family) = party
+        {
+            self.unheard.insert(family);
+        }
+    }
+
+    /// A process of a family that could not be told of something: hang up on it.
+    pub fn unheard(&mut self) -> Option<u32> {
+        while let Some(family) = self.unheard.first().copied() {
+            let there = self.families.get(family);
+            if let Some(client) = there.and_then(|family| family.members.iter().next()) {
+                return Some(*client);
+            }
+            self.unheard.remove(&family);
+        }
+        None
+    }
+
     /// Does what a client asks for.
-    pub fn request(&mut self, client: u32, request: Request, files: Vec<OwnedFd>) -> Outcome {
+    pub fn request(&mut self, client: u32, request: Request, files: Vec<Foreign>) -> Outcome {
         let there = self.clients.get(client);
+        let administers = there.is_some_and(|client| client.administers);
+        if administers && !matches!(request, Request::Report | Request::Function { .. }) {
+            return Outcome::HangUp("it wants a program's sockets of the administrator's socket");
+        }
         let family = there.and_then(|client| client.family);
         let is_ticket = there.is_some_and(|client| client.ticket.is_some());
         if is_ticket != (request == Request::Resume) {
             return Outcome::HangUp("it used a ticket for something else");
         }
         let outcome = match (request, family) {
-            (Request::Attach { version }, None) => self.attach(client, version),
+            (Request::Attach { version }, None) => {
+                let attached = self.attach(client, version);
+                // Not what a socket would say: the library passes the reason on.
+                return match attached {
+                    Err(LIMITED) => self.full(client),
+                    other => other.unwrap_or_else(Outcome::refused),
+                };
+            }
             (Request::Report, _) => self.report_to(client),
             (Request::Function { bytes }, _) => self.serve_function(client, bytes, files),
             (Request::Attach { .. }, Some(_)) => return Outcome::HangUp("it attached twice"),
@@ -206,26 +329,41 @@ impl Broker {
             (Request::Share { on }, Some(_)) => return self.share(client, on),
             (Request::Peer { entry }, Some(family)) => self.peer(client, family, entry),
         };
-        outcome.unwrap_or_else(|errno| {
-            if errno == LIMITED {
-                let who = self.who(client);
-                let text = "its tenant has as many sockets, or as much memory for them, as it may";
-                self.log.line("limit", format_args!("process {who}: {text}"));
-            }
-            if matches!(errno, Errno::NOBUFS | Errno::MFILE | Errno::NFILE | Errno::NOMEM) {
-                self.log.line(
-                    "memory",
-                    format_args!("a request failed for want of memory or descriptors: {errno}"),
-                );
-                return Outcome::refused(Errno::NOBUFS);
-            }
-            Outcome::refused(errno)
-        })
+        outcome.unwrap_or_else(|errno| self.failed(client, errno))
+    }
+
+    /// What a client is told of a request that failed.
+    fn failed(&mut self, client: u32, errno: Errno) -> Outcome {
+        if errno == LIMITED {
+            let who = self.who(client);
+            let text = "its tenant, user or network namespace has as many sockets, or as much memory for them, as it may";
+            self.log.line("limit", format_args!("process {who}: {text}"));
+        }
+        if matches!(errno, Errno::NOBUFS | Errno::MFILE | Errno::NFILE | Errno::NOMEM) {
+            self.log.line(
+                "memory",
+                format_args!("a request failed for want of memory or descriptors: {errno}"),
+            );
+            return Outcome::refused(Errno::NOBUFS);
+        }
+        Outcome::refused(errno)
+    }
+
+    /// A process cannot attach.
+    fn full(&mut self, client: u32) -> Outcome {
+        let who = self.who(client);
+        let text =
+            "cannot attach: its user or network namespace has as much of the engine as it may";
+        self.log.line("join", format_args!("process {who} {text}"));
+        Outcome::Answer(Reply::Refused(LIMITED.raw_os_error().unsigned_abs()), Vec::new())
     }
 
     /// A client's connection has ended, and with it all that it held.
     pub fn leave(&mut self, number: u32) {
         let Some(client) = self.clients.remove(number) else { return };
+        if let Some(greets) = client.greets {
+            self.greetings.done(greets);
+        }
         self.asker_left(number);
         let Some(family) = client.family else { return };
         self.pending.retain(|_, waits| *waits != number);

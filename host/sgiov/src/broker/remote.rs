@@ -1,6 +1,6 @@
 //! Connections to other nodes and to guests: one end is the engine's, and a carrier ([`Remote`]) has it.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use slipway_ring::cross::{Side, Tail};
 use slipway_sgiov_spec::Address;
@@ -176,7 +176,8 @@ impl Broker {
         let connection = self.join_pair(&pair)?;
         if let Some(there) = self.listeners.get_mut(listener) {
             there.queue.push_back(connection);
-            slipway_eventfd::raise(there.eventfd.as_fd());
+            let eventfd = there.eventfd.clone();
+            self.tell(&eventfd, Party::Family(family));
         }
         self.line(connection).map(|line| (connection, line)).ok_or(Errno::NOBUFS)
     }

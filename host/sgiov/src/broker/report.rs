@@ -1,10 +1,8 @@
 //! What people see.
 
-use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 #[cfg(feature = "links")]
 use slipway_link::SharesView;
@@ -17,7 +15,7 @@ use crate::address::{ip, show};
 #[cfg(feature = "links")]
 use crate::remote::Remote;
 
-/// Connections that a report lists one by one; the rest is counted.
+/// Connections that a report lists one by one, where the rest is counted, and listeners.
 const LISTED: usize = 10_000;
 
 /// What the engine serves.
@@ -27,15 +25,15 @@ pub struct Report {
     pub tenants: Vec<TenantReport>,
     /// Families of processes.
     pub families: Vec<FamilyReport>,
-    /// Who listens.
+    /// Who listens, up to 10,000 of them.
     pub listeners: Vec<ListenerReport>,
     /// Who is connected, up to 10,000 of them.
     pub connections: Vec<ConnectionReport>,
     /// All connections.
     pub connections_in_all: usize,
-    /// Arenas.
+    /// Arenas; for the administrator.
     pub links: usize,
-    /// Shares of what carries streams to other nodes, as they were when somebody asked last; for root.
+    /// Shares of what carries streams to other nodes, as they were when somebody asked last; for the administrator.
     #[cfg(feature = "links")]
     #[serde(default)]
     pub shares: Option<SharesView>,
@@ -43,7 +41,7 @@ pub struct Report {
     #[cfg(feature = "guests")]
     #[serde(default)]
     pub guests: Vec<crate::GuestReport>,
-    /// Reading policy and links anew.
+    /// Reading policy and links anew; for the administrator.
     #[serde(default)]
     pub reloads: Reloads,
 }
@@ -129,25 +127,24 @@ pub struct ConnectionReport {
 
 impl Broker {
     pub(super) fn report_to(&mut self, client: u32) -> Result<Outcome, Errno> {
-        let peer = &self.clients.get(client).ok_or(Errno::INVAL)?.peer;
-        let only = (peer.uid != 0).then_some((peer.namespace, peer.uid));
+        let client = self.clients.get(client).ok_or(Errno::INVAL)?;
+        let peer = &client.peer;
+        let only = (!client.administers).then_some((peer.namespace, peer.uid));
         let json = serde_json::to_vec(&self.report(only)).map_err(lack)?;
-        let file: OwnedFd =
-            rustix::fs::memfd_create("slipway-report", MemfdFlags::CLOEXEC).map_err(lack)?;
-        let mut file = std::fs::File::from(file);
-        file.write_all(&json).map_err(lack)?;
+        let file = crate::sealed::write("slipway-report", &json).map_err(lack)?;
         let reply = Reply::Report { bytes: json.len() as u64 };
-        Ok(Outcome::Answer(reply, vec![Arc::new(file.into())]))
+        Ok(Outcome::Answer(reply, vec![Arc::new(file)]))
     }
 
-    /// All of it, or what families of one tenant and user have.
+    /// All of it for the administrator, or what families of one tenant and user have.
     fn report(&mut self, only: Option<(crate::peer::NamespaceId, u32)>) -> Report {
         let shown = |family: &super::Family| {
             only.is_none_or(|(space, uid)| family.peer.namespace == space && family.peer.uid == uid)
         };
         let mut report = Report {
-            links: self.links.iter().count(),
-            reloads: self.reloads.clone(),
+            links: if only.is_none() { self.links.iter().count() } else { 0 },
+            // An error names what stands in the policy.
+            reloads: if only.is_none() { self.reloads.clone() } else { Reloads::default() },
             ..Report::default()
         };
         #[cfg(feature = "guests")]
@@ -178,6 +175,9 @@ impl Broker {
             else {
                 continue;
             };
+            if report.listeners.len() >= LISTED {
+                break;
+            }
             report.listeners.push(ListenerReport {
                 address: show(&listener.at),
                 pid: family.peer.pid,
@@ -186,7 +186,8 @@ impl Broker {
                 backlog: listener.backlog,
             });
         }
-        for (_, connection) in self.connections.iter() {
+        for number in self.of(only) {
+            let Some(connection) = self.connections.get(number) else { continue };
             let ends = [
                 connection.end(connection.connector),
                 connection.end(connection.connector.other()),
@@ -239,6 +240,17 @@ impl Broker {
         }
         report.tenants.sort_by(|a, b| a.name.cmp(&b.name));
         report
+    }
+
+    /// The connections of families that are shown: not all of them where few are, since anybody may ask often.
+    fn of(&self, only: Option<(crate::peer::NamespaceId, u32)>) -> BTreeSet<u32> {
+        let Some((space, uid)) = only else {
+            return self.connections.iter().map(|(number, _)| number).collect();
+        };
+        let shown =
+            |family: &&super::Family| family.peer.namespace == space && family.peer.uid == uid;
+        let families = self.families.iter().map(|(_, family)| family).filter(shown);
+        families.flat_map(|family| family.entries().map(|(_, number, _)| number)).collect()
     }
 
     fn tenant_name(&self, namespace: u32) -> String {

@@ -21,6 +21,7 @@ use slipway_sgiov_spec::control::{Reply, SHARERS};
 
 use super::links::Party;
 use super::{Broker, Errno, Outcome, lack};
+use crate::accounts::{Account, Held, Resource};
 
 /// What an end sleeps on.
 #[derive(Clone)]
@@ -28,13 +29,16 @@ pub struct Bell {
     pub eventfd: Arc<OwnedFd>,
     /// The number of those that sleep on it; 0: it is one end's own.
     pub group: u32,
+    /// Whom it is counted against.
+    pub held: Arc<Held>,
 }
 
 impl Bell {
     /// One of its own.
-    pub fn own() -> Result<Self, Errno> {
+    pub fn own(account: &Arc<Account>) -> Result<Self, Errno> {
+        let held = Arc::new(account.hold(Resource::Descriptors, 1)?);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(Self { eventfd: Arc::new(eventfd(0, flags).map_err(lack)?), group: 0 })
+        Ok(Self { eventfd: Arc::new(eventfd(0, flags).map_err(lack)?), group: 0, held })
     }
 }
 
@@ -53,13 +57,17 @@ impl Broker {
     pub(super) fn bell_for(&mut self, client: u32, link: u32) -> Result<Bell, Errno> {
         let client = self.clients.get_mut(client).ok_or(Errno::INVAL)?;
         if !client.shares {
-            return Bell::own();
+            return Bell::own(&client.account);
         }
         if let Some(Group(bell)) = client.groups.get(&link).filter(|group| group.has_room()) {
             return Ok(bell.clone());
         }
+        // No keeper takes one that is shared: who has many of them gets others.
+        if client.account.is_large(Resource::Descriptors) {
+            return Bell::own(&client.account);
+        }
         self.last_group = self.last_group.wrapping_add(1).max(1);
-        let bell = Bell { group: self.last_group, ..Bell::own()? };
+        let bell = Bell { group: self.last_group, ..Bell::own(&client.account)? };
         client.groups.insert(link, Group(bell.clone()));
         Ok(bell)
     }
@@ -86,8 +94,9 @@ impl Broker {
             }
             return Err(Errno::AGAIN);
         };
-        slipway_eventfd::raise(bell.eventfd.as_fd());
         there.bells.later = false;
+        let party = there.end(side.other()).party;
+        self.tell(&bell.eventfd, party);
         self.keep(connection);
         Ok(Outcome::Answer(Reply::Done, vec![bell.eventfd]))
     }
@@ -102,8 +111,9 @@ impl Broker {
         // The connector may still ask for the acceptor's, which stays here if it is shared.
         let is_asked_for = there.bells.later
             && there.bell(there.connector.other()).is_some_and(|bell| bell.group == 0);
-        let own = there.bells.own();
-        if self.bells <= self.most_bells || is_remote || is_asked_for || own == 0 {
+        let is_large = |bell: &Bell| bell.held.account().is_large(Resource::Descriptors);
+        let is_needed = is_large(first) || is_large(second);
+        if !is_needed || is_remote || is_asked_for || there.bells.own() == 0 {
             return;
         }
         if let Some(kept) = self.keepers.keep([first.eventfd.as_fd(), second.eventfd.as_fd()]) {
@@ -111,7 +121,6 @@ impl Broker {
             for bell in &mut there.bells.here {
                 bell.take_if(|bell| bell.group == 0);
             }
-            self.bells -= own;
         }
     }
 }

@@ -14,8 +14,10 @@ use slipway_ring::cross::{Regions, Side, Stream};
 use slipway_sgiov_spec::table::{ENGINE, entry};
 
 use super::Broker;
+use super::connection::Connection;
 use super::finish::within;
 use super::links::Party;
+use crate::table::Table;
 
 /// From one round to the next, when there is something to sweep.
 const SOON: Duration = Duration::from_secs(1);
@@ -36,11 +38,13 @@ pub struct Sweep {
     met: u32,
     /// Where endpoints with a region were when last seen: by connection and side, their tails.
     seen: HashMap<(u32, u8), u64>,
+    /// Tells the engine's holds of locks apart.
+    holds: u32,
 }
 
 impl Default for Sweep {
     fn default() -> Self {
-        Self { at: None, next: None, pause: SOON, met: 0, seen: HashMap::new() }
+        Self { at: None, next: None, pause: SOON, met: 0, seen: HashMap::new(), holds: 0 }
     }
 }
 
@@ -50,6 +54,12 @@ impl Sweep {
     pub fn due(&mut self) {
         self.next = Some(Instant::now());
     }
+}
+
+/// Gives up the lock of an entry's sending half, if it is this hold's still.
+fn let_go((table, number, hold): &(Table, u32, u64)) {
+    let lock = &table.entry(*number)[entry::TX_LOCK];
+    let _ = lock.compare_exchange(*hold, 0, Ordering::Release, Ordering::Relaxed);
 }
 
 impl Broker {
@@ -113,21 +123,49 @@ impl Broker {
         self.sweep.met += 1;
         let still = self.sweep.seen.insert(key, tail) == Some(tail);
         let Some(link) = self.links.get(connection.link).filter(|_| still) else { return };
+        self.sweep.holds = self.sweep.holds.wrapping_add(1);
+        let hold = ENGINE + (u64::from(self.sweep.holds) << 33);
         let lock = &family.table.entry(end.entry)[entry::TX_LOCK];
         // Acquire and release: what the last holder wrote is seen, and the next one sees what is written here.
-        if lock.compare_exchange(0, ENGINE, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if lock.compare_exchange(0, hold, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return;
         }
         let (out, into) = family.table.halves(end.entry);
         let stream = Stream::new(&link.arena, connection.stream, side, out, into);
         // A family may say that its bytes lie where its area does not reach.
-        if within(stream.out.tail(), &link.arena).is_some() {
-            let bits = family.table.bits(link.ends[side as usize].number);
-            if stream.trim(Regions::new(bits, link.arena.shape())) {
-                self.sweep.seen.remove(&key);
+        let own = Regions::own(connection.stream);
+        let region = within(stream.out.tail(), &link.arena)
+            .filter(|region| *region != own || self.is_among_friends(connection))
+            .and_then(|_| stream.untie());
+        let place = (family.table.clone(), end.entry, hold);
+        match region {
+            Some(region) if region == own => {
+                // The next write goes there again, so it waits until the page has gone.
+                let (cleaning, number) = (link.cleaning.clone(), connection.stream);
+                cleaning.begin(number, side);
+                link.arena.punch(side, region, move || {
+                    cleaning.done(number, side);
+                    let_go(&place);
+                });
             }
+            Some(region) => {
+                let bits = (family.table.clone(), link.ends[side as usize].number);
+                link.cleaning.give(&link.arena, side, region, bits);
+                let_go(&place);
+            }
+            None => return let_go(&place),
         }
-        lock.store(0, Ordering::Release);
+        self.sweep.seen.remove(&key);
+    }
+
+    /// Whether neither side of a connection has a reason to fear the other: who writes to it may wait for the engine, and the
+    /// engine for who has the file.
+    fn is_among_friends(&self, connection: &Connection) -> bool {
+        let peer = |side: Side| match connection.end(side).party {
+            Party::Family(family) => self.families.get(family).map(|family| &family.peer),
+            Party::Engine | Party::Gone => None,
+        };
+        peer(Side::Zero).zip(peer(Side::One)).is_some_and(|(one, other)| one.is_as(other))
     }
 
     /// A connection has ended: its number may be another's soon.

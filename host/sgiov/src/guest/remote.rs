@@ -116,7 +116,7 @@ impl FunctionRemote {
             remote.stop();
             return Err(why);
         }
-        slipway_eventfd::raise(remote.again.as_fd());
+        slipway_family::wake(&remote.again);
         Ok(remote)
     }
 
@@ -150,7 +150,7 @@ impl FunctionRemote {
         let said = self.send();
         if self.checked(said).is_some() && !self.waiting.is_empty() {
             // The machine is to tell of room.
-            slipway_eventfd::raise(self.again.as_fd());
+            slipway_family::wake(&self.again);
         }
     }
 
@@ -206,7 +206,7 @@ impl FunctionRemote {
             let _ = epoll::delete(&self.epoll, interrupt);
         }
         // The engine is to hear of the events.
-        slipway_eventfd::raise(self.again.as_fd());
+        slipway_family::wake(&self.again);
     }
 
     fn is_listened_at(at: &Address) -> bool {
@@ -324,7 +324,7 @@ impl Remote for FunctionRemote {
             Some(line) => self.say(Message::Connect { connection, line, from, to }),
             None => {
                 self.events.push(Event::Refused { connection, errno: function_gone() });
-                slipway_eventfd::raise(self.again.as_fd());
+                slipway_family::wake(&self.again);
             }
         }
         self.look_or_not();
@@ -339,7 +339,7 @@ impl Remote for FunctionRemote {
                     break_off(&line);
                     self.events.push(Event::Ended { connection, last: Tail::default() });
                     self.reject(incoming, function_gone());
-                    slipway_eventfd::raise(self.again.as_fd());
+                    slipway_family::wake(&self.again);
                 }
             },
             Err(errno) => self.reject(incoming, errno.max(1)),

@@ -40,7 +40,7 @@ impl FunctionRemote {
                 }
             }
             if !self.events.is_empty() || now - begun > SHIFT {
-                slipway_eventfd::raise(self.again.as_fd());
+                slipway_family::wake(&self.again);
                 break;
             }
         }
@@ -55,7 +55,7 @@ impl FunctionRemote {
         for event in &events[..count] {
             match event.data.u64() {
                 INTERRUPT => self.interrupted(),
-                AGAIN => drop(slipway_eventfd::drain(self.again.as_fd())),
+                AGAIN => drop(slipway_peer::eventfd::drain(self.again.as_fd())),
                 TIMER => {
                     let mut ticks = [0; 8];
                     let _ = rustix::io::read(&self.timer, &mut ticks);

@@ -99,18 +99,31 @@ impl Streams {
     pub fn raise(&self, place: (u32, u32)) {
         let connection = self.by_place.get(&place);
         if let Some(carried) = connection.and_then(|connection| self.all.get(connection)) {
-            slipway_eventfd::raise(carried.line.eventfd.as_fd());
+            raise(&carried.line);
         }
     }
 
     /// Wakes the programs of all.
     pub fn raise_all(&self) {
-        self.all.values().for_each(|carried| slipway_eventfd::raise(carried.line.eventfd.as_fd()));
+        self.all.values().for_each(|carried| raise(&carried.line));
+    }
+}
+
+/// Wakes the program of a stream. One that cannot be told without waiting is not waited for: its stream ends.
+fn raise(line: &Line) {
+    if !slipway_peer::eventfd::raise(line.eventfd.as_fd()) {
+        end(line);
     }
 }
 
 /// Breaks a stream off in the machine's name, which does not touch it any more.
 pub fn break_off(line: &Line) {
+    end(line);
+    // A program that cannot be told sees it when it looks next, which is within a second.
+    let _ = slipway_peer::eventfd::raise(line.eventfd.as_fd());
+}
+
+fn end(line: &Line) {
     // What the machine has said last is what it would go on from.
     let said = line.arena.inbox(line.stream, line.side.other());
     let words = [said.tail, said.head]
@@ -121,5 +134,4 @@ pub fn break_off(line: &Line) {
     let stream = Stream::new(&line.arena, line.stream, line.side, out, into);
     stream.out.reset();
     stream.into.reset();
-    slipway_eventfd::raise(line.eventfd.as_fd());
 }

@@ -6,13 +6,15 @@ use rustix::io::Errno;
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::Message;
 
+use super::GUESTS;
 use super::carrying::{Carrying, number};
 use super::pair::Answerer;
+use crate::remote::Event;
 
 /// How long a guest may take. Less than a program waits for its engine: a guest that does not answer, because it
 /// is stopped for example, is not to look like the engine's end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Questions that a guest may leave without an answer before it is not asked.
+/// Questions that a guest may leave without an answer before it is not asked, and that it may have with the engine.
 const UNANSWERED: usize = 1024;
 
 impl Carrying {
@@ -29,6 +31,30 @@ impl Carrying {
         }
         self.asked.push_back((now, pair));
         self.message(guest, Message::Incoming { incoming: pair, from, to });
+    }
+
+    /// Asks the engine for a guest, for whose kernel the connection is when it has too many questions there: also those
+    /// count that it does not wait for any more.
+    pub(super) fn ask_engine(&mut self, guest: u32, pair: u32, from: Address, to: Address) {
+        let Some(asking) = self.guests.get_mut(&guest).filter(|guest| guest.asks < UNANSWERED)
+        else {
+            return self.refused(pair, number(Errno::PROTONOSUPPORT));
+        };
+        asking.asks += 1;
+        let (tenant, _) = self.book.who(guest).unwrap_or_default();
+        let incoming = GUESTS | u64::from(pair);
+        self.say(Event::FromGuest { incoming, tenant, from, to });
+    }
+
+    /// The engine has answered.
+    pub(super) fn engine_answers(&mut self, pair: u32) {
+        let Some(Answerer::Engine(guest)) = self.pairs.get(pair).and_then(|pair| pair.awaits)
+        else {
+            return;
+        };
+        if let Some(guest) = self.guests.get_mut(&guest) {
+            guest.asks = guest.asks.saturating_sub(1);
+        }
     }
 
     /// A guest has answered.

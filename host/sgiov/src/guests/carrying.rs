@@ -35,7 +35,7 @@ pub const SIGNALS: usize = 1024;
 /// Messages of a guest that are heard at a time.
 const MESSAGES: usize = 64;
 /// Messages that a guest may leave unread before it is not heard.
-const BACKLOG: usize = 1024;
+pub const BACKLOG: usize = 1024;
 /// Number in epoll of what wakes the thread, beyond those of families.
 pub const WAKE: u64 = u64::MAX;
 
@@ -94,7 +94,10 @@ pub struct Carrying {
     /// Those whose signals somebody else takes.
     pub beside: HashMap<u32, Arc<Claims>>,
     pub hot: Vec<u32>,
-    pub resting: VecDeque<u32>,
+    /// Pairs whose program could not be told of something: they are broken off.
+    deaf: Vec<u32>,
+    /// Pairs that rest, and since when, as they say themselves.
+    pub resting: VecDeque<(Instant, u32)>,
     /// Pairs that a guest was asked about, and when.
     pub asked: VecDeque<(Instant, u32)>,
     pub book: Arc<Book>,
@@ -126,6 +129,7 @@ impl Carrying {
             families: HashMap::new(),
             beside: HashMap::new(),
             hot: Vec::new(),
+            deaf: Vec::new(),
             resting: VecDeque::new(),
             asked: VecDeque::new(),
             book,
@@ -146,6 +150,7 @@ impl Carrying {
             self.give_up();
             let worked = commanded | self.attend() | self.listen() | self.carry();
             self.tell();
+            let worked = worked | self.give_up_deaf();
             if worked {
                 last = Instant::now();
             } else if last.elapsed() < POLL {
@@ -227,9 +232,9 @@ impl Carrying {
         }
         let mut stirred = Vec::new();
         let mut worked = channel.flush()?;
-        while stirred.len() < SIGNALS
-            && let Some(stream) = channel.signal()?
-        {
+        // Counted are signals, not streams: a guest may signal for ever what it has no stream of.
+        for _ in 0..SIGNALS {
+            let Some(stream) = channel.signal()? else { break };
             stirred.extend(guest.streams.get(&stream));
             worked = true;
         }
@@ -326,7 +331,10 @@ impl Carrying {
         };
         match &end.who {
             Who::Host { line, .. } => {
-                slipway_eventfd::raise(line.eventfd.as_fd());
+                if !slipway_peer::eventfd::raise(line.eventfd.as_fd()) {
+                    // Who cannot be told without waiting is not waited for: the stream ends.
+                    self.deaf.push(number);
+                }
             }
             Who::Guest { guest, line, .. } => {
                 let (number, arena, stream) = (*guest, line.arena, line.stream);
@@ -336,6 +344,19 @@ impl Carrying {
                 }
             }
         }
+    }
+
+    /// Breaks off streams whose program could not be told. Whether there were any.
+    fn give_up_deaf(&mut self) -> bool {
+        let deaf = std::mem::take(&mut self.deaf);
+        for number in &deaf {
+            self.reset(*number, 0);
+            self.reset(*number, 1);
+            self.stir(*number);
+        }
+        // Told of the reset they were not, either: it is there when they look next.
+        self.deaf.clear();
+        !deaf.is_empty()
     }
 
     /// Passes on what happened.
@@ -381,3 +402,6 @@ impl Carrying {
 fn number_of_refusal() -> u32 {
     number(Errno::CONNREFUSED)
 }
+
+#[cfg(test)]
+mod tests;

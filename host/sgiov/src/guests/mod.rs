@@ -58,11 +58,11 @@ impl Bell {
 
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
-        slipway_eventfd::raise(self.0.as_fd());
+        slipway_family::wake(&self.0);
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        slipway_eventfd::raise(self.0.as_fd());
+        slipway_family::wake(&self.0);
     }
 }
 
@@ -149,7 +149,8 @@ impl Guests {
         };
         let reactor = self.reactor.insert(reactor);
         let waker = Waker::from(self.wake.clone());
-        let (served, peer) = serve::serve(asker, listener, waker, &reactor.handle())?;
+        let memory = function.memory;
+        let (served, peer) = serve::serve(asker, listener, memory, waker, &reactor.handle())?;
         let guest = self.next;
         self.next = self.next.wrapping_add(1);
         self.book.add(guest, function);
@@ -244,7 +245,7 @@ impl Remote for Guests {
     }
 
     fn events(&mut self) -> Vec<Event> {
-        slipway_eventfd::drain(self.notice.0.as_fd());
+        slipway_peer::eventfd::drain(self.notice.0.as_fd());
         let news: Vec<News> = self.news.try_iter().collect();
         news.into_iter().filter_map(|news| self.heard(news)).collect()
     }

@@ -48,7 +48,9 @@ impl End {
             Who::Host { line, .. } => (&line.arena, &line.regions, line.stream, line.side),
             Who::Guest { guest, line, .. } => {
                 let channel = guests.get(guest)?.channel.as_ref()?;
-                let (arena, bits) = channel.arena(line.arena)?;
+                // Another arena of this number, after the guest began anew, may be smaller.
+                let there = channel.arena(line.arena);
+                let (arena, bits) = there.filter(|(a, _)| line.stream < a.shape().streams)?;
                 let side = if line.side == 0 { Side::Zero } else { Side::One };
                 (arena, bits, line.stream, side)
             }
@@ -99,14 +101,15 @@ pub struct Pair {
     pub hot: bool,
     /// Looks that found nothing, one after the other.
     pub idle: u8,
-    /// Since when it rests with memory that it may give up.
-    pub resting: Option<Instant>,
+    /// When it was queued because it rests with memory that it may give up, and since when it rests.
+    pub resting: Option<(Instant, Instant)>,
 }
 
 /// Who answers whether a connection is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answerer {
-    Engine,
+    /// The engine, which this guest asks.
+    Engine(u32),
     Guest(u32),
 }
 
@@ -261,8 +264,13 @@ impl Pair {
     /// Gives up the memory of FIFOs that are empty.
     pub fn trim(&self, guests: &BTreeMap<u32, Guest>) {
         for end in self.ends.iter().flatten().filter(|end| !end.finished) {
-            if let Some((stream, regions)) = end.stream(guests) {
-                let _ = stream.trim(regions);
+            let Some((stream, regions)) = end.stream(guests) else { continue };
+            match &end.who {
+                Who::Host { line, .. } => _ = stream.trim(line.regions.clone()),
+                // Its pages are the guest's own, and stay.
+                Who::Guest { .. } => {
+                    stream.untie().into_iter().for_each(|region| regions.give(region));
+                }
             }
         }
     }

@@ -6,7 +6,9 @@ use std::task::Waker;
 use slipway_pci::Interrupt;
 use slipway_reactor::Handle;
 use slipway_sgiov_function::{Device, Parts, Peer};
-use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
+use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts, MemoryFile};
+
+use crate::Memory;
 
 /// A function that is served.
 pub struct Served {
@@ -44,11 +46,16 @@ pub fn is_over(control: &Control) -> bool {
 pub fn serve(
     asker: u32,
     listener: OwnedFd,
+    memory: Option<Memory>,
     peer: Waker,
     reactor: &Handle,
 ) -> std::io::Result<(Served, Peer)> {
     // Where it listens is whoever's it is.
-    let config = Config::at("");
+    let mut config = Config::at("");
+    if let Some(Memory { bytes, device, inode }) = memory {
+        config.max_dma_bytes = bytes;
+        config.memory_file = Some(MemoryFile { device, inode });
+    }
     let parts = EndpointParts::new(&config);
     let interrupt = Interrupt::new(parts.interrupts(), 0);
     let (device, peer) = Device::new(Parts { memory: parts.memory(), interrupt, peer });

@@ -7,7 +7,7 @@ use rustix::event::{Timespec, epoll};
 use slipway_family::Family;
 use slipway_ring::cross::{heavy, is_told_surely};
 
-use super::carrying::{Carrying, News, WAKE};
+use super::carrying::{BACKLOG, Carrying, News, WAKE};
 
 /// For how long it sleeps where a program cannot be sure to wake it.
 const NAP: Duration = Duration::from_millis(1);
@@ -45,30 +45,40 @@ impl Carrying {
                 continue;
             }
             pair.hot = false;
-            if pair.has_memory() && pair.resting.replace(now).is_none() {
-                self.resting.push_back(number);
+            if pair.has_memory() {
+                if pair.resting.is_none() {
+                    self.resting.push_back((now, number));
+                }
+                let queued = pair.resting.map_or(now, |(queued, _)| queued);
+                pair.resting = Some((queued, now));
             }
         }
         self.hot = hot;
+        // Also where the thread never sleeps, or the queue would grow.
+        self.trim();
     }
 
     /// Gives up memory of streams that have rested long enough. When to look again.
     fn trim(&mut self) -> Option<Duration> {
         let now = Instant::now();
-        while let Some(number) = self.resting.front().copied() {
-            let Some(since) = self.pairs.get(number).and_then(|pair| pair.resting) else {
-                self.resting.pop_front();
-                continue;
-            };
-            if now - since < REST {
-                return Some(REST - (now - since));
+        while let Some((queued, number)) = self.resting.front().copied() {
+            let rested = now.saturating_duration_since(queued);
+            if rested < REST {
+                return Some(REST - rested);
             }
             self.resting.pop_front();
-            if let Some(pair) = self.pairs.get_mut(number) {
-                pair.resting = None;
-                if !pair.hot {
-                    pair.trim(&self.guests);
-                }
+            let Some(pair) = self.pairs.get_mut(number) else { continue };
+            // Or the number is another pair's by now.
+            let Some((_, since)) = pair.resting.filter(|(of, _)| *of == queued) else { continue };
+            if now.saturating_duration_since(since) < REST {
+                // It has worked meanwhile: its turn comes after those that are due.
+                pair.resting = Some((now, since));
+                self.resting.push_back((now, number));
+                continue;
+            }
+            pair.resting = None;
+            if !pair.hot {
+                pair.trim(&self.guests);
             }
         }
         None
@@ -87,7 +97,8 @@ impl Carrying {
         heavy();
         let channels = self.guests.values_mut().filter_map(|guest| guest.channel.as_mut());
         // All of them, so that each has its word.
-        let quiet = channels.fold(true, |quiet, channel| channel.sleep() & quiet);
+        let quiet = channels
+            .fold(true, |quiet, channel| channel.sleep(channel.backlog() < BACKLOG) & quiet);
         if quiet && !self.listen() {
             self.wait(answer);
         }
@@ -117,7 +128,7 @@ impl Carrying {
         let count = epoll::wait(&self.epoll, &mut events, patience.as_ref()).unwrap_or(0);
         for event in &events[..count] {
             let drained = match event.data.u64() {
-                WAKE => slipway_eventfd::drain(self.wake.0.as_fd()),
+                WAKE => slipway_peer::eventfd::drain(self.wake.0.as_fd()),
                 number => {
                     let family = u32::try_from(number).ok().and_then(|n| self.families.get(&n));
                     family.is_none_or(Family::lower_bell)

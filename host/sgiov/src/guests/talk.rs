@@ -8,7 +8,6 @@ use slipway_sgiov_function::Broken;
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{self, Message, VERSION};
 
-use super::GUESTS;
 use super::carrying::{Carrying, number};
 use super::pair::{Answerer, End, Pair, Who};
 use crate::remote::{Event, Line};
@@ -132,16 +131,13 @@ impl Carrying {
         let own = self.book.has(number, &from.ip);
         let (tenant, _) = self.book.who(number).unwrap_or_default();
         let other = self.book.route(&self.policy, &tenant, &to).filter(|other| *other != number);
-        let awaits = other.map_or(Answerer::Engine, Answerer::Guest);
+        let awaits = other.map_or(Answerer::Engine(number), Answerer::Guest);
         let pair = self.pairs.insert(Pair::new(end, awaits));
         self.enter(pair, 0);
         match other {
             _ if !own => self.refused(pair, super::carrying::number(Errno::ADDRNOTAVAIL)),
             Some(other) => self.ask(other, pair, from, to),
-            None => {
-                let incoming = GUESTS | u64::from(pair);
-                self.say(Event::FromGuest { incoming, tenant, from, to });
-            }
+            None => self.ask_engine(number, pair, from, to),
         }
         Ok(())
     }
@@ -156,7 +152,6 @@ impl Carrying {
         let end = self.guest_end(number, line)?;
         self.answers(number);
         self.accepted(incoming, end);
-        self.enter(incoming, 1);
         Ok(())
     }
 
@@ -183,6 +178,7 @@ impl Carrying {
 
     /// The engine's answer to a guest's connection.
     pub(super) fn answered(&mut self, incoming: u32, answer: Result<(u32, Line), u32>) {
+        self.engine_answers(incoming);
         let (connection, line) = match answer {
             Ok(there) => there,
             Err(errno) => return self.refused(incoming, errno),
@@ -200,6 +196,9 @@ impl Carrying {
         let Some(pair) = self.pairs.get_mut(number) else { return };
         pair.ends[1] = Some(end);
         (pair.awaits, pair.opened) = (None, true);
+        // Before anything is said: a guest may be lost by what it is told, and its streams with it.
+        self.enter(number, 1);
+        let Some(pair) = self.pairs.get(number) else { return };
         match pair.ends[0].as_ref().map(|end| &end.who) {
             // It did not wait for it.
             None => self.reset(number, 1),

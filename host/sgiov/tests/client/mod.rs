@@ -74,6 +74,7 @@ pub fn receive(socket: &OwnedFd) -> Option<(Reply, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut bytes)];
+    #[allow(clippy::disallowed_methods, reason = "the engine is this test's own")]
     let message =
         rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
     let mut files = Vec::new();
@@ -107,6 +108,8 @@ impl Client {
     }
 
     pub fn over(socket: OwnedFd) -> Self {
+        // The means are made now: a process at its group's limit of memory gets none.
+        assert!(slipway_peer::eventfd::can_raise());
         send(&socket, &Request::Attach { version: VERSION }.encode(), &[]).unwrap();
         let (reply, files) = receive(&socket).unwrap();
         let Reply::Attached { entries, links } = reply else { panic!("{reply:?}") };
@@ -248,7 +251,7 @@ impl Client {
             event.store(connected.endpoint.entry, Ordering::Relaxed);
             words[first].store(at + 1, Ordering::Release);
         }
-        slipway_eventfd::raise(connected.peer.as_fd());
+        assert!(slipway_peer::eventfd::raise(connected.peer.as_fd()));
     }
 
     pub fn write(&self, connected: &Connected, bytes: &[u8]) -> Result<usize, Error> {
@@ -280,7 +283,7 @@ impl Client {
             assert!(begun.elapsed() < PATIENCE, "nothing came");
             if !stream.arm_data(1)? {
                 readable(connected.eventfd.as_fd(), Duration::from_secs(1));
-                slipway_eventfd::drain(connected.eventfd.as_fd());
+                slipway_peer::eventfd::drain(connected.eventfd.as_fd());
             }
         }
     }

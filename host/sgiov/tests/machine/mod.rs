@@ -77,7 +77,7 @@ impl InterruptSink for Pin {
     fn set_pin(&self, asserted: bool) {
         *self.1.lock().unwrap() = asserted;
         if asserted {
-            slipway_eventfd::raise(self.0.as_fd());
+            assert!(slipway_peer::eventfd::raise(self.0.as_fd()));
         }
     }
 }
@@ -191,12 +191,12 @@ impl Device for Taken {
     }
 
     fn take_interrupt(&mut self) {
-        slipway_eventfd::drain(self.pin.0.as_fd());
+        slipway_peer::eventfd::drain(self.pin.0.as_fd());
     }
 
     fn unmask(&mut self) {
         if *self.pin.1.lock().unwrap() {
-            slipway_eventfd::raise(self.pin.0.as_fd());
+            assert!(slipway_peer::eventfd::raise(self.pin.0.as_fd()));
         }
     }
 
@@ -233,7 +233,7 @@ fn serve(peer: &Peer, bell: &Arc<Bell>) {
     let mut serving: Option<Serving> = None;
     loop {
         let mut orders = bell.orders.lock().unwrap();
-        let is_idle = serving.as_mut().is_none_or(|serving| serving.channel.sleep());
+        let is_idle = serving.as_mut().is_none_or(|serving| serving.channel.sleep(true));
         while is_idle && !orders.rung {
             orders = bell.ring.wait(orders).unwrap();
         }

@@ -71,7 +71,7 @@ pub struct Node {
 
 impl Node {
     pub fn new() -> Self {
-        Self::with_files(1000)
+        Self::with_files(4000)
     }
 
     pub fn with_files(files: u64) -> Self {

@@ -65,8 +65,12 @@ impl Guest {
     pub fn start(dir: &Path, engine: &Path, name: &str, tenant: &str, ip: [u8; 4]) -> Self {
         let path = dir.join(format!("{name}.sock"));
         let listener = UnixListener::bind(&path).unwrap();
-        let function =
-            Function { name: name.into(), tenant: tenant.into(), addresses: vec![ip.into()] };
+        let function = Function {
+            name: name.into(),
+            tenant: tenant.into(),
+            addresses: vec![ip.into()],
+            memory: None,
+        };
         let asked = serve_function(engine, listener.as_fd(), &function).unwrap();
         let mut vmm = Vmm::connect(&path, PATIENCE).unwrap();
         let ram = Lasting::new("guest", 3 * PIECE).unwrap();

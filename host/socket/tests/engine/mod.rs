@@ -119,6 +119,10 @@ impl Engine {
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let socket = &self.processes[&id].socket;
         let pieces = &mut [IoSliceMut::new(&mut bytes)];
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "an engine for tests, whose client is the test"
+        )]
         let got = rustix::net::recvmsg(socket, pieces, &mut ancillary, RecvFlags::CMSG_CLOEXEC);
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {

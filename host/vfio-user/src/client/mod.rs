@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use slipway_peer::{Bin, Foreign};
 use slipway_vfio_user_spec as spec;
 use spec::{Command, Header, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -89,6 +90,14 @@ pub struct Client {
     remote: BTreeMap<u64, Vec<u8>>,
 }
 
+/// The server is told at once, so that the next client finds it free. The connection is closed elsewhere, which may take
+/// its time.
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = rustix::net::shutdown(self.wire.file(), rustix::net::Shutdown::Both);
+    }
+}
+
 impl Client {
     /// Connects to the socket at `path` and negotiates. Every wait takes at most `timeout`.
     ///
@@ -108,8 +117,9 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn negotiate(socket: OwnedFd, timeout: Duration) -> Result<Self, ClientError> {
+        let bin = Bin::new();
         let mut client = Self {
-            wire: Wire::new(socket, usize::MAX),
+            wire: Wire::new(Foreign::new(socket, &bin), &bin, usize::MAX),
             next_id: 0,
             timeout,
             server: Capabilities::default(),
@@ -174,7 +184,8 @@ impl Client {
             flags,
             file_offset: info.offset.get(),
             areas,
-            file: reply.files.pop(),
+            // Whoever uses it trusts the server, see `Window`.
+            file: reply.files.pop().map(Foreign::into_owned),
         })
     }
 

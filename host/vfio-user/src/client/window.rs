@@ -77,6 +77,6 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length; borrows of its words have ended.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+        unsafe { slipway_ram::unmap(self.base, self.len) };
     }
 }

@@ -1,19 +1,24 @@
 //! How far the current message has come.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use slipway_peer::{Bin, MAX_FILES};
 use slipway_ram::Lasting;
 
+use super::inbox::Inbox;
 use crate::doorbells::SharedPage;
 use crate::fault;
-use crate::wire::{End, MAX_MESSAGE};
+use crate::wire::{End, MAX_MESSAGE, Message};
 
 /// Calls that a reply may take: each sends some bytes of it.
 const SENDS: usize = 60;
-const HEADER: usize = size_of::<libc::mmsghdr>();
+pub(super) const HEADER: usize = size_of::<libc::mmsghdr>();
 /// Words of state, then the headers that the kernel writes to; a page in all.
 const HEADERS: usize = 128;
 const HEAD: usize = 4096;
@@ -52,17 +57,22 @@ pub(crate) enum Progress {
 /// See the module's head.
 pub(crate) struct Steps {
     memory: Lasting,
+    /// Of a message that does not fit the socket.
+    inbox: Inbox,
     scratch: Vec<u8>,
     /// What clients map.
     page: Option<Arc<SharedPage>>,
+    /// Where descriptors of consumed messages are closed.
+    bin: Bin,
 }
 
 impl Steps {
-    pub fn new(memory: Lasting) -> Self {
+    pub fn new(memory: Lasting, inbox: Lasting, bin: &Bin) -> Self {
         // The kernel stores to this page within a call; a page that is there never fails it.
         // SAFETY: our own mapping, at least a page long.
         let _ = unsafe { rustix::mm::mlock(memory.as_ptr().cast(), HEAD) };
-        Self { memory, scratch: Vec::new(), page: None }
+        let inbox = Inbox::new(inbox);
+        Self { memory, inbox, scratch: Vec::new(), page: None, bin: bin.clone() }
     }
 
     /// Clients map this page.
@@ -78,6 +88,21 @@ impl Steps {
 
     pub fn number(&self) -> u64 {
         self.get(NUMBER)
+    }
+
+    /// Whether the current message is held: what came of it is not in the socket any more.
+    pub fn holds(&self) -> bool {
+        self.inbox.holds(self.number())
+    }
+
+    /// Begins to hold the current message, of `size` bytes, whose beginning is in the socket.
+    pub fn hold(&self, size: usize) {
+        self.inbox.begin(self.number(), size);
+    }
+
+    /// Takes more of the message that is held; all of it, or `None` if the rest has not come.
+    pub fn take_held(&self, socket: BorrowedFd<'_>) -> Result<Option<Message>, End> {
+        self.inbox.take(socket, &self.bin)
     }
 
     /// Whether the end of the current message is recorded: it is not to be applied.
@@ -146,34 +171,46 @@ impl Steps {
         if self.get(STAGE) == MULTI {
             return self.consume(socket);
         }
+        if self.holds() {
+            self.over();
+            return Ok(());
+        }
         self.scratch.resize(size.max(self.scratch.len()), 0);
-        match rustix::net::recv(socket, &mut self.scratch[..size], rustix::net::RecvFlags::DONTWAIT)
-        {
-            Ok((count, _)) if count == size => Ok(()),
+        let parts = &mut [IoSliceMut::new(&mut self.scratch[..size])];
+        match slipway_peer::receive(socket, parts, &self.bin, RecvFlags::DONTWAIT) {
+            Ok(received) if received.bytes == size => Ok(()),
             Ok(_) | Err(Errno::AGAIN) => Err(End::Broken("a message came apart")),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Reads the message off the socket; the kernel records that it was.
+    /// Reads the message off the socket; the kernel records that it was. One that is held was read before.
     fn consume(&mut self, socket: BorrowedFd<'_>) -> Result<(), End> {
         let size = self.get(SIZE) as usize;
-        if !self.is_consumed() {
+        if self.holds() {
+            // SAFETY: within our mapping, aligned; the kernel writes there in calls of this thread.
+            unsafe { (&raw mut (*self.header(SENDS)).msg_len).write_volatile(size as u32) };
+        } else if !self.is_consumed() {
             self.scratch.resize(size.max(self.scratch.len()), 0);
             let mut part =
                 libc::iovec { iov_base: self.scratch.as_mut_ptr().cast(), iov_len: size };
             let header = self.prepare(SENDS, &mut part);
-            // SAFETY: the header lies in our mapping and refers to `part` and the scratch buffer,
-            // which live through the call and have that length.
+            let mut control = Descriptors::new();
+            control.attach(header);
+            let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "the kernel notes in lasting memory that it was read; there is room for all descriptors"
+            )]
+            // SAFETY: the header lies in our mapping and refers to `part`, the scratch buffer, and
+            // `control`, which live through the call and have those lengths.
             let taken = unsafe {
-                libc::recvmmsg(
-                    socket.as_raw_fd(),
-                    header,
-                    1,
-                    libc::MSG_DONTWAIT,
-                    std::ptr::null_mut(),
-                )
+                libc::recvmmsg(socket.as_raw_fd(), header, 1, flags, std::ptr::null_mut())
             };
+            if taken > 0 {
+                // SAFETY: filled by the call just made, and read once.
+                unsafe { control.discard(header, &self.bin) };
+            }
             if taken < 0 {
                 return Err(last_error().into());
             }
@@ -234,16 +271,8 @@ impl Steps {
 
     /// Header number `at`, for a call with one part. Its count stays as it is.
     fn prepare(&self, at: usize, part: &mut libc::iovec) -> *mut libc::mmsghdr {
-        let header = self.header(at);
-        // SAFETY: zeros are a valid header; the place is within our mapping and aligned; the count
-        // is left alone.
-        unsafe {
-            let mut fresh: libc::msghdr = std::mem::zeroed();
-            fresh.msg_iov = part;
-            fresh.msg_iovlen = 1;
-            (&raw mut (*header).msg_hdr).write(fresh);
-        }
-        header
+        // SAFETY: the place is within our mapping, aligned, and nobody else's.
+        unsafe { prepare(self.header(at), part) }
     }
 
     fn header(&self, at: usize) -> *mut libc::mmsghdr {
@@ -277,6 +306,24 @@ impl Steps {
     }
 }
 
+/// Makes a header one for a call with one part. Its count stays as it is.
+///
+/// # Safety
+/// The header can be written to; it refers to `part` afterwards.
+pub(super) unsafe fn prepare(
+    header: *mut libc::mmsghdr,
+    part: &mut libc::iovec,
+) -> *mut libc::mmsghdr {
+    // SAFETY: zeros are a valid header; the caller's place for it; the count is left alone.
+    unsafe {
+        let mut fresh: libc::msghdr = std::mem::zeroed();
+        fresh.msg_iov = part;
+        fresh.msg_iovlen = 1;
+        (&raw mut (*header).msg_hdr).write(fresh);
+    }
+    header
+}
+
 /// Room for one descriptor: a header of 16 bytes, the number, and what aligns the next header.
 #[repr(C, align(8))]
 struct Control([u8; 24]);
@@ -300,9 +347,62 @@ impl Control {
     }
 }
 
+/// Bytes of control messages with [`MAX_FILES`] descriptors.
+// SAFETY: computes a number.
+const ROOM: usize =
+    unsafe { libc::CMSG_SPACE((MAX_FILES * size_of::<libc::c_int>()) as u32) } as usize;
+
+/// Room for every descriptor of a message: the kernel closes what has none, in the calling thread, which may
+/// take as long as the client likes.
+#[repr(C, align(8))]
+pub(super) struct Descriptors(MaybeUninit<[u8; ROOM]>);
+
+impl Descriptors {
+    pub(super) fn new() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+
+    /// Has the message of `header` bring its descriptors here.
+    pub(super) fn attach(&mut self, header: *mut libc::mmsghdr) {
+        // SAFETY: the header is in our mapping.
+        unsafe {
+            let message = &raw mut (*header).msg_hdr;
+            (*message).msg_control = self.0.as_mut_ptr().cast();
+            (*message).msg_controllen = ROOM as _;
+        }
+    }
+
+    /// Hands the descriptors that came to `bin`; returns their number.
+    ///
+    /// # Safety
+    /// A call with `header`, to which this was attached, has succeeded just now; called once.
+    pub(super) unsafe fn discard(&mut self, header: *mut libc::mmsghdr, bin: &Bin) -> usize {
+        let mut count = 0;
+        // SAFETY: the kernel filled the control messages in and said how long they are; each descriptor is
+        // new and nobody else's.
+        unsafe {
+            let message = &raw mut (*header).msg_hdr;
+            let mut part = libc::CMSG_FIRSTHDR(message);
+            while !part.is_null() {
+                if ((*part).cmsg_level, (*part).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                    let bytes = (*part).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                    let files = libc::CMSG_DATA(part).cast::<libc::c_int>();
+                    for at in 0..bytes / size_of::<libc::c_int>() {
+                        let file = files.wrapping_add(at).read_unaligned();
+                        bin.discard(OwnedFd::from_raw_fd(file));
+                        count += 1;
+                    }
+                }
+                part = libc::CMSG_NXTHDR(message, part);
+            }
+        }
+        count
+    }
+}
+
 // SAFETY: computes a number.
 const _: () = assert!(unsafe { libc::CMSG_SPACE(size_of::<libc::c_int>() as u32) } == 24);
 
-fn last_error() -> Errno {
+pub(super) fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

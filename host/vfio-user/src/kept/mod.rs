@@ -24,6 +24,9 @@
 //! the short way: peek, apply, consume. One that was applied and not consumed is applied again. A
 //! multiple write counts the writes done, since an older doorbell value must not follow a newer.
 //!
+//! A message that is larger than what fits the socket is read part by part into lasting memory, and is
+//! there as it would be in the socket (`inbox`).
+//!
 //! A client that maps its doorbells goes on storing to the page, which lies on the shelf too; the
 //! successor looks at it when it begins. The reply that carries its descriptor says so, and a
 //! successor that has to send it adds the descriptor.
@@ -32,6 +35,7 @@
 //! of its own is refused); a message with descriptors must come in one piece, as all known clients
 //! send it; a client that is just connecting when the process is killed may find itself hung up on.
 
+mod inbox;
 mod message;
 mod state;
 
@@ -42,19 +46,20 @@ use std::sync::atomic::AtomicU32;
 
 use slipway_keeper::Shelf;
 use slipway_pci::{CellPage, Doorbells};
+use slipway_peer::{Bin, Foreign};
 use slipway_ram::Lasting;
 
 pub(crate) use message::{Progress, Steps};
 pub(crate) use state::{Applied, NegotiatedState, RegionState, SessionState, States};
 
 /// Bytes of lasting memory that an endpoint takes; most of it is never touched.
-pub const KEPT_LEN: usize = CELLS_LEN + message::LEN + state::LEN;
+pub const KEPT_LEN: usize = CELLS_LEN + message::LEN + inbox::LEN + state::LEN;
 /// Version of what lies in it, and on the shelf. An endpoint goes on with this version only.
 pub const KEPT_VERSION: u32 = LAYOUT << 16 | state::VERSION;
 /// Version of the layout, the session's state apart.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 /// Slots of a shelf for one endpoint.
-pub const KEPT_SLOTS: u32 = 1024;
+pub const KEPT_SLOTS: u32 = slipway_keeper::SHELF;
 /// First of the slots that the endpoint leaves to its host, and their number.
 pub const HOST_SLOTS: std::ops::Range<u32> = 8..64;
 
@@ -83,17 +88,24 @@ pub(crate) struct Parts {
     pub shelf: Shelf,
     pub cells: Lasting,
     pub steps: Lasting,
+    pub inbox: Lasting,
     pub states: States,
-    pub found: BTreeMap<u32, OwnedFd>,
+    /// The keeper gives back what the client sent.
+    pub found: BTreeMap<u32, Foreign>,
+    pub bin: Bin,
 }
 
 impl Kept {
-    pub(crate) fn take_apart(self) -> std::io::Result<Parts> {
+    pub(crate) fn take_apart(self, bin: &Bin) -> std::io::Result<Parts> {
+        let foreign = |(slot, file)| (slot, Foreign::new(file, bin));
+        let found = self.found.into_iter().map(foreign).collect();
         let short = || std::io::Error::other("the endpoint's lasting memory is too short");
         let (cells, rest) = self.memory.split(CELLS_LEN).ok_or_else(short)?;
         let (steps, rest) = rest.split(message::LEN).ok_or_else(short)?;
+        let (inbox, rest) = rest.split(inbox::LEN).ok_or_else(short)?;
         let states = States::new(&rest).ok_or_else(short)?;
-        Ok(Parts { shelf: self.shelf, cells, steps, states, found: self.found })
+        let (shelf, bin) = (self.shelf, bin.clone());
+        Ok(Parts { shelf, cells, steps, inbox, states, found, bin })
     }
 }
 

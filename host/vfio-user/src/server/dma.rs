@@ -1,22 +1,20 @@
 //! Client memory: `VFIO_USER_DMA_MAP` and `VFIO_USER_DMA_UNMAP`.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
 use rustix::io::Errno;
+use slipway_peer::Foreign;
 use slipway_ram::{MapError, Permissions, Region, Removed};
 use slipway_vfio_user_spec::{DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags};
 use zerocopy::IntoBytes;
 
 use super::{Answer, REGIONS_PER_COST, Session, Waiting, exactly};
+use crate::MemoryFile;
 use crate::channel::RemoteMemory;
 use crate::device::Device;
+use crate::stats::add;
 use crate::version::PAGE_SIZE;
-
-/// File systems whose pages are memory: memfds and shared memory, huge pages, ramfs. A file of any
-/// other could make an access wait for a disk, a network or a process of the client's (FUSE), and
-/// everybody on the thread with it.
-const MEMORY_FILE_SYSTEMS: [u64; 3] = [0x0102_1994, 0x9584_58f6, 0x8584_58f6];
 
 /// A region without a descriptor.
 #[derive(Clone, Copy)]
@@ -38,7 +36,7 @@ impl Session {
         &mut self,
         device: &mut Device,
         payload: &[u8],
-        mut files: Vec<OwnedFd>,
+        mut files: Vec<Foreign>,
     ) -> Result<Answer, Errno> {
         let request: DmaMap = exactly(payload)?;
         let permissions = check_map(&request, files.len())?;
@@ -61,8 +59,9 @@ impl Session {
             return Err(Errno::NOMEM);
         }
         let offset = request.offset.get();
-        check_file(&file, offset + len)?;
-        let region = Region::mapped(file.as_fd(), offset, len, permissions)
+        check_file(&file, offset + len, self.config.memory_file)
+            .inspect_err(|_| add(&self.live.refused_files, 1))?;
+        let region = Region::of_peer(file.as_fd(), offset, len, permissions, &device.bin)
             .map_err(|error| errno(&error))?;
         let slot = self.kept.as_mut().map(|kept| kept.put_region(&file)).transpose()?;
         self.add(device, iova, region)?;
@@ -71,7 +70,7 @@ impl Session {
         }
         self.mapped_bytes = total;
         let spent = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        crate::stats::add(&self.live.dma_map_ns, spent);
+        add(&self.live.dma_map_ns, spent);
         Ok(Answer::Reply(Vec::new()))
     }
 
@@ -125,8 +124,9 @@ impl Session {
     }
 
     /// Waits until the function is quiet, takes the memory away, and waits until nothing refers to
-    /// it. At the deadline an unmap that has not taken anything away has changed nothing; one that
-    /// has leaves the memory unmapped and says so with an error, since the function still holds it.
+    /// it. The addresses are unmapped later, on another thread: the reply says that nothing reaches the
+    /// memory any more. At the deadline an unmap that has not taken anything away has changed nothing; one
+    /// that has leaves the memory unmapped and says so with an error, since the function still holds it.
     pub(super) fn resume_unmap(
         &mut self,
         device: &mut Device,
@@ -198,16 +198,23 @@ fn check_map(request: &DmaMap, files: usize) -> Result<Permissions, Errno> {
     sound.then_some(permissions).ok_or(Errno::INVAL)
 }
 
-/// Memory, and enough of it for a map that ends at `end`. Past its end a file faults; one of huge
-/// pages grows instead, by pages that the client does not see: SPDK's initiator maps many such files
-/// by the descriptor of the first one, unless it is told to use a single file.
-fn check_file(file: &OwnedFd, end: u64) -> Result<(), Errno> {
-    let found = rustix::fs::fstatfs(file)?;
-    let kind = found.f_type as u64 & 0xffff_ffff;
-    let size = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
+/// Memory, and enough of it for a map that ends at `end`. An access to any other kind of file could wait
+/// for a disk, a network or a process of the client's (FUSE), and so could fstat(2). Past its end a file
+/// faults; one of huge pages grows instead, by pages that the client does not see: SPDK's initiator maps
+/// many such files by the descriptor of the first one, unless it is told to use a single file.
+fn check_file(file: &Foreign, end: u64, only: Option<MemoryFile>) -> Result<(), Errno> {
+    if !slipway_peer::is_memory_file(file) {
+        return Err(Errno::INVAL);
+    }
+    let status = rustix::fs::fstat(file)?;
+    let this = MemoryFile { device: status.st_dev, inode: status.st_ino };
+    if only.is_some_and(|only| only != this) {
+        return Err(Errno::ACCESS);
+    }
+    let size = u64::try_from(status.st_size).unwrap_or(0);
     // The rest of the last page is there, whatever the file's size.
     let fits = end <= size.next_multiple_of(PAGE_SIZE);
-    (fits && MEMORY_FILE_SYSTEMS.contains(&kind)).then_some(()).ok_or(Errno::INVAL)
+    fits.then_some(()).ok_or(Errno::INVAL)
 }
 
 fn errno(error: &std::io::Error) -> Errno {

@@ -6,15 +6,15 @@
 //! INTx is a level: it is delivered once and then masked until the client unmasks it, by a message or
 //! by the eventfd that it gave for that, and delivered again if it is asserted then.
 
-use std::os::fd::OwnedFd;
-
 use rustix::io::Errno;
+use slipway_peer::Foreign;
 use slipway_vfio_user_spec::{IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags as F, U32, irq};
 use zerocopy::IntoBytes;
 
 use super::{Answer, exactly, prefix};
 use crate::device::Device;
 use crate::interrupts::{Line, adopt};
+use crate::stats::{Live, add};
 
 pub(super) fn info(device: &Device, payload: &[u8]) -> Result<Answer, Errno> {
     let request: IrqInfo = exactly(payload)?;
@@ -38,7 +38,12 @@ pub(super) fn info(device: &Device, payload: &[u8]) -> Result<Answer, Errno> {
     Ok(Answer::Reply(reply.as_bytes().to_vec()))
 }
 
-pub(super) fn set(device: &Device, payload: &[u8], files: Vec<OwnedFd>) -> Result<Answer, Errno> {
+pub(super) fn set(
+    device: &Device,
+    payload: &[u8],
+    files: Vec<Foreign>,
+    live: &Live,
+) -> Result<Answer, Errno> {
     let (request, booleans): (IrqSet, _) = prefix(payload)?;
     let flags = F::from_bits(request.flags.get()).ok_or(Errno::INVAL)?;
     let (data, action) = (flags & F::DATA, flags & F::ACTION);
@@ -68,10 +73,10 @@ pub(super) fn set(device: &Device, payload: &[u8], files: Vec<OwnedFd>) -> Resul
     }
     if data == F::DATA_EVENTFD {
         return match (index, action) {
-            (_, F::TRIGGER) => route(range, files),
+            (_, F::TRIGGER) => route(range, files, live),
             (irq::INTX, F::UNMASK) => {
                 device.note_unmasking();
-                route(std::slice::from_ref(&device.unmasking), files)
+                route(std::slice::from_ref(&device.unmasking), files, live)
             }
             // Nothing here masks by itself, so there is nothing to tell an eventfd.
             _ => Err(Errno::NOTSUP),
@@ -108,7 +113,7 @@ fn tear_down(
     start: usize,
     flags: F,
     booleans: &[u8],
-    files: &[OwnedFd],
+    files: &[Foreign],
 ) -> Result<Answer, Errno> {
     if start != 0 || flags != F::DATA_NONE | F::TRIGGER || !booleans.is_empty() || !files.is_empty()
     {
@@ -119,7 +124,7 @@ fn tear_down(
 }
 
 /// Routes a range, or takes its routes away when no descriptor came.
-fn route(range: &[Line], files: Vec<OwnedFd>) -> Result<Answer, Errno> {
+fn route(range: &[Line], files: Vec<Foreign>, live: &Live) -> Result<Answer, Errno> {
     if files.is_empty() {
         range.iter().for_each(|line| line.route(None));
         return Ok(Answer::Reply(Vec::new()));
@@ -129,7 +134,11 @@ fn route(range: &[Line], files: Vec<OwnedFd>) -> Result<Answer, Errno> {
     }
     // All or none: what is no eventfd is found before anything changes.
     let adopted: Option<Vec<_>> = files.into_iter().map(adopt).collect();
-    for (line, file) in range.iter().zip(adopted.ok_or(Errno::INVAL)?) {
+    let Some(adopted) = adopted else {
+        add(&live.refused_files, 1);
+        return Err(Errno::INVAL);
+    };
+    for (line, file) in range.iter().zip(adopted) {
         line.route(Some(file));
     }
     Ok(Answer::Reply(Vec::new()))

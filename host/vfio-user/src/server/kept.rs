@@ -1,14 +1,14 @@
 //! A session that outlives its process; see [`crate::kept`] for the order of things.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::io::Errno;
 use slipway_keeper::Shelf;
-use slipway_peer::Peer;
+use slipway_peer::{Bin, Foreign, Peer};
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_spec::Header;
+use slipway_vfio_user_spec::{HEADER_LEN, Header};
 use zerocopy::IntoBytes;
 
 use super::{COST_PER_TURN, Session, Turn};
@@ -31,6 +31,7 @@ pub(crate) struct Keeping {
     shelf: Shelf,
     steps: Steps,
     states: States,
+    bin: Bin,
     state: SessionState,
     /// The state has changed since it was stored.
     changed: bool,
@@ -56,12 +57,13 @@ enum Next {
 impl Keeping {
     /// Goes on from what a predecessor left, if it left something.
     pub fn new(parts: &mut Parts) -> std::io::Result<Self> {
-        let Parts { shelf, steps, states, .. } = parts;
+        let Parts { shelf, steps, inbox, states, bin, .. } = parts;
         let state = states.load()?.unwrap_or_default();
         Ok(Self {
             shelf: shelf.clone(),
-            steps: Steps::new(steps.clone()),
+            steps: Steps::new(steps.clone(), inbox.clone(), bin),
             states: states.clone(),
+            bin: bin.clone(),
             state,
             changed: false,
             stale: Vec::new(),
@@ -83,7 +85,7 @@ impl Keeping {
     }
 
     /// A client has connected.
-    pub fn connect(&mut self, socket: &OwnedFd, peer: Peer) -> std::io::Result<()> {
+    pub fn connect(&mut self, socket: &Foreign, peer: Peer) -> std::io::Result<()> {
         self.shelf.put(CLIENT, socket)?;
         self.steps.clear();
         self.state = SessionState { client: Some((peer.pid, peer.uid)), ..SessionState::default() };
@@ -112,7 +114,7 @@ impl Keeping {
             let lost = || std::io::Error::other("memory of the client was not kept");
             let file = parts.found.get(&slot).ok_or_else(lost)?;
             let permissions = Permissions { read, write };
-            let mapped = Region::mapped(file.as_fd(), offset, len, permissions)?;
+            let mapped = Region::of_peer(file.as_fd(), offset, len, permissions, &self.bin)?;
             map.add(iova, mapped).map_err(|error| std::io::Error::other(error.to_string()))?;
         }
         Ok(())
@@ -155,22 +157,50 @@ impl Keeping {
             if self.blocked {
                 return Ok(Next::Wait);
             }
+            if self.steps.holds() {
+                return self.next_held(wire.file(), config, now);
+            }
             match wire.peek()? {
                 Peeked::Nothing => Ok(Next::Nothing),
-                Peeked::Partial => {
-                    let since = *self.partial.get_or_insert(now);
-                    if now.duration_since(since) >= config.reply_deadline {
-                        return Err(End::Broken("a message that does not come to its end"));
-                    }
-                    Ok(Next::Wait)
+                // Its rest did not come soon: it may be waiting for room.
+                Peeked::Partial(Some(size)) if self.partial.is_some() => {
+                    self.steps.hold(size);
+                    self.next_held(wire.file(), config, now)
                 }
-                Peeked::Whole(message, size) => {
-                    fault::point("peeked");
-                    (self.partial, self.size) = (None, size);
-                    Ok(Next::Message(message))
-                }
+                Peeked::Partial(_) => self.wait_for_rest(config, now),
+                Peeked::Whole(message, size) => Ok(self.begin(message, size)),
             }
         })
+    }
+
+    /// The next message, of which a part is held.
+    fn next_held(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        config: &Config,
+        now: Instant,
+    ) -> Result<Next, End> {
+        match self.steps.take_held(socket)? {
+            Some(message) => {
+                let size = HEADER_LEN + message.payload.len();
+                Ok(self.begin(message, size))
+            }
+            None => self.wait_for_rest(config, now),
+        }
+    }
+
+    fn wait_for_rest(&mut self, config: &Config, now: Instant) -> Result<Next, End> {
+        let since = *self.partial.get_or_insert(now);
+        if now.duration_since(since) >= config.reply_deadline {
+            return Err(End::Broken("a message that does not come to its end"));
+        }
+        Ok(Next::Wait)
+    }
+
+    fn begin(&mut self, message: Message, size: usize) -> Next {
+        fault::point("peeked");
+        (self.partial, self.size) = (None, size);
+        Next::Message(message)
     }
 
     /// Ends the current message: with a reply, or, when `quiet`, without; `page`: with the
@@ -204,7 +234,7 @@ impl Keeping {
     }
 
     /// Leaves a region's file with the keeper; gives its slot.
-    pub fn put_region(&mut self, file: &OwnedFd) -> Result<u32, Errno> {
+    pub fn put_region(&mut self, file: &Foreign) -> Result<u32, Errno> {
         let taken = |slot: &u32| {
             self.state.regions.iter().any(|region| region.slot == Some(*slot))
                 || self.stale.contains(slot)
@@ -332,7 +362,7 @@ impl Session {
             if let Some(pending) = self.pending.take() {
                 self.resume(device, pending, now)?;
             }
-            if self.pending.is_some() {
+            if self.pending.is_some() || self.holds_much(device, now)? {
                 return Ok(Turn::Pending);
             }
             let Some(kept) = &mut self.kept else { return Ok(Turn::Drained) };

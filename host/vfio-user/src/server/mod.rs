@@ -33,6 +33,9 @@ pub(crate) use kept::Keeping;
 const COST_PER_TURN: usize = 32;
 const BYTES_PER_COST: usize = 64;
 const REGIONS_PER_COST: usize = 16;
+/// Descriptors, connections and mappings of clients that an endpoint holds at most until they are closed,
+/// before it reads or accepts more.
+pub const MAX_HELD: usize = 64;
 /// How long an unmap or a reset waits after one for which the function did not come to rest in time.
 const STUCK_PATIENCE: Duration = Duration::from_millis(20);
 
@@ -91,6 +94,8 @@ pub(crate) struct Session {
     pub(crate) kept: Option<Box<Keeping>>,
     /// An unmap or a reset ran into its deadline and the function has not been quiet since.
     stuck: bool,
+    /// Since when nothing is read, as too much of the client's is still to be closed.
+    held_since: Option<Instant>,
 }
 
 impl Session {
@@ -106,6 +111,7 @@ impl Session {
             cost: 0,
             kept: None,
             stuck: false,
+            held_since: None,
         }
     }
 
@@ -116,7 +122,9 @@ impl Session {
 
     /// Whether a request waits; nothing is read before it is answered.
     pub(crate) fn is_pending(&self) -> bool {
-        self.pending.is_some() || self.kept.as_ref().is_some_and(|kept| kept.waits())
+        self.pending.is_some()
+            || self.held_since.is_some()
+            || self.kept.as_ref().is_some_and(|kept| kept.waits())
     }
 
     /// Whether something waits to be sent.
@@ -147,12 +155,29 @@ impl Session {
                 let moving = matches!(pending.waiting, Waiting::Thread(_));
                 return Ok(if moving { Turn::Move } else { Turn::Pending });
             }
+            if self.holds_much(device, now)? {
+                return Ok(Turn::Pending);
+            }
             match self.channel.receive()? {
                 Some(message) => self.take(device, message, now)?,
                 None => return Ok(Turn::Drained),
             }
         }
         Ok(Turn::More)
+    }
+
+    /// Whether so much of the client's is still to be closed or unmapped that it may not send more. A VMM
+    /// that unmaps much at once waits a moment here; one that sends what cannot be closed goes.
+    fn holds_much(&mut self, device: &Device, now: Instant) -> Result<bool, End> {
+        if device.bin.held() <= MAX_HELD {
+            self.held_since = None;
+            return Ok(false);
+        }
+        let since = *self.held_since.get_or_insert(now);
+        match now.duration_since(since) >= self.config.reply_deadline {
+            true => Err(End::Broken("too much of what the client sent cannot be closed")),
+            false => Ok(true),
+        }
     }
 
     /// Goes on after [`Turn::Move`]: on its own thread, or with an error where there is none.
@@ -186,7 +211,7 @@ impl Session {
         Ok(())
     }
 
-    /// What the request in `message` leads to. Descriptors that are not taken are closed.
+    /// What the request in `message` leads to. Descriptors that are not taken are closed elsewhere.
     fn dispatch(
         &mut self,
         device: &mut Device,
@@ -199,6 +224,7 @@ impl Session {
         let takes_files =
             matches!(command, Some(Command::DmaMap | Command::DmaUnmap | Command::DeviceSetIrqs));
         if message.excess || !(takes_files || message.files.is_empty()) {
+            add(&self.live.refused_files, message.files.len() as u64);
             return Err(Errno::INVAL);
         }
         // Until version and capabilities are agreed on, nothing else is (section *Versioning*).
@@ -216,8 +242,10 @@ impl Session {
             Command::DeviceGetIrqInfo => irqs::info(device, payload),
             Command::DeviceSetIrqs => {
                 let routes = !message.files.is_empty() && irqs::is_msix(payload);
-                let answer = irqs::set(device, payload, message.files)?;
+                let answer = irqs::set(device, payload, message.files, &self.live)?;
                 if let Some(kept) = &mut self.kept {
+                    // What is kept is written anew, regions included.
+                    self.cost += device.map.regions().len() / REGIONS_PER_COST;
                     kept.lines_changed(device)?;
                 }
                 if routes {

@@ -12,6 +12,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use slipway_peer::Bin;
 use slipway_reactor::{Reactor, Settings};
 pub use slipway_vfio_user::client::Client;
 use slipway_vfio_user::testing::{DOORBELLS, Knobs, Scratch};
@@ -29,6 +30,8 @@ pub struct Served {
     pub control: Control,
     pub knobs: Arc<Knobs>,
     pub reactor: Arc<Reactor>,
+    /// Where what its clients leave goes.
+    pub bin: Bin,
     _directory: tempfile::TempDir,
 }
 
@@ -47,6 +50,7 @@ pub fn serve_on(reactor: Arc<Reactor>, change: impl FnOnce(&mut Config)) -> Serv
     change(&mut config);
     let path = config.location.socket();
     let mut parts = EndpointParts::new(&config);
+    let bin = parts.bin();
     let doorbells = parts.doorbells(DOORBELLS).unwrap();
     let knobs = Arc::<Knobs>::default();
     let function = Scratch::new(parts.memory(), &parts.interrupts(), doorbells, knobs.clone());
@@ -54,7 +58,7 @@ pub fn serve_on(reactor: Arc<Reactor>, change: impl FnOnce(&mut Config)) -> Serv
         Endpoint::new(config, parts, Box::new(function), Vec::new(), &reactor.handle()).unwrap();
     let control = endpoint.control();
     reactor.handle().add(Box::new(endpoint)).unwrap();
-    Served { path, control, knobs, reactor, _directory: directory }
+    Served { path, control, knobs, reactor, bin, _directory: directory }
 }
 
 impl Served {

@@ -134,6 +134,29 @@ fn only_memory_is_mapped() {
     assert_eq!(raw.map(0, 0x1000, guest.as_fd()).err(), Errno::PERM);
 }
 
+/// A client that passes one file after the other would have the server charged for each.
+#[test]
+fn where_one_file_is_named_no_other_is_mapped() {
+    use slipway_vfio_user::MemoryFile;
+    let (own, other) = (memory(0x4000), memory(0x4000));
+    let status = rustix::fs::fstat(&own).unwrap();
+    let (device, inode) = (status.st_dev, status.st_ino);
+    let served = serve_with(|config| {
+        config.memory_file = Some(MemoryFile { device, inode });
+        config.max_dma_bytes = 0x6000;
+    });
+    let mut raw = served.client();
+    for iova in [0, 0x4000] {
+        assert_eq!(raw.map(iova, 0x4000, other.as_fd()).err(), Errno::ACCESS);
+    }
+    raw.map(0, 0x4000, own.as_fd()).ok();
+    // The same memory again is bounded too.
+    assert_eq!(raw.map(0x10_0000, 0x4000, own.as_fd()).err(), Errno::NOMEM);
+    raw.map(0x10_0000, 0x2000, own.as_fd()).ok();
+    assert_eq!(copy(&mut raw, 0, 0x2000, 64), DONE);
+    assert_eq!(served.control.stats().regions.len(), 2);
+}
+
 #[test]
 fn the_number_of_maps_is_bounded() {
     let served = serve();

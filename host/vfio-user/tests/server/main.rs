@@ -1,5 +1,6 @@
 //! The server, spoken to in raw messages: one file per request, every error included.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
+#![allow(clippy::disallowed_methods, reason = "the tests are their own peers")]
 
 mod access;
 mod common;
@@ -11,6 +12,7 @@ mod intx;
 mod irq_info;
 mod isolation;
 mod lifecycle;
+mod lingering;
 mod qemu;
 mod region_info;
 mod region_io_fds;
@@ -19,5 +21,6 @@ mod reset;
 mod same_body;
 mod second_opinion;
 mod set_irqs;
+mod stall;
 mod version;
 mod write_multi;

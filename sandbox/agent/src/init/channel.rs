@@ -73,7 +73,12 @@ impl Channel {
     pub fn wait_for_go(&self) -> Result<bool> {
         let mut buffer = [0u8; 8];
         loop {
-            match rustix::net::recv(&self.0, &mut buffer, RecvFlags::empty()) {
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "the agent, which started this process, is at the other end"
+            )]
+            let received = rustix::net::recv(&self.0, &mut buffer, RecvFlags::empty());
+            match received {
                 Ok((length, _)) => return Ok(&buffer[..length.min(8)] == GO),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error).context("waiting for the agent"),
@@ -97,6 +102,10 @@ pub fn receive(socket: impl AsFd) -> io::Result<Option<Report>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the other end is this program's, until it has become the container's and holds it no more"
+    )]
     let length = recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags)?.bytes;
     let master = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),

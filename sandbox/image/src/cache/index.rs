@@ -6,9 +6,11 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use slipway_lock::Lock;
 
 use super::lock;
 use crate::{Digest, Error, ImageConfig, Reference, Result};
@@ -16,6 +18,7 @@ use crate::{Digest, Error, ImageConfig, Reference, Result};
 const VERSION: u32 = 1;
 /// The index to be.
 const NEW: &str = "index.json.new";
+const NAME: &str = "index.json";
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Index {
@@ -44,6 +47,12 @@ pub(crate) struct Record {
 }
 
 impl Index {
+    /// The index of the cache in `dir` as it is now. Takes no lock: the file is replaced as a whole,
+    /// so this is the state before or after any change.
+    pub(crate) fn read(dir: &Path) -> Result<Self> {
+        read(&dir.join(NAME))
+    }
+
     /// The names of an image.
     pub(crate) fn names(&self, digest: &Digest) -> Vec<Reference> {
         let of = self.references.iter().filter(|(_, d)| *d == digest);
@@ -55,14 +64,15 @@ impl Index {
 pub(crate) struct LockedIndex {
     pub index: Index,
     dir: PathBuf,
-    _lock: File,
+    _lock: Lock,
 }
 
 impl LockedIndex {
-    /// Waits for others to be done with the index of the cache in `dir`, and reads it.
+    /// Waits for others to be done with the index of the cache in `dir`, and reads it. Blocks: see
+    /// [`lock::wait`].
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         let lock = lock::wait(&dir.join("index.lock"))?;
-        Ok(Self { index: read(&dir.join("index.json"))?, dir: dir.to_owned(), _lock: lock })
+        Ok(Self { index: Index::read(dir)?, dir: dir.to_owned(), _lock: lock })
     }
 
     /// Removes what a crash in [`save`](Self::save) has left.
@@ -72,11 +82,13 @@ impl LockedIndex {
 
     /// Writes the index so that it survives whatever happens next.
     pub(crate) fn save(&self) -> Result<()> {
-        let path = self.dir.join("index.json");
+        let path = self.dir.join(NAME);
         let new = self.dir.join(NEW);
         let failed = |e: io::Error| Error::io("write", &path, e);
         let bytes = serde_json::to_vec_pretty(&self.index).map_err(|e| failed(e.into()))?;
-        let mut file = File::create(&new).map_err(failed)?;
+        let mut options = File::options();
+        let options = options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = options.open(&new).map_err(failed)?;
         let written = file.write_all(&bytes).and_then(|()| file.sync_all());
         if let Err(e) = written.and_then(|()| std::fs::rename(&new, &path)) {
             // The old index stays; what is left of the new one is in the way of nobody.

@@ -1,7 +1,6 @@
 //! From a source to an image in the cache: fetch the layers, merge them, build, and list.
 
-use std::fs::{File, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tempfile::TempPath;
 
-use super::index::{Record, sync_dir};
+use super::index::{Index, Record, sync_dir};
 use super::lock::WorkLock;
 use super::{Cache, Image, now, remove_file};
 use crate::manifest::{self, Plan};
@@ -39,6 +38,16 @@ pub enum PullPolicy {
     Never,
 }
 
+/// What [`Cache::import`] does with a name that another image has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Taken {
+    /// Refuses the import: names in an archive are its maker's choice.
+    #[default]
+    Refuse,
+    /// Takes the name from the other image, which stays without it.
+    Replace,
+}
+
 impl Cache {
     /// Pulls what `reference` names now, unless that very image is in the cache already, and gives
     /// it that name.
@@ -58,12 +67,14 @@ impl Cache {
         progress.event(Event::Resolving(reference));
         let (for_client, access) = (reference.clone(), access.clone());
         // Reads the system's certificates.
-        let registry = blocking(move || Registry::new(&for_client, &access)).await?;
-        let bytes = registry.manifest(None).await?;
+        let limits = self.inner.limits.clone();
+        let registry = blocking(move || Registry::new(&for_client, &access, &limits)).await?;
+        let bytes = registry.manifest(None, self.inner.limits.document_bytes).await?;
         let fetcher = Fetcher::Registry(Arc::new(registry));
         let name = reference.familiar();
         let plan = manifest::plan(&fetcher, bytes, &name, &self.inner.limits).await?;
-        self.make(plan, fetcher, vec![reference.clone()], progress).await
+        // What a tag stands for is the registry's to say, and the user asked it.
+        self.make(plan, fetcher, (vec![reference.clone()], Taken::Replace), progress).await
     }
 
     /// The image called `name` from the cache, or else from the registry as `policy` says; marked
@@ -79,28 +90,40 @@ impl Cache {
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
         if policy != PullPolicy::Always
-            && let Some(image) = self.get(name)?
+            && let Some(image) = self.get_aside(name).await?
         {
-            self.touch(&image.digest)?;
+            self.touch_aside(image.digest).await?;
             return Ok(image);
         }
         if policy == PullPolicy::Never || name.starts_with("sha256:") {
             return Err(Error::Unknown(name.to_owned()));
         }
         let image = self.pull(&name.parse()?, access, progress).await?;
-        self.touch(&image.digest)?;
+        self.touch_aside(image.digest).await?;
         Ok(image)
     }
 
+    async fn get_aside(&self, name: &str) -> Result<Option<Image>> {
+        let (cache, name) = (self.clone(), name.to_owned());
+        blocking(move || cache.get(&name)).await
+    }
+
+    async fn touch_aside(&self, digest: Digest) -> Result<()> {
+        let cache = self.clone();
+        blocking(move || cache.touch(&digest)).await
+    }
+
     /// Imports an image that is not in a registry. Without `name` it gets the name it has in the
-    /// source, or one made of the folder's or file's.
+    /// source, or one made of the folder's or file's. A name that this very image has already is not
+    /// taken.
     ///
     /// # Errors
-    /// As [`pull`](Self::pull).
+    /// [`Error::NamesTaken`] where `taken` says so, else as [`pull`](Self::pull).
     pub async fn import(
         &self,
         source: &Source,
         name: Option<Reference>,
+        taken: Taken,
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
         self.check_tools().await?;
@@ -109,7 +132,7 @@ impl Cache {
             Some(name) => vec![name],
             None => own,
         };
-        self.make(plan, fetcher, names, progress).await
+        self.make(plan, fetcher, (names, taken), progress).await
     }
 
     async fn open_source(&self, source: &Source) -> Result<(Plan, Fetcher, Vec<Reference>)> {
@@ -156,16 +179,16 @@ impl Cache {
         &self,
         plan: Plan,
         fetcher: Fetcher,
-        names: Vec<Reference>,
+        names: (Vec<Reference>, Taken),
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
-        if let Some(image) = self.adopt(&plan.digest, &names)? {
+        if let Some(image) = self.adopt(&plan.digest, &names).await? {
             progress.event(Event::Finished(&plan.digest));
             return Ok(image);
         }
         let lock = self.lock_work(&plan.digest, &*progress).await?;
         // Whoever had the lock may have made it.
-        if let Some(image) = self.adopt(&plan.digest, &names)? {
+        if let Some(image) = self.adopt(&plan.digest, &names).await? {
             progress.event(Event::Finished(&plan.digest));
             return Ok(image);
         }
@@ -174,14 +197,30 @@ impl Cache {
         blocking(move || {
             // Held to the end, even if nobody waits for the result any more.
             let _lock = lock;
-            cache.build(&plan, &layers, &names, &*progress)
+            cache.build(&plan, &layers, (&names.0, names.1), &*progress)
         })
         .await
     }
 
-    /// The image if it is there, with `names` added to its own.
-    fn adopt(&self, digest: &Digest, names: &[Reference]) -> Result<Option<Image>> {
+    /// The image if it is there, with `names` added to its own. Names that must not be taken are an
+    /// error in any case: better before layers are fetched.
+    async fn adopt(
+        &self,
+        digest: &Digest,
+        (names, taken): &(Vec<Reference>, Taken),
+    ) -> Result<Option<Image>> {
+        let (cache, digest, names, taken) = (self.clone(), *digest, names.clone(), *taken);
+        blocking(move || cache.adopt_now(&digest, &names, taken)).await
+    }
+
+    fn adopt_now(
+        &self,
+        digest: &Digest,
+        names: &[Reference],
+        taken: Taken,
+    ) -> Result<Option<Image>> {
         let mut locked = self.lock_index()?;
+        check_names(&locked.index, digest, names, taken)?;
         if self.image(&locked.index, digest).is_none() {
             return Ok(None);
         }
@@ -247,16 +286,15 @@ impl Cache {
         &self,
         plan: &Plan,
         layers: &[File],
-        names: &[Reference],
+        names: (&[Reference], Taken),
         progress: &dyn Progress,
     ) -> Result<Image> {
-        // Removed when dropped, whatever fails. The name is new each time: a mkfs.erofs whose
+        // Mode 0600, which mkfs.erofs leaves as it is. Removed when dropped, whatever fails. The name is new each time: a mkfs.erofs whose
         // parent was killed may be about to write to the last one.
         let work = self.work_dir();
         let out = tempfile::Builder::new()
             .prefix(&format!("{}-", plan.digest.hex()))
             .suffix(".erofs")
-            .permissions(Permissions::from_mode(0o644))
             .tempfile_in(&work)
             .map_err(|e| Error::io("write to", &work, e))?
             .into_temp_path();
@@ -302,9 +340,11 @@ impl Cache {
         out: TempPath,
         plan: &Plan,
         size_bytes: u64,
-        names: &[Reference],
+        (names, taken): (&[Reference], Taken),
     ) -> Result<Image> {
         let mut locked = self.lock_index()?;
+        // Again: somebody may have used a name while this image was built.
+        check_names(&locked.index, &plan.digest, names, taken)?;
         let path = self.image_path(&plan.digest);
         out.persist(&path).map_err(|e| Error::io("create", &path, e.error))?;
         sync_dir(&self.inner.dir)?;
@@ -325,5 +365,15 @@ impl Cache {
         }
         self.image(&locked.index, &plan.digest)
             .ok_or_else(|| Error::Unknown(plan.digest.to_string()))
+    }
+}
+
+/// Refuses names that stand for other images than `digest`, unless they may be taken.
+fn check_names(index: &Index, digest: &Digest, names: &[Reference], taken: Taken) -> Result<()> {
+    let of_others = |name: &&Reference| index.references.get(name).is_some_and(|d| d != digest);
+    let lost: Vec<_> = names.iter().filter(of_others).map(Reference::familiar).collect();
+    match taken == Taken::Replace || lost.is_empty() {
+        true => Ok(()),
+        false => Err(Error::NamesTaken { names: lost.join(", ") }),
     }
 }

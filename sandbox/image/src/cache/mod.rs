@@ -4,12 +4,20 @@
 //! and in `work/` what is being made: `HEX.lock`, held by whoever makes that image, and its
 //! unfinished `HEX-RANDOM.erofs`. Layers lie in nameless files. So a crash leaves unfinished files in
 //! `work/` whose lock nobody holds; the next [`Cache::open`] removes them.
+//!
+//! All of it is its owner's alone, folders 0700 and files 0600 (`private`): images hold secrets of who
+//! built them, and a lock that others can open is a lock that others can hold. Nobody else needs to
+//! open an image: the plane opens the file as the cache's owner and serves it as a disk.
+//!
+//! Looking something up takes no lock, changing something does: a change blocks for up to half a minute
+//! while another process makes one.
 
 mod index;
 mod lock;
 mod make;
+mod private;
 
-pub use make::PullPolicy;
+pub use make::{PullPolicy, Taken};
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -30,7 +38,7 @@ pub struct Image {
     pub digest: Digest,
     /// Its names; none if a newer image took its name over ("dangling").
     pub references: Vec<Reference>,
-    /// The file system, read-only for everybody. Stays while it is listed.
+    /// The file system; only the cache's owner may open it. Stays while it is listed.
     pub erofs_path: PathBuf,
     /// Bytes of that file.
     pub size_bytes: u64,
@@ -86,11 +94,14 @@ impl Cache {
     /// missing, and removes what crashed processes have left.
     ///
     /// # Errors
-    /// [`Error::Io`] where the folder cannot be made or written, [`Error::BadIndex`].
+    /// [`Error::Io`] where the folder cannot be made or written, [`Error::ForeignCache`] where it is
+    /// another user's, [`Error::BadIndex`].
     pub fn open(dir: impl Into<PathBuf>, tools: Tools, limits: Limits) -> Result<Self> {
         let cache = Self { inner: Arc::new(Inner { dir: dir.into(), tools, limits }) };
         let work = cache.work_dir();
-        std::fs::create_dir_all(&work).map_err(|e| Error::io("create", &work, e))?;
+        private::make(&cache.inner.dir)?;
+        private::make(&work)?;
+        private::close_files(&cache.inner.dir)?;
         cache.clear_work()?;
         cache.clear_images()?;
         Ok(cache)
@@ -101,24 +112,25 @@ impl Cache {
         &self.inner.tools
     }
 
-    /// The image called `name`: a reference, a digest, or the first four or more digits of one.
+    /// The image called `name`: a reference, a digest, or the first four or more digits of one. Reads
+    /// files and waits for nobody.
     ///
     /// # Errors
     /// [`Error::Ambiguous`], or [`Error::BadReference`] for what cannot be a name at all.
     pub fn get(&self, name: &str) -> Result<Option<Image>> {
-        let locked = self.lock_index()?;
-        let found = find(&locked.index, name)?;
-        Ok(found.and_then(|digest| self.image(&locked.index, &digest)))
+        let index = Index::read(&self.inner.dir)?;
+        let found = find(&index, name)?;
+        Ok(found.and_then(|digest| self.image(&index, &digest)))
     }
 
-    /// All images, by name, the nameless last.
+    /// All images, by name, the nameless last. Reads files and waits for nobody.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::BadIndex`].
     pub fn list(&self) -> Result<Vec<Image>> {
-        let locked = self.lock_index()?;
-        let digests = locked.index.images.keys();
-        let mut images: Vec<_> = digests.filter_map(|d| self.image(&locked.index, d)).collect();
+        let index = Index::read(&self.inner.dir)?;
+        let digests = index.images.keys();
+        let mut images: Vec<_> = digests.filter_map(|d| self.image(&index, d)).collect();
         images.sort_by_key(|i| (i.references.is_empty(), i.references.first().cloned(), i.digest));
         Ok(images)
     }

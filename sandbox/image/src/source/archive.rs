@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::layout::{Local, Store};
+use super::layout::{Local, Store, open_regular};
 use crate::manifest::{self, Layer, Plan};
 use crate::root::read::{TarReader, What};
 use crate::root::tree::{Kind, split_path};
@@ -32,8 +32,9 @@ struct DockerImage {
 /// Opens the archive `path`. A compressed one is uncompressed into a nameless file in `dir` first.
 pub(crate) fn open(path: &Path, dir: &Path, limits: &Limits) -> Result<Local> {
     let place = path.display().to_string();
-    let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
-    let max = limits.image_uncompressed;
+    let file = open_regular(path).map_err(|e| Error::io("open", path, e))?;
+    let len = file.metadata().map_err(|e| Error::io("read", path, e))?.len();
+    let max = limits.archive_bytes(len);
     let file = spool::uncompress_archive(&file, dir, max, &place)?.unwrap_or(file);
     let members = members(&file, limits).map_err(|e| Error::source(&place, e))?;
     Ok(Local { store: Store::Archive(Arc::new(file), members), paths: HashMap::new(), place })

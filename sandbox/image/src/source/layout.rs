@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oci_spec::image::{Descriptor, ImageIndex};
+use rustix::fs::{Mode, OFlags};
 
 use crate::manifest::{Layer, descriptor_digest};
 use crate::{Digest, Error, Limits, Reference, Result};
@@ -37,7 +38,7 @@ impl Store {
     /// The file at `path`, and its length; `None` if there is none.
     pub(crate) fn open(&self, path: &str) -> io::Result<Option<(Box<dyn Read + Send>, u64)>> {
         match self {
-            Self::Folder(dir) => match File::open(dir.join(path)) {
+            Self::Folder(dir) => match open_regular(&dir.join(path)) {
                 Ok(file) => {
                     let len = file.metadata()?.len();
                     Ok(Some((Box::new(file), len)))
@@ -153,6 +154,17 @@ fn full_name(entry: &Descriptor) -> Option<Reference> {
     let text = annotation(entry, FULL_NAME)
         .or_else(|| annotation(entry, REF_NAME).filter(|name| name.contains([':', '/'])))?;
     text.parse().ok()
+}
+
+/// Opens a regular file. Links are followed, since build tools make layouts of links and every blob is
+/// checked against its digest; what is no file (a FIFO, a device) is an error and never a wait.
+pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is no regular file")),
+    }
 }
 
 /// A part of a file.

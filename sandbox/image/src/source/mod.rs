@@ -2,6 +2,7 @@
 //! which hands out documents and layers by digest and checks both.
 
 pub(crate) mod archive;
+mod beneath;
 pub(crate) mod folder;
 pub(crate) mod layout;
 pub(crate) mod registry;
@@ -13,7 +14,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
 use crate::manifest::Layer;
@@ -32,7 +32,8 @@ pub enum Source {
     /// What `docker save` writes, possibly compressed.
     DockerArchive(PathBuf, Option<String>),
     /// A plain folder that is to be the container's root, for instance of debootstrap. Must not
-    /// change while it is read. Nothing below its mount points is read.
+    /// change while it is read: what does is an error, and whoever may change it gets nothing from
+    /// outside of it into the image. Nothing below its mount points is read.
     Folder(PathBuf),
 }
 
@@ -99,7 +100,7 @@ impl Fetcher {
     /// The manifest or index with this digest, checked; at most `size` bytes.
     pub(crate) async fn manifest(&self, digest: &Digest, size: u64) -> Result<Vec<u8>> {
         match self {
-            Self::Registry(registry) => registry.manifest(Some(digest)).await,
+            Self::Registry(registry) => registry.manifest(Some(digest), size).await,
             _ => self.document("manifest", digest, size).await,
         }
     }
@@ -204,24 +205,6 @@ impl Read for ChannelReader {
             }
         }
     }
-}
-
-/// Sends a stream into a channel until either ends.
-async fn pump(
-    mut stream: impl futures_util::Stream<Item = io::Result<Vec<u8>>> + Unpin,
-    sender: mpsc::Sender<io::Result<Vec<u8>>>,
-) -> Result<(), String> {
-    while let Some(chunk) = stream.next().await {
-        let failure = chunk.as_ref().err().map(|e| reason(e));
-        // A reader that is gone has reported why itself.
-        if sender.send(chunk).await.is_err() {
-            return Ok(());
-        }
-        if let Some(reason) = failure {
-            return Err(reason);
-        }
-    }
-    Ok(())
 }
 
 /// The message of an error and of the errors below it, which say what really happened

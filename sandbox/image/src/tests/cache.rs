@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::support::*;
-use crate::{Cache, Digest, Error, Image, Limits, Prune, Reference, Silent, Source, Tools};
+use crate::{Cache, Digest, Error, Image, Limits, Prune, Reference, Silent, Source, Taken, Tools};
 
 fn reference(name: &str) -> Reference {
     name.parse().unwrap()
@@ -14,7 +14,10 @@ fn reference(name: &str) -> Reference {
 async fn import(cache: &Cache, content: &str, name: Option<&str>) -> Image {
     let layout = Layout::of(&[gzip(&Tar::new().file("x", content).end())]);
     let source = Source::OciLayout(layout.path().to_owned(), None);
-    cache.import(&source, name.map(reference), std::sync::Arc::new(Silent)).await.unwrap()
+    cache
+        .import(&source, name.map(reference), Taken::Replace, std::sync::Arc::new(Silent))
+        .await
+        .unwrap()
 }
 
 fn files(dir: &Path) -> Vec<String> {
@@ -115,7 +118,7 @@ async fn concurrent_imports_of_one_image_build_once() {
         let cache = open(dir.path(), &tools);
         let source = Source::OciLayout(layout.path().to_owned(), None);
         let (name, log) = (reference(&format!("app:{i}")), log.clone());
-        async move { cache.import(&source, Some(name), log).await.unwrap().digest }
+        async move { cache.import(&source, Some(name), Taken::Refuse, log).await.unwrap().digest }
     });
     let digests = futures_util::future::join_all(works).await;
     assert!(digests.iter().all(|digest| *digest == digests[0]));
@@ -138,8 +141,7 @@ async fn leftovers_of_a_crash_go_and_those_of_the_living_stay() {
     std::fs::write(dir.path().join(format!("{unlisted}.erofs")), "whole").unwrap();
     std::fs::write(dir.path().join("index.json.new"), "{").unwrap();
     std::fs::write(work.join(format!("{alive}-aB3.erofs")), "half").unwrap();
-    let lock = std::fs::File::create(work.join(format!("{alive}.lock"))).unwrap();
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let lock = slipway_lock::Lock::try_take(&work.join(format!("{alive}.lock"))).unwrap();
     let cache = open(dir.path(), &tools);
     assert_eq!(files(&work), [format!("{alive}-aB3.erofs"), format!("{alive}.lock")]);
     assert!(!dir.path().join("index.json.new").exists());
@@ -165,7 +167,7 @@ async fn failures_leave_nothing() {
     for blob in broken {
         let layout = Layout::of(&[blob]);
         let source = Source::OciLayout(layout.path().to_owned(), None);
-        let result = cache.import(&source, None, std::sync::Arc::new(Silent)).await;
+        let result = cache.import(&source, None, Taken::Refuse, std::sync::Arc::new(Silent)).await;
         let text = result.unwrap_err().to_string();
         assert!(text.contains("sha256:") && !text.contains('\n'), "{text}");
     }
@@ -183,7 +185,8 @@ async fn failures_leave_nothing() {
     let cache = Cache::open(dir.path(), failing, Limits::default()).unwrap();
     let layout = Layout::of(&[gzip(&Tar::new().file("x", "1").end())]);
     let source = Source::OciLayout(layout.path().to_owned(), None);
-    let error = cache.import(&source, None, std::sync::Arc::new(Silent)).await.unwrap_err();
+    let error =
+        cache.import(&source, None, Taken::Refuse, std::sync::Arc::new(Silent)).await.unwrap_err();
     assert!(matches!(&error, Error::Mkfs { stderr, .. } if stderr == "oh"), "{error}");
     assert!(cache.list().unwrap().is_empty());
     assert!(
@@ -200,7 +203,7 @@ async fn a_missing_or_old_tool_is_told_before_anything_is_fetched() {
         let cache = Cache::open(dir.path(), tools, Limits::default()).unwrap();
         let log = Log::new();
         let source = Source::Folder("/".into());
-        let error = cache.import(&source, None, log.clone()).await.unwrap_err();
+        let error = cache.import(&source, None, Taken::Refuse, log.clone()).await.unwrap_err();
         assert!(matches!(error, Error::Tool { .. }), "{error}");
         assert!(log.0.lock().unwrap().is_empty());
     }
@@ -241,7 +244,10 @@ async fn root_full_disk_is_told_and_leaves_nothing() {
             let layer = Tar::new().raw(tar::EntryType::Regular, b"x", b"", &noise).end();
             let layout = Layout::of(&[gzip(&layer)]);
             let source = Source::OciLayout(layout.path().to_owned(), None);
-            let error = cache.import(&source, None, std::sync::Arc::new(Silent)).await.unwrap_err();
+            let error = cache
+                .import(&source, None, Taken::Refuse, std::sync::Arc::new(Silent))
+                .await
+                .unwrap_err();
             assert!(matches!(error, Error::NoSpace { .. }), "{size}: {error}");
             assert!(tree_of(&dir.path().join("work")).is_empty());
         }

@@ -155,6 +155,18 @@ async fn bombs() {
     assert_eq!(fetch(&Layout::of(&[gzip(&zeros)]), &limits).await.unwrap().len(), 1);
 }
 
+/// A whole archive that is a bomb: refused by its ratio, long before it fills the disk.
+#[test]
+fn a_compressed_archive_is_no_bomb() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("bomb.tar.gz");
+    std::fs::write(&path, gzip(&vec![0; 4 << 20]).bytes).unwrap();
+    let limits = Limits { ratio_floor: 64 << 10, ratio: 20, ..Limits::default() };
+    let error = archive::open(&path, dir.path(), &limits).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    archive::open(&path, dir.path(), &Limits::default()).map(|_| ()).unwrap();
+}
+
 #[test]
 fn sizes_in_the_manifest_are_limited_before_the_download() {
     let layer = |size| manifest::Layer { digest: Digest::of(b""), size, diff_id: Digest::of(b"") };

@@ -3,7 +3,10 @@
 mod build;
 mod cache;
 mod fetch;
+mod folder;
 mod hostile;
+mod hostile_registry;
 mod merge;
+mod private;
 mod registry;
 mod support;

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use slipway_image::{Image, Source};
+use slipway_image::{Image, Source, Taken};
 use slipway_runtime::Config;
 
 use crate::args::Pull;
@@ -29,7 +29,7 @@ pub async fn ready(config: &Config, named: Option<&str>) -> Result<(String, Imag
     let tree = root.path().join("root");
     bootstrap(&tree)?;
     let source: Source = format!("dir:{}", tree.display()).parse()?;
-    let image = cache.import(&source, Some(OWN.parse()?), Fetch::new()).await?;
+    let image = cache.import(&source, Some(OWN.parse()?), Taken::Refuse, Fetch::new()).await?;
     Ok((OWN.to_owned(), image))
 }
 

@@ -221,7 +221,7 @@ impl Drop for Guest {
         let request = v1::RemoveRequest { name: self.name.clone(), force: true };
         let removed = self.node.wait(self.node.sandboxes().remove(request));
         if let Err(status) = removed {
-            eprintln!("slipway: {}: {}", self.name, status.message());
+            crate::complain(&anyhow::anyhow!("{}: {}", self.name, status.message()));
         }
     }
 }
@@ -269,7 +269,7 @@ impl Drop for SharedDisk {
     fn drop(&mut self) {
         let request = plane_v1::RemoveDiskRequest { name: self.name.clone() };
         if let Err(status) = self.node.wait(self.node.plane().remove_disk(request)) {
-            eprintln!("slipway: disk {}: {}", self.name, status.message());
+            crate::complain(&anyhow::anyhow!("disk {}: {}", self.name, status.message()));
         }
     }
 }

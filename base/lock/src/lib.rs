@@ -1,0 +1,296 @@
+//! Locks between processes that no other user can take: `flock(2)` on files of mode 0600.
+//!
+//! Opening a file for reading is enough to lock it. A lock file that others may read is therefore a lock
+//! that anybody can hold for ever. [`Lock::within`] makes its file with mode 0600, waits no longer than it
+//! is told, and names the holder when it gives up. The kernel drops a lock with its last descriptor, so
+//! `kill -9` leaves none behind.
+//!
+//! # A lock file that others could open
+//!
+//! Taking the rights away does not take back what was opened before: such a descriptor can still lock the
+//! inode, at any later time. So an inode that was ever open to others is used once more only. Its mode
+//! becomes 0700, which keeps new openers out and marks it; whoever gets its lock puts a new inode of mode
+//! 0600 in its place *while it holds the old one*, and holds the new one from then on. Two processes
+//! cannot both do so. Whoever waits for the old inode looks, once it has the lock, whether the inode is
+//! still the one at the path, and starts again if it is not.
+//!
+//! The new inode is not put in place without the old lock, even if a stranger holds that one: the holder
+//! could as well be a process of ours from before an update, and two owners are worse than an error that
+//! names whom to end.
+//!
+//! # Dependencies
+//!
+//! `rustix` (flock, fstat without a C library), `thiserror`. The lock of a file is the file's and not the
+//! process's (as `fcntl(2)`'s would be): it is inherited with the descriptor.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+/// Between two looks at a lock that another process holds.
+const LOOK: Duration = Duration::from_millis(2);
+/// What only the owner may open.
+const OURS: u32 = 0o600;
+/// Closed to others by now, but they may still have it open: to be replaced.
+const MARKED: u32 = 0o700;
+/// Read of /proc/locks and of /proc/PID/status at most, bytes: both grow with what strangers do.
+const PROC_MOST: u64 = 1 << 20;
+
+/// Why a lock could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Somebody else held it for all of the time that there was to wait.
+    #[error("{} is locked by {holders}", path.display())]
+    Held {
+        /// The lock's file.
+        path: PathBuf,
+        /// Who holds it, as far as the kernel tells.
+        holders: Holders,
+    },
+    /// Something else is where the lock's file should be.
+    #[error("{} cannot be a lock: {reason}", path.display())]
+    Unfit {
+        /// The lock's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A system call failed.
+    #[error("cannot {action} the lock {}: {source}", path.display())]
+    Io {
+        /// "open", "lock", "replace".
+        action: &'static str,
+        /// The lock's file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Result with this crate's [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The processes that hold a lock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders(pub Vec<Holder>);
+
+/// A process that took a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its id.
+    pub pid: u32,
+    /// Its real user id. `None` if it has ended: a process that inherited the descriptor holds the lock.
+    pub uid: Option<u32>,
+}
+
+impl Holders {
+    /// Whether all holders are known and are neither root nor this process's user: then nobody holds the
+    /// lock who is meant to.
+    pub fn are_strangers(&self) -> bool {
+        let me = rustix::process::geteuid().as_raw();
+        let stranger = |holder: &Holder| holder.uid.is_some_and(|uid| uid != 0 && uid != me);
+        !self.0.is_empty() && self.0.iter().all(stranger)
+    }
+}
+
+impl fmt::Display for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("a process that /proc/locks does not show");
+        }
+        for (at, holder) in self.0.iter().enumerate() {
+            let comma = if at == 0 { "" } else { ", " };
+            match holder.uid {
+                Some(uid) => write!(f, "{comma}process {} of user {uid}", holder.pid)?,
+                None => write!(f, "{comma}what process {} has left behind", holder.pid)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A held lock. It is given back when the last descriptor of its file is closed.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+}
+
+impl Lock {
+    /// Takes the lock at `path`, and makes its file where it is missing. The calling thread sleeps up to
+    /// `patience` while somebody else holds the lock; it must be a thread that nobody else waits for.
+    ///
+    /// # Errors
+    /// [`Error::Held`] after `patience`; [`Error::Unfit`] where the file is another user's or no regular
+    /// file; [`Error::Io`].
+    pub fn within(path: &Path, patience: Duration) -> Result<Self> {
+        let begun = Instant::now();
+        loop {
+            match attempt(path, OFlags::CREATE)? {
+                Some(lock) => return Ok(lock),
+                None if begun.elapsed() < patience => std::thread::sleep(LOOK),
+                None => return Err(held(path)),
+            }
+        }
+    }
+
+    /// Takes the lock at `path` if nobody has it, and makes its file where it is missing. Never waits.
+    ///
+    /// # Errors
+    /// As [`within`](Self::within), [`Error::Held`] at once.
+    pub fn try_take(path: &Path) -> Result<Self> {
+        Self::within(path, Duration::ZERO)
+    }
+
+    /// As [`try_take`](Self::try_take), but a missing file is an error ([`Error::Io`]).
+    ///
+    /// # Errors
+    /// As [`try_take`](Self::try_take).
+    pub fn try_existing(path: &Path) -> Result<Self> {
+        attempt(path, OFlags::empty())?.ok_or_else(|| held(path))
+    }
+
+    /// The locked file, for instance to note in it who holds it.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl From<Lock> for OwnedFd {
+    /// The descriptor that holds the lock.
+    fn from(lock: Lock) -> Self {
+        lock.file.into()
+    }
+}
+
+/// Takes the lock of the file that is at `path` now. Returns `None` if somebody has it.
+fn attempt(path: &Path, create: OFlags) -> Result<Option<Lock>> {
+    loop {
+        let (file, seen_by_others) = open(path, create)?;
+        if !try_flock(&file, path)? {
+            return Ok(None);
+        }
+        // The last holder may have replaced or removed the file since it was opened here: then this
+        // lock is on nothing that others would find.
+        if !is_at(&file, path) {
+            continue;
+        }
+        let file = if seen_by_others { replace(path, file)? } else { file };
+        return Ok(Some(Lock { file }));
+    }
+}
+
+/// Opens the lock's file. True: others could open it, now or before.
+fn open(path: &Path, create: OFlags) -> Result<(File, bool)> {
+    // A FIFO or a device in its place must not make anybody wait.
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | create;
+    let failed = |source: std::io::Error| io("open", path, source);
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(OURS));
+    let file = File::from(file.map_err(|errno| failed(errno.into()))?);
+    let meta = file.metadata().map_err(failed)?;
+    let unfit = |reason: String| Error::Unfit { path: path.to_owned(), reason };
+    if !meta.is_file() {
+        return Err(unfit("it is no regular file".into()));
+    }
+    let me = rustix::process::geteuid().as_raw();
+    if meta.uid() != me {
+        return Err(unfit(format!("it belongs to user {}, not to user {me}", meta.uid())));
+    }
+    let mode = meta.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        file.set_permissions(PermissionsExt::from_mode(MARKED)).map_err(failed)?;
+    }
+    Ok((file, mode != OURS))
+}
+
+/// Puts a new inode in the place of `held`, whose lock the caller has, and returns it locked.
+fn replace(path: &Path, held: File) -> Result<File> {
+    let failed = |source: std::io::Error| io("replace", path, source);
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    // Only the holder of the lock comes here, so this is what one that was killed has left.
+    let _ = std::fs::remove_file(&new);
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
+    let file = rustix::fs::open(&new, flags, Mode::from_raw_mode(OURS));
+    let file = File::from(file.map_err(|errno| failed(errno.into()))?);
+    // Whatever the umask took away.
+    file.set_permissions(PermissionsExt::from_mode(OURS)).map_err(failed)?;
+    if !try_flock(&file, path)? {
+        return Err(failed(Errno::WOULDBLOCK.into()));
+    }
+    std::fs::rename(&new, path).map_err(failed)?;
+    // Not before: until the new one is in place, the old lock keeps the others out.
+    drop(held);
+    Ok(file)
+}
+
+/// True if the lock is ours now, false if somebody else has it. Never waits.
+#[allow(clippy::disallowed_methods)] // the one place that takes locks
+fn try_flock(file: &File, path: &Path) -> Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
+        Err(errno) => Err(io("take", path, errno.into())),
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::symlink_metadata(path)) {
+        (Ok(a), Ok(b)) => a.ino() == b.ino() && a.dev() == b.dev(),
+        _ => false,
+    }
+}
+
+fn io(action: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::Io { action, path: path.to_owned(), source }
+}
+
+fn held(path: &Path) -> Error {
+    Error::Held { path: path.to_owned(), holders: holders(path) }
+}
+
+/// Who holds a lock on the file at `path`, by /proc/locks; nobody where the kernel does not tell (a
+/// process in another PID namespace, a file system with device numbers of its own).
+pub fn holders(path: &Path) -> Holders {
+    let Ok(meta) = std::fs::symlink_metadata(path) else { return Holders::default() };
+    let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+    let file = format!("{major:02x}:{minor:02x}:{}", meta.ino());
+    let locks = read_some(Path::new("/proc/locks"));
+    let mut pids: Vec<u32> = locks.lines().filter_map(|line| holder_in(line, &file)).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    Holders(pids.into_iter().map(|pid| Holder { pid, uid: user_of(pid) }).collect())
+}
+
+/// The process of a line like `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`, if it is about `file`.
+/// Processes that wait for a lock have an arrow before their kind.
+fn holder_in(line: &str, file: &str) -> Option<u32> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    let is_flock = words.next()? == "FLOCK";
+    let pid = words.nth(2)?.parse().ok()?;
+    (is_flock && words.next()? == file).then_some(pid)
+}
+
+fn user_of(pid: u32) -> Option<u32> {
+    let status = read_some(Path::new(&format!("/proc/{pid}/status")));
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// The beginning of a file of /proc; nothing where it cannot be read.
+fn read_some(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    // It is for a message only: what was read until an error is the best there is.
+    let _ = File::open(path).and_then(|file| file.take(PROC_MOST).read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! Threads that may sleep for ever, so that no other thread has to.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rustix::net::sockopt::set_socket_linger;
+
+/// How long a thread without work waits for more before it ends.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Closing a file or dropping a mapping needs little stack.
+const STACK: usize = 128 << 10;
+
+/// Where the things of one peer go that must be closed or dropped without waiting.
+///
+/// Cheap to clone; all clones are one bin. Things are dropped in the order in which they came, on a thread
+/// that has nothing else to do. If dropping one of them never ends, that thread is lost, the later
+/// things of the same bin stay, and other bins get other threads. So the number of lost threads is at most
+/// the number of bins: make one for each peer, and bound the number of peers.
+#[derive(Clone, Default)]
+pub struct Bin(Arc<Contents>);
+
+#[derive(Default)]
+struct Contents {
+    queue: Mutex<Queue>,
+    /// Things that are in the queue or being dropped.
+    held: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Queue {
+    things: VecDeque<Thing>,
+    /// The bin is in [`Pool::waiting`] or a thread drops a thing of it.
+    scheduled: bool,
+}
+
+enum Thing {
+    Descriptor(OwnedFd),
+    Value(Box<dyn Any + Send>),
+}
+
+impl Bin {
+    /// Returns an empty bin. It has no thread before something is discarded.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Closes `file` elsewhere. The caller never waits.
+    pub fn discard(&self, file: impl Into<OwnedFd>) {
+        self.push(Thing::Descriptor(file.into()));
+    }
+
+    /// Drops `value` elsewhere. The caller never waits.
+    pub fn discard_value<T: Send + 'static>(&self, value: T) {
+        self.push(Thing::Value(Box::new(value)));
+    }
+
+    /// Returns how many discarded things still exist. A server refuses more from a peer whose bin holds
+    /// many.
+    pub fn held(&self) -> usize {
+        self.0.held.load(Ordering::Relaxed)
+    }
+
+    fn push(&self, thing: Thing) {
+        self.0.held.fetch_add(1, Ordering::Relaxed);
+        let mut queue = lock(&self.0.queue);
+        queue.things.push_back(thing);
+        let scheduled = std::mem::replace(&mut queue.scheduled, true);
+        drop(queue);
+        if !scheduled {
+            schedule(self.clone());
+        }
+    }
+
+    /// Drops the oldest thing. The bin is scheduled again if there are more.
+    fn empty_one(self) {
+        let thing = lock(&self.0.queue).things.pop_front();
+        // A destructor that panics must not end the thread with the bin still scheduled.
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop_thing(thing)));
+        self.0.held.fetch_sub(1, Ordering::Relaxed);
+        let mut queue = lock(&self.0.queue);
+        queue.scheduled = !queue.things.is_empty();
+        let more = queue.scheduled;
+        drop(queue);
+        if more {
+            schedule(self);
+        }
+    }
+}
+
+fn drop_thing(thing: Option<Thing>) {
+    match thing {
+        Some(Thing::Descriptor(file)) => {
+            // Fails for all but sockets. The peer may set it again in between; then this thread is lost.
+            let _ = set_socket_linger(&file, None);
+            drop(file);
+        }
+        Some(Thing::Value(value)) => drop(value),
+        None => {}
+    }
+}
+
+/// The threads of this process that empty bins.
+struct Pool {
+    /// Bins with something to drop, each at most once.
+    waiting: VecDeque<Bin>,
+    /// Threads that wait for a bin.
+    idle: usize,
+}
+
+static POOL: Mutex<Pool> = Mutex::new(Pool { waiting: VecDeque::new(), idle: 0 });
+static MORE: Condvar = Condvar::new();
+
+/// Has a thread drop one thing of `bin`: an idle one, or a new one if there is none.
+///
+/// If no thread can be made, the bin waits until another thread takes it or the next call succeeds.
+fn schedule(bin: Bin) {
+    let mut pool = lock(&POOL);
+    pool.waiting.push_back(bin);
+    let enough = pool.idle >= pool.waiting.len();
+    drop(pool);
+    if enough {
+        MORE.notify_one();
+        return;
+    }
+    let builder = std::thread::Builder::new().name("disposal".into()).stack_size(STACK);
+    drop(builder.spawn(work));
+}
+
+fn work() {
+    loop {
+        let Some(bin) = next() else { return };
+        bin.empty_one();
+    }
+}
+
+/// Waits for a bin. Returns `None` if there was none for a while.
+fn next() -> Option<Bin> {
+    let mut pool = lock(&POOL);
+    pool.idle += 1;
+    let empty = |pool: &mut Pool| pool.waiting.is_empty();
+    let (mut pool, _) =
+        MORE.wait_timeout_while(pool, PATIENCE, empty).unwrap_or_else(|p| p.into_inner());
+    pool.idle -= 1;
+    pool.waiting.pop_front()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that may panic runs under these locks.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Its drop waits until it is told to go on, and says that it is through.
+    struct Sleeper(Receiver<()>, Sender<()>);
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+            let _ = self.1.send(());
+        }
+    }
+
+    struct Says(Sender<()>);
+
+    impl Drop for Says {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+
+    #[test]
+    fn a_thing_that_is_never_dropped_holds_up_its_own_bin_only() {
+        let (one, other) = (Bin::new(), Bin::new());
+        let (wake, told) = channel();
+        let (done, is_done) = channel();
+        let (later, is_later) = channel();
+        one.discard_value(Sleeper(told, done));
+        one.discard_value(Says(later));
+        for _ in 0..100 {
+            let (dropped, is_dropped) = channel();
+            other.discard_value(Says(dropped));
+            is_dropped.recv_timeout(LONG).unwrap();
+        }
+        assert!(is_later.try_recv().is_err(), "it stands behind the one that sleeps");
+        assert_eq!(one.held(), 2);
+        wake.send(()).unwrap();
+        is_done.recv_timeout(LONG).unwrap();
+        is_later.recv_timeout(LONG).unwrap();
+    }
+
+    #[test]
+    fn a_destructor_that_panics_is_one_thing_less() {
+        struct Panics;
+        impl Drop for Panics {
+            fn drop(&mut self) {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+        }
+        let bin = Bin::new();
+        let (dropped, is_dropped) = channel();
+        bin.discard_value(Panics);
+        bin.discard_value(Says(dropped));
+        is_dropped.recv_timeout(LONG).unwrap();
+    }
+
+    #[test]
+    fn many_bins_at_once_are_all_emptied() {
+        let (dropped, is_dropped) = channel();
+        let bins: Vec<Bin> = (0..200).map(|_| Bin::new()).collect();
+        for _ in 0..10 {
+            bins.iter().for_each(|bin| bin.discard_value(Says(dropped.clone())));
+        }
+        (0..2000).for_each(|_| is_dropped.recv_timeout(LONG).unwrap());
+    }
+}

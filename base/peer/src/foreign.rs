@@ -1,0 +1,62 @@
+//! Descriptors that a peer sent.
+
+#![allow(unsafe_code)] // a field is taken out of a value that has a destructor
+
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::Bin;
+
+/// A descriptor that came from a peer: closing it may take for ever, so dropping this hands it to the
+/// peer's [`Bin`].
+pub struct Foreign {
+    file: ManuallyDrop<OwnedFd>,
+    bin: Bin,
+}
+
+impl Foreign {
+    /// Makes `file` one that is closed through `bin`.
+    pub fn new(file: OwnedFd, bin: &Bin) -> Self {
+        Self { file: ManuallyDrop::new(file), bin: bin.clone() }
+    }
+
+    /// Returns another descriptor of the same open file, which is closed through the same bin.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        Ok(Self::new(self.file.as_fd().try_clone_to_owned()?, &self.bin))
+    }
+
+    /// Gives the descriptor out as one that may be closed anywhere. Only for a file whose last reference
+    /// is dropped at once whatever the peer does with its own: an eventfd
+    /// ([`is_eventfd`](crate::is_eventfd)).
+    pub fn into_owned(self) -> OwnedFd {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped or used again, so its descriptor has one owner; the bin is
+        // read out once, and dropped here.
+        let (file, bin) =
+            unsafe { (ManuallyDrop::take(&mut this.file), std::ptr::read(&this.bin)) };
+        drop(bin);
+        file
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses the field after this.
+        self.bin.discard(unsafe { ManuallyDrop::take(&mut self.file) });
+    }
+}
+
+impl AsFd for Foreign {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl std::fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Foreign").field(&self.file).finish()
+    }
+}

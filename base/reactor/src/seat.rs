@@ -1,0 +1,224 @@
+//! Where a reactor is while its thread is inside a call into a task.
+//!
+//! The thread parks the reactor before the call and takes it back after it. If the thread falls asleep in the
+//! call, the watchdog may take the reactor instead, once, and have a new thread go on with all tasks but the one
+//! that was called.
+//!
+//! # Whose the reactor is
+//! The thread's way costs two stores and a load, since it goes it for each call. After the call it clears
+//! `parked` and *then* looks at `claimed`; the watchdog sets `claimed` and *then* looks at `parked`, with
+//! membarrier(2) in between, which puts a full barrier into the thread wherever that is. If the barrier comes
+//! before the thread clears `parked`, its look at `claimed` comes after the barrier and finds it set. If the barrier
+//! comes after that, the watchdog finds `parked` cleared (or the next call's) and lets go. A thread that finds `claimed`
+//! set asks for the lock, under which the watchdog decides.
+
+#![allow(unsafe_code)] // a reactor behind a pointer that two threads may want
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex};
+
+use rustix::thread::{MembarrierCommand, membarrier};
+
+use crate::context::Watches;
+use crate::mailbox::Mailbox;
+use crate::run::Run;
+use crate::tasks::Body;
+use crate::{Settings, Step, TaskId};
+
+/// The place of one thread. A thread that loses its reactor loses the seat with it, so a seat is lost at most
+/// once.
+pub(crate) struct Seat {
+    /// The reactor, during a call; null at other times. Written by the seat's thread alone.
+    parked: AtomicPtr<Run>,
+    /// The watchdog decides whether to take the reactor, or has taken it.
+    claimed: AtomicBool,
+    /// What was decided.
+    decision: Mutex<Decision>,
+    /// Counts calls. Written by the seat's thread alone.
+    calls: AtomicU64,
+    /// The task of the last call. Written by the seat's thread alone.
+    task: AtomicU64,
+    /// The thread's number in the kernel.
+    thread: i32,
+}
+
+enum Decision {
+    Stays,
+    /// Another thread has the reactor. The called task has this mailbox from now on.
+    Taken(Arc<Mailbox>),
+}
+
+/// A reactor in its seat, or, for a thread without one, at hand.
+pub(crate) enum Parked<'a> {
+    In(&'a Seat, *mut Run),
+    Kept(Box<Run>),
+}
+
+impl Seat {
+    /// Makes a seat of the calling thread.
+    pub(crate) fn taken() -> Arc<Self> {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        Arc::new(Self {
+            parked: AtomicPtr::default(),
+            claimed: AtomicBool::new(false),
+            decision: Mutex::new(Decision::Stays),
+            calls: AtomicU64::new(0),
+            task: AtomicU64::new(0),
+            thread,
+        })
+    }
+
+    /// Parks `run` for the length of a call into `task`.
+    #[inline]
+    pub(crate) fn park(seat: Option<&Self>, run: Box<Run>, task: TaskId) -> Parked<'_> {
+        let Some(seat) = seat else { return Parked::Kept(run) };
+        seat.count();
+        seat.task.store(task.0, Ordering::Relaxed);
+        let run = Box::into_raw(run);
+        // Pairs with the load in `take_over`: who finds the pointer sees all that this thread did to the
+        // reactor.
+        seat.parked.store(run, Ordering::Release);
+        Parked::In(seat, run)
+    }
+
+    /// Changes the count of calls. For the seat's thread alone.
+    #[inline]
+    pub(crate) fn count(&self) {
+        let calls = self.calls.load(Ordering::Relaxed);
+        self.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Returns a count that changes with each call, and the task of the call that is going on, if one is. A seat whose
+    /// reactor was taken looks as if its last call went on for ever.
+    pub(crate) fn look(&self) -> (u64, Option<TaskId>) {
+        let within = !self.parked.load(Ordering::Acquire).is_null();
+        let task = within.then(|| TaskId(self.task.load(Ordering::Relaxed)));
+        (self.calls.load(Ordering::Relaxed), task)
+    }
+
+    /// Returns the number of the seat's thread.
+    pub(crate) fn thread(&self) -> i32 {
+        self.thread
+    }
+
+    /// Takes the reactor from under the seat's thread, if that is still in the call that [`Seat::look`] counted as
+    /// `calls`. The called task's mailbox will be `alone`. Returns `None` if the call has ended, or if the reactor was
+    /// taken before.
+    pub(crate) fn take_over(&self, alone: Arc<Mailbox>, calls: u64) -> Option<Box<Run>> {
+        let mut decision = lock(&self.decision);
+        if matches!(*decision, Decision::Taken(_)) {
+            return None;
+        }
+        self.claimed.store(true, Ordering::Relaxed);
+        let barrier = membarrier(MembarrierCommand::PrivateExpedited);
+        let found = self.parked.load(Ordering::Acquire);
+        // Whoever finds the pointer of a later call finds its count too.
+        let same = self.calls.load(Ordering::Relaxed) == calls;
+        if found.is_null() || !same || barrier.is_err() {
+            self.claimed.store(false, Ordering::Relaxed);
+            return None;
+        }
+        *decision = Decision::Taken(alone);
+        // SAFETY: the pointer comes from `Box::into_raw` in `park`. The thread is in the call still, so it will
+        // find the seat claimed (see the head) and the decision that the reactor is this thread's.
+        Some(unsafe { Box::from_raw(found) })
+    }
+
+    /// Returns whether the reactor is the thread's still. It finds the seat claimed.
+    #[cold]
+    fn is_kept(&self) -> bool {
+        matches!(*lock(&self.decision), Decision::Stays)
+    }
+
+    /// Returns the mailbox of the task that was called when the reactor was taken over.
+    fn mailbox(&self) -> Option<Arc<Mailbox>> {
+        match &*lock(&self.decision) {
+            Decision::Stays => None,
+            Decision::Taken(mailbox) => Some(mailbox.clone()),
+        }
+    }
+}
+
+impl Parked<'_> {
+    /// Takes the reactor back after the call. Returns `None` if it was taken over.
+    #[inline]
+    pub(crate) fn back(self) -> Option<Box<Run>> {
+        match self {
+            Self::In(seat, run) => {
+                seat.parked.store(std::ptr::null_mut(), Ordering::Release);
+                // For the compiler; the processor's part is the membarrier in `take_over`.
+                compiler_fence(Ordering::SeqCst);
+                if seat.claimed.load(Ordering::Acquire) && !seat.is_kept() {
+                    return None;
+                }
+                // SAFETY: the pointer comes from `Box::into_raw` in `park`, and nobody took the reactor over: not
+                // before, by the decision, and not from now on, since `parked` is null.
+                Some(unsafe { Box::from_raw(run) })
+            }
+            Self::Kept(run) => Some(run),
+        }
+    }
+}
+
+/// Lets the process use the barrier.
+///
+/// # Errors
+/// The kernel has none (before Linux 4.14), or a filter refuses it.
+pub(crate) fn register() -> std::io::Result<()> {
+    Ok(membarrier(MembarrierCommand::RegisterPrivateExpedited)?)
+}
+
+/// What a thread has left that lost its reactor: the task that slept, if there is one.
+pub(crate) struct Lost(Option<Left>);
+
+struct Left {
+    body: Box<Body>,
+    step: Option<Step>,
+    mailbox: Arc<Mailbox>,
+    settings: Arc<Settings>,
+}
+
+impl Lost {
+    /// The call into `body`'s task returned `step`, or something else than a step.
+    pub(crate) fn new(
+        seat: Option<&Seat>,
+        settings: &Arc<Settings>,
+        body: Box<Body>,
+        step: Option<Step>,
+    ) -> Self {
+        let mailbox = seat.and_then(Seat::mailbox);
+        let settings = settings.clone();
+        Self(mailbox.map(|mailbox| Left { body, step, mailbox, settings }))
+    }
+
+    /// The task is gone already.
+    pub(crate) fn nothing() -> Self {
+        Self(None)
+    }
+
+    /// Goes on with the task on this thread, until it is done or leaves. `watches` were the lost reactor's.
+    pub(crate) fn go_on(self, watches: &Watches) {
+        // The stall is over, so making a thread waits for nothing. It took the one that stood by.
+        crate::watchdog::prepare();
+        let Some(Left { body, step, mailbox, settings }) = self.0 else { return };
+        // What the rest of the call watched.
+        watches.forget_task(body.id);
+        let Body { id, task, .. } = *body;
+        match step {
+            Some(Step::Done) => drop(mailbox.close()),
+            Some(Step::Leave) => {
+                drop(mailbox.close());
+                task.leave();
+            }
+            _ => match Run::new(settings.clone(), mailbox, None) {
+                Ok(run) => run.run_alone(id, task),
+                Err(error) => (settings.on_panic)(&format!("it could not go on: {error}")),
+            },
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // No code that may panic runs under the lock.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,240 @@
+//! The thread that finds reactors asleep inside a call.
+//!
+//! No task sleeps in a call on purpose. A peer can make one sleep all the same: a page fault on
+//! memory that the peer takes away at that moment waits in the kernel. The watchdog looks at all reactors'
+//! threads at regular times. One that is inside the same call at two looks, and asleep at the second one,
+//! loses its reactor: a new thread goes on with all other tasks. A thread that is merely not scheduled, on a
+//! busy machine, is not asleep and keeps its reactor. A task whose calls each sleep for less than the time between two
+//! looks is found asleep at many looks, and loses the reactor for that.
+//!
+//! The thread that goes on is there before it is needed ([`Standby`]): the page fault that a thread sleeps in may hold
+//! the lock of the process's mappings for reading, and making a thread writes them.
+//!
+//! The watchdog sleeps while all reactors do; the first one that wakes up wakes it.
+
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use crate::TaskId;
+use crate::mailbox::Mailbox;
+use crate::run::Run;
+use crate::seat::Seat;
+
+/// Time between two looks. A call that sleeps is found within twice this.
+const PERIOD: Duration = Duration::from_millis(15);
+/// Looks at which no reactor has done anything, before the watchdog sleeps.
+const PATIENCE: u32 = 20;
+/// Looks that are counted together: about a second.
+const WINDOW: u32 = 64;
+/// Looks of a window at which a task may be found asleep in different calls.
+const MOST_ASLEEP: u32 = 8;
+
+/// Bytes of stack that a reactor's steps mostly do with.
+const STACK: usize = 64 << 10;
+
+struct Watched {
+    seat: Weak<Seat>,
+    /// Its count of calls at the last look.
+    calls: u64,
+    /// Looks of this window, and at how many of them each task was found asleep.
+    looks: u32,
+    asleep: Vec<(TaskId, u32)>,
+}
+
+/// A thread that waits for a reactor to go on with.
+type Standby = Sender<Box<Run>>;
+
+static STANDBY: Mutex<Option<Standby>> = Mutex::new(None);
+static SEATS: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
+static WOKEN: Condvar = Condvar::new();
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+
+/// Starts the watchdog's thread, once in a process.
+///
+/// # Errors
+/// No thread left, or a kernel without membarrier(2).
+pub(crate) fn start() -> std::io::Result<()> {
+    static STARTED: Mutex<bool> = Mutex::new(false);
+    let mut started = STARTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if !*started {
+        crate::seat::register()?;
+        prepare();
+        std::thread::Builder::new().name("watchdog".into()).spawn(run)?;
+        *started = true;
+    }
+    Ok(())
+}
+
+/// Watches a seat until it is dropped.
+pub(crate) fn watch(seat: &Arc<Seat>) {
+    let (seat, asleep) = (Arc::downgrade(seat), Vec::new());
+    seats().push(Watched { seat, calls: 0, looks: 0, asleep });
+    notify();
+}
+
+/// Wakes the watchdog if it sleeps. For the thread of `seat` after it has slept itself.
+pub(crate) fn wake(seat: &Seat) {
+    // Pairs with the fence in `rest`: either the watchdog sees the count, or this sees that it sleeps.
+    seat.count();
+    notify();
+}
+
+fn notify() {
+    fence(Ordering::SeqCst);
+    if ASLEEP.load(Ordering::Relaxed) {
+        ASLEEP.store(false, Ordering::Relaxed);
+        drop(seats());
+        WOKEN.notify_one();
+    }
+}
+
+fn run() {
+    let mut quiet = 0;
+    loop {
+        std::thread::sleep(PERIOD);
+        quiet = if look() { 0 } else { quiet + 1 };
+        if quiet >= PATIENCE {
+            rest();
+            quiet = 0;
+        }
+    }
+}
+
+/// Sleeps until a reactor's thread wakes up.
+fn rest() {
+    ASLEEP.store(true, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    let seats = seats();
+    // A reactor that slept until now may not have seen that the watchdog sleeps.
+    if seats.iter().any(Watched::has_moved) {
+        ASLEEP.store(false, Ordering::Relaxed);
+        return;
+    }
+    let asleep = WOKEN.wait_while(seats, |_| ASLEEP.load(Ordering::Relaxed));
+    drop(asleep.unwrap_or_else(|poisoned| poisoned.into_inner()));
+}
+
+/// Looks at all threads. Returns whether any has done something since the last look, or is inside a call.
+fn look() -> bool {
+    let mut asleep = Vec::new();
+    let mut moved = false;
+    seats().retain_mut(|watched| {
+        let Some(seat) = watched.seat.upgrade() else { return false };
+        let (calls, task) = seat.look();
+        moved |= task.is_some() || calls != watched.calls;
+        if let Some(task) = task.filter(|_| is_asleep(seat.thread()))
+            && (calls == watched.calls || watched.sleeps_often(task))
+        {
+            asleep.push((seat, calls));
+        }
+        watched.calls = calls;
+        watched.looks += 1;
+        if watched.looks == WINDOW {
+            watched.looks = 0;
+            watched.asleep.clear();
+        }
+        true
+    });
+    for (seat, calls) in asleep {
+        if rescue(&seat, calls) {
+            let seat = Arc::downgrade(&seat);
+            seats().retain(|watched| !watched.seat.ptr_eq(&seat));
+        }
+    }
+    moved
+}
+
+impl Watched {
+    fn has_moved(&self) -> bool {
+        self.seat.upgrade().is_some_and(|seat| {
+            let (calls, task) = seat.look();
+            task.is_some() || calls != self.calls
+        })
+    }
+
+    /// Notes that `task` was found asleep. Returns whether it was so at too many looks of this window.
+    fn sleeps_often(&mut self, task: TaskId) -> bool {
+        let known = self.asleep.iter().position(|(one, _)| *one == task);
+        let at = known.unwrap_or_else(|| {
+            self.asleep.push((task, 0));
+            self.asleep.len() - 1
+        });
+        self.asleep[at].1 += 1;
+        self.asleep[at].1 > MOST_ASLEEP
+    }
+}
+
+/// Returns whether a thread of this process waits for something in the kernel.
+fn is_asleep(thread: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+    // The state follows the name, which stands in parentheses and may contain anything.
+    stat.is_ok_and(|stat| {
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        matches!(state, Some('S' | 'D'))
+    })
+}
+
+/// Has a thread stand by for the next stall, if none does. It may wait for a page fault of another thread's. Without
+/// one the next stall has to make it.
+pub(crate) fn prepare() {
+    if standby().is_none()
+        && let Some(made) = make_standby()
+    {
+        *standby() = Some(made);
+    }
+}
+
+fn make_standby() -> Option<Standby> {
+    let (give, given) = channel::<Box<Run>>();
+    let builder = std::thread::Builder::new().name("standby".into());
+    let made = builder.spawn(move || {
+        // The pages of its stack are there from now on.
+        std::hint::black_box(&mut [0_u8; STACK]);
+        if let Ok(run) = given.recv() {
+            take_place(run);
+        }
+    });
+    made.is_ok().then_some(give)
+}
+
+fn standby() -> MutexGuard<'static, Option<Standby>> {
+    STANDBY.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Takes the reactor from a thread that sleeps in the call `calls`, and goes on with it on a new thread. Returns `false`
+/// and does nothing if the call has ended, or for lack of a thread or a descriptor: then the next look tries
+/// again.
+fn rescue(seat: &Seat, calls: u64) -> bool {
+    let Ok(mailbox) = Mailbox::new() else { return false };
+    let mailbox = Arc::new(mailbox);
+    // The new thread exists before the reactor is taken: there is no way to give it back.
+    let waiting = standby().take();
+    let Some(give) = waiting.or_else(make_standby) else { return false };
+    let Some(mut run) = seat.take_over(mailbox.clone(), calls) else {
+        *standby() = Some(give);
+        return false;
+    };
+    let on_stall = run.settings.on_stall.clone();
+    if run.abandon_called(mailbox).is_some() {
+        on_stall("a task slept in a step; it has a thread of its own now");
+    }
+    // The thread waits for it.
+    let _ = give.send(run);
+    true
+}
+
+/// Runs a reactor whose thread was lost, under that thread's name and on its CPU.
+fn take_place(run: Box<Run>) {
+    let settings = run.settings.clone();
+    if let Ok(name) = std::ffi::CString::new(settings.name.as_bytes()) {
+        let _ = rustix::thread::set_name(&name);
+    }
+    let _ = crate::reactor::pin(settings.cpu);
+    crate::reactor::drive(run);
+}
+
+fn seats() -> MutexGuard<'static, Vec<Watched>> {
+    SEATS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

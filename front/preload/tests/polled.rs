@@ -1,0 +1,68 @@
+//! A set of poll(2) whose numbers other threads close and open meanwhile.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../src/polled.rs"]
+mod polled;
+
+use libc::{POLLIN, pollfd};
+use polled::{Found, Polled};
+
+/// Looks at numbers, each of which is something else the next time.
+struct Changing(Vec<[Found; 2]>, Vec<usize>);
+
+impl Changing {
+    fn look(&mut self, fd: i32) -> Found {
+        let (at, looks) = (fd as usize - 100, &mut self.1[fd as usize - 100]);
+        *looks += 1;
+        self.0[at][(*looks - 1).min(1)]
+    }
+}
+
+fn set(count: usize) -> Vec<pollfd> {
+    (0..count).map(|at| pollfd { fd: 100 + at as i32, events: POLLIN, revents: 0 }).collect()
+}
+
+/// Polls as the kernel would if `ready` were readable.
+fn kernel(list: &mut [pollfd], ready: &[i32]) {
+    list.iter_mut().for_each(|one| one.revents = if ready.contains(&one.fd) { POLLIN } else { 0 });
+}
+
+#[test]
+fn each_number_is_looked_at_once_and_keeps_its_place() {
+    let stream = Found::Stream { object: 7, sleeps: true };
+    // What each is at first, and what another thread makes of it while it is polled.
+    let all = [
+        [Found::Listener(900), Found::Kernels],
+        [Found::Kernels, Found::Listener(901)],
+        [stream, Found::Listener(902)],
+        [Found::Listener(903), stream],
+        [Found::Kernels, stream],
+    ];
+    for count in [all.len(), 40, 400] {
+        let mut looked =
+            Changing(all.iter().cycle().take(count).copied().collect(), vec![0; count]);
+        let mut set = set(count);
+        let mut polled = Polled::new(&set, |fd| looked.look(fd));
+        assert!(looked.1.iter().all(|looks| *looks == 1));
+        let place = polled.add(999, POLLIN);
+        kernel(polled.list(), &[903, 102, 999]);
+        assert_eq!(polled.said(place), POLLIN);
+        let mut raised = Vec::new();
+        let ready = polled.tell(&mut set, |fd, object| raised.push((fd, object)));
+        assert!(looked.1.iter().all(|looks| *looks == 1));
+        // Every fourth one's second queue has somebody, and nobody else has anything.
+        let told: Vec<_> = (0..count).filter(|at| set[*at].revents != 0).collect();
+        let wanted: Vec<_> = (0..count).filter(|at| at % all.len() == 3).collect();
+        assert_eq!((ready, told), (wanted.len(), wanted));
+        assert_eq!(raised, [(102, 7)]);
+    }
+}
+
+#[test]
+fn a_connection_that_is_awake_is_not_polled() {
+    let mut set = set(1);
+    let mut polled = Polled::new(&set, |_| Found::Stream { object: 1, sleeps: false });
+    assert_eq!(polled.list()[0].fd, -1);
+    kernel(polled.list(), &[100]);
+    assert_eq!(polled.tell(&mut set, |_, _| panic!("it was not polled")), 0);
+}

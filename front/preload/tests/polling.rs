@@ -1,0 +1,75 @@
+//! Threads of a program close and open listeners while others poll them, under `libslipway.so`.
+#![allow(clippy::unwrap_used, unsafe_code)] // poll(2) itself
+
+#[path = "../../../host/socket/tests/engine/mod.rs"]
+mod engine;
+
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const ROLE: &str = "SLIPWAY_TEST_POLLS";
+/// Numbers that are polled.
+const NUMBERS: usize = 8;
+/// Listeners that come and go.
+const TURNS: usize = 20_000;
+
+/// The library, which lies beside the tests or above them.
+fn library() -> Option<PathBuf> {
+    let test = std::env::current_exe().unwrap();
+    let mut folders = test.ancestors().skip(1).take(2);
+    folders.find_map(|folder| Some(folder.join("libslipway.so")).filter(|path| path.exists()))
+}
+
+#[test]
+fn a_set_may_change_while_it_is_polled() {
+    const TEST: &str = "a_set_may_change_while_it_is_polled";
+    if std::env::var_os(ROLE).is_some() {
+        return program();
+    }
+    let Some(library) = library() else {
+        return println!("SKIPPED: {TEST}: needs libslipway.so");
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let engine = engine::Engine::new(&socket);
+    let (end, stop) = rustix::pipe::pipe().unwrap();
+    let engine = std::thread::spawn(move || engine.run(&end));
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", TEST, "--nocapture"]).env(ROLE, "1");
+    let ran = program.env("LD_PRELOAD", library).env("SLIPWAY_SOCKET", &socket).output().unwrap();
+    drop(stop);
+    engine.join().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success() && !said.contains("panicked"), "{said}");
+}
+
+fn program() {
+    // One that stays, so that there is always something of the library's in the set.
+    let stays = TcpListener::bind("127.0.0.1:0").unwrap();
+    let first = stays.as_raw_fd();
+    let (ended, numbers) = (AtomicBool::new(false), first..first + NUMBERS as i32);
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                let of = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+                let mut set: Vec<_> = numbers.clone().map(of).collect();
+                // SAFETY: the set is as long as it is said to be.
+                let ready = unsafe { libc::poll(set.as_mut_ptr(), set.len() as _, 0) };
+                assert!(ready >= 0, "{}", std::io::Error::last_os_error());
+                assert_eq!(set[0].revents, 0, "nobody connects to the first one");
+            }
+        });
+        for turn in 0..TURNS {
+            let open: Vec<_> =
+                (0..turn % NUMBERS).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+            drop(open);
+            if poller.is_finished() {
+                break;
+            }
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+}

@@ -1,0 +1,161 @@
+//! The system calls that a caged process does without: those that reach beyond its namespaces.
+//!
+//! Namespaces do not cover everything. Sockets of most families (`AF_VSOCK`, `AF_ALG`, some of
+//! netlink) belong to the whole machine, keyrings to a user id, the contexts of `io_setup` to
+//! everybody; and a process without capabilities gets some in a user namespace that it makes. A VMM
+//! needs none of this. io_uring makes sockets that no filter sees, so only a VMM with disks of its own
+//! may use it, and only such a VMM may punch holes into files: in guest memory a hole makes whoever copies from
+//! it wait until the kernel has made it. This filter is the cage's, whatever filter a VMM adds by itself: the kernel takes the
+//! stricter answer of the two.
+
+use std::io;
+use std::mem::offset_of;
+
+use libc::{c_long, seccomp_data, sock_filter};
+
+/// Calls that fail with EPERM.
+const DENIED: [c_long; 17] = [
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    // A machine has few contexts of this kind.
+    libc::SYS_io_setup,
+    libc::SYS_fanotify_init,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_quotactl,
+];
+
+/// Flags of clone(2) that make namespaces.
+const NAMESPACES: u32 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u32;
+
+/// `AUDIT_ARCH_X86_64` of *linux/audit.h*.
+const ARCHITECTURE: u32 = 0xc000_003e;
+/// Calls of the x32 interface are counted from here, with other numbers than the filter knows.
+const X32: u32 = 0x4000_0000;
+
+/// Modes of fallocate(2) that take pages out of a file.
+const TAKES_PAGES: u32 = (libc::FALLOC_FL_PUNCH_HOLE
+    | libc::FALLOC_FL_COLLAPSE_RANGE
+    | libc::FALLOC_FL_ZERO_RANGE) as u32;
+
+/// Where an argument of a call is. Flags of clone, families of sockets, modes and advice are 32 bits for the
+/// kernel as well: it ignores the upper half of the register, which is behind the lower one.
+const fn argument(index: usize) -> usize {
+    offset_of!(seccomp_data, args) + index * size_of::<u64>()
+}
+
+const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
+
+/// A classic BPF program for seccomp(2).
+#[derive(Debug)]
+pub(crate) struct Filter(Vec<sock_filter>);
+
+impl Filter {
+    /// The filter of a cage; `own_disks`: the VMM serves disks itself.
+    pub(crate) fn new(own_disks: bool) -> Self {
+        let mut filter = Self(Vec::new());
+        filter.load(offset_of!(seccomp_data, arch));
+        filter.answer_unless(ARCHITECTURE, libc::SECCOMP_RET_KILL_PROCESS);
+        filter.load(offset_of!(seccomp_data, nr));
+        filter.answer_if(libc::BPF_JGE, X32, libc::SECCOMP_RET_KILL_PROCESS);
+        for call in DENIED {
+            filter.answer_if(libc::BPF_JEQ, call as u32, fails_with(libc::EPERM));
+        }
+        if !own_disks {
+            let call = libc::SYS_io_uring_setup as u32;
+            filter.answer_if(libc::BPF_JEQ, call, fails_with(libc::ENOSYS));
+            filter.with_argument((libc::SYS_fallocate, 1), |filter| {
+                filter.answer_if(libc::BPF_JSET, TAKES_PAGES, fails_with(libc::EOPNOTSUPP));
+            });
+            filter.with_argument((libc::SYS_madvise, 2), |filter| {
+                for advice in [libc::MADV_REMOVE, libc::MADV_COLD, libc::MADV_PAGEOUT] {
+                    filter.answer_if(libc::BPF_JEQ, advice as u32, fails_with(libc::EINVAL));
+                }
+            });
+        }
+        // Its flags lie in memory, which a filter cannot see; the C library uses clone then.
+        let call = libc::SYS_clone3 as u32;
+        filter.answer_if(libc::BPF_JEQ, call, fails_with(libc::ENOSYS));
+        filter.with_argument((libc::SYS_clone, 0), |filter| {
+            filter.answer_if(libc::BPF_JSET, NAMESPACES, fails_with(libc::EPERM));
+        });
+        for call in [libc::SYS_socket, libc::SYS_socketpair] {
+            filter.with_argument((call, 0), |filter| {
+                filter.answer_unless(libc::AF_UNIX as u32, fails_with(libc::EAFNOSUPPORT));
+            });
+        }
+        filter.answer(ALLOWED);
+        filter
+    }
+
+    /// Applies the filter to the calling process for good, which must have renounced new privileges.
+    /// Makes a system call only.
+    pub(crate) fn apply(&self) -> io::Result<()> {
+        let program = libc::sock_fprog {
+            len: self.0.len() as u16,
+            // The kernel copies the program and does not write to it.
+            filter: self.0.as_ptr().cast_mut(),
+        };
+        // SAFETY: `program` describes the whole vector, which the kernel only reads.
+        let applied = unsafe {
+            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
+        };
+        if applied < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn push(&mut self, code: u32, k: u32, (jt, jf): (u8, u8)) {
+        self.0.push(sock_filter { code: code as u16, jt, jf, k });
+    }
+
+    /// Loads 32 bits of `seccomp_data`.
+    fn load(&mut self, offset: usize) {
+        self.push(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset as u32, (0, 0));
+    }
+
+    fn answer(&mut self, answer: u32) {
+        self.push(libc::BPF_RET | libc::BPF_K, answer, (0, 0));
+    }
+
+    /// Ends with `answer` if `test` holds for what was loaded last and `k`.
+    fn answer_if(&mut self, test: u32, k: u32, answer: u32) {
+        self.push(libc::BPF_JMP | test | libc::BPF_K, k, (0, 1));
+        self.answer(answer);
+    }
+
+    /// Ends with `answer` if what was loaded last is not `k`.
+    fn answer_unless(&mut self, k: u32, answer: u32) {
+        self.push(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k, (1, 0));
+        self.answer(answer);
+    }
+
+    /// For the call `number`: loads its argument `index`, looks at it, and allows the call if `look` has
+    /// no other answer. Anything else goes on behind, with its number loaded.
+    fn with_argument(&mut self, (number, index): (c_long, usize), look: impl FnOnce(&mut Self)) {
+        let jump = self.0.len();
+        self.push(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number as u32, (0, 0));
+        self.load(argument(index));
+        look(self);
+        self.answer(ALLOWED);
+        self.0[jump].jf = (self.0.len() - jump - 1) as u8;
+    }
+}
+
+fn fails_with(errno: i32) -> u32 {
+    libc::SECCOMP_RET_ERRNO | errno as u32
+}

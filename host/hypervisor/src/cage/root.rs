@@ -1,0 +1,78 @@
+//! The end of a caged process's files.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::CWD;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+};
+use rustix::thread::UnshareFlags;
+
+/// Replaces the root of the process behind `pidfd`, whose id is `pid`, by an empty file system, and
+/// unmounts everything else in its mount namespace. Leaves the calling thread in that namespace.
+///
+/// # Errors
+/// The process is not in a mount namespace of its own, or something of the host is still there.
+pub(super) fn empty(pid: i32, pidfd: &OwnedFd) -> io::Result<()> {
+    // Opened before: the way to it is gone afterwards.
+    let proc = fs::File::open(format!("/proc/{pid}"))?;
+    let empty = empty_file_system()?;
+    super::unshare(UnshareFlags::FS)?;
+    let before = mount_namespace()?;
+    super::set_namespace(pidfd.as_fd())?;
+    if mount_namespace()? == before {
+        return Err(io::Error::other("it shares its files with its launcher"));
+    }
+    // On top of the root, then in its place: `pivot_root` moves every process of the namespace whose
+    // root or working directory it was.
+    move_mount(&empty, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    rustix::process::fchdir(&empty)?;
+    rustix::process::pivot_root(c".", c".")?;
+    unmount(c".", UnmountFlags::DETACH)?;
+    for place in [c"root", c"cwd"] {
+        check_empty(&proc, place)?;
+    }
+    Ok(())
+}
+
+/// A file system without files, not mounted anywhere yet.
+fn empty_file_system() -> io::Result<OwnedFd> {
+    let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(context.as_fd(), c"mode", c"0555")?;
+    fsconfig_set_string(context.as_fd(), c"nr_inodes", c"1")?;
+    fsconfig_set_flag(context.as_fd(), c"ro")?;
+    fsconfig_create(context.as_fd())?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+/// The identity of the calling thread's mount namespace.
+fn mount_namespace() -> io::Result<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let found = fs::metadata("/proc/thread-self/ns/mnt")?;
+    Ok((found.dev(), found.ino()))
+}
+
+/// Refuses a directory of the process `proc` that holds anything: a launcher whose own root is not
+/// that of its mount namespace would have left the VM there.
+fn check_empty(proc: &fs::File, place: &std::ffi::CStr) -> io::Result<()> {
+    use rustix::fs::{Dir, Mode, OFlags, openat};
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = openat(proc, place, flags, Mode::empty())?;
+    for entry in Dir::new(directory)? {
+        let entry = entry?;
+        if entry.file_name() != c"." && entry.file_name() != c".." {
+            return Err(io::Error::other(format!(
+                "its {place:?} still holds {:?}",
+                entry.file_name()
+            )));
+        }
+    }
+    Ok(())
+}

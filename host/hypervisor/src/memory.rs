@@ -1,0 +1,72 @@
+//! The memory of a guest.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use crate::{Error, Result};
+
+/// The memory of one guest: a file in memory whose size nobody can change. Clones are the same
+/// memory, which is freed with the last descriptor and mapping of the file.
+#[derive(Clone, Debug)]
+pub struct GuestMemory {
+    file: Arc<OwnedFd>,
+    bytes: u64,
+}
+
+impl GuestMemory {
+    /// Makes memory of this many bytes, none of which takes up memory of the host yet.
+    ///
+    /// # Errors
+    /// [`Error::System`]: no descriptor is left, or the size is none that a file can have.
+    pub fn new(bytes: u64) -> Result<Self> {
+        let failed = |errno| Error::system("making the guest's memory", errno);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(c"guest-memory", flags).map_err(failed)?;
+        rustix::fs::ftruncate(&file, bytes).map_err(failed)?;
+        // Nobody can shrink it under those who have mapped it, nor let it grow past its limit.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
+        Ok(Self { file: Arc::new(file), bytes })
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Device and inode number of its file, which no other file has while this one is there.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn identity(&self) -> Result<(u64, u64)> {
+        let found = rustix::fs::fstat(&*self.file);
+        let found = found.map_err(|errno| Error::system("looking at the guest's memory", errno))?;
+        Ok((found.st_dev, found.st_ino))
+    }
+
+    /// A descriptor of it.
+    pub(crate) fn descriptor(&self) -> Result<OwnedFd> {
+        let copy = self.file.try_clone();
+        copy.map_err(|source| Error::system("duplicating a descriptor", source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_size_is_final_and_no_other_is_the_same() {
+        let memory = GuestMemory::new(1 << 20).unwrap();
+        for size in [0, 2 << 20] {
+            assert!(rustix::fs::ftruncate(memory.descriptor().unwrap(), size).is_err());
+        }
+        assert_eq!(memory.bytes(), 1 << 20);
+        assert_eq!(memory.identity().unwrap(), memory.clone().identity().unwrap());
+        let other = GuestMemory::new(1 << 20).unwrap();
+        assert_ne!(memory.identity().unwrap(), other.identity().unwrap());
+        assert!(GuestMemory::new(u64::MAX).is_err());
+    }
+}

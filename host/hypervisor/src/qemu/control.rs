@@ -1,0 +1,91 @@
+//! The way to a QEMU's control channel.
+//!
+//! It may be a QEMU that its guest took over. It may pass descriptors that nobody can close without
+//! waiting, so none is closed here; one that passes too many of them is not listened to any more. What it says without
+//! end is read in turns with what others say.
+
+use std::path::Path;
+
+use slipway_peer::Bin;
+use slipway_peer::tokio::{InTurns, Stream};
+
+use super::launch::ANSWER_DEADLINE;
+use super::qmp::Qmp;
+use crate::{Error, Result};
+
+/// Connects, and waits for the main loop: the greeting comes from a thread of its own before the
+/// machine is complete, `query-status` is answered after.
+pub(super) async fn connect(control: &Path) -> Result<Qmp> {
+    let bin = Bin::new();
+    let stream = Stream::connect(control, &bin).await;
+    let stream = stream.map_err(|error| Error::Control(error.to_string()))?;
+    let (reader, writer) = tokio::io::split(InTurns::new(stream, &bin));
+    let qmp = Qmp::connect(reader, writer).await?;
+    qmp.execute("query-status", ANSWER_DEADLINE).await?;
+    Ok(qmp)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Sends `text` along with a descriptor that nobody can close without waiting, or alone where the
+    /// other end takes none. Returns what ends the wait.
+    fn send_lingering(to: &std::os::unix::net::UnixStream, text: &[u8]) -> std::net::TcpStream {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+        use std::io::{IoSlice, Write};
+        use std::os::fd::AsFd;
+        let (socket, other) = slipway_peer::testing::lingering().unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [socket.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        let flags = SendFlags::empty();
+        if rustix::net::sendmsg(to, &[IoSlice::new(text)], &mut control, flags).is_err() {
+            // It may have hung up by now.
+            let _ = (&mut &*to).write_all(text);
+            // Nobody closes it, and this thread cannot.
+            std::mem::forget(socket);
+        }
+        other
+    }
+
+    /// A QEMU that was taken over passes what makes whoever drops it sleep; the thread that speaks to it
+    /// speaks to others too.
+    #[test]
+    fn descriptors_on_the_control_channel_hold_nobody_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("qmp");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        // Sent before the other end can say that it takes no descriptors.
+        let attacker = std::thread::spawn(move || {
+            use std::io::{BufRead, BufReader};
+            let (stream, _) = listener.accept().unwrap();
+            let greeting = b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
+            let mut others = vec![send_lingering(&stream, greeting)];
+            for (id, line) in BufReader::new(&stream).lines().take(2).enumerate() {
+                line.unwrap();
+                let answer = format!("{{\"return\": {{}}, \"id\": {id}}}\n");
+                others.push(send_lingering(&stream, answer.as_bytes()));
+            }
+            // Unread when the channel is closed.
+            others.push(send_lingering(&stream, b"{\"event\": \"X\"}\n"));
+            others
+        });
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                drop(connect(&path).await.unwrap());
+                // The reader goes with its runtime's next turn.
+                tokio::task::yield_now().await;
+            });
+            let _ = done.send(());
+        });
+        // The attacker holds its ends all the while.
+        ended.recv_timeout(Duration::from_secs(60)).expect("the channel waits for its peer");
+        drop(attacker.join().unwrap());
+    }
+}

@@ -1,0 +1,57 @@
+//! The program in QEMU's place. It speaks as much QMP as its launcher wants to hear, and turns on its
+//! host once the guest is to run. Started by hand, these tests do nothing.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{FromRawFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use super::DONE;
+use super::attacks::{self, Targets};
+
+fn arguments() -> Option<String> {
+    std::env::var("VMM_ARGUMENTS").ok()
+}
+
+/// The descriptor that QEMU is given as `id`.
+fn descriptor(arguments: &str, id: &str) -> RawFd {
+    let of = format!("socket,id={id},fd=");
+    let rest = arguments.split(&of).nth(1).unwrap();
+    rest.split(',').next().unwrap().parse().unwrap()
+}
+
+/// Answers until the guest is to run.
+fn serve_until_it_runs(mut stream: &UnixStream) {
+    stream.write_all(b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n").unwrap();
+    for line in BufReader::new(stream).lines() {
+        let line = line.unwrap();
+        let request: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let answer = serde_json::json!({ "return": {}, "id": request["id"] });
+        stream.write_all(format!("{answer}\n").as_bytes()).unwrap();
+        if request["execute"] == "cont" {
+            return;
+        }
+    }
+}
+
+#[test]
+#[ignore = "started in QEMU's place"]
+fn program() {
+    let Some(arguments) = arguments() else { return };
+    // SAFETY: the launcher passed this descriptor for QEMU to own.
+    let listener = unsafe { UnixListener::from_raw_fd(descriptor(&arguments, "qmp")) };
+    let (stream, _) = listener.accept().unwrap();
+    serve_until_it_runs(&stream);
+    attacks::all(&Targets::of(&arguments));
+    println!("\n{DONE}");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+#[ignore = "started as the same user outside of a cage"]
+fn outside() {
+    let Some(arguments) = arguments() else { return };
+    attacks::all(&Targets::of(&arguments));
+    println!("\n{DONE}");
+}

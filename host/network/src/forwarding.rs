@@ -1,0 +1,237 @@
+//! Passing packets on: switched on for networks of sandboxes, and for nothing else.
+//!
+//! Linux decides by the interface that a packet came in by whether it may be passed on. Packets of
+//! sandboxes come in by their network's interface, and the answers by any other. So every interface needs
+//! it; but a host that passed nothing on before must not become a router between its other interfaces.
+//!
+//! - Where the host forwards for its own reasons (`net.ipv4.ip_forward`, `net.ipv6.conf.all.forwarding`)
+//!   nothing is changed.
+//! - Where it does not, forwarding is switched on at each interface
+//!   (`net.ipv4.conf.*.forwarding`, `net.ipv6.conf.*.force_forwarding`), and the packet filter drops
+//!   whatever neither comes from a network of sandboxes nor goes to one ([`Alone`], `rules`). The
+//!   filter's rule is there first. The switch for the whole host stays off. So if somebody sets that
+//!   later, for containers of another kind, this is seen: with the next sandbox that comes or goes, the
+//!   rule goes.
+//! - IPv6 of kernels before 6.17 knows the switch for the whole host only. It is used there, with the same
+//!   rule. Interfaces that learn their routes from router advertisements are told to go on.
+//! - When the last network with a way out goes, everything is as it was before. What that was is noted in
+//!   a file that does not outlive the machine's next start, as the switches do not.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::host::DEVICE;
+use crate::{Error, Result};
+
+const PROC: &str = "/proc/sys/net";
+
+/// The families of which the host forwards for networks of sandboxes alone: all else has to be dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Alone {
+    /// IPv4.
+    pub four: bool,
+    /// IPv6.
+    pub six: bool,
+}
+
+/// What was before forwarding was switched on.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Before {
+    /// Interfaces that forwarded IPv4; `None`: nothing was switched on.
+    four: Option<BTreeSet<String>>,
+    /// Interfaces that forwarded IPv6.
+    six: Option<BTreeSet<String>>,
+    /// The switch of the whole host was used for IPv6; interfaces that took router advertisements.
+    six_whole: Option<BTreeSet<String>>,
+}
+
+/// The host's switches, and the file that says what they were.
+#[derive(Clone, Debug)]
+pub(crate) struct Forwarding {
+    file: PathBuf,
+}
+
+/// The switches of one family: a folder with one of each interface.
+struct Switches {
+    family: &'static str,
+    name: &'static str,
+}
+
+const FOUR: Switches = Switches { family: "ipv4", name: "forwarding" };
+const SIX: Switches = Switches { family: "ipv6", name: "force_forwarding" };
+
+impl Switches {
+    fn path(&self, interface: &str) -> PathBuf {
+        Path::new(PROC).join(self.family).join("conf").join(interface).join(self.name)
+    }
+
+    /// Those that are there. Interfaces that come later begin with that of "default".
+    fn interfaces(&self) -> Vec<String> {
+        let named = ["default".to_owned()].into_iter().chain(interfaces(self.family));
+        named.filter(|name| self.path(name).exists()).collect()
+    }
+
+    fn on(&self) -> BTreeSet<String> {
+        self.interfaces().into_iter().filter(|name| is_set(&self.path(name))).collect()
+    }
+
+    fn open(&self) -> Result<()> {
+        for name in self.interfaces() {
+            let path = self.path(&name);
+            if !is_set(&path)
+                && let Err(error) = fs::write(&path, "1")
+                && path.exists()
+            {
+                return Err(Error::host("cannot switch IP forwarding on")(error));
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&self, before: &BTreeSet<String>) {
+        for name in self.interfaces().iter().filter(|name| !before.contains(*name)) {
+            let _ = fs::write(self.path(name), "0");
+        }
+    }
+}
+
+impl Forwarding {
+    pub fn new(file: PathBuf) -> Self {
+        Self { file }
+    }
+
+    /// The families that are, or would be, forwarded for networks of sandboxes alone.
+    pub fn alone(&self) -> Alone {
+        let six =
+            is_there(SIX.family) && (!is_set(&whole_six()) || self.load().six_whole.is_some());
+        Alone { four: !is_set(&whole_four()), six }
+    }
+
+    /// Switches forwarding on for what `alone` says. The packet filter has its rules already.
+    ///
+    /// # Errors
+    /// [`Error::Host`].
+    pub fn open(&self, alone: Alone) -> Result<()> {
+        let mut before = self.load();
+        // What the host does for itself is no longer to be undone.
+        before.four = before.four.filter(|_| alone.four);
+        before.six = before.six.filter(|_| alone.six);
+        if alone.four && before.four.is_none() {
+            before.four = Some(FOUR.on());
+        }
+        let each = SIX.path("all").exists();
+        if alone.six && each && before.six.is_none() {
+            before.six = Some(SIX.on());
+        }
+        if alone.six && !each && before.six_whole.is_none() {
+            before.six_whole = Some(takers_of_advertisements());
+        }
+        self.save(&before)?;
+        if alone.four {
+            FOUR.open()?;
+        }
+        match &before.six_whole {
+            Some(takers) if alone.six => open_six_whole(takers),
+            _ if alone.six => SIX.open(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes everything what it was, unless another daemon's networks are there (`own` are this one's
+    /// interfaces).
+    pub fn close(&self, own: &BTreeSet<&str>) {
+        if !self.file.exists() {
+            return;
+        }
+        let others = |name: &String| name.starts_with(DEVICE) && !own.contains(name.as_str());
+        if interfaces(FOUR.family).iter().any(others) {
+            return;
+        }
+        let before = self.load();
+        if let Some(before) = before.four.filter(|_| !is_set(&whole_four())) {
+            FOUR.close(&before);
+        }
+        if let Some(before) = before.six.filter(|_| !is_set(&whole_six())) {
+            SIX.close(&before);
+        }
+        if let Some(takers) = before.six_whole {
+            let _ = fs::write(whole_six(), "0");
+            takers.iter().for_each(|name| drop(fs::write(accept_ra(name), "1")));
+        }
+        let _ = fs::remove_file(&self.file);
+    }
+
+    fn load(&self) -> Before {
+        let text = fs::read(&self.file).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    fn save(&self, before: &Before) -> Result<()> {
+        if *before == self.load() {
+            return Ok(());
+        }
+        let save = || -> std::io::Result<()> {
+            if let Some(dir) = self.file.parent() {
+                fs::create_dir_all(dir)?;
+            }
+            let aside = self.file.with_extension("new");
+            let mut options = fs::File::options();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            options.open(&aside)?.write_all(&serde_json::to_vec(before)?)?;
+            fs::rename(&aside, &self.file)
+        };
+        save().map_err(Error::host(format!("cannot write {}", self.file.display())))
+    }
+}
+
+fn whole_four() -> PathBuf {
+    Path::new(PROC).join("ipv4/ip_forward")
+}
+
+fn whole_six() -> PathBuf {
+    Path::new(PROC).join("ipv6/conf/all/forwarding")
+}
+
+/// A host that has IPv6 switched off has no switches of it.
+fn is_there(family: &str) -> bool {
+    Path::new(PROC).join(family).join("conf").exists()
+}
+
+fn is_set(path: &Path) -> bool {
+    fs::read_to_string(path).is_ok_and(|value| value.trim() == "1")
+}
+
+/// The interfaces of the host but the loopback.
+fn interfaces(family: &str) -> Vec<String> {
+    let entries = fs::read_dir(Path::new(PROC).join(family).join("conf"));
+    let names = entries.into_iter().flatten().flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| !["all", "default", "lo"].contains(&name.as_str())).collect()
+}
+
+fn accept_ra(interface: &str) -> PathBuf {
+    Path::new(PROC).join("ipv6/conf").join(interface).join("accept_ra")
+}
+
+/// Interfaces that take router advertisements unless the host forwards (1).
+fn takers_of_advertisements() -> BTreeSet<String> {
+    let all = ["all", "default"].map(str::to_owned).into_iter().chain(interfaces(SIX.family));
+    all.filter(|name| is_set(&accept_ra(name))).collect()
+}
+
+/// A host that forwards takes no router advertisements (1) any more unless told to (2): it would lose
+/// its own default route.
+fn open_six_whole(takers: &BTreeSet<String>) -> Result<()> {
+    takers.iter().for_each(|name| drop(fs::write(accept_ra(name), "2")));
+    let path = whole_six();
+    if is_set(&path) {
+        return Ok(());
+    }
+    fs::write(path, "1").map_err(Error::host("cannot switch IPv6 forwarding on"))
+}

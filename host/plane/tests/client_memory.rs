@@ -1,0 +1,54 @@
+//! A VMM that was taken over passes memory of its own choice.
+#![allow(clippy::unwrap_used)] // A failed unwrap in a test is the failure report.
+
+mod common;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use common::{PATIENCE, Rig};
+use rustix::io::Errno;
+use slipway_plane_api::v1;
+use slipway_vfio_user::client::{Client, ClientError};
+
+const GUEST: u64 = 1 << 20;
+const MARGIN: u64 = 1 << 16;
+
+fn file() -> OwnedFd {
+    let file = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, GUEST).unwrap();
+    file
+}
+
+fn refused(outcome: Result<(), ClientError>) -> Errno {
+    match outcome {
+        Err(ClientError::Refused(errno)) => errno,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Each of its files would stay charged to the plane for as long as the VMM holds it.
+#[test]
+fn a_sandboxes_endpoint_takes_its_guests_memory_alone() {
+    let rig = Rig::new();
+    let guest = file();
+    let status = rustix::fs::fstat(&guest).unwrap();
+    let mut request =
+        rig.request("one", vec![v1::disk::Kind::Null(v1::NullDisk { size_bytes: GUEST })]);
+    request.memory = Some(v1::ClientMemory {
+        limit_bytes: GUEST + MARGIN,
+        device: status.st_dev,
+        inode: status.st_ino,
+    });
+    rig.plane.create(&request).unwrap();
+    let mut vmm = Client::connect(&rig.socket, PATIENCE).unwrap();
+    for number in 0..100 {
+        let other = file();
+        let mapped = vmm.map(number * GUEST, GUEST, other.as_fd(), 0, true);
+        assert_eq!(refused(mapped), Errno::ACCESS);
+    }
+    vmm.map(0, GUEST, guest.as_fd(), 0, true).unwrap();
+    let again = vmm.map(2 * GUEST, GUEST, guest.as_fd(), 0, true);
+    assert_eq!(refused(again), Errno::NOMEM);
+    vmm.map(2 * GUEST, MARGIN, guest.as_fd(), 0, true).unwrap();
+    assert_eq!(rig.plane.get("one").unwrap().dma_regions.len(), 2);
+}

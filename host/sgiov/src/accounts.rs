@@ -1,0 +1,372 @@
+//! Whom everything that the engine holds is counted against.
+//!
+//! An [`Account`] stands for one user in one network namespace. Whatever the engine holds for a program (a control
+//! connection, a family's table, an arena, a listener, an eventfd, an end of a connection) has a [`Held`] of that
+//! account, and counts until it is dropped.
+//!
+//! Nobody can take all of a [`Resource`], however many accounts are at it:
+//! - an account has at most as much as is free beside it, so one alone gets half;
+//! - a network namespace has at most seven times as much as is free, so all users of one get seven eighths;
+//! - so has a user in all network namespaces but the engine's own, since a user can make network namespaces.
+//!
+//! What is free shrinks while others take their share, so a program of somebody new always finds some. The policy may set
+//! lower limits ([`Limits`]).
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustix::process::{Resource as Limit, getrlimit};
+use serde::Deserialize;
+use slipway_peer::{Bin, MAX_FILES};
+
+use crate::peer::{NamespaceId, Peer};
+
+/// What can run out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Numbers in the engine's table of descriptors.
+    Descriptors,
+    /// Mappings of the engine's process.
+    Mappings,
+    /// Ends of connections.
+    Sockets,
+}
+
+const RESOURCES: usize = 3;
+/// How much a namespace, and a user elsewhere, may have of what is free.
+const TIMES: u64 = 7;
+/// Descriptors that are no program's: the standard ones, the engine's sockets, links to other engines.
+const OWN: u64 = 64;
+/// Mappings of the engine's own: its program, libraries, heap, and threads' stacks.
+const OWN_MAPPINGS: u64 = 2048;
+/// Descriptors that an account itself costs: its network namespace, and the socket by which that is asked.
+const ACCOUNT: u64 = 2;
+/// Discarded descriptors and mappings of an account that may be waited for. With more it is refused.
+const DISCARDED: usize = 256;
+
+/// Limits of one user in a network namespace, or of all users in one, as the policy has them. `None`: no other limit
+/// than a share of what is free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Descriptors of the engine.
+    pub descriptors: Option<u64>,
+    /// Mappings of the engine: a family's table and an arena are one each.
+    pub mappings: Option<u64>,
+    /// Ends of connections.
+    pub sockets: Option<u64>,
+}
+
+impl Limits {
+    fn of(&self, what: Resource) -> u64 {
+        let limit = match what {
+            Resource::Descriptors => self.descriptors,
+            Resource::Mappings => self.mappings,
+            Resource::Sockets => self.sockets,
+        };
+        limit.unwrap_or(u64::MAX)
+    }
+}
+
+/// Limits of users and of network namespaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AllLimits {
+    /// One user in one network namespace.
+    #[serde(default)]
+    pub user: Limits,
+    /// All users of a network namespace together.
+    #[serde(default)]
+    pub namespace: Limits,
+}
+
+/// Who has as much as may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused;
+
+/// How much there is of each resource.
+#[derive(Default)]
+struct Count([AtomicU64; RESOURCES]);
+
+impl Count {
+    fn get(&self, what: Resource) -> u64 {
+        self.0[what as usize].load(Ordering::Relaxed)
+    }
+
+    fn add(&self, what: Resource, count: u64) {
+        self.0[what as usize].fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn take(&self, what: Resource, count: u64) {
+        self.0[what as usize].fetch_sub(count, Ordering::Relaxed);
+    }
+}
+
+/// What is common to all accounts.
+struct Common {
+    used: Count,
+    capacity: [u64; RESOURCES],
+    limits: RwLock<AllLimits>,
+}
+
+/// One user in one network namespace. See the module's head.
+pub struct Account {
+    /// Holds the network namespace, so that no other one gets its number.
+    pub namespace: Arc<OwnedFd>,
+    /// Where what the engine held for the user goes to be closed and unmapped.
+    pub bin: Bin,
+    /// Where descriptors go to be closed that the user sent.
+    pub sent: Bin,
+    own: Count,
+    together: Arc<Count>,
+    elsewhere: Option<Arc<Count>>,
+    common: Arc<Common>,
+}
+
+impl Account {
+    /// Counts `count` more against the account.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn hold(self: &Arc<Self>, what: Resource, count: u64) -> Result<Held, Refused> {
+        let limits = *self.common.limits.read().unwrap_or_else(PoisonError::into_inner);
+        let capacity = self.common.capacity[what as usize];
+        let free = capacity.saturating_sub(self.common.used.get(what).saturating_add(count));
+        let share = free.saturating_mul(TIMES);
+        let fits = |has: &Count, most: u64| has.get(what).saturating_add(count) <= most;
+        let fits = fits(&self.own, free.min(limits.user.of(what)))
+            && fits(&self.together, share.min(limits.namespace.of(what)))
+            && self.elsewhere.as_deref().is_none_or(|elsewhere| fits(elsewhere, share));
+        let may = fits && self.bin.held() <= DISCARDED;
+        may.then(|| self.count(what, count)).ok_or(Refused)
+    }
+
+    /// The same for the administrator, who is never refused.
+    pub fn hold_anyway(self: &Arc<Self>, what: Resource, count: u64) -> Held {
+        self.count(what, count)
+    }
+
+    fn count(self: &Arc<Self>, what: Resource, count: u64) -> Held {
+        self.all().for_each(|one| one.add(what, count));
+        Held { account: self.clone(), what, count }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Count> {
+        [&self.own, &*self.together, &self.common.used].into_iter().chain(self.elsewhere.as_deref())
+    }
+
+    /// Whether it has a quarter of what it could have: what can be held in another way should be.
+    pub fn is_large(&self, what: Resource) -> bool {
+        let free = self.common.capacity[what as usize].saturating_sub(self.common.used.get(what));
+        self.own.get(what) > free / 4
+    }
+
+    #[cfg(test)]
+    fn has(&self, what: Resource) -> u64 {
+        self.own.get(what)
+    }
+}
+
+/// So much of something is held for an account, until this is dropped.
+pub struct Held {
+    account: Arc<Account>,
+    what: Resource,
+    count: u64,
+}
+
+impl Held {
+    /// Whom it is held for.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.account.all().for_each(|one| one.take(self.what, self.count));
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.all().for_each(|one| one.take(Resource::Descriptors, ACCOUNT));
+    }
+}
+
+/// All accounts. See the module's head.
+pub struct Accounts {
+    /// Each with what it costs itself.
+    all: HashMap<(NamespaceId, u32), Arc<Account>>,
+    spaces: HashMap<NamespaceId, Arc<Count>>,
+    users: HashMap<u32, Arc<Count>>,
+    /// Accounts when those without anything were looked for last.
+    swept: usize,
+    common: Arc<Common>,
+    own: Option<NamespaceId>,
+}
+
+impl Default for Accounts {
+    fn default() -> Self {
+        let files = getrlimit(Limit::Nofile).current.unwrap_or(1 << 20);
+        let maps = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+        let maps = maps.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65_530);
+        Self::with(files, maps)
+    }
+}
+
+impl Accounts {
+    /// With so many descriptors and mappings.
+    fn with(files: u64, maps: u64) -> Self {
+        // A message of a program's may bring as many descriptors as messages can.
+        let descriptors = files.saturating_sub(OWN + MAX_FILES as u64);
+        let mappings = maps.saturating_sub(OWN_MAPPINGS.min(maps / 4));
+        let capacity = [descriptors, mappings, crate::keeper::ends_within(files)];
+        let common =
+            Arc::new(Common { used: Count::default(), capacity, limits: RwLock::default() });
+        let own = std::fs::File::open("/proc/self/ns/net").and_then(NamespaceId::of).ok();
+        let (all, spaces, users) = Default::default();
+        Self { all, spaces, users, swept: 0, common, own }
+    }
+
+    /// The policy's limits, from now on.
+    pub fn limit(&self, limits: AllLimits) {
+        *self.common.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    /// The account of a process.
+    ///
+    /// # Errors
+    /// [`Refused`]: the engine has no room for one more; `anyway` there always is.
+    pub fn of(&mut self, peer: &Peer, anyway: bool) -> Result<Arc<Account>, Refused> {
+        let key = (peer.namespace, peer.uid);
+        if let Some(account) = self.all.get(&key) {
+            return Ok(account.clone());
+        }
+        if self.all.len() > 2 * self.swept + 16 {
+            self.sweep();
+        }
+        let is_own = self.own == Some(peer.namespace);
+        let account = Arc::new(Account {
+            namespace: peer.file.clone(),
+            bin: Bin::new(),
+            sent: Bin::new(),
+            own: Count::default(),
+            together: self.spaces.entry(peer.namespace).or_default().clone(),
+            elsewhere: (!is_own).then(|| self.users.entry(peer.uid).or_default().clone()),
+            common: self.common.clone(),
+        });
+        // The account's own cost is held until it is dropped.
+        let own = account.hold(Resource::Descriptors, ACCOUNT);
+        account.all().for_each(|one| one.add(Resource::Descriptors, ACCOUNT));
+        if !anyway {
+            drop(own?);
+        }
+        self.all.insert(key, account.clone());
+        Ok(account)
+    }
+
+    /// Forgets accounts for which nothing is held. One whose descriptors are not all closed yet stays, so that it cannot
+    /// begin anew.
+    fn sweep(&mut self) {
+        self.all.retain(|_, account| {
+            Arc::strong_count(account) > 1 || account.bin.held() + account.sent.held() > 0
+        });
+        self.spaces.retain(|_, count| Arc::strong_count(count) > 1);
+        self.users.retain(|_, count| Arc::strong_count(count) > 1);
+        self.swept = self.all.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    const WHAT: Resource = Resource::Descriptors;
+    const FILES: u64 = 1000 + OWN + MAX_FILES as u64;
+
+    /// A user in the network namespace of this number.
+    fn peer(namespace: u64, uid: u32) -> Peer {
+        let file = Arc::new(rustix::stdio::stdin().as_fd().try_clone_to_owned().unwrap());
+        Peer { uid, pid: 1, namespace: NamespaceId(0, namespace), file, mounts: NamespaceId(0, 0) }
+    }
+
+    /// Has an account take all that it can, one at a time.
+    fn take_all(account: &Arc<Account>) -> Vec<Held> {
+        std::iter::from_fn(|| account.hold(WHAT, 1).ok()).collect()
+    }
+
+    #[test]
+    fn who_takes_all_that_he_can_leaves_some_for_others() {
+        let mut accounts = Accounts::with(FILES, 1000);
+        let hog = accounts.of(&peer(1, 1000), false).unwrap();
+        let first = take_all(&hog);
+        assert!((490..=500).contains(&first.len()), "{}", first.len());
+        // The same user in other namespaces, and other users of the same one: all of them leave an eighth.
+        let mut all = Vec::new();
+        for other in 2..40 {
+            let accounts = [
+                accounts.of(&peer(other, 1000), false),
+                accounts.of(&peer(1, 1000 + other as u32), false),
+            ];
+            all.extend(accounts.into_iter().flatten().map(|one| take_all(&one)));
+        }
+        let taken = first.len() + all.iter().map(Vec::len).sum::<usize>();
+        assert!((800..=1000).contains(&taken), "{taken}");
+        let victim = accounts.of(&peer(100, 2000), false).unwrap();
+        assert!(take_all(&victim).len() > 5);
+        drop((first, all));
+        assert!(take_all(&victim).len() > 300);
+    }
+
+    #[test]
+    fn what_is_dropped_is_free_again_and_so_is_an_account() {
+        let mut accounts = Accounts::with(FILES, 1000);
+        for user in 0..2000 {
+            let account = accounts.of(&peer(u64::from(user), user), false).unwrap();
+            let held = account.hold(WHAT, 20).unwrap();
+            assert_eq!(account.has(WHAT), 20 + ACCOUNT);
+            drop(held);
+        }
+        accounts.sweep();
+        assert!(accounts.all.is_empty() && accounts.spaces.is_empty() && accounts.users.is_empty());
+        assert_eq!(accounts.common.used.get(WHAT), 0);
+    }
+
+    #[test]
+    fn the_policy_says_less() {
+        let mut accounts = Accounts::with(FILES, 1000);
+        let user = Limits { descriptors: Some(10), ..Limits::default() };
+        let namespace = Limits { descriptors: Some(15), ..Limits::default() };
+        accounts.limit(AllLimits { user, namespace });
+        let (one, other) =
+            (accounts.of(&peer(1, 1), false).unwrap(), accounts.of(&peer(1, 2), false).unwrap());
+        let held = take_all(&one);
+        assert_eq!(held.len() as u64, 10 - ACCOUNT);
+        assert_eq!(take_all(&other).len() as u64, 15 - 10 - ACCOUNT);
+        assert!(one.hold(Resource::Sockets, 1000).is_ok());
+    }
+
+    #[test]
+    fn who_has_too_much_discarded_gets_nothing_more() {
+        struct Sleeps(std::sync::mpsc::Receiver<()>);
+        impl Drop for Sleeps {
+            fn drop(&mut self) {
+                let _ = self.0.recv();
+            }
+        }
+        let mut accounts = Accounts::with(FILES, 1000);
+        let account = accounts.of(&peer(1, 1), false).unwrap();
+        let (wake, told) = std::sync::mpsc::channel();
+        account.bin.discard_value(Sleeps(told));
+        (0..DISCARDED).for_each(|_| account.bin.discard_value(()));
+        assert_eq!(account.hold(WHAT, 1).err(), Some(Refused));
+        drop(account);
+        accounts.sweep();
+        assert_eq!(accounts.all.len(), 1, "who goes and comes again is the same");
+        drop(wake);
+    }
+}

@@ -1,0 +1,122 @@
+//! Whether a socket that a program shows is the kernel's listener that it says.
+//!
+//! The kernel's answer may be long in coming: whoever has the socket can hold its lock for as long as he likes, as with a
+//! setsockopt(2) whose argument lies in memory that a FUSE server never gives. So the kernel is asked on the threads of the
+//! account's [`Bin`](slipway_peer::Bin), which may be lost, and the engine hears of it later.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rustix::event::{EventfdFlags, eventfd};
+use slipway_peer::Foreign;
+use slipway_sgiov_spec::Address;
+
+use super::listen::Wanted;
+use super::{Broker, Errno, Outcome};
+use crate::peer::Peer;
+
+/// What a client waits for.
+pub struct Asked {
+    number: u64,
+    wanted: Wanted,
+}
+
+/// What was found.
+struct Found {
+    client: u32,
+    number: u64,
+    /// Where the socket listens, if it does.
+    at: Option<Address>,
+}
+
+/// Looks at a socket as it is dropped.
+struct Look {
+    client: u32,
+    number: u64,
+    peer: Peer,
+    socket: Foreign,
+    found: Sender<Found>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        let at = crate::peer::listens_at(self.socket.as_fd(), &self.peer);
+        let Self { client, number, .. } = *self;
+        if self.found.send(Found { client, number, at }).is_ok() {
+            slipway_family::wake(&self.wake);
+        }
+    }
+}
+
+/// Looks that are under way.
+pub struct Proofs {
+    found: Receiver<Found>,
+    finds: Sender<Found>,
+    wake: Arc<OwnedFd>,
+    next: u64,
+}
+
+impl Proofs {
+    pub fn new() -> std::io::Result<Self> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (finds, found) = channel();
+        Ok(Self { found, finds, wake, next: 0 })
+    }
+}
+
+impl Broker {
+    /// Readable when [`Broker::proven`] has something.
+    pub fn proofs_wake(&self) -> Option<BorrowedFd<'_>> {
+        self.proofs.as_ref().map(|proofs| proofs.wake.as_fd())
+    }
+
+    /// Has the kernel asked what a client's socket is.
+    pub(super) fn prove(
+        &mut self,
+        number: u32,
+        wanted: Wanted,
+        socket: Foreign,
+    ) -> Result<Outcome, Errno> {
+        let proofs = self.proofs.as_mut().ok_or(Errno::NOBUFS)?;
+        let client = self.clients.get_mut(number).ok_or(Errno::INVAL)?;
+        if client.proves.is_some() {
+            return Ok(Outcome::HangUp("it asks again before it was answered"));
+        }
+        proofs.next += 1;
+        client.proves = Some(Asked { number: proofs.next, wanted });
+        client.account.bin.discard_value(Look {
+            client: number,
+            number: proofs.next,
+            peer: client.peer.clone(),
+            socket,
+            found: proofs.finds.clone(),
+            wake: proofs.wake.clone(),
+        });
+        Ok(Outcome::Nothing)
+    }
+
+    /// What was found of sockets: outcomes for clients that waited.
+    pub fn proven(&mut self) -> Vec<(u32, Outcome)> {
+        let Some(proofs) = &self.proofs else { return Vec::new() };
+        slipway_peer::eventfd::drain(proofs.wake.as_fd());
+        let all: Vec<Found> = proofs.found.try_iter().collect();
+        all.into_iter().filter_map(|found| self.prove_one(found)).collect()
+    }
+
+    fn prove_one(
+        &mut self,
+        Found { client: number, number: asked, at }: Found,
+    ) -> Option<(u32, Outcome)> {
+        let client = self.clients.get_mut(number)?;
+        // The number may be another client's by now.
+        let Asked { wanted, .. } = client.proves.take_if(|proves| proves.number == asked)?;
+        let family = client.family?;
+        let outcome = match at {
+            Some(at) => self.listen_at(number, family, Wanted { at, ..wanted }),
+            None => Err(Errno::ACCESS),
+        };
+        Some((number, outcome.unwrap_or_else(|errno| self.failed(number, errno))))
+    }
+}

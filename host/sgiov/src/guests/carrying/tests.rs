@@ -1,0 +1,197 @@
+//! Turns of the thread with guests that are hostile, on heap memory.
+
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc::channel;
+use std::task::Waker;
+
+use slipway_pci::{FifoSink, Function as _, Interrupt};
+use slipway_ram::{Access, Lasting, Memory};
+use slipway_reactor::Reactor;
+use slipway_ring::cross::{Arena, Shape, Side};
+use slipway_sgiov_function::driver::Driver;
+use slipway_sgiov_function::{Device, Parts};
+use slipway_sgiov_spec::function::{self, PIECE, RUNNING, TO_GUEST, VERSION, register};
+
+use super::super::GUESTS;
+use super::super::serve::serve;
+use super::*;
+use crate::Function;
+
+const PROTONOSUPPORT: u32 = 93;
+/// Words of signals before the events: where their reader says how far it is.
+const HEAD: usize = 64;
+
+/// The thread, whose turns the test takes.
+struct Rig {
+    carrying: Carrying,
+    _commands: Sender<Command>,
+    news: Receiver<News>,
+    reactor: Reactor,
+    dir: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (commands, theirs) = channel();
+        let (told, news) = channel();
+        let around = (theirs, told, Bell::new().unwrap());
+        let (book, policy) = Default::default();
+        let carrying = Carrying::new(Bell::new().unwrap(), around, book, policy).unwrap();
+        let reactor = Reactor::spawn(slipway_reactor::Settings::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        Self { carrying, _commands: commands, news, reactor, dir }
+    }
+
+    /// A guest that has started its function and said hello. Its address is 10.9.0.`number`.
+    fn guest(&mut self, number: u32) -> Hostile {
+        let listener = UnixListener::bind(self.dir.path().join(number.to_string())).unwrap();
+        let handle = self.reactor.handle();
+        let (served, _) = serve(0, listener.into(), None, Waker::noop().clone(), &handle).unwrap();
+        let memory = Memory::heap(3 * PIECE);
+        let interrupt = Interrupt::new(FifoSink::new(), 0);
+        let parts = Parts { memory: memory.clone(), interrupt, peer: Waker::noop().clone() };
+        let (device, peer) = Device::new(parts);
+        let function = Function {
+            name: number.to_string(),
+            tenant: "web".into(),
+            addresses: vec![Ipv4Addr::from(ip(number)).into()],
+            memory: None,
+        };
+        self.carrying.book.add(number, function);
+        let counts = self.carrying.book.counts(number);
+        self.carrying.guests.insert(number, Guest::new(peer, served.control(), counts));
+        let driver = Driver::new(piece(&memory, 0)).unwrap();
+        let mut guest = Hostile { device, driver, memory };
+        guest.device.write(0, register::MEMORY, &0_u64.to_le_bytes());
+        guest.device.write(0, register::CONTROL, &1_u32.to_le_bytes());
+        guest.device.poll();
+        let mut status = [0; 4];
+        guest.device.read(0, register::STATUS, &mut status);
+        assert_eq!(u32::from_le_bytes(status), RUNNING);
+        guest.driver.say(&Message::Hello { version: VERSION });
+        self.turn();
+        assert!(matches!(guest.driver.hear(), Some(Message::Welcome(_))));
+        guest
+    }
+
+    fn turn(&mut self) {
+        self.carrying.attend();
+        self.carrying.carry();
+        self.carrying.tell();
+    }
+
+    fn asked(&self) -> Vec<u64> {
+        let asked = self.news.try_iter().filter_map(|news| match news {
+            News::Event(Event::FromGuest { incoming, .. }) => Some(incoming),
+            _ => None,
+        });
+        asked.collect()
+    }
+}
+
+struct Hostile {
+    device: Device,
+    driver: Driver,
+    memory: Memory,
+}
+
+impl Hostile {
+    /// Gives the machine an arena of 16 streams.
+    fn arena(&self, rig: &mut Rig) -> Arena {
+        let words = piece(&self.memory, PIECE as u64);
+        let arena = Arena::within(words, Shape::filling(16, PIECE).unwrap()).unwrap();
+        assert!(self.driver.say(&Message::Arena { arena: 0, at: PIECE as u64 }));
+        rig.turn();
+        arena
+    }
+
+    fn connect(&self, connection: u32, from: u32, to: Address) {
+        let line = function::Line { arena: 0, stream: 0, side: 1 };
+        let from = Address::v4(ip(from), 5);
+        assert!(self.driver.say(&Message::Connect { connection, line, from, to }));
+    }
+}
+
+fn ip(number: u32) -> [u8; 4] {
+    [10, 9, 0, number as u8]
+}
+
+fn piece(memory: &Memory, at: u64) -> Lasting {
+    let mut spans = Vec::new();
+    memory.pin(at, PIECE, Access::Write, &mut spans).unwrap();
+    Lasting::over(spans.pop().unwrap()).unwrap()
+}
+
+/// A guest signals what nobody has a stream of, as fast as it is heard: the others have their turns all the same.
+#[test]
+fn a_guests_signals_are_bounded_by_a_turn() {
+    let mut rig = Rig::new();
+    let mut guest = rig.guest(1);
+    while guest.driver.raise(9, 9) {}
+    rig.turn();
+    assert_eq!(std::iter::from_fn(|| guest.driver.raise(9, 9).then_some(())).count(), SIGNALS);
+}
+
+/// A guest connects and goes, again and again, in one stream: the engine has so many questions of it at a time.
+#[test]
+fn a_guests_questions_are_bounded() {
+    let mut rig = Rig::new();
+    let guest = rig.guest(1);
+    let _arena = guest.arena(&mut rig);
+    let nobody = Address::v4([10, 9, 1, 1], 80);
+    let (mut asked, mut last) = (Vec::new(), None);
+    for connection in 0..1500 {
+        guest.connect(connection, 1, nobody);
+        rig.turn();
+        asked.extend(rig.asked());
+        last = guest.driver.hear();
+        if last.is_none() {
+            assert!(guest.driver.say(&Message::Closed { connection }));
+            rig.turn();
+            assert!(matches!(guest.driver.hear(), Some(Message::Refused { .. })));
+        }
+    }
+    assert_eq!(asked.len(), 1024);
+    assert_eq!(last, Some(Message::Refused { connection: 1499, errno: PROTONOSUPPORT }));
+    // It begins anew, and owes the engine its patience still.
+    rig.carrying.break_off(1, Broken::Message);
+    assert_eq!(rig.carrying.guests[&1].asks, 1024);
+    for incoming in asked {
+        rig.carrying.answered((incoming & !GUESTS) as u32, Err(111));
+    }
+    assert_eq!((rig.carrying.guests[&1].asks, rig.carrying.pairs.len()), (0, 0));
+}
+
+/// A guest is lost in the middle of its own answer: nothing of the stream that it named is left, as its number may be
+/// too large for the next arena.
+#[test]
+fn a_guest_that_breaks_by_what_it_is_told_leaves_no_stream() {
+    let mut rig = Rig::new();
+    let (one, two) = (rig.guest(1), rig.guest(2));
+    let (_arena, arena) = (one.arena(&mut rig), two.arena(&mut rig));
+    let at = Address::v4(ip(2), 80);
+    assert!(two.driver.say(&Message::Listen { at }));
+    rig.turn();
+    one.connect(1, 1, at);
+    rig.turn();
+    let Some(Message::Incoming { incoming, .. }) = two.driver.hear() else { panic!() };
+    assert!(one.driver.say(&Message::Closed { connection: 1 }));
+    rig.turn();
+    // It wants to be told of everything, and there is no room for a signal and a counter that cannot be.
+    for side in [Side::Zero, Side::One] {
+        let inbox = arena.inbox(15, side);
+        inbox.data_wanted.store(u64::MAX, Ordering::Relaxed);
+        inbox.space_wanted.store(u64::MAX, Ordering::Relaxed);
+    }
+    let machines = rig.carrying.guests.get_mut(&2).unwrap().channel.as_mut().unwrap();
+    (0..function::SIGNALS).for_each(|_| machines.raise(0, 1).unwrap());
+    two.driver.word(TO_GUEST + HEAD).store(u64::MAX / 2, Ordering::Relaxed);
+    let line = function::Line { arena: 0, stream: 15, side: 1 };
+    assert!(two.driver.say(&Message::Accepted { incoming, connection: 7, line }));
+    rig.turn();
+    let lost = &rig.carrying.guests[&2];
+    assert!(lost.channel.is_none(), "it is not broken");
+    assert!(lost.streams.is_empty() && lost.connections.is_empty());
+    assert_eq!(rig.carrying.pairs.len(), 0);
+}

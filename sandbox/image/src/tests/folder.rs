@@ -1,0 +1,196 @@
+//! Folders whose owner swaps what is in them while they are packed. No tool is needed.
+
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::RenameFlags;
+
+use super::support::*;
+use crate::source::folder;
+use crate::{Error, Limits, Result};
+
+const SECRET: &[u8] = b"nobody else may read this";
+const ROUNDS: usize = 200;
+
+/// A folder with `d/` and a secret beside it; in `stage` lies what the owner swaps in.
+struct Place {
+    dir: tempfile::TempDir,
+    root: PathBuf,
+    stage: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["root/d/e", "secret/e", "stage", "work"] {
+            std::fs::create_dir_all(at(name)).unwrap();
+        }
+        for i in 0..20 {
+            for (dir, text) in [("root/d", &b"harmless"[..]), ("secret", SECRET)] {
+                std::fs::write(at(dir).join(format!("f{i}")), text).unwrap();
+                std::fs::write(at(dir).join(format!("e/f{i}")), text).unwrap();
+            }
+        }
+        Self { root: at("root"), stage: at("stage"), dir }
+    }
+
+    fn secret(&self) -> PathBuf {
+        self.dir.path().join("secret")
+    }
+
+    fn pack(&self) -> Result<Vec<u8>> {
+        let work = self.dir.path().join("work");
+        let (_, mut file) = folder::pack(&self.root, &work, &Limits::default())?;
+        std::io::Seek::rewind(&mut file).unwrap();
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).unwrap();
+        Ok(bytes)
+    }
+}
+
+fn has_secret(bytes: &[u8]) -> bool {
+    bytes.windows(SECRET.len()).any(|window| window == SECRET)
+}
+
+/// Swaps `one` and `other` again and again while `work` runs. Returns how often.
+fn while_swapping(one: &Path, other: &Path, mut work: impl FnMut()) -> u64 {
+    let (end, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !end.load(Ordering::Relaxed) {
+                let (cwd, flags) = (rustix::fs::CWD, RenameFlags::EXCHANGE);
+                rustix::fs::renameat_with(cwd, one, cwd, other, flags).unwrap();
+                swaps.fetch_add(1, Ordering::Relaxed);
+                // On one processor the other thread must get a turn in either state.
+                std::thread::yield_now();
+            }
+        });
+        // Whatever fails in there, the other thread ends.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut work));
+        end.store(true, Ordering::Relaxed);
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    swaps.into_inner()
+}
+
+#[test]
+fn a_folder_swapped_for_a_link_brings_nothing_from_outside() {
+    for (inside, leads_to) in [("d", ""), ("d/e", "e"), ("d/f7", "f7")] {
+        let place = Place::new();
+        let link = place.stage.join("link");
+        symlink(place.secret().join(leads_to), &link).unwrap();
+        let swaps = while_swapping(&place.root.join(inside), &link, || {
+            for round in 0..ROUNDS {
+                // Either of the two states, or an error that says it changed.
+                match place.pack() {
+                    Ok(bytes) => assert!(!has_secret(&bytes), "{inside}: round {round}"),
+                    Err(error) => assert!(error.to_string().contains("changed"), "{error}"),
+                }
+            }
+        });
+        assert!(swaps > 0);
+    }
+}
+
+/// Links that simply lie there are links in the image as well.
+#[test]
+fn links_are_packed_and_not_followed() {
+    let place = Place::new();
+    symlink(place.secret(), place.root.join("link")).unwrap();
+    symlink("/proc/self/root", place.root.join("magic")).unwrap();
+    let bytes = place.pack().unwrap();
+    assert!(!has_secret(&bytes));
+    let path = place.secret().display().to_string();
+    assert!(bytes.windows(path.len()).any(|window| window == path.as_bytes()));
+}
+
+#[test]
+fn what_would_block_never_does() {
+    let place = Place::new();
+    let fifo = place.stage.join("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    // It must end: nobody ever opens the FIFO's other end.
+    let swaps = while_swapping(&place.root.join("d/f7"), &fifo, || {
+        for _ in 0..ROUNDS {
+            match place.pack() {
+                Ok(_) => {}
+                Err(error) => assert!(error.to_string().contains("changed"), "{error}"),
+            }
+        }
+    });
+    assert!(swaps > 0);
+}
+
+#[test]
+fn a_file_that_changes_its_length_is_refused() {
+    let place = Place::new();
+    let path = place.root.join("d/grows");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(64 << 20).unwrap();
+    for grows in [true, false] {
+        let (end, changes) = (AtomicBool::new(false), AtomicU64::new(0));
+        let refused = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !end.load(Ordering::Relaxed) {
+                    let len = file.metadata().unwrap().len();
+                    file.set_len(if grows { len + 1 } else { len.saturating_sub(1) }).unwrap();
+                    changes.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            // Copying is nearly all of a round: one with many changes has some while it copies.
+            let (mut busy_rounds, mut refused) = (0, None);
+            while busy_rounds < 10 && refused.is_none() {
+                let before = changes.load(Ordering::Relaxed);
+                refused = place.pack().err();
+                busy_rounds += u32::from(changes.load(Ordering::Relaxed) - before > 1000);
+            }
+            end.store(true, Ordering::Relaxed);
+            refused
+        });
+        let error = refused.expect("a file that never stood still was packed ten times");
+        assert!(error.to_string().contains("changed"), "{error}");
+    }
+}
+
+#[test]
+fn the_way_to_the_folder_follows_links_of_root_and_the_caller_only_as_root() {
+    const NAME: &str = "the_way_to_the_folder_follows_links_of_root_and_the_caller_only_as_root";
+    let mut place = Place::new();
+    let real = place.root.clone();
+    for (path, target) in [("alias", "root"), ("stage/up", "../alias"), ("stage/far", "/")] {
+        symlink(target, real.with_file_name(path)).unwrap();
+    }
+    let below = real.strip_prefix("/").unwrap().to_owned();
+    let far = real.with_file_name("stage/far").join(below);
+    for way in ["alias", "stage/up", "stage/../root/.", "root/"].map(|p| real.with_file_name(p)) {
+        place.root = way;
+        place.pack().unwrap();
+    }
+    place.root = far;
+    place.pack().unwrap();
+    if !rustix::process::geteuid().is_root() {
+        return skip(NAME, "root to act as another user");
+    }
+    let link = real.with_file_name("alias");
+    std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+    for way in ["alias", "stage/up"].map(|p| real.with_file_name(p)) {
+        place.root = way;
+        let error = place.pack().unwrap_err();
+        assert!(matches!(error, Error::BadFolder { .. }), "{error}");
+        assert!(error.to_string().contains("a link of user 65534"), "{error}");
+    }
+}
+
+#[test]
+fn too_many_names_are_refused_when_they_are_listed() {
+    let place = Place::new();
+    let limits = Limits { entries: 30, ..Limits::default() };
+    let error = folder::pack(&place.root, &place.stage, &limits).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+}

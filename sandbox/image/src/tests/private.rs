@@ -1,0 +1,194 @@
+//! The cache against other users of the machine, and names against archives that bring them along.
+
+use std::io::BufRead;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use super::support::*;
+use crate::{Cache, Error, Image, Limits, Reference, Silent, Source, Taken, Tools};
+
+/// The attacker: a user that owns nothing.
+const NOBODY: u32 = 65534;
+
+fn open(dir: &Path, tools: &Tools) -> Cache {
+    Cache::open(dir, tools.clone(), Limits::default()).unwrap()
+}
+
+async fn import(
+    cache: &Cache,
+    content: &str,
+    name: Option<&str>,
+    taken: Taken,
+) -> crate::Result<Image> {
+    let layout = Layout::of(&[gzip(&Tar::new().file("x", content).end())]);
+    let source = Source::OciLayout(layout.path().to_owned(), None);
+    let name = name.map(|name| name.parse::<Reference>().unwrap());
+    cache.import(&source, name, taken, Arc::new(Silent)).await
+}
+
+fn chmod(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+}
+
+fn everything(dir: &Path) -> Vec<PathBuf> {
+    let names = tree_of(dir).into_keys().map(|name| dir.join(name));
+    names.chain([dir.to_owned()]).collect()
+}
+
+/// What others may do with it.
+fn rights_of_others(path: &Path) -> u32 {
+    std::fs::symlink_metadata(path).unwrap().mode() & 0o077
+}
+
+#[tokio::test]
+async fn the_cache_is_its_owners_alone() {
+    let Some(tools) = tools("the_cache_is_its_owners_alone") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("images");
+    let image = import(&open(&dir, &tools), "x", Some("app"), Taken::Refuse).await.unwrap();
+    assert!(everything(&dir).contains(&image.erofs_path));
+    for path in everything(&dir) {
+        assert_eq!(rights_of_others(&path), 0, "{}", path.display());
+    }
+    // As versions before left it.
+    for path in everything(&dir) {
+        chmod(&path, if path.is_dir() { 0o755 } else { 0o644 });
+    }
+    let cache = open(&dir, &tools);
+    cache.touch(&image.digest).unwrap();
+    for path in everything(&dir) {
+        assert_eq!(rights_of_others(&path), 0, "{}", path.display());
+    }
+    assert_eq!(cache.get("app").unwrap().unwrap().digest, image.digest);
+}
+
+/// Whoever has the lock: what only looks does not wait.
+#[tokio::test]
+async fn looking_something_up_waits_for_no_lock() {
+    let Some(tools) = tools("looking_something_up_waits_for_no_lock") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path(), &tools);
+    let image = import(&cache, "x", Some("app"), Taken::Refuse).await.unwrap();
+    let held = slipway_lock::Lock::try_take(&dir.path().join("index.lock")).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let looking = std::thread::spawn(move || {
+        let _ = sender.send((cache.get("app").unwrap().unwrap(), cache.list().unwrap()));
+    });
+    let (found, listed) = receiver.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+    assert_eq!((&found, listed.as_slice()), (&image, std::slice::from_ref(&image)));
+    drop(held);
+    looking.join().unwrap();
+}
+
+/// Runs a shell command as the attacker. It ends with this value.
+struct Attacker(Child);
+
+impl Attacker {
+    /// Returns once the command has printed a line, which is returned too.
+    fn run(script: &str, path: &Path) -> (Self, String) {
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(path).uid(NOBODY).gid(NOBODY).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (Self(child), line)
+    }
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        // The shell and what it has started.
+        let group = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+/// The attack that stopped listing and starting: a lock on whatever can be opened for reading.
+const LOCK: &str = "flock -s -n \"$1\" sh -c 'echo held; exec sleep 600' || echo refused";
+const READ: &str = "cat \"$1\" >/dev/null && echo read || echo refused";
+
+#[tokio::test]
+async fn another_user_neither_reads_nor_locks_as_root() {
+    const NAME: &str = "another_user_neither_reads_nor_locks_as_root";
+    let Some(tools) = tools(NAME) else { return };
+    if !rustix::process::geteuid().is_root() {
+        return skip(NAME, "root to act as another user");
+    }
+    let place = tempfile::tempdir().unwrap();
+    // Where others come by, as in the data directory.
+    chmod(place.path(), 0o711);
+    let dir = place.path().join("images");
+    let cache = open(&dir, &tools);
+    let image = import(&cache, "x", Some("app"), Taken::Refuse).await.unwrap();
+    // Once behind the folder's mode, once by what its files have of their own.
+    for mode in [0o700, 0o755] {
+        chmod(&dir, mode);
+        for path in [dir.join("index.lock"), dir.join("index.json"), image.erofs_path.clone()] {
+            let (_attacker, said) = Attacker::run(READ, &path);
+            assert_eq!(said, "refused\n", "{}", path.display());
+            let (_attacker, said) = Attacker::run(LOCK, &path);
+            assert_eq!(said, "refused\n", "{}", path.display());
+            cache.touch(&image.digest).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cache_of_another_user_is_refused_as_root() {
+    const NAME: &str = "a_cache_of_another_user_is_refused_as_root";
+    if !rustix::process::geteuid().is_root() {
+        return skip(NAME, "root to act as another user");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(dir.path(), Some(NOBODY), None).unwrap();
+    let error = Cache::open(dir.path(), Tools::default(), Limits::default()).unwrap_err();
+    assert!(matches!(error, Error::ForeignCache { owner: NOBODY, .. }), "{error}");
+}
+
+/// An archive that calls itself what another image is called: the name is not its maker's to give.
+#[tokio::test]
+async fn an_import_takes_no_name_from_another_image() {
+    let Some(tools) = tools("an_import_takes_no_name_from_another_image") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path(), &tools);
+    let debian = import(&cache, "the real one", Some("debian:12"), Taken::Refuse).await.unwrap();
+    let layer = plain(&Tar::new().file("x", "another").end());
+    let config = config_json("amd64", std::slice::from_ref(&layer));
+    let manifest =
+        r#"[{"Config":"c.json","RepoTags":["new:1","debian:12"],"Layers":["l/layer.tar"]}]"#;
+    let saved = Tar::new()
+        .raw(tar::EntryType::Regular, b"l/layer.tar", b"", &layer.bytes)
+        .file("c.json", &config)
+        .file("manifest.json", manifest)
+        .end();
+    let path = dir.path().join("saved.tar");
+    std::fs::write(&path, saved).unwrap();
+    let archive = Source::DockerArchive(path, None);
+    let log = Log::new();
+    let error = cache.import(&archive, None, Taken::Refuse, log.clone()).await.unwrap_err();
+    assert!(matches!(&error, Error::NamesTaken { names } if names == "debian:12"), "{error}");
+    assert!(error.to_string().contains("--replace"), "{error}");
+    assert!(!log.has("Layers"), "refused before anything is unpacked");
+    let names = || cache.get("debian:12").unwrap().unwrap().digest;
+    assert_eq!((names(), cache.list().unwrap().len()), (debian.digest, 1));
+    // Under a name of its own, whose giver is the user; the image is here now, its names are not.
+    let other = Some("mine:1".parse().unwrap());
+    let mine = cache.import(&archive, other, Taken::Refuse, log.clone()).await.unwrap();
+    assert!(cache.import(&archive, None, Taken::Refuse, log.clone()).await.is_err());
+    assert_eq!((names(), mine.references.len()), (debian.digest, 1));
+    // When it is asked for.
+    let taken = cache.import(&archive, None, Taken::Replace, log.clone()).await.unwrap();
+    assert_eq!((taken.digest, names()), (mine.digest, mine.digest));
+    // Its own names are no conflict.
+    let again = cache.import(&archive, None, Taken::Refuse, log).await.unwrap();
+    assert_eq!(again.references, taken.references);
+    assert!(cache.get(&debian.digest.to_string()).unwrap().unwrap().references.is_empty());
+    // A name that the command line gives is no different.
+    let error = import(&cache, "third", Some("mine:1"), Taken::Refuse).await.unwrap_err();
+    assert!(matches!(&error, Error::NamesTaken { names } if names == "mine:1"), "{error}");
+}

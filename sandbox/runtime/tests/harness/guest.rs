@@ -1,0 +1,163 @@
+//! A guest that speaks the agent's protocol, honestly or not, on a thread of its own.
+
+use std::future::pending;
+use std::os::unix::net::UnixListener;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use slipway_agent_protocol::v1::agent_server::{Agent, AgentServer};
+use slipway_agent_protocol::{PROTOCOL, v1};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+type Reply<T> = Result<Response<T>, Status>;
+type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// What a guest says.
+#[derive(Clone, Default)]
+pub struct Guest {
+    pub stages: Vec<v1::GuestStage>,
+    /// Answers nothing but Hello.
+    pub silent: bool,
+    /// Its container's process prints pieces of so many bytes for ever, and does not end; 0: it prints nothing.
+    pub prints: usize,
+    /// How its container's process ends.
+    pub exit_status: u32,
+    /// The words with which it refuses to run the container.
+    pub refuses: Option<String>,
+}
+
+pub fn stage(name: &str) -> v1::GuestStage {
+    v1::GuestStage { name: name.to_owned(), start_ns: 1, end_ns: 2 }
+}
+
+impl Guest {
+    /// Speaks at `listener` until the process ends.
+    pub fn speak(self, listener: UnixListener) {
+        std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                listener.set_nonblocking(true).unwrap();
+                let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+                let service = AgentServer::from_arc(Arc::new(self));
+                let incoming = UnixListenerStream::new(listener);
+                let served = tonic::transport::Server::builder().add_service(service);
+                let _ = served.serve_with_incoming(incoming).await;
+            });
+        });
+    }
+
+    async fn answer<T: Default>(&self) -> Reply<T> {
+        if self.silent {
+            pending::<()>().await;
+        }
+        Ok(Response::new(T::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl Agent for Guest {
+    type StdioStream = Messages<v1::StdioOut>;
+    type TraceStream = Messages<v1::TraceReply>;
+
+    async fn hello(&self, _: Request<v1::HelloRequest>) -> Reply<v1::HelloReply> {
+        Ok(Response::new(v1::HelloReply {
+            protocol: PROTOCOL,
+            stages: self.stages.clone(),
+            ..Default::default()
+        }))
+    }
+
+    async fn configure(&self, _: Request<v1::ConfigureRequest>) -> Reply<v1::ConfigureReply> {
+        self.answer().await
+    }
+
+    async fn configure_network(
+        &self,
+        _: Request<v1::ConfigureNetworkRequest>,
+    ) -> Reply<v1::ConfigureNetworkReply> {
+        self.answer().await
+    }
+
+    async fn start_sockets(
+        &self,
+        _: Request<v1::StartSocketsRequest>,
+    ) -> Reply<v1::StartSocketsReply> {
+        self.answer().await
+    }
+
+    async fn create_container(
+        &self,
+        _: Request<v1::CreateContainerRequest>,
+    ) -> Reply<v1::CreateContainerReply> {
+        if let Some(words) = &self.refuses {
+            return Err(Status::internal(words.clone()));
+        }
+        self.answer().await
+    }
+
+    async fn start_container(
+        &self,
+        _: Request<v1::StartContainerRequest>,
+    ) -> Reply<v1::StartContainerReply> {
+        self.answer().await
+    }
+
+    async fn remove_container(
+        &self,
+        _: Request<v1::RemoveContainerRequest>,
+    ) -> Reply<v1::RemoveContainerReply> {
+        self.answer().await
+    }
+
+    async fn exec(&self, _: Request<v1::ExecRequest>) -> Reply<v1::ExecReply> {
+        self.answer().await
+    }
+
+    async fn stdio(&self, _: Request<Streaming<v1::StdioIn>>) -> Reply<Self::StdioStream> {
+        let message = |kind| Ok(v1::StdioOut { kind: Some(kind) });
+        let attached = v1::stdio_out::Kind::Attached(v1::Attached { position: 0 });
+        let attached = tokio_stream::once(message(attached));
+        if self.prints == 0 {
+            return Ok(Response::new(Box::pin(attached)));
+        }
+        let data = vec![b'x'; self.prints];
+        let piece = move |()| message(v1::stdio_out::Kind::Stdout(data.clone()));
+        let pieces = tokio_stream::iter(std::iter::repeat(())).map(piece);
+        Ok(Response::new(Box::pin(attached.chain(pieces))))
+    }
+
+    async fn recorded(&self, _: Request<v1::RecordedRequest>) -> Reply<v1::RecordedReply> {
+        self.answer().await
+    }
+
+    async fn wait(&self, _: Request<v1::WaitRequest>) -> Reply<v1::WaitReply> {
+        if self.prints > 0 {
+            pending::<()>().await;
+        }
+        let exit_status = self.exit_status;
+        Ok(Response::new(v1::WaitReply { exit_status, out_of_memory: false }))
+    }
+
+    async fn signal(&self, _: Request<v1::SignalRequest>) -> Reply<v1::SignalReply> {
+        self.answer().await
+    }
+
+    async fn resize(&self, _: Request<v1::ResizeRequest>) -> Reply<v1::ResizeReply> {
+        self.answer().await
+    }
+
+    async fn stats(&self, _: Request<v1::StatsRequest>) -> Reply<v1::StatsReply> {
+        self.answer().await
+    }
+
+    async fn trace(&self, _: Request<v1::TraceRequest>) -> Reply<Self::TraceStream> {
+        Ok(Response::new(Box::pin(tokio_stream::empty())))
+    }
+
+    async fn shutdown(&self, _: Request<v1::ShutdownRequest>) -> Reply<v1::ShutdownReply> {
+        self.answer().await
+    }
+}

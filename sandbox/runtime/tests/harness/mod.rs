@@ -1,0 +1,338 @@
+//! A daemon's node and service on a control thread of their own, as in `slipway daemon`, with stand-ins for
+//! the plane, the networks and the VMM. What connects to the agent's socket in the guest's place is up to
+//! each test.
+
+#![allow(dead_code)] // Each test uses a part of it.
+
+pub mod guest;
+pub mod silent;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slipway_hypervisor::{
+    Accel, BoxFuture, Hypervisor, LaunchTimes, LeftVm, Vm, VmEvent, VmExit, VmRecord, VmSpec,
+};
+use slipway_image::{Cache, ImageConfig, Limits, Tools};
+use slipway_plane_api::{NetworkClient, PlaneClient};
+use slipway_runtime::boot::{Boot, BootFiles};
+use slipway_runtime::v1::sandboxes_server::SandboxesServer;
+use slipway_runtime::v1::{self, run_in, run_out};
+use slipway_runtime::{Config, Node, Parts, SandboxClient, Service};
+use tokio::net::UnixListener;
+use tokio::sync::{broadcast, oneshot, watch};
+use tokio_stream::wrappers::UnixListenerStream;
+
+/// Longer than anything takes that is not stuck, on a machine that does much else.
+pub const LONG: Duration = Duration::from_secs(300);
+
+const DIGEST: &str = "sha256:2222222222222222222222222222222222222222222222222222222222222222";
+const LAYER_BYTES: u64 = 1 << 20;
+
+/// What stands at the agent's socket of a sandbox: given the listening socket and the sandbox's name. It ends
+/// with the connection.
+pub type Guests = Arc<dyn Fn(std::os::unix::net::UnixListener, &str) + Send + Sync>;
+
+/// A node that is served. It ends with this.
+pub struct Daemon {
+    pub dir: tempfile::TempDir,
+    pub client: SandboxClient,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Daemon {
+    /// Starts one whose sandboxes have `guests`; a launch waits until `gate` is open.
+    pub async fn start(guests: Guests, gate: watch::Receiver<bool>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path());
+        prepare(&config);
+        let socket = config.socket();
+        let (stop, stopped) = oneshot::channel();
+        let (serves, served) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || {
+                let runtime =
+                    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(serve(config, guests, gate, serves, stopped));
+                runtime.shutdown_background();
+            })
+            .unwrap();
+        served.await.unwrap();
+        let channel = slipway_plane_api::connect(&socket).await.unwrap();
+        Self { dir, client: SandboxClient::new(channel), _stop: stop }
+    }
+
+    /// One whose launches wait for nothing.
+    pub async fn with(guests: Guests) -> Self {
+        Self::start(guests, watch::channel(true).1).await
+    }
+
+    /// A client with a connection of its own.
+    pub async fn another(&self) -> SandboxClient {
+        let socket = config(self.dir.path()).socket();
+        SandboxClient::new(slipway_plane_api::connect(&socket).await.unwrap())
+    }
+
+    pub fn sandbox_dir(&self, id: &str) -> PathBuf {
+        config(self.dir.path()).sandboxes_dir().join(id)
+    }
+
+    /// Begins a sandbox and returns its id and what it tells from then on.
+    pub async fn run(&self, name: &str) -> (String, tonic::Streaming<v1::RunOut>) {
+        let spec = v1::RunSpec {
+            name: name.to_owned(),
+            image_digest: DIGEST.to_owned(),
+            command: vec!["/bin/true".to_owned()],
+            ..Default::default()
+        };
+        let first = v1::RunIn { kind: Some(run_in::Kind::Run(spec)) };
+        let messages = tokio_stream::once(first);
+        let replies = self.client.clone().run(messages).await.unwrap();
+        let mut replies = replies.into_inner();
+        let first = replies.message().await.unwrap().unwrap();
+        let Some(run_out::Kind::Created(created)) = first.kind else { panic!("{first:?}") };
+        (created.id, replies)
+    }
+
+    /// Runs a sandbox from its start to its end.
+    pub async fn run_to_end(&self, name: &str) -> v1::Exit {
+        let (_, replies) = self.run(name).await;
+        exit_of(replies).await
+    }
+
+    pub async fn state(&self, name: &str) -> v1::Sandbox {
+        let list = self.client.clone().list(v1::Empty {}).await.unwrap().into_inner();
+        list.sandboxes.into_iter().find(|one| one.name == name).unwrap()
+    }
+
+    pub async fn wait_state(&self, name: &str, state: &str) -> v1::Sandbox {
+        let begun = Instant::now();
+        loop {
+            let sandbox = self.state(name).await;
+            if sandbox.state == state {
+                return sandbox;
+            }
+            assert!(begun.elapsed() < LONG, "{name} is {}: {}", sandbox.state, sandbox.reason);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub async fn remove(&self, name: &str) {
+        let request = v1::RemoveRequest { name: name.to_owned(), force: true };
+        let removed = tokio::time::timeout(LONG, self.client.clone().remove(request)).await;
+        removed.expect("it is removed in time").unwrap();
+    }
+
+    /// Asks for the list of sandboxes `count` times; how long each took.
+    pub async fn list(&self, count: usize) -> Latencies {
+        let mut latencies = Vec::with_capacity(count);
+        for _ in 0..count {
+            let begun = Instant::now();
+            let listed = tokio::time::timeout(LONG, self.client.clone().list(v1::Empty {})).await;
+            listed.expect("the list is answered").unwrap();
+            latencies.push(begun.elapsed());
+        }
+        latencies.sort();
+        Latencies(latencies)
+    }
+}
+
+/// Control groups of sandboxes that a test left running. No process is in them.
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let sandboxes = std::fs::read_dir(config(self.dir.path()).sandboxes_dir());
+        for sandbox in sandboxes.into_iter().flatten().flatten() {
+            for hierarchy in ["", "memory", "cpu", "pids"] {
+                let groups = Path::new("/sys/fs/cgroup").join(hierarchy).join("slipway");
+                let _ = std::fs::remove_dir(groups.join(sandbox.file_name()));
+            }
+        }
+    }
+}
+
+/// What a sandbox's stream of replies ends with.
+pub async fn exit_of(mut replies: tonic::Streaming<v1::RunOut>) -> v1::Exit {
+    let end = async {
+        while let Some(message) = replies.message().await.unwrap() {
+            if let Some(run_out::Kind::Exit(exit)) = message.kind {
+                return exit;
+            }
+        }
+        panic!("it ended without an exit");
+    };
+    tokio::time::timeout(LONG, end).await.expect("it ends in time")
+}
+
+/// Sorted.
+pub struct Latencies(Vec<Duration>);
+
+impl std::fmt::Display for Latencies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let at = |share: usize| self.0[(self.0.len() * share / 100).min(self.0.len() - 1)];
+        write!(f, "p50 {:?}, p99 {:?}, most {:?}", at(50), at(99), at(100))
+    }
+}
+
+fn config(dir: &Path) -> Config {
+    Config {
+        run_dir: dir.join("run"),
+        data_dir: dir.join("data"),
+        volatile_layer_bytes: LAYER_BYTES,
+        network: "none".to_owned(),
+        boot_timeout_s: 3600,
+        accelerator: "tcg".to_owned(),
+        ..Config::default()
+    }
+}
+
+/// An image in the cache, and a volatile layer that needs no mkfs.
+fn prepare(config: &Config) {
+    let cache = config.cache_dir();
+    for dir in [&config.run_dir, &cache, &config.images_dir()] {
+        std::fs::create_dir_all(dir).unwrap();
+    }
+    std::fs::write(cache.join(format!("volatile-{LAYER_BYTES}.ext4")), "").unwrap();
+    let hex = DIGEST.trim_start_matches("sha256:");
+    std::fs::write(config.images_dir().join(format!("{hex}.erofs")), "").unwrap();
+    let image = serde_json::json!({
+        "config": ImageConfig::default(), "size_bytes": 0, "created": null, "added": 0,
+        "last_used": 0,
+    });
+    let index = serde_json::json!({ "version": 1, "images": { DIGEST: image }, "references": {} });
+    std::fs::write(config.images_dir().join("index.json"), index.to_string()).unwrap();
+}
+
+async fn serve(
+    config: Config,
+    guests: Guests,
+    gate: watch::Receiver<bool>,
+    serves: oneshot::Sender<()>,
+    stopped: oneshot::Receiver<()>,
+) {
+    let images = Cache::open(config.images_dir(), Tools::default(), Limits::default()).unwrap();
+    let silent = silent::serve(&config.run_dir.join("silent.sock")).await;
+    let parts = Parts {
+        plane: PlaneClient::new(silent.clone()),
+        networks: NetworkClient::new(silent),
+        hypervisor: Arc::new(StandIn { guests, gate }),
+        boot: Arc::new(Nothing),
+        images,
+        keeps: false,
+    };
+    let listener = UnixListener::bind(config.socket()).unwrap();
+    let node = Node::open(config, parts).await.unwrap();
+    let service = SandboxesServer::new(Service::new(node, false));
+    let _ = serves.send(());
+    tonic::transport::Server::builder()
+        .add_service(service)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+            let _ = stopped.await;
+        })
+        .await
+        .unwrap();
+}
+
+struct Nothing;
+
+impl Boot for Nothing {
+    fn files(&self, _: Option<&Path>, _: bool) -> slipway_runtime::Result<BootFiles> {
+        Ok(BootFiles { kernel: "/dev/null".into(), initramfs: "/dev/null".into() })
+    }
+}
+
+/// Runs no microVM, but has a guest at the agent's socket.
+struct StandIn {
+    guests: Guests,
+    gate: watch::Receiver<bool>,
+}
+
+impl Hypervisor for StandIn {
+    fn name(&self) -> &'static str {
+        "stand-in"
+    }
+
+    fn launch<'a>(
+        &'a self,
+        spec: &'a VmSpec,
+    ) -> BoxFuture<'a, slipway_hypervisor::Result<Box<dyn Vm>>> {
+        Box::pin(async move {
+            let _ = self.gate.clone().wait_for(|open| *open).await;
+            let listener = std::os::unix::net::UnixListener::bind(&spec.agent_socket).unwrap();
+            (self.guests)(listener, &spec.name);
+            let record = VmRecord {
+                hypervisor: "stand-in".into(),
+                // Nobody's: what ends left VMs must find none.
+                pid: 0,
+                start_time_ticks: 0,
+                boot_id: String::new(),
+            };
+            Ok(Box::new(NoVm { record, killed: watch::Sender::new(false) }) as Box<dyn Vm>)
+        })
+    }
+
+    fn adopt<'a>(
+        &'a self,
+        _: &'a LeftVm,
+    ) -> BoxFuture<'a, slipway_hypervisor::Result<Box<dyn Vm>>> {
+        Box::pin(std::future::pending())
+    }
+}
+
+struct NoVm {
+    record: VmRecord,
+    killed: watch::Sender<bool>,
+}
+
+fn done<'a>() -> BoxFuture<'a, slipway_hypervisor::Result<()>> {
+    Box::pin(std::future::ready(Ok(())))
+}
+
+impl Vm for NoVm {
+    fn record(&self) -> &VmRecord {
+        &self.record
+    }
+
+    fn times(&self) -> Option<LaunchTimes> {
+        None
+    }
+
+    fn accel(&self) -> Accel {
+        Accel::Tcg
+    }
+
+    fn events(&self) -> broadcast::Receiver<VmEvent> {
+        broadcast::Sender::new(1).subscribe()
+    }
+
+    fn wait(&self) -> BoxFuture<'_, VmExit> {
+        Box::pin(async move {
+            let _ = self.killed.subscribe().wait_for(|killed| *killed).await;
+            VmExit { code: None, signal: Some(9), reason: None, stderr: String::new() }
+        })
+    }
+
+    fn power_down(&self) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {
+        done()
+    }
+
+    fn quit(&self) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {
+        done()
+    }
+
+    fn pause(&self) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {
+        done()
+    }
+
+    fn resume(&self) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {
+        done()
+    }
+
+    fn kill(&self) -> slipway_hypervisor::Result<()> {
+        self.killed.send_replace(true);
+        Ok(())
+    }
+
+    fn detach(&self) {}
+}

@@ -1,0 +1,155 @@
+//! Guests that attack the daemon through the agent's protocol, beside clients and sandboxes that must not
+//! notice.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use harness::guest::{Guest, stage};
+use harness::{Daemon, Guests, LONG, exit_of};
+use slipway_agent_protocol::v1::GuestStage;
+use slipway_runtime::v1;
+
+/// `attacker` is the guest of the sandbox of this name; others are honest.
+fn beside_honest(attacker: Guest) -> Guests {
+    Arc::new(move |listener, name| match name {
+        "attacker" => attacker.clone().speak(listener),
+        _ => Guest { exit_status: 7, ..Guest::default() }.speak(listener),
+    })
+}
+
+/// What an honest sandbox and a client that lists sandboxes see while the attacker does its work.
+async fn others_go_on(daemon: &Daemon, attack: &str) {
+    let listed = daemon.list(200).await;
+    assert_eq!(daemon.run_to_end("honest").await.status, 7, "{attack}");
+    daemon.remove("honest").await;
+    println!("{attack}: list of sandboxes: {listed}");
+}
+
+/// A quarter of a megabyte of stages without names.
+#[tokio::test]
+async fn a_reply_of_many_empty_stages_fails_its_own_sandbox() {
+    let attacker = Guest { stages: vec![GuestStage::default(); 125_000], ..Guest::default() };
+    let daemon = Daemon::with(beside_honest(attacker)).await;
+    let exit = daemon.run_to_end("attacker").await;
+    assert_eq!(exit.status, 125);
+    assert!(exit.reason.contains("too large"), "{}", exit.reason);
+    others_go_on(&daemon, "many stages").await;
+}
+
+/// As many as a reply may have, and each known one twice: a record says each known one once, and is written
+/// as often as that of an honest guest.
+#[tokio::test]
+async fn stages_are_recorded_by_their_known_names_only() {
+    let mut stages = vec![GuestStage::default(); 20_000];
+    stages.extend(["kernel", "kernel", "agent", "container", "\x1b[2J"].map(stage));
+    let attacker = Guest { stages, exit_status: 3, ..Guest::default() };
+    let daemon = Daemon::with(beside_honest(attacker)).await;
+    assert_eq!(daemon.run_to_end("attacker").await.status, 3);
+    let named = v1::Name { name: "attacker".to_owned() };
+    let inspected = daemon.client.clone().inspect(named).await.unwrap().into_inner();
+    let record: slipway_runtime::record::Record = serde_json::from_str(&inspected.json).unwrap();
+    let of = |name: &str| record.timeline.stages.iter().filter(|s| s.name == name).count();
+    assert_eq!((of("kernel"), of("agent"), of("container")), (1, 1, 1));
+    assert!(record.timeline.stages.len() < 16, "{}", record.timeline.stages.len());
+}
+
+#[tokio::test]
+async fn what_a_guest_says_is_short_and_printable() {
+    let words = format!("\x1b]0;title\x07{}", "x".repeat(2000));
+    let attacker = Guest { refuses: Some(words), ..Guest::default() };
+    let daemon = Daemon::with(beside_honest(attacker)).await;
+    // The guest refuses, and its VMM lives on: the daemon waits for that a moment before it gives up.
+    let exit = daemon.run_to_end("attacker").await;
+    assert!(exit.reason.starts_with("\\u001b]0;title"), "{}", exit.reason);
+    assert!(exit.reason.len() < 600);
+    let status = Guest { exit_status: u32::MAX, ..Guest::default() };
+    let daemon = Daemon::with(beside_honest(status)).await;
+    assert_eq!(daemon.run_to_end("attacker").await.status, 255);
+}
+
+/// It says hello and answers no other call.
+#[tokio::test]
+async fn a_silent_guest_holds_up_nobody_and_is_stopped() {
+    let attacker = Guest { silent: true, ..Guest::default() };
+    let daemon = Daemon::with(beside_honest(attacker)).await;
+    let (_, replies) = daemon.run("attacker").await;
+    daemon.wait_state("attacker", "starting").await;
+    others_go_on(&daemon, "silence").await;
+    assert_eq!(daemon.state("attacker").await.state, "starting");
+    let stop = v1::StopRequest { name: "attacker".to_owned(), timeout_s: 0 };
+    let stopped = tokio::time::timeout(LONG, daemon.client.clone().stop(stop)).await;
+    assert_eq!(stopped.expect("it stops").unwrap().into_inner().status, 137);
+    assert_eq!(exit_of(replies).await.status, 137);
+}
+
+/// Pieces of one byte without end; one client has them all, another one lists.
+#[tokio::test]
+async fn output_without_end_leaves_turns_to_others() {
+    let attacker = Guest { prints: 1, ..Guest::default() };
+    let daemon = Daemon::with(beside_honest(attacker)).await;
+    let (_, mut replies) = daemon.run("attacker").await;
+    let pieces = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&pieces);
+    let reader = tokio::spawn(async move {
+        while let Ok(Some(_)) = replies.message().await {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    daemon.wait_state("attacker", "running").await;
+    let before = pieces.load(Ordering::Relaxed);
+    others_go_on(&daemon, "output of one byte at a time").await;
+    assert!(pieces.load(Ordering::Relaxed) > before, "the attacker went on");
+    daemon.remove("attacker").await;
+    tokio::time::timeout(LONG, reader).await.expect("its client is told").unwrap();
+}
+
+/// Its container's output has as many readers as there may be; the next one is refused, and told why.
+#[tokio::test]
+async fn what_one_sandbox_makes_the_daemon_hold_is_bounded() {
+    let attacker = Guest { prints: 4096, ..Guest::default() };
+    let daemon = Daemon::with(beside_honest(attacker)).await;
+    let (_, _replies) = daemon.run("attacker").await;
+    daemon.wait_state("attacker", "running").await;
+    let attach = || async {
+        let name = v1::Name { name: "attacker".to_owned() };
+        let first = v1::RunIn { kind: Some(v1::run_in::Kind::Attach(name)) };
+        daemon.another().await.attach(tokio_stream::once(first)).await
+    };
+    let exec = || async {
+        let name = "attacker".to_owned();
+        let spec = v1::ExecSpec { name, command: vec!["x".to_owned()], ..Default::default() };
+        let first = v1::RunIn { kind: Some(v1::run_in::Kind::Exec(spec)) };
+        daemon.another().await.exec(tokio_stream::once(first)).await
+    };
+    let mut held = Vec::new();
+    let refused = loop {
+        match attach().await {
+            Ok(stream) => held.push(stream),
+            Err(status) => break status,
+        }
+        assert!(held.len() < 1000);
+    };
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    assert!(refused.message().contains("attacker has 32 clients attached"), "{refused}");
+    let attached = held.len();
+    let refused = loop {
+        match exec().await {
+            Ok(stream) => held.push(stream),
+            Err(status) => break status,
+        }
+        assert!(held.len() < 1000);
+    };
+    assert!(refused.message().contains("48 commands and traces"), "{refused}");
+    // None of them is read. Others go on all the same, and those who leave make room.
+    others_go_on(&daemon, "48 commands that nobody reads").await;
+    held.truncate(attached);
+    let again = async {
+        while exec().await.is_err() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, again).await.expect("there is room again");
+}

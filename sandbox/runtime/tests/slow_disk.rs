@@ -1,0 +1,76 @@
+//! Disks that do not answer: FIFOs in the place of one sandbox's files.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use harness::guest::Guest;
+use harness::{Daemon, exit_of};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use tokio::sync::watch;
+
+fn fifo(path: &Path) {
+    rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+}
+
+/// Takes what is written into a FIFO, and lets its writer go on.
+fn release(path: &Path) -> std::os::fd::OwnedFd {
+    rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+        .unwrap()
+}
+
+/// The record of one sandbox and the kept output of another cannot be written. The two wait; everybody else
+/// goes on, and so do they once the disk answers.
+#[tokio::test]
+async fn a_disk_that_does_not_answer_holds_up_its_own_sandbox() {
+    let guests = Arc::new(|listener, _: &str| {
+        Guest { exit_status: 7, ..Guest::default() }.speak(listener);
+    });
+    let (gate, closed) = watch::channel(false);
+    let daemon = Daemon::start(guests, closed).await;
+    let (record_id, record_out) = daemon.run("record").await;
+    let (log_id, log_out) = daemon.run("log").await;
+    for name in ["record", "log"] {
+        daemon.wait_state(name, "starting").await;
+    }
+    let record = daemon.sandbox_dir(&record_id).join("record.json.new");
+    let log = daemon.sandbox_dir(&log_id).join("output.log");
+    // Until the VMM runs nothing of either is written: both wait at the gate, their first records are kept.
+    settled(&daemon.sandbox_dir(&record_id)).await;
+    settled(&daemon.sandbox_dir(&log_id)).await;
+    fifo(&record);
+    fifo(&log);
+    gate.send_replace(true);
+    let listed = daemon.list(200).await;
+    for number in 0..5 {
+        let name = format!("honest-{number}");
+        assert_eq!(daemon.run_to_end(&name).await.status, 7);
+    }
+    println!("list of sandboxes: {listed}");
+    for name in ["record", "log"] {
+        assert_eq!(daemon.state(name).await.state, "starting", "{name}");
+    }
+    // The next one who opens the log by name finds a file.
+    let held = log.with_extension("held");
+    std::fs::hard_link(&log, &held).unwrap();
+    std::fs::remove_file(&log).unwrap();
+    std::fs::write(&log, "").unwrap();
+    let (_record, _log) = (release(&record), release(&held));
+    assert_eq!(exit_of(record_out).await.status, 7);
+    assert_eq!(exit_of(log_out).await.status, 125);
+    let reason = daemon.state("log").await.reason;
+    assert!(reason.contains("output.log"), "{reason}");
+}
+
+/// Waits until the record says `starting`, which is the last one before the VMM's.
+async fn settled(dir: &Path) {
+    loop {
+        let text = std::fs::read_to_string(dir.join("record.json")).unwrap_or_default();
+        if text.contains("\"starting\"") && !dir.join("record.json.new").exists() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
