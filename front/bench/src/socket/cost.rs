@@ -130,7 +130,8 @@ mod tests {
     /// switches with them.
     #[test]
     fn a_process_that_answers_costs_time_and_switches() {
-        let mut cat = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut cat =
+            Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (mut to, mut from) = (cat.stdin.take().unwrap(), cat.stdout.take().unwrap());
         let mut answer = || {
             to.write_all(b"?").unwrap();
