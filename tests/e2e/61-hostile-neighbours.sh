@@ -16,7 +16,9 @@ hostile=$here/hostile.py
 stop=$work/stop
 socket=$work/engine.sock
 chmod 711 "$work"
-nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+# Attackers have the lowest priority. How much time a processor gives to which process is the scheduler's business and
+# the administrator's, who weighs tenants by control groups; what is measured here is what attackers make Slipway do.
+nobody() { nice -n 19 setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
 children=()
 # play NAME COMMAND…: in the background, with what it says in a file.
 play() {
@@ -66,21 +68,21 @@ evil() {
     plays "$1" || return 0
     "$slipway" endpoint create "evil-$1" --socket "$work/evil-$1" --disk ram:16M >/dev/null || fail "endpoint create"
     evils+=("evil-$1")
-    play "$1" nice -n 5 python3 "$hostile" "$1" "$stop" "$work/evil-$1" "${@:2}"
+    play "$1" nice -n 19 python3 "$hostile" "$1" "$stop" "$work/evil-$1" "${@:2}"
 }
 evil descriptors
 evil eventfds
 evil punch 1024
 evil unmap 1024
 chmod 666 "$socket" 2>/dev/null
-plays parcels && play parcels nice -n 5 setpriv --reuid 65534 --regid 65534 --clear-groups python3 "$hostile" parcels "$stop" "$socket"
-plays attach && play attach nice -n 5 setpriv --reuid 65533 --regid 65533 --clear-groups python3 "$hostile" attach "$stop" "$socket"
+plays parcels && play parcels nice -n 19 setpriv --reuid 65534 --regid 65534 --clear-groups python3 "$hostile" parcels "$stop" "$socket"
+plays attach && play attach nice -n 19 setpriv --reuid 65533 --regid 65533 --clear-groups python3 "$hostile" attach "$stop" "$socket"
 plays contexts && play contexts nobody python3 "$hostile" contexts "$stop"
 # shellcheck disable=SC2046 # paths without blanks
 plays locks && play locks nobody python3 "$hostile" locks "$stop" $(find "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" -name '*.lock')
 if plays vmm; then
     "$slipway" run -d --name evil --memory 256M "$image" -- sleep 100000 >/dev/null || fail "run of the hostile guest"
-    play vmm nice -n 5 python3 "$hostile" vmm "$stop" "$(vmm_of evil)"
+    play vmm nice -n 19 python3 "$hostile" vmm "$stop" "$(vmm_of evil)"
 fi
 say "for $seconds s: $only"
 # The node is asked for its sandboxes all the time.

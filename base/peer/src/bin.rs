@@ -28,11 +28,14 @@ struct Contents {
     queue: Mutex<Queue>,
     /// Things that are in the queue or being dropped.
     held: AtomicUsize,
+    /// Bytes of memory that come back with them.
+    held_bytes: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Queue {
-    things: VecDeque<Thing>,
+    /// With the bytes of memory that each of them holds.
+    things: VecDeque<(Thing, usize)>,
     /// The bin is in [`Pool::waiting`] or a thread drops a thing of it.
     scheduled: bool,
 }
@@ -50,12 +53,17 @@ impl Bin {
 
     /// Closes `file` elsewhere. The caller never waits.
     pub fn discard(&self, file: impl Into<OwnedFd>) {
-        self.push(Thing::Descriptor(file.into()));
+        self.push(Thing::Descriptor(file.into()), 0);
     }
 
     /// Drops `value` elsewhere. The caller never waits.
     pub fn discard_value<T: Send + 'static>(&self, value: T) {
-        self.push(Thing::Value(Box::new(value)));
+        self.discard_memory(value, 0);
+    }
+
+    /// Drops `value` elsewhere, of which `bytes` of memory are to come back. The caller never waits.
+    pub fn discard_memory<T: Send + 'static>(&self, value: T, bytes: usize) {
+        self.push(Thing::Value(Box::new(value)), bytes);
     }
 
     /// Returns how many discarded things still exist. A server refuses more from a peer whose bin holds
@@ -64,10 +72,16 @@ impl Bin {
         self.0.held.load(Ordering::Relaxed)
     }
 
-    fn push(&self, thing: Thing) {
+    /// Returns how many bytes of memory the discarded things still hold.
+    pub fn held_bytes(&self) -> usize {
+        self.0.held_bytes.load(Ordering::Relaxed)
+    }
+
+    fn push(&self, thing: Thing, bytes: usize) {
         self.0.held.fetch_add(1, Ordering::Relaxed);
+        self.0.held_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut queue = lock(&self.0.queue);
-        queue.things.push_back(thing);
+        queue.things.push_back((thing, bytes));
         let scheduled = std::mem::replace(&mut queue.scheduled, true);
         drop(queue);
         if !scheduled {
@@ -77,10 +91,13 @@ impl Bin {
 
     /// Drops the oldest thing. The bin is scheduled again if there are more.
     fn empty_one(self) {
-        let thing = lock(&self.0.queue).things.pop_front();
-        // A destructor that panics must not end the thread with the bin still scheduled.
-        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop_thing(thing)));
-        self.0.held.fetch_sub(1, Ordering::Relaxed);
+        let oldest = lock(&self.0.queue).things.pop_front();
+        if let Some((thing, bytes)) = oldest {
+            // A destructor that panics must not end the thread with the bin still scheduled.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop_thing(thing)));
+            self.0.held.fetch_sub(1, Ordering::Relaxed);
+            self.0.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
         let mut queue = lock(&self.0.queue);
         queue.scheduled = !queue.things.is_empty();
         let more = queue.scheduled;
@@ -91,15 +108,14 @@ impl Bin {
     }
 }
 
-fn drop_thing(thing: Option<Thing>) {
+fn drop_thing(thing: Thing) {
     match thing {
-        Some(Thing::Descriptor(file)) => {
+        Thing::Descriptor(file) => {
             // Fails for all but sockets. The peer may set it again in between; then this thread is lost.
             let _ = set_socket_linger(&file, None);
             drop(file);
         }
-        Some(Thing::Value(value)) => drop(value),
-        None => {}
+        Thing::Value(value) => drop(value),
     }
 }
 
@@ -187,14 +203,14 @@ mod tests {
         let (done, is_done) = channel();
         let (later, is_later) = channel();
         one.discard_value(Sleeper(told, done));
-        one.discard_value(Says(later));
+        one.discard_memory(Says(later), 4096);
         for _ in 0..100 {
             let (dropped, is_dropped) = channel();
             other.discard_value(Says(dropped));
             is_dropped.recv_timeout(LONG).unwrap();
         }
         assert!(is_later.try_recv().is_err(), "it stands behind the one that sleeps");
-        assert_eq!(one.held(), 2);
+        assert_eq!((one.held(), one.held_bytes()), (2, 4096));
         wake.send(()).unwrap();
         is_done.recv_timeout(LONG).unwrap();
         is_later.recv_timeout(LONG).unwrap();

@@ -256,7 +256,7 @@ impl Drop for Mapping {
         match &self.owner {
             Owner::File { start, len, granule, bin } => {
                 // SAFETY: mapped by `file` with this length; no span refers to it any more.
-                bin.discard_value(unsafe { Pages::new(*start, *len, *granule) });
+                bin.discard_memory(unsafe { Pages::new(*start, *len, *granule) }, *len);
             }
             // SAFETY: from `Box::into_raw` in `heap`, and given back once.
             Owner::Heap { words } => drop(unsafe { Box::from_raw(*words) }),

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::kept;
 use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
 use crate::listener::Listener;
-use crate::server::{Keeping, MAX_HELD, Session, Turn};
+use crate::server::{Keeping, MAX_HELD, MAX_HELD_BYTES, Session, Turn};
 use crate::stats::{ClientInfo, add};
 use crate::wire::Wire;
 use crate::{Config, Control, EndpointParts};
@@ -216,7 +216,8 @@ impl Endpoint {
     /// Takes what waits at the socket.
     fn accept(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
         for _ in 0..ACCEPTS_PER_STEP {
-            if self.device.bin.held() > MAX_HELD {
+            let (things, bytes) = (self.device.bin.held(), self.device.bin.held_bytes());
+            if things > MAX_HELD || bytes > MAX_HELD_BYTES {
                 return Err(std::io::Error::other("too much of earlier clients cannot be closed"));
             }
             let Some((socket, peer)) = self.listener.accept()? else { return Ok(()) };

@@ -50,8 +50,9 @@
 //!
 //! What a client leaves is closed and unmapped on a thread that may sleep for ever
 //! ([`slipway_peer::Bin`]): descriptors of any kind, its connection, its memory. A client that makes an
-//! endpoint hold more than [`MAX_HELD`] of these is not read from, dropped after
-//! [`Config::reply_deadline`], and nobody is accepted until it is less ([`Stats::held`]).
+//! endpoint hold more than [`MAX_HELD`] of these, or more memory than it may map, is not read from, and
+//! dropped if that has not become less for [`Config::reply_deadline`]. Nobody is accepted until there are
+//! fewer, with at most [`MAX_HELD_BYTES`] of memory ([`Stats::held`]).
 //!
 //! # Restart
 //! An endpoint with a keeper ([`EndpointParts::kept`]) leaves its descriptors and its state where the
@@ -107,7 +108,7 @@ pub use fuzz::fuzz;
 pub use kept::{HOST_SLOTS, KEPT_LEN, KEPT_SLOTS, KEPT_VERSION, Kept};
 pub use lane::LaneHome;
 pub use parts::EndpointParts;
-pub use server::MAX_HELD;
+pub use server::{MAX_HELD, MAX_HELD_BYTES};
 pub use stats::{ClientInfo, RegionKind, RegionStats, Stats};
 
 pub mod client;

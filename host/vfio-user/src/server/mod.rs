@@ -36,6 +36,8 @@ const REGIONS_PER_COST: usize = 16;
 /// Descriptors, connections and mappings of clients that an endpoint holds at most until they are closed,
 /// before it reads or accepts more.
 pub const MAX_HELD: usize = 64;
+/// Bytes of earlier clients' memory that an endpoint holds at most before it accepts another client.
+pub const MAX_HELD_BYTES: usize = 1 << 30;
 /// How long an unmap or a reset waits after one for which the function did not come to rest in time.
 const STUCK_PATIENCE: Duration = Duration::from_millis(20);
 
@@ -94,8 +96,9 @@ pub(crate) struct Session {
     pub(crate) kept: Option<Box<Keeping>>,
     /// An unmap or a reset ran into its deadline and the function has not been quiet since.
     stuck: bool,
-    /// Since when nothing is read, as too much of the client's is still to be closed.
-    held_since: Option<Instant>,
+    /// Things and bytes of the client's that are still to be closed or unmapped, and since when there are so many.
+    /// `None` if there are few enough for the next message to be read.
+    held_since: Option<((usize, usize), Instant)>,
 }
 
 impl Session {
@@ -166,14 +169,19 @@ impl Session {
         Ok(Turn::More)
     }
 
-    /// Whether so much of the client's is still to be closed or unmapped that it may not send more. A VMM
-    /// that unmaps much at once waits a moment here; one that sends what cannot be closed goes.
+    /// Returns whether so much of the client's is still to be closed or unmapped that it may not send more. A
+    /// VMM that unmaps much at once waits here while that becomes less; one that sends what cannot be closed goes.
     fn holds_much(&mut self, device: &Device, now: Instant) -> Result<bool, End> {
-        if device.bin.held() <= MAX_HELD {
+        let held = (device.bin.held(), device.bin.held_bytes());
+        if held.0 <= MAX_HELD && held.1 as u64 <= self.config.max_dma_bytes {
             self.held_since = None;
             return Ok(false);
         }
-        let since = *self.held_since.get_or_insert(now);
+        let since = match self.held_since {
+            Some((as_now, since)) if as_now == held => since,
+            _ => now,
+        };
+        self.held_since = Some((held, since));
         match now.duration_since(since) >= self.config.reply_deadline {
             true => Err(End::Broken("too much of what the client sent cannot be closed")),
             false => Ok(true),

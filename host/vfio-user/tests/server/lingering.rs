@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use slipway_vfio_user::MAX_HELD;
+use slipway_vfio_user::{MAX_HELD, MAX_HELD_BYTES};
 use slipway_vfio_user::testing::FAULT;
 
 use super::dma_map::copy;
@@ -220,6 +220,48 @@ fn memory_of_a_client_that_has_gone_is_unmapped_behind_the_next_ones_back() {
     drop(wake);
     eventually("it is unmapped", || !is_mapped(name));
     eventually("nothing is held", || scene.attacked.control.stats().held == 0);
+}
+
+#[test]
+fn nobody_is_accepted_while_much_memory_of_earlier_clients_is_still_mapped() {
+    const LEN: u64 = MAX_HELD_BYTES as u64 / 2;
+    let mut scene = Scene::new(|_| {});
+    let wake = block(&scene.attacked);
+    let control = scene.attacked.control.clone();
+    for _ in 0..3 {
+        let mut raw = scene.attacked.client();
+        raw.map(0, LEN, named_memory("of-many-that-go", LEN).as_fd()).ok();
+        drop(raw);
+        eventually("it is gone", || control.stats().client.is_none());
+    }
+    let mut next = scene.attacked.connect();
+    for _ in 0..200 {
+        assert!(scene.victim.is_alive());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(scene.attacked.control.stats().connections, 3);
+    drop(wake);
+    next.negotiate();
+    assert!(next.is_alive());
+}
+
+#[test]
+fn a_client_that_unmaps_more_than_it_may_map_waits_until_it_is_less() {
+    const LEN: u64 = 64 << 20;
+    let mut scene = Scene::new(|config| {
+        config.max_dma_bytes = LEN;
+        config.reply_deadline = Duration::from_millis(50);
+    });
+    let wake = block(&scene.attacked);
+    let mut raw = scene.attacked.client();
+    for _ in 0..2 {
+        raw.map(0, LEN, named_memory("again-and-again", LEN).as_fd()).ok();
+        raw.call(Command::DmaUnmap, dma_unmap(0, LEN).as_bytes()).ok();
+    }
+    let why = || scene.attacked.control.stats().last_disconnect;
+    eventually("it says why", || why().is_some_and(|why| why.contains("cannot be closed")));
+    assert!(scene.victim.is_alive());
+    drop(wake);
 }
 
 #[test]
