@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use slipway_vfio_user::{MAX_HELD, MAX_HELD_BYTES};
 use slipway_vfio_user::testing::FAULT;
+use slipway_vfio_user::{MAX_HELD, MAX_HELD_BYTES};
 
 use super::dma_map::copy;
 use crate::common::*;
