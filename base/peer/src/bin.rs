@@ -89,8 +89,8 @@ impl Bin {
         }
     }
 
-    /// Drops the oldest thing. The bin is scheduled again if there are more.
-    fn empty_one(self) {
+    /// Drops the oldest thing. Returns the bin if there are more.
+    fn empty_one(self) -> Option<Self> {
         let oldest = lock(&self.0.queue).things.pop_front();
         if let Some((thing, bytes)) = oldest {
             // A destructor that panics must not end the thread with the bin still scheduled.
@@ -102,9 +102,7 @@ impl Bin {
         queue.scheduled = !queue.things.is_empty();
         let more = queue.scheduled;
         drop(queue);
-        if more {
-            schedule(self);
-        }
+        more.then_some(self)
     }
 }
 
@@ -123,44 +121,48 @@ fn drop_thing(thing: Thing) {
 struct Pool {
     /// Bins with something to drop, each at most once.
     waiting: VecDeque<Bin>,
-    /// Threads that wait for a bin.
-    idle: usize,
+    /// Threads that wait for a bin, or are on their way there.
+    free: usize,
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool { waiting: VecDeque::new(), idle: 0 });
+static POOL: Mutex<Pool> = Mutex::new(Pool { waiting: VecDeque::new(), free: 0 });
 static MORE: Condvar = Condvar::new();
 
-/// Has a thread drop one thing of `bin`: an idle one, or a new one if there is none.
+/// Has a thread drop one thing of `bin`: one that is free, or a new one if there is none.
 ///
 /// If no thread can be made, the bin waits until another thread takes it or the next call succeeds.
 fn schedule(bin: Bin) {
     let mut pool = lock(&POOL);
     pool.waiting.push_back(bin);
-    let enough = pool.idle >= pool.waiting.len();
-    drop(pool);
-    if enough {
+    if pool.free >= pool.waiting.len() {
+        drop(pool);
         MORE.notify_one();
         return;
     }
+    pool.free += 1;
+    drop(pool);
     let builder = std::thread::Builder::new().name("disposal".into()).stack_size(STACK);
-    drop(builder.spawn(work));
-}
-
-fn work() {
-    loop {
-        let Some(bin) = next() else { return };
-        bin.empty_one();
+    if builder.spawn(work).is_err() {
+        lock(&POOL).free -= 1;
     }
 }
 
-/// Waits for a bin. Returns `None` if there was none for a while.
+fn work() {
+    while let Some(bin) = next() {
+        let more = bin.empty_one();
+        let mut pool = lock(&POOL);
+        pool.free += 1;
+        // This thread takes the bin that waits for longest, so there is one for this bin too.
+        pool.waiting.extend(more);
+    }
+}
+
+/// Waits for a bin. Returns `None` if there was none for a while. The calling thread is not free any more.
 fn next() -> Option<Bin> {
-    let mut pool = lock(&POOL);
-    pool.idle += 1;
     let empty = |pool: &mut Pool| pool.waiting.is_empty();
     let (mut pool, _) =
-        MORE.wait_timeout_while(pool, PATIENCE, empty).unwrap_or_else(|p| p.into_inner());
-    pool.idle -= 1;
+        MORE.wait_timeout_while(lock(&POOL), PATIENCE, empty).unwrap_or_else(|p| p.into_inner());
+    pool.free -= 1;
     pool.waiting.pop_front()
 }
 
