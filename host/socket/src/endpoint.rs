@@ -1,7 +1,7 @@
 //! One side of a connection.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
@@ -80,7 +80,12 @@ pub struct Endpoint {
     local: Address,
     remote: Address,
     pub(crate) spin: Spin,
+    /// Counts calls that could do nothing. Two threads may count at once: then one call is not counted.
+    fruitless: AtomicU32,
 }
+
+/// Of so many calls that can do nothing, one looks whether the connection was reset.
+const FRUITLESS: u32 = 64;
 
 #[inline]
 fn add(word: &AtomicU64, count: usize) {
@@ -100,7 +105,8 @@ impl Endpoint {
         let entry = number as usize;
         let side = if place.side == 0 { Side::Zero } else { Side::One };
         let (spin, peer) = (Spin::default(), peer.map(OnceLock::from).unwrap_or_default());
-        Self { family, entry, place, side, arena, peer, group, local, remote, spin }
+        let fruitless = AtomicU32::new(0);
+        Self { family, entry, place, side, arena, peer, group, local, remote, spin, fruitless }
     }
 
     /// Nobody of the family had it before.
@@ -268,8 +274,7 @@ impl Endpoint {
         );
         let sent = self.stream().write(from, self.most(), regions, || self.tell());
         match sent {
-            // A peer that spoils one word alone: poll(2) says that it was reset, so this does, too.
-            Ok(0) if !from.is_empty() && self.is_reset() => Err(self.reset_by(Errno::PIPE)),
+            Ok(0) if !from.is_empty() && self.seems_reset() => Err(self.reset_by(Errno::PIPE)),
             Ok(0) if !from.is_empty() => Err(Errno::AGAIN),
             Ok(count) => {
                 add(&words[entry::SENT], count);
@@ -316,7 +321,7 @@ impl Endpoint {
         match self.stream().available() {
             Ok((_, true)) => Ok(0),
             _ if self.has(option::NO_MORE) => Ok(0),
-            Ok(_) if self.is_reset() => self.end_or_reset(),
+            Ok(_) if self.seems_reset() => self.end_or_reset(),
             Ok(_) => Err(Errno::AGAIN),
             Err(_) => self.end_or_reset(),
         }
@@ -344,6 +349,15 @@ impl Endpoint {
         let stream = self.stream();
         let theirs = Tail(stream.into.mine.tail.load(Ordering::Acquire));
         self.family.is_dead() || theirs.is_reset() || stream.out.is_reset()
+    }
+
+    /// Returns whether a call that could do nothing ends the connection. A peer that spoils the words of one direction
+    /// alone resets it for poll(2), which looks at both, and a program would call the other direction's function again and
+    /// again. Looking at both takes a line from the peer's processor, so only some calls do.
+    fn seems_reset(&self) -> bool {
+        let calls = self.fruitless.load(Ordering::Relaxed).wrapping_add(1);
+        self.fruitless.store(calls, Ordering::Relaxed);
+        self.family.is_dead() || (calls.is_multiple_of(FRUITLESS) && self.is_reset())
     }
 
     /// Bytes that have arrived and were not read.
