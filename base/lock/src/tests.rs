@@ -3,17 +3,22 @@
 use std::io::BufRead;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::*;
 
 /// The attacker: a user that owns nothing.
 const NOBODY: u32 = 65534;
 
-fn dir() -> tempfile::TempDir {
+/// A directory for one test at a time: a process that another test starts has copies of this one's locks
+/// between its fork and its exec.
+fn dir() -> (MutexGuard<'static, ()>, tempfile::TempDir) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     // The file's own mode has to keep others out.
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    dir
+    (alone, dir)
 }
 
 fn mode_of(path: &Path) -> u32 {
@@ -55,7 +60,7 @@ fn is_root(test: &str) -> bool {
 
 #[test]
 fn one_holder_at_a_time_who_is_named() {
-    let dir = dir();
+    let (_alone, dir) = dir();
     let path = dir.path().join("lock");
     let lock = Lock::try_take(&path).unwrap();
     assert_eq!(mode_of(&path), 0o600);
@@ -74,7 +79,7 @@ fn one_holder_at_a_time_who_is_named() {
 
 #[test]
 fn waits_until_it_is_free() {
-    let dir = dir();
+    let (_alone, dir) = dir();
     let path = dir.path().join("lock");
     let lock = Lock::try_take(&path).unwrap();
     let waiter = {
@@ -89,7 +94,7 @@ fn waits_until_it_is_free() {
 
 #[test]
 fn what_cannot_be_a_lock_is_refused_without_waiting() {
-    let dir = dir();
+    let (_alone, dir) = dir();
     let path = dir.path().join("lock");
     let status = Command::new("mkfifo").arg(&path).status().unwrap();
     assert!(status.success());
@@ -102,7 +107,7 @@ fn what_cannot_be_a_lock_is_refused_without_waiting() {
 #[test]
 #[allow(clippy::disallowed_methods)] // the attacker's own calls
 fn an_inode_that_others_could_open_is_replaced_and_their_descriptors_lock_nothing() {
-    let dir = dir();
+    let (_alone, dir) = dir();
     let path = dir.path().join("lock");
     for mode in [0o644, 0o660, MARKED] {
         std::fs::write(&path, "").unwrap();
@@ -123,7 +128,7 @@ fn an_inode_that_others_could_open_is_replaced_and_their_descriptors_lock_nothin
 
 #[test]
 fn waiting_for_an_inode_that_is_replaced_ends_at_the_new_one() {
-    let dir = dir();
+    let (_alone, dir) = dir();
     let path = dir.path().join("lock");
     std::fs::write(&path, "").unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
@@ -147,7 +152,7 @@ fn another_user_cannot_lock_as_root() {
     if !is_root("another_user_cannot_lock_as_root") {
         return;
     }
-    let dir = dir();
+    let (_alone, dir) = dir();
     let path = dir.path().join("lock");
     drop(Lock::try_take(&path).unwrap());
     assert!(Attacker::lock(&path).is_none(), "the attacker has the lock");
@@ -159,7 +164,7 @@ fn a_stranger_that_was_there_before_is_named_and_then_out_as_root() {
     if !is_root("a_stranger_that_was_there_before_is_named_and_then_out_as_root") {
         return;
     }
-    let dir = dir();
+    let (_alone, dir) = dir();
     let path = dir.path().join("lock");
     // As versions before made it.
     std::fs::write(&path, "").unwrap();

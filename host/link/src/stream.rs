@@ -262,14 +262,11 @@ impl Stream {
     /// Bytes that the other side is to be granted now: enough to be worth a frame. The window at least, which
     /// grows up to `most` where it is what holds a stream up, is always granted or unread.
     pub(crate) fn grant(&mut self, most: usize) -> Result<u64, Error> {
-        if self.ended || self.end.is_none() {
+        if !self.owes()? {
             return Ok(0);
         }
         let (unread, size) = self.unread()?;
         self.window = self.window.max(size);
-        if self.window.saturating_sub(self.granted + unread) < self.window / 4 {
-            return Ok(0);
-        }
         // One side waits for credit, and the other reads what comes.
         if std::mem::take(&mut self.pressed) && unread < self.window / 2 {
             self.window = (self.window * 2).min(most as u64).max(self.window);
@@ -278,6 +275,16 @@ impl Stream {
         let more = self.window.saturating_sub(self.granted + unread);
         self.granted += more;
         Ok(more)
+    }
+
+    /// Returns whether [`Stream::grant`] has credit to give.
+    fn owes(&self) -> Result<bool, Error> {
+        if self.ended || self.end.is_none() {
+            return Ok(false);
+        }
+        let (unread, size) = self.unread()?;
+        let window = self.window.max(size);
+        Ok(window.saturating_sub(self.granted + unread) >= (window / 4).max(1))
     }
 
     /// Asks to be told of what is to be done next. [`Stream::settle`] follows, and before it, if `surely` and this
@@ -316,7 +323,8 @@ impl Stream {
         // Who finds it there takes the wish back.
         self.asked.data &= !data;
         self.asked.space = self.asked.space.filter(|_| !space);
-        Ok(data || space)
+        // What the program read between the last grant and the wish made it need no wish.
+        Ok(data || space || self.owes()?)
     }
 
     /// Gives up the region of a FIFO that is empty, if it is more than the stream's own page.
@@ -371,5 +379,41 @@ impl Stream {
     /// Whether both directions have ended, and all was passed on.
     pub(crate) fn is_over(&self) -> bool {
         self.finished && self.passed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    const WINDOW: u32 = 64 << 10;
+
+    /// An engine that sleeps then would keep the other side without credit for ever.
+    #[test]
+    fn what_is_read_between_the_grant_and_the_wish_is_granted() {
+        let arena = Arena::new(Regions::shape(1)).unwrap();
+        let regions: Arc<[AtomicU64]> = (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect();
+        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let mut stream = Stream::new(Phase::Open, 0, WINDOW);
+        stream.attach(End { arena: arena.clone(), regions, number: 0, side: Side::One, bell });
+        assert_eq!(stream.push(&[1; WINDOW as usize], WINDOW as usize), Ok(true));
+        assert_eq!(stream.grant(WINDOW as usize), Ok(0), "all of it is unread");
+
+        let words: [AtomicU64; 4] = Default::default();
+        let [tail, head_seen, head, tail_seen] = &words;
+        let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
+        let program = Fifo::new(&arena, 0, Side::Zero, out, into);
+        assert_eq!(
+            program.read(&mut [0; WINDOW as usize], || panic!("nobody asked")),
+            Ok(WINDOW as usize)
+        );
+
+        stream.wish(true).unwrap();
+        assert_eq!(stream.settle(), Ok(true));
+        assert_eq!(stream.grant(WINDOW as usize), Ok(WINDOW.into()));
+        stream.wish(true).unwrap();
+        assert_eq!(stream.settle(), Ok(false), "there is no more to be done");
     }
 }
