@@ -29,6 +29,7 @@ part format cargo fmt --all --check
 part lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 part docs docs_without_warnings
 part fuzz-lock fuzz_lock
+part documents python3 deploy/check/docs.py
 part floors python3 deploy/check/floors.py
 part licences python3 deploy/check/licences.py
 part scripts scripts
