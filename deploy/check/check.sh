@@ -30,6 +30,7 @@ part lints cargo clippy --quiet --locked --workspace --all-targets -- -D warning
 part docs docs_without_warnings
 part fuzz-lock fuzz_lock
 part documents python3 deploy/check/docs.py
+part figures python3 deploy/check/figures.py
 part floors python3 deploy/check/floors.py
 part licences python3 deploy/check/licences.py
 part scripts scripts
