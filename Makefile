@@ -14,7 +14,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 HOST := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo shell test check fuzz soak bench install clean
+.PHONY: help setup build demo shell test check site fuzz soak bench install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test: build ## every test: units, end to end, a short round of fuzzing
 check: ## format, lints, docs, licences, the floor rule
 	@deploy/setup/setup.sh build check
 	@deploy/check/check.sh
+
+site: ## these documents as a site: target/site/index.html
+	@deploy/setup/setup.sh site
+	@/usr/bin/python3 deploy/site/build.py $(TARGET)/site
 
 fuzz: ## fuzz every target for half an hour in all (fuzz/run --help for more)
 	@deploy/setup/setup.sh build fuzz

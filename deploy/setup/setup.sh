@@ -11,7 +11,7 @@ done
 
 usage() {
     cat <<'END'
-usage: setup.sh build|run|demo|test|fuzz|check...
+usage: setup.sh build|run|demo|test|fuzz|check|site...
 
   build  a C compiler for linking, Rust 1.95 or later; where rustup is, its target for musl, and musl-tools
   run    QEMU 10.1 or later, erofs-utils, e2fsprogs, nftables, a guest kernel
@@ -20,6 +20,7 @@ usage: setup.sh build|run|demo|test|fuzz|check...
          curl, and nginx, wrk, redis, memcached and socat to be run under libslipway.so
   fuzz   a C++ compiler, for the fuzzing engine
   check  rustfmt, clippy, shellcheck, python3
+  site   python3 with Python-Markdown
 END
 }
 
@@ -46,6 +47,7 @@ set_up() {
             want_lints
             want_packages "make check" python3 shellcheck
             ;;
+        site) want_packages "the site" python3 python3-markdown git ;;
         *)
             usage >&2
             exit 2
