@@ -1,32 +1,33 @@
-//! Namespaces of a running controller come, go and change their size.
+//! Attaches, detaches and resizes namespaces of a running controller.
 //!
-//! These are calls for the controller's own thread; others post them to its
-//! [`Mailbox`](crate::Mailbox). The guest learns of each by a Namespace Attribute Changed event, if
-//! it asked for such (section 5.21.1.11), and by the Changed Namespace List (section 5.14.1.4).
+//! These are calls for the controller's own thread; other threads post them to its
+//! [`Mailbox`](crate::Mailbox). The guest learns of each change by a Namespace Attribute Changed
+//! event, if it enabled such events (section 5.21.1.11), and by the Changed Namespace List (section
+//! 5.14.1.4).
 
 use crate::Namespace;
 use crate::controller::Controller;
 use crate::parts::MAX_NSID;
 
-/// Why a namespace was not changed.
+/// The reason why a namespace was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     /// The namespace ID is in use, 0, or above 1,024.
     #[error("namespace ID {0} is taken or not within 1 to 1024")]
     NamespaceId(u32),
-    /// The controller has no such namespace, or no longer.
+    /// The controller has no such namespace, or no longer has it.
     #[error("the controller has no namespace {0}")]
     Unknown(u32),
-    /// The disk's shape is none, or its block size is another one.
+    /// The disk's shape is impossible, or its block size has changed.
     #[error("the disk of namespace {0} has an impossible shape")]
     Geometry(u32),
-    /// There is no disk of the namespace for each lane.
+    /// The namespace has fewer disks than there are lanes besides its first disk.
     #[error("namespace {0} needs its disk once more for each lane")]
     Lanes(u32),
 }
 
-/// Who is told when a change is complete. Dropped without a call when the controller is dropped
-/// first.
+/// The callback that is called when a change is complete. It is dropped without a call if the
+/// controller is dropped first.
 pub type Done = Box<dyn FnOnce(Result<(), ChangeError>) + Send>;
 
 impl Controller {
@@ -36,7 +37,8 @@ impl Controller {
     /// [`ChangeError::NamespaceId`], [`ChangeError::Geometry`], [`ChangeError::Lanes`].
     pub fn attach(&mut self, mut namespace: Namespace) -> Result<(), ChangeError> {
         let nsid = namespace.nsid;
-        // A number is free when its last disk is gone: commands in flight know it by that.
+        // A number is free when the last disk with it is gone, since commands in flight find their
+        // disk by it.
         let taken = self.namespaces.working(nsid).is_some();
         if taken || !(1..=MAX_NSID).contains(&nsid) {
             return Err(ChangeError::NamespaceId(nsid));
@@ -56,7 +58,7 @@ impl Controller {
     }
 
     /// Takes a namespace away. Commands that are fetched from then on end with Invalid Namespace or
-    /// Format; those in flight end as the disk ends them, and then the disk is dropped, `done` is
+    /// Format. Commands in flight end as the disk ends them; then the disk is dropped, `done` is
     /// called and the number is free.
     pub fn detach(&mut self, nsid: u32, done: Done) {
         match self.namespaces.detach(nsid) {
@@ -70,15 +72,16 @@ impl Controller {
         }
     }
 
-    /// Has a namespace take over its disk's size ([`slipway_block::Disk::refresh`]). Requests that
-    /// were checked against the old size have ended when `done` is called; new ones wait meanwhile.
+    /// Makes a namespace take over its disk's size ([`slipway_block::Disk::refresh`]). When `done`
+    /// is called, requests that were checked against the old size have ended; new requests wait
+    /// meanwhile.
     pub fn refresh(&mut self, nsid: u32, done: Done) {
         if let Some(done) = self.refresh_far(nsid, done) {
             self.namespaces.refresh(nsid, done);
         }
     }
 
-    /// In a lane all requests of a namespace that was taken away have ended.
+    /// Notes that one lane has ended all requests of a namespace that was taken away.
     pub(crate) fn namespace_left(&mut self, nsid: u32) {
         self.namespaces.left(nsid);
         self.settle_namespaces();
@@ -92,8 +95,8 @@ impl Controller {
         }
     }
 
-    /// Notes a change for the Changed Namespace List, and raises its event when the host asked for
-    /// such events.
+    /// Notes a change for the Changed Namespace List, and raises its event if the host enabled such
+    /// events.
     pub(crate) fn namespace_changed(&mut self, nsid: u32) {
         if self.link.is_some() {
             // The guest is told by the home.

@@ -1,34 +1,36 @@
-//! Where a queue's doorbell lies: a trapped register, a shared page, or the shadow page that the
-//! host named with Doorbell Buffer Config (section 5.7). The queue does not know which.
+//! The place of a queue's doorbell: a trapped register, a shared page, or the shadow page that the
+//! host named with Doorbell Buffer Config (section 5.7). The queue need not know which.
 //!
 //! # Shadow doorbells (section 7.13)
 //! The host stores a new value to the shadow page, then reads the queue's event index and writes
 //! the doorbell register only if the value passed it. So the event index says which change the
-//! controller wants to hear of, and the controller has two moods:
-//! - *awake* it looks at the shadow page in every poll. Event indexes stay [behind](Cell::keep_behind)
-//!   the value seen last, where the host does not pass them for at least half a queue: no register
-//!   write, hence no exit of a guest;
-//! - before it *rests* it [publishes](Cell::publish) the value seen last as the event index of every
-//!   queue that it waits for, and looks once more.
+//! controller wants to be notified of. The controller has two modes:
+//! - *awake* it looks at the shadow page in every poll. Event indexes stay
+//!   [behind](Cell::keep_behind) the value seen last, where the host does not pass them for at
+//!   least half a queue: no register write, hence no exit of a guest;
+//! - before it *rests* it [publishes](Cell::publish) the value seen last as the event index of
+//!   every queue that it waits for, and looks once more.
 //!
-//! The head of a queue whose interrupt is on the pin is published in both: see `interrupts`.
+//! The head of a queue whose interrupt is on the pin is published in both modes: `interrupts` says
+//! why.
 //!
 //! # No doorbell is lost
 //! Host: store shadow S, full barrier, load event index. Controller: store event index E, full
-//! barrier (`fence(SeqCst)` in [`crate::Controller`]'s `rest`), load shadow. Of two such stores with
-//! a full barrier before the loads, at least one is seen by the other side's load. Either the last
-//! look finds S, and the controller does not rest; or the host finds E. The controller had seen the
-//! value E when it published it, so the host's change that the look missed began at E or before and
-//! ended past it: the host writes the register, and that wakes whoever sleeps. A change after that
-//! one finds the controller awake. `tests/sleep.rs` has loom go through the interleavings.
+//! barrier (`fence(SeqCst)` in [`crate::Controller`]'s `rest`), load shadow. Of two such stores
+//! with a full barrier before the loads, at least one is seen by the other side's load. Either the
+//! controller's last look finds S, and the controller does not rest; or the host finds E. The
+//! controller had seen the value E when it published it, so the host's change that the look missed
+//! began at E or before and ended past it: the host writes the register, and the write wakes the
+//! controller. A change after that one finds the controller awake. `tests/sleep.rs` has loom go
+//! through the interleavings.
 //!
 //! # Hosts that leave the admin queue out
-//! The specification has every queue shadowed; Linux shadows I/O queues only and goes on writing the
-//! admin queue's registers. The admin queue is taken as shadowed as soon as its entry of the shadow
-//! page changes, an I/O queue at once; from then on the register only wakes, since a write of it may
-//! arrive after newer values of the shadow page. Until then the register counts. No write is misread: a host that shadows a
-//! queue stores to the shadow page before the register, so whoever handles the register write sees
-//! the change.
+//! The specification has every queue shadowed; Linux shadows I/O queues only and goes on writing
+//! the admin queue's registers. The admin queue counts as shadowed as soon as its entry of the
+//! shadow page changes, an I/O queue at once. From then on the register only wakes, since a write
+//! of it may arrive after newer values of the shadow page. Until then the register's value counts.
+//! No write is misread: a host that shadows a queue stores to the shadow page before the register,
+//! so the code that handles the register write sees the change.
 
 use super::outside::{Doorbells, Fault, Memory};
 
@@ -37,7 +39,7 @@ use super::outside::{Doorbells, Fault, Memory};
 pub(crate) struct Cell {
     doorbells: Doorbells,
     index: usize,
-    /// What the register held when it was looked at last: a wrong value is reported once.
+    /// The register's value at the last look: an invalid value is reported once.
     seen: u32,
     shadow: Option<Shadow>,
 }
@@ -45,9 +47,9 @@ pub(crate) struct Cell {
 /// A doorbell that the queue cannot go on with.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum BadDoorbell {
-    /// A value that cannot be.
+    /// The value is invalid.
     Value,
-    /// The shadow page cannot be reached: as bad as queue memory that cannot be.
+    /// The shadow page cannot be reached, which is as bad as unreachable queue memory.
     Memory,
 }
 
@@ -64,39 +66,39 @@ pub(crate) struct ShadowPages {
     pub doorbells: u64,
     /// The controller writes event indexes here.
     pub events: u64,
-    /// With a journal: no other pages of this controller had it.
+    /// With a journal, a number that no other pages of this controller had.
     pub number: u32,
 }
 
-/// One queue's entries of the two pages.
+/// One queue's entries in the two pages.
 #[derive(Clone, Debug)]
 struct Shadow {
     doorbell: u64,
     event: u64,
-    /// What the entry held when it was looked at last.
+    /// The entry's value at the last look.
     seen: u32,
-    /// The host has changed the entry since the queue, or the pages, began.
+    /// `true` if the host has changed the entry since the queue was made or the pages were named.
     moved: bool,
-    /// The register only wakes.
+    /// `true` if the shadow entry counts, so that the register only wakes.
     used: bool,
-    /// The event index that was written last; None: not known.
+    /// The event index that was written last, if known.
     written: Option<u32>,
 }
 
 impl Cell {
-    /// The cell of a new queue starts at zero.
+    /// Makes the cell of a new queue, which starts at zero.
     pub fn new(doorbells: &Doorbells, index: usize) -> Self {
         doorbells.store(index, 0);
         Self::resumed(doorbells, index, 0)
     }
 
-    /// A cell that a predecessor had read as `seen`.
+    /// Makes a cell whose register a predecessor saw last as `seen`.
     pub fn resumed(doorbells: &Doorbells, index: usize, seen: u32) -> Self {
         doorbells.watch(index);
         Self { doorbells: doorbells.clone(), index, seen, shadow: None }
     }
 
-    /// Makes `value` the one seen last; another one that is there counts as new.
+    /// Makes `value` the value seen last: another value in the cell counts as new.
     pub fn resume(&mut self, value: u32) {
         self.seen = value;
         if let Some(shadow) = self.shadow.as_mut().filter(|shadow| shadow.moved) {
@@ -104,8 +106,8 @@ impl Cell {
         }
     }
 
-    /// What the host stored last; no value of a queue when the shadow page cannot be reached. A shadow
-    /// entry that it has not changed says nothing: then the register does.
+    /// Returns the value that the host stored last, or a value beyond any queue if the shadow page
+    /// cannot be reached. The register counts until the host has changed the shadow entry.
     pub fn current(&self, memory: &Memory) -> u32 {
         match &self.shadow {
             Some(shadow) if shadow.moved => memory.load_u32(shadow.doorbell).unwrap_or(u32::MAX),
@@ -113,50 +115,52 @@ impl Cell {
         }
     }
 
-    /// Whether the register holds another value than at the last look.
+    /// Returns whether the register differs from its value at the last look.
     #[inline]
     pub fn is_rung(&self) -> bool {
         self.doorbells.load(self.index) != self.seen
     }
 
-    /// What the register held last.
+    /// Returns the register's value at the last look.
     pub fn seen(&self) -> u32 {
         self.seen
     }
 
-    /// What the shadow entry held last, and whether the host has changed it.
+    /// Returns the shadow entry's value at the last look, and whether the host has changed the
+    /// entry. Returns `None` without a shadow.
     pub fn shadow_seen(&self) -> Option<(u32, bool)> {
         self.shadow.as_ref().map(|shadow| (shadow.seen, shadow.moved))
     }
 
-    /// Whether what is in the shadow entry may be older than the queue: the host has not changed it.
+    /// Returns whether the queue has a shadow entry that the host has not changed: its value may be
+    /// older than the queue.
     pub fn is_still(&self) -> bool {
         self.shadow.as_ref().is_some_and(|shadow| !shadow.moved)
     }
 
-    /// Looks at `pages` from now on. What is there counts as seen: the host stores after the
-    /// command, or the creation of the queue, has completed.
+    /// Looks at `pages` from now on. Their present values count as seen: the host stores new ones
+    /// only after the command, or the creation of the queue, has completed.
     pub fn follow(&mut self, memory: &Memory, pages: ShadowPages) -> Result<(), Fault> {
         let seen = memory.load_u32(self.place(pages.doorbells))?;
         self.resume_shadow(pages, seen, false);
         Ok(())
     }
 
-    /// Goes on with `pages` where a predecessor was.
+    /// Looks at `pages` from now on, in the state in which a predecessor left them.
     pub fn resume_shadow(&mut self, pages: ShadowPages, seen: u32, moved: bool) {
         let (doorbell, event) = (self.place(pages.doorbells), self.place(pages.events));
-        // See the head: only the admin queue may be left out.
+        // The head says why only the admin queue may be unshadowed.
         let used = moved || self.index >= 2;
         self.shadow = Some(Shadow { doorbell, event, seen, moved, used, written: None });
     }
 
-    /// The address of this doorbell's entry in the page at `base` (section 5.7: laid out as the
-    /// registers are).
+    /// Returns the address of this doorbell's entry in the page at `base` (section 5.7: laid out as
+    /// the registers are).
     fn place(&self, base: u64) -> u64 {
         base.wrapping_add(4 * self.index as u64)
     }
 
-    /// The value, when it is another one than at the last look.
+    /// Returns the doorbell's value if it differs from the value at the last look.
     pub fn changed(&mut self, memory: &Memory) -> Result<Option<u32>, Fault> {
         if let Some(shadow) = &mut self.shadow {
             let value = memory.load_u32(shadow.doorbell)?;
@@ -182,7 +186,7 @@ impl Cell {
         }
     }
 
-    /// Asks for no register write soon: keeps the event index out of the half of the queue, of
+    /// Avoids register writes for a while: keeps the event index out of the half of the queue, of
     /// `size` entries, that follows the index `value`.
     pub fn keep_behind(&mut self, memory: &Memory, value: u32, size: u32) -> Result<(), Fault> {
         let Some(shadow) = &mut self.shadow else { return Ok(()) };
@@ -204,7 +208,7 @@ impl Shadow {
     }
 }
 
-/// Steps from index `from` to index `to` in a ring of `size`.
+/// Returns the number of steps from index `from` to index `to` in a ring of `size`.
 pub(crate) fn distance(from: u32, to: u32, size: u32) -> u32 {
     if to >= from { to - from } else { size - from + to }
 }

@@ -41,22 +41,23 @@ use crate::trace::Tracer;
 use crate::turn::Quota;
 use crate::{BAR_SIZE, Identity, Limits, Parts, PartsError, doorbell_count};
 
-/// The page of BAR0 with doorbells and nothing else.
+/// The page of BAR0 that holds doorbells and nothing else.
 const DOORBELL_PAGE: std::ops::Range<u64> = offset::DOORBELLS..0x2000;
-/// Where the MSI-X table lies: up to 256 vectors fit its page.
+/// Offset of the MSI-X table in BAR0. Up to 256 vectors fit its page.
 const MSIX_TABLE: u64 = 0x2000;
-/// Where the MSI-X pending bits lie.
+/// Offset of the MSI-X pending bits in BAR0.
 const MSIX_PENDING: u64 = 0x3000;
-/// Most vectors whose table fits between table and pending bits.
+/// Most vectors whose table ends before the pending bits.
 pub(crate) const MAX_VECTORS: usize = ((MSIX_PENDING - MSIX_TABLE) / 16) as usize;
 
-/// Looks at doorbells after a poll that found nothing, of all queues together: some tens of ns.
+/// Looks at the doorbells after a poll that found nothing, divided among all queues: together some
+/// tens of ns.
 const LOOKS: usize = 8;
 
 /// PCI identity. Drivers bind by class (01 08 02: mass storage, non-volatile memory, NVM Express;
 /// section 2.1.5), so the IDs need only be honest. 1af4:10f0 to 1af4:10ff are set aside by their
-/// vendor (Red Hat) for software devices that have no ID of their own; pretending to be somebody's
-/// product would get us that product's quirks.
+/// vendor (Red Hat) for software devices that have no ID of their own. With the IDs of another
+/// vendor's product, drivers would apply that product's quirks.
 const PCI_IDENTITY: slipway_pci::Identity = slipway_pci::Identity {
     vendor: 0x1af4,
     device: 0x10f0,
@@ -65,21 +66,22 @@ const PCI_IDENTITY: slipway_pci::Identity = slipway_pci::Identity {
     class: 0x01_08_02,
     revision: 1,
 };
-/// VID and SSVID, as Identify Controller repeats them.
+/// VID and SSVID, which Identify Controller repeats.
 pub(crate) const PCI_VENDOR: u16 = PCI_IDENTITY.vendor;
 
-/// An NVMe controller; see the crate's head.
+/// An NVMe controller; the crate's head describes it.
 ///
-/// Before it is dropped its host quiesces it until that is true: disks then hold no guest memory.
+/// Before it drops a controller, the host calls `quiesce` until it returns `true`: disks then hold
+/// no guest memory.
 pub struct Controller {
     description: Description,
     pub(crate) pci: ConfigSpace,
     pub(crate) msix: Msix,
     pub(crate) memory: Memory,
-    /// The same, for places of data.
+    /// The guest's memory, for the places of data.
     pub(crate) view: View,
     pub(crate) interrupts: Vec<Interrupt>,
-    /// Stands for vector 0 while MSI-X is off.
+    /// The interrupt pin, which stands for vector 0 while MSI-X is off.
     pub(crate) pin: Pin,
     pub(crate) doorbells: Doorbells,
     pub(crate) clock: Arc<dyn Clock>,
@@ -90,58 +92,59 @@ pub struct Controller {
     pub(crate) phase: Phase,
     pub(crate) shutdown: Shutdown,
     pub(crate) queues: Queues,
-    /// Where the host writes doorbells instead of to registers.
+    /// The shadow pages, if the host named any: it writes doorbells there instead of to registers.
     pub(crate) shadow: Option<ShadowPages>,
-    /// The host was asked for register writes, and nothing has happened since.
+    /// `true` if the host was asked for register writes, and nothing has happened since.
     resting: bool,
     pub(crate) features: Features,
     pub(crate) events: Events,
     pub(crate) health: Health,
-    /// When the controller was made, for power-on hours.
+    /// The time at which the controller was made, for power-on hours.
     pub(crate) powered_since: Duration,
-    /// When the keep alive timer was started last.
+    /// The time at which the keep alive timer was started last.
     pub(crate) keep_alive_since: Duration,
     pub(crate) inflight: Inflight,
     pub(crate) limiter: Limiter,
-    /// When the first of the interrupts that are held back is due.
+    /// The time at which the first of the held-back interrupts is due.
     pub(crate) interrupt_at: Option<Duration>,
     pub(crate) journal: Option<Journal>,
-    /// What it goes on with once it has its lanes.
+    /// Recovered commands, which the controller carries out again once it has its lanes.
     pub(crate) recovered: Option<Recovered>,
-    /// The slot of the command at hand.
+    /// The journal slot of the current command.
     pub(crate) ticket: Ticket,
-    /// Something that belongs into a snapshot has changed since the last one.
+    /// `true` if state that belongs into a snapshot has changed since the last snapshot.
     pub(crate) changed: bool,
     pub(crate) inbox: Inbox,
-    /// Only while somebody asks where the time goes.
+    /// The tracer, while the time of commands is measured.
     pub(crate) tracer: Option<Box<Tracer>>,
-    /// Its lanes, if it has any.
+    /// The controller's lanes, if this controller is a home that has any.
     pub(crate) lanes: Option<Box<Lanes>>,
-    /// The controller that it is a lane of, if it is one.
+    /// The link to the home, if this controller is a lane.
     pub(crate) link: Option<Arc<Link>>,
-    /// The order to stop that a lane carries out.
+    /// The number of the order to stop that a lane carries out.
     pub(crate) stopping: Option<u64>,
-    /// Its lanes, polled with it: the same tests run with and without.
+    /// The controller's lanes, polled together with it, so that the same tests run with and without
+    /// lanes.
     #[cfg(test)]
     pub(crate) beside: Vec<Box<dyn Lane>>,
-    /// The submission queue that is looked at before the first of the next poll.
+    /// The submission queue after which the next poll begins.
     pub(crate) turn: u16,
-    /// What a poll may do.
+    /// The amount of work that a poll may do.
     pub(crate) quota: Quota,
     /// I/O commands that this poll may still start.
     pub(crate) commands_left: u32,
-    /// Bytes that disks may still copy in this poll; none between polls.
+    /// Bytes that disks may still copy in this poll; 0 between polls.
     pub(crate) bytes_left: u64,
-    /// Requests were left for the next poll.
+    /// `true` if requests were left for the next poll.
     pub(crate) behind: bool,
-    /// The fused pair that is under way, or waits for all else to end. Nothing else is fetched from
-    /// I/O queues until then.
+    /// The fused pair that is in flight, or that waits for all else to end. Until then nothing else
+    /// is fetched from I/O queues.
     pub(crate) exclusive: Option<Exclusive>,
     // Buffers that are kept from poll to poll, so that nothing is allocated in the steady state.
     pub(crate) walker: Walker,
     pub(crate) entries: Vec<SubmissionEntry>,
     pub(crate) completions: Vec<Completion>,
-    /// The places of the command at hand.
+    /// The places of the current command's data.
     pub(crate) spans: Vec<Span>,
     pub(crate) spare_spans: Vec<Vec<Span>>,
     pub(crate) spares: Spares,
@@ -149,7 +152,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Makes a controller as after power-on.
+    /// Makes a controller in its state after power-on.
     ///
     /// # Errors
     /// [`PartsError`] when the parts do not fit together.
@@ -178,7 +181,7 @@ impl Controller {
             description,
             view: View::new(parts.memory.clone()),
             memory: parts.memory,
-            // There is one.
+            // `check` has made sure that there is an interrupt.
             pin: parts.interrupts[0].pin(),
             interrupts: parts.interrupts,
             doorbells: parts.doorbells,
@@ -227,14 +230,15 @@ impl Controller {
         })
     }
 
-    /// Descriptors that become readable when a disk has completions and nobody polls: the host
-    /// watches them while it sleeps.
+    /// Returns the descriptors that become readable when a disk has completions and is not polled.
+    /// The host watches them while it sleeps.
     pub fn wake_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.namespaces.iter().filter_map(|namespace| namespace.disk.wake_descriptor())
     }
 
-    /// Limits the controller's I/O commands from now on; its queues share what there is. Bursts
-    /// begin anew. Not part of the saved state: a host that restores one sets its limits again.
+    /// Limits the controller's I/O commands from now on; all queues share the limit. Bursts begin
+    /// anew. The limit is not part of the saved state: a host that restores a controller sets the
+    /// limit again.
     pub fn limit(&mut self, rates: Rates) {
         self.limiter = Limiter::new(rates);
         if self.lanes.is_some() {
@@ -243,12 +247,12 @@ impl Controller {
         }
     }
 
-    /// Requests that disks work on, those of its lanes apart.
+    /// Returns the number of requests that disks work on, not counting those of lanes.
     pub fn requests_in_flight(&self) -> u32 {
         self.inflight.requests()
     }
 
-    /// Time powered on, in this process and before.
+    /// Returns the time powered on, in this process and before.
     pub(crate) fn powered(&self) -> Duration {
         let here = self.clock.now().saturating_sub(self.powered_since);
         self.health.powered_before.saturating_add(here)
@@ -265,7 +269,7 @@ impl Controller {
             return Access::Refused;
         }
         let index = (at / 4) as usize;
-        // A value that cannot be is noticed at once, even if a good one follows before the poll.
+        // An invalid value is reported at once, even if a valid one follows before the poll.
         let value = u32::from_le_bytes(value);
         match self.store_doorbell(index, value) {
             None if self.lanes.is_some() && self.ring_far(index, value) => {}
@@ -276,7 +280,8 @@ impl Controller {
         Access::Done
     }
 
-    /// Stores a doorbell value and lets its queue look at it. None: there is no such queue.
+    /// Stores a doorbell value and lets its queue look at it. Returns `None` if this thread has no
+    /// such queue.
     fn store_doorbell(&mut self, index: usize, value: u32) -> Option<Result<(), BadDoorbell>> {
         let queue = u16::try_from(index / 2).ok()?;
         if index.is_multiple_of(2) {
@@ -313,7 +318,7 @@ impl Controller {
         }
     }
 
-    /// When the keep alive timer runs out; None when it is off (section 7.12).
+    /// Returns when the keep alive timer runs out, or `None` if it is off (section 7.12).
     fn keep_alive_deadline(&self) -> Option<Duration> {
         let timeout = self.features.keep_alive()?;
         (self.is_running() && self.link.is_none()).then(|| self.keep_alive_since + timeout)
@@ -327,13 +332,13 @@ impl Controller {
         }
     }
 
-    /// Whether more waits than the turn had room for.
+    /// Returns whether more commands wait than the turn had room for.
     fn is_behind(&self) -> bool {
         self.behind || self.queues.submissions().any(|queue| queue.waiting() > 0)
     }
 
-    /// Looks at mapped doorbells some more while nobody else wants the thread. A look is a small part
-    /// of a poll, so a command is seen sooner. Whether there is one.
+    /// Looks at mapped doorbells some more while no other task needs the thread, and returns
+    /// whether one was rung. A look costs a small part of a poll, so a command is seen sooner.
     fn is_rung_soon(&self) -> bool {
         let alone = self.quota == Turn::Long.into() && self.inflight.is_empty();
         if !alone || !self.doorbells.is_shared() || !self.is_running() {
@@ -343,23 +348,24 @@ impl Controller {
         (0..LOOKS / queues).any(|_| self.queues.submissions().any(SubmissionQueue::is_rung))
     }
 
-    /// Whether work may come that only looking finds: in the shadow page, or in cells that a lane's
-    /// home stores. (A mapped page is looked at by the host.)
+    /// Returns whether work may come that only a look finds: in the shadow page, or in doorbell
+    /// cells that a lane's home stores. (The host looks at a mapped page.)
     fn is_watching(&self) -> bool {
         self.shadow.is_some() || (self.link.is_some() && !self.doorbells.is_shared())
     }
 
-    /// Looks by itself again: what it asked to hear of may be something else now.
+    /// Leaves the resting state, since the events that the host was asked to announce may no longer
+    /// be the right ones.
     pub(crate) fn get_up(&mut self) {
         self.resting = false;
     }
 
-    /// Whether the host, or the home, was asked to announce what comes.
+    /// Returns whether the host, or the home, was asked to announce new work.
     pub(crate) fn is_resting(&self) -> bool {
         self.resting
     }
 
-    /// Lets go of the guest's memory until it is used again.
+    /// Releases the guest's memory until it is used again.
     pub(crate) fn release_memory(&mut self) {
         self.queues.release_memory();
         self.namespaces.release_memory();
@@ -458,7 +464,7 @@ impl Function for Controller {
                 access
             }
             (0, MSIX_TABLE..BAR_SIZE) => {
-                // Between table and pending bits is nothing: writes are dropped.
+                // Between table and pending bits lies nothing: writes are dropped.
                 let _ = self.msix.write(bar, offset, from);
                 self.checkpoint(None);
                 Access::Done
@@ -491,7 +497,8 @@ impl Function for Controller {
             if self.queues.publish(&self.memory, admin_waits).is_err() {
                 self.fail();
             }
-            // Between the event indexes and the last look; see the head of `cell`.
+            // The barrier between storing the event indexes and the last look; the head of `cell`
+            // says why.
             fence(Ordering::SeqCst);
         }
         let found = self.poll();
@@ -515,8 +522,8 @@ impl Function for Controller {
     }
 
     fn quiesce(&mut self) -> bool {
-        // Commands that disks have must end, and their completions go to the guest: it waits for
-        // them. No other command is started.
+        // Commands that disks have must end, and the guest waits for their completions. No other
+        // command is started.
         self.go_on_recovered();
         self.bytes_left = Quota::WHOLE.bytes;
         self.drive_disks();

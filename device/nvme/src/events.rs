@@ -4,24 +4,24 @@ use std::collections::{BTreeSet, VecDeque};
 
 use slipway_nvme_spec::event::{Event, EventType};
 
-/// Asynchronous Event Requests that may be outstanding (AERL is one less).
+/// The most Asynchronous Event Requests that may be outstanding (AERL is one less).
 pub(crate) const EVENT_LIMIT: usize = 4;
 
-/// Events to report and requests to report them with.
+/// Events to report, and the requests that report them.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     /// Command IDs of outstanding requests, oldest first.
     pub requests: VecDeque<u16>,
-    /// Events not reported yet, each once: as there are few kinds, this is short.
+    /// Events that are not reported yet, each once. There are few kinds, so this is short.
     pub waiting: VecDeque<Event>,
-    /// Types that are masked until their log is read; a bit each.
+    /// Event types that are masked until their log is read, a bit each.
     pub masked: u8,
     /// The Changed Namespace List (section 5.14.1.4).
     pub changed: BTreeSet<u32>,
 }
 
 impl Events {
-    /// Every event that there can be.
+    /// All events that exist.
     pub const KNOWN: [Event; 4] = [
         Event::INVALID_DOORBELL_REGISTER,
         Event::INVALID_DOORBELL_VALUE,
@@ -29,14 +29,15 @@ impl Events {
         Event::NAMESPACE_CHANGED,
     ];
 
-    /// An event happened. The same event twice before it is reported is one.
+    /// Adds an event, unless the same event waits already.
     pub fn raise(&mut self, event: Event) {
         if !self.waiting.contains(&event) {
             self.waiting.push_back(event);
         }
     }
 
-    /// A namespace came, went or has another size; `notify`: the host wants to be told.
+    /// Notes that a namespace came, went or changed its size; `notify` says whether the host wants
+    /// an event.
     pub fn namespace_changed(&mut self, nsid: u32, notify: bool) {
         self.changed.insert(nsid);
         if notify {
@@ -44,14 +45,14 @@ impl Events {
         }
     }
 
-    /// The host was given this part of the Changed Namespace List and does not retain it.
+    /// Removes a part of the Changed Namespace List that the host has read without retaining it.
     pub fn told(&mut self, part: &[u8]) {
         for nsid in part.chunks_exact(4) {
             self.changed.remove(&u32::from_le_bytes([nsid[0], nsid[1], nsid[2], nsid[3]]));
         }
     }
 
-    /// Whether an event could be reported now.
+    /// Returns whether an event could be reported now.
     pub fn is_ready(&self) -> bool {
         !self.requests.is_empty() && self.next().is_some()
     }
@@ -65,19 +66,19 @@ impl Events {
         Some((id, event))
     }
 
-    /// A log page was read without Retain Asynchronous Event: its type may report again
-    /// (section 5.14, RAE).
+    /// Unmasks an event type after its log page was read without Retain Asynchronous Event (section
+    /// 5.14, RAE).
     pub fn log_read(&mut self, kind: EventType) {
         self.masked &= !bit(kind);
     }
 
-    /// Takes the outstanding request `id` back.
+    /// Removes the outstanding request `id`. Returns whether there was one.
     pub fn abort(&mut self, id: u16) -> bool {
         let at = self.requests.iter().position(|request| *request == id);
         at.and_then(|at| self.requests.remove(at)).is_some()
     }
 
-    /// Events of this type wait until their log is read.
+    /// Masks an event type: its events wait until their log is read.
     pub fn mask(&mut self, kind: EventType) {
         self.masked |= bit(kind);
     }

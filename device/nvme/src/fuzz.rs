@@ -1,5 +1,5 @@
-//! The bodies of the fuzz targets: bytes become what a hostile guest does. [`fuzz`] does anything;
-//! [`admin`], [`io`] and [`pointers`] get to their subjects without having to find the way first.
+//! The bodies of the fuzz targets: bytes become the actions of a hostile guest. [`fuzz`] does
+//! anything; [`admin`], [`io`] and [`pointers`] reach their subjects directly.
 
 pub mod doorbells;
 
@@ -22,12 +22,12 @@ use crate::admin::COMMANDS;
 use crate::prp::Walker;
 use crate::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 
-/// Bytes of guest memory: little, so that addresses hit it.
+/// Bytes of guest memory: few, so that random addresses hit it.
 const MEMORY: usize = 1 << 18;
 /// Most steps of one input.
 const STEPS: usize = 4096;
 
-/// Takes bytes off the input; zeros when it is used up.
+/// Takes bytes off the input, and zeros after its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -43,7 +43,7 @@ impl Input<'_> {
         self.take::<1>()[0]
     }
 
-    /// An address in a little memory, or sometimes beyond it.
+    /// Takes an address in a small memory, or sometimes beyond it.
     fn address(&mut self) -> u64 {
         let [low, high, beyond, align] = self.take();
         let mask = if align & 1 == 0 { !0xfff } else { !0 };
@@ -56,7 +56,7 @@ impl Input<'_> {
     }
 }
 
-/// Admin commands on a controller that is enabled.
+/// Runs admin commands on an enabled controller.
 ///
 /// # Panics
 /// When the controller has a defect.
@@ -73,7 +73,7 @@ pub fn admin(data: &[u8]) {
     guest.drain();
 }
 
-/// Commands of two I/O queues, with PRPs and SGLs, and some that abort them.
+/// Runs commands of two I/O queues, with PRPs and SGLs, and some that abort them.
 ///
 /// # Panics
 /// When the controller has a defect.
@@ -106,7 +106,7 @@ pub fn io(data: &[u8]) {
             _ => {
                 let opcode = IO[usize::from(opcode) % IO.len()].0;
                 let entry = guest.entry(opcode, 1, &mut input);
-                // A pair that may fit: a write of the same blocks after it.
+                // A write of the same blocks makes a pair that may fit.
                 let mut second = entry;
                 (second[0], second[1]) = (NvmOpcode::Write.0, entry[1] & 0xc0 | 2);
                 let count = if entry[1] & 3 == 1 { 2 } else { 1 };
@@ -117,8 +117,8 @@ pub fn io(data: &[u8]) {
     guest.drain();
 }
 
-/// Data pointers: whatever they are, the walk ends, and gives exactly the bytes that were asked
-/// for or a status.
+/// Walks data pointers. Whatever they are, the walk must end, and give exactly the bytes that were
+/// asked for or a status.
 ///
 /// # Panics
 /// When the walk has a defect.
@@ -136,7 +136,7 @@ pub fn pointers(data: &[u8]) {
     }
     let len = usize::from(u16::from_le_bytes(input.take())) * 16 + 1;
     let page = 4096 << (input.byte() % 5);
-    // What is left lies in memory, again and again, so that pointers find it.
+    // The rest of the input is repeated through memory, so that pointers find it.
     for at in 0..if input.0.is_empty() { 0 } else { (1 << 16) / input.0.len() } {
         let _ = memory.write((at * input.0.len()) as u64, input.0);
     }
@@ -148,11 +148,12 @@ pub fn pointers(data: &[u8]) {
     assert!(walker.runs.iter().all(|run| run.len > 0));
 }
 
-/// Beside what every controller has: one that this one has too, and two that none has.
+/// Admin opcodes beside those that every controller supports: one that this controller supports,
+/// and two that none supports.
 const MORE_ADMIN: [AdminOpcode; 3] =
     [AdminOpcode::DoorbellBufferConfig, AdminOpcode::FormatNvm, AdminOpcode(0xff)];
 
-/// Likewise.
+/// I/O opcodes: all that the controller supports, and one (0x04) that it does not.
 const IO: [NvmOpcode; 9] = [
     NvmOpcode::Flush,
     NvmOpcode::Write,
@@ -172,7 +173,7 @@ struct Guest {
 }
 
 /// Interprets `data` as register accesses, memory pokes, commands, polls, resets and moves of the
-/// saved state to a fresh controller. It must return, and nothing else is asked of it.
+/// saved state to a fresh controller. It must return; nothing else is checked.
 ///
 /// # Panics
 /// When the controller has a defect.
@@ -225,7 +226,7 @@ impl Guest {
         Self { memory, controller, clock }
     }
 
-    /// What nearly every input needs first: admin queues at pages 0 and 1.
+    /// Makes admin queues at pages 0 and 1, which nearly every input needs first.
     fn enable(&mut self) {
         self.write32(offset::AQA, AdminQueueAttributes::new(16).0);
         self.write32(offset::ACQ, 0x1000);
@@ -290,7 +291,7 @@ impl Guest {
         let _ = self.memory.write(queue + slot, &entry);
     }
 
-    /// An entry with plausible fields.
+    /// Returns an entry with plausible fields.
     fn entry(&mut self, opcode: u8, nsid: u8, input: &mut Input<'_>) -> [u8; 64] {
         let mut entry = [0; 64];
         let [flags, id, namespace, kind] = input.take();
@@ -312,8 +313,8 @@ impl Guest {
         entry
     }
 
-    /// Puts entries where queue `queue` is looked at next, rings once, polls, and takes what has
-    /// ended.
+    /// Puts entries where queue `queue` is looked at next, rings once, polls, and takes the
+    /// completions.
     fn submit(&mut self, queue: u8, entries: &[[u8; 64]]) {
         let id = u16::from(queue);
         let Some((submission, completion)) = self.controller.queues.pair(id) else { return };
@@ -347,8 +348,8 @@ impl Guest {
         self.controller.config_read(at, &mut [0; 4]);
     }
 
-    /// Saves, and restores into a fresh controller: an own state must be accepted, a damaged one
-    /// may be refused but not believed blindly.
+    /// Saves, and restores into a fresh controller. The controller must accept an undamaged state;
+    /// it may refuse a damaged one, but must not trust it.
     fn move_house(&mut self, damage: u8) {
         while !self.controller.quiesce() {}
         let mut state = self.controller.save();
@@ -366,8 +367,9 @@ impl Guest {
         self.controller = fresh;
     }
 
-    /// What the host may do at any moment: a namespace comes or goes, or looks at its size. It is
-    /// as before when the guest goes on, as the next controller must have the same ones.
+    /// Makes a change that the host may make at any moment: a namespace leaves and comes back, or
+    /// its size is looked at. Afterwards the namespaces are the same as before, since the next
+    /// controller must have the same ones.
     fn change(&mut self, how: u8) {
         self.controller.refresh(u32::from(how & 3), Box::new(drop));
         self.controller.detach(1, Box::new(drop));

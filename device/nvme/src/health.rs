@@ -10,7 +10,8 @@ use crate::inflight::Kind;
 
 /// Entries of the Error Information log (ELPE is one less).
 pub(crate) const ERROR_ENTRIES: usize = 64;
-/// A software device has no temperature. It reports one that no threshold minds: 25 °C in kelvins.
+/// The reported temperature, 25 °C in kelvins. A software device has none, so this is one that
+/// exceeds no default threshold.
 pub(crate) const TEMPERATURE: u16 = 298;
 
 /// Counters since the device was made; they outlive resets.
@@ -24,9 +25,9 @@ pub(crate) struct Health {
     pub writes: u64,
     pub unsafe_shutdowns: u64,
     pub media_errors: u64,
-    /// Errors ever; the newest `ERROR_ENTRIES` are kept.
+    /// The number of all errors ever; the newest `ERROR_ENTRIES` are kept.
     pub errors: u64,
-    /// Ring of errors: number `n` (from 1 on) lies at `(n - 1) % ERROR_ENTRIES`.
+    /// A ring of errors: number `n` (from 1 on) lies at `(n - 1) % ERROR_ENTRIES`.
     pub entries: Vec<ErrorEntry>,
     /// Time powered on before this process took over.
     pub powered_before: Duration,
@@ -40,8 +41,8 @@ impl Health {
         self.media_errors += u64::from(media);
         let sectors = if status.is_success() { bytes / 512 } else { 0 };
         match kind {
-            // Verify and Compare count as the host's reads of data, Verify not as a command
-            // (section 5.14.1.2). Copy ends as `Other`.
+            // Verify and Compare count as data that the host read. Verify does not count as a
+            // command (section 5.14.1.2). Copy ends as `Other`.
             Kind::Scan => self.sectors_read += sectors,
             Kind::Read | Kind::Compare => {
                 self.reads += 1;
@@ -55,13 +56,14 @@ impl Health {
         }
     }
 
-    /// What a lane counts for itself: units read, units written, reads, writes, media errors.
+    /// Returns the counters that a lane counts for itself: units read, units written, reads,
+    /// writes, media errors.
     pub fn counters_mut(&mut self) -> [&mut u64; 5] {
         let Self { sectors_read, sectors_written, reads, writes, media_errors, .. } = self;
         [sectors_read, sectors_written, reads, writes, media_errors]
     }
 
-    /// Adds `entry` to the Error Information log; its number is set here.
+    /// Adds `entry` to the Error Information log, and sets its number.
     pub fn log(&mut self, mut entry: ErrorEntry) {
         let at = (self.errors % ERROR_ENTRIES as u64) as usize;
         self.errors += 1;
@@ -72,15 +74,15 @@ impl Health {
         }
     }
 
-    /// The Error Information log, newest first.
+    /// Returns the Error Information log, newest first.
     pub fn newest_first(&self) -> impl Iterator<Item = &ErrorEntry> {
         let newest = (self.errors % ERROR_ENTRIES as u64) as usize;
         let (new, old) = self.entries.split_at(newest.min(self.entries.len()));
         new.iter().rev().chain(old.iter().rev())
     }
 
-    /// The SMART / Health log (section 5.14.1.2) with `warning` as Critical Warning, after `powered`
-    /// time in all.
+    /// Returns the SMART / Health log (section 5.14.1.2), with `warning` as Critical Warning and
+    /// `powered` as the time powered on in all.
     pub fn log_page(&self, warning: u8, powered: Duration) -> log::Health {
         let mut page = log::Health::new_zeroed();
         page.warning = warning;

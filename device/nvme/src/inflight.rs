@@ -8,32 +8,33 @@ use crate::journal::Ticket;
 use crate::prp::Run;
 use crate::spares::Work;
 
-/// What a command does, as far as its end is concerned.
+/// The kind of a command, as far as completing it is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
     Write,
-    /// Reads into a buffer of the controller's, for the sake of the host's data.
+    /// Reads into a buffer of the controller, to be compared with the host's data.
     Compare,
-    /// Reads into a buffer of the controller's: Verify, and the reading half of Copy.
+    /// Reads into a buffer of the controller: Verify, and the reading half of Copy.
     Scan,
-    /// Flush, Write Zeroes, Dataset Management: changes or nothing, and no data moves.
+    /// Flush, Write Zeroes, Dataset Management: changes blocks or nothing, and moves no data.
     Other,
 }
 
 impl Kind {
-    /// What a Read's or Write's request asks the disk for.
+    /// Returns the disk operation of a Read's or Write's request.
     pub fn operation(self) -> Operation {
         if self == Self::Write { Operation::Write } else { Operation::Read }
     }
 
-    /// Whether the disk is read.
+    /// Returns whether the command reads the disk.
     pub fn reads(self) -> bool {
         matches!(self, Self::Read | Self::Compare | Self::Scan)
     }
 }
 
-/// Message-only memory is not lent to a disk: the data passes through this buffer.
+/// A bounce buffer for message-only memory, which is not lent to a disk: the data passes through
+/// the buffer.
 pub(crate) struct Bounce {
     pub buffer: Span,
     pub runs: Vec<Run>,
@@ -41,56 +42,57 @@ pub(crate) struct Bounce {
 
 /// A command in flight.
 pub(crate) struct Command {
-    /// Its submission queue; None when its end is nobody's concern any more: after a reset, or for
-    /// the flush of a shutdown.
+    /// The submission queue. `None` if the command's end is not to be reported: after a reset, or
+    /// for the flush of a shutdown.
     pub queue: Option<u16>,
     /// CID.
     pub id: u16,
     pub kind: Kind,
     pub nsid: u32,
     pub lba: u64,
-    /// Bytes of the disk that it reads or changes.
+    /// Bytes of the disk that the command reads or changes.
     pub bytes: u64,
-    /// The first error of its parts.
+    /// The first error of the command's requests.
     pub status: Status,
-    /// Disk requests that have not ended.
+    /// The number of disk requests that have not ended.
     pub parts: u32,
     pub bounce: Option<Box<Bounce>>,
-    /// What follows; None for nearly all: what their requests ended with is their end.
+    /// The steps that follow. `None` for nearly all commands: they end with the end of their
+    /// requests.
     pub work: Option<Box<Work>>,
-    /// Its slot in the journal.
+    /// The command's slot in the journal.
     pub ticket: Ticket,
 }
 
-/// A slab of commands. Places are used again, so that nothing is allocated in the steady state.
+/// A slab of commands. Places are reused, so that nothing is allocated in the steady state.
 #[derive(Default)]
 pub(crate) struct Inflight {
     slots: Vec<Option<Command>>,
     free: Vec<u32>,
     requests: u32,
     bytes: u64,
-    /// The slot that was filled last; for traces.
+    /// The slot that was filled last, for traces.
     pub latest: Option<u32>,
 }
 
 impl Inflight {
-    /// Disk requests in flight.
+    /// Returns the number of disk requests in flight.
     pub fn requests(&self) -> u32 {
         self.requests
     }
 
-    /// Bytes that the commands in flight read or change: what a poll may still copy, and what
-    /// bounce buffers may hold.
+    /// Returns how many bytes the commands in flight read or change. They bound what bounce buffers
+    /// may hold and what a poll may still copy.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether no command is in flight.
+    /// Returns whether no command is in flight.
     pub fn is_empty(&self) -> bool {
         self.requests == 0
     }
 
-    /// Keeps `command` and gives its slot; the command has `parts` requests, at least 1.
+    /// Keeps `command` and returns its slot. The command has at least one request in `parts`.
     pub fn insert(&mut self, command: Command) -> u32 {
         debug_assert!(command.parts > 0);
         self.requests += command.parts;
@@ -109,13 +111,13 @@ impl Inflight {
         slot
     }
 
-    /// The tag of part `part` of the command in `slot`.
+    /// Returns the tag of request `part` of the command in `slot`.
     pub fn tag(slot: u32, part: u32) -> u64 {
         u64::from(part) << 32 | u64::from(slot)
     }
 
-    /// Ends one part of the command that `tag` names, with `status`. Gives the command with its
-    /// last part, and nothing for a tag that is not in flight.
+    /// Ends one request of the command that `tag` names, with `status`. Returns the command with
+    /// its last request, and `None` before that or for a tag that is not in flight.
     pub fn end_part(&mut self, tag: u64, status: Status) -> Option<Command> {
         let slot = tag as u32;
         let place = self.slots.get_mut(slot as usize)?;
@@ -133,7 +135,7 @@ impl Inflight {
         place.take()
     }
 
-    /// The command `id` of submission queue `queue`, with its slot.
+    /// Returns the command `id` of submission queue `queue`, with its slot.
     pub fn find(&mut self, queue: u16, id: u16) -> Option<(u32, &mut Command)> {
         let named = |one: &Command| one.queue == Some(queue) && one.id == id;
         let commands = self.slots.iter_mut().zip(0..);
@@ -141,12 +143,12 @@ impl Inflight {
         commands.find(|(_, command)| named(command))
     }
 
-    /// Whose kind the command of `tag` is.
+    /// Returns the kind of the command that `tag` names.
     pub fn kind(&self, tag: u64) -> Option<Kind> {
         Some(self.slots.get(tag as u32 as usize)?.as_ref()?.kind)
     }
 
-    /// From now on the end of every command is nobody's concern.
+    /// Makes the end of every command in flight unreported.
     pub fn orphan_all(&mut self) {
         for command in self.slots.iter_mut().flatten() {
             command.queue = None;

@@ -1,34 +1,36 @@
-//! Which completion queues interrupt, and when (section 7.5).
+//! Decides which completion queues interrupt, and when (section 7.5).
 //!
-//! Once per poll each queue that got entries interrupts. With Interrupt Coalescing (sections 5.21.1.8
-//! and 5.21.1.9) the interrupt of an I/O queue is held back until so many entries wait for the host,
-//! or so much time has passed since the first. It is not held back for a command that failed, as the
-//! specification recommends, nor while the controller shuts down or its host takes memory away. What
-//! the host has taken meanwhile needs no interrupt any more.
+//! Each queue that got entries interrupts at most once per poll. With Interrupt Coalescing
+//! (sections 5.21.1.8 and 5.21.1.9) the interrupt of an I/O queue is held back until enough entries
+//! wait for the host, or enough time has passed since the first. The interrupt is not held back for
+//! a command that failed, as the specification recommends, nor while the controller shuts down or
+//! its host takes memory away. Entries that the host has taken meanwhile need no interrupt any
+//! more.
 //!
 //! # An interrupt is not saved because the guest is behind
-//! While entries of the last interrupt wait, another one seems to tell the guest nothing new. But an
-//! MSI-X message is an edge, and there is no moment of which both sides know that the guest's
-//! handler has looked at the queue for the last time. A handler (Linux's) takes entries as long as
-//! their phase tag says so, and then writes the head doorbell. An entry that is written between its
-//! last look and that doorbell needs a message of its own. So a message could only be held back
-//! until the head moves, and be sent then if entries are left. That loses none if each handler that
-//! took entries moves the head in sight of the controller. Nothing promises it: section 4.1 does not
-//! say how soon a host that took entries writes the doorbell, and that entries have to be
-//! acknowledged before there is another message is a rule of pin and MSI interrupts (section 7.5.1),
-//! not of MSI-X (section 7.5.2). A host that rings late, or once per half of the queue, would hang,
-//! or, with a timer beside the rule, wait for that timer with every command. What would be saved is
-//! an eventfd's signal per burst. Hosts that want fewer interrupts say so, by coalescing.
+//! While entries of the last interrupt wait, another interrupt seems to tell the guest nothing new.
+//! But an MSI-X message is an edge, and there is no moment of which both sides know that the
+//! guest's handler has looked at the queue for the last time. A handler (Linux's) takes entries as
+//! long as their phase tag says so, and then writes the head doorbell. An entry that is written
+//! between the handler's last look and that doorbell needs a message of its own. So a message could
+//! only be held back until the head moves, and be sent then if entries are left. That loses no
+//! interrupt if each handler that took entries moves the head in sight of the controller. The
+//! specification does not promise that: section 4.1 does not say how soon a host that took entries
+//! writes the doorbell. That entries must be acknowledged before there is another message is a rule
+//! of pin and MSI interrupts (section 7.5.1), not of MSI-X (section 7.5.2). A host that rings late,
+//! or once per half of the queue, would hang, or, with a timer beside the rule, wait for that timer
+//! with every command. The gain would be an eventfd's signal per burst. Hosts that want fewer
+//! interrupts say so, by coalescing.
 //!
 //! # The pin
 //! While MSI-X is off, the interrupt pin is asserted as long as entries of a completion queue with
 //! vector 0 wait for the host and the vector is not masked (INTMS; section 7.5.1). A level needs no
-//! rule against repetition, and coalescing does not apply to it. What the host took is seen at once
-//! when it writes the doorbell's register, before its client asks for the level again. A host with
-//! shadow doorbells writes the register only when it is asked to, and some clients (QEMU) look at the
-//! level again only when a register is written. So it is asked to, for as long as the pin is asserted:
-//! the event index is the head that was seen last. The order of stores and looks is that of the head
-//! of `cell`.
+//! rule against repetition, and coalescing does not apply to it. When the host writes the head
+//! doorbell's register, the controller sees at once what the host took, before the host's client
+//! asks for the level again. A host with shadow doorbells writes the register only when the
+//! controller asks for it, and some clients (QEMU) look at the level again only when a register is
+//! written. So as long as the pin is asserted the controller asks for it: the event index is the
+//! head that was seen last. The order of stores and looks is that of the head of `cell`.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -82,7 +84,7 @@ impl Controller {
         }
     }
 
-    /// Whether there is an interrupt that the pin stands for, disabled or not.
+    /// Returns whether an interrupt of the pin is pending, with the pin disabled or not.
     pub(crate) fn has_pin_interrupt(&self) -> bool {
         !self.pci.msix_control().enabled
             && self.registers.interrupt_mask & PIN_VECTOR == 0
@@ -102,8 +104,8 @@ impl Controller {
         self.pin.set(wanted);
     }
 
-    /// Whether entries that the pin stands for still wait when the host has been asked to write a
-    /// register as soon as it takes some.
+    /// Asks the host to write a register as soon as it takes entries of the pin's queues. Returns
+    /// whether such entries still wait after that.
     fn waits_for_host(&mut self) -> bool {
         let (mut waits, mut wrong) = (false, None);
         for queue in self.queues.completions_mut().filter(|queue| queue.has_pin_interrupt()) {
@@ -118,7 +120,7 @@ impl Controller {
     }
 }
 
-/// Bit of INTMS and INTMC.
+/// The bit of vector 0 in INTMS and INTMC.
 const PIN_VECTOR: u32 = 1;
 
 impl CompletionQueue {
@@ -128,7 +130,7 @@ impl CompletionQueue {
 
     /// Asks for a register write at the next change of the head, and looks once more.
     fn ask_for_head(&mut self, memory: &Memory) -> Result<(), BadDoorbell> {
-        // Each turn but the last finds entries taken, so there are no more turns than entries.
+        // Each round but the last finds entries taken, so there are no more rounds than entries.
         while self.posted() > 0 {
             let head = self.head;
             self.doorbell.publish(memory, head)?;
@@ -141,7 +143,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Interrupts if there are entries of which the host has not heard.
+    /// Interrupts if there are entries that the host was not told of.
     fn interrupt(&mut self, interrupts: &[Interrupt]) {
         if self.fresh > 0
             && let Some(vector) = self.take_interrupt()
@@ -151,13 +153,15 @@ impl CompletionQueue {
         }
     }
 
-    /// The vector to interrupt, if there is one, for all entries that were written so far.
+    /// Returns the queue's vector, if it has one, for an interrupt for all entries so far, and
+    /// marks them as told.
     fn take_interrupt(&mut self) -> Option<u16> {
         (self.fresh, self.urgent, self.held_since) = (0, false, None);
         self.vector
     }
 
-    /// Whether the interrupt can wait, and until when. Afterwards `fresh` is 0 if none is needed.
+    /// Returns the time until which the interrupt can wait, or `None` if it cannot. Afterwards
+    /// `fresh` is 0 if no interrupt is needed.
     fn hold(&mut self, coalescing: Coalescing, now: Duration) -> Option<Duration> {
         self.fresh = self.fresh.min(self.posted());
         if self.fresh == 0 {

@@ -1,7 +1,7 @@
 //! Commands of the NVM command set (section 6).
 //!
-//! Each decides on the private copy of its entry and either ends at once, with a status, or leaves
-//! requests with its namespaces and a command in flight.
+//! Each command decides on the private copy of its entry. It either ends at once, with a status, or
+//! leaves requests with its namespaces and a command in flight.
 
 use slipway_block::{DiskError, Operation, Request};
 use slipway_nvme_spec::NSID_ALL;
@@ -14,11 +14,11 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::controller::Controller;
 use crate::inflight::{Bounce, Command, Inflight, Kind};
 
-/// How a command went on.
+/// The state of a command after it was started.
 pub(crate) enum Outcome {
-    /// It ended: status and dword 0 of the completion.
+    /// The command ended: status and dword 0 of the completion.
     Done(Status, u32),
-    /// It ends later.
+    /// The command ends later.
     Pending,
 }
 
@@ -28,9 +28,9 @@ impl From<Status> for Outcome {
     }
 }
 
-/// Checks that every I/O command has in common (section 4.2): PRPs or an SGL. The two types of SGL
-/// differ in the metadata pointer, which means nothing here: no format has metadata. What is fused
-/// does not get here.
+/// Makes the checks that all I/O commands have in common (section 4.2): PRPs or an SGL. The two
+/// types of SGL differ in the metadata pointer, which has no meaning here: no format has metadata.
+/// Fused commands do not get here.
 fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
     if entry.data_pointer_type() == 3 {
         return Err(Status::INVALID_FIELD.dnr());
@@ -38,7 +38,7 @@ fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
     Ok(())
 }
 
-/// The status that a disk's error becomes (section 4.6.1.2). Linux turns Capacity Exceeded into
+/// Returns the status for a disk's error (section 4.6.1.2). Linux turns Capacity Exceeded into
 /// ENOSPC and media errors into EIO.
 pub(crate) fn disk_status(result: Result<(), DiskError>, kind: Kind) -> Status {
     match result {
@@ -74,7 +74,7 @@ impl Controller {
         }
     }
 
-    /// Read (section 6.9) and Write (section 6.15). Limited Retry and hints are ignored.
+    /// Starts a Read (section 6.9) or a Write (section 6.15). Limited Retry and hints are ignored.
     fn transfer(&mut self, queue: u16, entry: &SubmissionEntry, kind: Kind) -> Result<(), Status> {
         let bytes = self.find(entry, kind)?;
         let bounce = self.lend(kind, bytes as usize)?;
@@ -89,8 +89,9 @@ impl Controller {
         Ok(())
     }
 
-    /// Carries out a Read or Write whose memory is pinned, where its disk does so in place, and gives
-    /// its end: then it never was in flight. None: it goes the way of all requests.
+    /// Carries out a Read or Write whose memory is pinned, if its disk does so in place, and
+    /// returns its status: the command then never was in flight. Returns `None` if the command must
+    /// become a request.
     #[inline]
     fn transfer_at_once(
         &mut self,
@@ -111,7 +112,7 @@ impl Controller {
         Some(status)
     }
 
-    /// Tells the disk of a Read or Write that is carried out after the one at hand.
+    /// Tells the disk of a Read or Write that is carried out after the current command.
     #[inline]
     pub(crate) fn expect(&self, entry: &SubmissionEntry) {
         let operation = match NvmOpcode(entry.opcode) {
@@ -124,7 +125,7 @@ impl Controller {
         }
     }
 
-    /// Checks a Read or Write and pins its memory; the request has no tag yet.
+    /// Checks a Read or Write and pins its memory. The returned request has no tag yet.
     pub(crate) fn prepare(
         &mut self,
         queue: u16,
@@ -137,7 +138,7 @@ impl Controller {
         Ok((Command { bytes, ..command }, request))
     }
 
-    /// Checks a Read or Write and finds its memory; gives the number of its bytes.
+    /// Checks a Read or Write and finds its memory. Returns the number of its bytes.
     #[inline]
     fn find(&mut self, entry: &SubmissionEntry, kind: Kind) -> Result<u64, Status> {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
@@ -150,7 +151,7 @@ impl Controller {
         Ok(bytes)
     }
 
-    /// The command and the request of a Read or Write, which has the spans at hand from here on.
+    /// Returns the command and the request of a Read or Write. The request takes the current spans.
     fn describe(
         &mut self,
         queue: u16,
@@ -166,7 +167,7 @@ impl Controller {
         (command, Request { tag: 0, operation: kind.operation(), lba, blocks, spans, durable })
     }
 
-    /// The command at hand, of queue `queue`, before anything of it is done.
+    /// Returns the current command, of queue `queue`, with nothing done.
     pub(crate) fn command(&self, queue: u16, entry: &SubmissionEntry, kind: Kind) -> Command {
         Command {
             queue: Some(queue),
@@ -183,8 +184,8 @@ impl Controller {
         }
     }
 
-    /// Pins the places that the walker found as the spans at hand, or makes a bounce buffer when some
-    /// of them are message-only. A write's data is in the bounce buffer afterwards.
+    /// Pins the places that the walker found as the current spans, or makes a bounce buffer if some
+    /// of them are message-only. The bounce buffer then has a write's data.
     #[inline]
     fn lend(&mut self, kind: Kind, bytes: usize) -> Result<Option<Box<Bounce>>, Status> {
         let access = if kind == Kind::Read { Access::Write } else { Access::Read };
@@ -209,7 +210,7 @@ impl Controller {
         Ok(Box::new(Bounce { buffer, runs: self.walker.runs.clone() }))
     }
 
-    /// Flush (section 6.8), of one namespace or of all (VWC says so).
+    /// Starts a Flush (section 6.8), of one namespace or of all (VWC reports that).
     fn flush(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
         let nsid = entry.nsid.get();
         if nsid == NSID_ALL {
@@ -224,7 +225,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Ends the command when every namespace is flushed.
+    /// Flushes every namespace; the command ends when all are flushed.
     pub(crate) fn flush_all(&mut self, queue: u16, entry: &SubmissionEntry) -> Outcome {
         let parts = self.namespaces.iter().count() as u32;
         if parts == 0 {
@@ -236,7 +237,7 @@ impl Controller {
         Outcome::Pending
     }
 
-    /// Leaves a flush with `nsid` or with every namespace, as parts of the command in `slot`.
+    /// Leaves a flush with `nsid`, or with every namespace, as requests of the command in `slot`.
     pub(crate) fn flush_parts(&mut self, nsid: u32, slot: u32) {
         let chosen = self.namespaces.iter_mut().filter(|one| nsid == NSID_ALL || one.nsid == nsid);
         for (part, namespace) in chosen.enumerate() {
@@ -245,11 +246,11 @@ impl Controller {
         }
     }
 
-    /// Write Zeroes (section 6.17). No data moves, so MDTS does not limit it.
+    /// Starts a Write Zeroes (section 6.17). No data moves, so MDTS does not limit it.
     fn write_zeroes(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, true)?;
-        // Discarded blocks read as zeros (DLFEAT), so Deallocate may take the cheaper way.
+        // Discarded blocks read as zeros (DLFEAT), so Deallocate may use the cheaper operation.
         let operation =
             if entry.deallocate() { Operation::Discard } else { Operation::WriteZeroes };
         let bytes = u64::from(blocks) * u64::from(block_size);
@@ -261,7 +262,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Dataset Management (section 6.7): Deallocate is done, the other attributes are hints.
+    /// Starts a Dataset Management (section 6.7): Deallocate is carried out, the other attributes
+    /// are hints.
     fn dataset_management(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
         const DEALLOCATE: u32 = 1 << 2;
         let nsid = entry.nsid.get();
@@ -299,7 +301,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Checks namespace and blocks; gives the block size in bytes.
+    /// Checks namespace and blocks. Returns the block size in bytes.
     pub(crate) fn check_blocks(
         &self,
         nsid: u32,
@@ -317,12 +319,13 @@ impl Controller {
         Ok(namespace.geometry.block_size)
     }
 
-    /// Force Unit Access, or no volatile write cache (section 5.21.1.6).
+    /// Returns whether a write must be durable: by Force Unit Access, or without a volatile write
+    /// cache (section 5.21.1.6).
     pub(crate) fn is_durable(&self, entry: &SubmissionEntry) -> bool {
         entry.force_unit_access() || !self.features.write_cache()
     }
 
-    /// Leaves `request` with its namespace, which has been checked to be there.
+    /// Leaves `request` with its namespace, whose existence the caller has checked.
     pub(crate) fn request(&mut self, nsid: u32, request: Request) {
         if let Some(namespace) = self.namespaces.working(nsid) {
             namespace.requests.push(request);
@@ -330,8 +333,8 @@ impl Controller {
     }
 }
 
-/// Sorts ranges, which lie on the disk, and joins them so that none is empty and no block is in
-/// two: a command names each block of the disk at most once, however often its host wrote it down.
+/// Sorts ranges, which lie on the disk, and joins them so that none is empty and no two overlap: a
+/// command then names each block at most once, however often its host named the block.
 fn join(ranges: &mut [DatasetRange]) -> &[DatasetRange] {
     let end = |range: &DatasetRange| range.lba.get() + u64::from(range.blocks.get());
     ranges.sort_unstable_by_key(|range| range.lba.get());
@@ -348,7 +351,7 @@ fn join(ranges: &mut [DatasetRange]) -> &[DatasetRange] {
             Some(blocks) => ranges[kept - 1].blocks = blocks.into(),
             None => {
                 ranges[kept].lba = from.into();
-                // No longer than the range that it is the rest of.
+                // At most as long as the range whose rest this is.
                 ranges[kept].blocks = ((to - from) as u32).into();
                 kept += 1;
             }
@@ -358,7 +361,7 @@ fn join(ranges: &mut [DatasetRange]) -> &[DatasetRange] {
     &ranges[..kept]
 }
 
-/// A request without data.
+/// Returns a request without data.
 fn plain(tag: u64, operation: Operation, lba: u64, blocks: u32, durable: bool) -> Request {
     Request { tag, operation, lba, blocks, spans: Vec::new(), durable }
 }
@@ -384,7 +387,7 @@ mod tests {
         assert_eq!(joined(&[(0, 100); 256]), [(0, 100)]);
         assert_eq!(joined(&[(8, 4), (0, 8), (20, 1)]), [(0, 12), (20, 1)]);
         assert_eq!(joined(&[(0, 10), (2, 3), (5, 10)]), [(0, 15)]);
-        // Longer than a range can say: a second one goes on where the first ends.
+        // The joined range is longer than a range can be, so a second range continues it.
         let most = u32::MAX;
         assert_eq!(joined(&[(0, most), (1, most)]), [(0, most), (u64::from(most), 1)]);
     }

@@ -1,66 +1,75 @@
-//! What outlives the process: enough to go on after a kill at any instruction.
+//! The journal: memory that outlives the process, so that a successor can go on after a kill at any
+//! instruction.
 //!
-//! A controller with a journal ([`Parts::journal`](crate::Parts::journal)) keeps in memory that
-//! outlives it ([`Lasting`]), besides the doorbell cells, which its host keeps there too:
+//! A controller with a journal ([`Parts::journal`](crate::Parts::journal)) keeps the following in
+//! memory that outlives the process ([`Lasting`]); its host keeps the doorbell cells there, too:
 //! - a *snapshot* of everything that admin commands and registers change (the saved state), written
-//!   whenever one of them has changed it and before the guest can see that;
-//! - for each queue how many entries were taken off it and how many were written to it;
-//! - for each command in flight a *slot* with a copy of its entry, since the guest may use the
-//!   entry's place again before the command ends.
+//!   whenever one of them has changed it and before the guest can see the change;
+//! - for each queue, how many entries were taken off it and how many were written to it;
+//! - for each command in flight, a *slot* with a copy of its entry, since the guest may reuse the
+//!   entry's place in the ring before the command ends.
 //!
-//! Nothing is written in two places at once: every store is release-ordered, the reader sees a
-//! prefix of them, and each prefix has one meaning. For a command:
-//! 1. its slot is filled: entry, number, and last the word that makes it `FETCHED`;
-//! 2. its queue's count of taken entries rises. A slot without the count is the count's last step,
-//!    which the successor takes: it is counted, and the entry is not fetched again;
-//! 3. the command is carried out. A successor carries out again whatever is `FETCHED`: reads, writes
-//!    and flushes may be done twice as long as the guest was not told of their end;
-//! 4. its slot becomes `COMPLETING`, with status and the place of its completion queue entry. From
-//!    here on it is never carried out again: the guest may know of its end, and use its buffer;
-//! 5. the completion queue entry is written. A successor that finds `COMPLETING` and not step 6
-//!    writes it again: the same bytes, to a place that the guest either has not looked at yet, or
-//!    will not look at before the queue has gone round;
-//! 6. the queue's count of written entries rises; 7. the slot is free.
+//! No store changes two words at once: every store is release-ordered, the reader sees a prefix of
+//! the stores, and each prefix has one meaning. The steps of a command:
+//! 1. Its slot is filled: the entry, the number, and last the word that makes the slot `FETCHED`.
+//! 2. Its queue's count of taken entries rises. If a successor finds the slot but not the risen
+//!    count, it raises the count itself and does not fetch the entry again.
+//! 3. The command is carried out. A successor carries out every `FETCHED` command again: reads,
+//!    writes and flushes may be done twice as long as the guest was not told of their end.
+//! 4. Its slot becomes `COMPLETING`, with the status and the place of the completion queue entry.
+//!    From here on the command is never carried out again: the guest may know of its end and reuse
+//!    its buffer.
+//! 5. The completion queue entry is written. A successor that finds step 4 done and step 6 not done
+//!    writes the entry again: the same bytes, to a place that the guest either has not looked at
+//!    yet, or will not look at before the queue has gone round.
+//! 6. The queue's count of written entries rises.
+//! 7. The slot is freed.
 //!
-//! A fused Compare and Write is more than its two commands: either nothing of it has happened, and it
-//! is carried out again whole, or its comparison has held, and never again is anything compared, for
-//! what would be found may be its own write. Its second half's slot says which:
-//! - steps 1 and 2 are one for both: the second slot is filled first, as `PAIRED`, then the first one,
-//!   as `FETCHED`, and then both are counted at once. A `PAIRED` slot without its first is of a pair
-//!   that was not fetched: it is freed, and both entries are fetched again;
-//! - as long as nothing is decided the successor carries out the pair again, from its comparison on:
-//!   the write has not begun, and nobody was told of an end;
-//! - before the first half's step 4, and before the write may touch the disk, the second slot becomes
-//!   `DECIDED`, with a status. Success: the comparison held, so the first half ends with success and
-//!   the write, which may have been done, is all that is carried out again. Another: the second half
-//!   ends with it once the first has ended; if that is `FETCHED` still, nobody was told of anything,
-//!   and the pair begins anew.
+//! A fused Compare and Write needs more than the steps of its two commands. Either nothing of the
+//! pair has happened, and the whole pair is carried out again; or its comparison has held, and
+//! nothing is compared again, since the comparison might find the pair's own write. The slot of the
+//! second half tells the two cases apart:
+//! - Steps 1 and 2 are taken for both halves together: the second slot is filled first, as
+//!   `PAIRED`, then the first slot, as `FETCHED`, and then both entries are counted at once. A
+//!   `PAIRED` slot without its first half belongs to a pair that was not fetched: the slot is
+//!   freed, and both entries are fetched again.
+//! - As long as nothing is decided, the successor carries out the pair again, from its comparison
+//!   on: the write has not begun, and the guest was told of no end.
+//! - Before the first half's step 4, and before the write may touch the disk, the second slot
+//!   becomes `DECIDED`, with a status. Success: the comparison held, so the first half ends with
+//!   success, and only the write, which may have been done, is carried out again. An error: the
+//!   second half ends with that status once the first half has ended. If the first half is still
+//!   `FETCHED`, the guest was told of nothing, and the pair begins anew.
 //!
-//! What is carried out again must not be seen twice: a write of elsewhere that was done, compared with
-//! by a pair, and done again over the pair's write would undo it. So a pair is fetched when nothing
-//! else of the controller's I/O queues is in flight, and nothing else is before it has ended
-//! (`Controller::exclusive`): no journal has a pair beside another command that has not ended.
+//! Repeating a command must not be visible. Suppose that a write from elsewhere was done, that a
+//! pair compared with its data, and that the write was then repeated over the pair's write: that
+//! would undo the pair. So a pair is fetched only when nothing else of the controller's I/O queues
+//! is in flight, and nothing else is fetched before the pair has ended (`Controller::exclusive`).
+//! No journal has a pair beside another command that has not ended.
 //!
-//! An admin command changes the snapshot as well: between 3 and 4 a snapshot is written that has the
-//! change *and* the command's number and status, so it is carried out exactly once. An asynchronous
-//! event is posted with a slot of its own, since its request's is long gone.
+//! An admin command changes the snapshot as well. Between steps 3 and 4 a snapshot is written that
+//! has both the change and the command's number and status, so the command is carried out exactly
+//! once. An asynchronous event is posted with a slot of its own, since the slot of its request was
+//! freed long before.
 //!
-//! A controller with lanes has one journal, of which each thread writes its own part: the home all but
-//! the slots of lanes, a lane its slots and the counts of the queues that it serves. No word has two
-//! writers: the home stores to a queue's record before it gives the queue away, and again when the
-//! lane has given it up. Which lane a command was on means nothing to a successor, which may have
-//! another number of them: its home takes steps 1, 2 and 5 to 7 for all queues before there is any
-//! lane, and then gives each queue with its commands to whoever serves it now. A slot that is another
-//! part's is copied first and freed then; of two slots for one command one is freed. A snapshot is
-//! the home's: of a lane's queue it has what never changes. So what a snapshot cannot know is with
-//! the queue's counts: what its shadow doorbells held when they were named, and whether the guest has
-//! changed them since, under the number of that Doorbell Buffer Config.
+//! A controller with lanes has one journal, and each thread writes its own part of it: a lane
+//! writes its slots and the counts of the queues that it serves, the home writes everything else.
+//! No word has two writers: the home stores to a queue's record before it gives the queue away, and
+//! again after the lane has given the queue up. The lane that a command was on means nothing to a
+//! successor, which may have another number of lanes. The successor's home takes steps 1, 2 and 5
+//! to 7 for all queues before there is any lane, and then gives each queue with its commands to the
+//! thread that serves the queue now. A slot in another thread's part is copied first and freed
+//! afterwards; of two slots for one command, one is freed. The home writes the snapshot; of a
+//! lane's queue the snapshot has only what never changes. What a snapshot cannot know lies beside
+//! the queue's counts: what the queue's shadow doorbells held when Doorbell Buffer Config named
+//! them, and whether the guest has changed them since, under the number of that command.
 //!
-//! Every queue has an epoch, new whenever one is made: slots of another epoch are of a queue that is
-//! no more. The queues' own memory is the guest's and is believed no more than before.
+//! Every queue has an epoch, which is new whenever a queue is made: a slot of another epoch belongs
+//! to a queue that no longer exists. The queues' own memory is the guest's, and is trusted no more
+//! than without a journal.
 //!
-//! Cost: without a journal a branch per step; with one about forty stores to lines of our own per
-//! command, no system call, no lock.
+//! Cost: without a journal, a branch per step. With a journal, about forty stores per command to
+//! cache lines that only the controller uses, no system call and no lock.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -72,48 +81,52 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::Limits;
 
-/// First word of a journal, with the layout's version in its lowest byte.
+/// The first word of a journal. Its lowest byte is the version of the layout.
 const MAGIC: u64 = 0x534c_4950_4e56_4d00 | LAYOUT as u64;
 const LAYOUT: u32 = 3;
 
-/// Version of all that a journal holds. A controller goes on with a journal of this version only.
+/// The version of everything that a journal holds. A controller goes on only with a journal of this
+/// version.
 pub const JOURNAL_VERSION: u32 = LAYOUT << 16 | crate::state::VERSION;
-/// Words before the queues.
+/// The number of words before the queues.
 const HEAD_WORDS: usize = 8;
-/// Words of a lane's own head: a cache line, of which one word is used.
+/// The number of words of a lane's head: a cache line, of which one word is used.
 const LANE_WORDS: usize = 8;
-/// Most threads whose slots there may be.
+/// The most threads that may have slots.
 const MOST_PARTS: usize = 64;
-/// Words of a queue's record: a cache line.
+/// The number of words of a queue's record: a cache line.
 const QUEUE_WORDS: usize = 8;
-/// Words of a slot: the entry's cache line and another one.
+/// The number of words of a slot: the cache line of the entry and another one.
 const SLOT_WORDS: usize = 16;
 /// Bytes for the two snapshots.
 const SNAPSHOT_BYTES: usize = 2 << 20;
-/// Admin commands that may be in flight beside what [`Limits::in_flight`] bounds.
+/// Slots for admin commands that may be in flight beside the commands that [`Limits::in_flight`]
+/// bounds.
 const ADMIN_SLOTS: usize = 4096 + 64;
 
-/// Words of the head.
+/// Indexes of the head's words.
 const HEAD_MAGIC: usize = 0;
 const HEAD_EPOCH: usize = 1;
-/// The home's slots that were ever used.
+/// The number of the home's slots that were ever used.
 const HEAD_USED: usize = 2;
-/// Words of a queue's record.
+/// Indexes of the words of a queue's record.
 const TAKEN_EPOCH: usize = 0;
 const TAKEN: usize = 1;
 const POSTED_EPOCH: usize = 2;
 const POSTED: usize = 3;
-/// Of the doorbell of either side: what its shadow entry held at first, below the number of the
-/// pages; and that number once the guest has changed it.
+/// Words for the tail and the head doorbell: `FOLLOWED` has the number of the shadow pages (high
+/// half) and what the shadow entry held at first (low half); `MOVED` has the number of the pages
+/// once the guest has changed the entry.
 const FOLLOWED: [usize; 2] = [4, 6];
 const MOVED: [usize; 2] = [5, 7];
-/// Words of a slot after the entry's eight.
+/// Indexes of the words of a slot that follow the entry's eight.
 const NUMBER: usize = 8;
 const PLACE: usize = 9;
 const RESULT: usize = 10;
 const STATE: usize = 11;
 
-/// Values of the lowest byte of a slot's state; above it: queue (16 bits), epoch (32 bits).
+/// Values of the lowest byte of a slot's state. Above it lie the queue (16 bits) and the epoch (32
+/// bits).
 const FREE: u64 = 0;
 const FETCHED: u64 = 1;
 const COMPLETING: u64 = 2;
@@ -121,30 +134,30 @@ const EVENT: u64 = 3;
 const PAIRED: u64 = 4;
 const DECIDED: u64 = 5;
 
-/// A command's slot, if there is a journal.
+/// The slot of a command. [`Ticket::NONE`] without a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(u32);
 
 impl Ticket {
-    /// Of no command.
+    /// The ticket of no slot.
     pub const NONE: Self = Self(u32::MAX);
 }
 
-/// Which of a queue number's doorbells.
+/// One of the two doorbells of a queue number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// That of the submission queue.
+    /// The doorbell of the submission queue.
     Tail,
-    /// That of the completion queue.
+    /// The doorbell of the completion queue.
     Head,
 }
 
-/// How a command ended, as a snapshot remembers it.
+/// The end of a command as a snapshot remembers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
-    /// With this status and result.
+    /// The command ended with this status and result.
     Ended(Status, u32),
-    /// It is part of the snapshot (an outstanding Asynchronous Event Request).
+    /// The command is part of the snapshot: an outstanding Asynchronous Event Request.
     Kept,
 }
 
@@ -152,10 +165,10 @@ pub(crate) enum Done {
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub ticket: Ticket,
-    /// Its submission queue, and that queue's epoch.
+    /// The submission queue, and that queue's epoch.
     pub queue: u16,
     pub epoch: u32,
-    /// Its number in the queue, from 0.
+    /// The command's number in the queue, from 0.
     pub number: u64,
     pub entry: SubmissionEntry,
     pub stage: Stage,
@@ -165,17 +178,19 @@ pub(crate) struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Fetched,
-    /// The second half of a fused pair, of which nothing is decided.
+    /// The second half of a fused pair, as long as nothing is decided.
     Paired,
-    /// The second half of a fused pair, whose comparison has held (success), or which ends with this.
+    /// The second half of a fused pair. With success its comparison has held; with an error the
+    /// half ends with that status.
     Decided(Status),
-    /// Its completion is entry `place` of its completion queue, counted from 0.
+    /// The command's completion is entry `place` of its completion queue, counted from 0.
     Completing {
         place: u64,
         status: Status,
         result: u32,
     },
-    /// As `Completing`, for an outstanding Asynchronous Event Request: `result` says which event.
+    /// The end of an outstanding Asynchronous Event Request, with the fields of `Completing`;
+    /// `result` says which event.
     Event {
         place: u64,
         status: Status,
@@ -183,28 +198,28 @@ pub(crate) enum Stage {
     },
 }
 
-/// See the module's head.
+/// A controller's journal, or a lane's part of one. The module's head has the protocol.
 pub(crate) struct Journal {
     head: Lasting,
     queues: Lasting,
-    /// Of all threads.
+    /// The slots of all threads.
     slots: Lasting,
-    /// None: it is a lane's part.
+    /// The snapshots. `None` in a lane's part.
     snapshots: Option<Snapshots>,
     /// The heads of lanes.
     lanes: Lasting,
-    /// What each thread has of the slots.
+    /// The slots of each thread.
     ranges: Vec<Range<u32>>,
-    /// Which of them is this one's: 0 is the home's.
+    /// The index of this thread in `ranges`: 0 is the home.
     own: usize,
     free: Vec<u32>,
-    /// The first of its own slots that was never used.
+    /// The first of this thread's slots that was never used.
     used: u32,
     epoch: u32,
 }
 
-/// Bytes of memory that the journal of a controller with these limits takes. Most of it is never
-/// touched.
+/// Returns how many bytes of memory the journal of a controller with these limits takes. Most of it
+/// is never touched.
 pub fn journal_len(limits: &Limits) -> usize {
     let queues = (usize::from(limits.queue_pairs) + 1) * QUEUE_WORDS;
     let lanes = usize::from(limits.lanes) - 1;
@@ -212,12 +227,13 @@ pub fn journal_len(limits: &Limits) -> usize {
     8 * (HEAD_WORDS + queues + MOST_PARTS * LANE_WORDS + slots * SLOT_WORDS) + SNAPSHOT_BYTES
 }
 
-/// The home's.
+/// Returns the number of the home's slots.
 fn slots(limits: &Limits) -> usize {
     limits.in_flight as usize + ADMIN_SLOTS
 }
 
-/// What each thread has of the slots, as many as `all` is enough for.
+/// Divides `all` slots among the home and as many lanes as they are enough for. Returns `None` if
+/// they are too few for the home.
 fn ranges(all: usize, limits: &Limits) -> Option<Vec<Range<u32>>> {
     let (home, lane) = (slots(limits), limits.in_flight as usize);
     let lanes = all.checked_sub(home)? / lane;
@@ -227,7 +243,8 @@ fn ranges(all: usize, limits: &Limits) -> Option<Vec<Range<u32>>> {
 }
 
 impl Journal {
-    /// In `memory`, which is fresh or a predecessor's. None: too short, or of another layout.
+    /// Opens the journal in `memory`, which is zeroed or a predecessor's. Returns `None` if the
+    /// memory is too short or of another layout.
     pub fn new(memory: &Lasting, limits: &Limits) -> Option<Self> {
         let (head, rest) = memory.split(8 * HEAD_WORDS)?;
         let (queues, rest) = rest.split(8 * (usize::from(limits.queue_pairs) + 1) * QUEUE_WORDS)?;
@@ -252,7 +269,8 @@ impl Journal {
         Some(journal)
     }
 
-    /// The part of lane `lane`, from 1, as it is. None: there is none.
+    /// Returns the part of lane `lane`, counted from 1, in its present state. Returns `None` if the
+    /// journal has no such part.
     pub fn part(&self, lane: usize) -> Option<Self> {
         let used = self.used_of(lane)?;
         let range = self.ranges.get(lane)?.clone();
@@ -272,18 +290,18 @@ impl Journal {
         })
     }
 
-    /// Threads that there are slots for, the home's own included.
+    /// Returns the number of threads that there are slots for, the home included.
     pub fn parts(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether it is a slot of this thread.
+    /// Returns whether the slot belongs to this thread.
     pub fn owns(&self, ticket: Ticket) -> bool {
         self.ranges[self.own].contains(&ticket.0)
     }
 
-    /// The first slot of a part that was never used: a successor looks at no others. None: it cannot
-    /// be.
+    /// Returns the first slot of a part that was never used: a successor looks only at the slots
+    /// before it. Returns `None` if there is no such part, or if the stored count is out of range.
     fn used_of(&self, part: usize) -> Option<u32> {
         let range = self.ranges.get(part)?;
         let count = match part {
@@ -294,14 +312,14 @@ impl Journal {
         (used <= range.end).then_some(used)
     }
 
-    /// An epoch that no queue had before.
+    /// Returns an epoch that no queue had before.
     pub fn next_epoch(&mut self) -> u32 {
         self.epoch = self.epoch.wrapping_add(1);
         store(&self.head, HEAD_EPOCH, self.epoch.into());
         self.epoch
     }
 
-    /// A submission queue `queue` is made; gives its epoch.
+    /// Records that submission queue `queue` is made, and returns its epoch.
     pub fn open_submission(&mut self, queue: u16) -> u32 {
         let epoch = self.next_epoch();
         self.store_queue(queue, MOVED[Side::Tail as usize], 0);
@@ -310,7 +328,7 @@ impl Journal {
         epoch
     }
 
-    /// A completion queue `queue` is made.
+    /// Records that completion queue `queue` is made.
     pub fn open_completion(&mut self, queue: u16) {
         let epoch = self.next_epoch();
         self.store_queue(queue, MOVED[Side::Head as usize], 0);
@@ -318,37 +336,38 @@ impl Journal {
         self.store_queue(queue, POSTED_EPOCH, epoch.into());
     }
 
-    /// Entries taken off submission queue `queue`, and its epoch.
+    /// Returns how many entries were taken off submission queue `queue`, and its epoch.
     pub fn taken(&self, queue: u16) -> (u64, u32) {
         (self.load_queue(queue, TAKEN), self.load_queue(queue, TAKEN_EPOCH) as u32)
     }
 
-    /// Entries written to completion queue `queue`.
+    /// Returns how many entries were written to completion queue `queue`.
     pub fn posted(&self, queue: u16) -> u64 {
         self.load_queue(queue, POSTED)
     }
 
-    /// The shadow entry of a doorbell is looked at from now on, in the pages of this number; it holds
-    /// `seen`.
+    /// Records that a doorbell's shadow entry, in the pages with number `pages`, is looked at from
+    /// now on, and that it holds `seen`.
     pub fn follow(&self, queue: u16, side: Side, pages: u32, seen: u32) {
         let word = u64::from(pages) << 32 | u64::from(seen);
         self.store_queue(queue, FOLLOWED[side as usize], word);
     }
 
-    /// The guest has changed it.
+    /// Records that the guest has changed a doorbell's shadow entry in the pages with number
+    /// `pages`.
     pub fn moved(&self, queue: u16, side: Side, pages: u32) {
         self.store_queue(queue, MOVED[side as usize], pages.into());
     }
 
-    /// What the shadow entry held at first, and whether the guest has changed it; None: it is not
-    /// looked at yet.
+    /// Returns what the shadow entry of a doorbell held at first, and whether the guest has changed
+    /// it since. Returns `None` if the entry in these pages is not looked at yet.
     pub fn followed(&self, queue: u16, side: Side, pages: u32) -> Option<(u32, bool)> {
         let word = self.load_queue(queue, FOLLOWED[side as usize]);
         let moved = self.load_queue(queue, MOVED[side as usize]) == u64::from(pages);
         ((word >> 32) as u32 == pages).then_some((word as u32, moved))
     }
 
-    /// Entry `number` of `queue` was fetched (steps 1 and 2).
+    /// Records that entry `number` of `queue` was fetched (steps 1 and 2).
     pub fn begin(
         &mut self,
         queue: u16,
@@ -362,7 +381,8 @@ impl Journal {
         ticket
     }
 
-    /// Entries `number` and the next of `queue` were fetched, a fused pair (steps 1 and 2 of both).
+    /// Records that entries `number` and `number + 1` of `queue` were fetched, a fused pair (steps
+    /// 1 and 2 of both).
     pub fn begin_pair(
         &mut self,
         queue: u16,
@@ -378,10 +398,11 @@ impl Journal {
         [ticket, paired]
     }
 
-    /// The second half of a fused pair is to be carried out (success), or ends with `status`.
+    /// Records the decision on the second half of a fused pair: with success it is carried out,
+    /// with another `status` it ends.
     pub fn decide(&self, ticket: Ticket, status: Status) {
         let Some(state) = self.state(ticket) else { return };
-        // One store, should it have been decided before: then with an error, and nobody was told.
+        // One store. If there was a decision before, it was an error and the guest was not told.
         self.store_slot(ticket, RESULT, u64::from(status.0) << 32);
         self.store_slot(ticket, STATE, state & !0xff | DECIDED);
     }
@@ -390,7 +411,8 @@ impl Journal {
         self.store_queue(queue, TAKEN, count);
     }
 
-    /// The command's end will be entry `place` of its completion queue (step 4).
+    /// Records that the command's completion will be entry `place` of its completion queue (step
+    /// 4).
     pub fn completing(&self, ticket: Ticket, place: u64, status: Status, result: u32) {
         let Some(state) = self.state(ticket) else { return };
         self.store_end(ticket, place, status, result);
@@ -403,8 +425,8 @@ impl Journal {
         self.store_slot(ticket, RESULT, u64::from(status.0) << 32 | u64::from(result));
     }
 
-    /// A slot for the end of the outstanding Asynchronous Event Request `id`, as entry `place` of the
-    /// admin completion queue. It begins at step 4.
+    /// Fills a slot for the end of the outstanding Asynchronous Event Request `id`, which will be
+    /// entry `place` of the admin completion queue. The slot begins at step 4.
     pub fn begin_event(
         &mut self,
         epoch: u32,
@@ -418,12 +440,12 @@ impl Journal {
         ticket
     }
 
-    /// Completion queue `queue` has `count` entries now (step 6).
+    /// Records that `count` entries were written to completion queue `queue` (step 6).
     pub fn set_posted(&self, queue: u16, count: u64) {
         self.store_queue(queue, POSTED, count);
     }
 
-    /// The slot is free (step 7).
+    /// Frees the slot (step 7).
     pub fn end(&mut self, ticket: Ticket) {
         if ticket != Ticket::NONE {
             self.store_slot(ticket, STATE, FREE);
@@ -433,7 +455,7 @@ impl Journal {
         }
     }
 
-    /// Copies the slot of a command that has not ended, of another thread, to one of its own.
+    /// Copies another thread's slot, of a command that has not ended, to a slot of this thread.
     pub fn adopt(&mut self, found: &Found) -> Ticket {
         let ticket = self.fill(found.number, &found.entry);
         let stage = match found.stage {
@@ -448,8 +470,8 @@ impl Journal {
         ticket
     }
 
-    /// Writes a snapshot; `done` is the command that it has the effect of. False: it is too long,
-    /// and a successor would go on from an older one.
+    /// Writes a snapshot; `done` is the command whose effect the snapshot contains. Returns `false`
+    /// if the snapshot is too long: a successor would then go on from an older one.
     #[must_use]
     pub fn snapshot(&self, done: Option<(Ticket, Done)>, state: &[u8]) -> bool {
         let mut words = [0u64; 3];
@@ -472,8 +494,8 @@ impl Journal {
         stored
     }
 
-    /// The last snapshot: the admin command (epoch and number) that it has the effect of, and the
-    /// state.
+    /// Returns the last snapshot: the admin command whose effect it contains (epoch, number and
+    /// end), and the state.
     #[allow(clippy::type_complexity)]
     pub fn last_snapshot(&self) -> Option<(Option<((u32, u64), Done)>, Vec<u8>)> {
         let bytes = self.snapshots.as_ref()?.load()?;
@@ -491,7 +513,7 @@ impl Journal {
         Some(((word(0) & 1 == 1).then_some((command, done)), state.to_vec()))
     }
 
-    /// Every slot in use, of all threads. Those of its own that are not are free from here on.
+    /// Returns every slot in use, of all threads, and makes the unused slots of this thread free.
     pub fn recover(&mut self) -> Vec<Found> {
         let mut all = Vec::new();
         self.free.clear();
@@ -508,7 +530,7 @@ impl Journal {
         all
     }
 
-    /// Frees every slot of its own: no command is under way any more.
+    /// Frees every slot of this thread. The caller has made sure that no command is in flight.
     pub fn end_own(&mut self) {
         for found in self.recover() {
             if self.owns(found.ticket) {
@@ -539,7 +561,8 @@ impl Journal {
         Some(Found { ticket, queue, epoch, number: self.load_slot(ticket, NUMBER), entry, stage })
     }
 
-    /// Takes a slot and fills in what does not make it count yet.
+    /// Takes a free slot and fills in everything but its state word, so that the slot does not
+    /// count yet.
     fn fill(&mut self, number: u64, entry: &SubmissionEntry) -> Ticket {
         let Some(ticket) = self.allocate() else { return Ticket::NONE };
         let bytes = entry.as_bytes();
@@ -598,7 +621,8 @@ impl Journal {
     }
 }
 
-/// Every store to a journal is this one; in tests the process may end on either side of it.
+/// Stores a word. Every store to a journal's words is made here, so that tests can end the process
+/// on either side of it.
 fn store(memory: &Lasting, word: usize, value: u64) {
     point();
     if let Some(word) = memory.words().get(word) {
@@ -624,10 +648,10 @@ pub(crate) mod testing {
 
     thread_local!(static LEFT: Cell<Option<u64>> = const { Cell::new(None) });
 
-    /// What a test's "kill" unwinds with.
+    /// The payload with which a test's "kill" unwinds.
     pub struct Killed;
 
-    /// Kills after `points` more points; None: never.
+    /// Kills after `points` more points; never if `points` is `None`.
     pub fn kill_after(points: Option<u64>) {
         LEFT.set(points);
     }

@@ -1,36 +1,39 @@
 //! A lane: some of a controller's I/O queues, with a thread of their own.
 //!
-//! Of a controller with lanes the *home* has what is one thing: registers, admin queue, events, logs,
-//! configuration; and its share of the I/O queues. A lane has whole completion queues with all
-//! submission queues that complete there, and everything that their commands need: in-flight table,
-//! buffers, tracer, and a `Disk` of its own for each namespace. So no command takes a lock, and none
-//! leaves its lane. A lane is itself a [`Controller`], without registers that anybody writes and without
-//! an admin queue: what serves I/O commands is the same code in both. A controller without lanes has
-//! nothing of this but a branch where a queue's entries are about to be fetched.
+//! In a controller with lanes, the *home* has everything that exists once: registers, admin queue,
+//! events, logs, configuration. The home also serves its share of the I/O queues. A lane has whole
+//! completion queues with all submission queues that complete there, and everything that their
+//! commands need: in-flight table, buffers, tracer, and a `Disk` of its own for each namespace. So
+//! no command takes a lock, and no command leaves its lane. A lane is itself a [`Controller`],
+//! without registers that a guest writes and without an admin queue: the same code serves I/O
+//! commands in home and lane. A controller without lanes pays only a branch before a queue's
+//! entries are fetched.
 //!
-//! They talk by messages:
-//! - home to lane: *orders*, jobs of the lane's [`Mailbox`]: queues to serve or to give up, features,
-//!   namespaces, limits, to stop and to go on (`lanes`);
-//! - lane to home: answers to orders, jobs of the home's mailbox, as many as there are orders; that it
-//!   has stopped; and what a guest can cause at will, errors and wrong doorbells, in an [`Outbox`] that
-//!   cannot grow.
+//! Home and lanes exchange messages:
+//! - home to lane: *orders*, which are jobs in the lane's [`Mailbox`]: queues to serve or to give
+//!   up, features, namespaces, limits, to stop and to go on (`lanes`);
+//! - lane to home: answers to orders, as jobs in the home's mailbox, at most as many as there are
+//!   orders; the news that the lane has stopped; and what a guest can cause at will, errors and
+//!   invalid doorbells, in an [`Outbox`] of bounded size.
 //!
 //! # Orders come first
-//! What the guest was told of holds for the commands that it rings for afterwards: a lane looks for
+//! What the guest was told holds for the commands that it rings for afterwards. So a lane looks for
 //! orders once more after it saw a doorbell and before it fetches (`Controller::fetch`). The home
-//! leaves the order, then completes the guest's command; the guest rings after that; who sees the
-//! doorbell sees the order.
+//! posts the order, then completes the guest's command, and the guest rings after that: a lane that
+//! sees the doorbell sees the order.
 //!
 //! # A kill
-//! With a journal each thread writes its own part of it (`journal`). What lies between the threads when
-//! they are killed is lost and made good: an order belongs to an admin command that has not ended and is
-//! carried out again, or a lane finds it done when it begins; an answer likewise. Only what an
-//! [`Outbox`] held stays lost: entries of the error log and events of wrong doorbells.
+//! With a journal each thread writes its own part of it (`journal`). Messages between threads are
+//! lost when the process is killed. A lost order is made good: it belongs to an admin command that
+//! has not ended and is carried out again, or the new lane starts with its effect. A lost answer is
+//! made good likewise. Only the contents of an [`Outbox`] stay lost: entries of the error log and
+//! events of invalid doorbells.
 //!
 //! # Stopping
-//! An order to stop has a number. A lane that stops fetches nothing, lets its commands end, lets go of
-//! the guest's memory, and then publishes the number. So the home can be asked again and again whether
-//! all is quiet (`quiesce`), and a reset is over when all lanes have stopped for it.
+//! An order to stop has a number. A lane that stops fetches nothing, lets its commands end,
+//! releases the guest's memory, and then publishes the number. So the home can be asked again and
+//! again whether all lanes are quiet (`quiesce`), and a reset is over when all lanes have stopped
+//! for it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,31 +53,32 @@ use crate::mailbox::Mailbox;
 use crate::nap::Nap;
 use crate::state::QueueStates;
 
-/// What a home and one of its lanes share.
+/// State that a home and one of its lanes share.
 pub(crate) struct Link {
     /// The lane's mailbox.
     pub orders: Mailbox,
-    /// The home's.
+    /// The home's mailbox.
     home: Mailbox,
     pub nap: Nap,
     /// The number of the last order to stop that has been carried out.
     stopped: AtomicU64,
     /// The lane's queues as they were when it stopped.
     saved: Mutex<QueueStates>,
-    /// The counters of the lane's [`Health`], in their order: they trail by a poll.
+    /// The counters of the lane's [`Health`], in its order. They lag behind by one poll.
     counters: [AtomicU64; 5],
     outbox: Mutex<Outbox>,
 }
 
-/// What a lane has to tell that no order asked for. It holds so much and no more, however much the
-/// guest does wrong: of errors the newest, of which there is room for no others in the log anyway.
+/// Errors and events that a lane reports to its home without being asked. The size is bounded,
+/// however much the guest does wrong: only the newest errors are kept, as many as the log has room
+/// for.
 #[derive(Default)]
 pub(crate) struct Outbox {
     pub errors: VecDeque<ErrorEntry>,
     pub events: Vec<Event>,
-    /// Memory of a queue cannot be reached.
+    /// `true` if a queue's memory cannot be reached.
     pub fatal: bool,
-    /// The home was told to look.
+    /// `true` if the home was told to look.
     announced: bool,
 }
 
@@ -94,18 +98,18 @@ impl Link {
         }
     }
 
-    /// Whether the order to stop with this number, or a later one, has been carried out: what the lane
-    /// did before is seen then.
+    /// Returns whether the order to stop with this number, or a later one, has been carried out. If
+    /// so, everything that the lane did before is visible to the caller.
     pub fn has_stopped(&self, number: u64) -> bool {
         self.stopped.load(Ordering::Acquire) >= number
     }
 
-    /// Its queues as they were when it stopped last.
+    /// Returns the lane's queues as they were when it stopped last.
     pub fn saved(&self) -> MutexGuard<'_, QueueStates> {
         self.saved.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// What the lane has to tell, to be taken out; from here on it announces anew.
+    /// Returns the outbox, for the home to empty. The lane announces its next report anew.
     pub fn open_outbox(&self) -> MutexGuard<'_, Outbox> {
         let mut outbox = self.outbox();
         outbox.announced = false;
@@ -116,7 +120,7 @@ impl Link {
         self.outbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Adds what the lane counted to `health`.
+    /// Adds the lane's counters to `health`.
     pub fn add_to(&self, health: &mut Health) {
         let totals = health.counters_mut();
         totals.into_iter().zip(&self.counters).for_each(|(total, own)| {
@@ -131,15 +135,16 @@ impl Link {
     }
 }
 
-/// The lane's side.
+/// The parts of a controller that only a lane uses.
 impl Controller {
-    /// Whether there is an order that comes before what a doorbell announced.
+    /// Returns whether this is a lane with orders, which come before the commands that a doorbell
+    /// announced.
     #[inline]
     pub(crate) fn has_orders(&self) -> bool {
         self.link.is_some() && self.inbox.has_post()
     }
 
-    /// Has the home, if this is a lane, do `job`; gives it back if it is not.
+    /// Posts `job` to the home, if this is a lane. Returns the job as an error if this is no lane.
     pub(crate) fn tell_home<J: FnOnce(&mut Controller) + Send + 'static>(
         &self,
         job: J,
@@ -153,7 +158,7 @@ impl Controller {
         }
     }
 
-    /// Leaves something for the home, if this is a lane. Whether it is one.
+    /// Changes the outbox for the home, if this is a lane. Returns whether this is a lane.
     pub(crate) fn report(&mut self, leave: impl FnOnce(&mut Outbox)) -> bool {
         let Some(link) = &self.link else { return false };
         let mut outbox = link.outbox();
@@ -169,7 +174,7 @@ impl Controller {
         true
     }
 
-    /// The guest enabled the controller.
+    /// Starts the lane after the guest enabled the controller.
     pub(crate) fn begin_lane(&mut self, configuration: Configuration, shadow: Option<ShadowPages>) {
         self.registers.configuration = configuration;
         self.registers.status = ControllerStatus(ControllerStatus::READY);
@@ -178,13 +183,13 @@ impl Controller {
         self.go_on();
     }
 
-    /// Fetches nothing from now on, and says so when nothing is in flight.
+    /// Stops fetching. The lane publishes `number` when nothing is in flight.
     pub(crate) fn stop(&mut self, number: u64) {
         self.shutdown = Shutdown::Draining;
         self.stopping = Some(number);
     }
 
-    /// Fetches again.
+    /// Fetches again after a stop.
     pub(crate) fn go_on(&mut self) {
         self.shutdown = Shutdown::None;
         self.stopping = None;
@@ -198,7 +203,8 @@ impl Controller {
         self.stop(number);
     }
 
-    /// What `advance` is for a home. True when it has stopped.
+    /// Completes a stop when no command is in flight: a lane's counterpart of `advance`. Returns
+    /// whether the lane has stopped just now.
     pub(crate) fn advance_lane(&mut self) -> bool {
         let Some(number) = self.stopping.filter(|_| self.inflight.is_empty()) else { return false };
         let Some(link) = self.link.clone() else { return false };
@@ -213,15 +219,15 @@ impl Controller {
     }
 }
 
-/// What a host gets.
+/// A lane as its host gets it.
 pub(crate) struct QueueLane {
     controller: Controller,
     link: Arc<Link>,
 }
 
 impl QueueLane {
-    /// Makes a lane of `controller`, which no host has, for the controller with the mailbox `home`;
-    /// `waker` has it polled. Gives what the home keeps of it.
+    /// Makes a lane of `controller`, which no host has, for the home with the mailbox `home`;
+    /// `waker` has the lane polled. Returns the lane, and the link that the home keeps.
     pub fn make(mut controller: Controller, home: Mailbox, waker: Waker) -> (Self, Arc<Link>) {
         controller.inbox.wake_by(waker);
         let link = Arc::new(Link::new(controller.mailbox(), home));

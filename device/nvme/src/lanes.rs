@@ -1,11 +1,11 @@
-//! A controller's lanes, as the controller sees them: which queue is whose, and what they are told.
-//! What a lane is, and why nothing is lost between the two, is in the head of `lane`.
+//! A controller's lanes, as the home sees them: which thread has which queue, and what lanes are
+//! told. The head of `lane` says what a lane is, and why nothing is lost between home and lane.
 //!
-//! Completion queue `n` goes to lane `n` modulo the number of threads, the home being number 0, and its
-//! submission queues go with it. Queues on vector 0 stay at home: while MSI-X is off that is the pin,
-//! whose level is one state of all of them.
+//! Completion queue `n` goes to thread `n` modulo the number of threads; the home is thread 0. The
+//! queue's submission queues go with it. Queues on vector 0 stay at home: while MSI-X is off, that
+//! vector is the pin, whose level depends on all of these queues.
 //!
-//! An admin command that a lane has a part in ends when the lanes have answered.
+//! An admin command that needs lanes ends when the lanes have answered.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,42 +30,42 @@ use crate::parts::Parts;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::recover::Recovered;
 
-/// A submission queue that a lane has.
+/// A submission queue that a lane serves.
 struct FarSubmission {
     completion: u16,
     base: u64,
-    /// Entries.
+    /// The number of entries.
     size: u32,
-    /// The command that deletes it, and its slot in the journal.
+    /// The command that deletes the queue, and that command's slot in the journal.
     deleting: Option<(u16, Ticket)>,
 }
 
-/// A completion queue that a lane has.
+/// A completion queue that a lane serves.
 struct FarCompletion {
     lane: usize,
     base: u64,
-    /// Entries.
+    /// The number of entries.
     size: u32,
     vector: Option<u16>,
-    /// Submission queues that complete there.
+    /// The number of submission queues that complete there.
     users: u32,
-    /// It is being deleted.
+    /// `true` if the queue is being deleted.
     deleting: bool,
 }
 
-/// An admin command that lanes have a part in.
+/// An admin command that waits for answers of lanes.
 struct Asked {
     id: u16,
     ticket: Ticket,
-    /// Answers that have not come.
+    /// The number of answers that have not come.
     left: usize,
-    /// Dword 0 of its completion: all answers together.
+    /// Dword 0 of the command's completion: all answers combined by OR.
     result: u32,
-    /// The completion queue that is gone then.
+    /// The completion queue that the command removes when it ends.
     removes: Option<u16>,
 }
 
-/// See the module's head.
+/// The home's view of its lanes. The module's head says how queues are shared out.
 pub(crate) struct Lanes {
     links: Vec<Arc<Link>>,
     submission: BTreeMap<u16, FarSubmission>,
@@ -74,7 +74,7 @@ pub(crate) struct Lanes {
     next_question: u64,
     /// The number of the last order to stop.
     stops: u64,
-    /// It is in effect.
+    /// `true` if the last order to stop is in effect.
     pub stopped: bool,
 }
 
@@ -88,20 +88,22 @@ impl Lanes {
         self.links.iter().for_each(|link| link.orders.post(order.clone()));
     }
 
-    /// Whether the last order to stop is in effect and has been carried out by all.
+    /// Returns whether the last order to stop is in effect and all lanes have carried it out.
     fn are_still(&self) -> bool {
         self.stopped && self.links.iter().all(|link| link.has_stopped(self.stops))
     }
 }
 
-/// Which of so many lanes has a completion queue; None: it stays at home.
+/// Returns the index of the lane, of `lanes` lanes, that serves a completion queue. Returns `None`
+/// if the queue stays at home.
 fn choose(lanes: usize, id: u16, vector: Option<u16>) -> Option<usize> {
     let at = usize::from(id) % (lanes + 1);
     at.checked_sub(1).filter(|_| vector != Some(0))
 }
 
 impl Controller {
-    /// Makes the lanes, of the disks that namespaces have for them. What was recovered goes on there.
+    /// Makes the lanes, with the disks that namespaces have for them. Recovered commands of queues
+    /// that move to lanes go on there.
     pub(crate) fn make_lanes(&mut self, home: Waker, wakers: Vec<Waker>) -> Vec<Box<dyn Lane>> {
         let most = usize::from(self.limits.lanes) - 1;
         let most = self.journal.as_ref().map_or(most, |journal| most.min(journal.parts() - 1));
@@ -128,7 +130,7 @@ impl Controller {
                 stopped: false,
             }));
             self.deal_queues();
-            // No lane has been polled: it finds its commands with their queues.
+            // No lane has been polled yet: when a lane runs this order, it has its queues already.
             for (link, found) in self.lanes.iter().flat_map(|lanes| &lanes.links).zip(found) {
                 link.orders.post(move |lane| lane.restart(&found));
             }
@@ -151,7 +153,8 @@ impl Controller {
         controllers
     }
 
-    /// Takes out of what was recovered what lanes are to carry out, and gives it, with slots of theirs.
+    /// Splits the recovered commands by lane, with journal slots of that lane, and returns them.
+    /// Commands of the home's queues stay in `recovered`.
     fn share_out(&mut self, lanes: &mut [Self]) -> Vec<Vec<Found>> {
         let mut all: Vec<Vec<Found>> = lanes.iter().map(|_| Vec::new()).collect();
         let Some(Recovered(found)) = self.recovered.take() else { return all };
@@ -166,8 +169,8 @@ impl Controller {
         all
     }
 
-    /// Gives a command a slot of the lane that is to carry it out, or of the home, if it has another
-    /// thread's.
+    /// Moves a recovered command's journal slot to the part of the lane, or of the home, that is to
+    /// carry the command out, if the slot lies in another thread's part.
     fn move_slot(&mut self, lanes: &mut [Self], to: Option<usize>, one: &mut Found) {
         let taker = match to {
             Some(at) => &mut lanes[at].journal,
@@ -179,7 +182,7 @@ impl Controller {
         }
         let moved = journal.adopt(one);
         if moved == Ticket::NONE {
-            // More than a thread can have: it stays where it is.
+            // More slots than a thread can have: this slot stays in its part.
             return;
         }
         let old = std::mem::replace(&mut one.ticket, moved);
@@ -204,32 +207,34 @@ impl Controller {
         }
     }
 
-    /// Disks that a namespace needs besides its first: one for each lane.
+    /// Returns the number of lanes, which is the number of disks that a namespace needs besides its
+    /// first.
     pub(crate) fn lane_count(&self) -> usize {
         self.lanes.as_ref().map_or(0, |lanes| lanes.links.len())
     }
 
-    /// The mailboxes of its lanes, in their order: what is done by each of them, as tracing, is posted
-    /// to its own. A lane is woken by what is posted.
+    /// Returns the mailboxes of the controller's lanes, in their order. Work that every lane must
+    /// do for itself, such as tracing, is posted to each of them. Posting wakes the lane.
     pub fn lane_mailboxes(&self) -> Vec<Mailbox> {
         let links = self.lanes.iter().flat_map(|lanes| &lanes.links);
         links.map(|link| link.orders.clone()).collect()
     }
 
-    /// Has every lane do something.
+    /// Posts a job to every lane.
     pub(crate) fn order(&self, order: impl Fn(&mut Controller) + Clone + Send + 'static) {
         if let Some(lanes) = &self.lanes {
             lanes.order(order);
         }
     }
 
-    /// The highest number of a submission queue that a lane has; 0: none has any.
+    /// Returns the highest number of a submission queue that a lane serves, or 0 if no lane serves
+    /// any.
     pub(crate) fn last_far_queue(&self) -> u16 {
         let last = self.lanes.as_ref().and_then(|lanes| lanes.submission.last_key_value());
         last.map_or(0, |(id, _)| *id)
     }
 
-    /// Whether a lane has any queue.
+    /// Returns whether a lane serves any queue.
     pub(crate) fn has_far_queues(&self) -> bool {
         self.lanes.as_ref().is_some_and(|lanes| !lanes.completion.is_empty())
     }
@@ -244,13 +249,13 @@ impl Controller {
         far || self.queues.completion(id).is_some()
     }
 
-    /// Whether submission queues may be made that complete in queue `id`.
+    /// Returns whether submission queues that complete in queue `id` may be made.
     pub(crate) fn takes_completions(&mut self, id: u16) -> bool {
         let far = self.lanes.as_ref().and_then(|lanes| lanes.completion.get(&id));
         far.map_or_else(|| self.queues.completion(id).is_some(), |queue| !queue.deleting)
     }
 
-    /// Gives a new completion queue to whoever serves it.
+    /// Gives a new completion queue to the thread that is to serve it.
     pub(crate) fn add_completion(&mut self, queue: CompletionQueue) {
         let id = queue.id;
         let count = self.lane_count();
@@ -266,7 +271,7 @@ impl Controller {
         }
     }
 
-    /// Gives a new submission queue to where its completion queue is.
+    /// Gives a new submission queue to the thread that serves its completion queue.
     pub(crate) fn add_submission(&mut self, queue: SubmissionQueue) {
         if let Some(lanes) = &mut self.lanes
             && let Some(completion) = lanes.completion.get_mut(&queue.completion)
@@ -281,7 +286,7 @@ impl Controller {
         self.queues.add_submission(queue);
     }
 
-    /// Deletes a submission queue that a lane has. None: no lane has it.
+    /// Deletes a submission queue that a lane serves. Returns `None` if no lane serves it.
     pub(crate) fn delete_far_submission(&mut self, id: u16, command: u16) -> Option<Outcome> {
         let ticket = self.ticket;
         let lanes = self.lanes.as_mut()?;
@@ -295,7 +300,7 @@ impl Controller {
         Some(Outcome::Pending)
     }
 
-    /// A lane has no submission queue `id` any more.
+    /// Notes that a lane has dropped submission queue `id`, and ends the command that deleted it.
     pub(crate) fn far_submission_gone(&mut self, id: u16) {
         let Some(lanes) = &mut self.lanes else { return };
         let Some(queue) = lanes.submission.remove(&id) else { return };
@@ -308,7 +313,7 @@ impl Controller {
         }
     }
 
-    /// Deletes a completion queue that a lane has. None: no lane has it.
+    /// Deletes a completion queue that a lane serves. Returns `None` if no lane serves it.
     pub(crate) fn delete_far_completion(&mut self, id: u16, command: u16) -> Option<Outcome> {
         let queue = self.lanes.as_mut()?.completion.get_mut(&id)?;
         if queue.deleting {
@@ -325,7 +330,8 @@ impl Controller {
         }))
     }
 
-    /// Has the lane of submission queue `queue` abort its command `id`. None: no lane has it.
+    /// Makes the lane of submission queue `queue` abort its command `id`. Returns `None` if no lane
+    /// serves the queue.
     pub(crate) fn abort_far(&mut self, command: u16, queue: u16, id: u16) -> Option<Outcome> {
         let lanes = self.lanes.as_ref()?;
         let completion = lanes.submission.get(&queue)?.completion;
@@ -334,7 +340,7 @@ impl Controller {
         Some(self.ask(command, lane..lane + 1, None, abort))
     }
 
-    /// Has all lanes look at shadow doorbells. None: there are none.
+    /// Makes all lanes look at shadow doorbells. Returns `None` if there are no lanes.
     pub(crate) fn follow_far(&mut self, command: u16, pages: ShadowPages) -> Option<Outcome> {
         let count = self.lanes.as_ref()?.links.len();
         Some(self.ask(command, 0..count, None, move |lane| {
@@ -343,7 +349,7 @@ impl Controller {
         }))
     }
 
-    /// Has all lanes take over the features; the command ends with `result`.
+    /// Makes all lanes take over the features; the command ends with `result`.
     pub(crate) fn set_far_features(&mut self, command: u16, result: u32) -> Outcome {
         let features = self.features.clone();
         self.ask(command, 0..self.lane_count(), None, move |lane| {
@@ -352,8 +358,8 @@ impl Controller {
         })
     }
 
-    /// Asks lanes on behalf of admin command `id`, which is the one at hand; with the last answer it
-    /// ends.
+    /// Asks lanes on behalf of admin command `id`, which is the current command; the last answer
+    /// ends it.
     fn ask(
         &mut self,
         id: u16,
@@ -376,7 +382,7 @@ impl Controller {
         Outcome::Pending
     }
 
-    /// A lane's answer. One to a question of before a reset is nobody's.
+    /// Takes a lane's answer. An answer to a question from before a reset is dropped.
     fn answered(&mut self, number: u64, answer: u32) {
         let Some(lanes) = &mut self.lanes else { return };
         let Some(asked) = lanes.asked.get_mut(&number) else { return };
@@ -391,9 +397,9 @@ impl Controller {
         }
     }
 
-    /// A doorbell register of a lane's queue was written: stores the cell and wakes the lane if it has
-    /// lain down. Whether there is such a queue. A value that cannot be is noticed here: a good one may
-    /// follow before the lane looks.
+    /// Takes a write to a doorbell register of a lane's queue: stores the cell and wakes the lane
+    /// if it is resting. Returns whether a lane serves such a queue. An invalid value is reported
+    /// here, since a valid one may follow before the lane looks.
     pub(crate) fn ring_far(&mut self, index: usize, value: u32) -> bool {
         let Some(lanes) = &self.lanes else { return false };
         let Ok(id) = u16::try_from(index / 2) else { return false };
@@ -415,7 +421,7 @@ impl Controller {
         true
     }
 
-    /// The controller was enabled, or restored: lanes serve queues from now on.
+    /// Starts the lanes when the controller was enabled or restored: they serve queues from now on.
     pub(crate) fn begin_lanes(&mut self) {
         let (configuration, shadow) = (self.registers.configuration, self.shadow);
         let features = self.features.clone();
@@ -431,11 +437,11 @@ impl Controller {
         }
     }
 
-    /// Has lanes give up their queues and what they do.
+    /// Makes lanes give up their queues and their commands.
     pub(crate) fn reset_lanes(&mut self) {
         let Some(lanes) = &mut self.lanes else { return };
         if lanes.stopped && lanes.completion.is_empty() {
-            // They have nothing: a guest that resets again and again sends no orders.
+            // Lanes have nothing: a guest that resets again and again causes no orders.
             return lanes.asked.clear();
         }
         lanes.submission.clear();
@@ -447,7 +453,7 @@ impl Controller {
         lanes.order(move |lane| lane.reset_lane(number));
     }
 
-    /// Has lanes stop, if they have not, and tells whether all have.
+    /// Makes lanes stop, if they have not been told to, and returns whether all have stopped.
     pub(crate) fn stop_lanes(&mut self) -> bool {
         let Some(lanes) = &mut self.lanes else { return true };
         if !lanes.stopped {
@@ -455,13 +461,14 @@ impl Controller {
             lanes.stopped = true;
             let number = lanes.stops;
             lanes.order(move |lane| lane.stop(number));
-            // The next poll has them go on.
+            // The next poll makes the lanes go on.
             self.inbox.look_again();
         }
         self.lanes.as_ref().is_none_or(|lanes| lanes.are_still())
     }
 
-    /// Has lanes go on that were stopped for the sake of the host's memory.
+    /// Makes lanes go on that were stopped by `quiesce`, unless the controller is disabled or shuts
+    /// down.
     #[cold]
     pub(crate) fn resume_lanes(&mut self) {
         let goes_on = self.may_post() && self.shutdown == Shutdown::None;
@@ -471,7 +478,7 @@ impl Controller {
         }
     }
 
-    /// Takes what lanes have to tell.
+    /// Takes the errors and events that lanes have left for the home.
     pub(crate) fn collect_reports(&mut self) {
         let may_post = self.may_post();
         for lane in 0..self.lane_count() {
@@ -480,7 +487,7 @@ impl Controller {
             };
             let mut outbox = link.open_outbox();
             outbox.errors.drain(..).for_each(|error| self.health.log(error));
-            // Of before a reset these are nobody's.
+            // Events from before a reset are dropped.
             outbox.events.drain(..).filter(|_| may_post).for_each(|event| {
                 self.invalid_doorbell(event);
             });
@@ -490,7 +497,7 @@ impl Controller {
         }
     }
 
-    /// The health of all threads together.
+    /// Returns the health counters of all threads together.
     pub(crate) fn whole_health(&self) -> Health {
         let mut health = self.health.clone();
         let links = self.lanes.iter().flat_map(|lanes| &lanes.links);
@@ -498,7 +505,7 @@ impl Controller {
         health
     }
 
-    /// What lanes saved when they stopped.
+    /// Returns the queue states that lanes saved when they stopped.
     pub(crate) fn far_states(&self) -> crate::state::QueueStates {
         let mut all = crate::state::QueueStates::default();
         let links = self.lanes.iter().flat_map(|lanes| &lanes.links);
@@ -506,7 +513,7 @@ impl Controller {
         all
     }
 
-    /// The queues that lanes have, as a snapshot has them.
+    /// Returns the queues that lanes serve, as a snapshot has them.
     pub(crate) fn far_shapes(&self) -> crate::state::QueueStates {
         let mut all = crate::state::QueueStates::default();
         let Some(lanes) = &self.lanes else { return all };
@@ -520,7 +527,7 @@ impl Controller {
         all
     }
 
-    /// Gives restored queues to whoever serves them.
+    /// Gives restored queues to the threads that are to serve them.
     pub(crate) fn deal_queues(&mut self) {
         if self.lanes.is_none() || !self.may_post() {
             return;
@@ -535,7 +542,7 @@ impl Controller {
         submissions.into_iter().for_each(|queue| self.add_submission(queue));
     }
 
-    /// Gives each lane its disk of a namespace that came.
+    /// Gives each lane its disk of a namespace that was attached.
     pub(crate) fn attach_far(&mut self, namespaces: Vec<Namespace>) {
         let Some(lanes) = &self.lanes else { return };
         for (link, namespace) in lanes.links.iter().zip(namespaces) {
@@ -546,8 +553,8 @@ impl Controller {
         }
     }
 
-    /// Takes a namespace away from every lane; `namespace_left` is called for each in which its
-    /// requests have ended.
+    /// Takes a namespace away from every lane. `namespace_left` is called for each lane in which
+    /// the namespace's requests have ended.
     pub(crate) fn detach_far(&mut self, nsid: u32) {
         let Some(lanes) = &self.lanes else { return };
         for link in &lanes.links {
@@ -559,8 +566,8 @@ impl Controller {
         }
     }
 
-    /// Has every lane take over a namespace's new size, and then the home, whose guest is told.
-    /// Gives `done` back where there are no lanes.
+    /// Makes every lane take over a namespace's new size, and then the home, whose guest is told.
+    /// Returns `done` if there are no lanes.
     pub(crate) fn refresh_far(&mut self, nsid: u32, done: Done) -> Option<Done> {
         let Some(lanes) = &self.lanes else { return Some(done) };
         let left = Arc::new(AtomicUsize::new(lanes.links.len()));

@@ -1,6 +1,6 @@
 //! Enable, reset, shutdown, fatal errors (sections 3.1.5, 3.1.6, 7.3, 7.6).
 //!
-//! Nothing here waits: each poll takes the step that is due, and what is not due stays.
+//! Nothing here waits: each poll takes the steps that are due.
 
 use serde::{Deserialize, Serialize};
 use slipway_nvme_spec::NSID_ALL;
@@ -15,42 +15,42 @@ use crate::journal::Ticket;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::registers::PAGE_MAX;
 
-/// Where a controller is between resets.
+/// The state of a controller between resets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
-    /// CC.EN is 0, or was when it was looked at last; no queues.
+    /// CC.EN is 0, or was 0 at the last look. There are no queues.
     Disabled,
     /// CSTS.RDY is 1.
     Enabled,
-    /// Waits for the disks after CC.EN fell, or after a function-level reset.
+    /// The controller waits for the disks after CC.EN fell, or after a function-level reset.
     Resetting,
-    /// Could not be enabled; CSTS.CFS is 1.
+    /// The controller could not be enabled; CSTS.CFS is 1.
     Refused,
 }
 
-/// How far a shutdown is (section 7.6.2).
+/// The progress of a shutdown (section 7.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Shutdown {
     None,
-    /// Waits for commands in flight.
+    /// The controller waits for commands in flight.
     Draining,
-    /// Waits for the flush of every disk.
+    /// The controller waits for the flush of every disk.
     Flushing,
     Complete,
 }
 
 impl Controller {
-    /// Whether commands are started.
+    /// Returns whether commands are started.
     pub(crate) fn is_running(&self) -> bool {
         self.may_post() && self.shutdown == Shutdown::None
     }
 
-    /// Whether completions go to the guest.
+    /// Returns whether completions go to the guest.
     pub(crate) fn may_post(&self) -> bool {
         self.phase == Phase::Enabled && !self.registers.status.fatal()
     }
 
-    /// A fatal error: nothing goes on until the host resets (section 9.5).
+    /// Sets the fatal status: the controller stops until the host resets it (section 9.5).
     pub(crate) fn fail(&mut self) {
         self.changed = true;
         let before = self.registers.status;
@@ -61,7 +61,7 @@ impl Controller {
         }
     }
 
-    /// CC was written; `old` is what it was.
+    /// Handles a write to CC, whose value was `old`.
     pub(crate) fn configured(&mut self, old: Configuration) {
         let new = self.registers.configuration;
         if old.enabled() && !new.enabled() {
@@ -76,12 +76,13 @@ impl Controller {
         }
     }
 
-    /// Takes every step that is due. True when one was.
+    /// Takes every step that is due. Returns whether there was one.
     pub(crate) fn advance(&mut self) -> bool {
         let before = (self.phase, self.shutdown);
         if self.phase == Phase::Resetting && self.inflight.is_empty() && self.stop_lanes() {
             if self.lanes.is_some() {
-                // What lanes said before they stopped is of before the reset: nobody's.
+                // Runs what lanes posted before they stopped: it dates from before the reset, and
+                // is dropped.
                 self.run_jobs();
             }
             self.finish_reset();
@@ -95,8 +96,8 @@ impl Controller {
         changed
     }
 
-    /// Controller reset (section 7.3.2): queues and settings go at once; CSTS.RDY falls when the
-    /// disks have given all guest memory back.
+    /// Begins a controller reset (section 7.3.2): queues and settings go at once; CSTS.RDY falls
+    /// when the disks have given back all guest memory.
     pub(crate) fn begin_reset(&mut self) {
         self.registers.status.0 &= !ControllerStatus::FATAL;
         self.drop_queues();
@@ -108,7 +109,7 @@ impl Controller {
         }
     }
 
-    /// Gives up all queues; what is in flight is nobody's concern any more.
+    /// Gives up all queues. The ends of commands in flight are not reported.
     pub(crate) fn drop_queues(&mut self) {
         self.inflight.orphan_all();
         self.queues.clear();
@@ -119,10 +120,10 @@ impl Controller {
         self.phase = Phase::Resetting;
     }
 
-    /// Nothing is in flight, and lanes have stopped.
+    /// Completes a reset. Nothing is in flight, and lanes have stopped.
     fn finish_reset(&mut self) {
         self.release_memory();
-        // Admin commands that waited, for lanes or for a queue's end: nobody ends them any more.
+        // Admin commands that waited for lanes or for a queue's end are never ended.
         self.recovered = None;
         if let Some(journal) = &mut self.journal {
             journal.end_own();
@@ -133,7 +134,8 @@ impl Controller {
         self.doorbells.clear();
     }
 
-    /// CC.EN rose (section 7.6.1). Settings that CAP does not offer are fatal.
+    /// Enables the controller after CC.EN rose (section 7.6.1). Settings that CAP does not offer
+    /// are fatal.
     fn enable(&mut self) {
         let registers = &self.registers;
         let configuration = registers.configuration;
@@ -152,7 +154,8 @@ impl Controller {
             return;
         }
         if self.shutdown == Shutdown::Complete && configuration.shutdown() == 0 {
-            // A shutdown while disabled; enabling is the reset that ends it.
+            // The shutdown came while the controller was disabled. Enabling is the reset that ends
+            // it.
             self.shutdown = Shutdown::None;
             self.set_shutdown_status(0);
         }
@@ -207,8 +210,8 @@ impl Controller {
         }
     }
 
-    /// Flushes every disk for the sake of a shutdown. An error has nobody to go to: a host that
-    /// wants to know flushes itself before.
+    /// Flushes every disk for a shutdown. Errors are not reported: a host that wants to know of
+    /// them sends a Flush before.
     fn flush_everything(&mut self) {
         let parts = self.namespaces.iter().count() as u32;
         if parts == 0 {

@@ -1,8 +1,8 @@
 //! Limits of a controller: I/O commands and bytes per second, each with a burst.
 //!
-//! Commands that may not start stay where they are, in the guest's queues. A limited controller
-//! starts one of each queue in turn, so its queues share what there is. Lanes take from the same
-//! buckets, so that a limit holds for the controller, however many threads it has.
+//! Commands that may not start stay in the guest's queues. A limited controller starts one command
+//! of each queue in turn, so its queues share the limit. Lanes take from the same buckets, so the
+//! limit holds for the whole controller, however many threads it has.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub use slipway_rate::Rate;
 use slipway_rate::SharedBucket;
 
-/// What a controller is limited to; None: not.
+/// The limits of a controller. `None` stands for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     /// I/O commands.
@@ -19,12 +19,12 @@ pub struct Rates {
     pub bytes: Option<Rate>,
 }
 
-/// The limits of a controller and how far they are used up.
+/// The limits of a controller and how much of them is used up.
 #[derive(Clone, Default)]
 pub(crate) struct Limiter {
     commands: Option<Arc<SharedBucket>>,
     bytes: Option<Arc<SharedBucket>>,
-    /// The first queue of which a command was held back since [`Limiter::begin`].
+    /// The first queue that had a command held back since [`Limiter::begin`].
     held: Option<u16>,
     now: Duration,
 }
@@ -40,14 +40,14 @@ impl Limiter {
         self.commands.is_some() || self.bytes.is_some()
     }
 
-    /// A look at the queues begins, at time `now`. Gives the queue whose turn it is: the first that
-    /// was held back last time.
+    /// Begins a look at the queues at time `now`. Returns the queue to begin with: the first that
+    /// had a command held back last time.
     pub fn begin(&mut self, now: Duration) -> Option<u16> {
         self.now = now;
         self.held.take()
     }
 
-    /// Whether a command may start.
+    /// Returns whether a command may start.
     pub fn is_open(&self) -> bool {
         self.opens_at() <= self.now
     }
@@ -57,12 +57,12 @@ impl Limiter {
         buckets.map(|bucket| bucket.opens_at()).max().unwrap_or_default()
     }
 
-    /// A command of `queue` waits that may not start.
+    /// Notes that a command of `queue` was held back.
     pub fn hold(&mut self, queue: u16) {
         self.held.get_or_insert(queue);
     }
 
-    /// A command starts that moves `bytes`.
+    /// Counts a command that starts and moves `bytes` bytes.
     pub fn start(&mut self, bytes: u64) {
         let now = self.now;
         if let Some(commands) = &self.commands {
@@ -71,14 +71,14 @@ impl Limiter {
         self.move_bytes(bytes);
     }
 
-    /// A command that has started moves `bytes` more.
+    /// Counts `bytes` more bytes of a command that has started.
     pub fn move_bytes(&mut self, bytes: u64) {
         if let Some(bucket) = &self.bytes {
             bucket.take(bytes, self.now);
         }
     }
 
-    /// When a command that was held back may start.
+    /// Returns when a command that was held back may start. Returns `None` if none was held back.
     pub fn deadline(&self) -> Option<Duration> {
         self.held.map(|_| self.opens_at())
     }
@@ -92,7 +92,7 @@ mod tests {
         Some(Rate { per_second, burst })
     }
 
-    /// Starts commands of `bytes` bytes for `millis` ms as soon as each may; how many.
+    /// Starts commands of `bytes` bytes for `millis` ms, each as soon as it may. Returns how many.
     fn run(limiter: &mut Limiter, from: u64, millis: u64, bytes: u64) -> u64 {
         let (mut now, end) = (Duration::from_millis(from), Duration::from_millis(from + millis));
         let mut count = 0;

@@ -1,9 +1,9 @@
-//! How other threads have something done by a controller.
+//! Posts jobs from other threads to a controller.
 //!
 //! The control thread never touches a controller: it posts a job, which the controller runs on its
-//! own thread at the start of its next poll. An answer goes wherever the job sends it, for example
-//! into a channel; a job that is never run (the controller was dropped first) is dropped, and with
-//! it the channel's sender.
+//! own thread at the start of its next poll. The job sends its answer wherever it likes, for
+//! example into a channel. A job that is never run, because the controller was dropped first, is
+//! dropped together with the channel's sender.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -15,40 +15,41 @@ type Job = Box<dyn FnOnce(&mut Controller) + Send>;
 
 #[derive(Default)]
 struct Shared {
-    /// Whether jobs wait: what a poll looks at. Written under the lock only.
+    /// `true` if the next poll is to look for jobs or reports. A post sets it, and taking jobs
+    /// clears it, under the lock.
     waiting: AtomicBool,
     post: Mutex<Post>,
-    /// Has the controller polled.
+    /// The waker that has the controller polled.
     waker: OnceLock<Waker>,
 }
 
 #[derive(Default)]
 struct Post {
     jobs: Vec<Job>,
-    /// The controller is gone.
+    /// `true` if the controller is gone.
     closed: bool,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Post> {
-        // The vector is changed in single calls: a panic leaves it whole.
+        // The vector is changed by single calls, so a panic leaves it whole.
         self.post.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// Where jobs for a controller are posted; see [`Controller::mailbox`]. Cheap to clone; outlives
-/// the controller harmlessly.
+/// A handle for posting jobs to a controller; see [`Controller::mailbox`]. It is cheap to clone,
+/// and harmless after the controller is gone.
 #[derive(Clone)]
 pub struct Mailbox(Arc<Shared>);
 
 impl Mailbox {
     /// Leaves `job` for the controller's next poll. Jobs run in the order in which they were
-    /// posted. They run on a data path: they are short, wait for nothing, and allocate nothing that
-    /// the poster could have allocated for them.
+    /// posted. They run on a data path: a job must be short, wait for nothing, and allocate nothing
+    /// that the poster could have allocated for it.
     ///
-    /// A controller that sleeps does not look: the caller has its host poll it afterwards
-    /// (`slipway_vfio_user::Control::poke`), unless it has lanes or is one: those are woken here. A job
-    /// for a controller that is gone is dropped.
+    /// A controller that sleeps does not look for jobs: the caller must have its host poll it
+    /// afterwards (`slipway_vfio_user::Control::poke`), except for a controller that has lanes or
+    /// is one, which is woken here. A job for a controller that is gone is dropped.
     pub fn post(&self, job: impl FnOnce(&mut Controller) + Send + 'static) {
         let mut post = self.0.lock();
         if !post.closed {
@@ -59,14 +60,14 @@ impl Mailbox {
         self.wake();
     }
 
-    /// Has the controller look at what lies elsewhere for it, soon: in the next poll, or in the one
-    /// that takes its jobs just now and looks afterwards.
+    /// Makes the controller look for messages elsewhere (an outbox) soon: in the next poll, or in
+    /// the present one if it takes its jobs just now and looks afterwards.
     pub(crate) fn look(&self) {
         self.0.waiting.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Has the controller polled, where it is known how.
+    /// Has the controller polled, if a waker is known.
     pub(crate) fn wake(&self) {
         if let Some(waker) = self.0.waker.get() {
             waker.wake_by_ref();
@@ -74,7 +75,7 @@ impl Mailbox {
     }
 }
 
-/// The controller's end.
+/// The receiving end of a mailbox, which the controller has.
 #[derive(Default)]
 pub(crate) struct Inbox(Arc<Shared>);
 
@@ -83,18 +84,18 @@ impl Inbox {
         Mailbox(Arc::clone(&self.0))
     }
 
-    /// Whether there may be jobs. A job posted beside this is found by the next poll, which the
-    /// poster asks for after posting.
+    /// Returns whether there may be jobs. A job posted at the same time is found by the next poll,
+    /// which the poster requests after posting.
     pub fn has_post(&self) -> bool {
         self.0.waiting.load(Ordering::Relaxed)
     }
 
-    /// Has jobs wake the controller from now on.
+    /// Makes posted jobs wake the controller from now on.
     pub fn wake_by(&self, waker: Waker) {
         let _ = self.0.waker.set(waker);
     }
 
-    /// Has the next poll look for jobs, whether there are any or not.
+    /// Makes the next poll look for jobs, whether there are any or not.
     pub fn look_again(&self) {
         self.0.waiting.store(true, Ordering::Relaxed);
     }
@@ -113,13 +114,13 @@ impl Drop for Inbox {
             post.closed = true;
             std::mem::take(&mut post.jobs)
         };
-        // Outside the lock: whoever waits for an answer may post again.
+        // Outside the lock: dropping a job may make its poster post again.
         drop(jobs);
     }
 }
 
 impl Controller {
-    /// Where other threads post jobs for this controller.
+    /// Returns a handle with which other threads post jobs to this controller.
     pub fn mailbox(&self) -> Mailbox {
         self.inbox.mailbox()
     }

@@ -1,4 +1,4 @@
-//! Namespaces: a disk each, with names.
+//! Namespaces: each has a disk and names.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::turn::Feeder;
 pub struct Namespace {
     /// NSID, 1 to 1,024.
     pub nsid: u32,
-    /// What it is connected to. A read-only geometry makes a write protected namespace.
+    /// The disk. A read-only geometry makes a write-protected namespace.
     pub disk: Box<dyn Disk>,
     /// NGUID, big-endian; zeros for none (section 5.15.2.1).
     pub nguid: [u8; 16],
@@ -20,28 +20,30 @@ pub struct Namespace {
     pub eui64: [u8; 8],
     /// UUID; zeros for none (section 5.15.2.4).
     pub uuid: [u8; 16],
-    /// Other controllers may have the same disk, under the same names (NMIC bit 0).
+    /// `true` if other controllers may have the same disk, under the same names (NMIC bit 0).
     pub shared: bool,
-    /// The same disk once more for each lane of the controller ([`Limits::lanes`](crate::Limits::lanes)
-    /// less one): lanes share a medium and no `Disk`.
+    /// Further handles of the same disk, one for each lane of the controller
+    /// ([`Limits::lanes`](crate::Limits::lanes) less one): lanes share a medium, but no `Disk`.
     pub lanes: Vec<Box<dyn Disk>>,
 }
 
 impl Namespace {
-    /// A namespace with `uuid` as its UUID and NGUID, of this controller alone. Linux names a disk
-    /// by these.
+    /// Makes a namespace of this controller alone, with `uuid` as its UUID and NGUID. Linux names a
+    /// disk by these.
     pub fn new(nsid: u32, disk: Box<dyn Disk>, uuid: [u8; 16]) -> Self {
         Self { nsid, disk, nguid: uuid, eui64: [0; 8], uuid, shared: false, lanes: Vec::new() }
     }
 
-    /// The same namespace for a lane, with the next of its disks.
+    /// Makes the namespace of the next lane, with the next of the disks for lanes. Returns `None`
+    /// if no disk is left.
     pub(crate) fn of_lane(&mut self) -> Option<Self> {
         let Self { nsid, nguid, eui64, uuid, shared, .. } = *self;
         let disk = next(&mut self.lanes)?;
         Some(Self { nsid, disk, nguid, eui64, uuid, shared, lanes: Vec::new() })
     }
 
-    /// Whether the disk has a shape that can be presented.
+    /// Returns whether the disk's shape can be presented: 512 to 4,096 bytes per block, and at
+    /// least one block.
     pub(crate) fn has_shape(&self) -> bool {
         is_shape(&self.disk.geometry())
     }
@@ -67,16 +69,17 @@ pub(crate) struct Attached {
     /// The Error Recovery feature, TLER in 100 ms (section 5.21.1.5).
     pub error_recovery: u16,
     pub disk: Box<dyn Disk>,
-    /// Disks for lanes that have not been made.
+    /// Disks for lanes that have not been made yet.
     pub lanes: Vec<Box<dyn Disk>>,
     /// Requests for the next `submit`.
     pub requests: Vec<Request>,
-    /// Requests that the disk carries out with no other beside them.
+    /// Requests that the disk carries out with no other request beside them.
     pub alone: Alone,
     feeder: Feeder,
-    /// Requests that the disk has, one that has gone to it in part included.
+    /// The number of requests that the disk has, including one that it has in part.
     in_flight: usize,
-    /// Who wants the disk's new size to be taken over, when nothing is in flight.
+    /// Callbacks of those who want the disk's new size taken over. It is taken over when nothing is
+    /// in flight.
     refreshing: Vec<Done>,
 }
 
@@ -91,18 +94,18 @@ pub(crate) struct Alone {
 }
 
 impl Alone {
-    /// The first request of a pair. It starts when the disk has nothing else.
+    /// Queues the first request of a pair. It starts when the disk has no other request.
     pub fn start(&mut self, request: Request) {
         self.waiting.push_back(request);
     }
 
-    /// The second request of the pair that runs.
+    /// Queues the second request of the running pair.
     pub fn then(&mut self, request: Request) {
         debug_assert!(self.running);
         self.chosen.push(request);
     }
 
-    /// The pair that ran has ended.
+    /// Ends the running pair.
     pub fn end(&mut self) {
         (self.running, self.others) = (false, true);
     }
@@ -111,7 +114,7 @@ impl Alone {
         !self.running && self.waiting.is_empty()
     }
 
-    /// What the disk gets next, when it has `in_flight` requests.
+    /// Returns the requests that the disk, which has `in_flight` requests, gets next.
     fn choose<'a>(
         &'a mut self,
         others: &'a mut Vec<Request>,
@@ -148,15 +151,17 @@ impl Attached {
         }
     }
 
-    /// The same namespace for a lane, with the next of the disks for lanes.
+    /// Makes the namespace of the next lane, with the next of the disks for lanes. Returns `None`
+    /// if no disk is left.
     pub fn of_lane(&mut self) -> Option<Namespace> {
         let Self { nsid, nguid, eui64, uuid, shared, .. } = *self;
         let disk = next(&mut self.lanes)?;
         Some(Namespace { nsid, disk, nguid, eui64, uuid, shared, lanes: Vec::new() })
     }
 
-    /// Gives up request `tag`, if that can still be done: it ends with [`DiskError::Cancelled`].
-    /// Appends that, or whatever else has ended.
+    /// Cancels request `tag`, if that is still possible: it ends with [`DiskError::Cancelled`].
+    /// Appends the completions of it and of whatever else has ended. Returns whether the request
+    /// was cancelled.
     pub fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         if let Some(at) = self.requests.iter().position(|request| request.tag == tag) {
             let Request { tag, spans, .. } = self.requests.remove(at);
@@ -170,9 +175,10 @@ impl Attached {
         cancelled
     }
 
-    /// Carries out a read or write at once, where the disk does that, the turn has as many bytes
-    /// `left`, no fused pair or new size wants the disk for itself, and no request waits that it would
-    /// overtake; see [`Disk::transfer`].
+    /// Carries out a read or write at once, and returns its result; see [`Disk::transfer`]. Returns
+    /// `None` if the disk does not do that, if the bytes `left` of the turn do not suffice, if a
+    /// fused pair or a new size needs the disk for itself, or if the transfer would overtake a
+    /// waiting request.
     #[inline]
     pub fn transfer(
         &mut self,
@@ -191,9 +197,9 @@ impl Attached {
         Some(result)
     }
 
-    /// Hands waiting requests to the disk, as far as there is something `left` of the turn, and
-    /// appends what has ended. While a new size is to be taken over they wait: no request that was
-    /// admitted for the old size ends after that.
+    /// Hands waiting requests to the disk, as far as the bytes `left` of the turn suffice, and
+    /// appends the completions of ended requests. While a new size is to be taken over, requests
+    /// wait: no request that was checked against the old size ends after the change.
     pub fn drive(&mut self, left: &mut u64, completions: &mut Vec<Completion>) {
         let before = completions.len();
         if self.feeder.is_splitting() {
@@ -201,7 +207,7 @@ impl Attached {
         }
         if !self.feeder.is_splitting() {
             let requests = match self.alone.is_idle() {
-                // What waits for a new size is not submitted, and no pair is chosen.
+                // While a new size is to be taken over, nothing is submitted and no pair is chosen.
                 _ if !self.refreshing.is_empty() && self.in_flight > completions.len() - before => {
                     &mut Vec::new()
                 }
@@ -222,7 +228,7 @@ impl Attached {
         self.in_flight = self.in_flight.saturating_sub(completions.len() - before);
     }
 
-    /// Goes on with the request that has gone to the disk in part.
+    /// Continues the request that the disk has in part.
     #[cold]
     fn go_on(&mut self, left: &mut u64, completions: &mut Vec<Completion>) {
         let before = completions.len();
@@ -235,17 +241,18 @@ impl Attached {
         );
     }
 
-    /// Whether requests wait for the next turn.
+    /// Returns whether requests wait for the next turn.
     pub fn has_waiting(&self) -> bool {
         self.feeder.is_splitting() || !self.requests.is_empty()
     }
 
-    /// Whether no request is with the disk or on its way there.
+    /// Returns whether no request is with the disk or on its way there.
     fn is_done(&self) -> bool {
         self.in_flight == 0 && self.requests.is_empty() && self.alone.is_idle()
     }
 
-    /// Takes the new size over when it is time. Whether it is another one.
+    /// Takes the new size over if one is wanted and nothing is in flight. Returns whether the size
+    /// changed.
     fn resize(&mut self) -> bool {
         if self.refreshing.is_empty() || self.in_flight > 0 {
             return false;
@@ -264,20 +271,20 @@ impl Attached {
     }
 }
 
-/// A namespace that was taken away and whose disk has requests in flight.
+/// A namespace that was taken away while its disk may have requests in flight.
 struct Leaving {
     namespace: Attached,
     done: Done,
-    /// Lanes that have requests of it.
+    /// The number of lanes that still have requests of the namespace.
     lanes: usize,
 }
 
 /// All namespaces, ascending by NSID.
 pub(crate) struct Namespaces {
     all: Vec<Attached>,
-    /// No new command reaches these; those that it has take all of their steps.
+    /// Namespaces that no new command reaches. Commands in flight still take all of their steps.
     leaving: Vec<Leaving>,
-    /// A namespace leaves, or waits to take over a new size.
+    /// `true` while a namespace leaves, or waits to take over a new size.
     changing: bool,
 }
 
@@ -294,13 +301,13 @@ impl Namespaces {
         self.all.insert(at, Attached::new(namespace));
     }
 
-    /// Has all disks let go of the guest's memory; none has a request in flight.
+    /// Makes all disks release the guest's memory. No disk has a request in flight.
     pub fn release_memory(&mut self) {
         let leaving = self.leaving.iter_mut().map(|one| &mut one.namespace);
         self.all.iter_mut().chain(leaving).for_each(|namespace| namespace.disk.release());
     }
 
-    /// The namespace that a command in flight is about, also when it leaves.
+    /// Returns the namespace of a command in flight, even if the namespace is leaving.
     pub fn working(&mut self, nsid: u32) -> Option<&mut Attached> {
         match self.position(nsid) {
             Some(at) => self.all.get_mut(at),
@@ -311,29 +318,30 @@ impl Namespaces {
         }
     }
 
-    /// Takes a namespace out; whoever waits for its new size is told that it is gone.
+    /// Takes a namespace out. Callers that wait for its new size are told that it is gone.
     pub fn detach(&mut self, nsid: u32) -> Option<Attached> {
         let mut namespace = self.all.remove(self.position(nsid)?);
         namespace.refreshing.drain(..).for_each(|done| done(Err(ChangeError::Unknown(nsid))));
         Some(namespace)
     }
 
-    /// Drops a namespace that was taken out when its disk has nothing in flight, and tells `done`.
-    /// `lanes` lanes have it as well, and each is to say when it has not ([`Namespaces::left`]).
+    /// Drops a namespace that was taken out as soon as its disk has nothing in flight, and then
+    /// calls `done`. `lanes` lanes have the namespace as well; each reports with
+    /// [`Namespaces::left`] that it has not.
     pub fn leave(&mut self, namespace: Attached, done: Done, lanes: usize) {
         self.leaving.push(Leaving { namespace, done, lanes });
         self.changing = true;
     }
 
-    /// A lane has no requests any more of a namespace that was taken out.
+    /// Notes that one more lane has no requests of a namespace that was taken out.
     pub fn left(&mut self, nsid: u32) {
         if let Some(leaving) = self.leaving.iter_mut().find(|one| one.namespace.nsid == nsid) {
             leaving.lanes = leaving.lanes.saturating_sub(1);
         }
     }
 
-    /// Has a namespace take over its disk's size as soon as no request is in flight; until then new
-    /// ones wait.
+    /// Makes a namespace take over its disk's size as soon as no request is in flight. New requests
+    /// wait until then.
     pub fn refresh(&mut self, nsid: u32, done: Done) {
         match self.get_mut(nsid) {
             Some(namespace) => {
@@ -344,23 +352,23 @@ impl Namespaces {
         }
     }
 
-    /// All whose disks have to work, those that leave included.
+    /// Returns all namespaces whose disks have work, including those that are leaving.
     pub fn driven(&mut self) -> impl Iterator<Item = &mut Attached> {
         self.all.iter_mut().chain(self.leaving.iter_mut().map(|one| &mut one.namespace))
     }
 
-    /// Whether there is anything for [`Namespaces::settle`].
+    /// Returns whether there may be work for [`Namespaces::settle`].
     pub fn is_changing(&self) -> bool {
         self.changing
     }
 
-    /// Completes changes whose requests have ended. Gives those that have another size.
+    /// Completes changes whose requests have ended. Returns the namespaces whose size has changed.
     pub fn settle(&mut self) -> Vec<u32> {
         let resized = self.all.iter_mut().filter_map(|one| one.resize().then_some(one.nsid));
         let resized = resized.collect();
         let quiet = self.leaving.extract_if(.., |one| one.lanes == 0 && one.namespace.is_done());
         for Leaving { namespace, done, .. } in quiet {
-            // The disk first: who is told may open what it had open.
+            // Drops the disk first: the callback's owner may open the files that the disk had open.
             drop(namespace);
             done(Ok(()));
         }
@@ -388,7 +396,7 @@ impl Namespaces {
     }
 
     fn position(&self, nsid: u32) -> Option<usize> {
-        // Nearly always the namespaces are 1, 2, 3, …
+        // The namespaces are nearly always 1, 2, 3, …
         let guess = nsid.wrapping_sub(1) as usize;
         if self.all.get(guess).is_some_and(|namespace| namespace.nsid == nsid) {
             return Some(guess);

@@ -1,4 +1,4 @@
-//! What a controller is made of.
+//! The parts of a controller.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,30 +10,30 @@ use slipway_telemetry::Clock;
 use crate::controller::MAX_VECTORS;
 use crate::{Namespace, doorbell_count};
 
-/// What a host hands to [`Controller::new`](crate::Controller::new).
+/// The parts that a host hands to [`Controller::new`](crate::Controller::new).
 pub struct Parts {
     /// The guest's memory.
     pub memory: Memory,
-    /// One handle per MSI-X vector, in order, 1 to 256; 65 give every queue of the default limits
-    /// one of its own.
+    /// One handle per MSI-X vector, in order, 1 to 256. 65 handles give every queue of the default
+    /// limits a vector of its own.
     pub interrupts: Vec<Interrupt>,
     /// Doorbell cells, at least [`doorbell_count`].
     pub doorbells: Doorbells,
     /// The namespaces; there may be none.
     pub namespaces: Vec<Namespace>,
-    /// For the keep alive timer, the timestamp and power-on hours.
+    /// The clock for the keep alive timer, the timestamp and power-on hours.
     pub clock: Arc<dyn Clock>,
-    /// Who the controller says it is.
+    /// The identity that Identify Controller reports.
     pub identity: Identity,
-    /// How much it takes on.
+    /// Bounds of queues, transfers and requests in flight.
     pub limits: Limits,
-    /// Memory that outlives the process, [`journal_len`](crate::journal_len) bytes, for a controller
-    /// that a successor shall [`recover`](crate::Controller::recover). The doorbell cells must lie in
-    /// such memory too.
+    /// Memory of [`journal_len`](crate::journal_len) bytes that outlives the process, if a
+    /// successor shall be able to [`recover`](crate::Controller::recover) the controller. The
+    /// doorbell cells must lie in such memory too.
     pub journal: Option<Lasting>,
 }
 
-/// Who a controller says it is (section 5.15.2.2).
+/// Serial number and names of a controller (section 5.15.2.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// SN: 1 to 20 printable ASCII characters.
@@ -47,7 +47,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A Slipway controller with this serial number.
+    /// Returns the identity of a Slipway controller with this serial number.
     pub fn new(serial: &str) -> Self {
         Self {
             serial: serial.into(),
@@ -58,7 +58,7 @@ impl Identity {
     }
 }
 
-/// How much a controller takes on.
+/// Bounds of a controller's queues, transfers and requests in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// I/O queue pairs, 1 to 64.
@@ -67,10 +67,12 @@ pub struct Limits {
     pub queue_entries: u16,
     /// Most bytes of one transfer (MDTS), a power of two, 4 KiB to 16 MiB.
     pub transfer: u32,
-    /// Most disk requests in flight on one thread; more commands wait in their queues. At least 1.
+    /// Most disk requests in flight on one thread, at least 1. Further commands wait in their
+    /// queues.
     pub in_flight: u32,
-    /// Threads that its I/O queues are spread over, the controller's own included, 1 to 64: with more
-    /// than one it gives its host a [`Lane`](slipway_pci::Lane) for each other.
+    /// Threads that the I/O queues are spread over, the controller's own included, 1 to 64. A
+    /// controller with more than one thread gives its host a [`Lane`](slipway_pci::Lane) for each
+    /// of the others.
     pub lanes: u16,
 }
 
@@ -86,7 +88,7 @@ impl Default for Limits {
     }
 }
 
-/// What is wrong with the parts: a mistake of the program or of its configuration.
+/// A mistake in the parts, made by the program or its configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartsError {
     /// A text of the identity does not fit.
@@ -95,7 +97,7 @@ pub enum PartsError {
     /// A limit is out of its range.
     #[error("limit {0} is out of range")]
     Limit(&'static str),
-    /// No interrupt, or more than there is room for in the MSI-X table.
+    /// There is no interrupt, or there are more than the MSI-X table has room for.
     #[error("an NVMe controller needs 1 to 256 interrupts")]
     Interrupts,
     /// Too few doorbell cells.
@@ -104,19 +106,19 @@ pub enum PartsError {
     /// The journal's memory is too short or of another version.
     #[error("the journal is too short or of another version")]
     Journal,
-    /// A namespace ID twice, 0, or above 1,024.
+    /// A namespace ID is used twice, 0, or above 1,024.
     #[error("namespace ID {0} is taken or not within 1 to 1024")]
     NamespaceId(u32),
-    /// A disk's shape is none.
+    /// A disk's block size or size is not possible.
     #[error("the disk of namespace {0} has an impossible shape")]
     Geometry(u32),
-    /// A namespace has too few disks.
+    /// A namespace has fewer disks than threads.
     #[error("namespace {0} needs its disk once more for each lane")]
     Lanes(u32),
 }
 
-/// The highest namespace ID, whichever are there (NN, section 5.15.2.2), as namespaces come and go:
-/// one Identify list, and one Changed Namespace List, hold them all.
+/// The highest namespace ID (NN, section 5.15.2.2). It is constant, whichever namespaces exist. One
+/// Identify list and one Changed Namespace List hold that many.
 pub(crate) const MAX_NSID: u32 = 1024;
 
 impl Parts {

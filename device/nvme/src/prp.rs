@@ -1,5 +1,5 @@
-//! From a command's data pointer to places in guest memory: PRPs (section 4.3) here, SGLs in
-//! [`sgl`](crate::sgl).
+//! Finds the places in guest memory that a command's data pointer names: PRPs (section 4.3) here,
+//! SGLs in [`sgl`](crate::sgl).
 
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::prp::{self, is_data_aligned, is_list_aligned, is_page_aligned};
@@ -16,14 +16,14 @@ pub(crate) struct Run {
     pub len: usize,
 }
 
-/// Finds the places of data; keeps its buffers from command to command.
+/// Finds the places of data. It keeps its buffers from command to command.
 #[derive(Default)]
 pub(crate) struct Walker {
     /// The places of the last command, in order, neighbours joined.
     pub runs: Vec<Run>,
     /// A private copy of a PRP list page: each entry is read once.
     entries: Vec<U64>,
-    /// A private copy of an SGL segment, likewise.
+    /// A private copy of an SGL segment: each descriptor is read once.
     pub descriptors: Vec<SglDescriptor>,
 }
 
@@ -32,7 +32,7 @@ impl Walker {
     /// by PRPs with memory pages of `page` bytes or by an SGL (PSDT, section 4.2).
     ///
     /// # Errors
-    /// As [`Walker::walk`] and [`Walker::walk_sgl`].
+    /// Those of [`Walker::walk`] and [`Walker::walk_sgl`].
     pub fn find(
         &mut self,
         memory: &Memory,
@@ -50,8 +50,8 @@ impl Walker {
     /// memory pages of `page` bytes.
     ///
     /// # Errors
-    /// PRP Offset Invalid for entries that are not aligned as section 4.3 asks, Data Transfer Error
-    /// for a list that cannot be read.
+    /// PRP Offset Invalid for entries without the alignment of section 4.3, Data Transfer Error for
+    /// a list that cannot be read.
     pub fn walk(
         &mut self,
         memory: &Memory,
@@ -77,8 +77,8 @@ impl Walker {
         }
     }
 
-    /// Follows a chain of PRP lists. It ends: every list after the first starts on a page, and a
-    /// page has room for an entry and a pointer at least.
+    /// Follows a chain of PRP lists. The chain ends: every list after the first starts on a page,
+    /// and a page has room for at least an entry and a pointer.
     fn lists(
         &mut self,
         memory: &Memory,
@@ -93,7 +93,7 @@ impl Walker {
             let needed = left.div_ceil(page);
             let room = prp::left_in_page(list, page) / prp::ENTRY as u64;
             self.read_list(memory, list, needed.min(room))?;
-            // When more is needed than the page has room for, its last entry points to the next.
+            // If the page has too little room, its last entry points to the next list.
             let data = if needed > room { room - 1 } else { needed };
             for index in 0..data as usize {
                 let entry = self.entries[index].get();

@@ -1,9 +1,9 @@
 //! Queues: rings in guest memory with an index that a doorbell cell moves.
 //!
-//! Who owns what (section 4.1): of a submission queue the entries `head..tail` are ours to read,
-//! the rest is the host's; of a completion queue the entries `tail..head` (cyclic) are ours to
-//! write, the rest is the host's. Doorbells move the index of the other side; a value that would
-//! take entries which are not the host's to give is refused.
+//! Ownership (section 4.1): in a submission queue the entries `head..tail` are the controller's to
+//! read, the others are the host's. In a completion queue the entries `tail..head` (cyclic) are the
+//! controller's to write, the others are the host's. A doorbell moves the host's index. A value
+//! that would give away entries that are not the host's is refused.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::journal::Ticket;
 /// A submission queue (section 4.1.1).
 pub(crate) struct SubmissionQueue {
     pub id: u16,
-    /// Its completion queue.
+    /// The completion queue that the queue's commands complete in.
     pub completion: u16,
     pub base: u64,
-    /// Entries, 2 to 4096.
+    /// The number of entries, 2 to 4096.
     pub size: u32,
     /// The next entry to fetch.
     pub head: u32,
@@ -33,9 +33,9 @@ pub(crate) struct SubmissionQueue {
     /// The Delete I/O Submission Queue that waits for `in_flight` to fall to 0: its command ID and
     /// its slot in the journal.
     pub deleting: Option<(u16, Ticket)>,
-    /// Entries taken off since it was made.
+    /// The number of entries taken off since the queue was made.
     pub taken: u64,
-    /// Its epoch in the journal.
+    /// The queue's epoch in the journal.
     pub epoch: u32,
     pub doorbell: Cell,
     ring: Window,
@@ -59,13 +59,13 @@ impl SubmissionQueue {
         }
     }
 
-    /// Entries to fetch.
+    /// Returns the number of entries to fetch.
     pub fn waiting(&self) -> u32 {
         distance(self.head, self.tail, self.size)
     }
 
-    /// Whether the doorbell's register holds another value than at the last look. Has the next entry
-    /// fetched: who rings has written it before.
+    /// Returns whether the doorbell's register has changed since the last look. Prefetches the next
+    /// entry, which the host writes before it rings.
     #[inline]
     pub fn is_rung(&self) -> bool {
         self.ring.prefetch(self.head as usize * SUBMISSION_ENTRY);
@@ -75,11 +75,11 @@ impl SubmissionQueue {
     /// Looks at the tail doorbell.
     ///
     /// # Errors
-    /// The value is beyond the queue, or passes the head: more entries than were free. Or the
-    /// shadow page is gone.
+    /// If the value is beyond the queue, or passes the head (more entries than were free); or if
+    /// the shadow page cannot be reached.
     pub fn observe(&mut self, memory: &Memory) -> Result<(), BadDoorbell> {
-        // The host writes the entry before the doorbell: both lines come from its processor, and
-        // this way at once.
+        // The host writes the entry before the doorbell. Both cache lines come from the host's
+        // processor, and the prefetch makes them come at the same time.
         self.ring.prefetch(self.head as usize * SUBMISSION_ENTRY);
         let Some(tail) = self.doorbell.changed(memory)? else { return Ok(()) };
         if tail >= self.size {
@@ -94,8 +94,8 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Copies up to `most` waiting entries, as many as lie side by side, into `entries`, which
-    /// holds exactly these afterwards. They count as in flight.
+    /// Copies up to `most` waiting entries that lie side by side into `entries`, and replaces its
+    /// contents. The entries count as in flight.
     pub fn fetch(
         &mut self,
         memory: &Memory,
@@ -110,8 +110,9 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Makes the fetched entries end with no half of a fused pair (section 4.11): its other half
-    /// is fetched as well, or for want of `room` neither is. A half that has no other stays.
+    /// Makes the fetched entries end with a whole fused pair (section 4.11): if the last entry is a
+    /// first half, fetches its second half as well, or gives the first half back if there is no
+    /// `room`. A first half without a second stays.
     pub fn keep_pairs(
         &mut self,
         memory: &Memory,
@@ -137,8 +138,8 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Makes the fetched entries one fused pair and nothing else, if they begin with one and it may
-    /// start now; or else end before the first pair. Whether there is one.
+    /// If the fetched entries contain a fused pair, keeps only the pair if it is first and may
+    /// start now, and else only the entries before it. Returns whether there is a pair.
     pub fn part_pairs(&mut self, may_start: bool, entries: &mut Vec<SubmissionEntry>) -> bool {
         let pair =
             |two: &[SubmissionEntry]| two[0].fuse() == FUSE_FIRST && two[1].fuse() == FUSE_SECOND;
@@ -149,7 +150,7 @@ impl SubmissionQueue {
         true
     }
 
-    /// Takes one fetched entry off the ring: the host learns of it by the next completion.
+    /// Takes one fetched entry off the ring. The next completion tells the host.
     pub fn advance(&mut self) {
         self.taken += 1;
         self.head += 1;
@@ -160,14 +161,15 @@ impl SubmissionQueue {
 }
 
 impl SubmissionQueue {
-    /// Goes on after `taken` entries, in a queue of this epoch. What was rung since counts as new.
+    /// Goes on after `taken` entries, in a queue of this epoch. Doorbells that were rung since
+    /// count as new.
     pub fn resume(&mut self, memory: &Memory, taken: u64, epoch: u32) {
         (self.taken, self.epoch) = (taken, epoch);
         self.head = (taken % u64::from(self.size)) as u32;
         self.tail = self.head;
         self.doorbell.resume(self.head);
         if self.doorbell.is_still() {
-            // Its register may not be looked at any more.
+            // The register may not be looked at any more, so the tail is read here.
             let tail = self.doorbell.current(memory);
             self.tail = if tail < self.size { tail } else { self.head };
         }
@@ -178,27 +180,27 @@ impl SubmissionQueue {
 pub(crate) struct CompletionQueue {
     pub id: u16,
     pub base: u64,
-    /// Entries, 2 to 4096.
+    /// The number of entries, 2 to 4096.
     pub size: u32,
     /// The next entry that the host will take.
     pub head: u32,
     /// The next entry to write.
     pub tail: u32,
-    /// Entries written since it was made.
+    /// The number of entries written since the queue was made.
     pub written: u64,
     /// P of the next entry; inverts with every pass (section 4.6).
     pub phase: bool,
     /// Slots promised to commands in flight.
     pub reserved: u32,
-    /// The interrupt vector; None when interrupts are disabled (IEN).
+    /// The interrupt vector. `None` if interrupts are disabled (IEN).
     pub vector: Option<u16>,
     /// Entries written since the last interrupt.
     pub fresh: u32,
-    /// One of them is of a command that failed, of which the host shall hear at once.
+    /// `true` if one of these entries is of a failed command, which the host shall hear of at once.
     pub urgent: bool,
-    /// Since when the interrupt for them is held back.
+    /// The time since which the interrupt for these entries is held back.
     pub held_since: Option<Duration>,
-    /// Submission queues that complete here.
+    /// The number of submission queues that complete here.
     pub users: u32,
     pub doorbell: Cell,
     ring: Window,
@@ -225,18 +227,18 @@ impl CompletionQueue {
         }
     }
 
-    /// Entries written and not yet taken by the host.
+    /// Returns the number of entries written and not yet taken by the host.
     pub fn posted(&self) -> u32 {
         distance(self.head, self.tail, self.size)
     }
 
-    /// Slots that are neither filled nor promised.
+    /// Returns the number of slots that are neither filled nor promised.
     pub fn free(&self) -> u32 {
         (self.size - 1).saturating_sub(self.posted() + self.reserved)
     }
 
-    /// Goes on after `written` entries. What the host took lies in the doorbell's cell; a value that
-    /// cannot be counts as everything.
+    /// Goes on after `written` entries. The doorbell's cell says what the host took; with an
+    /// invalid value, all entries count as taken.
     pub fn resume(&mut self, memory: &Memory, written: u64) {
         let size = u64::from(self.size);
         self.written = written;
@@ -250,8 +252,8 @@ impl CompletionQueue {
     /// Looks at the head doorbell.
     ///
     /// # Errors
-    /// The value is beyond the queue, or passes the tail: entries that were never written. Or the
-    /// shadow page is gone.
+    /// If the value is beyond the queue, or passes the tail (entries that were never written); or
+    /// if the shadow page cannot be reached.
     pub fn observe(&mut self, memory: &Memory) -> Result<(), BadDoorbell> {
         let Some(head) = self.doorbell.changed(memory)? else { return Ok(()) };
         if head >= self.size || distance(self.head, head, self.size) > self.posted() {
@@ -262,7 +264,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Writes an entry; its phase tag is set here. The dword with the phase tag goes last and with
+    /// Writes an entry and sets its phase tag. The dword with the phase tag is stored last, with
     /// release ordering: a host that sees the tag sees the entry (section 4.6).
     ///
     /// The caller has made sure that a slot is free.
@@ -272,8 +274,8 @@ impl CompletionQueue {
         let failed = !entry.status().is_success();
         entry.set_status(entry.status(), self.phase);
         let at = self.tail as usize * COMPLETION_ENTRY;
-        // In registers: the copy would wait for the halves to be stored, and those for what was
-        // stored before them, to lines that the host has.
+        // The entry is passed in registers: a copy in memory would wait for its halves to be
+        // stored, and these for earlier stores to cache lines that the host has.
         self.ring.publish(memory, at, entry.bits())?;
         self.written += 1;
         self.tail += 1;
@@ -295,7 +297,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// One past the highest submission queue number in use.
+    /// Returns one past the highest submission queue number in use.
     pub fn submission_bound(&self) -> u16 {
         self.submission.len() as u16
     }
@@ -324,20 +326,20 @@ impl Queues {
         self.completion.iter_mut().flatten()
     }
 
-    /// Lets go of the queues' memory until they are used again.
+    /// Releases the queues' memory until it is used again.
     pub fn release_memory(&mut self) {
         self.submission.iter_mut().flatten().for_each(|queue| queue.ring.release());
         self.completion.iter_mut().flatten().for_each(|queue| queue.ring.release());
     }
 
-    /// A submission queue together with its completion queue.
+    /// Returns a submission queue together with its completion queue.
     pub fn pair(&mut self, id: u16) -> Option<(&mut SubmissionQueue, &mut CompletionQueue)> {
         let submission = self.submission.get_mut(usize::from(id))?.as_mut()?;
         let completion = self.completion.get_mut(usize::from(submission.completion))?.as_mut()?;
         Some((submission, completion))
     }
 
-    /// Whether the interrupt for what submission queue `id` completed is held back.
+    /// Returns whether the interrupt for commands of submission queue `id` is held back.
     pub fn is_held(&self, id: u16) -> bool {
         let submission = self.submission.get(usize::from(id)).and_then(Option::as_ref);
         let completion = submission
@@ -345,19 +347,19 @@ impl Queues {
         completion.is_some_and(|queue| queue.fresh > 0)
     }
 
-    /// All queues: submission queues, completion queues.
+    /// Returns all submission queues and all completion queues.
     pub fn into_parts(self) -> (Vec<SubmissionQueue>, Vec<CompletionQueue>) {
         let submission = self.submission.into_iter().flatten();
         (submission.collect(), self.completion.into_iter().flatten().collect())
     }
 
-    /// Whether any I/O queue is there.
+    /// Returns whether there is any I/O queue.
     pub fn has_io(&self) -> bool {
         self.submission.iter().skip(1).any(Option::is_some)
             || self.completion.iter().skip(1).any(Option::is_some)
     }
 
-    /// Adds a queue whose number is free and whose completion queue is there.
+    /// Adds a queue. Its number must be free, and its completion queue must exist.
     pub fn add_submission(&mut self, queue: SubmissionQueue) {
         if let Some(completion) = self.completion(queue.completion) {
             completion.users += 1;
@@ -388,7 +390,7 @@ impl Queues {
         self.completion.clear();
     }
 
-    /// Has every queue look at shadow doorbells from now on.
+    /// Makes every queue look at shadow doorbells from now on.
     pub fn follow(&mut self, memory: &Memory, pages: ShadowPages) -> Result<(), Fault> {
         for queue in self.submission.iter_mut().flatten() {
             queue.doorbell.follow(memory, pages)?;
@@ -402,8 +404,8 @@ impl Queues {
     }
 
     /// Asks for a register write at the next change of every doorbell that would make work: new
-    /// entries of any queue, and room in a completion queue while commands wait. Of other heads
-    /// nobody wants to hear.
+    /// entries of any queue, and room in a completion queue while commands wait. Changes of other
+    /// heads need no register write.
     pub fn publish(&mut self, memory: &Memory, admin_waits: bool) -> Result<(), Fault> {
         for at in 0..self.submission.len() {
             let Some(queue) = &mut self.submission[at] else { continue };
@@ -427,7 +429,7 @@ fn put<T>(queues: &mut Vec<Option<T>>, id: usize, queue: T) {
     queues[id] = Some(queue);
 }
 
-/// Takes a queue out and drops empty places at the end, so that loops stay short.
+/// Takes a queue out, and drops empty places at the end so that loops stay short.
 fn take<T>(queues: &mut Vec<Option<T>>, id: u16) -> Option<T> {
     let queue = queues.get_mut(usize::from(id))?.take();
     while queues.last().is_some_and(Option::is_none) {

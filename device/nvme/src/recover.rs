@@ -1,4 +1,4 @@
-//! The controller's use of its journal, and how a successor goes on from it.
+//! The controller's use of its journal, and how a successor goes on from the journal.
 
 use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::status::Status;
@@ -14,14 +14,15 @@ use crate::state;
 
 impl Controller {
     /// Goes on where a predecessor with the same journal, doorbell cells and configuration was
-    /// killed; false when there was none. Namespaces may have come, gone or changed their size since:
-    /// the guest is told of that. To be called on a fresh controller, when nothing of the
-    /// predecessor can reach the disks or the guest's memory any more, and the guest's memory is
-    /// mapped. Commands in flight are carried out again by the next polls, or by those of lanes.
+    /// killed. Returns `false` if there was no predecessor. Namespaces may have come, gone or
+    /// changed their size since; the guest is told of that. To be called on a fresh controller,
+    /// once nothing of the predecessor can reach the disks or the guest's memory any more, and the
+    /// guest's memory is mapped. The next polls, or those of lanes, carry out commands in flight
+    /// again.
     ///
     /// # Errors
-    /// [`StateError`]: the journal is of another version or another configuration. The controller
-    /// is then as after a reset.
+    /// [`StateError`] if the journal is of another version or another configuration. The controller
+    /// is then in its state after a reset.
     pub fn recover(&mut self) -> Result<bool, StateError> {
         let Some(journal) = &mut self.journal else { return Ok(false) };
         let Some((done, state)) = journal.last_snapshot() else { return Ok(false) };
@@ -34,7 +35,7 @@ impl Controller {
             }
         };
         if self.shutdown == Shutdown::Flushing {
-            // Whether the flush has ended is not known.
+            // The predecessor's flush may not have ended.
             self.shutdown = Shutdown::Draining;
         }
         let found = self.known(found);
@@ -44,15 +45,16 @@ impl Controller {
         match self.limits.lanes {
             1 => self.restart(&found),
             _ => {
-                // Lanes are made before anything else is done, or there are none.
+                // Lanes, if any, are made before the next poll runs this job.
                 self.recovered = Some(Recovered(found));
                 self.mailbox().post(Self::go_on_recovered);
             }
         }
-        // After what the predecessor reported: this it may not have.
+        // The predecessor may not have reported these changes, so they are reported after its own.
         different.into_iter().for_each(|nsid| self.namespace_changed(nsid));
         for queue in self.queues.completions_mut() {
-            // The guest may have been told or not; once more does no harm.
+            // The guest may not have been interrupted for these entries; one interrupt more does no
+            // harm.
             queue.fresh = queue.fresh.max(1);
         }
         self.checkpoint(None);
@@ -61,7 +63,7 @@ impl Controller {
         Ok(true)
     }
 
-    /// Forgets what a predecessor with the same journal left: its client is gone.
+    /// Drops what a predecessor with the same journal left, since its client is gone.
     pub fn abandon(&mut self) {
         let Some(journal) = &mut self.journal else { return };
         for found in journal.recover() {
@@ -70,7 +72,7 @@ impl Controller {
         self.checkpoint(None);
     }
 
-    /// Slots of queues that are there; the others are freed.
+    /// Keeps slots of queues that exist, and frees the others.
     fn known(&mut self, mut found: Vec<Found>) -> Vec<Found> {
         let may_post = self.may_post();
         found.retain(|one| {
@@ -82,13 +84,13 @@ impl Controller {
             }
             same
         });
-        // In the order in which they were fetched.
+        // Sorts the slots into the order in which their commands were fetched.
         found.sort_by_key(|one| (one.queue, one.number));
         self.without_unfetched(found)
     }
 
-    /// Frees the slots of second halves whose first has none, of pairs that were being fetched; and one
-    /// of two slots for a command, which was being copied.
+    /// Frees the slots of second halves without a first half, whose pairs were not fetched yet. Of
+    /// two slots for one command, which was being copied, frees one.
     fn without_unfetched(&mut self, found: Vec<Found>) -> Vec<Found> {
         let mut kept: Vec<Found> = Vec::with_capacity(found.len());
         for one in found {
@@ -103,7 +105,7 @@ impl Controller {
         kept
     }
 
-    /// Sets every queue's indexes by what the journal counted.
+    /// Sets every queue's indexes from the journal's counts.
     fn resume_queues(&mut self, found: &[Found]) {
         let Some(journal) = &self.journal else { return };
         let mut lost = false;
@@ -116,7 +118,7 @@ impl Controller {
             let (mut taken, epoch) = journal.taken(queue.id);
             let own = found.iter().filter(|one| one.queue == queue.id);
             let fetched = own.filter(|one| !matches!(one.stage, Stage::Event { .. }));
-            // A slot that was filled and not counted yet.
+            // The last slot may have been filled without its command being counted.
             if let Some(last) = fetched.map(|one| one.number + 1).max()
                 && last > taken
             {
@@ -132,7 +134,7 @@ impl Controller {
         }
     }
 
-    /// Takes steps 5 to 7 for what was at step 4 or later, in the order of the entries' places.
+    /// Takes steps 5 to 7 for commands at step 4 or later, in the order of their places.
     fn finish_posting(&mut self, found: &[Found], done: Option<((u32, u64), Done)>) {
         let ended = |one: &Found| match (one.stage, done) {
             (Stage::Completing { place, status, result }, _) => Some((Some(place), status, result)),
@@ -145,7 +147,7 @@ impl Controller {
             (Stage::Fetched | Stage::Paired | Stage::Decided(_), _) => None,
         };
         let mut all: Vec<_> = found.iter().filter_map(|one| Some((one, ended(one)?))).collect();
-        // What has no place yet comes after what has.
+        // Ends without a place come after those with a place.
         all.sort_by_key(|(_, (place, ..))| place.unwrap_or(u64::MAX));
         for (one, (place, status, result)) in all {
             let queue = one.queue;
@@ -166,7 +168,8 @@ impl Controller {
         }
     }
 
-    /// What was fetched and has not ended; the slot of a command is freed that is part of the state.
+    /// Returns the commands that were fetched and have not ended. Frees the slot of a command whose
+    /// effect is part of the state.
     fn not_ended(&mut self, mut found: Vec<Found>, done: Option<((u32, u64), Done)>) -> Vec<Found> {
         found.retain(|one| match (one.stage, done) {
             (Stage::Completing { .. } | Stage::Event { .. }, _) => false,
@@ -181,14 +184,15 @@ impl Controller {
         found
     }
 
-    /// Carries out again what was fetched and has not ended, unless lanes did that already.
+    /// Carries out again the commands that were fetched and have not ended, unless lanes have got
+    /// them.
     pub(crate) fn go_on_recovered(&mut self) {
         if let Some(Recovered(found)) = self.recovered.take() {
             self.restart(&found);
         }
     }
 
-    /// Carries out again these commands, which have not ended.
+    /// Carries out these commands again, which have not ended.
     pub(crate) fn restart(&mut self, found: &[Found]) {
         // Admin commands last: one that deletes a queue waits for the queue's commands.
         let (admin, io): (Vec<_>, Vec<_>) = found.iter().partition(|one| one.queue == 0);
@@ -220,8 +224,8 @@ impl Controller {
         }
     }
 
-    /// Carries out again a fused pair of which nobody was told anything: the whole of it, or its write
-    /// when the comparison has held.
+    /// Carries out again a fused pair of whose end the guest was told nothing: the whole pair, or
+    /// only its write if the comparison has held.
     fn restart_pair(&mut self, first: &Found, second: &Found) {
         if !self.take_up(first) {
             return self.restart_one(second);
@@ -237,7 +241,8 @@ impl Controller {
         self.carry_out_pair(first.queue, [&first.entry, &second.entry], tickets, 0);
     }
 
-    /// Makes a command the one at hand, fetched and not ended. False: its queue is no more.
+    /// Makes a command that was fetched and has not ended the current command. Returns `false`, and
+    /// frees the slot, if its queue no longer exists.
     fn take_up(&mut self, one: &Found) -> bool {
         self.ticket = one.ticket;
         let same = self.queues.submission(one.queue).is_some_and(|queue| queue.epoch == one.epoch);
@@ -253,8 +258,9 @@ impl Controller {
         true
     }
 
-    /// A guest that changes its doorbells behind our back may have left no room where there was
-    /// some: then its own unread entries are overwritten, and nothing else.
+    /// Makes room in the completion queue of submission queue `queue`, if it is full. A guest that
+    /// changes its doorbells behind our back may have taken the room away: then only its own unread
+    /// entries are overwritten.
     fn make_room(&mut self, queue: u16) {
         if let Some((_, completion)) = self.queues.pair(queue)
             && completion.free() == 0
@@ -263,14 +269,14 @@ impl Controller {
         }
     }
 
-    /// The command at hand was fetched.
+    /// Notes that the current command was fetched.
     pub(crate) fn note_fetch(
         &mut self,
         queue: u16,
         entry: &slipway_nvme_spec::command::SubmissionEntry,
     ) {
         self.ticket = match (&mut self.journal, self.queues.submission(queue)) {
-            // It counts itself already.
+            // `taken` counts the command already.
             (Some(journal), Some(submission)) => {
                 journal.begin(queue, submission.epoch, submission.taken - 1, entry)
             }
@@ -278,7 +284,7 @@ impl Controller {
         };
     }
 
-    /// The two commands of a fused pair were fetched; gives their slots.
+    /// Notes that the two commands of a fused pair were fetched, and returns their slots.
     pub(crate) fn note_pair(
         &mut self,
         queue: u16,
@@ -292,22 +298,23 @@ impl Controller {
         }
     }
 
-    /// The second half of a fused pair is to be carried out (success), or ends with `status`.
+    /// Records the decision on the second half of a fused pair: with success it is carried out,
+    /// with another `status` it ends.
     pub(crate) fn decide(&self, ticket: Ticket, status: Status) {
         if let Some(journal) = &self.journal {
             journal.decide(ticket, status);
         }
     }
 
-    /// The command at hand needs its slot no more.
+    /// Frees the current command's slot.
     pub(crate) fn conclude(&mut self) {
         if let Some(journal) = &mut self.journal {
             journal.end(std::mem::replace(&mut self.ticket, Ticket::NONE));
         }
     }
 
-    /// Ends the outstanding Asynchronous Event Request `id`, for which there is a free slot of the
-    /// completion queue. The command at hand stays at hand.
+    /// Ends the outstanding Asynchronous Event Request `id`. The caller has made sure that the
+    /// completion queue has a free slot. The current command stays the same.
     pub(crate) fn end_event_request(&mut self, id: u16, status: Status, result: u32) {
         let at_hand = self.ticket;
         if let (Some(journal), Some((submission, completion))) =
@@ -318,14 +325,14 @@ impl Controller {
         }
         self.post(0, id, status, result);
         if self.journal.is_some() {
-            // Without the request, before its slot goes.
+            // The snapshot without the request is written before the slot is freed.
             self.checkpoint(None);
             self.conclude();
         }
         self.ticket = at_hand;
     }
 
-    /// Writes a snapshot, if there is a journal; `done` says how the command at hand ended.
+    /// Writes a snapshot, if there is a journal; `done` says how the current command ended.
     pub(crate) fn checkpoint(&mut self, done: Option<Done>) {
         self.changed = false;
         // A lane changes nothing that belongs into a snapshot.
@@ -335,13 +342,14 @@ impl Controller {
         let Some(journal) = &self.journal else { return };
         let done = done.map(|done| (self.ticket, done));
         if !journal.snapshot(done, &state::running(self)) {
-            // Nothing of before would be true after a restart: better no successor than a wrong one.
+            // The last snapshot would be wrong after a restart. No successor is better than a wrong
+            // one.
             debug_assert!(false, "a snapshot has room for every state");
             self.journal = None;
         }
     }
 
-    /// Writes a snapshot when something changed that the guest may see from now on.
+    /// Writes a snapshot if something has changed that the guest may see from now on.
     pub(crate) fn settle(&mut self) {
         if self.changed {
             self.checkpoint(None);
@@ -349,10 +357,10 @@ impl Controller {
     }
 }
 
-/// Commands that a predecessor had fetched and not ended.
+/// Commands that a predecessor had fetched and that have not ended.
 pub(crate) struct Recovered(pub Vec<Found>);
 
-/// A shadow doorbell was seen to change for the first time: from here on a successor may believe it.
+/// Records the first change of a shadow doorbell: from now on a successor may trust its value.
 #[cold]
 pub(crate) fn note_moved(
     journal: &Option<Journal>,
@@ -365,7 +373,7 @@ pub(crate) fn note_moved(
     }
 }
 
-/// A queue's doorbell looks at `pages` from now on.
+/// Records that a queue's doorbell looks at `pages` from now on.
 pub(crate) fn note_followed(
     journal: &Journal,
     pages: Option<ShadowPages>,
@@ -377,7 +385,8 @@ pub(crate) fn note_followed(
     }
 }
 
-/// Has a queue's doorbell look at `pages` as it did before, or from now on. Whether they are gone.
+/// Makes a queue's doorbell look at `pages`, in its recorded state if there is one. Returns whether
+/// the pages cannot be reached.
 fn resume_shadow(
     journal: &Journal,
     pages: Option<ShadowPages>,
@@ -395,7 +404,7 @@ fn resume_shadow(
     lost
 }
 
-/// Whether these are slots of one command.
+/// Returns whether these are slots of one command.
 fn is_same(one: &Found, other: &Found) -> bool {
     let ended = |one: &Found| matches!(one.stage, Stage::Completing { .. } | Stage::Event { .. });
     (one.queue, one.number) == (other.queue, other.number) && !ended(one) && !ended(other)
@@ -405,7 +414,8 @@ fn is_done(one: &Found, (epoch, number): (u32, u64)) -> bool {
     one.queue == 0 && (one.epoch, one.number) == (epoch, number)
 }
 
-/// Whether `second` is the second half of the fused pair that `first` begins, and `first` has not ended.
+/// Returns whether `second` is the second half of a fused pair whose first half is `first`, which
+/// has not ended.
 fn is_pair(first: &Found, second: &Found) -> bool {
     first.stage == Stage::Fetched
         && matches!(second.stage, Stage::Paired | Stage::Decided(_))
@@ -413,12 +423,12 @@ fn is_pair(first: &Found, second: &Found) -> bool {
 }
 
 impl crate::events::Events {
-    /// Request `id` ended before a restart, by a report of the event that `dword` says if it was a
-    /// success.
+    /// Removes request `id`, which ended before a restart. With a success it reported the event
+    /// with dword 0 `dword`.
     fn was_ended(&mut self, id: u16, status: Status, dword: u32) {
         self.abort(id);
         if status.is_success() {
-            // It may have been raised after the last snapshot, and then it is not waiting here.
+            // The event may have been raised after the last snapshot, and is then not waiting here.
             self.waiting.retain(|event| event.dword() != dword);
             self.mask(Event::from_dword(dword).kind);
         }

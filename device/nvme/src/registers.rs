@@ -12,7 +12,7 @@ const TIMEOUT: u8 = 60;
 /// Bytes with registers before the doorbells.
 const FILE: usize = 0x38;
 
-/// Registers and nothing else: what a write sets off is the controller's affair.
+/// The registers alone: the controller carries out the effects of a write.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
     pub capabilities: Capabilities,
@@ -21,8 +21,8 @@ pub(crate) struct Registers {
     pub admin_queues: AdminQueueAttributes,
     pub admin_submission: u64,
     pub admin_completion: u64,
-    /// INTMS and INTMC: of pin interrupts, bit 0 (sections 3.1.3 and 3.1.4). MSI-X has a mask of its
-    /// own.
+    /// INTMS and INTMC: the mask of pin interrupts, bit 0 (sections 3.1.3 and 3.1.4). MSI-X has a
+    /// mask of its own.
     pub interrupt_mask: u32,
 }
 
@@ -39,12 +39,12 @@ impl Registers {
         }
     }
 
-    /// Bytes of a memory page, from CC.MPS.
+    /// Returns the bytes of a memory page, from CC.MPS.
     pub fn page_size(&self) -> u64 {
         4096 << self.configuration.page_shift().min(PAGE_MAX)
     }
 
-    /// Any width and alignment; what is no register reads as zero.
+    /// Reads in any width and alignment. Bytes without a register read as zero.
     pub fn read(&self, at: u64, into: &mut [u8]) {
         let file = self.image();
         for (index, byte) in into.iter_mut().enumerate() {
@@ -53,7 +53,7 @@ impl Registers {
         }
     }
 
-    /// Writes 4 or 8 aligned bytes; everything else is refused (section 3.1: accesses are of the
+    /// Writes 4 or 8 aligned bytes, and refuses everything else (section 3.1: accesses are of the
     /// register's width or aligned 32 bits). Read-only registers keep their value.
     pub fn write(&mut self, at: u64, from: &[u8]) -> Access {
         if !at.is_multiple_of(4) || !matches!(from.len(), 4 | 8) {
@@ -84,7 +84,7 @@ impl Registers {
         }
     }
 
-    /// CC. Fields that must not change while the controller is enabled do not.
+    /// Writes CC. Fields that must not change while the controller is enabled keep their value.
     fn configure(&mut self, new: Configuration) {
         let old = self.configuration;
         let keep = if old.enabled() && new.enabled() { Configuration::FROZEN } else { 0 };

@@ -19,33 +19,34 @@ use crate::namespace::Namespaces;
 use crate::prp::write_runs;
 use crate::recover::note_moved;
 
-/// Most commands that one queue may start per poll, so that queues get fair turns; and so that the
-/// host takes the completions of one burst while the next is carried out. Enough of them that a
-/// poll's own cost is small in each. The Arbitration Burst of the host may be less (section 4.13), and
-/// so may be what the turn has left.
+/// Most commands that one queue may start per poll, so that queues get fair turns, and so that the
+/// host takes the completions of one burst while the next is carried out. It is large enough that a
+/// poll's own cost per command is small. The host's Arbitration Burst (section 4.13) and the rest
+/// of the turn may be less.
 const BURST: u32 = 16;
-/// Most bytes that commands of I/O queues in flight may read or change: bounds bounce buffers.
+/// Most bytes that I/O commands in flight may read or change, which bounds bounce buffers.
 const MOST_BYTES: u64 = 96 << 20;
 
-/// What an error was about, for the Error Information log.
+/// The subject of an error, for the Error Information log.
 #[derive(Clone, Copy)]
 struct Subject {
     nsid: u32,
     lba: u64,
 }
 
-/// With a journal: a fused pair, beside which nothing else of I/O queues may be in flight.
+/// A fused pair on a controller with a journal. No other command of an I/O queue may be in flight
+/// beside it.
 #[derive(Clone, Copy)]
 pub(crate) struct Exclusive {
-    /// Its submission queue.
+    /// The pair's submission queue.
     pub queue: u16,
-    /// It was fetched; or else it waits for all else to end.
+    /// `true` if the pair was fetched; `false` while it waits for all else to end.
     pub runs: bool,
 }
 
 impl Controller {
-    /// Looks at submission queues, each once, until the turn is used up; begins where it ended last
-    /// time, or with another one. True when a command was started.
+    /// Looks at each submission queue once, until the turn is used up. Begins where the last turn
+    /// ended, or else with the next queue. Returns whether a command was started.
     pub(crate) fn fetch_all(&mut self) -> bool {
         let mut busy = self.observe_completion_doorbells();
         let bound = self.queues.submission_bound();
@@ -72,7 +73,8 @@ impl Controller {
             let at = first + step;
             let at = if at < bound { at } else { at - bound };
             busy |= self.fetch(at);
-            // Nothing is fetched beside a fused pair, or before one that waits for the rest to end.
+            // Nothing is fetched beside a fused pair, or before a pair that waits for all else to
+            // end.
             if self.commands_left == 0 || self.exclusive.is_some() {
                 self.turn = at;
                 break;
@@ -84,8 +86,8 @@ impl Controller {
         busy
     }
 
-    /// Fetches from the admin queue; and, when no I/O command is in flight, the fused pair that waited
-    /// in a queue. After one that ran every queue has its turn.
+    /// Fetches from the admin queue and, if no I/O command is in flight, the fused pair that waited
+    /// in its queue. After a pair has run, every queue has its turn.
     #[cold]
     fn fetch_exclusive(&mut self, Exclusive { queue, runs }: Exclusive) -> bool {
         let busy = self.fetch(0);
@@ -112,7 +114,7 @@ impl Controller {
         wrong
     }
 
-    /// Looks at queue `id` and starts waiting commands of it. True when there was anything.
+    /// Looks at queue `id` and starts waiting commands of it. Returns whether there was anything.
     #[inline]
     fn fetch(&mut self, id: u16) -> bool {
         let Some(submission) = self.queues.submission(id) else { return false };
@@ -130,15 +132,15 @@ impl Controller {
         if let Err(bad) = observed {
             self.bad_doorbell(bad);
         }
-        // What a lane is told comes before what its guest was told afterwards.
+        // An order for a lane comes before the commands that the guest rang for after it was told.
         if waits && self.has_orders() {
             return true;
         }
         wrong | (waits && self.fetch_waiting(id))
     }
 
-    /// Starts waiting commands of queue `id`: at most a burst, at most as many as have a place in
-    /// the completion queue. True when there were any.
+    /// Starts waiting commands of queue `id`: at most a burst, and at most as many as have a place
+    /// in the completion queue. Returns whether there were any.
     fn fetch_waiting(&mut self, id: u16) -> bool {
         let room = self.room(id);
         let Some((submission, completion)) = self.queues.pair(id) else { return false };
@@ -146,7 +148,7 @@ impl Controller {
         let limited = id != 0 && self.limiter.is_on();
         let most = match submission.deleting {
             Some(_) => 0,
-            // What a command costs is known when it has been fetched.
+            // The cost of a command is known only when the command has been fetched.
             None if limited && self.limiter.is_open() => 1,
             None if limited => 0,
             None if id != 0 => burst.min(self.commands_left),
@@ -164,7 +166,7 @@ impl Controller {
             }
             most => {
                 let room = room.min(completion.free());
-                // Whether there is ever room for the two commands of a fused pair.
+                // `false` if there is never room for the two commands of a fused pair.
                 let pairs = completion.size > 2 && self.limits.in_flight > 1;
                 let fetched = submission.fetch(&self.memory, most, &mut entries);
                 fetched.and_then(|()| match pairs {
@@ -211,20 +213,20 @@ impl Controller {
         busy
     }
 
-    /// How many more commands queue `id` may start. Each could move as much as a transfer may; the
-    /// admin queue moves little and must not wait for data.
+    /// Returns how many more commands queue `id` may start. Each command could move as much as a
+    /// transfer may. The admin queue moves little, and must not wait for data.
     fn room(&self, id: u16) -> u32 {
         let requests = self.limits.in_flight.saturating_sub(self.inflight.requests());
         if id == 0 {
             return requests;
         }
         let bytes = MOST_BYTES.saturating_sub(self.inflight.bytes());
-        // A power of two.
+        // The transfer size is a power of two.
         let transfers = bytes >> self.limits.transfer.trailing_zeros();
         requests.min(u32::try_from(transfers).unwrap_or(u32::MAX))
     }
 
-    /// Starts a fused pair: its second command follows the first directly (section 4.11).
+    /// Starts a fused pair, whose second command directly follows the first (section 4.11).
     fn start_fused(
         &mut self,
         queue: u16,
@@ -233,7 +235,7 @@ impl Controller {
     ) {
         let second = rest.as_slice().first().filter(|second| second.fuse() == FUSE_SECOND);
         match (first.fuse(), second) {
-            // No admin command is fused: it ends with Invalid Field.
+            // No admin command may be fused: it ends with Invalid Field.
             _ if queue == 0 => self.start(queue, first),
             (FUSE_FIRST, Some(second)) => {
                 rest.next();
@@ -257,7 +259,7 @@ impl Controller {
         self.carry_out_pair(queue, pair, tickets, head);
     }
 
-    /// Carries out a fused pair that was fetched, the first half as entry `head`.
+    /// Carries out a fused pair that was fetched. `head` is the index of its first entry.
     pub(crate) fn carry_out_pair(
         &mut self,
         queue: u16,
@@ -272,7 +274,7 @@ impl Controller {
             if let Some(ended) = other {
                 controller.decide(tickets[1], ended);
             }
-            // Pairs wait for their turn and are not traced.
+            // Pairs wait for their turn, and are not traced.
             controller.inflight.latest = None;
             status.map_or(Outcome::Pending, Outcome::from)
         });
@@ -294,7 +296,7 @@ impl Controller {
         entry: &SubmissionEntry,
         execute: impl FnOnce(&mut Self) -> Outcome,
     ) {
-        // A fatal error, or a command before this one in the batch, may have ended it all.
+        // A fatal error, or an earlier command of the batch, may have stopped the controller.
         if !self.is_running() {
             return;
         }
@@ -307,7 +309,7 @@ impl Controller {
         self.carry_out(queue, entry, head, execute);
     }
 
-    /// Carries out again a command that a predecessor had fetched, which is the one at hand.
+    /// Carries out again the current command, which a predecessor had fetched.
     pub(crate) fn execute(&mut self, queue: u16, entry: &SubmissionEntry) {
         self.carry_out(queue, entry, 0, |controller| match queue {
             0 => controller.execute_admin(entry),
@@ -315,7 +317,7 @@ impl Controller {
         });
     }
 
-    /// Ends the command at hand, which a predecessor had fetched.
+    /// Ends the current command, which a predecessor had fetched.
     pub(crate) fn conclude_with(&mut self, queue: u16, entry: &SubmissionEntry, status: Status) {
         self.carry_out(queue, entry, 0, |_| status.into());
     }
@@ -354,8 +356,8 @@ impl Controller {
         outcome
     }
 
-    /// Lets every disk work, those that copy for what is left of the turn's bytes, and ends what has
-    /// ended. True when something has, or there is more.
+    /// Lets every disk work, within the rest of the turn's bytes for disks that copy, and ends
+    /// requests. Returns whether a request has ended, or more work waits.
     pub(crate) fn drive_disks(&mut self) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         let mut left = std::mem::take(&mut self.bytes_left);
@@ -371,7 +373,7 @@ impl Controller {
             self.end_request(completion);
         }
         self.completions = completions;
-        // After their ends: a command's next step may have come of one.
+        // After the ends of requests, since a command's next step may follow from one.
         if self.namespaces.is_changing() {
             self.settle_namespaces();
         }
@@ -397,7 +399,7 @@ impl Controller {
         self.end(command, 0);
     }
 
-    /// Ends a command whose work is done, with dword 0 of its completion.
+    /// Ends a command whose work is done; `result` is dword 0 of its completion.
     pub(crate) fn end(&mut self, mut command: Command, result: u32) {
         self.ticket = command.ticket;
         let Some(queue) = command.queue else { return self.conclude() };
@@ -409,7 +411,7 @@ impl Controller {
         self.complete(queue, command.id, command.status, result, subject);
     }
 
-    /// A read of message-only memory: the data goes there now.
+    /// Copies the data of a Read of message-only memory there from its bounce buffer.
     fn copy_back(&self, command: &Command) -> Status {
         let Some(bounce) = &command.bounce else { return Status::SUCCESS };
         let mut data = vec![0; bounce.buffer.len()];
@@ -418,7 +420,7 @@ impl Controller {
         written.err().unwrap_or(Status::SUCCESS)
     }
 
-    /// Ends the command at hand, which has a slot of the completion queue reserved.
+    /// Ends the current command, which has a slot of the completion queue reserved.
     fn complete(&mut self, queue: u16, id: u16, status: Status, result: u32, subject: Subject) {
         let status = self.log_error(queue, id, status, subject);
         if queue == 0 {
@@ -435,8 +437,8 @@ impl Controller {
         }
     }
 
-    /// Writes a completion queue entry for the command at hand, of queue `queue`, in which there is a
-    /// free slot.
+    /// Writes a completion queue entry for the current command, of queue `queue`. The completion
+    /// queue must have a free slot.
     pub(crate) fn post(&mut self, queue: u16, id: u16, status: Status, result: u32) {
         if !self.may_post() {
             return;
@@ -462,8 +464,8 @@ impl Controller {
         }
     }
 
-    /// Removes a submission queue whose last command has ended, and ends the command that asked
-    /// for it (section 5.6).
+    /// Removes a submission queue whose last command has ended, and ends the command that deletes
+    /// it (section 5.6).
     pub(crate) fn finish_deletion(&mut self, queue: u16) {
         let Some(removed) = self.queues.remove_submission(queue) else { return };
         if let Some(tracer) = &mut self.tracer {
@@ -478,13 +480,13 @@ impl Controller {
         }
     }
 
-    /// Ends an admin command that waited, which is the one at hand.
+    /// Ends an admin command that waited, which is the current command.
     pub(crate) fn end_admin(&mut self, id: u16, status: Status, result: u32) {
         self.complete(0, id, status, result, Subject { nsid: 0, lba: 0 });
     }
 
     /// Reports events for which there are requests, as far as the admin completion queue has free
-    /// slots: outstanding requests have none reserved, as they may wait for ever.
+    /// slots. Outstanding requests have no slot reserved, since they may wait for ever.
     pub(crate) fn deliver_events(&mut self) -> bool {
         let mut busy = false;
         while self.events.is_ready() && self.admin_slot_free() {
@@ -499,7 +501,8 @@ impl Controller {
         self.queues.completion(0).is_some_and(|queue| queue.free() > 0)
     }
 
-    /// What a doorbell that cannot be gone on with leads to.
+    /// Handles a doorbell error: an event for an invalid value, a fatal error for unreachable
+    /// memory.
     pub(crate) fn bad_doorbell(&mut self, bad: BadDoorbell) {
         match bad {
             BadDoorbell::Value => self.invalid_doorbell(Event::INVALID_DOORBELL_VALUE),
@@ -507,7 +510,8 @@ impl Controller {
         }
     }
 
-    /// A doorbell was written that cannot be: an event, a log entry, nothing else (section 5.2.1).
+    /// Reports a write of an invalid doorbell or value: an event and a log entry, nothing else
+    /// (section 5.2.1).
     pub(crate) fn invalid_doorbell(&mut self, event: Event) {
         let lane = self.report(|outbox| {
             if !outbox.events.contains(&event) {
@@ -521,8 +525,8 @@ impl Controller {
         self.health.log(ErrorEntry::new(0, ErrorEntry::NO_COMMAND, Status::SUCCESS));
     }
 
-    /// Notes a failed command in the Error Information log, and sets "more" in its status. Ends
-    /// that the host asked for are no errors.
+    /// Logs a failed command in the Error Information log, and sets "more" in its status. Success
+    /// and Abort Requested are not logged.
     fn log_error(&mut self, queue: u16, id: u16, status: Status, subject: Subject) -> Status {
         if status.is_success() || status.code() == Status::ABORT_REQUESTED.code() {
             return status;
@@ -537,9 +541,8 @@ impl Controller {
         status
     }
 
-    /// Keeps a vector of spans for the next command, which most likely has its data in the same
-    /// mapping: the spans stay until then, or until the controller is quiesced. Bounce buffers are
-    /// let go.
+    /// Keeps a vector of spans for the next command, whose data is most likely in the same mapping.
+    /// The spans stay until then, or until the controller is quiesced. Bounce buffers are dropped.
     pub(crate) fn recycle(&mut self, mut spans: Vec<Span>) {
         if spans.iter().any(Span::is_heap) {
             spans.clear();
@@ -551,7 +554,8 @@ impl Controller {
     }
 }
 
-/// Bytes that an I/O command reads, writes or compares. Those of a Copy are known later.
+/// Returns how many bytes an I/O command reads, writes or compares. The bytes of a Copy are counted
+/// later.
 fn transferred(namespaces: &Namespaces, entry: &SubmissionEntry) -> u64 {
     match NvmOpcode(entry.opcode) {
         NvmOpcode::Read | NvmOpcode::Write | NvmOpcode::Compare | NvmOpcode::Verify => {
@@ -563,7 +567,7 @@ fn transferred(namespaces: &Namespaces, entry: &SubmissionEntry) -> u64 {
     }
 }
 
-/// How a command ends that says that it is half of a fused pair, and is not.
+/// Returns the status of a command that claims to be half of a fused pair and is not.
 pub(crate) fn lone_half(entry: &SubmissionEntry) -> Status {
     match entry.fuse() {
         FUSE_FIRST | FUSE_SECOND => Status::FUSED_MISSING.dnr(),
@@ -571,7 +575,7 @@ pub(crate) fn lone_half(entry: &SubmissionEntry) -> Status {
     }
 }
 
-/// The first LBA of a command that has one.
+/// Returns the first LBA of a command that has one, and else 0.
 fn lba_of(queue: u16, entry: &SubmissionEntry) -> u64 {
     match NvmOpcode(entry.opcode) {
         NvmOpcode::Read

@@ -1,11 +1,12 @@
-//! From SGLs to places in guest memory (section 4.4).
+//! Finds the places in guest memory that an SGL names (section 4.4).
 //!
-//! SGLS says what of it there is: data blocks, segments and last segments, whose data is aligned to
-//! dwords in address and length; a list may be longer than the data, and what it has beyond that is
-//! not looked at. No bit buckets, no metadata, nothing of fabrics.
+//! SGLS reports what is supported: data blocks, segments and last segments, with data aligned to
+//! dwords in address and length. A list may be longer than the data; the rest of it is not looked
+//! at. Bit buckets, metadata and the types of fabrics are not supported.
 //!
 //! A list is hostile: it may point at itself, or be made of descriptors without data. So a command
-//! has [`MOST_DESCRIPTORS`] at most, which is 16 times what a megabyte in pages of 4 KiB takes.
+//! may have at most [`MOST_DESCRIPTORS`], which is 16 times as many as a megabyte in pages of 4 KiB
+//! takes.
 
 use slipway_nvme_spec::sgl::{DESCRIPTOR, DescriptorSubType, DescriptorType, SglDescriptor};
 use slipway_nvme_spec::status::Status;
@@ -14,7 +15,7 @@ use zerocopy::IntoBytes;
 
 use crate::prp::Walker;
 
-/// Most descriptors that one command is followed through, the one in the command left out.
+/// Most descriptors that one command may lead to, not counting the descriptor in the command.
 pub(crate) const MOST_DESCRIPTORS: u32 = 4096;
 
 impl Walker {
@@ -76,7 +77,7 @@ impl Walker {
             .map_err(|_| Status::DATA_TRANSFER_ERROR)
     }
 
-    /// Takes the data of the segment that was read; gives the descriptor of the next.
+    /// Takes the data of the segment that was read. Returns the descriptor of the next segment.
     fn segment(&mut self, last: bool, left: &mut u64) -> Result<Option<SglDescriptor>, Status> {
         let count = self.descriptors.len();
         for index in 0..count {
@@ -91,7 +92,7 @@ impl Walker {
                 return Ok(None);
             }
         }
-        // A segment that is not the last one leads to another.
+        // Only a last segment may lead to no other segment.
         if last { Ok(None) } else { Err(Status::SGL_SEGMENT_INVALID.dnr()) }
     }
 
@@ -109,7 +110,7 @@ impl Walker {
     }
 }
 
-/// The type of a descriptor that is supported.
+/// Returns the type of a descriptor, or an error if the type is not supported.
 fn kind_of(descriptor: &SglDescriptor) -> Result<DescriptorType, Status> {
     let kind = descriptor.kind();
     let supported = matches!(

@@ -1,4 +1,5 @@
-//! What commands of several steps work with, used again: in the steady state none allocates.
+//! Work areas for commands of several steps. They are reused, so that no command allocates in the
+//! steady state.
 
 #![allow(clippy::vec_box)] // what is boxed stays in its box when a command takes it
 
@@ -7,47 +8,49 @@ use slipway_ram::Span;
 use crate::prp::Run;
 use crate::steps::{CopyStep, FusedWrite};
 
-/// The smallest buffer; the others are twice, four times, … as large.
+/// The size of the smallest buffer; the others are twice, four times, … as large.
 const SMALLEST: usize = 4096;
-/// Sizes of buffers, up to that of the largest transfer, 16 MiB.
+/// The number of buffer sizes, up to the size of the largest transfer, 16 MiB.
 const SIZES: usize = 13;
-/// Most bytes that are kept for later. More is in use at once only while that many commands are.
+/// Most bytes that are kept for reuse. More are in use at once only while enough commands are in
+/// flight.
 const MOST_BYTES: usize = 2 << 20;
 
-/// What a command of several steps works with.
+/// The work area of a command of several steps.
 pub(crate) struct Work {
     pub step: Step,
-    /// At least as large as asked for. Holds what commands of the same controller read before.
+    /// The buffer, at least as large as asked for. It may hold data that earlier commands of the
+    /// same controller read.
     pub buffer: Span,
-    /// Where the host's data is that a Compare compares.
+    /// The places of the host's data, for Compare.
     pub runs: Vec<Run>,
-    /// Source ranges of a Copy: first block, blocks.
+    /// The source ranges of a Copy: first block, number of blocks.
     pub ranges: Vec<(u64, u32)>,
     /// The write that is fused to a Compare.
     pub write: Option<FusedWrite>,
 }
 
-/// What follows when the request of a command has ended.
+/// The step that follows when a command's request has ended.
 pub(crate) enum Step {
-    /// The blocks are in the buffer, and are compared with the host's data.
+    /// Compares the blocks in the buffer with the host's data.
     Compare,
-    /// Reads the blocks and drops them.
+    /// Reads the next blocks and drops them.
     Verify { next: u64, left: u32, bytes: u64 },
-    /// The second half of a fused pair is under way.
+    /// Ends the second half of a fused pair, which is in flight.
     FusedWrite,
     /// Reads pieces of the source ranges and writes them one after the other.
     Copy(CopyStep),
 }
 
 impl Work {
-    /// Whether the command can end after the step that is under way, which then has no effect or
-    /// not the whole one.
+    /// Returns whether the command can be aborted after its present step, which then has no effect
+    /// or only part of it.
     pub fn stops(&self) -> bool {
         !matches!(self.step, Step::FusedWrite)
     }
 }
 
-/// What is kept, by the size of its buffer.
+/// Unused work areas, by the size of their buffers.
 #[derive(Default)]
 pub(crate) struct Spares {
     kept: [Vec<Box<Work>>; SIZES],
@@ -55,7 +58,7 @@ pub(crate) struct Spares {
 }
 
 impl Spares {
-    /// Something to work with, with a buffer of at least `bytes` bytes and nothing else in it.
+    /// Takes a work area with a buffer of at least `bytes` bytes, and without runs and ranges.
     pub fn take(&mut self, step: Step, bytes: usize) -> Box<Work> {
         let len = bytes.max(SMALLEST).next_power_of_two();
         let Some(mut work) = self.place(len).and_then(Vec::pop) else {
@@ -70,7 +73,7 @@ impl Spares {
         work
     }
 
-    /// Keeps what a command has worked with, unless that is too much.
+    /// Keeps a work area for reuse, unless too much is kept already.
     pub fn put(&mut self, work: Box<Work>) {
         let len = work.buffer.len();
         if self.bytes + len <= MOST_BYTES

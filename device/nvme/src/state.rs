@@ -1,18 +1,20 @@
-//! Saved state: what a successor needs to go on under a running guest.
+//! Saved state: everything that a successor needs to go on under a running guest.
 //!
-//! The format is JSON of the types below, apart from the live ones. A state is taken over whole or
-//! not at all: an unknown field, another version, another shape of the controller, or a value that
-//! no controller can have reached is an error. Every byte counts as hostile.
+//! The format is JSON of the types below, which are separate from the live types. A state is taken
+//! over whole or not at all. An unknown field, another version, another shape of the controller, or
+//! a value that no controller can have reached is an error. Every byte counts as hostile.
 //!
-//! No command is in flight in a saved state: the function is quiesced, so every fetched command
-//! has its completion in guest memory. Commands not fetched lie in guest memory anyway.
+//! No command is in flight in a saved state: the function is quiesced, so every fetched command has
+//! its completion in guest memory. Commands that were not fetched are in guest memory anyway.
 //!
-//! Shadow doorbells: the pages and what was seen in them is kept; event indexes are not, as a
-//! successor is awake at first, looks, and publishes its own before it rests.
+//! Shadow doorbells: the state has the pages and the values seen last in them, but no event
+//! indexes. A successor is awake at first, looks, and publishes its own event indexes before it
+//! rests.
 //!
-//! Doorbells: cells that are all zero count as fresh and get the values seen last; any other cells
+//! Doorbells: cells that are all zero count as fresh and get the values seen last. Other cells
 //! count as kept from before, with doorbells that were rung meanwhile. The keep alive timer starts
-//! anew, as a restart is not the host's fault; the timestamp stands still between the two.
+//! anew, since a restart is not the host's fault; the timestamp stands still between save and
+//! restore.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -36,14 +38,14 @@ use crate::lifecycle::{Phase, Shutdown};
 use crate::parts::MAX_NSID;
 use crate::queue::{CompletionQueue, Queues, SubmissionQueue};
 
-/// Says what a state is of.
+/// The mark of an NVMe controller's state.
 const KIND: &str = "slipway-nvme";
-/// Version of the format. Another one is refused.
+/// Version of the format. A state of another version is refused.
 pub(crate) const VERSION: u32 = 3;
-/// Longest state that is looked at, bytes: a full one has about a tenth of this.
+/// Longest state that is parsed, in bytes; a full state has about a tenth of this.
 const MAX_LEN: usize = 1 << 20;
 
-/// Read first, so that another version is told from a damaged state.
+/// The part that is parsed first, so that another version is told from a damaged state.
 #[derive(Deserialize)]
 struct Head {
     kind: String,
@@ -61,12 +63,12 @@ struct State {
     registers: RegisterState,
     phase: Phase,
     shutdown: Shutdown,
-    /// Where the host writes doorbells instead of to registers.
+    /// The shadow pages, if the host named any.
     shadow: Option<ShadowState>,
     submission_queues: Vec<SubmissionState>,
     completion_queues: Vec<CompletionState>,
     features: Features,
-    /// Error Recovery of each namespace, in their order.
+    /// Error Recovery of each namespace, in the order of the namespaces.
     error_recovery: Vec<u16>,
     event_requests: Vec<u16>,
     changed_namespaces: BTreeSet<u32>,
@@ -75,7 +77,7 @@ struct State {
     health: HealthState,
 }
 
-/// What must be the same in the successor: what Identify told the host.
+/// The properties that Identify told the host, which a successor must share.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Shape {
@@ -123,17 +125,17 @@ struct ShadowState {
     number: u32,
 }
 
-/// What a queue saw last.
+/// The values that a queue saw last.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DoorbellState {
     register: u32,
-    /// The entry of the shadow page, and whether the host has changed it.
+    /// The value of the shadow page's entry, and whether the host has changed it.
     shadow: Option<(u32, bool)>,
 }
 
 impl DoorbellState {
-    /// Of a queue that begins.
+    /// Returns the state of a new queue's doorbell.
     fn fresh(shadow: bool) -> Self {
         Self { register: 0, shadow: shadow.then_some((0, false)) }
     }
@@ -183,7 +185,7 @@ struct HealthState {
     media_errors: u64,
     powered: Duration,
     errors: u64,
-    /// By their place in the ring.
+    /// The error log, by place in its ring.
     entries: Vec<ErrorState>,
 }
 
@@ -202,15 +204,15 @@ fn inconsistent(what: &str) -> StateError {
     StateError::Inconsistent(what.into())
 }
 
-/// An error unless `fine`.
+/// Returns an error unless `fine`.
 fn require(fine: bool, what: &str) -> Result<(), StateError> {
     if fine { Ok(()) } else { Err(inconsistent(what)) }
 }
 
-/// The state of `controller`.
+/// Returns the state of `controller`.
 ///
 /// # Panics
-/// When commands are in flight: the host did not quiesce, a programmer's error.
+/// If commands are in flight: the host did not quiesce, a programmer's error.
 pub(crate) fn save(controller: &Controller) -> Vec<u8> {
     assert!(controller.inflight.is_empty(), "a controller is quiesced before it is saved");
     let mut queues = save_queues(controller);
@@ -218,8 +220,8 @@ pub(crate) fn save(controller: &Controller) -> Vec<u8> {
     with_queues(controller, queues)
 }
 
-/// The state of `controller` as it is; commands in flight, and what became of queues, are the
-/// journal's business.
+/// Returns the present state of `controller`, for a snapshot. The journal has the commands in
+/// flight and the progress of the queues.
 pub(crate) fn running(controller: &Controller) -> Vec<u8> {
     let mut queues = save_queues(controller);
     queues.append(&controller.far_shapes());
@@ -234,7 +236,7 @@ pub(crate) struct QueueStates {
 }
 
 impl QueueStates {
-    /// Adds a submission queue at its beginning.
+    /// Adds a new submission queue.
     pub fn add_submission(&mut self, (id, completion): (u16, u16), ring: (u64, u32), shadow: bool) {
         let ((base, size), doorbell) = (ring, DoorbellState::fresh(shadow));
         let (head, tail) = (0, 0);
@@ -242,7 +244,7 @@ impl QueueStates {
         self.submission.push(queue);
     }
 
-    /// Adds a completion queue at its beginning.
+    /// Adds a new completion queue.
     pub fn add_completion(
         &mut self,
         (id, vector): (u16, Option<u16>),
@@ -263,14 +265,14 @@ impl QueueStates {
         });
     }
 
-    /// Adds those of another thread.
+    /// Adds another thread's queues.
     pub fn append(&mut self, other: &Self) {
         self.submission.extend_from_slice(&other.submission);
         self.completion.extend_from_slice(&other.completion);
     }
 }
 
-/// The queues that `controller` serves itself.
+/// Returns the queues that `controller` serves itself.
 pub(crate) fn save_queues(controller: &Controller) -> QueueStates {
     QueueStates {
         submission: controller.queues.submissions().map(save_submission).collect(),
@@ -299,7 +301,8 @@ fn with_queues(controller: &Controller, queues: QueueStates) -> Vec<u8> {
         events_masked: controller.events.masked,
         health: save_health(controller),
     };
-    // The types hold nothing that JSON cannot; an empty state is refused by `restore`.
+    // The types hold nothing that JSON cannot express. If that fails, `restore` refuses the empty
+    // state.
     serde_json::to_vec(&state).unwrap_or_default()
 }
 
@@ -314,7 +317,7 @@ fn shape(controller: &Controller) -> Shape {
         uuid: one.uuid,
         shared: one.shared,
     });
-    // The firmware revision may differ: that is what an upgrade is.
+    // The firmware revision may differ, as it does after an upgrade.
     Shape {
         serial: controller.identity.serial.clone(),
         model: controller.identity.model.clone(),
@@ -399,13 +402,14 @@ fn save_health(controller: &Controller) -> HealthState {
     }
 }
 
-/// Takes over `bytes`; after an error the caller resets the controller.
+/// Takes over the state in `bytes`. After an error the caller resets the controller.
 pub(crate) fn restore(controller: &mut Controller, bytes: &[u8]) -> Result<(), StateError> {
     take_over(controller, bytes, false).map(drop)
 }
 
-/// As [`restore`]; with `kept` the doorbell cells are the predecessor's own, and namespaces may have
-/// come, gone or changed their size, as they may under a controller that runs. Gives their numbers.
+/// Takes over the state in `bytes`, like [`restore`]. With `kept` the doorbell cells are the
+/// predecessor's own, and namespaces may have come, gone or changed their size, as they may under a
+/// running controller. Returns the IDs of those namespaces.
 pub(crate) fn take_over(
     controller: &mut Controller,
     bytes: &[u8],
@@ -447,8 +451,8 @@ pub(crate) fn take_over(
     Ok(different)
 }
 
-/// The namespaces that one of them has and the other has not, or with another size. All else must
-/// be the same: a number that names another disk would be a mistake of ours.
+/// Returns the namespaces that only one of the shapes has, or that differ in size. All else must be
+/// equal: a namespace ID that names another disk would be a mistake of the host.
 fn compare(saved: &Shape, own: &Shape) -> Result<BTreeSet<u32>, StateError> {
     let mut different = BTreeSet::new();
     for namespace in saved.namespaces.iter().chain(&own.namespaces) {
@@ -482,7 +486,7 @@ fn parse(bytes: &[u8]) -> Result<State, StateError> {
     serde_json::from_slice(bytes).map_err(|error| StateError::Inconsistent(error.to_string()))
 }
 
-/// Phase, shutdown, registers and the presence of queues must tell one story.
+/// Checks that phase, shutdown, registers and the presence of queues agree.
 fn check_phase(state: &State) -> Result<(), StateError> {
     let configuration = Configuration(state.registers.configuration);
     let status = ControllerStatus(state.registers.status);
@@ -499,7 +503,7 @@ fn check_phase(state: &State) -> Result<(), StateError> {
         Shutdown::Draining | Shutdown::Flushing => ControllerStatus::SHUTDOWN_OCCURRING,
         Shutdown::Complete => ControllerStatus::SHUTDOWN_COMPLETE,
     };
-    // While it resets, CSTS shows what was before.
+    // While the controller resets, CSTS shows the state before the reset.
     let fine =
         state.phase == Phase::Resetting || status.0 & ControllerStatus::SHUTDOWN_MASK == shutdown;
     require(fine, "shutdown and registers")?;
@@ -511,13 +515,13 @@ fn check_phase(state: &State) -> Result<(), StateError> {
     require(reserved == 0 && aqa == 0 && low == 0, "reserved register bits")
 }
 
-/// Bytes of a memory page.
+/// Returns the size of a memory page in bytes.
 fn page_size(state: &State) -> u64 {
     4096 << Configuration(state.registers.configuration).page_shift().min(4)
 }
 
-/// What the command that named the pages checked, but for their being mapped: that shows at the
-/// first poll.
+/// Returns the shadow pages, with the checks of Doorbell Buffer Config. Whether the pages are
+/// mapped shows at the first poll.
 fn restore_shadow(
     controller: &Controller,
     state: &State,
@@ -605,7 +609,7 @@ fn restore_events(state: &State) -> Result<Events, StateError> {
 }
 
 fn restore_health(saved: &HealthState) -> Result<Health, StateError> {
-    // Counters that no device lives long enough for would overflow later.
+    // Counters that no device lives long enough to reach would overflow later.
     let counters = [
         saved.sectors_read,
         saved.sectors_written,

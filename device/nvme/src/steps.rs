@@ -1,9 +1,9 @@
 //! Commands of several steps: Compare, Verify, Copy, and Compare and Write as a fused pair.
 //!
-//! Their data passes through a buffer of the controller's, at most [`STEP`] bytes at a time: a step
-//! is one request to the disk, and what follows it is decided when that has ended. So a command of
-//! 65,536 blocks takes many polls, and other commands go on between them. Buffers are used again
-//! (`spares`): in the steady state no command allocates.
+//! The data of these commands passes through a buffer of the controller, at most [`STEP`] bytes at
+//! a time. A step is one request to the disk, and the next step is chosen when that request has
+//! ended. So a command of 65,536 blocks takes many polls, and other commands proceed between them.
+//! Buffers are reused (`spares`): in the steady state no command allocates.
 
 use slipway_block::{Operation, Request};
 use slipway_nvme_spec::command::{CopyRange, SubmissionEntry};
@@ -33,22 +33,22 @@ pub(crate) struct FusedWrite {
     request: Request,
 }
 
-/// How far a Copy is.
+/// The progress of a Copy.
 pub(crate) struct CopyStep {
-    /// Blocks that a piece has at most.
+    /// The most blocks of a piece.
     most: u32,
-    /// The range that is being copied, and how many blocks of it are.
+    /// The range that is being copied, and how many of its blocks are done.
     range: usize,
     done: u32,
-    /// Where the next piece goes.
+    /// The destination of the next piece.
     to: u64,
-    /// Whether the piece in the buffer is being written; else it is being read.
+    /// `true` while the piece in the buffer is being written, `false` while it is being read.
     writing: bool,
     durable: bool,
 }
 
 impl Controller {
-    /// Compare (section 6.6).
+    /// Starts a Compare (section 6.6).
     pub(crate) fn compare(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
         let (command, request) = self.compare_parts(queue, entry)?;
         self.begin(command, request);
@@ -74,7 +74,7 @@ impl Controller {
         Ok((Command { bytes: bytes as u64, work: Some(work), ..compare }, request))
     }
 
-    /// Verify (section 6.16). No data moves, so MDTS does not limit it.
+    /// Starts a Verify (section 6.16). No data moves, so MDTS does not limit it.
     pub(crate) fn verify(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, false)?;
@@ -92,8 +92,9 @@ impl Controller {
         Ok(())
     }
 
-    /// Copy (NVM Command Set Specification 1.0, section 3.2.2; brought into 1.4 by TP 4065), with
-    /// source ranges of format 0. Ranges are copied in their order, each in pieces from its start.
+    /// Starts a Copy (NVM Command Set Specification 1.0, section 3.2.2; brought into 1.4 by TP
+    /// 4065), with source ranges of format 0. Ranges are copied in their order, each in pieces from
+    /// its start.
     pub(crate) fn copy(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<(), Status> {
         let (to, cdw12) = (entry.starting_lba(), entry.dword(12));
         let nsid = entry.nsid.get();
@@ -136,7 +137,7 @@ impl Controller {
         Ok(())
     }
 
-    /// The source ranges of a Copy, first block and blocks: read once.
+    /// Reads the source ranges of a Copy once: first block and number of blocks of each.
     fn copy_ranges(
         &mut self,
         entry: &SubmissionEntry,
@@ -155,9 +156,10 @@ impl Controller {
         Ok(())
     }
 
-    /// Compare and Write as a fused operation (section 6.2): the write is done if the blocks hold
-    /// what the host says, and no other command of this controller comes between. The first is the
-    /// command at hand; the second has `ticket`. Gives the status of each command that has ended.
+    /// Starts a Compare and Write as a fused operation (section 6.2): the write is done if the
+    /// blocks hold the host's data, and no other command of this controller comes between. The
+    /// first command is the current one; the second has `ticket`. Returns the status of each
+    /// command that has ended already.
     pub(crate) fn compare_and_write(
         &mut self,
         queue: u16,
@@ -200,20 +202,20 @@ impl Controller {
         [None, None]
     }
 
-    /// Blocks of a step.
+    /// Returns the most blocks of a step.
     fn step_blocks(&self, block_size: u32) -> u32 {
         STEP.min(self.limits.transfer) / block_size
     }
 
-    /// Keeps `command` and leaves its first request, or its next, with its namespace.
+    /// Keeps `command` and gives its first request, or its next one, to its namespace.
     fn begin(&mut self, command: Command, request: Request) {
         let nsid = command.nsid;
         let slot = self.inflight.insert(Command { parts: 1, ..command });
         self.request(nsid, Request { tag: Inflight::tag(slot, 0), ..request });
     }
 
-    /// A step has ended, with the command's status: takes the next one, or ends the command. One
-    /// whose end is nobody's concern any more goes no further.
+    /// Takes a command's next step after one has ended with the command's status, or ends the
+    /// command. A command whose end is not to be reported takes no further step.
     pub(crate) fn after_step(&mut self, mut command: Command, mut work: Box<Work>) {
         let goes_on = command.status.is_success() && command.queue.is_some();
         match &mut work.step {
@@ -223,7 +225,8 @@ impl Controller {
                 }
                 let ended = (command.status, command.queue);
                 if let Some(write) = &work.write {
-                    // Before anybody is told, and before the write.
+                    // The decision is stored before the guest is told of an end, and before the
+                    // write.
                     self.decide(write.command.ticket, second_status(command.status));
                 }
                 self.end(command, 0);
@@ -266,7 +269,7 @@ impl Controller {
         let Step::Copy(copy) = &work.step else { return };
         let Some((lba, piece)) = copy.piece(&work.ranges) else {
             self.spares.put(work);
-            // Its data neither came from the host nor goes to it.
+            // The data of a Copy neither comes from the host nor goes to it.
             return self.end(Command { kind: Kind::Other, ..command }, 0);
         };
         let mut request = self.read(lba, piece, &work.buffer, block_size);
@@ -279,7 +282,7 @@ impl Controller {
         self.begin(command, request);
     }
 
-    /// The first half of a fused pair ended like this: the second runs, or ends as well.
+    /// Runs the second half of a fused pair, or ends it as well, after the first half has ended.
     fn after_compare(&mut self, (status, queue): (Status, Option<u16>), mut work: Box<Work>) {
         let Some(FusedWrite { mut command, request }) = work.write.take() else {
             return self.spares.put(work);
@@ -306,12 +309,13 @@ impl Controller {
         }
     }
 
-    /// The block size of a namespace that was checked to be there when its command started.
+    /// Returns the block size of a namespace. The command's start has checked that the namespace
+    /// exists.
     fn block_size(&mut self, nsid: u32) -> u32 {
         self.namespaces.working(nsid).map_or(512, |namespace| namespace.geometry.block_size)
     }
 
-    /// A read of `blocks` blocks into the start of `buffer`; its tag comes later.
+    /// Returns a read of `blocks` blocks into the start of `buffer`, without its tag.
     fn read(&mut self, lba: u64, blocks: u32, buffer: &Span, block_size: u32) -> Request {
         let mut spans = self.spare_spans.pop().unwrap_or_default();
         spans.clear();
@@ -321,13 +325,14 @@ impl Controller {
 }
 
 impl CopyStep {
-    /// The piece of the source that this step is about: first block, blocks; None after the last.
+    /// Returns the present piece of the source: first block and number of blocks. Returns `None`
+    /// after the last piece.
     fn piece(&self, ranges: &[(u64, u32)]) -> Option<(u64, u32)> {
         let (lba, blocks) = ranges.get(self.range)?;
         Some((lba + u64::from(self.done), (blocks - self.done).min(self.most)))
     }
 
-    /// The step has succeeded.
+    /// Moves on after a step that has succeeded.
     fn advance(&mut self, ranges: &[(u64, u32)]) {
         if self.writing {
             let (_, piece) = self.piece(ranges).unwrap_or_default();
@@ -340,18 +345,19 @@ impl CopyStep {
         self.writing = !self.writing;
     }
 
-    /// Whether the step reads or changes something.
+    /// Returns the kind of the present step: reading, or writing.
     fn kind(&self) -> Kind {
         if self.writing { Kind::Other } else { Kind::Scan }
     }
 }
 
-/// How the second half of a fused pair ends when the first has ended with `first`; success: it runs.
+/// Returns the status of the second half of a fused pair after the first has ended with `first`.
+/// With success the second half runs.
 fn second_status(first: Status) -> Status {
     if first.is_success() { first } else { Status::FUSED_FAILED.dnr() }
 }
 
-/// Whether the host's data at `runs` is that of `buffer`. Each byte is read once.
+/// Compares the host's data at `runs` with the data in `buffer`. Each byte is read once.
 fn compare(memory: &Memory, runs: &[Run], buffer: &Span) -> Status {
     let (mut ours, mut theirs) = ([0; 4096], [0; 4096]);
     let mut at = 0;

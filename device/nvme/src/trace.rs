@@ -1,4 +1,4 @@
-//! Where the time of commands goes, layer by layer, while somebody asks.
+//! Measures where the time of commands goes, layer by layer, while a [`Tracer`] is installed.
 //!
 //! A [`Tracer`] is made by another thread and handed to the controller by a job of its mailbox.
 //! Without one, each step of a command costs one branch. With one, the steps are stamped:
@@ -9,16 +9,17 @@
 //! | fetched | the entry was copied in | [`Layer::Fetch`] |
 //! | submitted | the disk is about to get the (first) request | [`Layer::Submit`] |
 //! | ended | the disk gave the (last) completion | [`Layer::Backend`] |
-//! | signalled | the entry is in the completion queue and its interrupt was sent | [`Layer::Complete`] |
+//! | signalled | the completion entry was written, its interrupt sent | [`Layer::Complete`] |
 //!
-//! A stamp is read once for all commands that take a step together, and a command counts when it
-//! is complete, so its layers add up to its [`Layer::Whole`] exactly. Stamps lie in a table by
-//! in-flight slot; histograms are those of a [`Latencies`], which whoever asks swaps for an empty
-//! one: nothing is copied, locked or allocated on the controller's thread.
+//! The clock is read once for all commands that take a step together. A command counts when it is
+//! complete, so its layers add up to its [`Layer::Whole`] exactly. Stamps lie in a table by
+//! in-flight slot. The histograms are those of a [`Latencies`], which the caller of
+//! [`Controller::take_latencies`] swaps for an empty one: nothing is copied, locked or allocated on
+//! the controller's thread.
 //!
-//! Commands of I/O queues that reach a disk are traced, whatever their status; of commands of several
-//! steps (Verify, Copy) the first step, of fused pairs nothing. Admin commands are
-//! not, nor is what ends before it reaches a disk.
+//! Commands of I/O queues that reach a disk are traced, whatever their status. Of commands of
+//! several steps (Verify, Copy) only the first step is traced, and of fused pairs nothing. Admin
+//! commands, and commands that end before they reach a disk, are not traced.
 
 use std::sync::Arc;
 
@@ -33,22 +34,24 @@ use crate::{Controller, Limits};
 /// A stretch of a command's way through the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
-    /// From the doorbell's new value being seen to the entry being copied in. Waiting for room in
-    /// the completion queue or among the commands in flight is in it.
+    /// From the time at which the doorbell's new value was seen to the time at which the entry was
+    /// copied in. This includes waiting for room in the completion queue or among the commands in
+    /// flight.
     Fetch,
-    /// From there to the disk: checks, PRPs, pinning, commands of the same batch before it.
+    /// From the copied entry to the disk: checks, PRPs, pinning, and commands of the same batch
+    /// that came before.
     Submit,
-    /// In the disk, as the controller sees it.
+    /// The disk's own time, as the controller sees it.
     Backend,
-    /// From the disk's completion to the interrupt, or to the entry being in the completion queue
-    /// where there is no interrupt.
+    /// From the disk's completion to the interrupt, or, where there is no interrupt, to the entry
+    /// in the completion queue.
     Complete,
     /// From the first stamp to the last.
     Whole,
 }
 
 impl Layer {
-    /// All, in the order of a command's way; `Whole` last.
+    /// All layers, in the order of a command's way; `Whole` last.
     pub const ALL: [Self; 5] =
         [Self::Fetch, Self::Submit, Self::Backend, Self::Complete, Self::Whole];
 }
@@ -67,7 +70,7 @@ pub enum OpcodeClass {
 }
 
 impl OpcodeClass {
-    /// All of them.
+    /// All classes.
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Flush, Self::Other];
 
     fn of(opcode: u8) -> Self {
@@ -82,29 +85,29 @@ impl OpcodeClass {
 
 type Layers = [Histogram; Layer::ALL.len()];
 
-/// Latencies in nanoseconds by queue, opcode class and layer. About 600 KiB for each queue, of
-/// which only what is counted becomes resident.
+/// Latencies in nanoseconds by queue, opcode class and layer. About 600 KiB of address space for
+/// each queue, of which only the counters in use become resident.
 #[derive(Default)]
 pub struct Latencies {
     queues: Vec<[Layers; OpcodeClass::ALL.len()]>,
-    /// Commands that were sampled and found no place: queues made after this was.
+    /// Sampled commands without a histogram, since their queue was made after this value.
     missed: u64,
 }
 
 impl Latencies {
-    /// Empty ones for the I/O queues 1 to `queues`.
+    /// Makes empty histograms for the I/O queues 1 to `queues`.
     pub fn new(queues: u16) -> Self {
         let queues = (0..queues).map(|_| Default::default()).collect();
         Self { queues, missed: 0 }
     }
 
-    /// One histogram; None for a queue that has none.
+    /// Returns one histogram, or `None` if the queue has none.
     pub fn get(&self, queue: u16, class: OpcodeClass, layer: Layer) -> Option<&Histogram> {
         let queue = self.queues.get(usize::from(queue).checked_sub(1)?)?;
         Some(&queue[class as usize][layer as usize])
     }
 
-    /// Adds what another thread counted: queues that both have, and what it missed.
+    /// Adds another thread's counts: those of queues that both have, and the missed commands.
     pub fn merge(&mut self, other: &Self) {
         for (own, other) in self.queues.iter_mut().zip(&other.queues) {
             for (own, other) in own.iter_mut().flatten().zip(other.iter().flatten()) {
@@ -114,12 +117,13 @@ impl Latencies {
         self.missed += other.missed;
     }
 
-    /// The I/O queues that there are histograms for: 1 to this.
+    /// Returns the highest number of an I/O queue with histograms; they begin with queue 1.
     pub fn queues(&self) -> u16 {
         self.queues.len() as u16
     }
 
-    /// Commands that were sampled and not counted, since their queue was made after the histograms.
+    /// Returns how many sampled commands were not counted, since their queue was made after the
+    /// histograms.
     pub fn missed(&self) -> u64 {
         self.missed
     }
@@ -144,7 +148,8 @@ impl Latencies {
     }
 }
 
-/// What is known of a command so far. Times are the tracer's clock's; 0: has not happened.
+/// The stamps of a command so far, in the time of the tracer's clock. 0 stands for a step that has
+/// not happened.
 #[derive(Clone, Copy)]
 struct Stamps {
     queue: u16,
@@ -158,43 +163,45 @@ struct Stamps {
 const NOTHING: Stamps =
     Stamps { queue: 0, class: OpcodeClass::Other, seen: 0, fetched: 0, submitted: 0, ended: 0 };
 
-/// What a controller needs to trace: made by another thread, see [`Controller::trace`].
+/// State of a controller that traces. Another thread makes it; see [`Controller::trace`].
 pub struct Tracer {
     clock: Arc<dyn Clock>,
-    /// One doorbell change in so many is followed; 0: as many as cost little.
+    /// One of so many doorbell changes is followed; 0 stands for as many as cost little.
     every: u32,
-    /// As `every`, of the moment.
+    /// The present value of `every`, which the tracer chooses if `every` is 0.
     stride: u32,
-    /// When a change was followed last.
+    /// The time at which a change was followed last.
     followed_at: u64,
-    /// Until the next one.
+    /// The number of doorbell changes until the next one that is followed.
     left: u32,
-    /// When the doorbell that announced an entry was seen, by queue and entry; 0: not followed.
+    /// The time at which the doorbell that announced an entry was seen, by queue and entry; 0 if
+    /// the entry is not followed.
     seen: Vec<Box<[u64]>>,
-    /// Entries with a time in `seen`.
+    /// The number of entries with a time in `seen`.
     waiting: u32,
-    /// When the entries at hand were copied in.
+    /// The time at which the current entries were copied in.
     fetched: u64,
-    /// When the command at hand began and ended, which its disk carried out at once.
+    /// The times at which the current command began and ended, if its disk carried it out at once.
     at_once: Option<[u64; 2]>,
-    /// By in-flight slot; `seen` is 0 for commands that are not followed.
+    /// Stamps by in-flight slot; `seen` is 0 for commands that are not followed.
     open: Box<[Stamps]>,
-    /// Slots of `open` that are followed.
+    /// The number of slots of `open` that are followed.
     followed: u32,
-    /// Completed, and not interrupted for yet.
+    /// Completed commands whose interrupt has not been sent yet.
     done: Vec<Stamps>,
     latencies: Latencies,
 }
 
-/// Nanoseconds between two doorbell changes that are followed, where the tracer chooses.
+/// Nanoseconds between two followed doorbell changes, where the tracer chooses.
 const SPACING: u64 = 20_000;
-/// Most changes that are passed over then: rare ones follow upon many.
+/// Most changes that are passed over where the tracer chooses: rare changes may come after many.
 const MOST_STRIDE: u64 = 64;
 
 impl Tracer {
-    /// Follows the commands of one doorbell change in `every`, of a controller with these limits, and
-    /// counts them in `latencies`. With 0 it follows all while they are rare, and about one in 20 µs
-    /// while they are not: stamping a command takes some 200 ns.
+    /// Makes a tracer that follows the commands of one doorbell change in `every`, for a controller
+    /// with these limits, and counts them in `latencies`. With `every` 0 it follows all changes
+    /// while they are rare, and about one in 20 µs while they are not: stamping a command takes
+    /// some 200 ns.
     pub fn new(clock: Arc<dyn Clock>, every: u32, limits: &Limits, latencies: Latencies) -> Self {
         let in_flight = limits.in_flight as usize;
         let seen = |_| vec![0; usize::from(limits.queue_entries)].into_boxed_slice();
@@ -219,7 +226,7 @@ impl Tracer {
         self.clock.nanos().max(1)
     }
 
-    /// How many doorbell changes from the one at `now` to the next that is followed.
+    /// Returns the number of doorbell changes from the one at `now` to the next that is followed.
     fn stride(&mut self, now: u64) -> u32 {
         if self.every == 0 {
             let gap = now.saturating_sub(self.followed_at).max(1);
@@ -230,7 +237,7 @@ impl Tracer {
         self.stride
     }
 
-    /// Queue `queue` looked at its doorbell; its tail was `before`.
+    /// Notes that queue `queue` looked at its doorbell; its tail was `before`.
     pub(crate) fn observed(&mut self, queue: &SubmissionQueue, before: u32) {
         if queue.id == 0 || queue.tail == before {
             return;
@@ -255,15 +262,15 @@ impl Tracer {
         }
     }
 
-    /// Entries were copied in.
+    /// Notes that entries were copied in.
     pub(crate) fn fetched(&mut self) {
         if self.waiting > 0 {
             self.fetched = self.now();
         }
     }
 
-    /// The entry at `head` of queue `queue` was executed, and waits in `slot` of the in-flight table
-    /// if it has not ended.
+    /// Notes that the entry at `head` of queue `queue` was executed. The command waits in `slot` of
+    /// the in-flight table if it has not ended.
     pub(crate) fn started(&mut self, queue: u16, head: u32, opcode: u8, slot: Option<u32>) {
         let at_once = self.at_once.take();
         let seen = self.seen.get_mut(usize::from(queue)).and_then(|all| all.get_mut(head as usize));
@@ -282,8 +289,9 @@ impl Tracer {
         self.followed += 1;
     }
 
-    /// Drives a namespace, stamping what it hands on and what it gives back. What is left for the
-    /// next turn counts as handed on: it waits for the thread that would copy it.
+    /// Drives a namespace, and stamps the requests that it submits and completes. Requests that are
+    /// left for the next turn count as submitted: they wait for the thread that would copy their
+    /// data.
     pub(crate) fn drive(
         &mut self,
         namespace: &mut Attached,
@@ -315,7 +323,8 @@ impl Tracer {
         }
     }
 
-    /// The command in the slot of `tag` is complete; `counts` when its end is somebody's concern.
+    /// Notes that the command in the slot of `tag` is complete; `counts` is `false` if its end is
+    /// not reported.
     pub(crate) fn completed(&mut self, tag: u64, counts: bool) {
         let Some(open) = self.open.get_mut(tag as u32 as usize) else { return };
         if open.seen == 0 {
@@ -328,25 +337,27 @@ impl Tracer {
         }
     }
 
-    /// A followed command is complete but for its interrupt. There is a place for each that can be in
-    /// flight; of those that never were, more may wait for an interrupt that is held back.
+    /// Keeps a followed command that is complete but for its interrupt. There is a place for each
+    /// command that can be in flight. Commands that a disk carried out at once were never in
+    /// flight, so more of them may wait for a held-back interrupt: those beyond the places are
+    /// dropped.
     fn keep(&mut self, stamps: Stamps) {
         if self.done.len() < self.done.capacity() {
             self.done.push(stamps);
         }
     }
 
-    /// The time, if the command at hand may be a followed one; else 0.
+    /// Returns the time if the current command may be a followed one, and else 0.
     pub(crate) fn stamp(&self) -> u64 {
         if self.waiting > 0 { self.now() } else { 0 }
     }
 
-    /// The command at hand was carried out at once, from the stamp `begun` until now.
+    /// Notes that the current command was carried out at once, from the stamp `begun` until now.
     pub(crate) fn transferred(&mut self, begun: u64) {
         self.at_once = (begun > 0).then(|| [begun, self.now()]);
     }
 
-    /// Interrupts were sent.
+    /// Notes that interrupts were sent, except those of queues for which `is_held` returns `true`.
     pub(crate) fn signalled(&mut self, is_held: impl Fn(u16) -> bool) {
         if self.done.is_empty() {
             return;
@@ -361,7 +372,7 @@ impl Tracer {
         });
     }
 
-    /// Submission queue `queue` is gone.
+    /// Forgets submission queue `queue`, which was deleted.
     #[cold]
     pub(crate) fn closed(&mut self, queue: u16) {
         let Some(seen) = self.seen.get_mut(usize::from(queue)) else { return };
@@ -370,7 +381,7 @@ impl Tracer {
         seen.fill(0);
     }
 
-    /// All queues are gone.
+    /// Forgets all queues and commands.
     #[cold]
     pub(crate) fn forget(&mut self) {
         self.seen.iter_mut().for_each(|queue| queue.fill(0));
@@ -381,19 +392,21 @@ impl Tracer {
 }
 
 impl Controller {
-    /// The highest number of its I/O submission queues: how many [`Latencies`] are made for.
+    /// Returns the highest number of the controller's I/O submission queues, which is the size for
+    /// [`Latencies`].
     pub fn io_queues(&self) -> u16 {
         self.queues.submission_bound().saturating_sub(1).max(self.last_far_queue())
     }
 
-    /// Traces with `tracer` from now on, or stops; gives the tracer of before. Drop it elsewhere:
-    /// it is large.
+    /// Traces with `tracer` from now on, or stops if it is `None`. Returns the previous tracer,
+    /// which is large: drop it on another thread.
     pub fn trace(&mut self, tracer: Option<Box<Tracer>>) -> Option<Box<Tracer>> {
         std::mem::replace(&mut self.tracer, tracer)
     }
 
-    /// Gives what was counted since the last call and goes on with `fresh`, which may have
-    /// histograms for queues made meanwhile. None, with `fresh` dropped, when nothing is traced.
+    /// Returns the latencies counted since the last call and goes on with `fresh`, which may have
+    /// histograms for queues made meanwhile. Returns `None`, and drops `fresh`, if nothing is
+    /// traced.
     pub fn take_latencies(&mut self, fresh: Latencies) -> Option<Latencies> {
         let tracer = self.tracer.as_mut()?;
         Some(std::mem::replace(&mut tracer.latencies, fresh))

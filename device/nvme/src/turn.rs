@@ -1,19 +1,20 @@
-//! How much a poll does: functions that share a thread have fair turns.
+//! Bounds the work of a poll, so that functions that share a thread have fair turns.
 //!
-//! A poll starts so many I/O commands, of one queue after the other, and hands so many bytes to disks
-//! that copy them on this thread ([`Disk::copies`]). A request that is larger than what is left goes
-//! in pieces, its rest in the next polls, and until what waits has gone no further command is fetched:
-//! it stays in the guest's memory. Both are counts, so a turn is the same on every machine and costs
-//! no look at a clock.
+//! A poll starts a bounded number of I/O commands, of one queue after the other, and hands a
+//! bounded number of bytes to disks that copy on this thread ([`Disk::copies`]). A request that
+//! exceeds the rest of the turn goes in pieces, its rest in the next polls. Until waiting requests
+//! have gone, no further command is fetched: commands stay in the guest's memory. Both bounds are
+//! counts, so a turn is the same on every machine and reads no clock.
 //!
-//! What is not bounded by this: disks that do not copy get all requests of a poll at once, as a batch;
-//! how many of them their medium has at a time is their concern. The admin queue moves little.
+//! Not bounded by a turn: disks that do not copy get all requests of a poll at once, as a batch,
+//! and decide themselves how many of them their medium has at a time. The admin queue moves little
+//! data.
 
 use slipway_block::{Completion, Disk, DiskError, Operation, Request};
 use slipway_pci::Turn;
 use slipway_ram::Span;
 
-/// What a poll may do.
+/// The bounds of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     /// I/O commands to start.
@@ -23,7 +24,7 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// All that there is.
+    /// A quota without bounds.
     pub const WHOLE: Self = Self { commands: u32::MAX, bytes: u64::MAX };
 }
 
@@ -32,36 +33,36 @@ impl From<Turn> for Quota {
         match turn {
             // Some 25 µs of copying.
             Turn::Long => Self { commands: 64, bytes: 256 << 10 },
-            // Some 0.2 µs of copying, or a command that is not worth cutting: who sends one command after
-            // the other, of 4 KiB, waits for less than one.
+            // Some 0.2 µs of copying, or a command that is too small to cut: a guest that sends one
+            // command of 4 KiB after the other waits for less than one such command.
             Turn::Short => Self { commands: 1, bytes: LEAST },
         }
     }
 }
 
-/// What is not worth cutting, in bytes.
+/// Bytes of the largest request that is not worth cutting.
 const SMALL: u64 = 4096;
-/// Bytes of a piece of what is cut, at least.
+/// The least bytes of a piece.
 const LEAST: u64 = 2048;
-/// Pieces of what is zeroed or given back end at multiples of this, in bytes: a huge page that is
-/// given back in parts would be taken apart.
+/// Pieces of requests that zero or discard end at multiples of this many bytes: discarding a part
+/// of a huge page would break the page up.
 const ZEROED: u64 = 2 << 20;
-/// Bytes that are zeroed or given back in the time in which one is copied, about.
+/// Bytes that are zeroed or discarded in about the time in which one byte is copied.
 const ZEROING: u64 = 32;
 
 /// A request that goes to its disk in pieces.
 struct Split {
     whole: Request,
-    /// Blocks that have gone.
+    /// The number of blocks that have gone to the disk.
     gone: u32,
-    /// The disk has a piece.
+    /// `true` while the disk has a piece.
     outstanding: bool,
 }
 
-/// Hands requests to a disk, as many as a turn has room for.
+/// Hands as many requests to a disk as a turn has room for.
 #[derive(Default)]
 pub(crate) struct Feeder {
-    /// Whether the disk copies what it reads, and what it writes.
+    /// `true` if the disk copies: for reads, for writes.
     copies: [bool; 2],
     split: Option<Split>,
     batch: Vec<Request>,
@@ -74,12 +75,13 @@ impl Feeder {
         Self { copies, ..Self::default() }
     }
 
-    /// Whether a request has begun and is not through.
+    /// Returns whether a request has gone to the disk in part.
     pub fn is_splitting(&self) -> bool {
         self.split.is_some()
     }
 
-    /// What a read or write of `bytes` bytes takes off a turn; None when it is more than is `left`.
+    /// Returns the cost of a read or write of `bytes` bytes. Returns `None` if the bytes `left` of
+    /// the turn do not suffice.
     #[inline]
     pub fn price(&self, operation: Operation, bytes: u64, left: u64) -> Option<u64> {
         let [reads, writes] = self.copies;
@@ -88,8 +90,8 @@ impl Feeder {
         has_room(cost, left).then_some(cost)
     }
 
-    /// Hands over the first of `requests`, as many as fit what is `left` of the turn, and the
-    /// beginning of one that does not. Gives how many have begun, which are taken out.
+    /// Hands over the first of `requests`, as many as the bytes `left` of the turn suffice for, and
+    /// the beginning of the next one. Removes them from `requests`, and returns their number.
     #[inline]
     pub fn feed(
         &mut self,
@@ -105,7 +107,7 @@ impl Feeder {
         };
         if count == all {
             disk.submit(requests, completions);
-            // The contract drains the vector; a disk that leaves a request behind would make us
+            // `submit` must drain the vector; a disk that leaves a request behind would make us
             // submit it twice.
             requests.clear();
             return all;
@@ -136,8 +138,8 @@ impl Feeder {
         count + 1
     }
 
-    /// Hands over more of the request that has begun, if one has, as far as there is something
-    /// `left` of the turn.
+    /// Hands over more pieces of the request that has begun, if any, as far as the bytes `left` of
+    /// the turn suffice.
     #[cold]
     pub fn go_on(
         &mut self,
@@ -157,8 +159,8 @@ impl Feeder {
         }
     }
 
-    /// Takes the end of a piece out of what is in `completions` from `before` on; with the last, or
-    /// one that failed, the request's own end is there instead.
+    /// Removes the end of a piece from `completions`, looking from index `before` on. Appends the
+    /// end of the whole request after its last piece, or after one that failed.
     pub fn settle(&mut self, before: usize, completions: &mut Vec<Completion>) {
         let Some(split) = &mut self.split else { return };
         let tag = split.whole.tag;
@@ -172,8 +174,8 @@ impl Feeder {
         }
     }
 
-    /// Gives up the rest of request `tag`. Whether it was one that had begun, and of which the disk
-    /// has no piece.
+    /// Cancels the rest of request `tag`. Returns `false` if the request has not begun, or the disk
+    /// has a piece of it.
     pub fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         let is_it = |split: &Split| split.whole.tag == tag && !split.outstanding;
         let found = self.split.as_ref().is_some_and(is_it);
@@ -191,7 +193,8 @@ impl Feeder {
     }
 }
 
-/// How many of `requests`, from the first on, fit what is `left`, which they are taken off.
+/// Returns how many of `requests`, from the first on, the bytes `left` suffice for, and deducts
+/// their cost.
 #[inline]
 fn fitting(
     requests: &[Request],
@@ -210,14 +213,14 @@ fn fitting(
     requests.len()
 }
 
-/// Whether a request of such a cost goes whole while so much is `left` of the turn. One of no cost
-/// does.
+/// Returns whether a request of this cost goes whole while `left` bytes of the turn are left. A
+/// request of cost 0 always does.
 #[inline]
 fn has_room(cost: u64, left: u64) -> bool {
     cost <= left || (cost <= SMALL && left > 0)
 }
 
-/// What a request takes off a turn, in bytes copied.
+/// Returns the cost of a request, in bytes copied.
 #[inline]
 fn cost(request: &Request, block_size: u32) -> u64 {
     let bytes = u64::from(request.blocks) * u64::from(block_size);
@@ -229,7 +232,8 @@ fn cost(request: &Request, block_size: u32) -> u64 {
 }
 
 impl Split {
-    /// The next piece, in `spans`, which is empty: at least a block, and about as much as is `left`.
+    /// Returns the next piece, with its data in `spans`, which is empty. The piece has at least one
+    /// block, and about as many bytes as are `left`.
     fn piece(&mut self, block_size: u32, left: &mut u64, mut spans: Vec<Span>) -> Request {
         let block = u64::from(block_size);
         let (whole, rest) = (&self.whole, self.whole.blocks - self.gone);
@@ -252,7 +256,7 @@ impl Split {
     }
 }
 
-/// Appends the `len` bytes of `spans` from byte `skip` on to `into`.
+/// Appends to `into` the `len` bytes of `spans` that follow byte `skip`.
 fn cut(spans: &[Span], mut skip: usize, mut len: usize, into: &mut Vec<Span>) {
     for span in spans {
         if len == 0 {

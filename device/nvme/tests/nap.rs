@@ -1,5 +1,5 @@
-//! Loom goes through every interleaving of a thread that stores doorbells and a lane that lies down:
-//! `src/nap.rs`, as it is, on loom's atomics.
+//! Loom goes through every interleaving of a thread that stores doorbells and a lane that begins a
+//! nap: the unchanged `src/nap.rs` on loom's atomics.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 
 #[path = "../src/nap.rs"]
@@ -47,7 +47,7 @@ fn no_doorbell_is_slept_over() {
                 lane.nap.end();
                 continue;
             }
-            // It sleeps; a wake-up that never comes is a deadlock here.
+            // The lane sleeps. A wake-up that never comes is a deadlock here.
             let mut woken = lane.woken.lock().unwrap();
             while !*woken {
                 woken = lane.bell.wait(woken).unwrap();

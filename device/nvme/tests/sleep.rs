@@ -1,12 +1,12 @@
 //! Loom goes through every interleaving of a host that rings shadow doorbells and a controller that
-//! falls asleep: `src/cell.rs`, as it is, on loom's atomics.
+//! falls asleep: the unchanged `src/cell.rs` on loom's atomics.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 #![allow(dead_code)] // the module is used in part
 
 #[path = "../src/cell.rs"]
 mod cell;
 
-/// What `cell` has around it.
+/// Models of the items that `cell` uses.
 mod outside {
     use std::cell::Cell;
     use std::rc::Rc;
@@ -57,10 +57,10 @@ use slipway_nvme::driver::passes;
 
 /// Entries of the queue.
 const SIZE: u32 = 4;
-/// How often the host rings.
+/// The number of times that the host rings.
 const COUNT: u32 = 2;
 
-/// The driver: rings, and writes the register when the event index says so.
+/// The driver: rings, and writes the register if the event index asks for it.
 fn host(memory: &Memory, messages: &Mutex<Vec<u32>>) {
     for new in 1..=COUNT {
         memory.store_u32(0, new).unwrap();
@@ -88,7 +88,7 @@ impl Controller {
         Self { memory, doorbells, cell, tail: 0 }
     }
 
-    /// Looks once. Whether there was something.
+    /// Looks once. Returns whether the doorbell had changed.
     fn look(&mut self) -> bool {
         let Some(value) = self.cell.changed(&self.memory).unwrap() else { return false };
         self.tail = value;
@@ -109,7 +109,7 @@ impl Controller {
             if self.look() {
                 continue;
             }
-            // Asleep: nothing but a register write wakes it.
+            // The controller sleeps: only a register write wakes it.
             match messages.lock().unwrap().pop() {
                 Some(value) => self.doorbells.store(0, value),
                 None => return,
@@ -118,7 +118,8 @@ impl Controller {
     }
 }
 
-/// Whether there is an order of events in which a doorbell is slept over.
+/// Returns whether there is an order of events in which a doorbell is lost while the controller
+/// sleeps.
 fn can_lose(fenced: bool) -> bool {
     let lost = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let found = lost.clone();
@@ -133,7 +134,8 @@ fn can_lose(fenced: bool) -> bool {
         let mut controller = Controller::new(memory);
         controller.run(&messages, fenced);
         ringing.join().unwrap();
-        // A register write that came after it fell asleep wakes it. Without one it sleeps on.
+        // A register write that came after the controller fell asleep wakes it. Without one it
+        // sleeps on.
         while let Some(value) = messages.lock().unwrap().pop() {
             controller.doorbells.store(0, value);
             controller.look();

@@ -1,4 +1,4 @@
-//! The capabilities of a function, as bytes and as masks of what software may change.
+//! The capabilities of a function, as bytes and as masks of the bits that software may change.
 
 use crate::MsixLayout;
 
@@ -27,27 +27,28 @@ impl Capability {
     }
 }
 
-/// A vendor-specific capability (PCI Local Bus 3.0, 6.7 and appendix H), whole: ID and link, which
-/// are filled in, length, and what the vendor has there.
+/// A whole vendor-specific capability (PCI Local Bus 3.0, 6.7 and appendix H): ID, link and length,
+/// which are filled in, and the vendor's own bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VendorCapability {
-    /// Its bytes, at least 3 and at most 255: the ID, the link, the length, the rest.
+    /// The bytes, at least 3 and at most 255: the ID, the link, the length, the rest.
     pub bytes: Vec<u8>,
-    /// Of each byte the bits that software may change; as many bytes.
+    /// The bits of each byte that software may change; as many bytes as in `bytes`.
     pub writable: Vec<u8>,
 }
 
 impl VendorCapability {
-    /// One that software only reads.
+    /// Makes a capability that software can only read.
     pub fn fixed(bytes: &[u8]) -> Self {
         Self { bytes: bytes.to_vec(), writable: vec![0; bytes.len()] }
     }
 }
 
-/// The capability with ID and length as they must be.
+/// Makes the capability, with the right ID and length filled in.
 ///
 /// # Panics
-/// When it is too short or too long, or its mask is of another length: a constant of a device.
+/// If the capability is too short or too long, or its mask has another length: a constant of a
+/// device.
 pub(crate) fn vendor(from: &VendorCapability) -> Capability {
     const ID: u8 = 0x09;
     assert!((3..=255).contains(&from.bytes.len()), "a vendor-specific capability's length");
@@ -61,7 +62,7 @@ pub(crate) fn vendor(from: &VendorCapability) -> Capability {
 /// PCI Power Management (PCI Bus Power Management 1.2, 3.2): D0 and D3hot, no PME, state kept over
 /// D3hot. PCI Express requires the capability (PCIe Base 5.0, 7.5.2).
 pub(crate) fn power_management() -> Capability {
-    /// PMC: version 3, the one of that revision.
+    /// PMC: version 3, which is that of revision 1.2.
     const VERSION: u16 = 3;
     /// PMCSR: PowerState, bits 1:0.
     const POWER_STATE: u16 = 0b11;

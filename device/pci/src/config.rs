@@ -1,8 +1,8 @@
 //! Configuration space of a type 0 function.
 //!
-//! Kept as bytes with a mask of the bits that software may change. Sizing a BAR (write all ones,
-//! read the mask back) needs no code of its own then, and no access of a guest, whatever its
-//! offset and width, can change a bit that is not its own.
+//! The space is kept as bytes, with a mask of the bits that software may change. So sizing a BAR
+//! (write all ones, read the mask back) needs no code of its own, and no access of a guest,
+//! whatever its offset and width, can change a read-only bit.
 
 use crate::capability;
 use crate::state::{ConfigState, Register, VERSION};
@@ -11,7 +11,7 @@ use crate::{Description, MsixControl, MsixLayout, StateError, VendorCapability};
 /// Bytes of a PCI Express function's configuration space (PCIe Base 5.0, 7.2.2).
 pub const CONFIG_SIZE: usize = 4096;
 
-/// Who a function says it is (PCI Local Bus 3.0, 6.2.1 and 6.2.4).
+/// The IDs and class code of a function (PCI Local Bus 3.0, 6.2.1 and 6.2.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Vendor ID.
@@ -28,7 +28,7 @@ pub struct Identity {
     pub revision: u8,
 }
 
-/// What a write to configuration space asks of the device beyond the register's new value.
+/// The effect of a write to configuration space on the device, beyond the register's new value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a function-level reset must be carried out by the device"]
 pub enum ConfigEffect {
@@ -70,7 +70,7 @@ mod command {
 
 /// Status register, Interrupt Status (PCI Local Bus 3.0, 6.2.3).
 const STATUS_INTERRUPT: u8 = 1 << 3;
-/// Interrupt Pin: INTA#, the one of a function that has one (PCI Local Bus 3.0, 6.2.4).
+/// Interrupt Pin: INTA#, the pin of a function that has a single one (PCI Local Bus 3.0, 6.2.4).
 const PIN_A: u8 = 1;
 /// Status register, Capabilities List (PCI Local Bus 3.0, 6.2.3).
 const STATUS_CAPABILITIES_LIST: u16 = 1 << 4;
@@ -82,38 +82,39 @@ const BAR_ADDRESS: u64 = !0xf;
 /// The configuration space of one function: type 0 header, memory BARs, and capabilities for power
 /// management, PCI Express (endpoint) and MSI-X.
 ///
-/// BAR addresses are stored and read back; what decodes them is the host's affair.
+/// BAR addresses are stored and read back; the host decodes them.
 #[derive(Clone, Debug)]
 pub struct ConfigSpace {
     bytes: Box<[u8; CONFIG_SIZE]>,
     /// Bits that software may change.
     writable: Box<[u8; CONFIG_SIZE]>,
-    /// Bits as after a reset.
+    /// The bits after a reset.
     initial: Box<[u8; CONFIG_SIZE]>,
     msix: Option<usize>,
     express: usize,
-    /// Where the vendor-specific capabilities are, in their order.
+    /// Offsets of the vendor-specific capabilities, in their order.
     vendor: Vec<usize>,
-    /// Status, Interrupt Status: the function's, not software's, so no part of the bytes.
+    /// Status, Interrupt Status. It belongs to the function, not to software, so it is not part of
+    /// `bytes`.
     interrupt_status: bool,
-    /// What [`ConfigSpace::pin_enabled`] says.
+    /// The result of [`ConfigSpace::pin_enabled`].
     pin_enabled: bool,
 }
 
 impl ConfigSpace {
-    /// The space of a function with this identity, these BARs, and MSI-X where `msix` says.
+    /// Makes the space of a function with this identity, these BARs, and MSI-X as in `msix`.
     ///
     /// # Panics
-    /// When `description` or `msix` break their own rules (BAR numbers, sizes, a table outside its
-    /// BAR): they are constants of a device, so that is a programmer's error.
+    /// If `description` or `msix` break their own rules (BAR numbers, sizes, a table outside its
+    /// BAR). They are constants of a device, so that is a programmer's error.
     pub fn new(identity: &Identity, description: &Description, msix: Option<&MsixLayout>) -> Self {
         Self::with_vendor(identity, description, msix, &[])
     }
 
-    /// As [`ConfigSpace::new`], with vendor-specific capabilities behind the others.
+    /// Makes a space like [`ConfigSpace::new`], with vendor-specific capabilities after the others.
     ///
     /// # Panics
-    /// As [`ConfigSpace::new`]; also when the capabilities have no room in 192 bytes.
+    /// For the reasons of [`ConfigSpace::new`], and if the capabilities have no room in 192 bytes.
     pub fn with_vendor(
         identity: &Identity,
         description: &Description,
@@ -146,10 +147,10 @@ impl ConfigSpace {
         }
     }
 
-    /// Offset of vendor-specific capability `number`, counted from 0.
+    /// Returns the offset of vendor-specific capability `number`, counted from 0.
     ///
     /// # Panics
-    /// When there is none: a programmer's error.
+    /// If there is no such capability: a programmer's error.
     pub fn vendor_capability(&self, number: usize) -> u16 {
         self.vendor[number] as u16
     }
@@ -176,7 +177,7 @@ impl ConfigSpace {
             self.bytes[at] = self.bytes[at] & !mask | value & mask;
         }
         self.look_at_pin();
-        // The bit reads as zero always, so it is no writable bit.
+        // Initiate Function Level Reset always reads as zero, so it is no writable bit.
         let initiate = self.express + capability::EXPRESS_DEVICE_CONTROL + 1;
         let wrote = initiate.checked_sub(start).and_then(|index| from.get(index));
         match wrote {
@@ -187,7 +188,7 @@ impl ConfigSpace {
         }
     }
 
-    /// As after construction.
+    /// Returns to the state after construction.
     pub fn reset(&mut self) {
         self.bytes.clone_from(&self.initial);
         self.interrupt_status = false;
@@ -200,31 +201,31 @@ impl ConfigSpace {
         self.pin_enabled = there && !disabled && !self.msix_control().enabled;
     }
 
-    /// Whether the function asserts its interrupt pin while its interrupt status is set: it has one,
-    /// software did not disable it (Command, Interrupt Disable), and MSI-X is off (PCI Local Bus 3.0,
-    /// 6.2.2 and 6.8.2.3).
+    /// Returns whether the function asserts its interrupt pin while its interrupt status is set: it
+    /// has a pin, software has not disabled it (Command, Interrupt Disable), and MSI-X is off (PCI
+    /// Local Bus 3.0, 6.2.2 and 6.8.2.3).
     #[inline]
     pub fn pin_enabled(&self) -> bool {
         self.pin_enabled
     }
 
-    /// Sets what Status, Interrupt Status, reads as: whether an interrupt is pending that the pin
-    /// stands for, disabled or not. Not part of the saved state.
+    /// Sets the value of Status, Interrupt Status: whether an interrupt of the pin is pending, with
+    /// the pin disabled or not. It is not part of the saved state.
     pub fn set_interrupt_status(&mut self, pending: bool) {
         self.interrupt_status = pending;
     }
 
-    /// Whether memory BARs answer (Command, Memory Space).
+    /// Returns whether memory BARs answer (Command, Memory Space).
     pub fn memory_enabled(&self) -> bool {
         self.u16_at(register::COMMAND) & command::MEMORY_SPACE != 0
     }
 
-    /// Whether the function may reach guest memory and send messages (Command, Bus Master).
+    /// Returns whether the function may reach guest memory and send messages (Command, Bus Master).
     pub fn bus_master(&self) -> bool {
         self.u16_at(register::COMMAND) & command::BUS_MASTER != 0
     }
 
-    /// MSI-X Message Control; all off when the function has no MSI-X.
+    /// Returns MSI-X Message Control; all off if the function has no MSI-X.
     pub fn msix_control(&self) -> MsixControl {
         let control = self.msix.map_or(0, |at| self.u16_at(at + capability::MSIX_CONTROL));
         MsixControl {
@@ -233,8 +234,8 @@ impl ConfigSpace {
         }
     }
 
-    /// Address that software gave BAR `index`, 0 where there is none. For a 64-bit BAR `index` is
-    /// its lower register.
+    /// Returns the address that software gave BAR `index`, or 0 if there is no such BAR. For a
+    /// 64-bit BAR, `index` is its lower register.
     pub fn bar_address(&self, index: u8) -> u64 {
         if index > 5 {
             return 0;
@@ -245,7 +246,7 @@ impl ConfigSpace {
         (u64::from(high) << 32 | u64::from(low)) & BAR_ADDRESS
     }
 
-    /// What software may have changed, for a successor.
+    /// Returns the registers that software may have changed, for a successor.
     pub fn save(&self) -> ConfigState {
         let registers = self
             .writable_registers()
@@ -256,9 +257,9 @@ impl ConfigSpace {
     /// Takes over a saved state of a space made with the same parameters.
     ///
     /// # Errors
-    /// [`StateError`] when the state has another version, other registers than this space, or
-    /// other values in read-only bits; the space is then as after a reset. Interrupt Pin may differ
-    /// and is this space's: a predecessor may not have had the pin yet.
+    /// [`StateError`] if the state has another version, other registers than this space, or other
+    /// values in read-only bits; the space is then in its state after a reset. Interrupt Pin may
+    /// differ, and keeps this space's value: a predecessor may not have had the pin yet.
     pub fn restore(&mut self, state: &ConfigState) -> Result<(), StateError> {
         self.reset();
         if state.version != VERSION {
@@ -285,7 +286,7 @@ impl ConfigSpace {
         Ok(())
     }
 
-    /// Offsets of the 32-bit registers in which software can change a bit.
+    /// Returns the offsets of the 32-bit registers in which software can change a bit.
     fn writable_registers(&self) -> impl Iterator<Item = usize> + '_ {
         (0..CONFIG_SIZE).step_by(4).filter(|&offset| dword(&self.writable[..], offset) != 0)
     }
@@ -305,7 +306,7 @@ fn dword(bytes: &[u8], offset: usize) -> u32 {
     u32::from_le_bytes(word)
 }
 
-/// The rules of a [`Description`] and a [`MsixLayout`] that belong together.
+/// Asserts the rules of a [`Description`] and the [`MsixLayout`] that belongs to it.
 fn check(description: &Description, msix: Option<&MsixLayout>) {
     let mut free = 0;
     for bar in &description.bars {
@@ -324,13 +325,13 @@ fn check(description: &Description, msix: Option<&MsixLayout>) {
     }
 }
 
-/// Lays out a fresh space.
+/// A configuration space while it is laid out.
 struct Builder {
     bytes: Box<[u8; CONFIG_SIZE]>,
     writable: Box<[u8; CONFIG_SIZE]>,
-    /// Where the next capability goes; 0x40 is the first byte after the header.
+    /// The offset of the next capability; 0x40 is the first byte after the header.
     next: usize,
-    /// The byte that shall point to it.
+    /// The offset of the byte that is to point to the next capability.
     link: usize,
 }
 
@@ -363,8 +364,8 @@ impl Builder {
         self.set(register::SUBSYSTEM, &identity.subsystem.to_le_bytes());
     }
 
-    /// Address bits from the BAR's size on are writable, the rest reads as zero (PCI Local Bus
-    /// 3.0, 6.2.5.1).
+    /// Adds a BAR. Address bits from the BAR's size on are writable, the others read as zero (PCI
+    /// Local Bus 3.0, 6.2.5.1).
     fn bar(&mut self, index: usize, size: u64, wide: bool) {
         let at = register::BAR0 + 4 * index;
         let mask = (!(size - 1) & BAR_ADDRESS).to_le_bytes();

@@ -33,7 +33,7 @@ fn write32(config: &mut ConfigSpace, offset: u16, value: u32) {
     assert_eq!(config.write(offset, &value.to_le_bytes()), ConfigEffect::None);
 }
 
-/// Offset of the capability with this ID, found by walking the list as software does.
+/// Returns the offset of the capability with this ID, found by walking the list as software does.
 fn find(config: &ConfigSpace, id: u8) -> u16 {
     let mut at = read32(config, 0x34) & 0xff;
     for _ in 0..48 {

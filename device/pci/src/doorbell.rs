@@ -1,7 +1,7 @@
 //! Doorbell cells.
 //!
-//! A device reads its doorbells from cells and does not know how they change: a trapped register
-//! write that the device itself stores, or a page that the client maps and stores to.
+//! A device reads its doorbells from cells and does not know how they change: by a trapped register
+//! write that the device itself stores, or by a client's store to a page that the client maps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 ///
 /// # Safety
 /// The slice that `cells` returns must stay valid, at one address, as long as the value lives,
-/// whatever another process does to the memory behind it (so a shared file must be sealed against
-/// shrinking).
+/// whatever another process does to the memory behind it. So a shared file must be sealed against
+/// shrinking.
 pub unsafe trait CellPage: Send + Sync {
-    /// The cells: one 32-bit word per 4 bytes of the page.
+    /// Returns the cells: one 32-bit word per 4 bytes of the page.
     fn cells(&self) -> &[AtomicU32];
 }
 
@@ -29,39 +29,40 @@ unsafe impl CellPage for Box<[AtomicU32]> {
 pub struct Doorbells {
     page: Arc<dyn CellPage>,
     shared: bool,
-    /// One past the last cell that the device looks at; 0: not told.
+    /// One past the last cell that the device looks at; 0 if the device has not said.
     watched: Arc<AtomicUsize>,
 }
 
 impl Doorbells {
-    /// Cells on the heap, for hosts that trap every write. `count` registers.
+    /// Makes `count` cells on the heap, for hosts that trap every write.
     pub fn trapped(count: usize) -> Self {
         let cells: Box<[AtomicU32]> = (0..count).map(|_| AtomicU32::new(0)).collect();
         Self { page: Arc::new(cells), shared: false, watched: Arc::default() }
     }
 
-    /// Cells in memory that outlives the process, for hosts that trap every write.
+    /// Makes cells of memory that outlives the process, for hosts that trap every write.
     pub fn lasting(page: Arc<dyn CellPage>) -> Self {
         Self { page, shared: false, watched: Arc::default() }
     }
 
-    /// Cells in memory that a client may store to.
+    /// Makes cells of memory that a client may store to.
     pub fn shared(page: Arc<dyn CellPage>) -> Self {
         Self { page, shared: true, watched: Arc::default() }
     }
 
-    /// Whether a client may store to the cells itself, so that no write of a doorbell is trapped.
+    /// Returns whether a client may store to the cells itself, so that no write of a doorbell is
+    /// trapped.
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Told by a device that looks at cell `index` from now on, until [`Doorbells::clear`]. One that
-    /// tells of some must tell of all.
+    /// Notes that the device looks at cell `index` from now on, until [`Doorbells::clear`]. A
+    /// device that notes some of its cells must note all of them.
     pub fn watch(&self, index: usize) {
         self.watched.fetch_max(index + 1, Ordering::Relaxed);
     }
 
-    /// How many cells, from the first on, a host that waits for a change has to look at.
+    /// Returns how many cells, from the first on, a host must look at that waits for a change.
     pub fn watched(&self) -> usize {
         match self.watched.load(Ordering::Relaxed) {
             0 => self.len(),
@@ -69,18 +70,18 @@ impl Doorbells {
         }
     }
 
-    /// Number of cells.
+    /// Returns the number of cells.
     pub fn len(&self) -> usize {
         self.page.cells().len()
     }
 
-    /// Whether there is no cell.
+    /// Returns whether there is no cell.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What was last stored in cell `index`; 0 past the end. Pairs with the release store of the
-    /// one who rings: what it wrote before is visible.
+    /// Returns the value that was last stored in cell `index`; 0 past the end. The load pairs with
+    /// the ringing side's release store: what that side wrote before is visible.
     pub fn load(&self, index: usize) -> u32 {
         self.page.cells().get(index).map_or(0, |cell| u32::from_le(cell.load(Ordering::Acquire)))
     }

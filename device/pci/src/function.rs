@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::Lane;
 
-/// Outcome of an access to a register. What is wrong with the *device* goes into its status
-/// registers, never in here.
+/// Outcome of an access to a register. Errors of the *device* go into its status registers, never
+/// in here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The device took or gave the bytes.
@@ -25,93 +25,100 @@ pub struct Bar {
     pub index: u8,
     /// Bytes, a power of two, at least 4096.
     pub size: u64,
-    /// Decodes 64-bit addresses.
+    /// `true` if the BAR decodes 64-bit addresses.
     pub wide: bool,
-    /// The part of it, in bytes from the BAR's start and page-aligned, that holds doorbells and
-    /// nothing else: a host may map the doorbell cells there instead of trapping writes.
+    /// The part of the BAR that holds doorbells and nothing else, in bytes from the BAR's start,
+    /// page-aligned. A host may map the doorbell cells there instead of trapping writes.
     pub doorbell_page: Option<std::ops::Range<u64>>,
 }
 
-/// What a host must know of a function to present it; constant for its life.
+/// The shape of a function, which a host needs to present it; constant for the function's life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     /// Memory BARs, ascending.
     pub bars: Vec<Bar>,
     /// Number of MSI-X vectors, 1 to 2048.
     pub vectors: u16,
-    /// Has an interrupt pin, INTA#.
+    /// `true` if the function has an interrupt pin, INTA#.
     pub pin: bool,
 }
 
-/// What [`Function::poll`] found.
+/// The outcome of [`Function::poll`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Did something, or may have more to do at once: poll again.
+    /// The function did something, or may have more to do at once: poll again.
     Busy,
-    /// The same, and more waits than the turn had room for.
+    /// Like `Busy`, and more work waits than the turn had room for.
     Behind,
-    /// Nothing to do until a register is written, a backend's descriptor wakes, or, when there is
-    /// one, this time (of the function's clock) has come.
+    /// There is nothing to do until a register is written, a backend's descriptor wakes, or the
+    /// given time (of the function's clock), if any, has come.
     Idle(Option<Duration>),
-    /// As `Idle`, except that work may also come unannounced, through memory that the function
-    /// shares with its guest: the host goes on polling while it likes to, and calls
-    /// [`Function::rest`] before it stops.
+    /// Like `Idle`, but work may also come unannounced, through memory that the function shares
+    /// with its guest. The host goes on polling while it likes to, and calls [`Function::rest`]
+    /// before it stops.
     Watching(Option<Duration>),
 }
 
 impl Progress {
-    /// Whether there was anything to do.
+    /// Returns whether there was anything to do.
     pub fn is_busy(self) -> bool {
         matches!(self, Self::Busy | Self::Behind)
     }
 }
 
-/// How much [`Function::poll`] may do. How much that is, in work and never in time, is up to the
-/// function: time would have to be looked at.
+/// The amount of work that [`Function::poll`] may do. The function translates it into work, never
+/// into time, since reading a clock has a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Turn {
-    /// The thread has nothing else to do: much, some tens of microseconds, so that the poll's own
-    /// cost is small in it.
+    /// The thread has nothing else to do: the function does much, some tens of microseconds, so
+    /// that the poll's own cost is small in it.
     #[default]
     Long,
-    /// Others wait for the thread, who have little to do: little, less than a microsecond.
+    /// Other tasks with little work wait for the thread: the function does little, less than a
+    /// microsecond.
     Short,
 }
 
-/// Why a saved state was refused. The function is then as after a reset.
+/// The reason why a saved state was refused. The function is then in its state after a reset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// Not a state of this kind of function, or of a version that this one does not know.
+    /// The bytes are not a state of this kind of function, or have a version that this function
+    /// does not know.
     #[error("the saved state is not of this device or of another version: {0}")]
     Unknown(String),
-    /// The state contradicts itself, the function's configuration, or has leftovers.
+    /// The state contradicts itself or the function's configuration, or has unknown parts.
     #[error("the saved state is not consistent: {0}")]
     Inconsistent(String),
 }
 
-/// A PCI function. The host owns it on one thread and calls it from there only. Parts of it may have
-/// other threads: [`Lane`].
+/// A PCI function. The host owns it on one thread and calls it only from there. Parts of it may
+/// have other threads: [`Lane`].
 ///
-/// Duties of the host: offsets and lengths lie within the BAR or the 4096-byte configuration
-/// space; lengths are 1 to 8 for registers of BARs unless the region is memory-like; `poll` is
-/// called after every write, when a backend's descriptor wakes, and while it returns
-/// [`Progress::Busy`] or [`Progress::Behind`]; after [`Progress::Watching`] polling ends with `rest` and not without.
+/// Duties of the host:
+/// - Offsets and lengths lie within the BAR or the 4096-byte configuration space.
+/// - Lengths are 1 to 8 for registers of BARs, unless the region is memory-like.
+/// - It calls `poll` after every write, when a backend's descriptor wakes, and while `poll` returns
+///   [`Progress::Busy`] or [`Progress::Behind`].
+/// - After [`Progress::Watching`] it calls `rest` before it stops polling.
 ///
-/// Duties of the function: no call blocks; no input of a guest makes it panic; guest memory is
-/// reached through its `Memory` only; after `quiesce` returned true and until the next register
-/// access or `poll`, nothing refers to guest memory.
+/// Duties of the function:
+/// - No call blocks.
+/// - No input of a guest makes it panic.
+/// - It reaches guest memory only through its `Memory`.
+/// - After `quiesce` has returned `true`, nothing refers to guest memory until the next register
+///   access or `poll`.
 pub trait Function: Send {
-    /// Gives the parts of it that the host polls apart from it, each with the calls by which it is to
-    /// be woken: `wakers` has one for each that the host has a thread for, `home` wakes the function
-    /// itself, which is then polled, or asked once more whether it is quiet. At most once, before
-    /// anything else. A function without such parts gives none, and one that is not asked, or whose
-    /// host has no thread for them, does everything itself.
+    /// Returns the parts of the function that the host polls separately. `wakers` has one waker for
+    /// each part that the host has a thread for; the part calls it to be polled. The function calls
+    /// `home` to be polled itself, or to be asked once more whether it is quiet. Called at most
+    /// once, before anything else. A function without such parts returns none. A function that is
+    /// not asked, or whose host has no thread for them, does everything itself.
     fn take_lanes(&mut self, home: Waker, wakers: Vec<Waker>) -> Vec<Box<dyn Lane>> {
         let _ = (home, wakers);
         Vec::new()
     }
 
-    /// The function's shape.
+    /// Returns the function's shape.
     fn description(&self) -> &Description;
 
     /// Reads configuration space; bytes that do not exist read as zero.
@@ -126,29 +133,31 @@ pub trait Function: Send {
     /// Writes to BAR number `bar`.
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access;
 
-    /// How much polls may do from now on; [`Turn::Long`] after construction.
+    /// Sets how much polls may do from now on; [`Turn::Long`] after construction.
     fn set_turn(&mut self, turn: Turn);
 
-    /// Does what there is to do: doorbells, commands, completions; a bounded amount, so that many
+    /// Does a bounded amount of the waiting work (doorbells, commands, completions), so that many
     /// functions share a thread fairly.
     fn poll(&mut self) -> Progress;
 
-    /// Told before the host stops polling after [`Progress::Watching`]: from now on work must be
-    /// announced by a register write. Asks the guest for that, then looks once more, as `poll` does.
-    /// `Busy` or `Watching`: the host must not stop yet. `Idle`: it may, and a `poll` that finds
-    /// nothing does not change that.
+    /// Prepares for the end of polling after [`Progress::Watching`]: asks the guest to announce
+    /// work by a register write from now on, then looks once more, as `poll` does. After `Busy`,
+    /// `Behind` or `Watching` the host must not stop yet. After `Idle` it may, and a later `poll`
+    /// that finds nothing does not change that.
     fn rest(&mut self) -> Progress;
 
-    /// Function-level reset: as after construction, configuration space included. Requests in
-    /// flight end without a trace in guest memory that the guest could see as a completion.
+    /// Function-level reset: returns to the state after construction, configuration space included.
+    /// Requests in flight end without anything in guest memory that the guest could take for a
+    /// completion.
     fn reset(&mut self);
 
-    /// Starts no new access to guest memory and tells whether none is in flight. A host calls it
-    /// before it takes memory away, repeatedly until true or until its deadline; `poll` ends the quiesced state.
+    /// Starts no new access to guest memory, and returns whether none is in flight. A host calls it
+    /// repeatedly before it takes memory away, until it returns `true` or the host's deadline has
+    /// passed. `poll` ends the quiesced state.
     fn quiesce(&mut self) -> bool;
 
-    /// Everything that a successor needs to go on, as bytes of a versioned format. The function
-    /// must be quiesced.
+    /// Returns the state that a successor needs to go on, as bytes of a versioned format. The
+    /// function must be quiesced.
     fn save(&self) -> Vec<u8>;
 
     /// Takes over a saved state, on a freshly made function of the same configuration.

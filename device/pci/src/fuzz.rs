@@ -1,14 +1,14 @@
-//! Entries of the fuzz targets.
+//! The bodies of the fuzz targets.
 
 use crate::{Access, Bar, CONFIG_SIZE, ConfigSpace, Description, Identity, Msix, MsixLayout};
 
-/// Feeds `data` as a sequence of accesses to configuration space and the MSI-X table, and checks
-/// what must hold whatever they are.
+/// Runs `data` as a sequence of accesses to configuration space and the MSI-X table, and checks the
+/// invariants that hold after any accesses.
 ///
 /// An access is four bytes: kind and length, offset (two bytes), and the value of every byte.
 ///
 /// # Panics
-/// When something does not hold: that is the finding.
+/// When an invariant does not hold: that is the finding.
 pub fn config_space(data: &[u8]) {
     let identity = Identity {
         vendor: 0x1b36,
@@ -44,7 +44,7 @@ pub fn config_space(data: &[u8]) {
     assert_eq!(msix.read(0, 0x1fff, &mut [0]), Access::Refused);
 }
 
-/// Read-only registers kept their values, and a saved state is taken back.
+/// Checks that read-only registers kept their values, and that a saved state can be restored.
 fn check_config(config: &mut ConfigSpace) {
     let mut header = [0; 12];
     config.read(0, &mut header);

@@ -1,16 +1,17 @@
-//! Interrupts: a handle per vector, and one for the pin, in front of a sink of the host's.
+//! Interrupts: a handle per vector, and one for the pin. Both lead to a sink of the host.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Where interrupts go: eventfds of a VMM, a table in our own VMM, a queue in a test.
+/// The destination of interrupts: eventfds of a VMM, a table in our own VMM, a queue in a test.
 pub trait InterruptSink: Send + Sync {
-    /// Delivers one interrupt of MSI-X vector `vector`. Must not block. A vector that nobody
-    /// listens to is dropped.
+    /// Delivers one interrupt of MSI-X vector `vector`. Must not block. An interrupt of a vector
+    /// without a listener is dropped.
     fn signal(&self, vector: u16);
 
-    /// Asserts or deasserts the function's interrupt pin, a level: it stays asserted until the
-    /// function has it otherwise. Must not block. A host without pin interrupts leaves it at this.
+    /// Asserts or deasserts the function's interrupt pin. The pin is a level: it stays asserted
+    /// until the function deasserts it. Must not block. A host without pin interrupts keeps this
+    /// default, which does nothing.
     fn set_pin(&self, asserted: bool) {
         let _ = asserted;
     }
@@ -24,12 +25,12 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// The vector `vector` of `sink`.
+    /// Makes the handle of vector `vector` of `sink`.
     pub fn new(sink: Arc<dyn InterruptSink>, vector: u16) -> Self {
         Self { sink, vector }
     }
 
-    /// The MSI-X vector number.
+    /// Returns the MSI-X vector number.
     pub fn vector(&self) -> u16 {
         self.vector
     }
@@ -39,22 +40,23 @@ impl Interrupt {
         self.sink.signal(self.vector);
     }
 
-    /// The interrupt pin of the same function, deasserted.
+    /// Returns the interrupt pin of the same function, deasserted.
     pub fn pin(&self) -> Pin {
         Pin { sink: self.sink.clone(), asserted: false }
     }
 }
 
 /// A function's interrupt pin, INTA# (PCI Local Bus 3.0, 2.2.6): a level. Its one owner is the
-/// function, which asserts it as long as [`ConfigSpace::pin_enabled`](crate::ConfigSpace::pin_enabled)
-/// and its own status say so.
+/// function, which asserts it as long as
+/// [`ConfigSpace::pin_enabled`](crate::ConfigSpace::pin_enabled) and its own interrupt status are
+/// both true.
 pub struct Pin {
     sink: Arc<dyn InterruptSink>,
     asserted: bool,
 }
 
 impl Pin {
-    /// Asserts or deasserts it; the host hears of changes.
+    /// Asserts or deasserts the pin; the host is told only of changes.
     pub fn set(&mut self, asserted: bool) {
         if asserted != self.asserted {
             self.asserted = asserted;
@@ -62,7 +64,7 @@ impl Pin {
         }
     }
 
-    /// Whether it is asserted.
+    /// Returns whether the pin is asserted.
     pub fn is_asserted(&self) -> bool {
         self.asserted
     }
@@ -76,7 +78,7 @@ pub struct FifoSink {
 }
 
 impl FifoSink {
-    /// An empty sink.
+    /// Makes an empty sink.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -87,7 +89,7 @@ impl FifoSink {
         std::mem::take(&mut *vectors)
     }
 
-    /// Whether the pin is asserted.
+    /// Returns whether the pin is asserted.
     pub fn pin(&self) -> bool {
         self.pin.load(Ordering::SeqCst)
     }

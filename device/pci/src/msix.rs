@@ -1,8 +1,9 @@
 //! MSI-X: the table and the pending bit array, as memory of a BAR (PCI Local Bus 3.0, 6.8.2).
 //!
 //! A client that emulates MSI-X itself, as QEMU does for vfio-user devices, traps the guest's
-//! accesses to the table and masks on its side: such a host signals every interrupt and never asks
-//! here. A host that is the interrupt controller itself asks [`Msix::route`] or [`Msix::raise`].
+//! accesses to the table and masks on its side. The host of such a client signals every interrupt
+//! and never calls this module for it. A host that is the interrupt controller itself calls
+//! [`Msix::route`] or [`Msix::raise`].
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ const MASKED: u32 = 1;
 /// Most vectors of a function: Table Size has 11 bits (6.8.2.3).
 const MAX_VECTORS: u16 = 2048;
 
-/// Where table and pending bits lie.
+/// The places of table and pending bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MsixLayout {
     bar: u8,
@@ -27,12 +28,13 @@ pub struct MsixLayout {
 }
 
 impl MsixLayout {
-    /// `vectors` vectors, with the table at byte `table` and the pending bits at byte `pba` of BAR
-    /// `bar`.
+    /// Returns the layout of `vectors` vectors, with the table at byte `table` and the pending bits
+    /// at byte `pba` of BAR `bar`.
     ///
     /// # Panics
-    /// Unless 1 to 2048 vectors, a BAR number up to 5, offsets that are multiples of 8 below
-    /// 4 GiB, and no overlap: constants of a device, so a programmer's error.
+    /// If `vectors` is not within 1 to 2048, `bar` is above 5, an offset is no multiple of 8 below
+    /// 4 GiB, or the ranges overlap. These are constants of a device, so a mistake is a
+    /// programmer's error.
     pub fn new(bar: u8, vectors: u16, table: u64, pba: u64) -> Self {
         assert!((1..=MAX_VECTORS).contains(&vectors), "1 to 2048 vectors");
         assert!(bar <= 5, "a type 0 header has six BAR registers");
@@ -44,28 +46,28 @@ impl MsixLayout {
         layout
     }
 
-    /// Number of the BAR that holds both.
+    /// Returns the number of the BAR that holds both.
     pub fn bar(&self) -> u8 {
         self.bar
     }
 
-    /// Number of vectors.
+    /// Returns the number of vectors.
     pub fn vectors(&self) -> u16 {
         self.vectors
     }
 
-    /// Bytes of the BAR that hold the table: 16 per vector.
+    /// Returns the bytes of the BAR that hold the table: 16 per vector.
     pub fn table_range(&self) -> Range<u64> {
         self.table..self.table + ENTRY * u64::from(self.vectors)
     }
 
-    /// Bytes of the BAR that hold the pending bits: a bit per vector, whole 64-bit words
-    /// (6.8.2.10).
+    /// Returns the bytes of the BAR that hold the pending bits: a bit per vector, in whole 64-bit
+    /// words (6.8.2.10).
     pub fn pba_range(&self) -> Range<u64> {
         self.pba..self.pba + 8 * u64::from(self.vectors.div_ceil(64))
     }
 
-    /// Whether byte `offset` of BAR `bar` belongs to the table or the pending bits.
+    /// Returns whether byte `offset` of BAR `bar` belongs to the table or the pending bits.
     pub fn holds(&self, bar: u8, offset: u64) -> bool {
         let within = self.table_range().contains(&offset) || self.pba_range().contains(&offset);
         bar == self.bar && within
@@ -81,21 +83,21 @@ pub struct MsixControl {
     pub masked: bool,
 }
 
-/// The memory write that is an interrupt.
+/// An interrupt message: a memory write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where it goes, 4-byte aligned.
+    /// The address of the write, 4-byte aligned.
     pub address: u64,
-    /// What is written.
+    /// The value of the write.
     pub data: u32,
 }
 
-/// What becomes of an interrupt now.
+/// The treatment of an interrupt, as the table and Message Control have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// MSI-X is off, or there is no such vector: the interrupt is dropped.
     Off,
-    /// Masked: the interrupt waits in the pending bits.
+    /// The vector is masked: the interrupt waits in the pending bits.
     Masked,
     /// The interrupt is sent as this message.
     Deliver(Message),
@@ -110,7 +112,7 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// Every vector masked, nothing pending, as after a reset (6.8.2.9).
+    /// Makes a table in its state after a reset: every vector masked, nothing pending (6.8.2.9).
     pub fn new(layout: MsixLayout) -> Self {
         let table = vec![0; ENTRY as usize * usize::from(layout.vectors)];
         let pending = vec![0; usize::from(layout.vectors.div_ceil(64))];
@@ -119,12 +121,12 @@ impl Msix {
         msix
     }
 
-    /// Where table and pending bits lie.
+    /// Returns the places of table and pending bits.
     pub fn layout(&self) -> &MsixLayout {
         &self.layout
     }
 
-    /// As after construction.
+    /// Returns to the state after construction.
     pub fn reset(&mut self) {
         self.table.fill(0);
         for entry in self.table.chunks_exact_mut(ENTRY as usize) {
@@ -133,8 +135,8 @@ impl Msix {
         self.pending.fill(0);
     }
 
-    /// Reads from BAR `bar`. Refused unless the first byte is of the table or the pending bits;
-    /// bytes that follow and are of neither read as zeros. Any width.
+    /// Reads from BAR `bar`, in any width. Refuses unless the first byte belongs to the table or
+    /// the pending bits; later bytes that belong to neither read as zeros.
     pub fn read(&self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
         if !self.layout.holds(bar, offset) {
             return Access::Refused;
@@ -145,9 +147,9 @@ impl Msix {
         Access::Done
     }
 
-    /// Writes to BAR `bar`. Refused unless the first byte is of the table or the pending bits.
-    /// Pending bits, reserved bits and the low two address bits keep their value. Any width; the
-    /// specification asks software for 4 or 8 (6.8.2).
+    /// Writes to BAR `bar`, in any width; the specification asks software for 4 or 8 bytes (6.8.2).
+    /// Refuses unless the first byte belongs to the table or the pending bits. Pending bits,
+    /// reserved bits and the low two address bits keep their value.
     pub fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
         if !self.layout.holds(bar, offset) {
             return Access::Refused;
@@ -162,7 +164,7 @@ impl Msix {
         Access::Done
     }
 
-    /// What would become of an interrupt of `vector` now.
+    /// Returns how an interrupt of `vector` would be treated now.
     pub fn route(&self, vector: u16, control: MsixControl) -> Route {
         if !control.enabled || vector >= self.layout.vectors {
             return Route::Off;
@@ -173,7 +175,7 @@ impl Msix {
         Route::Deliver(self.message(vector))
     }
 
-    /// An interrupt of `vector`: routes it, and remembers it in the pending bits when masked.
+    /// Routes an interrupt of `vector`, and sets its pending bit if the vector is masked.
     pub fn raise(&mut self, vector: u16, control: MsixControl) -> Route {
         let route = self.route(vector, control);
         if route == Route::Masked {
@@ -182,8 +184,8 @@ impl Msix {
         route
     }
 
-    /// Takes one pending interrupt that is masked no more; call it until None after each write to
-    /// the table or to Message Control (6.8.3.4).
+    /// Takes one pending interrupt whose vector is no longer masked. To be called until it returns
+    /// `None` after each write to the table or to Message Control (6.8.3.4).
     pub fn take_unmasked(&mut self, control: MsixControl) -> Option<(u16, Message)> {
         for index in 0..self.pending.len() {
             let mut bits = self.pending[index];
@@ -200,13 +202,13 @@ impl Msix {
         None
     }
 
-    /// Whether the vector's pending bit is set.
+    /// Returns whether the vector's pending bit is set.
     pub fn is_pending(&self, vector: u16) -> bool {
         let word = self.pending.get(usize::from(vector / 64));
         word.is_some_and(|word| word >> (vector % 64) & 1 != 0)
     }
 
-    /// Table and pending bits, for a successor.
+    /// Returns table and pending bits, for a successor.
     pub fn save(&self) -> MsixState {
         let vectors = (0..self.layout.vectors).map(|vector| {
             let Message { address, data } = self.message(vector);
@@ -266,7 +268,7 @@ impl Msix {
     }
 }
 
-/// Bits of byte `index` of a table entry that software may change (6.8.2.6 to 6.8.2.9).
+/// Returns the bits of byte `index` of a table entry that software may change (6.8.2.6 to 6.8.2.9).
 fn writable(index: usize) -> u8 {
     match index {
         0 => !0b11,

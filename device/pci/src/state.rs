@@ -1,5 +1,5 @@
 //! Saved state of the parts that every function has. A device embeds these types in its own state
-//! and chooses the encoding; whatever comes back is checked as hostile input by `restore`.
+//! and chooses the encoding; `restore` checks decoded values as hostile input.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,11 +12,11 @@ pub const VERSION: u32 = 1;
 pub struct Register {
     /// Byte offset in configuration space, a multiple of 4.
     pub offset: u16,
-    /// All 32 bits, read-only ones too: they tell whether the successor is of the same shape.
+    /// All 32 bits, including read-only bits, which show whether the successor has the same shape.
     pub value: u32,
 }
 
-/// What software changed in a [`ConfigSpace`](crate::ConfigSpace).
+/// The registers of a [`ConfigSpace`](crate::ConfigSpace) that software can change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigState {

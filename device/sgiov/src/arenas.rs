@@ -7,7 +7,7 @@ use slipway_ram::{Access, Lasting, Memory};
 use slipway_ring::cross::{Arena, Regions};
 use slipway_sgiov_spec::function::{ARENAS, Broken, PIECE};
 
-/// A piece of the guest's memory, which stays as long as this value, or its quiescence.
+/// Pins a piece of the guest's memory. It stays mapped as long as the returned value lives.
 ///
 /// # Errors
 /// [`Broken::Memory`].
@@ -21,13 +21,13 @@ pub fn piece(memory: &Memory, at: u64) -> Result<Lasting, Broken> {
     span.and_then(Lasting::over).ok_or(Broken::Memory)
 }
 
-/// One of them.
+/// One arena of the guest.
 struct Held {
     at: u64,
-    /// None: it is suspended.
+    /// The mapped arena. `None` while it is suspended.
     arena: Option<Arena>,
     shape: slipway_ring::cross::Shape,
-    /// Which regions of what this side writes are in use.
+    /// Marks of the regions in use, among those that this side writes.
     regions: Arc<[AtomicU64]>,
 }
 
@@ -36,7 +36,7 @@ fn open(memory: &Memory, at: u64) -> Result<Arena, Broken> {
     Ok(Arena::over(words).map_err(|_| Broken::Arena)?.across_machines())
 }
 
-/// All of them, by number.
+/// All arenas of a guest, by number.
 #[derive(Default)]
 pub struct Arenas {
     all: Vec<Option<Held>>,
@@ -77,7 +77,7 @@ impl Arenas {
         Some((held.arena.as_ref()?, &held.regions))
     }
 
-    /// Streams of an arena, whether it is suspended or not.
+    /// Returns the number of streams of an arena, whether it is suspended or not.
     pub fn streams(&self, number: u32) -> Option<u32> {
         self.held(number).map(|held| held.shape.streams)
     }
@@ -86,15 +86,15 @@ impl Arenas {
         self.all.get_mut(number as usize).is_some_and(|place| place.take().is_some())
     }
 
-    /// Lets go of the guest's memory.
+    /// Releases the guest's memory.
     pub fn suspend(&mut self) {
         self.all.iter_mut().flatten().for_each(|held| held.arena = None);
     }
 
-    /// Takes it again.
+    /// Maps all arenas again after a suspension.
     ///
     /// # Errors
-    /// [`Broken::Unmapped`]: it is not there, or there is something else.
+    /// [`Broken::Unmapped`]: an arena is no longer there, or another one is in its place.
     pub fn resume(&mut self, memory: &Memory) -> Result<(), Broken> {
         for held in self.all.iter_mut().flatten() {
             let arena = open(memory, held.at).map_err(|_| Broken::Unmapped)?;

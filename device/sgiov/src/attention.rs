@@ -1,10 +1,10 @@
-//! How the guest is told to look.
+//! The interrupt by which the guest is told to look.
 
 use std::sync::{Mutex, MutexGuard};
 
 use slipway_pci::{Interrupt, Pin};
 
-/// The function's interrupt: raised by whoever has the channel, lowered and routed by the function.
+/// The function's interrupt: the owner of the channel raises it, the function lowers and routes it.
 pub struct Attention {
     interrupt: Interrupt,
     level: Mutex<Level>,
@@ -12,7 +12,7 @@ pub struct Attention {
 
 struct Level {
     pin: Pin,
-    /// Asked for and not yet seen.
+    /// `true` if the interrupt was raised and the guest has not seen it yet.
     cause: bool,
     pin_enabled: bool,
     msix_enabled: bool,
@@ -29,7 +29,7 @@ impl Attention {
         self.level.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Asks for it.
+    /// Raises the interrupt.
     pub fn raise(&self) {
         let mut level = self.level();
         level.cause = true;
@@ -41,7 +41,7 @@ impl Attention {
         }
     }
 
-    /// Configuration space has changed.
+    /// Routes the interrupt anew after a change of configuration space.
     pub fn route(&self, pin_enabled: bool, msix_enabled: bool) {
         let mut level = self.level();
         (level.pin_enabled, level.msix_enabled) = (pin_enabled, msix_enabled);
@@ -49,14 +49,14 @@ impl Attention {
         level.pin.set(wanted);
     }
 
-    /// The guest has seen it. Whether there was anything to see.
+    /// Lowers the interrupt, since the guest has seen it. Returns whether it was raised.
     pub fn take(&self) -> bool {
         let mut level = self.level();
         level.pin.set(false);
         std::mem::take(&mut level.cause)
     }
 
-    /// Whether the pin is asserted, or would be.
+    /// Returns whether the pin is asserted, or would be if it were enabled.
     pub fn is_pending(&self) -> bool {
         let level = self.level();
         level.cause && !level.msix_enabled

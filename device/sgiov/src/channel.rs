@@ -14,7 +14,7 @@ use slipway_sgiov_spec::function::{
 use crate::arenas::{Arenas, piece};
 use crate::exchange::Exchange;
 
-/// Longest FIFO of messages, in bytes.
+/// The longest FIFO of messages, in bytes.
 const MOST: usize = 64 << 10;
 
 /// The control memory, mapped.
@@ -48,41 +48,41 @@ fn parts(words: &Lasting) -> Option<(Lasting, Lasting, Lasting)> {
     Some((arena, to_host, to_guest))
 }
 
-/// What [`Channel::attend`] found.
+/// The result of [`Channel::attend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attended {
-    /// Nothing: go on.
+    /// The channel can be used.
     On,
-    /// The channel holds no memory until further notice: nothing can be done with it or its arenas.
+    /// The channel holds no memory until further notice: neither it nor its arenas can be used.
     Suspended,
-    /// It is over: drop it, once nothing refers to its arenas.
+    /// The channel was recalled: drop it as soon as nothing refers to its arenas.
     Over,
 }
 
-/// See the crate's head.
+/// A channel to a guest's engine; the crate's head says who owns it.
 pub struct Channel {
     memory: Memory,
     at: u64,
     exchange: Arc<Exchange>,
-    /// None: it is suspended.
+    /// The mapped control memory. `None` while the channel is suspended.
     control: Option<Control>,
-    /// While it is suspended: how far the signals came.
+    /// The positions of the signals while the channel is suspended.
     signals: Option<(Signals, Signals)>,
     arenas: Arenas,
-    /// The own counters of the messages' stream: tail, head seen, head, tail seen.
+    /// This side's counters of the message stream: tail, head seen, head, tail seen.
     own: [AtomicU64; 4],
     regions: Box<[AtomicU64]>,
-    /// Bytes of messages that there was no room for.
+    /// Bytes of messages that the guest's FIFO had no room for.
     unsaid: VecDeque<u8>,
-    /// The beginning of a message.
+    /// The beginning of a message that has not come whole.
     heard: Vec<u8>,
-    /// Something was written, or read, that the guest was not told of.
+    /// `true` if something was written that the guest was not told of; `read` likewise for reading.
     wrote: bool,
     read: bool,
 }
 
 impl Channel {
-    /// Over the guest's control memory.
+    /// Opens the channel over the guest's control memory at address `at`.
     ///
     /// # Errors
     /// [`Broken`].
@@ -105,10 +105,12 @@ impl Channel {
         })
     }
 
-    /// Does what the function wants of it. To be called in every turn; costs a load when there is nothing.
+    /// Does what the function asks of the channel. To be called in every turn; it costs one load if
+    /// there is nothing to do.
     ///
     /// # Errors
-    /// [`Broken::Unmapped`]: after a suspension the guest's memory is not what it was. The function is broken already.
+    /// [`Broken::Unmapped`]: after a suspension the guest's memory has changed. The function is
+    /// marked as broken already.
     pub fn attend(&mut self) -> Result<Attended, Broken> {
         if self.exchange.take_notice() {
             let exchange = self.exchange.clone();
@@ -128,7 +130,7 @@ impl Channel {
         Ok(if self.control.is_some() { Attended::On } else { Attended::Suspended })
     }
 
-    /// Lets go of the guest's memory.
+    /// Releases the guest's memory.
     pub(crate) fn suspend(&mut self) {
         self.arenas.suspend();
         if let Some(control) = self.control.take() {
@@ -137,7 +139,7 @@ impl Channel {
         }
     }
 
-    /// Takes it again.
+    /// Maps the guest's memory again after a suspension.
     pub(crate) fn resume(&mut self) -> Result<(), Broken> {
         if self.control.is_some() {
             return Ok(());
@@ -153,32 +155,33 @@ impl Channel {
         Ok(())
     }
 
-    /// The guest's function is broken: its register says why. The channel is to be dropped.
+    /// Breaks the guest's function; its status register says why. The caller must then drop the
+    /// channel.
     pub fn break_off(&self, why: Broken) {
         self.exchange.broken(why);
     }
 
-    /// Takes an arena that the guest announced.
+    /// Opens an arena that the guest announced.
     ///
     /// # Errors
-    /// [`Broken`], also for a number that is in use and for memory that another arena lies in.
+    /// [`Broken`], also for a number that is in use, and for memory that is another arena's.
     pub fn add_arena(&mut self, number: u32, at: u64) -> Result<(), Broken> {
         self.arenas.add(&self.memory, number, at, self.at)
     }
 
-    /// An arena, and which regions of what this side writes in it are in use. None: there is none, or the channel is
-    /// suspended.
+    /// Returns an arena, and the marks of the regions in use among those that this side writes.
+    /// Returns `None` if there is no such arena, or the channel is suspended.
     #[inline]
     pub fn arena(&self, number: u32) -> Option<(&Arena, &Arc<[AtomicU64]>)> {
         self.arenas.get(number)
     }
 
-    /// How many streams an arena has. None: there is no such arena.
+    /// Returns the number of streams of an arena. Returns `None` if there is no such arena.
     pub fn streams(&self, number: u32) -> Option<u32> {
         self.arenas.streams(number)
     }
 
-    /// Gives an arena back. Whether there was one.
+    /// Releases an arena. Returns whether there was one.
     pub fn remove_arena(&mut self, number: u32) -> bool {
         self.arenas.remove(number)
     }
@@ -189,16 +192,16 @@ impl Channel {
         Stream::new(arena, 0, Side::One, out, into)
     }
 
-    /// The next message. None: none yet.
+    /// Reads the next message. Returns `None` if no whole message has come.
     ///
     /// # Errors
-    /// [`Broken`]: the guest's counters or its message cannot be.
+    /// [`Broken`]: the guest's counters or its message are invalid.
     pub fn hear(&mut self) -> Result<Option<Message>, Broken> {
         let Some(control) = &self.control else { return Ok(None) };
         let stream = Self::stream(&self.own, &control.arena);
         let mut bytes = [0; MESSAGE];
         let missing = MESSAGE - self.heard.len();
-        // Nobody waits for what is told here.
+        // No callback is needed: the guest never waits for this read.
         let count = stream.read(&mut bytes[..missing], || ()).map_err(|_| Broken::Spoiled)?;
         if count == 0 {
             let (_, ended) = stream.available().map_err(|_| Broken::Spoiled)?;
@@ -212,24 +215,24 @@ impl Channel {
         message.map(Some).ok_or(Broken::Message)
     }
 
-    /// Says something to the guest, at once or as soon as there is room.
+    /// Sends a message to the guest, at once or as soon as there is room.
     ///
     /// # Errors
-    /// [`Broken`]: the guest's counters cannot be.
+    /// [`Broken`]: the guest's counters are invalid.
     pub fn say(&mut self, message: &Message) -> Result<(), Broken> {
         self.unsaid.extend(message.encode());
         self.flush().map(drop)
     }
 
-    /// Messages that the guest left no room for.
+    /// Returns the number of messages that wait for room in the guest's FIFO.
     pub fn backlog(&self) -> usize {
         self.unsaid.len().div_ceil(MESSAGE)
     }
 
-    /// Says what there was no room for. Whether anything was.
+    /// Sends the bytes that wait for room. Returns whether any were sent.
     ///
     /// # Errors
-    /// [`Broken`]: the guest's counters cannot be.
+    /// [`Broken`]: the guest's counters are invalid.
     pub fn flush(&mut self) -> Result<bool, Broken> {
         let Some(control) = &self.control else { return Ok(false) };
         if self.unsaid.is_empty() {
@@ -244,10 +247,11 @@ impl Channel {
         Ok(count > 0)
     }
 
-    /// The next signal: arena and stream, as the guest says. None: none now.
+    /// Takes the next signal: arena and stream, as the guest names them. Returns `None` if there is
+    /// none.
     ///
     /// # Errors
-    /// [`Broken`]: the guest's counter cannot be.
+    /// [`Broken`]: the guest's counter is invalid.
     #[inline]
     pub fn signal(&mut self) -> Result<Option<(u32, u32)>, Broken> {
         let Some(control) = &mut self.control else { return Ok(None) };
@@ -255,36 +259,37 @@ impl Channel {
         Ok(event.map(stream_of))
     }
 
-    /// Whether a signal found no room since this was asked last: then every stream has to be looked at.
+    /// Returns whether a signal found no room since the last call. If so, the caller must look at
+    /// every stream.
     pub fn overflowed(&self) -> bool {
         self.control.as_ref().is_some_and(|control| {
             let word = control.word(HOST_OVERFLOW);
-            // Acquire: what was done before the signal is seen.
+            // Acquire: the guest's stores before the signal are visible.
             word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0
         })
     }
 
-    /// Tells the guest of a stream that it was to be told of.
+    /// Signals a stream to the guest, which asked to be told of it.
     ///
     /// # Errors
-    /// [`Broken`]: the guest's counter cannot be.
+    /// [`Broken`]: the guest's counter is invalid.
     pub fn raise(&mut self, arena: u32, stream: u32) -> Result<(), Broken> {
         let Some(control) = &mut self.control else { return Ok(()) };
         let raised = control.to_guest.raise(event(arena, stream)).map_err(|_| Broken::Spoiled)?;
         if raised.is_err() {
-            // Release: what was done before is seen by who sees this.
+            // Release: the stores before this one are visible to the side that sees it.
             control.word(GUEST_OVERFLOW).store(1, Ordering::Release);
         }
         self.wrote = true;
         Ok(())
     }
 
-    /// Interrupts the guest, if it sleeps and something was done that it wants to be told of. To be called at the
-    /// end of every turn.
+    /// Interrupts the guest, if it sleeps and wants to be told of something that was done. To be
+    /// called at the end of every turn.
     pub fn tell(&mut self) {
         let (wrote, read) = (std::mem::take(&mut self.wrote), std::mem::take(&mut self.read));
         let Some(control) = &self.control else {
-            // It looks at everything after a suspension.
+            // After a suspension the guest looks at everything.
             (self.wrote, self.read) = (wrote, read);
             return;
         };
@@ -301,8 +306,9 @@ impl Channel {
         }
     }
 
-    /// Asks to be woken, and looks once more. False: there is something to do, and nobody may wake it. Without `hears`
-    /// a message is nothing to do: who has more to say than the guest reads hears again when there is room.
+    /// Asks to be woken, and looks once more. Returns `false` if there is work, for which the guest
+    /// may send no wake-up. Without `hears` a waiting message is no work: a caller that has more
+    /// messages than the guest reads will read again when there is room.
     pub fn sleep(&mut self, hears: bool) -> bool {
         let Some(control) = &self.control else { return true };
         let wish =
@@ -310,7 +316,7 @@ impl Channel {
         control.word(HOST_ASLEEP).store(wish, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let stream = Self::stream(&self.own, &control.arena);
-        // What is wrong with it shows to who looks.
+        // An error counts as work: the caller finds it when it looks.
         let heard = hears && (stream.into.refresh() != Ok(0) || stream.into.tail().is_end());
         let room = !self.unsaid.is_empty() && stream.space() != Ok(0);
         let work = heard
@@ -323,7 +329,7 @@ impl Channel {
         !work
     }
 
-    /// It is awake: nobody need wake it.
+    /// Withdraws the request to be woken.
     pub fn awake(&self) {
         if let Some(control) = &self.control {
             control.word(HOST_ASLEEP).store(asleep::AWAKE, Ordering::Relaxed);
@@ -333,7 +339,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // Before anybody hears that it is gone.
+        // Released before the function learns that the channel is gone.
         self.control = None;
         self.arenas = Arenas::default();
         self.exchange.ended();

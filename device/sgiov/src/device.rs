@@ -18,17 +18,17 @@ use crate::{Channel, Peer};
 /// Bytes of the registers.
 const REGISTERS: usize = 0x28;
 
-/// What a device is made of.
+/// The parts of a device.
 pub struct Parts {
     /// The guest's memory.
     pub memory: Memory,
     /// The one vector.
     pub interrupt: Interrupt,
-    /// Wakes whoever has the [`Peer`]: the guest rang, or the channel is to be attended to.
+    /// Wakes the owner of the [`Peer`]: the guest rang, or the channel needs attention.
     pub peer: Waker,
 }
 
-/// A socket function; see the crate's head.
+/// A socket function; the crate's head describes it.
 pub struct Device {
     description: Description,
     pub(crate) pci: ConfigSpace,
@@ -40,7 +40,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device as after power-on, and its other end.
+    /// Makes a device in its state after power-on, and its peer.
     pub fn new(parts: Parts) -> (Self, Peer) {
         let description = layout::description();
         let exchange = Exchange::new(parts.peer, Attention::new(parts.interrupt));
@@ -81,7 +81,7 @@ impl Device {
         } else {
             state.status = 0;
             drop(state);
-            // Not while the state is held: a channel that ends looks at it.
+            // Outside the lock: a channel that is dropped takes the lock.
             drop(place);
         }
         self.exchange.attention.take();
@@ -144,7 +144,8 @@ impl Device {
         self.exchange.attention.route(self.pci.pin_enabled(), msix);
     }
 
-    /// Registers of a state that a predecessor left: its channel is not here.
+    /// Takes over the status of a saved state. The predecessor's channel is gone, so a running
+    /// function is broken.
     pub(crate) fn set_status(&mut self, status: u32) {
         let lost = if status == RUNNING { Broken::Unserved.status() } else { status };
         self.exchange.state().status = lost;
@@ -172,7 +173,7 @@ impl Function for Device {
         if self.pci.write(offset, from) == ConfigEffect::FunctionLevelReset {
             return self.reset();
         }
-        // The driver has gone, and its memory may soon be somebody else's in the guest.
+        // The driver has gone, and its memory may soon have another owner in the guest.
         if had_master && !self.pci.bus_master() {
             self.stop();
         }
@@ -239,7 +240,7 @@ impl Function for Device {
         self.stop();
         self.at = 0;
         self.route();
-        // Its client may have gone: who serves the guest wants to know.
+        // The client may have gone, so the peer is woken to look.
         self.exchange.ring();
     }
 

@@ -1,4 +1,4 @@
-//! The guest's side of the control memory: a small real one, for tests of this and other crates.
+//! The guest's side of the control memory: a small real driver, for tests of this and other crates.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -11,9 +11,9 @@ use slipway_sgiov_spec::function::{
 
 /// The control memory, as the guest has it.
 pub struct Driver {
-    /// All of it.
+    /// The whole control memory.
     pub words: Lasting,
-    /// The messages' arena.
+    /// The arena of the messages.
     pub arena: Arena,
     own: [AtomicU64; 4],
     regions: Box<[AtomicU64]>,
@@ -22,7 +22,8 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Makes what is in `words`, which are the control memory's, of zeros. None: there are too few.
+    /// Lays out the control memory in `words`, which are zeros. Returns `None` if there are too few
+    /// words.
     pub fn new(words: Lasting) -> Option<Self> {
         let shape = Shape { streams: CONTROL_STREAMS, pages: CONTROL_PAGES };
         let (arena, rest) = words.split(TO_HOST)?;
@@ -37,25 +38,26 @@ impl Driver {
         })
     }
 
-    /// Its side of the messages.
+    /// Returns the guest's end of the message stream.
     pub fn stream(&self) -> Stream<'_> {
         let [tail, head_seen, head, tail_seen] = &self.own;
         let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
         Stream::new(&self.arena, 0, Side::Zero, out, into)
     }
 
-    /// Writes bytes where messages go. How many there was room for; 0 also when the stream is of no use.
+    /// Writes bytes to the message stream. Returns how many there was room for; also 0 if the
+    /// stream is spoiled.
     pub fn write(&self, bytes: &[u8]) -> usize {
         let regions = Regions::new(&self.regions, self.arena.shape());
         self.stream().write(bytes, 64 << 10, regions, || ()).unwrap_or(0)
     }
 
-    /// Says something. False: there is no room for all of it.
+    /// Writes a message. Returns `false` if there was no room for all of it.
     pub fn say(&self, message: &Message) -> bool {
         self.write(&message.encode()) == MESSAGE
     }
 
-    /// The next message, when all of it is there.
+    /// Takes the next message if all of it has come.
     pub fn hear(&self) -> Option<Message> {
         let mut bytes = [0; MESSAGE];
         let stream = self.stream();
@@ -66,22 +68,22 @@ impl Driver {
         whole.then(|| Message::decode(&bytes)).flatten()
     }
 
-    /// Signals a stream. False: there is no room.
+    /// Signals a stream. Returns `false` if there is no room.
     pub fn raise(&mut self, arena: u32, stream: u32) -> bool {
         self.to_host.raise(event(arena, stream)) == Ok(Ok(()))
     }
 
-    /// The next signal.
+    /// Takes the next signal.
     pub fn signal(&mut self) -> Option<(u32, u32)> {
         self.to_guest.take().ok().flatten().map(stream_of)
     }
 
-    /// Whether a signal found no room since this was asked last.
+    /// Returns whether a signal found no room since the last call.
     pub fn overflowed(&self) -> bool {
         self.word(GUEST_OVERFLOW).swap(0, Ordering::Acquire) != 0
     }
 
-    /// Whether the bell is to be rung after what was written.
+    /// Returns whether the bell is to be rung after a write.
     pub fn is_to_ring(&self) -> bool {
         fence(Ordering::SeqCst);
         let word = self.word(HOST_ASLEEP);

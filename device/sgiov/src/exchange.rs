@@ -1,4 +1,4 @@
-//! How the function and whoever has its channel come to terms, without waiting.
+//! Passes the channel between the function and its peer, without waiting.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,33 +9,33 @@ use slipway_sgiov_spec::function::{Broken, RUNNING};
 use crate::Channel;
 use crate::attention::Attention;
 
-/// Where the channel is.
+/// The present owner of the channel.
 pub enum Place {
-    /// There is none.
+    /// There is no channel.
     Nowhere,
-    /// It waits to be taken.
+    /// The function has the channel, for the peer to take.
     Here(Box<Channel>),
-    /// The peer has it.
+    /// The peer has the channel.
     Away,
 }
 
-/// What both know.
+/// State that the function and its peer share.
 pub struct State {
     pub place: Place,
-    /// The peer is to give the channel back.
+    /// `true` if the peer is to give the channel back.
     pub recalled: bool,
-    /// The channel is to hold no memory.
+    /// `true` if the channel is to release the guest's memory.
     pub suspend: bool,
-    /// It does not.
+    /// `true` if the channel has released the guest's memory.
     pub suspended: bool,
-    /// The register.
+    /// The value of the status register.
     pub status: u32,
 }
 
-/// Between the function and its peer.
+/// The connection between the function and its peer.
 pub struct Exchange {
     state: Mutex<State>,
-    /// Something of it has changed that the peer is to look at.
+    /// `true` if the state has changed in a way that the peer must look at.
     notice: AtomicBool,
     peer: Waker,
     pub attention: Attention,
@@ -52,29 +52,30 @@ impl Exchange {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Has the peer look at the state.
+    /// Makes the peer look at the state.
     pub fn notify(&self) {
         self.notice.store(true, Ordering::Release);
         self.peer.wake_by_ref();
     }
 
-    /// Has the peer look at the channel.
+    /// Makes the peer look at the channel.
     pub fn ring(&self) {
         self.peer.wake_by_ref();
     }
 
-    /// Whether there is something to look at, once.
+    /// Returns whether the state has changed since the last call, and clears the mark.
     pub fn take_notice(&self) -> bool {
         self.notice.load(Ordering::Relaxed) && self.notice.swap(false, Ordering::Acquire)
     }
 
-    /// The function is broken from now on, until it is reset.
+    /// Marks the function as broken until it is reset, and interrupts the guest.
     pub fn broken(&self, why: Broken) {
         self.state().status = why.status();
         self.attention.raise();
     }
 
-    /// A channel has ended. The function is reset, or nobody serves it.
+    /// Notes that the peer has dropped its channel. If the channel was recalled, the function is
+    /// reset; if the function was running, it is broken, since nobody serves it.
     pub fn ended(&self) {
         let mut state = self.state();
         if !matches!(state.place, Place::Away) {
@@ -91,17 +92,17 @@ impl Exchange {
     }
 }
 
-/// The function as who serves its guest has it.
+/// The function's other end, for the code that serves its guest.
 pub struct Peer(pub(crate) Arc<Exchange>);
 
 impl Peer {
-    /// The channel, when the guest has started the function since.
+    /// Takes the channel, if the guest has started the function since the last one.
     pub fn take(&self) -> Option<Channel> {
         let mut state = self.0.state();
         match std::mem::replace(&mut state.place, Place::Nowhere) {
             Place::Here(channel) => {
                 state.place = Place::Away;
-                // It may be suspended: the new owner has to look.
+                // The channel may be suspended: its new owner must look at the state.
                 self.0.notice.store(true, Ordering::Release);
                 Some(*channel)
             }

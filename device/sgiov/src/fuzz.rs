@@ -1,5 +1,5 @@
-//! The body of the fuzz target `sgiov-function`: a guest that writes anything into its registers and memory, and a
-//! machine that serves it.
+//! The body of the fuzz target `sgiov-function`: a guest that writes anything into its registers
+//! and memory, and a machine that serves it.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -15,7 +15,7 @@ use crate::{Attended, Channel, Device, Parts, Peer};
 /// Pieces of the guest's memory.
 const PIECES: u64 = 3;
 
-/// Bytes to do things by.
+/// The rest of the input.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -39,7 +39,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// What a machine does in a turn, whatever the guest said.
+    /// Serves a turn of the machine, whatever the guest did.
     fn turn(&mut self) {
         if self.channel.is_none() {
             self.channel = self.peer.take();
@@ -89,7 +89,7 @@ fn serve(channel: &mut Channel) -> Result<Attended, crate::Broken> {
     Ok(attended)
 }
 
-/// A piece of `memory`, as the guest has it.
+/// Returns a piece of `memory` as the guest maps it.
 pub(crate) fn guests(memory: &Memory, at: u64) -> Lasting {
     let mut spans = Vec::new();
     let pinned = memory.pin(at, PIECE, Access::Write, &mut spans);
@@ -97,7 +97,7 @@ pub(crate) fn guests(memory: &Memory, at: u64) -> Lasting {
     words.unwrap_or_else(|| Lasting::heap(PIECE))
 }
 
-/// Does what `data` says; see the module's head.
+/// Interprets `data` as the actions of a hostile guest and of the machine that serves it.
 pub fn function(data: &[u8]) {
     let mut bytes = Bytes(data);
     let memory = Memory::heap(PIECE * PIECES as usize);
@@ -145,7 +145,7 @@ fn step(
             let _ = memory.write(place, &bytes.word()?.to_le_bytes());
         }
         5 => {
-            // Where counters are: of arenas, of signals, and who sleeps.
+            // Offsets of counters of arenas and signals, and of the words that say who sleeps.
             let near = [0, 4096, 4224, 1 << 20, 3 << 19, PIECE as u64 - 4096];
             let place = near[usize::from(bytes.byte()?) % near.len()] + u64::from(bytes.byte()?);
             let _ = memory.write(place, &bytes.word()?.to_le_bytes());

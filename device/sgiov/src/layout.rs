@@ -1,13 +1,13 @@
-//! What the function looks like.
+//! The function's BAR and configuration space.
 
 use slipway_pci::{Bar, ConfigSpace, Description, Identity, MsixLayout};
 use slipway_sgiov_spec::function::{BAR, CLASS, DEVICE, VENDOR};
 
 /// Offset in BAR 0 of the MSI-X table, behind the registers.
 pub const MSIX_TABLE: u64 = 0x800;
-/// Offset of its pending bits.
+/// Offset in BAR 0 of the MSI-X pending bits.
 pub const MSIX_PENDING: u64 = 0x900;
-/// Behind them.
+/// End of the MSI-X pending bits in BAR 0.
 pub const MSIX_END: u64 = 0xa00;
 
 const IDENTITY: Identity = Identity {

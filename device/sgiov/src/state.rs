@@ -1,4 +1,4 @@
-//! Saved state: the registers. What the function does is in the guest's memory and its peer's.
+//! Saved state: the registers. All other state is in the guest's memory and with the peer.
 
 use serde::{Deserialize, Serialize};
 use slipway_pci::StateError;
@@ -7,10 +7,10 @@ use slipway_sgiov_spec::function::{BROKEN, RUNNING};
 
 use crate::Device;
 
-/// Version of the types here. A state of another version is refused.
+/// Version of the types in this module. A state of another version is refused.
 pub const STATE_VERSION: u32 = 1;
 
-/// What says that a state is of this kind of device.
+/// The mark of a state of this kind of device.
 const DEVICE: &str = "sgiov";
 
 #[derive(Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
         memory: device.at,
         status: device.exchange.state().status,
     };
-    // Numbers, and vectors of them: there is nothing that cannot be written.
+    // Numbers and vectors of numbers can always be written.
     serde_json::to_vec(&state).unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! The function against a guest that is hostile, on heap memory.
+//! Tests of the function with a hostile guest, on heap memory.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Rig {
         self.device.write(0, register::CONTROL, &0_u32.to_le_bytes());
     }
 
-    /// A guest that has started it.
+    /// Returns a rig whose guest has started the function.
     fn started(pieces: usize) -> (Self, Driver, Channel) {
         let mut rig = Self::new(pieces);
         let driver = Driver::new(guests(&rig.memory, BASE)).unwrap();
@@ -76,7 +76,7 @@ impl Rig {
         (rig, driver, channel)
     }
 
-    /// An arena at a piece, made by the guest.
+    /// Makes an arena at a piece, as the guest does.
     fn arena(&self, at: u64) -> Arena {
         let words = guests(&self.memory, at);
         Arena::within(words, Shape::filling(16, PIECE).unwrap()).unwrap()
@@ -230,7 +230,8 @@ fn what_the_guest_does_not_read_waits() {
     assert_eq!(channel.backlog(), 0);
 }
 
-/// Who does not listen to a guest that does not listen sleeps, until the guest has read.
+/// A side that reads no messages, because the other side reads none, sleeps until the other has
+/// read.
 #[test]
 fn a_message_that_is_not_heard_keeps_nobody_awake() {
     let (_rig, driver, mut channel) = Rig::started(2);
@@ -276,7 +277,7 @@ fn a_message_stream_that_is_spoiled_breaks_the_function() {
         rig.stop();
         assert_eq!(rig.status(), 0);
     }
-    // What only a machine says.
+    // A message that only the machine may send.
     let (_rig, driver, mut channel) = Rig::started(2);
     driver.say(&Message::Ended { connection: 1 });
     assert_eq!(channel.hear(), Err(Broken::Message));
@@ -333,7 +334,7 @@ fn a_quiesced_function_holds_no_memory_and_goes_on() {
     let (second, _) = rest.split(PIECE).unwrap();
     Arena::within(second, Shape::filling(16, PIECE).unwrap()).unwrap();
     assert_eq!(rig.start_at(0), RUNNING);
-    // Not taken yet.
+    // The peer has not taken the channel yet.
     assert!(rig.device.quiesce());
     assert!(map.remove(0, 3 * BASE).unwrap().is_idle());
     map.add(0, region()).unwrap();
@@ -355,7 +356,7 @@ fn a_quiesced_function_holds_no_memory_and_goes_on() {
     assert_eq!(channel.attend(), Ok(Attended::On));
     assert!(channel.arena(0).is_some() && channel.flush().unwrap());
     assert_eq!(driver.hear(), Some(Message::Connected { connection: 4 }));
-    // Memory that does not come back.
+    // The guest's memory does not come back.
     rig.device.quiesce();
     assert_eq!(channel.attend(), Ok(Attended::Suspended));
     map.clear();

@@ -1,4 +1,4 @@
-//! The control queue (section 5.1.6.5). It is the function's, on the function's thread.
+//! The control queue (section 5.1.6.5), which the function serves on its own thread.
 
 use slipway_ram::Memory;
 use slipway_switch::Mac;
@@ -9,14 +9,15 @@ use crate::filter::TABLE;
 use crate::path::Lane;
 use crate::queue::{Broken, Chain, Range};
 
-/// Most bytes of a command that are read: two tables of addresses, some of them larger than they may be.
+/// Most bytes of a command that are read: two tables of addresses, even if some are larger than
+/// they may be.
 const LONGEST: usize = 8192;
 
 /// A command that was carried out, and is to be acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
     head: u16,
-    /// Where the acknowledgement goes.
+    /// The address of the acknowledgement.
     at: u64,
     pub ack: u8,
 }
@@ -25,7 +26,7 @@ pub(crate) struct ControlQueue {
     pub lane: Lane,
     chain: Chain,
     bytes: Vec<u8>,
-    /// Carried out, and not acknowledged before the port goes by it.
+    /// A command that was carried out, and is acknowledged once the port follows it.
     pub pending: Option<Done>,
 }
 
@@ -34,7 +35,8 @@ impl ControlQueue {
         Self { lane, chain: Chain::default(), bytes: Vec::new(), pending: None }
     }
 
-    /// Reads the next command; None: there is none, and the next one will be notified.
+    /// Reads the next command. Returns `None` if there is none; the driver will then notify the
+    /// next one.
     pub fn next(&mut self, memory: &Memory) -> Result<Option<(Done, &[u8])>, Broken> {
         let queue = &mut self.lane.queue;
         if queue.look(memory)? == 0 && (!queue.arm(memory)? || queue.look(memory)? == 0) {
@@ -45,7 +47,7 @@ impl ControlQueue {
         queue.walk(memory, head[0], &mut self.chain)?;
         queue.advance(1);
         let at = self.chain.writable.iter().find(|(_, len)| *len > 0).map(|(at, _)| *at);
-        // A command that cannot be acknowledged is no command (section 5.1.6.5).
+        // A command without room for its acknowledgement is invalid (section 5.1.6.5).
         let at = at.filter(|at| !memory.is_remote(*at, 1)).ok_or(Broken::Chain)?;
         let done = Done { head: head[0], at, ack: command::ERR };
         if !gather(memory, &self.chain.readable, &mut self.bytes) {
@@ -54,7 +56,7 @@ impl ControlQueue {
         Ok(Some((done, &self.bytes)))
     }
 
-    /// Acknowledges a command. Whether the driver wants to be interrupted.
+    /// Acknowledges a command. Returns whether the driver wants to be interrupted.
     pub fn finish(&mut self, memory: &Memory, done: Done) -> Result<bool, Broken> {
         memory.write(done.at, &[done.ack])?;
         self.lane.queue.report(memory, done.head, 1)?;
@@ -63,7 +65,8 @@ impl ControlQueue {
     }
 }
 
-/// Copies what the driver wrote, up to [`LONGEST`] bytes. False: it is longer, or is not there.
+/// Copies the driver's data, up to [`LONGEST`] bytes. Returns `false` if the data is longer, or is
+/// not mapped.
 fn gather(memory: &Memory, ranges: &[Range], bytes: &mut Vec<u8>) -> bool {
     bytes.clear();
     for &(at, len) in ranges {
@@ -79,17 +82,17 @@ fn gather(memory: &Memory, ranges: &[Range], bytes: &mut Vec<u8>) -> bool {
     true
 }
 
-/// What a command changed.
+/// The effect of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Nothing that the port has to know.
+    /// The port's rules stay as they are.
     Nothing,
-    /// What the port goes by.
+    /// The port's rules have changed.
     Rules,
 }
 
-/// Carries a command out: class, command, its data. None: it is not one, or not one for these features
-/// (the driver is told that with an error).
+/// Carries out a command: class, command, its data. Returns `None` if it is invalid, or not
+/// negotiated: the driver is then told of an error.
 pub(crate) fn execute(bytes: &[u8], features: Features, driven: &mut Driven) -> Option<Change> {
     let [class, number, data @ ..] = bytes else { return None };
     let negotiated = match (*class, *number) {
@@ -163,7 +166,8 @@ fn receive_mode(mode: u8, data: &[u8], driven: &mut Driven) -> Option<()> {
 
 type Addresses = Option<Vec<[u8; 6]>>;
 
-/// A table of addresses, and what follows it. One with more than are kept lets everything through.
+/// Reads a table of addresses, and returns it with the bytes that follow. A table with more
+/// addresses than are kept is `None`, and lets everything through.
 fn table(data: &[u8]) -> Option<(Addresses, &[u8])> {
     let (count, rest) = data.split_first_chunk::<4>()?;
     let count = usize::try_from(u32::from_le_bytes(*count)).ok()?;

@@ -1,4 +1,4 @@
-//! What happened to frames and rings, for whoever asks from another thread.
+//! Counters of frames and rings, which any thread may read.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ pub(crate) struct Count(AtomicU64);
 impl Count {
     #[inline]
     pub fn add(&self, more: u64) {
-        // One thread writes, so no exchange is needed.
+        // Only one thread writes, so no atomic addition is needed.
         self.0.store(self.0.load(Ordering::Relaxed) + more, Ordering::Relaxed);
     }
 
@@ -31,23 +31,23 @@ pub(crate) struct Live {
     pub no_buffer: Count,
     pub interrupts: Count,
     pub arms: Count,
-    /// Counted by the function's thread.
+    /// Notifications, counted by the function's thread.
     pub notifications: Count,
 }
 
 /// Counts since the device was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// Sent frames dropped since a buffer was not as it must be (one that the device is to write, or
-    /// none at all).
+    /// Sent frames dropped because a buffer had the wrong shape (one that the device is to write,
+    /// or none at all).
     pub bad_shape: u64,
     /// Sent frames dropped that were shorter than an Ethernet header.
     pub too_short: u64,
     /// Sent frames dropped that were longer than 64 KiB.
     pub too_long: u64,
-    /// Sent frames dropped since their header asked for what cannot be or was not negotiated.
+    /// Sent frames dropped because their header asked for something invalid or not negotiated.
     pub bad_header: u64,
-    /// Sent frames dropped since their memory was not there.
+    /// Sent frames dropped because their memory is not mapped.
     pub bad_memory: u64,
     /// Frames that the driver's filter did not want.
     pub filtered: u64,
@@ -57,9 +57,9 @@ pub struct Counters {
     pub no_buffer: u64,
     /// Interrupts of queues.
     pub interrupts: u64,
-    /// How often the driver was asked for a notification before the switch slept.
+    /// Requests to the driver for a notification, before the switch slept.
     pub arms: u64,
-    /// Notifications that came.
+    /// Notifications from the driver.
     pub notifications: u64,
 }
 

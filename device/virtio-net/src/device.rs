@@ -1,4 +1,5 @@
-//! The device as a PCI function: registers, features, the control queue, and the life of the queues.
+//! The device as a PCI function: registers, features, the control queue, and the life cycle of the
+//! queues.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,18 +23,19 @@ use crate::path::{DataPath, Rules};
 use crate::registers::{Effect, Registers};
 use crate::{Counters, DevicePort, Parts, PartsError, Settings};
 
-/// How long the switch's thread is given before it is looked for again.
+/// The time for the switch's thread to answer before the function looks again.
 const RECHECK: Duration = Duration::from_micros(50);
-/// Commands of the control queue in one poll.
+/// The most commands of the control queue in one poll.
 const COMMANDS: usize = 16;
 /// Duplex of the configuration: full.
 const FULL_DUPLEX: u8 = 1;
-/// Speed of the configuration, Mbit/s: a number for tools that want one; there is no wire.
+/// Speed of the configuration, Mbit/s: a number for tools that expect one, since there is no wire.
 const SPEED: u32 = 100_000;
 
-/// A network device; see the crate's head.
+/// A network device; the crate's head describes it.
 ///
-/// Before it is dropped its host quiesces it until that is true: the port then holds no guest memory.
+/// Before it drops a device, the host calls `quiesce` until it returns `true`: the port then holds
+/// no guest memory.
 pub struct Device {
     description: Description,
     pub(crate) pci: ConfigSpace,
@@ -45,28 +47,29 @@ pub struct Device {
     pub(crate) registers: Registers,
     pub(crate) driven: Driven,
     pub(crate) exchange: Arc<Exchange>,
-    /// The queues of frames, while the port does not have them.
+    /// The data path, while the port does not have it.
     pub(crate) path: Option<Box<DataPath>>,
-    /// The port has them.
+    /// `true` while the port has the data path.
     away: bool,
     recalled: bool,
     pub(crate) control: Option<ControlQueue>,
-    /// Nothing touches guest memory.
+    /// `true` if nothing may touch guest memory.
     quiesced: bool,
-    /// The driver reset the device, and the port may still have the queues.
+    /// `true` if the driver has reset the device and the port may still have the queues.
     resetting: bool,
-    /// The port's queues are not those of the registers.
+    /// `true` if the queues' registers have changed since the port got the queues.
     pub(crate) changed: bool,
-    /// Queues go on where their used index says, instead of at 0.
+    /// `true` if queues go on where their used index says, instead of at 0.
     pub(crate) resumes: bool,
-    /// What the driver was told of the link.
+    /// The link state that the driver was told last.
     pub(crate) link: bool,
     pub(crate) isr: u8,
     pub(crate) journal: Option<Snapshots>,
 }
 
 impl Device {
-    /// Makes a device as after power-on, and its port, which is to be attached to a switch.
+    /// Makes a device in its state after power-on, and its port, which is to be attached to a
+    /// switch.
     ///
     /// # Errors
     /// [`PartsError`] when the parts do not fit together.
@@ -107,12 +110,12 @@ impl Device {
         Ok((device, DevicePort::new(exchange)))
     }
 
-    /// What other threads keep of it.
+    /// Returns a handle to the device for other threads.
     pub fn control(&self) -> Control {
         Control(Arc::clone(&self.exchange))
     }
 
-    /// Whether the driver runs and nothing is wrong.
+    /// Returns whether the driver runs, and the device needs no reset and is in none.
     pub(crate) fn runs(&self) -> bool {
         let status = self.registers.status;
         status.contains(Status::DRIVER_OK)
@@ -128,7 +131,7 @@ impl Device {
         self.interrupts.get(usize::from(vector)).cloned()
     }
 
-    /// The driver is told that only a reset helps (section 2.1.2).
+    /// Tells the driver that the device needs a reset (section 2.1.2).
     pub(crate) fn need_reset(&mut self) {
         if !self.registers.status.contains(Status::DEVICE_NEEDS_RESET) {
             self.registers.status |= Status::DEVICE_NEEDS_RESET;
@@ -136,7 +139,7 @@ impl Device {
         }
     }
 
-    /// The driver is told to look, and finds that it shall announce itself.
+    /// Makes the driver read the configuration, where it finds that it shall announce itself.
     pub(crate) fn need_announcement(&mut self) {
         self.config_changed();
     }
@@ -151,12 +154,12 @@ impl Device {
         }
     }
 
-    /// What the port goes by.
+    /// Returns the rules for the port, as negotiated and set by the driver.
     pub(crate) fn rules(&self) -> Rules {
         let negotiated = self.registers.features();
         let offloads = Features::from_bits_truncate(self.driven.offloads);
         let mut filter = self.driven.filter.clone();
-        // Without receive modes a driver cannot ask for less than everything.
+        // A driver without CTRL_RX cannot ask for less than all frames.
         filter.promiscuous |= !negotiated.contains(Features::CTRL_RX);
         let limited = negotiated.contains(Features::MTU);
         let longest = usize::from(self.settings.mtu) + FRAME_OVERHEAD;
@@ -169,13 +172,14 @@ impl Device {
         }
     }
 
-    /// Whether the port must not have the queues now.
+    /// Returns whether the function needs the data path back from the port.
     fn wants_path(&self) -> bool {
         let resets = self.registers.queues.iter().any(|queue| queue.resetting);
         self.quiesced || resets || self.changed || !self.runs()
     }
 
-    /// Brings what the registers say about, as far as the port lets it. Never waits.
+    /// Brings the device into the state that the registers ask for, as far as the port allows.
+    /// Never waits.
     fn advance(&mut self) {
         if self.away && self.exchange.is_broken() {
             self.need_reset();
@@ -194,7 +198,7 @@ impl Device {
         }
     }
 
-    /// Asks the port for the queues if they are wanted, and takes them if they are there.
+    /// Asks the port for the data path if the function needs it, and takes it if it has come back.
     fn fetch_path(&mut self) {
         if !self.away {
             return;
@@ -228,7 +232,7 @@ impl Device {
         self.advance();
     }
 
-    /// Hands the queues to the port, as the registers have them.
+    /// Gives the queues to the port, as the registers describe them.
     fn dispatch(&mut self) {
         let rules = self.rules();
         let mut path = match self.path.take() {
@@ -283,8 +287,8 @@ impl Device {
         }
     }
 
-    /// The driver has something: in a queue of frames for the port, in the control queue for the poll
-    /// that follows every write.
+    /// Takes a notification: wakes the port for a queue of frames. The poll that follows every
+    /// write serves the control queue.
     fn notify(&mut self, offset: u64) {
         let queue = (offset - NOTIFY.start) / u64::from(NOTIFY_MULTIPLIER);
         self.exchange.live.notifications.add(1);
@@ -320,7 +324,7 @@ impl Device {
         }
     }
 
-    /// Carries commands out. Whether there were any.
+    /// Carries out commands of the control queue. Returns whether there were any.
     fn serve_control(&mut self) -> bool {
         let Some(mut control) = self.control.take() else { return false };
         let mut busy = false;
@@ -338,10 +342,10 @@ impl Device {
         busy
     }
 
-    /// Whether anything came of it.
+    /// Carries out or acknowledges one command. Returns whether there was progress.
     fn serve_one(&mut self, control: &mut ControlQueue) -> Result<bool, crate::queue::Broken> {
         let done = match control.pending {
-            // What the port does not go by yet is not acknowledged.
+            // A command is acknowledged only when the port follows the new rules.
             Some(_) if !self.exchange.is_settled() => return Ok(false),
             Some(done) => done,
             None => {
@@ -430,7 +434,7 @@ impl Function for Device {
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
         match offset {
             _ if bar != 0 => return Access::Refused,
-            // No state of the device changes.
+            // A notification changes no state that is saved.
             _ if NOTIFY.contains(&offset) => {
                 self.notify(offset);
                 return Access::Done;
@@ -490,17 +494,18 @@ impl Function for Device {
     }
 }
 
-/// A device as other threads see it. Cheap to clone; outlives the device harmlessly.
+/// A handle to a device for other threads. It is cheap to clone, and harmless after the device is
+/// gone.
 #[derive(Clone)]
 pub struct Control(Arc<Exchange>);
 
 impl Control {
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub fn counters(&self) -> Counters {
         self.0.live.snapshot()
     }
 
-    /// Whether the driver runs.
+    /// Returns whether the driver runs.
     pub fn is_up(&self) -> bool {
         self.0.is_up()
     }

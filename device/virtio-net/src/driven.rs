@@ -1,4 +1,4 @@
-//! What the driver set by the control queue.
+//! The settings that the driver makes by the control queue.
 
 use serde::{Deserialize, Serialize};
 use slipway_switch::Mac;
@@ -6,7 +6,7 @@ use slipway_virtio_spec::net::Features;
 
 use crate::filter::Filter;
 
-/// What the driver set, and what of it there is to set.
+/// The settings that the driver made by the control queue, and their bounds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Driven {
@@ -14,9 +14,9 @@ pub(crate) struct Driven {
     /// Queue pairs in use.
     pub pairs: u16,
     pub most_pairs: u16,
-    /// Which of its offloads are on ([`Features::GUEST_OFFLOADS`]).
+    /// The driver's offloads that are on ([`Features::GUEST_OFFLOADS`]).
     pub offloads: u64,
-    /// It shall announce itself, and has not yet.
+    /// `true` if the driver shall announce itself, and has not yet.
     pub announce: bool,
 }
 
@@ -25,13 +25,13 @@ impl Driven {
         Self { filter: Filter::new(mac), pairs: 1, most_pairs, offloads: 0, announce: false }
     }
 
-    /// The driver has chosen its features.
+    /// Sets the defaults for the features that the driver has chosen.
     pub fn negotiated(&mut self, features: Features) {
         self.offloads = (features & Features::GUEST_OFFLOADS).bits();
         self.filter.vlans = features.contains(Features::CTRL_VLAN).then(Vec::new);
     }
 
-    /// Whether it is one that could have come about with these features.
+    /// Returns whether a driver with these features could have made these settings.
     pub fn is_sound(&self, features: Features, most_pairs: u16) -> bool {
         let allowed = (features & Features::GUEST_OFFLOADS).bits();
         self.filter.is_sound()

@@ -1,4 +1,4 @@
-//! Queues as the registers have them.
+//! Makes queues from the registers.
 
 use crate::Device;
 use crate::control::ControlQueue;
@@ -10,8 +10,8 @@ use crate::transmit::Transmitter;
 use slipway_virtio_spec::RingFeatures;
 
 impl Device {
-    /// Makes the queues that were enabled, takes those away that were reset, and gives all their
-    /// vectors.
+    /// Makes the queues that were enabled, removes those that were reset, and sets the vectors of
+    /// all.
     pub(crate) fn equip(&mut self, path: &mut DataPath) -> Result<(), Broken> {
         for number in 0..self.registers.queues.len() as u16 {
             let registers = self.registers.queues[usize::from(number)];
@@ -56,8 +56,8 @@ impl Device {
         Ok(())
     }
 
-    /// A predecessor may have published something and not interrupted any more: one interrupt too many
-    /// does no harm.
+    /// Interrupts for every queue. A predecessor may have published entries without interrupting; a
+    /// surplus interrupt does no harm.
     fn interrupt_all(&self) {
         for queue in self.registers.queues.iter().filter(|queue| queue.enabled) {
             if let Some(interrupt) = self.interrupt(queue.vector) {
@@ -77,7 +77,7 @@ impl Device {
         Ok(Lane { queue, interrupt: None })
     }
 
-    /// Ends resets of queues, now that nobody uses them (section 2.6.1).
+    /// Ends the resets of queues once nobody uses them any more (section 2.6.1).
     pub(crate) fn reset_queues(&mut self) {
         for number in 0..self.registers.queues.len() as u16 {
             if !self.registers.queues[usize::from(number)].resetting {

@@ -1,9 +1,9 @@
-//! How function and port hand the data path to each other.
+//! Hands the data path over between function and port.
 //!
 //! The [`DataPath`] has one owner at a time: the function, while queues are configured, reset or
-//! quiesced; the port, on the switch's thread, while the driver runs. Each side looks at one word; only
-//! when that says so it takes the lock of the slot, whose holder does nothing but move a box. The
-//! function never waits: it asks for the path and finds it in a later poll, or register access.
+//! quiesced; the port, on the switch's thread, while the driver runs. Each side polls one word, and
+//! takes the lock of the slot only if that word is set. A holder of the lock only moves boxes. The
+//! function never waits: it asks for the path and finds it in a later poll or register access.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,20 +13,20 @@ use slipway_switch::Waker;
 use crate::counters::Live;
 use crate::path::{DataPath, Rules};
 
-/// What both sides share.
+/// State that function and port share.
 pub(crate) struct Exchange {
-    /// Something is in the slot for the port.
+    /// `true` if the slot has something for the port.
     for_port: AtomicBool,
-    /// The path is in the slot for the function.
+    /// `true` if the slot has the path for the function.
     for_function: AtomicBool,
-    /// How many rules the function gave, and how many of them count by now.
+    /// The number of rules that the function gave, and how many of them the port follows by now.
     asked: AtomicU32,
     applied: AtomicU32,
-    /// The path has met what needs a reset.
+    /// `true` if the path met an error that needs a reset.
     broken: AtomicBool,
-    /// The driver runs.
+    /// `true` while the driver runs.
     up: AtomicBool,
-    /// What the host says of the link.
+    /// The link state that the host set.
     link: AtomicBool,
     pub live: Live,
     slot: Mutex<Slot>,
@@ -39,15 +39,16 @@ struct Slot {
     rules: Option<Rules>,
     recalled: bool,
     waker: Option<Waker>,
-    /// There is no port any more.
+    /// `true` if the port is gone.
     closed: bool,
-    /// There is no function any more. A path shares the exchange: one that stayed in here would keep
-    /// itself, and the guest's memory, for ever.
+    /// `true` if the function is gone. A path refers to the exchange: a path that stayed in this
+    /// slot would keep itself, and the guest's memory, alive for ever.
     abandoned: bool,
 }
 
 impl Slot {
-    /// Puts the path where the function finds it. False: there is none, and the path is gone.
+    /// Puts the path where the function finds it. If the function is gone, drops the path and
+    /// returns `false`.
     fn give_back(&mut self, path: Box<DataPath>) -> bool {
         let there = !self.abandoned;
         self.to_function = there.then_some(path);
@@ -71,13 +72,13 @@ impl Exchange {
     }
 
     fn lock(&self) -> MutexGuard<'_, Slot> {
-        // Boxes are moved in single steps: a panic leaves the slot whole.
+        // Boxes are moved in single steps, so a panic leaves the slot whole.
         self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     // The function's side.
 
-    /// Gives the path to the port. Without a port it comes back at once.
+    /// Gives the path to the port. If the port is gone, the path comes back at once.
     pub fn send(&self, path: Box<DataPath>) {
         let mut slot = self.lock();
         self.broken.store(false, Ordering::Relaxed);
@@ -92,11 +93,11 @@ impl Exchange {
         self.for_port.store(true, Ordering::Release);
     }
 
-    /// Asks for the path. The switch has to be woken for it.
+    /// Asks the port for the path. The caller must wake the switch afterwards.
     pub fn recall(&self) {
         let mut slot = self.lock();
         if let Some(path) = slot.to_port.take() {
-            // The port has not even seen it.
+            // The port has not taken the path yet.
             slot.to_function = Some(path);
             self.for_function.store(true, Ordering::Release);
             return;
@@ -106,38 +107,41 @@ impl Exchange {
         self.for_port.store(true, Ordering::Release);
     }
 
-    /// The path, if it has come back.
+    /// Takes the path if it has come back.
     pub fn take_back(&self) -> Option<Box<DataPath>> {
         if !self.for_function.swap(false, Ordering::AcqRel) {
             return None;
         }
         let mut slot = self.lock();
-        // Rules that the port did not see are the function's own as well.
+        // Drops rules that the port has not taken: the function has them, too.
         slot.rules = None;
         slot.to_function.take()
     }
 
-    /// Gives rules to whoever has the path. They count when [`Exchange::is_settled`].
+    /// Gives new rules to the port. [`Exchange::is_settled`] tells when the port follows them.
     pub fn update(&self, rules: Rules) {
         let mut slot = self.lock();
         slot.rules = Some(rules);
-        // With the rules, under the lock: who takes them settles what was asked with them.
+        // Under the lock, together with the rules: the side that takes the rules settles what was
+        // asked with them.
         self.asked.fetch_add(1, Ordering::Relaxed);
         drop(slot);
         self.for_port.store(true, Ordering::Release);
     }
 
-    /// Whether the rules given last count.
+    /// Returns whether the port follows the rules that were given last.
     pub fn is_settled(&self) -> bool {
         self.applied.load(Ordering::Acquire) == self.asked.load(Ordering::Relaxed)
     }
 
-    /// The function has the path, and with it its own rules.
+    /// Marks all rules as followed, since the function has the path or the port has taken the
+    /// rules.
     pub fn settle(&self) {
         self.applied.store(self.asked.load(Ordering::Relaxed), Ordering::Release);
     }
 
-    /// There will be no function: the path goes, wherever it is, as soon as whoever has it can let go.
+    /// Ends the function's side: the path is dropped, wherever it is, as soon as its owner can let
+    /// go of it.
     pub fn abandon(&self) {
         let mut slot = self.lock();
         slot.abandoned = true;
@@ -157,7 +161,7 @@ impl Exchange {
         self.up.store(up, Ordering::Release);
     }
 
-    /// Has the switch look at the port.
+    /// Makes the switch look at the port.
     pub fn wake(&self) {
         let waker = self.lock().waker.clone();
         if let Some(waker) = waker {
@@ -167,21 +171,21 @@ impl Exchange {
 
     // The port's side.
 
-    /// How the function has the switch look.
+    /// Sets the waker with which the function makes the switch look.
     pub fn set_waker(&self, waker: Waker) {
         self.lock().waker = Some(waker);
     }
 
-    /// Whether there is something for the port.
+    /// Returns whether the slot has something for the port.
     #[inline]
     pub fn has_post(&self) -> bool {
         self.for_port.load(Ordering::Acquire)
     }
 
-    /// Takes and gives what there is to.
+    /// Takes what the slot has for the port, and gives the path back if it was recalled.
     #[cold]
     pub fn serve(&self, path: &mut Option<Box<DataPath>>) {
-        // Before the look: what comes after it sets the word again.
+        // Before the look: a change that comes after the look sets the word again.
         self.for_port.store(false, Ordering::SeqCst);
         let mut slot = self.lock();
         if let Some(sent) = slot.to_port.take() {
@@ -201,7 +205,7 @@ impl Exchange {
         }
     }
 
-    /// There will be no port: the path goes back for good.
+    /// Ends the port's side: the path goes back for good.
     pub fn close(&self, path: Option<Box<DataPath>>) {
         let mut slot = self.lock();
         slot.closed = true;

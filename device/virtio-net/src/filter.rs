@@ -1,13 +1,14 @@
-//! Which frames a driver wants (sections 5.1.6.5.1 to 5.1.6.5.3), and where on its queues they go
-//! (5.1.6.5.5).
+//! Chooses the frames that a driver wants (sections 5.1.6.5.1 to 5.1.6.5.3), and the receive queue
+//! of each (5.1.6.5.5).
 
 use serde::{Deserialize, Serialize};
 use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TAG, TYPE, ethertype, ipv4, ipv6, protocol, tci};
 
-/// Most addresses of a table; with more of them the table lets everything of its kind through.
+/// Most addresses of a table. A larger table lets every frame of its kind through.
 pub(crate) const TABLE: usize = 64;
 
-/// What a driver asked for. Bytes of addresses rather than `Mac`, as this is also what is saved.
+/// The receive filter that a driver asked for. It has bytes of addresses rather than `Mac`, since
+/// it is also the saved form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Filter {
@@ -18,17 +19,17 @@ pub(crate) struct Filter {
     pub no_multicast: bool,
     pub no_unicast: bool,
     pub no_broadcast: bool,
-    /// Other addresses of its own; None: more than a table holds.
+    /// The driver's further unicast addresses. `None` if they are more than a table holds.
     pub unicast: Option<Vec<[u8; 6]>>,
-    /// Groups that it is in; None: more than a table holds.
+    /// The multicast groups that the driver is in. `None` if they are more than a table holds.
     pub multicast: Option<Vec<[u8; 6]>>,
-    /// VLANs that it is in, ascending; None: it did not negotiate the filter.
+    /// The VLANs that the driver is in, ascending. `None` if it did not negotiate the filter.
     pub vlans: Option<Vec<u16>>,
 }
 
 impl Filter {
-    /// As after a reset: everything, until the driver asks for less. Drivers that know of receive modes
-    /// set them before they expect a frame, and the others expect all.
+    /// Returns the filter after a reset: all frames, until the driver asks for less. Drivers that
+    /// use receive modes set them before they expect a frame, and other drivers expect all frames.
     pub fn new(mac: Mac) -> Self {
         Self {
             mac: mac.0,
@@ -44,7 +45,7 @@ impl Filter {
         }
     }
 
-    /// Whether the driver wants a frame to `to`, with a tag of `vlan` if it has one.
+    /// Returns whether the driver wants a frame to `to`, with VLAN tag `vlan` if it has one.
     #[inline]
     pub fn wants(&self, to: Mac, vlan: Option<u16>) -> bool {
         if let (Some(vlans), Some(vlan)) = (&self.vlans, vlan)
@@ -68,7 +69,7 @@ impl Filter {
         !self.no_unicast && (self.all_unicast || to.0 == self.mac || holds(&self.unicast))
     }
 
-    /// Whether it is one that could have come about.
+    /// Returns whether a driver's commands could have made this filter.
     pub fn is_sound(&self) -> bool {
         let short =
             |table: &Option<Vec<[u8; 6]>>| table.as_ref().is_none_or(|table| table.len() <= TABLE);
@@ -79,7 +80,7 @@ impl Filter {
     }
 }
 
-/// Where the frame's type is, behind a tag if it has one, and the tag's VLAN.
+/// Returns the offset of the frame's type, behind a tag if it has one, and the tag's VLAN.
 #[inline]
 pub(crate) fn typed(head: &[u8]) -> (usize, Option<u16>) {
     match half(head, TYPE) {
@@ -91,7 +92,7 @@ pub(crate) fn typed(head: &[u8]) -> (usize, Option<u16>) {
     }
 }
 
-/// The address that a frame goes to.
+/// Returns the address that a frame goes to.
 #[inline]
 pub(crate) fn destination(head: &[u8]) -> Mac {
     head.first_chunk::<SOURCE>().map_or(Mac::default(), |bytes| Mac(*bytes))
@@ -107,8 +108,8 @@ fn word(head: &[u8], at: usize) -> u32 {
     head.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
 }
 
-/// Which receive queue a flow goes to: the partner of the transmit queue that the driver last used for
-/// it (section 5.1.6.5.5).
+/// Chooses the receive queue of a flow: the partner of the transmit queue that the driver last used
+/// for the flow (section 5.1.6.5.5).
 pub(crate) struct Steering(Box<[u8; 256]>);
 
 impl Default for Steering {
@@ -118,20 +119,20 @@ impl Default for Steering {
 }
 
 impl Steering {
-    /// The driver sent a frame of this flow on `queue`.
+    /// Notes that the driver sent a frame of this flow on `queue`.
     #[inline]
     pub fn learn(&mut self, head: &[u8], queue: u8) {
         self.0[usize::from(flow(head))] = queue;
     }
 
-    /// The queue for a frame of this flow.
+    /// Returns the queue for a frame of this flow.
     #[inline]
     pub fn pick(&self, head: &[u8]) -> u8 {
         self.0[usize::from(flow(head))]
     }
 }
 
-/// A number for a flow, the same in both directions.
+/// Returns a number for a frame's flow, the same in both directions.
 fn flow(head: &[u8]) -> u8 {
     let (at, _) = typed(head);
     let ip = at + 2;
@@ -140,7 +141,8 @@ fn flow(head: &[u8]) -> u8 {
             let length = usize::from(head.get(ip).copied().unwrap_or(0) & 15) * 4;
             let addresses = word(head, ip + ipv4::SOURCE) ^ word(head, ip + ipv4::SOURCE + 4);
             let above = head.get(ip + ipv4::PROTOCOL).copied();
-            // A fragment after the first has no ports; all of them go the same way.
+            // Fragments after the first have no ports, so no fragment's ports are used: all
+            // fragments of a packet go the same way.
             let whole = half(head, ip + 6).is_some_and(|fragment| fragment & 0x3fff == 0);
             let ports = (whole && has_ports(above)).then_some(ip + length);
             (addresses, ports)

@@ -1,4 +1,4 @@
-//! The bodies of the fuzz targets: bytes become what a hostile guest does.
+//! The bodies of the fuzz targets: bytes become the actions of a hostile guest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::driver::notification;
 use crate::layout::{BAR_SIZE, COMMON};
 use crate::{Device, Parts, Settings, vectors};
 
-/// Bytes of guest memory: little, so that addresses hit it.
+/// Bytes of guest memory: few, so that random addresses hit it.
 const MEMORY: usize = 1 << 16;
 /// Most steps of one input.
 const STEPS: usize = 2048;
@@ -59,7 +59,7 @@ impl Guest {
         }
     }
 
-    /// The queues are in their places and the driver runs, so that inputs get to the point.
+    /// Sets up the queues and starts the driver, so that inputs reach their subject.
     fn start(&mut self) {
         let write = |device: &mut Device, at: u64, value: u32| {
             device.write(0, COMMON.start + at, &value.to_le_bytes());
@@ -85,7 +85,7 @@ impl Guest {
     }
 }
 
-/// Accesses to registers and configuration space, memory that changes, turns of the switch.
+/// Runs accesses to registers and configuration space, changes of memory, and turns of the switch.
 ///
 /// # Panics
 /// When the device has a defect.
@@ -113,7 +113,7 @@ pub fn device(data: &[u8]) {
     finish(guest);
 }
 
-/// A driver that runs, and whose memory is the input: rings, descriptors and tables.
+/// Runs a driver whose memory is the input: rings, descriptors and tables.
 ///
 /// # Panics
 /// When the device has a defect.
@@ -131,10 +131,10 @@ pub fn rings(data: &[u8]) {
     finish(guest);
 }
 
-/// Commands of the control queue.
+/// Runs commands of the control queue.
 ///
 /// # Panics
-/// When one of them leaves what cannot be.
+/// When a command leaves invalid settings.
 pub fn control(data: &[u8]) {
     let mut driven = Driven::new(Mac::local(1), 4);
     driven.negotiated(Features::all());
@@ -150,10 +150,10 @@ pub fn control(data: &[u8]) {
     }
 }
 
-/// Saved states.
+/// Restores saved states.
 ///
 /// # Panics
-/// When one that was accepted is not the one that is saved again.
+/// When an accepted state differs from the state that is saved again.
 pub fn state(data: &[u8]) {
     let mut guest = Guest::new();
     if guest.device.restore(data).is_ok() {
@@ -164,7 +164,7 @@ pub fn state(data: &[u8]) {
     finish(guest);
 }
 
-/// Whatever happened, the device is reset and works.
+/// Checks that the device works after a reset, whatever happened before.
 fn finish(mut guest: Guest) {
     for _ in 0..4 {
         guest.turn();

@@ -1,12 +1,12 @@
-//! The header in front of every frame, and what it says of offloads (section 5.1.6).
+//! The header in front of every frame, and its offloads (section 5.1.6).
 
 use slipway_switch::{Abilities, Offload, Segmentation};
 use slipway_virtio_spec::net::{Features, Header, gso, header_flag};
 
-/// Shortest frame: two addresses and a type.
+/// Bytes of the shortest frame: two addresses and a type.
 pub(crate) const MIN_FRAME: usize = 14;
 
-/// What the driver can take, with these of its features.
+/// Returns the offloads that a driver with these features accepts.
 pub(crate) fn abilities(features: Features) -> Abilities {
     Abilities {
         checksum: features.contains(Features::GUEST_CSUM),
@@ -16,12 +16,13 @@ pub(crate) fn abilities(features: Features) -> Abilities {
     }
 }
 
-/// What a driver with `features` left to do with a frame of `len` bytes (section 5.1.6.2). None: what it
-/// says cannot be, or was not negotiated.
+/// Returns the offloads that a driver with `features` asks for, for a frame of `len` bytes (section
+/// 5.1.6.2). Returns `None` if the header is invalid, or asks for something that was not
+/// negotiated.
 #[inline]
 pub(crate) fn offload(header: &Header, len: usize, features: Features) -> Option<Offload> {
     if header.flags & header_flag::NEEDS_CSUM == 0 {
-        // Without a checksum to fill in nothing can be cut.
+        // Segmentation needs a checksum to fill in.
         return (header.gso_type == gso::NONE).then_some(Offload::NONE);
     }
     let (start, offset) = (header.csum_start.get(), header.csum_offset.get());
@@ -52,7 +53,7 @@ pub(crate) fn offload(header: &Header, len: usize, features: Features) -> Option
     })
 }
 
-/// The header of a frame that the driver receives in `buffers` buffers (section 5.1.6.4).
+/// Returns the header of a frame that the driver receives in `buffers` buffers (section 5.1.6.4).
 #[inline]
 pub(crate) fn header(offload: &Offload, buffers: u16) -> Header {
     let mut header = Header { num_buffers: buffers.into(), ..Header::default() };
@@ -73,7 +74,8 @@ pub(crate) fn header(offload: &Offload, buffers: u16) -> Header {
         header.gso_type |= gso::ECN;
     }
     header.gso_size = offload.segment.into();
-    // A hint only (section 5.1.6.2): up to the checksummed header and the largest one of TCP.
+    // The header length is only a hint (section 5.1.6.2): up to the checksummed header and TCP's
+    // largest header.
     let start = offload.checksum.map_or(0, |(start, _)| start);
     header.hdr_len = start.saturating_add(60).into();
     header

@@ -1,4 +1,4 @@
-//! BAR0 and the capabilities that say what is where in it (section 4.1.4).
+//! BAR0, and the capabilities that describe it (section 4.1.4).
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use slipway_virtio_spec::pci::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes of BAR0: a page each for what follows.
+/// Bytes of BAR0, which has a page for each of the following parts.
 pub const BAR_SIZE: u64 = 0x8000;
 /// Common configuration.
 pub const COMMON: Range<u64> = 0..0x1000;
@@ -36,7 +36,7 @@ const IDENTITY: slipway_pci::Identity = slipway_pci::Identity {
     revision: 1,
 };
 
-/// Which vendor-specific capability is the window (section 4.1.4.9).
+/// The index of the window among the vendor-specific capabilities (section 4.1.4.9).
 const WINDOW: usize = 4;
 
 pub(crate) fn description(vectors: u16) -> Description {
@@ -62,7 +62,7 @@ fn capability(config_type: u8, at: &Range<u64>, length: usize) -> Capability {
     }
 }
 
-/// Configuration space with virtio's capabilities, for `queues` queues.
+/// Makes the configuration space with virtio's capabilities, for `queues` queues.
 pub(crate) fn config_space(
     description: &Description,
     msix: &MsixLayout,
@@ -85,7 +85,7 @@ pub(crate) fn config_space(
     ConfigSpace::with_vendor(&IDENTITY, description, Some(msix), &capabilities)
 }
 
-/// The driver says where it wants to look: BAR, offset and length are its to write.
+/// Makes the window capability, in which the driver may write BAR, offset and length.
 fn window_capability() -> VendorCapability {
     let empty =
         ConfigCapability { capability: capability(config_type::PCI, &(0..0), 0), data: [0; 4] };
@@ -95,13 +95,13 @@ fn window_capability() -> VendorCapability {
     VendorCapability { bytes: empty.as_bytes().to_vec(), writable }
 }
 
-/// Where in configuration space the window's data is.
+/// Returns the offset of the window's data in configuration space.
 pub(crate) fn window_data(pci: &ConfigSpace) -> u16 {
     pci.vendor_capability(WINDOW) + std::mem::offset_of!(ConfigCapability, data) as u16
 }
 
-/// Where the window shows BAR0: offset, bytes. None: it does not, as the driver chose what is not there
-/// or is no access of 1, 2 or 4 bytes (section 4.1.4.9.1).
+/// Returns the part of BAR0 that the window shows: offset, bytes. Returns `None` if the driver's
+/// choice is outside of BAR0, or no access of 1, 2 or 4 bytes (section 4.1.4.9.1).
 pub(crate) fn window(pci: &ConfigSpace) -> Option<(u64, usize)> {
     let mut bytes = [0; size_of::<Capability>()];
     pci.read(pci.vendor_capability(WINDOW), &mut bytes);

@@ -1,28 +1,30 @@
-//! When the driver notifies of new buffers, and the argument that no notification is slept over.
+//! Decides when the driver notifies of new buffers; the argument why no notification is lost while
+//! the switch sleeps.
 //!
-//! A queue that the switch polls is in one of two moods:
-//! - *awake*: the switch looks at the available index in every round, so the driver is asked for no
-//!   notification: avail_event is kept [behind](Notifications::awake) the index, where the driver does
-//!   not pass it for at least 32,768 buffers (without event index: the flag NO_NOTIFY);
-//! - *armed*: before the switch sleeps, avail_event is the index that was seen last (the flag is taken
-//!   away), and then the queue is looked at once more ([`Notifications::arm`]).
+//! A queue that the switch polls is in one of two modes:
+//! - *awake*: the switch looks at the available index in every round, so it needs no notification:
+//!   avail_event is kept [behind](Notifications::awake) the index, where the driver does not pass
+//!   it for at least 32,768 buffers (without event index: the flag NO_NOTIFY is set);
+//! - *armed*: before the switch sleeps, avail_event is set to the index that was seen last (the
+//!   flag is cleared), and then the switch looks at the queue once more ([`Notifications::arm`]).
 //!
 //! # No notification is slept over
-//! Driver (section 2.7.13.4): store the available index A, full barrier, load avail_event (or flags),
-//! and notify if A passed it. Device: store avail_event E (or flags), full barrier (`fence(SeqCst)` in
-//! `arm`), load the available index. Of two such stores with a full barrier before the loads, at least
-//! one is seen by the other side's load. Either the last look finds A, and the switch does not sleep; or
-//! the driver finds E, which is the index that its change began at or before, and that it ended past: it
-//! notifies. A notification is a trapped register write, which wakes the switch's task by message
-//! (`slipway_reactor` argues that this is not lost). Later changes find the switch awake, or armed anew.
+//! Driver (section 2.7.13.4): store the available index A, full barrier, load avail_event (or
+//! flags), and notify if A passed it. Device: store avail_event E (or flags), full barrier
+//! (`fence(SeqCst)` in `arm`), load the available index. Of two such stores with a full barrier
+//! before the loads, at least one is seen by the other side's load. Either the last look finds A,
+//! and the switch does not sleep; or the driver finds E. The driver's change began at E or before,
+//! and ended past it, so the driver notifies. A notification is a trapped register write, which
+//! wakes the switch's task by a message (`slipway_reactor` argues that this message is not lost).
+//! Later changes find the switch awake, or armed anew.
 //!
-//! The half-words are stored and loaded in one access each. Were E torn, the driver's load would have
-//! met the store half-way, hence the device's last look comes after the driver's store, and finds it.
-//! `tests/sleep.rs` has loom go through the interleavings.
+//! The half-words are stored and loaded in one access each. If E were torn, the driver's load would
+//! have met the device's store half-way; then the device's last look comes after the driver's
+//! store, and finds it. `tests/sleep.rs` has loom go through the interleavings.
 
-/// Where the parties meet: the words of one queue that tell of new buffers.
+/// The words of one queue by which both sides tell each other of new buffers.
 pub(crate) trait Meeting {
-    /// Why it cannot be reached.
+    /// The error of a word that cannot be reached.
     type Fault;
 
     /// Loads the available index, acquiring.
@@ -40,23 +42,23 @@ pub(crate) trait Meeting {
 
 /// The used ring's flag by which the device asks for no notifications (section 2.7.8).
 const NO_NOTIFY: u16 = 1;
-/// How far the driver may come before avail_event is moved on.
+/// The number of buffers after which avail_event is moved on.
 const FAR: u16 = 0x4000;
 
-/// What one queue asks of its driver.
+/// The notifications that one queue has asked its driver for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Notifications {
-    /// Both sides use event indexes.
+    /// `true` if both sides use event indexes.
     event_index: bool,
-    /// What was asked last; None: nothing yet.
+    /// The last request to the driver. `None` if there was none yet.
     asked: Option<Asked>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    /// No notification; avail_event is this.
+    /// No notification; avail_event has this value.
     None(u16),
-    /// A notification.
+    /// A notification of the next buffer.
     Next,
 }
 
@@ -65,8 +67,8 @@ impl Notifications {
         Self { event_index, asked: None }
     }
 
-    /// Asks for no notification while `next` is the index of the buffer that is looked for. Cheap while
-    /// that is so already.
+    /// Asks for no notification, while `next` is the index of the buffer that the device looks for.
+    /// Cheap if that was asked already.
     #[inline]
     pub fn awake<M: Meeting>(&mut self, meeting: &mut M, next: u16) -> Result<(), M::Fault> {
         if let Some(Asked::None(event)) = self.asked
@@ -83,8 +85,8 @@ impl Notifications {
         Ok(())
     }
 
-    /// Asks for a notification of the buffer at index `next`, and looks once more. Whether it is there:
-    /// then no notification may come, and nobody may sleep.
+    /// Asks for a notification of the buffer at index `next`, and looks once more. Returns whether
+    /// the buffer is there: then no notification may come, and the caller must not sleep.
     pub fn arm<M: Meeting>(&mut self, meeting: &mut M, next: u16) -> Result<bool, M::Fault> {
         match self.event_index {
             true => meeting.set_event(next)?,

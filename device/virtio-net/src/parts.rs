@@ -1,4 +1,4 @@
-//! What a device is made of.
+//! The parts of a device.
 
 use std::sync::Arc;
 
@@ -11,74 +11,75 @@ use slipway_telemetry::Clock;
 pub const MAX_PAIRS: u16 = 64;
 /// Most entries of a queue.
 pub const MAX_QUEUE: u16 = 1024;
-/// Bytes of an Ethernet header with a tag: what a frame has beyond its MTU.
+/// Bytes of an Ethernet header with a tag: the part of a frame that does not count for its MTU.
 pub(crate) const FRAME_OVERHEAD: usize = 18;
 
-/// What a host hands to [`Device::new`](crate::Device::new).
+/// The parts that a host hands to [`Device::new`](crate::Device::new).
 pub struct Parts {
     /// The guest's memory.
     pub memory: Memory,
-    /// One handle per MSI-X vector, in order, 1 to 256; [`vectors`] give every queue one of its own.
+    /// One handle per MSI-X vector, in order, 1 to 256. [`vectors`] handles give every queue a
+    /// vector of its own.
     pub interrupts: Vec<Interrupt>,
-    /// For waiting on the switch's thread.
+    /// The clock that times waiting for the switch's thread.
     pub clock: Arc<dyn Clock>,
-    /// What the driver is offered.
+    /// The settings that the driver is offered.
     pub settings: Settings,
-    /// Memory that outlives the process, [`journal_len`] bytes, for a device that a successor shall
-    /// [`recover`](crate::Device::recover).
+    /// Memory of [`journal_len`] bytes that outlives the process, if a successor shall be able to
+    /// [`recover`](crate::Device::recover) the device.
     pub journal: Option<Lasting>,
 }
 
-/// What a driver is offered.
+/// The properties of a device that its driver is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The address that it begins with, a unicast one.
+    /// The device's first MAC address, a unicast one.
     pub mac: Mac,
-    /// The largest packet of its link, bytes above Ethernet's header: 68 to 65,535.
+    /// The MTU of the link, in bytes after the Ethernet header: 68 to 65,535.
     pub mtu: u16,
     /// Queue pairs, 1 to [`MAX_PAIRS`].
     pub pairs: u16,
     /// Most entries of a queue, a power of two, 2 to [`MAX_QUEUE`].
     pub queue_size: u16,
-    /// Offers checksum and segmentation offloads.
+    /// `true` if checksum and segmentation offloads are offered.
     pub offloads: bool,
 }
 
 impl Settings {
-    /// One queue pair of 256 entries, MTU 1500, offloads.
+    /// Returns settings with one queue pair of 256 entries, MTU 1500 and offloads.
     pub const fn new(mac: Mac) -> Self {
         Self { mac, mtu: 1500, pairs: 1, queue_size: 256, offloads: true }
     }
 }
 
-/// Vectors for a device with `pairs` queue pairs: one for each queue, one for the control queue, one
-/// for changes of the configuration.
+/// Returns the number of vectors for a device with `pairs` queue pairs: one for each queue, one for
+/// the control queue, one for changes of the configuration.
 pub const fn vectors(pairs: u16) -> u16 {
     2 * pairs + 2
 }
 
-/// Bytes that a device with `pairs` queue pairs needs to be kept in.
+/// Returns how many bytes the journal of a device with `pairs` queue pairs takes.
 pub const fn journal_len(pairs: u16) -> usize {
-    // Two copies of its state; the longest that the tests make has a third of that.
+    // Two copies of the state. The longest state of the tests has a third of a copy's length.
     2 * (65_536 + 1024 * pairs as usize)
 }
 
-/// What is wrong with the parts: a mistake of the program or of its configuration.
+/// A mistake in the parts, made by the program or its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartsError {
-    /// Not one interface's address.
+    /// The address is not that of a single interface.
     #[error("{0} is no address of one interface")]
     Mac(Mac),
-    /// Out of range.
+    /// The MTU is out of range.
     #[error("an MTU is 68 to 65535, not {0}")]
     Mtu(u16),
-    /// Out of range.
+    /// The number of queue pairs is out of range.
     #[error("a network device has 1 to 64 queue pairs, not {0}")]
     Pairs(u16),
-    /// Out of range.
+    /// The queue size is out of range, or no power of two.
     #[error("a queue has 2 to 1024 entries, a power of two, not {0}")]
     QueueSize(u16),
-    /// No interrupt, or more than there is room for in the MSI-X table.
+    /// There is no interrupt, or there are more than the MSI-X table has room for.
     #[error("a network device needs 1 to 256 interrupts")]
     Interrupts,
     /// The journal's memory is too short.

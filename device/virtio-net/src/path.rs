@@ -1,5 +1,5 @@
-//! The data path: the queues of frames, and everything that moving a frame takes. The function makes
-//! it, the port works with it on the switch's thread.
+//! The data path: the queues of frames, and everything that moving a frame needs. The function
+//! makes it; the port uses it on the switch's thread.
 
 use std::sync::Arc;
 
@@ -15,27 +15,27 @@ use crate::queue::{Broken, Queue};
 use crate::receive::Receiver;
 use crate::transmit::Transmitter;
 
-/// What may change while frames move.
+/// The rules of the data path that may change while frames move.
 #[derive(Clone)]
 pub(crate) struct Rules {
-    /// What was negotiated, with those offloads of the driver's that are on now.
+    /// The negotiated features, with only those of the driver's offloads that are on now.
     pub features: Features,
     /// Queue pairs in use.
     pub pairs: u16,
     /// Bytes of the longest frame that the driver may be given whole.
     pub longest: usize,
     pub filter: Filter,
-    /// Tells the driver that the device needs a reset.
+    /// The interrupt that tells the driver that the device needs a reset.
     pub config: Option<Interrupt>,
 }
 
-/// One queue and the vector that it interrupts by.
+/// One queue and its interrupt.
 pub(crate) struct Lane {
     pub queue: Queue,
     pub interrupt: Option<Interrupt>,
 }
 
-/// What all lanes use.
+/// State that all lanes use.
 pub(crate) struct Common {
     pub memory: Memory,
     pub view: View,
@@ -45,7 +45,8 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// Has the driver see what `lane` reported, and interrupts once if it wants that.
+    /// Makes the entries that `lane` reported visible to the driver, and interrupts once if the
+    /// driver wants that.
     #[inline]
     pub fn publish(&self, lane: &mut Lane) -> Result<(), Broken> {
         lane.queue.publish(&self.memory)?;
@@ -61,18 +62,18 @@ impl Common {
 
 pub(crate) struct DataPath {
     pub common: Common,
-    /// By pair; None: the driver has not enabled it.
+    /// Receivers by pair. `None` if the driver has not enabled the queue.
     pub receivers: Vec<Option<Receiver>>,
     pub transmitters: Vec<Option<Transmitter>>,
-    /// The transmitter that is looked at first next time.
+    /// The transmitter that the next turn looks at first.
     turn: usize,
-    /// Nothing moves until the function has reset the device.
+    /// `true` if nothing moves until the function has reset the device.
     broken: bool,
     abilities: Abilities,
 }
 
 impl DataPath {
-    /// For `pairs` queue pairs, none of them enabled.
+    /// Makes a path for `pairs` queue pairs, none of them enabled.
     pub fn new(memory: Memory, rules: Rules, exchange: Arc<Exchange>, pairs: usize) -> Self {
         let abilities = abilities(rules.features);
         let (view, steering) = (View::new(memory.clone()), Steering::default());
@@ -100,7 +101,7 @@ impl DataPath {
         usize::from(self.common.rules.pairs).min(self.transmitters.len())
     }
 
-    /// The driver is told that only a reset helps (section 2.1.2).
+    /// Tells the driver that the device needs a reset (section 2.1.2).
     #[cold]
     fn fail(&mut self) {
         if !std::mem::replace(&mut self.broken, true) {
@@ -111,9 +112,10 @@ impl DataPath {
         }
     }
 
-    /// See [`slipway_switch::Port::take`]: the transmit queues in turn, so that none is left behind. All
-    /// that are enabled, those of pairs that are not in use any more too: a driver has frames in them still,
-    /// and Linux waits for a segment to leave its queue before it sends it again in another.
+    /// Implements [`slipway_switch::Port::take`]: serves all enabled transmit queues, beginning
+    /// with another one each time, so that none is left behind. Queues of pairs that are no longer
+    /// in use are served as well: a driver still has frames in them, and Linux waits for a segment
+    /// to leave its queue before it sends it again in another.
     #[inline]
     pub fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let pairs = self.transmitters.len();
@@ -140,7 +142,7 @@ impl DataPath {
         more
     }
 
-    /// See [`slipway_switch::Port::release`].
+    /// Implements [`slipway_switch::Port::release`].
     #[inline]
     pub fn release(&mut self) {
         if self.broken {
@@ -153,7 +155,7 @@ impl DataPath {
         }
     }
 
-    /// See [`slipway_switch::Port::deliver`].
+    /// Implements [`slipway_switch::Port::deliver`].
     #[inline]
     pub fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
         let nothing = Delivered { full: picks.len() as u32, ..Delivered::default() };
@@ -180,8 +182,8 @@ impl DataPath {
         delivered
     }
 
-    /// Frames of one flow stay in order: a flow has one queue, and its frames are given to that in
-    /// order. A queue that is full drops its own flows only.
+    /// Delivers to several queues. Frames of one flow stay in order: a flow has one queue, which
+    /// gets the flow's frames in order. A full queue drops only frames of its own flows.
     fn steer(&mut self, burst: &Burst, picks: &[Pick], pairs: usize) -> Result<Delivered, Broken> {
         let mut sum = Delivered::default();
         let mut rest = picks;
@@ -206,7 +208,7 @@ impl DataPath {
         Ok(sum)
     }
 
-    /// See [`slipway_switch::Port::arm`].
+    /// Implements [`slipway_switch::Port::arm`].
     pub fn arm(&mut self) -> bool {
         if self.broken {
             return false;
@@ -225,7 +227,7 @@ impl DataPath {
         more
     }
 
-    /// Lets go of all memory, with every chain that was not used given back.
+    /// Releases all memory, and gives back every chain that was not used.
     pub fn rest(&mut self) {
         for receiver in self.receivers.iter_mut().flatten() {
             receiver.rest();

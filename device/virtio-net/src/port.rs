@@ -7,16 +7,17 @@ use slipway_switch::{Abilities, Burst, Delivered, Link, Pick, Port, Waker};
 use crate::exchange::Exchange;
 use crate::path::DataPath;
 
-/// The switch's end of a device; made together with it ([`crate::Device::new`]). It belongs to the
-/// switch's thread, which has to be woken by what the device was given for that.
+/// The switch's end of a device; [`crate::Device::new`] makes both. It belongs to the switch's
+/// thread. [`Port::attached`] gives it the waker with which the device wakes that thread.
 ///
-/// While the driver does not run, or the function needs the queues for itself, it has no frames and
-/// takes none. Its link is what the driver is told of the carrier, by the next poll of the function; it is
-/// down when there is no port, unless it was to stay [`Link::Up`].
+/// While the driver does not run, or the function needs the queues for itself, the port has no
+/// frames and takes none. The port's link is the carrier that the driver is told of by the
+/// function's next poll. The link is down when the port is gone, unless it was set to stay
+/// [`Link::Up`].
 pub struct DevicePort {
     exchange: Arc<Exchange>,
     path: Option<Box<DataPath>>,
-    /// The driver sees a carrier even when the port has gone.
+    /// `true` if the driver sees a carrier even when the port is gone.
     stays_up: bool,
 }
 
@@ -48,9 +49,9 @@ impl Port for DevicePort {
 
     #[inline]
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
-        // Between `release` and `take` nothing of the path's is in use.
+        // Between `release` and `take` no memory of the path is in use.
         if self.exchange.has_post() {
-            // What an earlier burst pinned is part of what the function wants to have back.
+            // The function wants the memory back that an earlier burst has pinned, too.
             burst.release();
             self.exchange.serve(&mut self.path);
         }

@@ -1,14 +1,15 @@
 //! The device's side of a split virtqueue (section 2.7).
 //!
-//! Rings are pinned once and looked at through [`Window`]s. Each ring entry, descriptor and table is
-//! read once into a private copy. Buffers are used in the order in which they were made available, so
-//! the used index alone says how far a queue came: that is what a successor goes by.
+//! Rings are pinned once and accessed through [`Window`]s. Each ring entry, descriptor and table is
+//! read once into a private copy. Buffers are used in the order in which they were made available,
+//! so the used index alone says how far a queue came, and a successor goes on from it.
 //!
-//! rust-vmm's `virtio-queue` is not used: it reaches memory through `vm-memory`'s `GuestMemory`, which
-//! gives out references and volatile slices into mappings that stay, where ours has bounded copies that
-//! survive a client which takes its memory away, pinned spans without a count of references for each
-//! packet, and faults as values. Its chain iterator also reads a descriptor when it is asked for it, so
-//! that lengths would be looked up again while the data moves.
+//! rust-vmm's `virtio-queue` is not used. It reaches memory through `vm-memory`'s `GuestMemory`,
+//! which gives out references and volatile slices into permanent mappings. Slipway's memory has
+//! bounded copies that survive a client which takes its memory away, pinned spans without reference
+//! counting per packet, and faults as values. The chain iterator of `virtio-queue` also reads a
+//! descriptor only when it is asked for it, so lengths would be looked up again while the data
+//! moves.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -23,14 +24,14 @@ use crate::notify::{Meeting, Notifications};
 /// Most elements that are collected before they are written to the used ring.
 pub(crate) const BATCH: usize = 64;
 
-/// Why a queue cannot go on: the device needs a reset (section 2.1.2).
+/// The reason why a queue cannot go on: the device needs a reset (section 2.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
-    /// A ring, or a table of descriptors, is not where the driver said.
+    /// A ring, or a table of descriptors, is not at its address.
     Memory,
-    /// More buffers than the queue has room for, or a descriptor that there is not.
+    /// There are more buffers than the queue has room for, or a descriptor that does not exist.
     Index,
-    /// A chain that is too long, goes in a circle, or has a table within a table.
+    /// A chain is too long, goes in a circle, or has a table within a table.
     Chain,
 }
 
@@ -40,10 +41,10 @@ impl From<Fault> for Broken {
     }
 }
 
-/// Where a queue is, as the driver configured it.
+/// The size and addresses of a queue, as the driver configured them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Entries, a power of two.
+    /// The number of entries, a power of two.
     pub size: u16,
     /// The descriptor area.
     pub descriptors: u64,
@@ -56,12 +57,13 @@ pub(crate) struct Layout {
 /// A piece of memory that the driver named: address, bytes.
 pub(crate) type Range = (u64, u32);
 
-/// The buffers of one chain. Used again, so that nothing is allocated once it is warm.
+/// The buffers of one chain. The vectors are reused, so that nothing is allocated in the steady
+/// state.
 #[derive(Default)]
 pub(crate) struct Chain {
-    /// What the device reads.
+    /// The buffers that the device reads.
     pub readable: Vec<Range>,
-    /// What the device writes.
+    /// The buffers that the device writes.
     pub writable: Vec<Range>,
     /// The table of an indirect descriptor.
     table: Vec<u8>,
@@ -93,18 +95,18 @@ pub(crate) struct Queue {
     indirect: bool,
     /// Index of the next buffer to take.
     next: u16,
-    /// The available index as seen last.
+    /// The available index at the last look.
     seen: u16,
-    /// Elements that are yet to be written to the used ring, the first of them at index `written`.
+    /// Elements that are not written to the used ring yet. The first of them has index `written`.
     elements: Vec<UsedElement>,
     written: u16,
-    /// The used index as published last, and as it was at the last decision about an interrupt.
+    /// The used index as published last, and at the last decision about an interrupt.
     published: u16,
     decided: u16,
 }
 
 impl Queue {
-    /// A queue of which nothing was used yet, with event indexes and indirect descriptors or without.
+    /// Makes a queue without used buffers, with or without event indexes and indirect descriptors.
     pub fn new(layout: &Layout, event_index: bool, indirect: bool) -> Self {
         let size = layout.size;
         let window = |at, len, access| Window::new(at, len, access);
@@ -125,8 +127,9 @@ impl Queue {
         }
     }
 
-    /// Goes on where the used index says that a predecessor was. What that one had begun and not
-    /// reported is begun again. The driver is interrupted once more, in case that it was not.
+    /// Goes on from a predecessor's used index. Buffers that the predecessor had begun and not
+    /// reported are begun again. The driver is interrupted once more, in case the predecessor did
+    /// not.
     pub fn resume(&mut self, memory: &Memory) -> Result<(), Broken> {
         let index = self.used.span(memory).ok_or(Broken::Memory)?.load_u16(used::INDEX)?;
         (self.next, self.seen, self.written) = (index, index, index);
@@ -135,20 +138,20 @@ impl Queue {
         Ok(())
     }
 
-    /// Lets go of the memory until it is used again.
+    /// Releases the memory until it is used again.
     pub fn release_memory(&mut self) {
         self.descriptors.release();
         self.available.release();
         self.used.release();
     }
 
-    /// How many buffers wait, as far as was seen.
+    /// Returns the number of waiting buffers, as of the last look.
     #[inline]
     pub fn waiting(&self) -> u16 {
         self.seen.wrapping_sub(self.next)
     }
 
-    /// Looks at the available index. How many buffers wait.
+    /// Looks at the available index, and returns the number of waiting buffers.
     #[inline]
     pub fn look(&mut self, memory: &Memory) -> Result<u16, Broken> {
         let ring = self.available.span(memory).ok_or(Broken::Memory)?;
@@ -159,7 +162,7 @@ impl Queue {
     #[inline]
     fn saw(&mut self, index: u16) -> Result<u16, Broken> {
         let waiting = index.wrapping_sub(self.next);
-        // What was taken and is not yet published is not the driver's to give again.
+        // The driver cannot make buffers available again that were taken and are not published yet.
         if waiting > self.size - self.next.wrapping_sub(self.published).min(self.size) {
             return Err(Broken::Index);
         }
@@ -167,7 +170,8 @@ impl Queue {
         Ok(waiting)
     }
 
-    /// Copies the heads of the next waiting chains, at most `into.len()`, without taking them. How many.
+    /// Copies the heads of the next waiting chains, at most `into.len()`, without taking them.
+    /// Returns their number.
     #[inline]
     pub fn heads(&mut self, memory: &Memory, into: &mut [u16]) -> Result<usize, Broken> {
         let count = usize::from(self.waiting()).min(into.len());
@@ -221,7 +225,8 @@ impl Queue {
         chain: &mut Chain,
     ) -> Result<(), Broken> {
         let mut descriptor = first;
-        // A chain is at most as long as the queue (section 2.7.5.3.1), so a longer one is a circle.
+        // A chain is at most as long as the queue (section 2.7.5.3.1), so a longer chain is a
+        // circle.
         for _ in 0..self.size {
             let flags = descriptor.flags.get();
             if flags & flag::INDIRECT != 0 {
@@ -243,7 +248,7 @@ impl Queue {
         Err(Broken::Chain)
     }
 
-    /// Reads the table that `descriptor` names, once and whole, and the chain that is in it.
+    /// Reads the whole table that `descriptor` names, once, and the chain in it.
     fn walk_table(
         &mut self,
         memory: &Memory,
@@ -289,8 +294,8 @@ impl Queue {
         self.next = self.next.wrapping_add(count);
     }
 
-    /// Reports a chain that was taken, after all that were taken before. The driver sees it with
-    /// [`Queue::publish`].
+    /// Reports the next chain in the order in which chains were taken. [`Queue::publish`] makes it
+    /// visible to the driver.
     #[inline]
     pub fn report(&mut self, memory: &Memory, head: u16, len: u32) -> Result<(), Broken> {
         self.elements.push(UsedElement { id: u32::from(head).into(), len: len.into() });
@@ -315,7 +320,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Has the driver see what was reported.
+    /// Makes the reported chains visible to the driver.
     #[inline]
     pub fn publish(&mut self, memory: &Memory) -> Result<(), Broken> {
         if !self.elements.is_empty() {
@@ -329,9 +334,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether the driver wants to be interrupted for what was published since the last decision
-    /// (section 2.7.7.2). Driver: store used_event, full barrier, load the used index; the fence here
-    /// pairs with that one: either it sees the index, or we see the event.
+    /// Returns whether the driver wants to be interrupted for the chains published since the last
+    /// decision (section 2.7.7.2). Driver: store used_event, full barrier, load the used index. The
+    /// fence here pairs with that barrier: either the driver sees the index, or the device sees the
+    /// event.
     #[inline]
     pub fn wants_interrupt(&mut self, memory: &Memory) -> Result<bool, Broken> {
         let (old, new) = (self.decided, self.published);
@@ -359,7 +365,8 @@ impl Queue {
         self.notifications.awake(&mut meeting, self.next)
     }
 
-    /// Asks for a notification of the next buffer, and tells whether it is there already.
+    /// Asks for a notification of the next buffer, and returns whether that buffer is there
+    /// already.
     pub fn arm(&mut self, memory: &Memory) -> Result<bool, Broken> {
         let mut meeting = Rings {
             available: self.available.span(memory).ok_or(Broken::Memory)?,
@@ -370,13 +377,13 @@ impl Queue {
         Ok(more)
     }
 
-    /// Gives back the last `count` chains taken, of which nothing was reported.
+    /// Gives back the last `count` chains taken, of which none was reported.
     pub fn rewind(&mut self, count: u16) {
         self.next = self.next.wrapping_sub(count);
     }
 }
 
-/// The words of both rings that [`Notifications`] is about.
+/// The words of both rings that [`Notifications`] accesses.
 struct Rings<'a> {
     available: &'a Span,
     used: &'a Span,

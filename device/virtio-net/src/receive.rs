@@ -11,27 +11,27 @@ use crate::path::{Common, Lane};
 use crate::queue::{BATCH, Broken, Chain};
 use crate::slots::{Cursor, Slot};
 
-/// Buffers that are read and pinned ahead of the frames that go into them; a power of two.
+/// The number of buffers that are read and pinned ahead of their frames; a power of two.
 const AHEAD: usize = 2 * BATCH;
-/// Most buffers of one frame: of 64 KiB in buffers of a kilobyte.
+/// Most buffers of one frame: 64 KiB and the header in buffers of a kilobyte.
 const MOST: usize = BATCH + 1;
 
 /// A receive queue.
 pub(crate) struct Receiver {
     pub lane: Lane,
     chain: Chain,
-    /// Buffers of the driver, in order: `ready` of them, from `first` on, around.
+    /// Buffers of the driver, in order: a ring of `ready` buffers from `first` on.
     slots: Vec<Slot>,
     first: usize,
     ready: usize,
 }
 
-/// What became of a frame.
+/// The outcome of a frame.
 enum Outcome {
     Done,
-    /// No buffers.
+    /// The driver has no buffers.
     Full,
-    /// Larger than what the driver gave for it, or gone.
+    /// The frame is larger than the driver's buffers for it, or memory is gone.
     Refused,
 }
 
@@ -41,7 +41,7 @@ impl Receiver {
         Self { lane, chain: Chain::default(), slots, first: 0, ready: 0 }
     }
 
-    /// See [`slipway_switch::Port::deliver`].
+    /// Implements [`slipway_switch::Port::deliver`].
     #[inline]
     pub fn deliver(
         &mut self,
@@ -73,7 +73,7 @@ impl Receiver {
             }
         }
         if filtered > 0 {
-            // The peer has them, and its filter does not.
+            // For the switch, filtered frames count as delivered.
             delivered.frames += filtered;
             common.exchange.live.filtered.add(filtered.into());
         }
@@ -88,7 +88,8 @@ impl Receiver {
         let queue = &mut self.lane.queue;
         if usize::from(queue.waiting()) < wanted {
             queue.look(&common.memory)?;
-            // It is never asked for a notification of a buffer; see when it has to be told again.
+            // The driver is never asked for notifications of receive buffers; this renews the
+            // request when avail_event must move on.
             queue.stay_awake(&common.memory)?;
         }
         let most = wanted.min(BATCH).min(AHEAD - self.ready);
@@ -98,7 +99,8 @@ impl Receiver {
             let slot = &mut self.slots[(self.first + self.ready) % AHEAD];
             let ranges = &self.chain.writable;
             let len: u64 = ranges.iter().map(|(_, len)| u64::from(*len)).sum();
-            // A buffer for nothing would have frames go nowhere; one beyond all bounds is a mistake.
+            // A buffer without bytes would make frames vanish; an excessively long one is a mistake
+            // of the driver.
             if len == 0 || len > u64::from(u32::MAX) {
                 return Err(Broken::Chain);
             }
@@ -116,7 +118,7 @@ impl Receiver {
         &self.slots[(self.first + index) % AHEAD]
     }
 
-    /// Copies one frame into as many buffers as it takes.
+    /// Copies one frame into as many buffers as it needs.
     #[inline]
     fn put(&mut self, common: &mut Common, burst: &Burst, pick: Pick) -> Result<Outcome, Broken> {
         let merges = common.rules.features.contains(Features::MRG_RXBUF);
@@ -144,12 +146,13 @@ impl Receiver {
         Ok(Outcome::Done)
     }
 
-    /// False: memory of one side is gone. Nothing is reported then, so the buffers are used again.
+    /// Copies a frame into `buffers` buffers. Returns `false` if memory of one side is gone;
+    /// nothing is reported then, so the buffers are used again.
     #[inline]
     fn copy(&self, common: &Common, burst: &Burst, pick: Pick, buffers: usize) -> bool {
         let mut offload = burst.offload_of(pick);
         offload.ecn &= common.rules.features.contains(Features::GUEST_ECN);
-        // Flags are 0 for a driver that did not ask for them (section 5.1.6.4.1).
+        // Flags are 0 for a driver that did not negotiate them (section 5.1.6.4.1).
         offload.valid &= common.rules.features.contains(Features::GUEST_CSUM);
         let header = header(&offload, buffers as u16);
         let mut reader = burst.read(pick);
@@ -178,7 +181,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Lets go of all memory; buffers that were read ahead are given back.
+    /// Releases all memory. Buffers that were read ahead are given back.
     pub fn rest(&mut self) {
         self.lane.queue.rewind(self.ready as u16);
         (self.first, self.ready) = (0, 0);

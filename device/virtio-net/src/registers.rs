@@ -19,7 +19,7 @@ pub(crate) struct QueueRegisters {
     pub descriptors: u64,
     pub available: u64,
     pub used: u64,
-    /// The driver reset it, and the port may still use it.
+    /// `true` if the driver has reset the queue, and the port may still use it.
     pub resetting: bool,
 }
 
@@ -41,7 +41,7 @@ impl QueueRegisters {
         Layout { size, descriptors, available, used }
     }
 
-    /// Whether a queue can be at these places (section 2.7).
+    /// Returns whether a queue can have this size and these addresses (section 2.7).
     pub fn is_sound(&self, largest: u16) -> bool {
         self.size.is_power_of_two()
             && self.size <= largest
@@ -51,29 +51,29 @@ impl QueueRegisters {
     }
 }
 
-/// What a queue is for (section 5.1.2).
+/// The purpose of a queue (section 5.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Receive(usize),
     Transmit(usize),
     Control,
-    /// With the features negotiated there is no such queue.
+    /// There is no such queue with the negotiated features.
     None,
 }
 
-/// What is to be done beyond storing a value.
+/// The action that a register write asks for, beyond storing a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     None,
     /// The driver resets the device.
     Reset,
-    /// Bits of the status were set that were not.
+    /// These status bits were set and had been clear.
     Status(Status),
     /// This queue was enabled.
     Enable(u16),
     /// The driver resets this queue.
     ResetQueue(u16),
-    /// A vector is another one.
+    /// A vector has changed.
     Vector,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Registers {
     pub generation: u8,
     pub queue_select: u16,
     pub queues: Vec<QueueRegisters>,
-    /// What is offered.
+    /// The features that the device offers.
     pub offered: u64,
     vectors: u16,
     largest: u16,
@@ -113,7 +113,8 @@ impl Registers {
         }
     }
 
-    /// As after construction; the generation goes on, so that the driver never sees an old one again.
+    /// Returns to the state after construction. Only the generation goes on, so that the driver
+    /// never sees an old one again.
     pub fn reset(&mut self) {
         let generation = self.generation.wrapping_add(1);
         let queues = vec![QueueRegisters::new(self.largest); self.queues.len()];
@@ -138,7 +139,7 @@ impl Registers {
         RingFeatures::from_bits_truncate(self.driver_features)
     }
 
-    /// What queue `number` is for. Without MQ the control queue follows the one pair.
+    /// Returns the purpose of queue `number`. Without MQ the control queue follows the one pair.
     pub fn role(&self, number: u16) -> Role {
         let features = self.features();
         let pairs = if features.contains(Features::MQ) { self.pairs } else { 1 };
@@ -155,7 +156,7 @@ impl Registers {
         self.queues.get(usize::from(self.queue_select))
     }
 
-    /// Reads; bytes past the structure are zero.
+    /// Reads from the structure; bytes past its end are zero.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         let image = self.image();
         for (at, byte) in (offset..).zip(into) {
@@ -177,7 +178,7 @@ impl Registers {
         put(common::DEVICE_STATUS, &[self.status.bits()]);
         put(common::CONFIG_GENERATION, &[self.generation]);
         put(common::QUEUE_SELECT, &self.queue_select.to_le_bytes());
-        // A queue that there is not has size 0.
+        // A queue that does not exist has size 0.
         let Some(queue) = self.selected() else { return image };
         put(common::QUEUE_SIZE, &queue.size.to_le_bytes());
         put(common::QUEUE_VECTOR, &queue.vector.to_le_bytes());
@@ -191,8 +192,8 @@ impl Registers {
         image
     }
 
-    /// Writes a field, or one half of a field of 64 bits. Anything else, and read-only fields, are left
-    /// as they are.
+    /// Writes a field, or one half of a 64-bit field. Writes of other shapes, and to read-only
+    /// fields, are ignored.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Effect {
         let value = match *from {
             [a] => u64::from(a),
@@ -220,7 +221,7 @@ impl Registers {
         if self.status.contains(Status::FEATURES_OK) {
             return;
         }
-        // There are two words of them (section 4.1.4.3); the driver may select any.
+        // The feature bits have two words (section 4.1.4.3); the driver may select any number.
         if self.driver_feature_select < 2 {
             let shift = 32 * self.driver_feature_select;
             let kept = self.driver_features & !(u64::from(u32::MAX) << shift);
@@ -228,7 +229,7 @@ impl Registers {
         }
     }
 
-    /// A vector that there is, or none (section 4.1.5.1.2.1).
+    /// Returns the vector if it exists, and else `NO_VECTOR` (section 4.1.5.1.2.1).
     fn vector(&self, wanted: u16) -> u16 {
         if wanted < self.vectors { wanted } else { NO_VECTOR }
     }
@@ -237,7 +238,7 @@ impl Registers {
         if value == 0 {
             return Effect::Reset;
         }
-        // The driver sets bits and clears none; what the device alone sets is not the driver's.
+        // The driver sets bits and clears none. DEVICE_NEEDS_RESET is the device's to set.
         let mut wanted = Status::from_bits_truncate(value) - Status::DEVICE_NEEDS_RESET;
         if !self.status.contains(Status::FEATURES_OK) && !self.may_accept() {
             wanted -= Status::FEATURES_OK;
@@ -250,7 +251,8 @@ impl Registers {
         if new.is_empty() { Effect::None } else { Effect::Status(new) }
     }
 
-    /// Whether the device can do with the features that the driver chose (sections 2.2.2 and 5.1.3.1).
+    /// Returns whether the device accepts the features that the driver chose (sections 2.2.2 and
+    /// 5.1.3.1).
     pub fn may_accept(&self) -> bool {
         let features = self.features();
         let needs =
@@ -292,7 +294,7 @@ impl Registers {
                 (queue.enabled, queue.resetting) = (false, true);
                 return Effect::ResetQueue(select);
             }
-            // The layout of a queue in use is not changed.
+            // The layout of a queue in use stays as it is.
             _ if queue.enabled || queue.resetting => {}
             (common::QUEUE_SIZE, 2) => {
                 let size = value as u16;
@@ -310,7 +312,7 @@ impl Registers {
     }
 }
 
-/// Sets the field at `at`, or a half of it, if that is what is written.
+/// Sets the field at `at`, or a half of it, if the write has its offset and length.
 fn set_half(field: &mut u64, at: u64, (offset, len, value): (u64, usize, u64)) {
     let low = u64::from(u32::MAX);
     match (offset.wrapping_sub(at), len) {
@@ -321,13 +323,13 @@ fn set_half(field: &mut u64, at: u64, (offset, len, value): (u64, usize, u64)) {
     }
 }
 
-/// The 32 bits that a select register chooses; zeros beyond what there is.
+/// Returns the 32 bits that a select register chooses; zeros for words that do not exist.
 fn half(bits: u64, select: u32) -> [u8; 4] {
     let shifted = if select < 2 { bits >> (32 * select) } else { 0 };
     (shifted as u32).to_le_bytes()
 }
 
-/// The features of a device with these settings.
+/// Returns the features that a device with these settings offers.
 fn offered(settings: &Settings) -> u64 {
     let ring = RingFeatures::all();
     let mut net = Features::MTU

@@ -1,4 +1,4 @@
-//! Chains that were read and pinned, on their way to be used.
+//! Chains that were read and pinned, and are not used yet.
 
 use slipway_ram::{Access, Fault, Span, View};
 
@@ -7,15 +7,15 @@ use crate::queue::Range;
 /// The memory of one chain.
 #[derive(Default)]
 pub(crate) struct Slot {
-    /// Where the driver's chain begins: what is reported.
+    /// The head of the driver's chain, which is reported.
     pub head: u16,
-    /// Bytes of all spans.
+    /// The bytes of all spans.
     pub len: usize,
     pub spans: Vec<Span>,
 }
 
 impl Slot {
-    /// Pins `ranges`, whose lengths were bounded.
+    /// Pins `ranges`. The caller has bounded their lengths.
     #[inline]
     pub fn pin(
         &mut self,
@@ -32,22 +32,23 @@ impl Slot {
     }
 }
 
-/// Writes one thing after the other to a row of slots.
+/// A write position in a row of slots.
 pub(crate) struct Cursor<'a> {
     slots: [&'a [Slot]; 2],
-    /// Slot, span, and bytes into it.
+    /// Slot, span, and byte offset in the span.
     slot: usize,
     span: usize,
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    /// At the beginning of `slots`, which go on with those of `wrapped`.
+    /// Starts at the beginning of `slots`, which continue with those of `wrapped`.
     pub fn new(slots: &'a [Slot], wrapped: &'a [Slot]) -> Self {
         Self { slots: [slots, wrapped], slot: 0, span: 0, at: 0 }
     }
 
-    /// Where the next byte goes, and how many follow in the same span. None: all is full.
+    /// Returns the place of the next byte, and how many bytes follow in the same span. Returns
+    /// `None` if all slots are full.
     #[inline]
     fn place(&mut self) -> Option<(&'a Span, usize, usize)> {
         let [first, second] = self.slots;
@@ -66,7 +67,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Writes all of `bytes`, as far as there is room.
+    /// Writes `bytes`, as far as there is room.
     #[inline]
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
         while let (false, Some((span, at, room))) = (bytes.is_empty(), self.place()) {
@@ -78,7 +79,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Copies what `reader` has, as far as there is room.
+    /// Copies the data of `reader`, as far as there is room.
     #[inline]
     pub fn fill(&mut self, reader: &mut slipway_switch::Reader<'_>) -> Result<(), Fault> {
         while let Some((span, at, room)) = self.place() {

@@ -1,7 +1,8 @@
-//! Saved state: everything but the queues' indexes, which are in the guest's memory: buffers are used in
-//! order, so the used index says how far a queue came. A frame that was sent and not reported is sent
-//! again; one that was received and not reported is overwritten; a command of the control queue that was
-//! not acknowledged is carried out again, and each of them sets something, so twice is as good as once.
+//! Saved state: everything but the queues' indexes, which are in the guest's memory. Buffers are
+//! used in order, so the used index says how far a queue came. A frame that was sent and not
+//! reported is sent again. A frame that was received and not reported is overwritten. A command of
+//! the control queue that was not acknowledged is carried out again; every command sets something,
+//! so doing it twice does no harm.
 
 use serde::{Deserialize, Serialize};
 use slipway_pci::StateError;
@@ -14,7 +15,8 @@ use crate::Device;
 use crate::driven::Driven;
 use crate::registers::QueueRegisters;
 
-/// Version of the types here, and of what a journal holds. A state of another version is refused.
+/// Version of the types in this module, and of a journal's contents. A state of another version is
+/// refused.
 pub const STATE_VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -36,11 +38,12 @@ struct State {
     isr: u8,
 }
 
-/// What says that a state is of this kind of device.
+/// The mark of a state of this kind of device.
 const DEVICE: &str = "virtio-net";
 
 pub(crate) fn save(device: &Device) -> Vec<u8> {
-    // A reset that waits for the port is over for a successor: its port has never had the queues.
+    // For a successor, a reset that waits for the port is over: the successor's port never had the
+    // queues.
     let mut after = device.registers.clone();
     let mut driven = device.driven.clone();
     if device.is_resetting() {
@@ -64,7 +67,7 @@ pub(crate) fn save(device: &Device) -> Vec<u8> {
         driven,
         isr: device.isr,
     };
-    // Numbers, and vectors of them: there is nothing that cannot be written.
+    // Numbers and vectors of numbers can always be written.
     serde_json::to_vec(&state).unwrap_or_default()
 }
 
@@ -121,7 +124,7 @@ pub(crate) fn restore(device: &mut Device, bytes: &[u8]) -> Result<(), StateErro
 }
 
 impl Device {
-    /// Has the driver tell the network where it is now, if it can (section 5.1.6.5.4).
+    /// Makes the driver announce its new place to the network, if it can (section 5.1.6.5.4).
     fn announce_again(&mut self) {
         let announces = self.registers.features().contains(Features::GUEST_ANNOUNCE);
         if self.runs() && announces {
@@ -130,21 +133,22 @@ impl Device {
         }
     }
 
-    /// Leaves what a successor needs, if there may be one.
+    /// Stores the state for a successor, if there is a journal.
     pub(crate) fn checkpoint(&mut self) {
         let Some(journal) = &self.journal else { return };
         if !journal.store(&save(self)) {
-            // Nothing of before would be true after a restart: better no successor than a wrong one.
+            // The last snapshot would be wrong after a restart. No successor is better than a wrong
+            // one.
             debug_assert!(false, "a snapshot has room for every state");
             self.journal = None;
         }
     }
 
-    /// Goes on where a predecessor was killed whose journal this device was made with. The client's
-    /// memory must be mapped. Without anything in the journal it is as made.
+    /// Goes on where a predecessor with the same journal was killed. The client's memory must be
+    /// mapped. With an empty journal the device stays as it was made.
     ///
     /// # Errors
-    /// [`StateError`]: the device is then as after a reset.
+    /// [`StateError`] if the state is refused. The device is then in its state after a reset.
     pub fn recover(&mut self) -> Result<(), StateError> {
         let left = self.journal.as_ref().and_then(slipway_ram::Snapshots::load);
         match left {

@@ -15,9 +15,9 @@ use crate::slots::Slot;
 pub(crate) struct Transmitter {
     pub lane: Lane,
     chain: Chain,
-    /// The chains of one batch: pinned and fetched all before the first is read.
+    /// The chains of one batch. All are pinned and prefetched before the first is read.
     slots: Vec<Slot>,
-    /// Frames that were wrong since somebody asked.
+    /// The number of invalid frames since the last [`Transmitter::take_malformed`].
     malformed: u64,
 }
 
@@ -27,7 +27,8 @@ impl Transmitter {
         Self { lane, chain: Chain::default(), slots, malformed: 0 }
     }
 
-    /// Appends up to `limit` frames to `burst`; whether more wait. This is queue `number`.
+    /// Appends up to `limit` frames to `burst`, and returns whether more wait. `number` is the
+    /// number of this queue.
     #[inline]
     pub fn take(
         &mut self,
@@ -58,13 +59,13 @@ impl Transmitter {
             left -= count;
         }
         if burst.len() == began {
-            // Nothing that anybody releases.
+            // The switch releases only bursts with frames, so these chains are published here.
             common.publish(&mut self.lane)?;
         }
         Ok(self.lane.queue.waiting() > 0)
     }
 
-    /// Reads up to `most` chains into slots, and has their frames fetched.
+    /// Reads up to `most` chains into slots, and prefetches their frames.
     #[inline]
     fn gather(&mut self, common: &mut Common, most: usize) -> Result<usize, Broken> {
         let mut heads = [0; BATCH];
@@ -97,7 +98,8 @@ impl Transmitter {
         Ok(count)
     }
 
-    /// Puts the frame of a slot into the burst. Whether it did: there may be none, or a bad one.
+    /// Puts the frame of a slot into the burst. Returns whether it did: the slot may have no frame,
+    /// or an invalid one.
     #[inline]
     fn push(&mut self, common: &Common, index: usize, burst: &mut Burst) -> bool {
         let slot = &self.slots[index];
@@ -128,25 +130,25 @@ impl Transmitter {
         pushed.is_ok()
     }
 
-    /// Gives back what was taken.
+    /// Gives back the chains of frames that the switch has released.
     #[inline]
     pub fn release(&mut self, common: &Common) -> Result<(), Broken> {
         common.publish(&mut self.lane)
     }
 
-    /// How many frames were wrong since this was asked last.
+    /// Returns the number of invalid frames since the last call.
     pub fn take_malformed(&mut self) -> u64 {
         std::mem::take(&mut self.malformed)
     }
 
-    /// Lets go of all memory.
+    /// Releases all memory.
     pub fn rest(&mut self) {
         self.lane.queue.release_memory();
         self.slots.iter_mut().for_each(|slot| slot.spans.clear());
     }
 }
 
-/// Whether a chain may be a frame; else what counts it.
+/// Checks whether a chain may be a frame. The error is the counter of the cause.
 #[inline]
 fn check<'a>(chain: &Chain, common: &'a Common) -> Result<(), &'a Count> {
     let live = &common.exchange.live;
@@ -178,7 +180,7 @@ fn gather_header(spans: &[Span], header: &mut Header) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A frame in several pieces, the first of which begin with the header.
+/// Appends a frame in several pieces, which begin with the header.
 fn scatter(
     spans: &[Span],
     burst: &mut Burst,

@@ -1,5 +1,5 @@
-//! Loom goes through every interleaving of a driver that makes buffers available and a switch that falls
-//! asleep: `src/notify.rs`, as it is, on loom's atomics.
+//! Loom goes through every interleaving of a driver that makes buffers available and a switch that
+//! falls asleep: the unchanged `src/notify.rs` on loom's atomics.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 
 #[path = "../src/notify.rs"]
@@ -12,7 +12,7 @@ use loom::sync::{Arc, Mutex};
 use notify::{Meeting, Notifications};
 use slipway_virtio_spec::queue::passes;
 
-/// How many buffers the driver makes available, one by one.
+/// The number of buffers that the driver makes available, one by one.
 const COUNT: u16 = 2;
 const NO_NOTIFY: u16 = 1;
 
@@ -64,7 +64,7 @@ fn driver(words: &Words, event_index: bool, notified: &Mutex<bool>) {
     }
 }
 
-/// Takes buffers until it has all, or sleeps and nobody has woken it. How many it took.
+/// Takes buffers until it has all, or sleeps without a wake-up. Returns how many it took.
 fn switch(words: &mut Words, event_index: bool, notified: &Mutex<bool>) -> u16 {
     let (mut notifications, mut next) = (Notifications::new(event_index), 0);
     while next < COUNT {
@@ -77,7 +77,7 @@ fn switch(words: &mut Words, event_index: bool, notified: &Mutex<bool>) -> u16 {
         if notifications.arm(words, next).unwrap() {
             continue;
         }
-        // Asleep: nothing but a notification wakes it.
+        // The switch sleeps: only a notification wakes it.
         if !std::mem::take(&mut *notified.lock().unwrap()) {
             break;
         }
@@ -85,7 +85,7 @@ fn switch(words: &mut Words, event_index: bool, notified: &Mutex<bool>) -> u16 {
     next
 }
 
-/// Whether there is an order of events in which a buffer is slept over.
+/// Returns whether there is an order of events in which a buffer is lost while the switch sleeps.
 fn can_lose(event_index: bool, fenced: bool) -> bool {
     let lost = std::sync::Arc::new(AtomicBool::new(false));
     let found = lost.clone();
@@ -101,7 +101,7 @@ fn can_lose(event_index: bool, fenced: bool) -> bool {
         let driving = loom::thread::spawn(move || driver(&other.0, event_index, &other.1));
         let taken = switch(&mut words, event_index, &notified);
         driving.join().unwrap();
-        // A notification that came after it fell asleep wakes it. Without one it sleeps on.
+        // A notification that came after the switch fell asleep wakes it. Without one it sleeps on.
         let woken = *notified.lock().unwrap();
         found.fetch_or(taken < COUNT && !woken, std::sync::atomic::Ordering::Relaxed);
     });

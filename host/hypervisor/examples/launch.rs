@@ -1,5 +1,5 @@
-//! How long a VM takes to start: `launch KERNEL [COUNT]` starts COUNT of them (20) in turn, each until
-//! its guest is to run, and prints the median and the longest.
+//! Measures how long a VM takes to start: `launch KERNEL [COUNT]` starts COUNT of them (20) in
+//! turn, each until its guest is to run, and prints the median and the longest time.
 #![allow(clippy::unwrap_used)] // A measurement that fails has nothing to say.
 
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ async fn main() {
 async fn launch(qemu: &Qemu, kernel: &Path, run_dir: PathBuf) -> Duration {
     std::fs::create_dir(&run_dir).unwrap();
     let initramfs = run_dir.with_extension("initramfs");
-    // It is never looked into.
+    // The content of the initramfs is never used.
     std::fs::write(&initramfs, [0; 512]).unwrap();
     let nobody = Credentials { uid: 65534, gid: 65534 };
     let spec = VmSpec {

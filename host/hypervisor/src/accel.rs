@@ -1,12 +1,12 @@
-//! Which accelerator guests can run on, and why.
+//! Finds the accelerator that guests can run on, and the reason.
 //!
 //! The presence of `/dev/kvm` proves little: there are machines whose KVM is itself software and
-//! kills a stock kernel at the first instruction that it lacks. So three questions are asked, the
-//! cheap ones first, each of which may say no:
+//! kills a stock kernel at the first instruction that it lacks. So there are three checks, the
+//! cheap ones first, each of which can rule KVM out:
 //!
 //! 1. Does the CPU have VT-x or AMD-V (`vmx` or `svm` in `/proc/cpuinfo`)?
-//! 2. Does `/dev/kvm` open, and does it speak the one API version there is?
-//! 3. Does the guest kernel really boot on it? Asked once per boot, kernel and QEMU, see
+//! 2. Does `/dev/kvm` open, and does it support the only API version?
+//! 3. Does the guest kernel really boot on it? Checked once per boot, kernel and QEMU, see
 //!    [`qemu::Qemu::probe`](crate::qemu::Qemu::probe).
 
 use std::fmt;
@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 /// The KVM device.
 pub const KVM_DEVICE: &str = "/dev/kvm";
 
-/// `KVM_API_VERSION` of *linux/kvm.h*: the only stable version there is.
+/// `KVM_API_VERSION` of *linux/kvm.h*: the only stable version.
 const KVM_API_VERSION: i32 = 12;
 
 /// `KVM_GET_API_VERSION`: `_IO(0xAE, 0x00)`.
 const KVM_GET_API_VERSION: libc::c_ulong = 0xAE00;
 
-/// What a guest's instructions run on.
+/// The means by which a guest's instructions are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
@@ -44,22 +44,22 @@ impl fmt::Display for Accel {
     }
 }
 
-/// Which accelerator a VM shall use.
+/// The accelerator that a VM is to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccelChoice {
     /// KVM where it works, software emulation elsewhere.
     #[default]
     Auto,
-    /// This one or an error.
+    /// This accelerator, or an error.
     Only(Accel),
 }
 
-/// What a probe found, for `doctor` and for logs.
+/// The result of a probe, for `doctor` and for logs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccelReport {
-    /// What [`AccelChoice::Auto`] means on this machine.
+    /// The accelerator that [`AccelChoice::Auto`] selects on this machine.
     pub accel: Accel,
-    /// Why, as a clause: `the CPU has neither VT-x nor AMD-V`.
+    /// The reason, as a clause: `the CPU has neither VT-x nor AMD-V`.
     pub reason: String,
 }
 
@@ -82,8 +82,8 @@ impl fmt::Display for AccelReport {
     }
 }
 
-/// The questions that need no boot. `Err` holds the reason why KVM is out of the question; `Ok`
-/// means that only a real boot can tell.
+/// Does the checks that need no boot. Returns the reason as `Err` if KVM is ruled out; after `Ok`,
+/// only a real boot can tell.
 pub fn probe_without_boot() -> Result<(), String> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if !has_virtualisation(&cpuinfo) {
@@ -113,13 +113,13 @@ pub(crate) fn open_kvm() -> io::Result<OwnedFd> {
 }
 
 fn api_version(kvm: &OwnedFd) -> io::Result<i32> {
-    // SAFETY: KVM_GET_API_VERSION takes no argument and touches no memory; on a descriptor that is
-    // no KVM it is an error.
+    // SAFETY: KVM_GET_API_VERSION takes no argument and touches no memory; on a descriptor of
+    // anything else it is an error.
     let version = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_GET_API_VERSION as _, 0) };
     if version < 0 { Err(io::Error::last_os_error()) } else { Ok(version) }
 }
 
-/// Whether a flags line of `/proc/cpuinfo` has VT-x or AMD-V.
+/// Returns whether a flags line of `/proc/cpuinfo` has VT-x or AMD-V.
 fn has_virtualisation(cpuinfo: &str) -> bool {
     cpuinfo
         .lines()
@@ -137,7 +137,7 @@ mod tests {
     fn virtualisation_is_read_from_whole_flags() {
         assert!(has_virtualisation("processor\t: 0\nflags\t\t: fpu vmx sse\n"));
         assert!(has_virtualisation("flags\t\t: fpu svm\n"));
-        // Neither a flag that only begins like one nor another line's words count.
+        // Neither flags that only begin with the name nor words of other lines count.
         assert!(!has_virtualisation("flags : fpu svm_lock\nvmx flags : ept vmx\n"));
         assert!(!has_virtualisation("model name : vmx\n"));
         assert!(!has_virtualisation(""));

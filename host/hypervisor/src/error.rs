@@ -1,4 +1,4 @@
-//! What can go wrong with a VM, one clear line each.
+//! The errors of a VM, each with a message of one clear line.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,26 +7,26 @@ use std::time::Duration;
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a VM could not be started or controlled.
+/// The reason for which a VM could not be started or controlled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no QEMU that could run a sandbox.
+    /// No QEMU was found that can run a sandbox.
     #[error(
         "no usable QEMU: {reason}; run 'make setup' to install one, or set SLIPWAY_QEMU to a \
          qemu-system-x86_64 of version 10.1 or later"
     )]
     NoQemu {
-        /// What was looked at and what is wrong with it.
+        /// The candidates, and the fault of each.
         reason: String,
     },
-    /// KVM was asked for by name and cannot be used.
+    /// KVM was requested explicitly and cannot be used.
     #[error("KVM cannot be used: {reason}; use --accel tcg, or auto")]
     NoKvm {
-        /// What the probe found.
+        /// The result of the probe.
         reason: String,
     },
-    /// The spec asks for something no VM can be.
+    /// The spec is invalid.
     #[error("{what}")]
     BadSpec {
         /// The field and its allowed range.
@@ -35,11 +35,11 @@ pub enum Error {
     /// A file or socket of the VM could not be opened or made.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// What was tried: `open`, `listen on`, ….
+        /// The failed action: `open`, `listen on`, ….
         action: &'static str,
-        /// On what.
+        /// The path of the file or socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The VM's process could not be spawned.
@@ -47,40 +47,40 @@ pub enum Error {
     Spawn {
         /// The program.
         program: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The VM's process ended before it answered.
     #[error("the VM's process {exit}")]
     Died {
-        /// How it ended.
+        /// The process's exit.
         exit: Box<crate::VmExit>,
     },
-    /// The VM's process lives but does not answer.
+    /// The VM's process runs but does not answer.
     #[error("the VM did not answer '{command}' within {} s", timeout.as_secs())]
     Timeout {
-        /// What was asked.
+        /// The command that was sent.
         command: String,
-        /// How long the answer was waited for.
+        /// The time for which the answer was awaited.
         timeout: Duration,
     },
     /// The VM refused a command.
     #[error("the VM refused '{command}': {message}")]
     Refused {
-        /// What was asked.
+        /// The command that was sent.
         command: String,
-        /// Its answer.
+        /// The VM's answer.
         message: String,
     },
-    /// What came over the control channel is no QMP, or the channel is closed.
+    /// The control channel is closed, or the data on it violate QMP.
     #[error("the VM's control channel failed: {0}")]
     Control(String),
-    /// Any other system call.
+    /// Another system call failed.
     #[error("{action}: {source}")]
     System {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -99,7 +99,7 @@ impl Error {
     }
 }
 
-/// Changing the user needs root, and the bare errno does not say so.
+/// Returns a hint that changing the user needs root, which the bare errno does not say.
 fn root_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {

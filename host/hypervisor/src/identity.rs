@@ -1,8 +1,9 @@
-//! Which process is ours, even after its id was given to somebody else.
+//! Identifies our processes, even after their ids were reused.
 //!
-//! A process id alone names nobody for long. Together with the process's start time (and the boot
-//! that both belong to) it is unique, and a pidfd pins it: once the pidfd is open and the start
-//! time seen through the same id is still ours, no signal sent through the pidfd can hit another.
+//! A process id alone does not identify a process for long. Together with the process's start time,
+//! and the boot that both belong to, it is unique. A pidfd pins it: if the process id has the
+//! recorded start time after the pidfd was opened, no signal sent through the pidfd can hit another
+//! process.
 
 use std::fs;
 use std::io;
@@ -16,22 +17,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// What must be kept on disk to find a VM's process again, and nobody else's.
+/// The record on disk by which a VM's process is found again, and no other process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmRecord {
-    /// The hypervisor that runs it: `qemu`.
+    /// The hypervisor that runs the VM: `qemu`.
     pub hypervisor: String,
-    /// Process id.
+    /// The process id.
     pub pid: i32,
-    /// Start time in clock ticks after boot (field 22 of `/proc/PID/stat`).
+    /// The start time in clock ticks after boot (field 22 of `/proc/PID/stat`).
     pub start_time_ticks: u64,
     /// The boot that both numbers belong to (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
 }
 
 impl VmRecord {
-    /// The record of the process `pid`, which must not have been reaped yet.
+    /// Returns the record of the process `pid`, which must not have been reaped yet.
     pub(crate) fn of(hypervisor: &str, pid: i32) -> Result<Self> {
         let start_time_ticks = start_time(pid)
             .and_then(|ticks| ticks.ok_or_else(|| io::ErrorKind::NotFound.into()))
@@ -39,10 +40,10 @@ impl VmRecord {
         Ok(Self { hypervisor: hypervisor.to_owned(), pid, start_time_ticks, boot_id: boot_id()? })
     }
 
-    /// A pidfd of the process, or `None` when it has ended (or never was on this boot). A zombie has
-    /// one all the same.
+    /// Returns a pidfd of the process, or `None` if it has ended or belongs to another boot. A
+    /// zombie still has a pidfd.
     fn open(&self) -> Result<Option<OwnedFd>> {
-        // Negative numbers are process groups to the kernel and a panic to `Pid`.
+        // The kernel treats negative numbers as process groups, and `Pid` panics.
         let Some(pid) = Pid::from_raw(self.pid.max(0)) else { return Ok(None) };
         if boot_id()? != self.boot_id {
             return Ok(None);
@@ -52,8 +53,8 @@ impl VmRecord {
             Err(Errno::SRCH) => return Ok(None),
             Err(errno) => return Err(Error::system("pidfd_open", errno)),
         };
-        // Read after the pidfd is open: if the id still shows our start time now, the pidfd was
-        // opened on our process.
+        // Read after the pidfd is open: if the id still has our start time, the pidfd is that of
+        // our process.
         match start_time(self.pid) {
             Ok(Some(ticks)) if ticks == self.start_time_ticks => Ok(Some(pidfd)),
             Ok(_) => Ok(None),
@@ -61,25 +62,25 @@ impl VmRecord {
         }
     }
 
-    /// Whether the process still runs. A zombie counts as ended.
+    /// Returns whether the process still runs. A zombie counts as ended.
     pub fn is_running(&self) -> Result<bool> {
         Ok(self.running()?.is_some())
     }
 
-    /// A pidfd of the process if it still runs.
+    /// Returns a pidfd of the process, or `None` if it has ended. A zombie counts as ended.
     pub(crate) fn running(&self) -> Result<Option<OwnedFd>> {
         let Some(pidfd) = self.open()? else { return Ok(None) };
         Ok(if ended(&pidfd, Duration::ZERO)? { None } else { Some(pidfd) })
     }
 }
 
-/// Kills what is left of a VM whose launcher has died, and waits until it is gone.
+/// Kills a VM's process after its launcher has died, and waits until it has ended.
 ///
-/// Returns whether there was anything to kill. Never signals a process other than the recorded
-/// one: a record of an earlier boot or of a recycled process id does nothing.
+/// Returns whether there was a process to kill. Never signals another process than the recorded
+/// one: a record of an earlier boot or of a reused process id does nothing.
 ///
-/// Blocks for as long as the kernel needs to end the process (a few milliseconds); an error after
-/// `deadline`.
+/// Blocks for as long as the kernel needs to end the process (a few milliseconds), and returns an
+/// error after `deadline`.
 pub fn reap_leftover(record: &VmRecord, deadline: Duration) -> Result<bool> {
     let Some(pidfd) = record.open()? else { return Ok(false) };
     kill(&pidfd)?;
@@ -89,7 +90,7 @@ pub fn reap_leftover(record: &VmRecord, deadline: Duration) -> Result<bool> {
     Ok(true)
 }
 
-/// Kills the process behind a pidfd. No error when it has ended already.
+/// Kills the process behind a pidfd. Succeeds if it has ended already.
 pub(crate) fn kill(pidfd: impl AsFd) -> Result<()> {
     match pidfd_send_signal(pidfd, Signal::KILL) {
         Ok(()) | Err(Errno::SRCH) => Ok(()),
@@ -97,7 +98,7 @@ pub(crate) fn kill(pidfd: impl AsFd) -> Result<()> {
     }
 }
 
-/// Waits until the process behind a pidfd has ended, at most `limit`.
+/// Waits until the process behind a pidfd has ended, at most `limit`. Returns whether it has.
 fn ended(pidfd: &OwnedFd, limit: Duration) -> Result<bool> {
     let until = Instant::now() + limit;
     loop {
@@ -115,7 +116,8 @@ fn ended(pidfd: &OwnedFd, limit: Duration) -> Result<bool> {
     }
 }
 
-/// Start time of a process in clock ticks after boot; `None` when there is none with this id.
+/// Returns the start time of a process in clock ticks after boot, or `None` if no process has this
+/// id.
 fn start_time(pid: i32) -> io::Result<Option<u64>> {
     match fs::read(format!("/proc/{pid}/stat")) {
         Ok(stat) => match parse_start_time(&stat) {
@@ -129,15 +131,15 @@ fn start_time(pid: i32) -> io::Result<Option<u64>> {
     }
 }
 
-/// Field 22 of proc(5)'s stat. The name in field 2 may hold spaces and parentheses, so fields are
-/// counted after the last `)`.
+/// Returns field 22 of proc(5)'s stat. The name in field 2 may hold spaces and parentheses, so
+/// fields are counted after the last `)`.
 fn parse_start_time(stat: &[u8]) -> Option<u64> {
     let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
     let rest = std::str::from_utf8(stat.get(after_name..)?).ok()?;
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The id of this boot.
+/// Returns the id of this boot.
 pub(crate) fn boot_id() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     match fs::read_to_string(path) {
@@ -152,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that is not left behind when a test fails.
+    /// A process that is killed if a test fails.
     struct Sleeper(Child);
 
     impl Sleeper {
@@ -189,7 +191,7 @@ mod tests {
         let record = child.record();
         assert!(record.is_running().unwrap());
         assert!(reap_leftover(&record, Duration::from_secs(10)).unwrap());
-        // Not reaped yet: a zombie is not running, and killing it again reports the same.
+        // Not reaped yet: a zombie is not running, and killing it again succeeds as well.
         assert!(!record.is_running().unwrap());
         child.0.wait().unwrap();
         assert!(!reap_leftover(&record, Duration::from_secs(10)).unwrap());

@@ -1,35 +1,35 @@
-//! Starts, watches and ends the virtual machine of a sandbox.
+//! Starts, supervises and ends the virtual machine of a sandbox.
 //!
 //! A [`Hypervisor`] turns a [`VmSpec`] into a running [`Vm`]. There is one so far, [`qemu::Qemu`]:
-//! any QEMU from 10.1 on (the first with a vfio-user client), with KVM where the machine can run a
-//! stock kernel on it and with software emulation elsewhere ([`accel`] finds out, and says why).
-//! Slipway's own VMM will be the second one; the traits are there so that nothing above has to
-//! change then.
+//! any QEMU from 10.1 on (the first with a vfio-user client), with KVM if the machine can run a
+//! stock kernel on it, and with software emulation otherwise ([`accel`] finds out, and gives the
+//! reason). Slipway's own VMM will be the second one; the traits exist so that no user of this
+//! crate has to change then.
 //!
-//! How the pieces meet: [`qemu::Qemu::launch`](Hypervisor::launch) opens what QEMU may use (the
-//! agent's listening socket, the vfio-user sockets, files of emulated disks, the control channel's
-//! listening socket, the KVM device) while it
-//! still has the right to, starts QEMU as an unprivileged process in a cage (module `cage`) that inherits
-//! exactly those descriptors, waits until QEMU answers over QMP, closes the cage, and only then has
-//! the guest run. The process does not die with its launcher:
-//! a [`VmRecord`] kept on disk lets a later process end it ([`reap_leftover`]), or take it over
-//! ([`Hypervisor::adopt`]), without ever hitting a stranger that got the same process id. Both
-//! channels are listening sockets that take one client after the other, QEMU prints into FIFOs that
-//! stay open, and a pidfd tells its end to whoever is not its parent.
+//! The steps of a launch: [`qemu::Qemu::launch`](Hypervisor::launch) opens everything that QEMU may
+//! use (the agent's listening socket, the vfio-user sockets, files of emulated disks, the control
+//! channel's listening socket, the KVM device) while it still has the right to. It starts QEMU as
+//! an unprivileged process in a cage (module `cage`) that inherits exactly those descriptors, waits
+//! until QEMU answers over QMP, closes the cage, and only then has the guest run. The process does
+//! not die with its launcher: by a [`VmRecord`] kept on disk, a later process can end it
+//! ([`reap_leftover`]), or take it over ([`Hypervisor::adopt`]), without ever hitting another
+//! process that got the same id. To permit that, both channels are listening sockets that accept
+//! one client after the other, QEMU prints into FIFOs that stay open, and a pidfd reports its end
+//! to a process that is not its parent.
 //!
-//! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that those who serve
-//! functions to the VM know which file it is, and take no other.
+//! Guest memory is one sealed memfd that the launcher makes ([`GuestMemory`]), so that the servers
+//! of the VM's functions know the file and accept no other.
 //!
-//! Not here: hot plug, templates and snapshots. How a VM
-//! ended that was taken over (its exit status) only its parent knew; console text beyond what a FIFO
-//! holds (64 KiB) waits in the guest while nobody reads it.
+//! Not implemented: hot plug, templates and snapshots. Limits: the exit status of a VM that was
+//! taken over is known to its parent only; console text beyond the capacity of a FIFO (64 KiB)
+//! waits in the guest while it has no reader.
 //!
-//! Dependencies: `rustix` for system calls, `libc` for the few that it lacks
-//! (dropping groups and user of a forked child, `close_range`, `keyctl`, KVM's ioctl), `tokio` for the control channel
+//! Dependencies: `rustix` for system calls, `libc` for the few that it lacks (dropping groups and
+//! user of a forked child, `close_range`, `keyctl`, KVM's ioctl), `tokio` for the control channel
 //! and for waiting on processes, `serde`/`serde_json` for QMP and the records, `thiserror` for
-//! errors at the crate's edge, `tracing` for what a log should show.
+//! errors at the crate's edge, `tracing` for the log.
 //!
-//! `unsafe` is allowed for `pre_exec`: a child must give up its rights between fork and exec,
+//! `unsafe` is allowed for `pre_exec`, since a child must give up its rights between fork and exec,
 //! for `unshare` on a thread, for watching a pidfd, and for the one ioctl of the KVM probe.
 #![allow(unsafe_code)]
 
@@ -54,86 +54,90 @@ pub use identity::{VmRecord, reap_leftover};
 pub use memory::GuestMemory;
 pub use spec::{Credentials, DiskModel, EmulatedDisk, LeftVm, VmSpec};
 
-/// A future that may cross threads; the traits stay usable as objects this way.
+/// A future that may cross threads. With it, the traits can be used as objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Something that can run a virtual machine.
+/// A program that can run virtual machines.
 pub trait Hypervisor: Send + Sync {
-    /// Short name for logs and tables: `qemu`.
+    /// Returns the short name for logs and tables: `qemu`.
     fn name(&self) -> &'static str;
 
-    /// Starts a VM and returns once it answers on its control channel; its guest has begun to
-    /// run by then.
+    /// Starts a VM and returns once it answers on its control channel; its guest has begun to run
+    /// by then.
     ///
-    /// The caller has made what the spec names: kernel and initramfs readable by the VM's user,
-    /// vfio-user sockets listening, parent directories there. On an error nothing is left: the
-    /// process is dead and reaped, the agent socket removed. Dropping the future ends the VM too.
+    /// The caller has prepared everything that the spec names: kernel and initramfs are readable by
+    /// the VM's user, vfio-user sockets listen, parent directories exist. After an error nothing is
+    /// left: the process is dead and reaped, the agent socket removed. Dropping the future ends the
+    /// VM, too.
     ///
     /// Must be called within a tokio runtime that has I/O and time enabled.
     fn launch<'a>(&'a self, spec: &'a VmSpec) -> BoxFuture<'a, Result<Box<dyn Vm>>>;
 
-    /// Takes over a VM whose launcher has ended. Returns once it answers.
+    /// Takes over a VM whose launcher has ended. Returns once the VM answers.
     ///
-    /// The VM runs on as it is when this fails: [`reap_leftover`] ends it.
+    /// After an error the VM continues to run unchanged: [`reap_leftover`] ends it.
     ///
     /// Must be called within a tokio runtime that has I/O and time enabled.
     fn adopt<'a>(&'a self, left: &'a LeftVm) -> BoxFuture<'a, Result<Box<dyn Vm>>>;
 }
 
-/// A virtual machine that was launched or taken over. Dropping it kills the machine: keep it, or keep the
-/// process itself from dropping it ([`Vm::detach`]).
+/// A virtual machine that was launched or taken over. Dropping it kills the machine, unless it was
+/// [detached](Vm::detach).
 pub trait Vm: Send + Sync {
-    /// What identifies the VM's process after a restart of its launcher; keep it on disk.
+    /// Returns the record that identifies the VM's process after a restart of its launcher; keep it
+    /// on disk.
     fn record(&self) -> &VmRecord;
 
-    /// When the launch went through its steps; `None`: another launcher's.
+    /// Returns the times of the launch, or `None` if another launcher launched the VM.
     fn times(&self) -> Option<LaunchTimes>;
 
-    /// Which accelerator the guest runs on.
+    /// Returns the accelerator that the guest runs on.
     fn accel(&self) -> Accel;
 
-    /// What happens to the VM from now on. A receiver that falls behind loses the oldest events.
+    /// Returns a receiver of the VM's events from now on. A receiver that falls behind loses the
+    /// oldest events.
     fn events(&self) -> broadcast::Receiver<VmEvent>;
 
-    /// Waits until the VM's process has ended. Any number of callers, each may be cancelled.
+    /// Waits until the VM's process has ended. There may be any number of callers, and each may be
+    /// cancelled.
     fn wait(&self) -> BoxFuture<'_, VmExit>;
 
-    /// Asks the guest to power off (the ACPI power button). The guest may ignore it.
+    /// Asks the guest to power off (the ACPI power button), which the guest may ignore.
     fn power_down(&self) -> BoxFuture<'_, Result<()>>;
 
-    /// Ends the VM in an orderly way without asking its guest.
+    /// Ends the VM in an orderly way without involving its guest.
     fn quit(&self) -> BoxFuture<'_, Result<()>>;
 
     /// Stops the guest's CPUs.
     fn pause(&self) -> BoxFuture<'_, Result<()>>;
 
-    /// Lets the guest's CPUs run on.
+    /// Resumes the guest's CPUs.
     fn resume(&self) -> BoxFuture<'_, Result<()>>;
 
-    /// Kills the process at once. No error when it has ended already.
+    /// Kills the process at once. Succeeds if it has ended already.
     fn kill(&self) -> Result<()>;
 
-    /// Lets the VM outlive this object. It can be ended or taken over through its record afterwards.
+    /// Lets the VM outlive this object. Afterwards the VM can be ended or taken over by its record.
     fn detach(&self);
 }
 
-/// When a launch began, and when the VM answered: the `vmm` stage of a timeline.
+/// The times at which a launch began and the VM answered: the `vmm` stage of a timeline.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchTimes {
-    /// Before the process was spawned.
+    /// The time just before the process was spawned.
     pub spawned: Instant,
-    /// The VM's machine was complete and its control channel answered.
+    /// The time at which the VM's machine was complete and its control channel answered.
     pub ready: Instant,
 }
 
 impl LaunchTimes {
-    /// Time from spawning to an answering VM.
+    /// Returns the time from spawning until the VM answered.
     pub fn vmm(&self) -> Duration {
         self.ready.saturating_duration_since(self.spawned)
     }
 }
 
-/// What a hypervisor reports about a running VM.
+/// An event that a hypervisor reports about a running VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VmEvent {
@@ -145,38 +149,37 @@ pub enum VmEvent {
     Stopped,
     /// The guest's CPUs run again.
     Resumed,
-    /// The control channel is gone, because the VM has ended or is broken.
+    /// The control channel is closed, because the VM has ended or is broken.
     ControlLost,
 }
 
-/// Who ended a VM.
+/// The cause of a VM's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShutdownReason {
     /// The guest powered off.
     GuestPowerOff,
-    /// The guest reset itself. Guests are started with `panic=-1` and without reboots, so this is
-    /// what a panic looks like.
+    /// The guest reset itself. Guests are started with `panic=-1` and without reboots, so a panic
+    /// appears as a reset.
     GuestReset,
-    /// The guest's kernel panicked and said so.
+    /// The guest's kernel reported a panic.
     GuestPanic,
-    /// The host asked for it.
+    /// The host requested it.
     Host,
     /// A reason that this version does not know.
     Other,
 }
 
-/// How a VM's process ended.
+/// The end of a VM's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmExit {
-    /// Exit status, when it exited and this process had started it.
+    /// The exit status, if the process exited and this process had started it.
     pub code: Option<i32>,
-    /// Signal number, when it was killed and this process had started it.
+    /// The signal number, if the process was killed and this process had started it.
     pub signal: Option<i32>,
-    /// The last reason that the VM gave for its end.
+    /// The last reason that the VM reported for its end.
     pub reason: Option<ShutdownReason>,
-    /// The end of what the process wrote to its standard error, at most
-    /// [`STDERR_TAIL`](qemu::STDERR_TAIL) bytes.
+    /// The end of the process's standard error, at most [`STDERR_TAIL`](qemu::STDERR_TAIL) bytes.
     pub stderr: String,
 }
 

@@ -7,7 +7,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::{Error, Result};
 
-/// The memory of one guest: a file in memory whose size nobody can change. Clones are the same
+/// The memory of one guest: a file in memory whose size cannot be changed. Clones are the same
 /// memory, which is freed with the last descriptor and mapping of the file.
 #[derive(Clone, Debug)]
 pub struct GuestMemory {
@@ -16,27 +16,29 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Makes memory of this many bytes, none of which takes up memory of the host yet.
+    /// Makes memory of `bytes` bytes, which does not use memory of the host yet.
     ///
     /// # Errors
-    /// [`Error::System`]: no descriptor is left, or the size is none that a file can have.
+    /// [`Error::System`]: no descriptor is left, or the size is impossible for a file.
     pub fn new(bytes: u64) -> Result<Self> {
         let failed = |errno| Error::system("making the guest's memory", errno);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(c"guest-memory", flags).map_err(failed)?;
         rustix::fs::ftruncate(&file, bytes).map_err(failed)?;
-        // Nobody can shrink it under those who have mapped it, nor let it grow past its limit.
+        // Sealed: no process can shrink the file under those that have mapped it, or grow it past
+        // its limit.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         Ok(Self { file: Arc::new(file), bytes })
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Device and inode number of its file, which no other file has while this one is there.
+    /// Returns the device and inode number of the file, which no other file has while this one
+    /// exists.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -46,7 +48,7 @@ impl GuestMemory {
         Ok((found.st_dev, found.st_ino))
     }
 
-    /// A descriptor of it.
+    /// Returns a descriptor of the file.
     pub(crate) fn descriptor(&self) -> Result<OwnedFd> {
         let copy = self.file.try_clone();
         copy.map_err(|source| Error::system("duplicating a descriptor", source))

@@ -1,5 +1,5 @@
-//! A process with as few rights as it can do with, and its end: a child, or one that an earlier
-//! process of ours started and left to init.
+//! A process with as few rights as possible, and its end. The process is a child, or one that an
+//! earlier process of ours started and left to init.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use crate::cage::{Cage, Filter, Spawned};
 use crate::{Credentials, Error, Result, identity};
 
-/// A process about to be started.
+/// A process to be started.
 #[derive(Debug)]
 pub(crate) struct Launch {
     program: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// A process that runs `program` in `directory`, or in the root of its cage.
+    /// Prepares a process that runs `program` in `directory`, or in the root of its cage.
     pub(crate) fn new(program: &Path, directory: &Path) -> Self {
         Self {
             program: program.to_owned(),
@@ -43,22 +43,23 @@ impl Launch {
         }
     }
 
-    /// The cage that it starts in, if the launcher can make one.
+    /// Returns the cage that the process starts in, or `None` if the launcher cannot make one.
     pub(crate) fn cage(&self) -> Option<Cage> {
         self.cage
     }
 
-    /// Whether it may use io_uring, which reaches past a cage's filter.
+    /// Sets whether the process may use io_uring, which bypasses a cage's filter.
     pub(crate) fn allow_io_uring(&mut self, io_uring: bool) {
         self.io_uring = io_uring;
     }
 
-    /// The user that it runs as.
+    /// Sets the user that the process runs as.
     pub(crate) fn run_as(&mut self, credentials: Option<Credentials>) {
         self.credentials = credentials;
     }
 
-    /// The cgroups that it joins before it runs. Opened here, with the launcher's rights.
+    /// Sets the cgroups that the process joins before it runs. They are opened here, with the
+    /// launcher's rights.
     pub(crate) fn join(&mut self, cgroup_procs: &[PathBuf]) -> Result<()> {
         for path in cgroup_procs {
             let file = OpenOptions::new().write(true).open(path);
@@ -67,8 +68,8 @@ impl Launch {
         Ok(())
     }
 
-    /// Hands a descriptor to the child and returns its number there, which is its number here: a
-    /// fork copies the table, so nothing has to be moved.
+    /// Passes a descriptor to the child and returns its number there, which is the same as here:
+    /// fork copies the table, so no descriptor has to be moved.
     pub(crate) fn pass(&mut self, fd: OwnedFd) -> RawFd {
         let number = fd.as_raw_fd();
         self.passed.push(fd);
@@ -80,9 +81,9 @@ impl Launch {
         self.arguments = arguments;
     }
 
-    /// Starts it: in a session of its own, so that no terminal's signals reach it, with an empty
-    /// environment, standard input empty, these as its output and error, and no descriptor beyond
-    /// those passed. If the future is dropped the process is killed.
+    /// Starts the process: in a session of its own, so that it gets no terminal's signals, with an
+    /// empty environment and empty standard input, with `stdout` and `stderr`, and with no
+    /// descriptors beyond those passed. If the future is dropped, the process is killed.
     pub(crate) async fn spawn(self, stdout: OwnedFd, stderr: OwnedFd) -> Result<Process> {
         let mut command = Command::new(&self.program);
         command
@@ -107,7 +108,7 @@ impl Launch {
     }
 }
 
-/// What the child does between fork and exec.
+/// The steps of the child between fork and exec.
 struct ChildSteps {
     credentials: Option<Credentials>,
     cgroup_procs: Vec<File>,
@@ -116,7 +117,7 @@ struct ChildSteps {
 }
 
 impl ChildSteps {
-    /// Async-signal-safe: system calls on prepared data only.
+    /// Runs the steps. Async-signal-safe: makes system calls on prepared data only.
     fn run(&self) -> io::Result<()> {
         for procs in &self.cgroup_procs {
             // "0" means the writing process; it has one thread here, so all of it moves.
@@ -124,11 +125,11 @@ impl ChildSteps {
         }
         rustix::process::setsid()?;
         self.place_descriptors()?;
-        // Guest memory in a core file would be a leak, and as large as the guest.
+        // A core file would leak guest memory, and be as large as the guest.
         let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
         rustix::process::setrlimit(rustix::process::Resource::Core, none)?;
-        // In its control groups, which are the root of what its namespace shows of them, and still
-        // with the rights that namespaces take.
+        // Done after joining the cgroups, which become the root of what the cgroup namespace shows,
+        // and before giving up the user, since namespaces need rights.
         if let Some((cage, _)) = &self.caged {
             cage.enter()?;
         }
@@ -143,7 +144,7 @@ impl ChildSteps {
         }
     }
 
-    /// Lets the passed descriptors through exec and no other one above standard error.
+    /// Lets the passed descriptors through exec, and no other above standard error.
     fn place_descriptors(&self) -> io::Result<()> {
         // Marked close-on-exec rather than closed: should exec fail, the standard library still
         // reports that to the parent through a pipe of its own.
@@ -158,11 +159,12 @@ impl ChildSteps {
     }
 }
 
-/// Becomes another user for good: no supplementary group, real, effective and saved ids alike.
+/// Changes to another user for good: without supplementary groups, and with the same real,
+/// effective and saved ids.
 fn give_up_user(credentials: Credentials) -> io::Result<()> {
     let Credentials { uid, gid } = credentials;
     // SAFETY: an empty list is never read. The raw system calls act on this thread only, which is
-    // all of the child after fork.
+    // the only thread of the child after fork.
     check(unsafe { libc::syscall(libc::SYS_setgroups, 0usize, std::ptr::null::<libc::gid_t>()) })?;
     // SAFETY: no memory effects.
     check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
@@ -175,17 +177,17 @@ fn check(result: libc::c_long) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A running process: a child that nobody else reaps, or somebody else's.
+/// A running process: a child that only this object reaps, or a child of another process.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: i32,
     pidfd: AsyncFd<OwnedFd>,
-    /// None: whoever started it has ended, and init reaps it.
+    /// The child; `None` if the process that started it has ended, and init reaps it.
     child: Option<Child>,
 }
 
 impl Process {
-    /// Takes a child over that nobody has waited for.
+    /// Takes over a child that was not waited for.
     fn adopt(spawned: Spawned) -> Result<Self> {
         let pid = Pid::from_child(spawned.child());
         let pidfd = pidfd_open(pid, PidfdFlags::empty());
@@ -194,17 +196,17 @@ impl Process {
         Ok(Self { pid: pid.as_raw_nonzero().get(), pidfd, child })
     }
 
-    /// A process that another one of ours started; `pidfd` is `pid`'s.
+    /// Wraps a process that another process of ours started; `pidfd` is `pid`'s.
     pub(crate) fn of_another(pid: i32, pidfd: OwnedFd) -> Result<Self> {
         Ok(Self { pid, pidfd: watch(pidfd)?, child: None })
     }
 
-    /// Process id; a child's is valid until [`Process::exited`] returned.
+    /// Returns the process id. A child's id is valid until [`Process::exited`] returned.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// A duplicate of the pidfd, for killing without owning the process.
+    /// Returns a duplicate of the pidfd, for killing without owning the process.
     pub(crate) fn pidfd(&self) -> Result<OwnedFd> {
         self.pidfd
             .get_ref()
@@ -212,19 +214,19 @@ impl Process {
             .map_err(|source| Error::system("duplicating a descriptor", source))
     }
 
-    /// Kills it at once; it still has to be waited for.
+    /// Kills the process at once; it still has to be waited for.
     pub(crate) fn kill(&self) -> Result<()> {
         identity::kill(self.pidfd.get_ref())
     }
 
-    /// Waits for its end and reaps it; `None`: how it ended, only its parent knows. May be cancelled
-    /// and called again.
+    /// Waits for the end of the process and reaps it. Returns `None` if it is no child of ours:
+    /// only the parent learns the status. May be cancelled and called again.
     pub(crate) async fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
         let _ = self.pidfd.readable().await?;
         self.child.as_mut().map(Child::wait).transpose()
     }
 
-    /// Kills it and has it reaped without waiting: the kernel frees its memory first.
+    /// Kills the process and has it reaped without waiting: the kernel frees its memory first.
     pub(crate) fn end_elsewhere(&mut self) {
         if self.kill().is_ok()
             && let Some(child) = self.child.take()
@@ -234,7 +236,8 @@ impl Process {
     }
 }
 
-/// Reaps a killed child on a thread of its own. It stays a zombie where there is none to be had.
+/// Reaps a killed child on a thread of its own. The child stays a zombie if no thread can be
+/// started.
 pub(crate) fn reap_elsewhere(mut child: Child) {
     let reap = move || drop(child.wait());
     let _ = std::thread::Builder::new().name("vmm-reap".into()).spawn(reap);
@@ -247,7 +250,7 @@ fn watch(pidfd: OwnedFd) -> Result<AsyncFd<OwnedFd>> {
     watched.map_err(|source| Error::system("watching a process", source))
 }
 
-/// Exit code and signal of a status.
+/// Returns the exit code and the signal of a status.
 pub(crate) fn code_and_signal(status: ExitStatus) -> (Option<i32>, Option<i32>) {
     (status.code(), status.signal())
 }

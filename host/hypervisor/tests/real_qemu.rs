@@ -1,4 +1,5 @@
-//! A real QEMU boots a real kernel. Skipped, loudly, where one of them is missing.
+//! A real QEMU boots a real kernel. The tests are skipped, with a message, if one of them is
+//! missing.
 #![allow(clippy::unwrap_used)] // A failed unwrap in a test is the failure report.
 
 use std::fs;
@@ -30,7 +31,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// QEMU and kernel, or `None` after saying what is missing.
+    /// Finds QEMU and the kernel. Returns `None` after printing what is missing.
     fn new(test: &str) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -87,7 +88,7 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(LIMIT, future).await.expect("not done in time")
 }
 
-/// The value of a line of `/proc/PID/status`.
+/// Returns the value of a line of `/proc/PID/status`.
 fn status(pid: i32, key: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
@@ -100,7 +101,7 @@ async fn qemu_boots_a_kernel_and_reports_its_end() {
     let spec = machine.spec("boot");
     let vm = within(machine.launch(&spec)).await;
     println!("{}: vmm {:?}", vm.accel(), vm.times().map(|times| times.vmm()));
-    // The agent's port takes a connection whatever its guest does.
+    // The agent's port accepts a connection whatever its guest does.
     UnixStream::connect(&spec.agent_socket).unwrap();
     let exit = within(vm.wait()).await;
     let console = fs::read_to_string(&spec.console_log).unwrap();
@@ -111,7 +112,7 @@ async fn qemu_boots_a_kernel_and_reports_its_end() {
     vm.kill().unwrap();
 }
 
-/// QEMU takes its own disks from descriptors: it has no right to open them itself.
+/// QEMU uses its own disks through descriptors: it has no right to open them itself.
 #[tokio::test]
 async fn qemu_emulates_disks_that_it_may_not_open() {
     let Some(machine) = Machine::new("qemu_emulates_disks_that_it_may_not_open") else { return };
@@ -122,7 +123,7 @@ async fn qemu_emulates_disks_that_it_may_not_open() {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         spec.disks.push(EmulatedDisk { model, path, read_only: false });
     }
-    // The disk is empty: the kernel waits for it and then finds nothing on it.
+    // The disk is empty: the kernel waits for it and then finds no file system on it.
     spec.cmdline = ["root=/dev/nvme0n1", "rootwait"].map(String::from).to_vec();
     let vm = within(machine.launch(&spec)).await;
     let exit = within(vm.wait()).await;
@@ -141,7 +142,7 @@ async fn qemu_is_paused_resumed_and_quits_without_rights() {
     };
     let vm = within(machine.launch(&machine.spec("control"))).await;
     let pid = vm.record().pid;
-    // Its seccomp filter, its lack of privileges, a session of its own.
+    // QEMU has its seccomp filter, no privileges, and a session of its own.
     assert_eq!((status(pid, "Seccomp").as_str(), status(pid, "NoNewPrivs").as_str()), ("2", "1"));
     assert!(status(pid, "NSsid").starts_with(&pid.to_string()));
     assert!(fs::read(format!("/proc/{pid}/environ")).unwrap().is_empty());
@@ -199,20 +200,22 @@ async fn qemu_dies_with_its_object_unless_detached() {
     assert!(!record.is_running().unwrap());
 }
 
-/// Does `work` as a process of its own would that is killed: nothing of it goes on.
+/// Does `work` in a runtime that ends with it, as in a process that is killed: none of its tasks
+/// continues.
 fn and_dies<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(within(work))
 }
 
-/// The launcher is gone; one takes over after the other, and the last one learns of the end.
+/// After the launcher is gone, one process after the other takes the VM over, and the last one
+/// learns of its end.
 #[test]
 fn qemu_is_taken_over_by_one_after_the_other() {
     let Some(machine) = Machine::new("qemu_is_taken_over_by_one_after_the_other") else { return };
     let spec = machine.spec("adopted");
     let record = and_dies(async {
         let vm = machine.launch(&spec).await;
-        // Held back, so that what its console says comes after the launcher.
+        // Paused, so that the console text comes after the launcher has ended.
         vm.pause().await.unwrap();
         vm.detach();
         vm.record().clone()
@@ -276,7 +279,8 @@ async fn qemu_reaches_a_vfio_user_socket_in_a_closed_directory() {
     fs::rename(&short, &long).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
     spec.vfio_user_sockets = vec![long];
-    // The header of VFIO_USER_VERSION: message id, command 1, size, flags 0. Then we hang up.
+    // The header of VFIO_USER_VERSION: message id, command 1, size, flags 0. Then the server hangs
+    // up.
     let server = std::thread::spawn(move || {
         let mut header = [0; 16];
         let (mut client, _) = listener.accept().unwrap();

@@ -4,7 +4,7 @@ use slipway_telemetry::Histogram;
 
 use crate::v1;
 
-/// `histogram` as a message.
+/// Converts `histogram` to a message.
 pub fn to_wire(histogram: &Histogram) -> v1::LatencyHistogram {
     let (values_ns, counts) = histogram.counts().unzip();
     v1::LatencyHistogram {
@@ -16,7 +16,7 @@ pub fn to_wire(histogram: &Histogram) -> v1::LatencyHistogram {
     }
 }
 
-/// The histogram that a message describes; values without a count are left out.
+/// Returns the histogram that a message describes; values without a count are left out.
 pub fn from_wire(message: &v1::LatencyHistogram) -> Histogram {
     let counts = message.values_ns.iter().copied().zip(message.counts.iter().copied());
     Histogram::of_counts(counts, message.sum_ns, message.least_ns, message.greatest_ns)

@@ -1,5 +1,5 @@
-//! The plane's interface, as gRPC on the daemon's Unix socket: all of the plane that `sandbox/`
-//! and `front/` see. The definition with its comments is `proto/plane.proto`.
+//! The plane's interface, as gRPC on the daemon's Unix socket: the only part of the plane that
+//! `sandbox/` and `front/` see. The definition with its comments is `proto/plane.proto`.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC, `hyper-util` and `tower` carry it over a Unix
 //! socket, `tokio` runs it.
@@ -23,11 +23,11 @@ pub mod network_v1 {
     tonic::include_proto!("slipway.network.v1");
 }
 
-/// HTTP/2 receive windows of the daemon, in bytes. Input that its process does not read fills the
-/// window of its own stream only, and leaves the connection to the calls beside it (RFC 9113,
-/// section 5.2).
+/// The HTTP/2 receive window of a stream of the daemon, in bytes. Input that its process does not
+/// read fills the window of its own stream only, and leaves the connection to the calls beside it
+/// (RFC 9113, section 5.2).
 pub const STREAM_WINDOW: u32 = 256 << 10;
-/// See [`STREAM_WINDOW`].
+/// The HTTP/2 receive window of a connection of the daemon, in bytes: that of 64 streams.
 pub const CONNECTION_WINDOW: u32 = 64 * STREAM_WINDOW;
 
 /// A client of the plane.
@@ -39,10 +39,10 @@ pub type NetworkClient = network_v1::networks_client::NetworksClient<Channel>;
 /// Opens a gRPC channel to the daemon's socket.
 ///
 /// # Errors
-/// When nothing answers at `socket`.
+/// Nothing answers at `socket`.
 pub async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> {
     let path = PathBuf::from(socket);
-    // A Unix socket has no authority; gRPC wants one all the same.
+    // A Unix socket has no authority, but gRPC needs one.
     let address = Address::from_static("http://slipway.invalid");
     address
         .connect_with_connector(tower::service_fn(move |_: Uri| {
@@ -55,7 +55,7 @@ pub async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> 
 /// Opens a gRPC channel over a stream that is connected already. It lasts as long as the stream.
 ///
 /// # Errors
-/// When the stream is closed.
+/// The stream is closed.
 pub async fn over<S>(stream: S) -> Result<Channel, tonic::transport::Error>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,

@@ -1,11 +1,11 @@
-//! What attached controllers cost while nobody uses them, how quickly the first command after a
-//! pause ends, and how quickly a target is there:
-//! `cargo run --release -p slipway-plane --example idle -- [CONTROLLERS [SECONDS [SWEEP_MS]]]`.
+//! Measures the cost of attached but unused controllers, the latency of the first command after a
+//! pause, and the time until a target is ready: `cargo run --release -p slipway-plane --example
+//! idle -- [CONTROLLERS [SECONDS [SWEEP_MS]]]`.
 //!
 //! The target is a process of its own with one reactor and one NVMe controller with a RAM disk for
 //! each client. The clients are in this process: each enables its controller, makes an I/O queue
-//! pair, reads one block, and then stays attached in silence. CPU time and memory are what the kernel
-//! counts for the target (`/proc/PID/stat`, `/proc/PID/status`).
+//! pair, reads one block, and then stays attached without sending anything. CPU time and memory are
+//! those that the kernel counts for the target (`/proc/PID/stat`, `/proc/PID/status`).
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
@@ -24,7 +24,7 @@ use slipway_vfio_user::client::{Client, Window};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Bytes of memory that each client lends.
+/// The size in bytes of the memory that each client lends.
 const MEMORY: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -33,7 +33,7 @@ fn main() -> Outcome<()> {
     let number = |index: usize, otherwise: u64| {
         arguments.get(index).map_or(Ok(otherwise), |text| text.parse::<u64>())
     };
-    // Descriptors: several for each controller, in both processes.
+    // Each controller needs several descriptors, in both processes.
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let limit = rustix::process::Rlimit { current: most, maximum: most };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
@@ -48,7 +48,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// The target's process: serves until its standard input ends.
+/// Runs the target's process: serves until its standard input ends.
 fn target(directory: &Path, mode: &str, controllers: u64, sweep_ms: u64) -> Outcome<()> {
     let plane = Plane::new(Settings::default())?;
     let doorbells = if mode == "mapped" { DoorbellMode::Mapped } else { DoorbellMode::Trapped };
@@ -130,7 +130,7 @@ fn spawn(directory: &Path, mode: &str, controllers: u64, sweep_ms: u64) -> Outco
     if line.trim() == "serving" { Ok(child) } else { Err(line.into()) }
 }
 
-/// BAR0 over a socket, with the doorbells mapped where they can be.
+/// The registers of BAR0, accessed over a socket, with the doorbells mapped if possible.
 struct Registers {
     client: Client,
     window: Option<Window>,
@@ -182,8 +182,8 @@ fn attach(socket: &Path) -> Outcome<Guest> {
     Ok(guest)
 }
 
-/// Reads a block. Waits by looking at the completion queue and at nothing else: a look at a register
-/// would wake the target.
+/// Reads a block. It waits by polling the completion queue only: reading a register would wake the
+/// target.
 fn read(guest: &mut Guest) -> Outcome<()> {
     let command = SubmissionEntry { prp1: guest.page.into(), ..io(NvmOpcode::Read, 1, 0, 1) };
     guest.driver.submit(1, command)?;
@@ -197,10 +197,10 @@ fn read(guest: &mut Guest) -> Outcome<()> {
     if entries[0].status().is_success() { Ok(()) } else { Err("the read failed".into()) }
 }
 
-/// Seconds of CPU time that a process has used, in user and kernel.
+/// Returns the CPU time of a process in seconds, user and kernel.
 fn cpu_time(pid: u32) -> Outcome<f64> {
     let mut nanoseconds = 0;
-    // Finer than utime and stime: what each thread ran, in nanoseconds.
+    // Finer than utime and stime: the run time of each thread, in nanoseconds.
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
         nanoseconds += text.split(' ').next().ok_or("schedstat")?.parse::<u64>()?;

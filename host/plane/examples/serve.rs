@@ -1,10 +1,12 @@
-//! Serves one NVMe function with mapped doorbells on `DIR/cntrl`, where SPDK's initiator looks, until
-//! it is killed: `cargo run --release -p slipway-plane --example serve -- DIR [MIB [BLOCK [ram|null]]]`.
+//! Serves one NVMe function with mapped doorbells on `DIR/cntrl`, where SPDK's initiator looks,
+//! until it is killed: `cargo run --release -p slipway-plane --example serve -- DIR [MIB [BLOCK
+//! [ram|null]]]`.
 //!
-//! `spdk_nvme_identify -g -r 'trtype:VFIOUSER traddr:DIR subnqn:nqn.2026-01.dev.slipway:nvme:serve'`
-//! then shows it. SPDK's tools want some `subnqn` in the address and do nothing at all without one,
-//! and `-g`: without it their memory lies in a file for each huge page, of which the initiator hands
-//! over the first for a whole range. Such a range is refused.
+//! `spdk_nvme_identify -g -r 'trtype:VFIOUSER traddr:DIR
+//! subnqn:nqn.2026-01.dev.slipway:nvme:serve'` then shows it. SPDK's tools need some `subnqn` in
+//! the address and do nothing at all without one. They also need `-g`: without it, their memory
+//! lies in one file for each huge page, and the initiator passes the first file for a whole range.
+//! Such a range is refused.
 
 use std::time::Duration;
 
@@ -49,7 +51,7 @@ fn disk(kind: &str, size_bytes: u64) -> Result<Kind, String> {
     }
 }
 
-/// Prints a line whenever a client came or went or was refused something.
+/// Prints a line whenever a client connected, disconnected or was refused something.
 fn watch(plane: &Plane) -> Result<(), Box<dyn std::error::Error>> {
     let mut last = None;
     loop {

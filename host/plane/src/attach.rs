@@ -1,7 +1,7 @@
-//! Disks of endpoints that run: attached, detached, resized.
+//! Attaches, detaches and resizes disks of running endpoints.
 //!
-//! The controller belongs to a reactor; each change is a job in its mailbox, and the caller, on a
-//! thread that may block, waits for the answer. The map of endpoints is locked for looks only.
+//! The controller belongs to a reactor. Each change is a job in its mailbox, and the caller, on a
+//! thread that may block, waits for the answer. The map of endpoints is locked for lookups only.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
@@ -16,22 +16,22 @@ use crate::keep::DiskPlace;
 use crate::plane::Plane;
 use crate::{Error, disks::Named};
 
-/// How long a disk may take to end what it has been given.
+/// The time that a disk may take to finish its requests.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a controller on a reactor is reached.
+/// The means to reach a controller on a reactor.
 #[derive(Clone)]
 pub struct Door {
     pub mailbox: Mailbox,
     pub control: Control,
 }
 
-/// A change that a reactor was asked for.
+/// The answer to a change that a reactor was asked for.
 struct Asked(Receiver<Result<(), ChangeError>>);
 
-/// A namespace on its way to a controller. The controller's job and the caller that gives up both
-/// take it from here, and only one of them finds it. So a namespace is either attached, and the caller
-/// hears that, or it is dropped by the caller and never attached.
+/// A namespace that is offered to a controller. The controller's job and the caller that gives up
+/// both take it from here, and only one of them finds it. So a namespace is either attached, and
+/// the caller is told so, or it is dropped by the caller and never attached.
 struct Offer(Arc<Mutex<Option<Namespace>>>);
 
 impl Offer {
@@ -40,8 +40,8 @@ impl Offer {
         (Self(shared.clone()), Self(shared))
     }
 
-    /// Returns `None` if the other side has taken the namespace. The lock is held for this move only,
-    /// so the reactor does not wait for the caller.
+    /// Takes the namespace. Returns `None` if the other side has taken it. The lock is held for
+    /// this move only, so the reactor does not wait for the caller.
     fn take(&self) -> Option<Namespace> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
@@ -54,10 +54,10 @@ struct Attaching {
 }
 
 impl Door {
-    /// Has the controller do `job`, which calls what it is given when it is done.
+    /// Has the controller do `job`, which calls its [`Done`] when it has finished.
     fn ask(&self, job: impl FnOnce(&mut Controller, Done) + Send + 'static) -> Asked {
         let (sender, receiver) = channel();
-        // Who does not wait any more misses nothing.
+        // A caller that no longer waits needs no answer.
         let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
         self.mailbox.post(move |controller| job(controller, done));
         self.control.poke();
@@ -67,7 +67,7 @@ impl Door {
     fn attach(&self, namespace: Namespace) -> Attaching {
         let (offer, taken) = Offer::new(namespace);
         let asked = self.ask(move |controller, done| {
-            // Without a namespace the caller has given up, and nobody waits for an answer.
+            // If the caller has given up, the namespace is gone and nobody waits for an answer.
             if let Some(namespace) = taken.take() {
                 done(controller.attach(namespace));
             }
@@ -104,7 +104,7 @@ impl Attaching {
     }
 }
 
-/// What the answer of a reactor, or its absence, means to the caller.
+/// Converts the answer of a reactor, or its absence, to the caller's result.
 fn heard(
     outcome: Result<Result<(), ChangeError>, RecvTimeoutError>,
     endpoint: &str,
@@ -114,23 +114,24 @@ fn heard(
         Err(RecvTimeoutError::Timeout) => {
             Err(Error::Resources(format!("endpoint {endpoint} still waits for a disk")))
         }
-        // The controller went first.
+        // The controller ended first.
         Err(RecvTimeoutError::Disconnected) => Err(Error::Unknown(endpoint.to_owned())),
     }
 }
 
 impl Plane {
-    /// Gives an endpoint one more namespace; blocks while the disk is opened.
+    /// Adds a namespace to an endpoint; blocks while the disk is opened.
     ///
     /// # Errors
-    /// [`Error`]; nothing is left then, and an endpoint that did not answer in time does not attach the
-    /// namespace later.
+    /// [`Error`]; nothing is left then, and an endpoint that did not answer in time does not attach
+    /// the namespace later.
     pub fn attach(&self, request: &v1::AttachDiskRequest) -> Result<v1::NamespaceStatus, Error> {
         let id = &request.endpoint_id;
-        // No size changes between opening a disk and its being among those that are told.
+        // No disk changes its size between being opened and being listed among those that are told
+        // of new sizes.
         let _sizes = self.sizes_stay();
         let wanted = v1::Namespace { nsid: request.nsid, disk: request.disk.clone() };
-        // Before the disk: an unknown endpoint is the likelier mistake.
+        // Before the disk is opened: an unknown endpoint is the likelier error.
         let (lasts, lanes) =
             self.with_endpoint(id, |served| (served.lasts(), served.reactors().len() - 1))?;
         let opened = disk::open(&wanted, self.disks(), lasts, lanes)?;
@@ -145,11 +146,11 @@ impl Plane {
         attached.map(|()| status)
     }
 
-    /// Takes namespaces away from an endpoint; blocks until their disks are let go.
+    /// Removes namespaces from an endpoint; blocks until their disks are released.
     ///
     /// # Errors
-    /// [`Error::Unknown`], [`Error::UnknownNamespace`]; [`Error::Resources`] when a disk does not
-    /// end its requests: it is let go when it does.
+    /// [`Error::Unknown`], [`Error::UnknownNamespace`]; [`Error::Resources`] if a disk does not
+    /// finish its requests: it is released when it has.
     pub fn detach(&self, request: &v1::DetachDiskRequest) -> Result<(), Error> {
         use v1::detach_disk_request::Namespace;
         let id = &request.endpoint_id;
@@ -172,10 +173,11 @@ impl Plane {
         outcomes.into_iter().collect()
     }
 
-    /// Limits an endpoint's controller from now on.
+    /// Sets the limits of an endpoint's controller.
     ///
     /// # Errors
-    /// [`Error::Unknown`].
+    /// [`Error::Unknown`], [`Error::Network`]; [`Error::Resources`] if the controller does not
+    /// answer in time.
     pub fn limit(&self, request: &v1::LimitEndpointRequest) -> Result<(), Error> {
         let id = &request.endpoint_id;
         let limits = request.limits.unwrap_or_default();
@@ -203,7 +205,7 @@ impl Plane {
         self.add_disk(request, place)
     }
 
-    /// Makes a named disk where it is kept, or was; nothing is left of it after an error.
+    /// Makes a named disk in `place`, if it is kept. After an error, nothing is left of the disk.
     pub(crate) fn add_disk(
         &self,
         request: &v1::CreateDiskRequest,
@@ -223,7 +225,7 @@ impl Plane {
         }
     }
 
-    /// Forgets a named disk that no endpoint has.
+    /// Removes a named disk that no endpoint uses.
     ///
     /// # Errors
     /// [`Error::UnknownDisk`], [`Error::DiskInUse`].
@@ -238,12 +240,12 @@ impl Plane {
         Ok(())
     }
 
-    /// Gives a named disk another size and waits until every user has taken it over.
+    /// Resizes a named disk and waits until every user has adopted the new size.
     ///
     /// # Errors
-    /// [`Error::UnknownDisk`], [`Error::Invalid`], [`Error::Disk`]: the size is as before.
-    /// [`Error::Resources`]: a user does not end its requests, and takes the size over when it does;
-    /// what a smaller disk gives up is then still there.
+    /// [`Error::UnknownDisk`], [`Error::Invalid`], [`Error::Disk`]: the size is unchanged.
+    /// [`Error::Resources`]: a user does not finish its requests, and adopts the size when it has;
+    /// the part that a smaller disk gives up still exists then.
     pub fn resize_disk(&self, request: &v1::ResizeDiskRequest) -> Result<v1::NamedDisk, Error> {
         let _alone = self.sizes_change();
         let disk = self.disks().get(&request.name)?;
@@ -262,7 +264,7 @@ impl Plane {
         Ok(disk.describe(self.users(&disk.name)))
     }
 
-    /// Has every user of a disk take its size over.
+    /// Has every user of a disk adopt the disk's size.
     fn tell_users(&self, disk: &Named) -> Result<(), Error> {
         let until = Instant::now() + PATIENCE;
         let doors = self.each_endpoint(|id, served| {
@@ -270,7 +272,7 @@ impl Plane {
             let ask = |door: Door| {
                 nsids.into_iter().map(|nsid| (id.to_owned(), door.refresh(nsid))).collect()
             };
-            // Who has no controller has no disks.
+            // An endpoint without a controller has no disks.
             served.door().map_or(Vec::new(), ask)
         });
         let outcomes = doors.into_iter().flatten().map(|(id, asked)| asked.wait(&id, until));
@@ -278,11 +280,11 @@ impl Plane {
         let gone = |error: &Error| {
             matches!(error, Error::Unknown(_) | Error::Change(ChangeError::Unknown(_)))
         };
-        // Who went meanwhile needs no size.
+        // An endpoint or namespace that was removed meanwhile needs no size.
         outcomes.into_iter().filter(|one| !one.as_ref().is_err_and(gone)).collect()
     }
 
-    /// All named disks, by name.
+    /// Returns all named disks, by name.
     pub fn list_disks(&self) -> Vec<v1::NamedDisk> {
         let described = |disk: Named| disk.describe(self.users(&disk.name));
         self.disks().all().into_iter().map(described).collect()
@@ -294,7 +296,7 @@ impl Plane {
     }
 }
 
-/// What a controller is limited to.
+/// Converts limits to a controller's rates.
 pub fn rates(limits: &v1::Limits) -> Rates {
     let rate = |per_second, burst| (per_second > 0).then_some(Rate { per_second, burst });
     Rates {
@@ -303,7 +305,7 @@ pub fn rates(limits: &v1::Limits) -> Rates {
     }
 }
 
-/// A namespace of an endpoint: `opened` under number `nsid`, and what is told of it.
+/// Makes a namespace of `opened` with number `nsid`, and its status for the interface.
 pub fn namespace(id: &str, nsid: u32, opened: Opened) -> (v1::NamespaceStatus, Namespace) {
     let shape = opened.disk.geometry();
     let named = opened.named;
@@ -332,7 +334,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// An endpoint that no reactor has yet: as slow as a reactor can be.
+    /// An endpoint that is not on a reactor yet: as slow as a reactor can be.
     struct Slow {
         endpoint: Endpoint,
         door: Door,
@@ -376,7 +378,7 @@ mod tests {
         let late = door.attach(disk()).wait("slow", Instant::now());
         assert!(matches!(late, Err(Error::Resources(_))), "{late:?}");
         home.add(Box::new(endpoint)).unwrap();
-        // The jobs run in their order: the number is free after the first one.
+        // Jobs run in order, so the number is free after the first job.
         door.attach(disk()).wait("slow", Instant::now() + LONG).unwrap();
     }
 

@@ -1,14 +1,14 @@
-//! Which reactor has which endpoint: the least loaded one gets the next, and a busy one hands over to
-//! an idle one.
+//! Assigns endpoints to reactors: the least loaded reactor gets the next endpoint, and a busy
+//! reactor hands over to an idle one.
 //!
-//! A reactor says how long its tasks had work ([`Handle::busy`]), an endpoint how many polls of its
-//! function found some ([`Control::busy_polls`]). An endpoint's part of a reactor's time is taken to
-//! be its part of those polls: functions that share a thread have turns of one size
-//! (`slipway_pci::Turn`). Both are counted anyway, so that measuring costs nothing.
+//! A reactor counts the time for which its tasks had work ([`Handle::busy`]), an endpoint the polls
+//! that found work for its function ([`Control::busy_polls`]). An endpoint's share of a reactor's
+//! time is estimated as its share of those polls: functions that share a thread have turns of one
+//! size (`slipway_pci::Turn`). Both are counted anyway, so that measuring costs nothing.
 //!
-//! An endpoint moves when its going makes the busier of the two reactors clearly less busy
-//! ([`GAIN`]), several times in a row ([`CONFIRMED`]), and then stays for a while ([`STAYS`]): load
-//! that comes and goes moves nothing to and fro. Moving costs the endpoint a few microseconds.
+//! An endpoint moves if that makes the busier of the two reactors clearly less busy ([`GAIN`]),
+//! several times in a row ([`CONFIRMED`]). It then stays for a while ([`STAYS`]), so that load that
+//! comes and goes does not move endpoints to and fro. A move costs the endpoint a few microseconds.
 //!
 //! [`Control::busy_polls`]: slipway_vfio_user::Control::busy_polls
 
@@ -23,15 +23,16 @@ use slipway_reactor::Handle;
 
 use crate::plane::{Endpoints, Slot};
 
-/// Time between two looks.
+/// The time between two measurements.
 const PERIOD: Duration = Duration::from_millis(250);
-/// A reactor that had work for a smaller part of a period hands nothing over: nobody waits there.
+/// The share of a period above which a reactor is busy. A less busy reactor hands nothing over:
+/// nothing waits there.
 const BUSY: f64 = 0.5;
-/// By how much of a thread's time a move has to relieve the busier reactor.
+/// The share of a thread's time by which a move has to relieve the busier reactor.
 const GAIN: f64 = 0.2;
-/// Looks in a row that have to find the same move good.
+/// The number of measurements in a row that have to find the same move good.
 const CONFIRMED: u32 = 4;
-/// Looks after which an endpoint that has moved may move again.
+/// The number of measurements after which an endpoint that has moved may move again.
 const STAYS: u64 = 40;
 
 /// The part of the last period in which each reactor had work, in millionths.
@@ -42,14 +43,14 @@ impl Loads {
         Self((0..reactors).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// The reactor for the next endpoint, when they have so many: the one with the fewest, of several
-    /// the least busy.
+    /// Returns the reactor for the next endpoint, where `counts` are the endpoints that each has:
+    /// the reactor with the fewest, and of several the least busy.
     pub fn least(&self, counts: &[usize]) -> usize {
         let load = |at: usize| self.0.get(at).map_or(0, |load| load.load(Ordering::Relaxed));
         (0..counts.len()).min_by_key(|at| (counts[*at], load(*at))).unwrap_or(0)
     }
 
-    /// So many different reactors, as many as there are at most, the least loaded first.
+    /// Returns `many` different reactors, or all if there are fewer, the least loaded first.
     pub fn choose(&self, mut counts: Vec<usize>, many: usize) -> Vec<usize> {
         let next = |_| {
             let chosen = self.least(&counts);
@@ -66,18 +67,18 @@ impl Loads {
     }
 }
 
-/// An endpoint as the choice sees it.
+/// The properties of an endpoint that decide whether it moves.
 struct Candidate<'a> {
     id: &'a str,
     reactor: usize,
-    /// Polls with work in the last period.
+    /// The number of polls with work in the last period.
     polls: u64,
-    /// Whether it may move.
+    /// The endpoint may move.
     moves: bool,
 }
 
-/// The endpoint that shall move, and where to, if one shall: `shares` says how busy the reactors are,
-/// from 0 to 1.
+/// Returns the endpoint to move and its new reactor, or `None` if no move is worth it. `shares`
+/// says how busy each reactor is, from 0 to 1.
 fn choose<'a, 'b>(
     shares: &[f64],
     endpoints: &'b [Candidate<'a>],
@@ -98,16 +99,18 @@ fn choose<'a, 'b>(
     (after(best) <= shares[from] - GAIN).then_some((best, to))
 }
 
-/// What was seen so far.
+/// The state of the balancing: earlier measurements and moves.
 struct Balance {
     reactors: Vec<Handle>,
     busy: Vec<Duration>,
     read_at: Instant,
-    /// By id: polls at the last look. Empty while no reactor is busy, as nobody asks then.
+    /// The number of polls at the last measurement, by endpoint id. Empty while no reactor is busy,
+    /// since it is not needed then.
     polls: BTreeMap<String, u64>,
-    /// By id: the look before which an endpoint that has moved stays.
+    /// The measurement before which an endpoint that has moved stays, by endpoint id.
     stays: BTreeMap<String, u64>,
-    /// From where to where a move was found good last, and how many looks in a row.
+    /// The reactors from and to which a move was last found good, and for how many measurements in
+    /// a row.
     wanted: Option<(usize, usize, u32)>,
     looks: u64,
 }
@@ -125,7 +128,7 @@ impl Balance {
         }
     }
 
-    /// How busy each reactor was since the last look.
+    /// Returns how busy each reactor was since the last measurement, from 0 to 1.
     fn shares(&mut self) -> Vec<f64> {
         let now = Instant::now();
         let period = now.duration_since(std::mem::replace(&mut self.read_at, now));
@@ -149,7 +152,7 @@ impl Balance {
             return;
         }
         let mut all = endpoints.lock();
-        // One that came since the last look has done nothing yet, as far as this is concerned.
+        // An endpoint that was added since the last measurement counts as having had no work.
         let mut seen = BTreeMap::new();
         let mut candidates = Vec::new();
         for (id, slot) in all.iter() {
@@ -162,7 +165,7 @@ impl Balance {
                 id,
                 reactor: served.reactors()[0],
                 polls: if control.is_private() { 0 } else { polls.wrapping_sub(before) },
-                // One that is spread already has its share of several.
+                // An endpoint that is spread over reactors already has its share of several.
                 moves: served.reactors().len() == 1 && !self.stays.contains_key(id),
             });
         }
@@ -183,7 +186,8 @@ impl Balance {
         self.stays.insert(id, self.looks + STAYS);
     }
 
-    /// Whether a move between these two, of whichever endpoint, was found good often enough now.
+    /// Returns whether a move between these two reactors, of whichever endpoint, was found good
+    /// often enough.
     fn confirm(&mut self, between: Option<(usize, usize)>) -> bool {
         let before = self.wanted.take();
         let Some((from, to)) = between else { return false };
@@ -196,7 +200,7 @@ impl Balance {
     }
 }
 
-/// The thread that looks. Dropping it ends it.
+/// The thread that balances. Dropping this ends it.
 pub struct Balancer {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -224,7 +228,7 @@ impl Drop for Balancer {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there was printed; there is nothing to add here.
+            // A panic of the thread was printed already.
             let _ = thread.join();
         }
     }
@@ -252,13 +256,13 @@ mod tests {
 
     #[test]
     fn what_relieves_nobody_stays() {
-        // Alone it would only take its load along.
+        // Moving the only busy endpoint would only move its load along.
         assert_eq!(chosen(&[1.0, 0.0], &[candidate("a", 0, 9), candidate("b", 0, 0)]), None);
-        // The other has as much to do.
+        // The other reactor is as busy.
         assert_eq!(chosen(&[1.0, 0.9], &[candidate("a", 0, 9), candidate("b", 0, 9)]), None);
-        // Nobody waits.
+        // No reactor is busy enough.
         assert_eq!(chosen(&[0.4, 0.0], &[candidate("a", 0, 9), candidate("b", 0, 9)]), None);
-        // Too little to be worth it.
+        // The gain is too small.
         assert_eq!(chosen(&[1.0, 0.0], &[candidate("a", 0, 95), candidate("b", 0, 5)]), None);
         assert_eq!(chosen(&[], &[]), None);
     }

@@ -1,7 +1,8 @@
-//! What passes a port, told to a client: as a pcapng file, or as counts and headers.
+//! Captures the frames of a port for a client: as a pcapng file, or as counts and headers.
 //!
-//! An observer at the port copies into memory; a thread of the session's own reads there every few
-//! milliseconds and waits for the client. So neither a slow client nor a slow disk slows the switch.
+//! An observer at the port copies into memory. A thread of the session reads there every few
+//! milliseconds and waits for the client. So neither a slow client nor a slow disk slows the
+//! switch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,23 +21,23 @@ use tonic::Status;
 use crate::ports::{Found, port_text, ways};
 use crate::{Error, Plane};
 
-/// Most captures and traces at once: each takes about 10 MiB and a thread.
+/// The largest number of concurrent captures and traces: each takes about 10 MiB and a thread.
 const MOST: usize = 16;
-/// Time between two looks at an empty buffer.
+/// The time between two checks of an empty buffer.
 const LOOK: Duration = Duration::from_millis(5);
-/// Bytes of a chunk, about.
+/// The approximate size of a chunk in bytes.
 const CHUNK: usize = 256 << 10;
-/// Chunks under way to the client.
+/// The number of chunks in flight to the client.
 const QUEUE: usize = 4;
-/// Bytes of a frame unless something else is said.
+/// The number of bytes captured of a frame, unless the client asks for fewer.
 const SNAP: u32 = 262_144;
-/// Frames told of in a second unless something else is said.
+/// The number of headers reported per second, unless the client asks for another number.
 const HEADERS: u32 = 100;
-/// Most of them whatever is said.
+/// The largest number of headers per second that a client can ask for.
 const MOST_HEADERS: u32 = 10_000;
-/// Most of them in a report.
+/// The largest number of headers in a report.
 const REPORTED: usize = 4096;
-/// Time between two reports of a trace.
+/// The time between two reports of a trace.
 const REPORT: Duration = Duration::from_millis(200);
 
 /// The plane's captures.
@@ -46,7 +47,7 @@ pub struct Captures {
     running: Arc<AtomicUsize>,
 }
 
-/// An observer that is at work; dropped, it is none.
+/// An installed observer. Dropping this removes it.
 struct Session {
     handle: Handle,
     index: PortIndex,
@@ -57,8 +58,8 @@ struct Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let (index, number) = (self.index, self.number);
-        // A switch that is gone has no ports. Numbers are never used twice, so another port that has the
-        // index by now has no such observer.
+        // An error means that the switch is gone, and its ports with it. Numbers are never reused,
+        // so another port that got the index meanwhile has no such observer.
         let _ = self.handle.run(move |owner| {
             owner.switch().unobserve(index, number);
         });
@@ -70,10 +71,11 @@ type Sender<T> = mpsc::Sender<Result<T, Status>>;
 type Receiver<T> = mpsc::Receiver<Result<T, Status>>;
 
 impl Plane {
-    /// Captures what passes a port, until the chunks are dropped; blocks until it has begun.
+    /// Captures the frames of a port until the receiver of the chunks is dropped; blocks until the
+    /// capture has begun.
     ///
     /// # Errors
-    /// As `find_port`; [`Error::Resources`].
+    /// Those of `find_port`; [`Error::Resources`].
     pub fn capture_port(
         &self,
         request: &v1::CapturePortRequest,
@@ -98,11 +100,11 @@ impl Plane {
         Ok(chunks)
     }
 
-    /// Counts what passes a port and tells of some of it, until the reports are dropped; blocks until it
-    /// has begun.
+    /// Counts the frames of a port and reports some of them until the receiver of the reports is
+    /// dropped; blocks until the trace has begun.
     ///
     /// # Errors
-    /// As [`Plane::capture_port`].
+    /// Those of `find_port`; [`Error::Resources`].
     pub fn trace_port(
         &self,
         request: &v1::TracePortRequest,
@@ -122,7 +124,8 @@ impl Plane {
         Ok(reports)
     }
 
-    /// Puts an observer at a port; what `make` gives besides is its reader's side.
+    /// Installs an observer at a port. `make` returns the observer and its reader's side, which is
+    /// passed on.
     fn observe<O: Observer + 'static, R>(
         &self,
         port: Option<&v1::PortReference>,
@@ -140,7 +143,7 @@ impl Plane {
         let (observer, reader) = make()?;
         let wanted = name.clone();
         let begun = fabric.handle.call(move |owner| {
-            // Another port may have its index by now.
+            // Another port may have got the index meanwhile.
             let same = owner.switch().config(index).is_some_and(|config| config.name == wanted);
             same && owner.switch().observe(index, number, Box::new(observer)).is_ok()
         });
@@ -156,18 +159,18 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     thread.map(drop).map_err(|error| Error::Resources(format!("no thread to capture: {error}")))
 }
 
-/// The time since the epoch.
+/// Returns the time since the epoch.
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Turns what was captured into a file.
+/// Writes the captured frames as a pcapng file.
 struct Writer {
     captured: Captured,
     snap: u32,
-    /// What is sent next.
+    /// The next chunk to send.
     chunk: v1::CaptureChunk,
-    /// As the file says so far.
+    /// The number of missed frames that the file states so far.
     missed: u64,
 }
 
@@ -178,7 +181,8 @@ impl Writer {
         pcapng::interface(&mut put, name, self.snap);
         let mut ended = false;
         while self.send(sender) && !ended {
-            // Before the buffer is looked at: what is in it then is all.
+            // Checked before the buffer is read: once the capture has ended, the buffer holds all
+            // remaining frames.
             ended = self.captured.has_ended();
             self.fill();
             while ended && self.chunk.pcapng.len() >= CHUNK {
@@ -195,7 +199,7 @@ impl Writer {
         self.send(sender);
     }
 
-    /// Sends the chunk if there is anything in it. False: the client is gone.
+    /// Sends the chunk if it is not empty. Returns false if the client is gone.
     fn send(&mut self, sender: &Sender<v1::CaptureChunk>) -> bool {
         if self.chunk.pcapng.is_empty() {
             return !sender.is_closed();
@@ -205,7 +209,7 @@ impl Writer {
         sender.blocking_send(Ok(v1::CaptureChunk { pcapng, ..self.chunk })).is_ok()
     }
 
-    /// Takes frames out of the buffer, a chunk's worth at most.
+    /// Moves frames from the buffer to the chunk, up to a chunk's size.
     fn fill(&mut self) {
         while self.chunk.pcapng.len() < CHUNK {
             let Some(Record { time_ns, way, len, bytes }) = self.captured.next() else { return };
@@ -219,7 +223,7 @@ impl Writer {
         }
     }
 
-    /// Statistics: at the end, and when frames were missed.
+    /// Writes statistics at the end, and whenever frames were missed.
     fn tell_missed(&mut self, ended: bool) {
         let missed = self.captured.missed();
         if ended || missed != self.missed {
@@ -245,13 +249,14 @@ fn report(tracing: &Tracing, sender: &Sender<v1::TraceReport>) {
     }
 }
 
-/// What is told until then, [`REPORTED`] frames at most, and whether that was the last.
+/// Collects headers until `until`, at most [`REPORTED`]. Returns them, and whether the trace has
+/// ended.
 fn gather(
     headers: &std::sync::mpsc::Receiver<Summary>,
     until: Instant,
 ) -> (Vec<v1::TracedFrame>, bool) {
     let mut frames = Vec::new();
-    // Under a flood there is a header each time, however late it is.
+    // Under a flood a header is always available, even after `until`; hence the limit.
     while frames.len() < REPORTED {
         match headers.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(summary) => frames.push(v1::TracedFrame {

@@ -1,4 +1,4 @@
-//! From a description of a disk to a disk.
+//! Opens disks from their descriptions.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -13,31 +13,32 @@ use slipway_plane_api::v1;
 use crate::Error;
 use crate::disks::{Disks, Named};
 
-/// Bytes in a logical block unless told otherwise: what every guest knows.
+/// The size of a logical block in bytes, unless the description has another: every guest supports
+/// it.
 const BLOCK_SIZE: u32 = 512;
 
-/// A disk with what a host must know of it.
+/// An open disk with the properties that a host needs.
 pub struct Opened {
     pub disk: Box<dyn Disk>,
-    /// The same disk once more for each lane of the endpoint.
+    /// The same disk, opened once more for each lane of the endpoint.
     pub lanes: Vec<Box<dyn Disk>>,
-    /// One word: ram, null, file, overlay.
+    /// The kind in one word: ram, null, file, overlay.
     pub kind: &'static str,
-    /// The named disk that it is one of.
+    /// The named disk, if the disk is one.
     pub named: Option<Named>,
-    /// The content of a disk in memory that shall outlive the process.
+    /// The content of a disk in memory that is to outlive the process.
     pub content: Option<OwnedFd>,
 }
 
-/// What a disk is opened with that shall outlive the process.
+/// The resources for opening a disk that is to outlive the process.
 pub struct Lasts {
-    /// See `keep`.
+    /// The witness, a locked file that each io_uring refers to; see the head of `keep`.
     pub witness: Arc<OwnedFd>,
-    /// The content that a disk in memory had already.
+    /// The content that a disk in memory had under a predecessor.
     pub content: Option<OwnedFd>,
 }
 
-/// Opens the disk of a namespace, and once more for each of `lanes` lanes besides the home.
+/// Opens the disk of a namespace, and once more for each of the `lanes` lanes besides the home.
 pub fn open(
     namespace: &v1::Namespace,
     disks: &Disks,
@@ -60,13 +61,13 @@ pub fn open(
 
 type Spread = (Box<dyn Disk>, Vec<Box<dyn Disk>>);
 
-/// A disk on a shared medium for the home, and one for each lane.
+/// Opens a shared disk for the home, and once more for each lane.
 fn open_all(shared: &SharedDisk, read_only: bool, lanes: usize) -> Result<Spread, Error> {
     let lanes = (0..lanes).map(|_| shared.open(read_only)).collect::<Result<_, _>>()?;
     Ok((shared.open(read_only)?, lanes))
 }
 
-/// A disk of an endpoint's own whose lanes share it as endpoints share a named one.
+/// Opens a disk of one endpoint, whose lanes share it as endpoints share a named one.
 fn spread(
     kind: &v1::disk::Kind,
     block_size: u32,
@@ -98,14 +99,14 @@ fn spread(
             let text = "an overlay is one thread's: its endpoint has one lane";
             return Err(Error::Invalid(text.to_owned()));
         }
-        // A named disk is opened where they are known.
+        // Named disks are opened in [`open`], where their names are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
     let (disk, lanes) = open_all(&shared, read_only, lanes)?;
     Ok(Opened { disk, lanes, kind, named: None, content })
 }
 
-/// Bytes in a logical block.
+/// Returns the size of a logical block in bytes.
 pub fn block_size(disk: &v1::Disk) -> u32 {
     if disk.block_size == 0 { BLOCK_SIZE } else { disk.block_size }
 }
@@ -126,7 +127,7 @@ fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Resu
         }
         Kind::Null(null) => ("null", Box::new(NullDisk::new(null_shape(null, block_size)?))),
         Kind::File(file) => {
-            // What is read-only is shared by many: the page cache holds it once for all.
+            // Read-only files are shared by many disks: the page cache holds them once for all.
             let direct = !file.read_only;
             let witness = lasts.map(|lasts| lasts.witness);
             let (read_only, pin) = (file.read_only, file.pin);
@@ -138,13 +139,13 @@ fn of_kind(kind: &v1::disk::Kind, block_size: u32, lasts: Option<Lasts>) -> Resu
             content = file;
             ("overlay", Box::new(disk))
         }
-        // A named disk is opened where they are known.
+        // Named disks are opened in [`open`], where their names are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
     Ok(Opened { disk, lanes: Vec::new(), kind, named: None, content })
 }
 
-/// The overlay, and what its content lies in if that lasts.
+/// Opens an overlay. Returns it with the file of its content, if that is to outlive the process.
 fn open_overlay(
     overlay: &v1::OverlayDisk,
     block_size: u32,
@@ -164,7 +165,7 @@ fn open_overlay(
     Ok((OverlayDisk::of(base, limit, &file, &identity)?, Some(file)))
 }
 
-/// The content of a RAM disk: what it had, or zeros.
+/// Returns the content of a RAM disk: the file that it had, or a new file of zeros.
 fn ram_file(bytes: u64, had: Option<OwnedFd>) -> Result<OwnedFd, Error> {
     let made = had.map_or_else(|| slipway_block::ram_file(bytes), Ok);
     made.map_err(|error| Error::Resources(error.to_string()))

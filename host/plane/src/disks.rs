@@ -12,24 +12,24 @@ use crate::disk::block_size;
 use crate::endpoint::{check_id, uuid};
 use crate::keep::DiskPlace;
 
-/// A named disk, apart from who uses it.
+/// A named disk, without its users.
 #[derive(Clone)]
 pub struct Named {
     pub name: String,
-    /// One word: ram, null, file.
+    /// The kind in one word: ram, null, file.
     pub kind: &'static str,
-    /// Of a file.
+    /// The path of a file; empty for other kinds.
     pub path: String,
     pub shared: SharedDisk,
-    /// What it was made by.
+    /// The request that the disk was made by.
     request: v1::CreateDiskRequest,
-    /// Where it is kept.
+    /// The place where the disk is kept, if it is.
     place: Option<Arc<DiskPlace>>,
 }
 
 impl Named {
-    /// Makes what `request` describes. In a `place` that a predecessor used, it is what that one
-    /// had.
+    /// Makes the disk that `request` describes. In a `place` that a predecessor used, the disk has
+    /// the predecessor's content.
     pub fn make(
         request: &v1::CreateDiskRequest,
         mut place: Option<DiskPlace>,
@@ -57,7 +57,8 @@ impl Named {
                 let witness = lasts.map(|lasts| lasts.witness);
                 let options = FileOptions { read_only, block_size, direct, pin, witness };
                 let shared = SharedDisk::file(Path::new(&file.path), &options)?;
-                // Whether this host has io_uring is better said now than at the first attachment.
+                // If this host has no io_uring, that is better reported now than at the first
+                // attachment.
                 drop(shared.open(true)?);
                 ("file", file.path, shared)
             }
@@ -72,12 +73,13 @@ impl Named {
         Ok(Self { name, kind, path, shared, request, place: place.map(Arc::new) })
     }
 
-    /// Where it is kept.
+    /// Returns the number of the place where the disk is kept, or `None` if it is not kept.
     pub fn place(&self) -> Option<u32> {
         self.place.as_ref().map(|place| place.number())
     }
 
-    /// Has a successor make it with the size that it has now; the size of a file is its own.
+    /// Stores the disk's present size, so that a successor makes it with that size. A file has a
+    /// size of its own.
     pub fn keep_size(&self) -> Result<(), Error> {
         use v1::disk::Kind;
         let Some(place) = &self.place else { return Ok(()) };
@@ -90,12 +92,13 @@ impl Named {
         place.store(&request)
     }
 
-    /// The same for every controller that has it, so that a guest with two ways to it sees one.
+    /// Returns the UUID. It is the same for every controller that has the disk, so that a guest
+    /// with two paths to it sees one disk.
     pub fn uuid(&self) -> [u8; 16] {
         uuid(&format!("disk {}", self.name), 0)
     }
 
-    /// As the interface has it.
+    /// Returns the disk's description for the interface.
     pub fn describe(&self, users: Vec<v1::DiskUser>) -> v1::NamedDisk {
         let shape = self.shared.geometry();
         v1::NamedDisk {
@@ -110,7 +113,7 @@ impl Named {
     }
 }
 
-/// A name is an id, and no number: a number names a namespace.
+/// Checks that a name is a valid id and not a number: a number names a namespace.
 fn check_name(name: &str) -> Result<(), Error> {
     check_id(name)?;
     if name.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -125,7 +128,7 @@ pub struct Disks(Mutex<BTreeMap<String, Named>>);
 
 impl Disks {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Named>> {
-        // Changed in single calls: a panic leaves it whole.
+        // The map is changed in single calls: a panic leaves it consistent.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -137,7 +140,7 @@ impl Disks {
         self.lock().values().cloned().collect()
     }
 
-    /// Keeps a disk whose name is free.
+    /// Adds a disk, if its name is free.
     pub fn insert(&self, disk: Named) -> Result<(), Error> {
         let mut disks = self.lock();
         if disks.contains_key(&disk.name) {

@@ -1,4 +1,4 @@
-//! Puts an endpoint together: disks, controller, socket.
+//! Assembles an endpoint from disks, controller and socket.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,33 +24,33 @@ use crate::snoop;
 use crate::switches::Fabric;
 use crate::wakes::{Wakes, watch_all};
 
-/// Longest path of a Unix socket, without the terminating zero (unix(7)).
+/// The longest path of a Unix socket, without the terminating zero (unix(7)).
 const SOCKET_PATH: usize = 107;
-/// Queue pairs that a function offers: as many as its sandbox could have CPUs.
+/// The number of queue pairs that a function offers: as many as its sandbox could have CPUs.
 const QUEUE_PAIRS: u16 = 64;
 
-/// Why an endpoint was not made.
+/// The reason for which a request to the plane failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// An endpoint has this id.
+    /// An endpoint with this id exists.
     #[error("an endpoint called \"{0}\" is there already")]
     Exists(String),
     /// No endpoint has this id.
     #[error("there is no endpoint \"{0}\"")]
     Unknown(String),
-    /// Somebody has this endpoint traced.
+    /// The endpoint is being traced already.
     #[error("somebody snoops on endpoint \"{0}\" already; one at a time can")]
     Snooped(String),
-    /// A disk has this name.
+    /// A disk with this name exists.
     #[error("a disk called \"{0}\" is there already")]
     ExistingDisk(String),
     /// No disk has this name.
     #[error("there is no disk \"{0}\"")]
     UnknownDisk(String),
-    /// An endpoint has the disk.
+    /// An endpoint uses the disk.
     #[error("disk \"{0}\" is attached to endpoint \"{1}\"")]
     DiskInUse(String, String),
     /// The endpoint is no NVMe controller.
@@ -59,7 +59,7 @@ pub enum Error {
     /// The endpoint has no such namespace.
     #[error("endpoint \"{0}\" has no such namespace or disk")]
     UnknownNamespace(String),
-    /// A switch has this name.
+    /// A switch with this name exists.
     #[error("a switch called \"{0}\" is there already")]
     ExistingSwitch(String),
     /// No switch has this name.
@@ -68,18 +68,18 @@ pub enum Error {
     /// No switch has a port of this name or index.
     #[error("there is no port \"{0}\"; `slipway port ls` lists ports")]
     UnknownPort(String),
-    /// Several switches have one.
+    /// Several switches have a port of this name.
     #[error("there is a port \"{0}\" in more than one network: say which as NETWORK/PORT")]
     AmbiguousPort(String),
-    /// A TAP interface cannot be had.
+    /// A TAP interface could not be opened.
     #[error("cannot have the TAP interface {name}: {source}")]
     Tap {
-        /// Its name.
+        /// The name of the interface.
         name: String,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A memory port has this name.
+    /// A memory port with this name exists.
     #[error("a memory port called \"{0}\" is there already; `slipway port rm {0}` removes it")]
     ExistingPort(String),
     /// No memory port has this name.
@@ -100,34 +100,34 @@ pub enum Error {
     /// The socket could not be made.
     #[error("cannot serve {}: {source}", path.display())]
     Socket {
-        /// Its path.
+        /// The path of the socket.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
-    /// No descriptors, memory or threads left.
+    /// No descriptors, memory or threads are left.
     #[error("out of resources: {0}")]
     Resources(String),
 }
 
-/// An endpoint that a reactor serves, as the control thread knows it.
+/// The control thread's record of an endpoint that a reactor serves.
 pub struct Served {
     id: String,
-    /// The numbers of the reactors that it lives on, its own first, then those of its lanes.
+    /// The numbers of the endpoint's reactors: its own first, then those of its lanes.
     reactors: Vec<usize>,
     socket: PathBuf,
     created_ns: u64,
     ready_ns: u64,
     control: Control,
     kind: Kind,
-    /// Where it is kept.
+    /// The place where the endpoint is kept, if it is.
     place: Option<Place>,
 }
 
-/// What an endpoint's function is.
+/// The kind of an endpoint's function.
 enum Kind {
     Nvme(Nvme),
-    /// Kept for its end, which detaches the port.
+    /// A network function. Held for its drop, which detaches the port.
     Network(#[allow(dead_code)] Attached),
 }
 
@@ -135,20 +135,21 @@ enum Kind {
 struct Nvme {
     namespaces: BTreeMap<u32, v1::NamespaceStatus>,
     door: Door,
-    /// Of its own disks, then of each lane's.
+    /// The wake descriptors of the endpoint's own disks, then those of each lane's.
     wakes: Vec<Wakes>,
     snoop: snoop::Target,
     doorbells: v1::nvme_controller::DoorbellMode,
-    /// 0: doorbells are trapped.
+    /// The period in microseconds; zero if doorbells are trapped.
     sweep_period_us: u32,
     limits: Option<v1::Limits>,
 }
 
 impl Served {
-    /// Makes what `request` describes and hands it to the first of `reactors`, which are told by the
-    /// plane's number and handle, and its lanes to the others. On return its socket listens.
+    /// Makes the endpoint that `request` describes, and hands it to the first of `reactors` and its
+    /// lanes to the others. Each reactor is given by the plane's number and its handle. On return
+    /// the endpoint's socket listens.
     ///
-    /// With a `place` that a predecessor used, it goes on where that one was.
+    /// In a `place` that a predecessor used, the endpoint continues where the predecessor was.
     pub fn create(
         request: &v1::CreateEndpointRequest,
         disks: &Disks,
@@ -190,67 +191,68 @@ impl Served {
         }
     }
 
-    /// The way to its controller for whoever wants it traced.
+    /// Returns the means to trace the endpoint's controller.
     ///
     /// # Errors
-    /// [`Error::Network`], here and below: it is no controller.
+    /// [`Error::Network`] if the endpoint has no controller.
     pub fn snoop(&self) -> Result<snoop::Target, Error> {
         Ok(self.nvme()?.snoop.clone())
     }
 
-    /// Where it is kept.
+    /// Returns the number of the place where the endpoint is kept, or `None` if it is not kept.
     pub fn place(&self) -> Option<u32> {
         self.place.as_ref().map(Place::number)
     }
 
-    /// How a disk is opened that it shall have; None: like any other.
+    /// Returns the resources for opening a new disk of the endpoint, or `None` if the endpoint is
+    /// not kept.
     pub fn lasts(&self) -> Option<Lasts> {
         self.place.as_ref().map(Place::lasts)
     }
 
-    /// It has these limits from now on, and so has a successor.
+    /// Sets the endpoint's limits, also for a successor.
     pub fn set_limits(&mut self, limits: v1::Limits) -> Result<(), Error> {
         let Kind::Nvme(nvme) = &mut self.kind else { return Err(Error::Network(self.id.clone())) };
         nvme.limits = Some(limits);
         self.place.as_mut().map_or(Ok(()), |place| place.limit(limits))
     }
 
-    /// Its port has these settings from now on, and so has a successor's.
+    /// Sets the settings of the endpoint's port, also for a successor.
     pub fn port_changed(&mut self, port: &v1::SwitchPort) -> Result<(), Error> {
         self.look_at_link();
         self.place.as_mut().map_or(Ok(()), |place| place.set_port(port))
     }
 
-    /// Has a network function tell its driver of the link, if that is another one.
+    /// Has a network function check its link, and notify its driver if the link has changed.
     pub fn look_at_link(&self) {
         if matches!(self.kind, Kind::Network(_)) {
             self.control.poke();
         }
     }
 
-    /// The numbers of its reactors: its own, and those of its lanes.
+    /// Returns the numbers of the endpoint's reactors: its own, and those of its lanes.
     pub fn reactors(&self) -> &[usize] {
         &self.reactors
     }
 
-    /// Has it live on another reactor.
+    /// Moves the endpoint to another reactor.
     pub fn relocate(&mut self, reactor: usize, handle: &Handle) {
         self.reactors[0] = reactor;
         self.control.relocate(handle);
     }
 
-    /// The handle that closes it.
+    /// Returns the handle that closes the endpoint.
     pub fn control(&self) -> Control {
         self.control.clone()
     }
 
-    /// The way to its controller.
+    /// Returns the means to reach the endpoint's controller.
     pub fn door(&self) -> Result<Door, Error> {
         Ok(self.nvme()?.door.clone())
     }
 
-    /// Sets a number aside for the disk of `wanted`, the lowest that is free for 0, watches its
-    /// descriptor, and has a successor attach it likewise.
+    /// Reserves a namespace number for the disk of `wanted`: the requested one, or the lowest free
+    /// one for 0. Watches the disk's descriptor, and has a successor attach the disk likewise.
     pub fn reserve(
         &mut self,
         wanted: &v1::Namespace,
@@ -258,7 +260,7 @@ impl Served {
     ) -> Result<(v1::NamespaceStatus, Namespace), Error> {
         let Kind::Nvme(nvme) = &mut self.kind else { return Err(Error::Network(self.id.clone())) };
         let free = |nsid: &u32| !nvme.namespaces.contains_key(nsid);
-        // What is too high is refused by the controller.
+        // A number that is too high is refused by the controller.
         let nsid = wanted.nsid;
         let chosen = if nsid == 0 { (1..).find(free) } else { Some(nsid).filter(free) };
         let nsid = chosen.ok_or(ChangeError::NamespaceId(nsid))?;
@@ -273,7 +275,7 @@ impl Served {
         Ok((status, namespace))
     }
 
-    /// Takes the namespaces out that `chosen` picks, for a successor too; gives their numbers.
+    /// Removes the namespaces that `chosen` picks, also for a successor; returns their numbers.
     pub fn take(
         &mut self,
         chosen: impl Fn(&v1::NamespaceStatus) -> bool,
@@ -287,7 +289,7 @@ impl Served {
         Ok(taken)
     }
 
-    /// Notes the size of a named disk; gives the namespaces that are this disk.
+    /// Stores the new size of a named disk; returns the namespaces that are this disk.
     pub fn resized(&mut self, name: &str, size_bytes: u64) -> Vec<u32> {
         let Kind::Nvme(nvme) = &mut self.kind else { return Vec::new() };
         let same = nvme.namespaces.values_mut().filter(|one| one.disk == name);
@@ -298,7 +300,7 @@ impl Served {
         noted.collect()
     }
 
-    /// Where it has a named disk.
+    /// Returns the endpoint's namespaces that are the named disk `name`.
     pub fn uses(&self, name: &str) -> Vec<v1::DiskUser> {
         let Kind::Nvme(nvme) = &self.kind else { return Vec::new() };
         let same = nvme.namespaces.values().filter(|one| one.disk == name);
@@ -310,7 +312,7 @@ impl Served {
         users.collect()
     }
 
-    /// Its state as the interface has it.
+    /// Returns the endpoint's state for the interface.
     pub fn describe(&self) -> v1::Endpoint {
         let stats = self.control.stats();
         let nvme = self.nvme().ok();
@@ -353,7 +355,7 @@ impl Served {
     }
 }
 
-/// The parts of an endpoint, those of a predecessor if there is one.
+/// Returns the parts of an endpoint, with a predecessor's state if there is any.
 fn endpoint_parts(config: &Config, place: Option<&mut Place>) -> std::io::Result<EndpointParts> {
     match place {
         Some(place) => EndpointParts::kept(config, place.kept()),
@@ -361,7 +363,7 @@ fn endpoint_parts(config: &Config, place: Option<&mut Place>) -> std::io::Result
     }
 }
 
-/// An NVMe controller on a socket.
+/// Makes an NVMe controller on a socket.
 fn nvme(
     request: &v1::CreateEndpointRequest,
     wanted: &v1::NvmeController,
@@ -391,7 +393,7 @@ fn nvme(
         limits,
         journal: place.as_ref().map(|place| place.journal.clone()),
     })?;
-    // Those of now, and at first those that it is made with.
+    // The present limits, or the initial ones if they were never changed.
     let limited = place.as_ref().and_then(|place| place.limits()).or(wanted.limits);
     controller.limit(rates(&limited.unwrap_or_default()));
     if parts.has_client() {
@@ -491,12 +493,12 @@ fn namespaces(
         status.insert(one.nsid, described);
         made.push(namespace);
     }
-    // Where their contents are.
+    // Stores the slots of the disks' contents.
     place.map_or(Ok(()), Place::store)?;
     Ok((made, status))
 }
 
-/// One vector for each queue, the admin queue's included.
+/// Returns one interrupt for each queue, including the admin queue.
 fn interrupts(parts: &EndpointParts) -> Vec<Interrupt> {
     let sink = parts.interrupts();
     (0..=QUEUE_PAIRS).map(|vector| Interrupt::new(Arc::clone(&sink), vector)).collect()
@@ -507,8 +509,8 @@ fn serial(id: &str, wanted: &str) -> String {
     text.chars().take(20).collect()
 }
 
-/// The same for the same endpoint and namespace, so that a guest finds its disk again; version 8
-/// (free form) of RFC 9562, since nothing about it is random.
+/// Returns a UUID that depends on the endpoint and the namespace only, so that a guest finds its
+/// disk again. It has version 8 (free form) of RFC 9562, since nothing about it is random.
 pub fn uuid(id: &str, nsid: u32) -> [u8; 16] {
     let digest = Sha256::new().chain_update(nsid.to_be_bytes()).chain_update(id).finalize();
     let mut bytes = [0; 16];

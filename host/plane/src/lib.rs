@@ -1,27 +1,27 @@
-//! The plane: NVMe functions on vfio-user sockets, served by reactors, managed over gRPC.
+//! The plane: NVMe and network functions on vfio-user sockets, served by reactors, managed over
+//! gRPC.
 //!
-//! How the pieces meet:
-//! - [`Plane`] owns the reactors and knows every endpoint by its id;
-//! - `disk` opens what a namespace is connected to, `endpoint` puts disks, controller and socket
-//!   together and hands the result to a reactor, which owns it from then on;
-//! - `snoop` has an endpoint's controller tell where the time of its commands goes;
-//! - `disks` has the named disks, which any number of endpoints share; `attach` changes what
-//!   endpoints have while they run, by messages to their controllers;
-//! - `balance` gives each endpoint a reactor, or several if its controller has lanes, and another one
-//!   when that has too much to do;
-//! - `switches` has the switches; a packet function is a port of one of them, and so is a memory port
-//!   (`memory_ports`), at whose socket a program of this host gets its rings;
-//! - `ports` changes single ports of them, and `capture` tells what passes one;
-//! - `service` answers `slipway-plane-api`'s calls. It runs on the control thread and touches no
-//!   device: it talks to reactors by message and reads counters.
+//! The pieces:
+//! - [`Plane`] owns the reactors and finds every endpoint by its id.
+//! - `disk` opens the disk of a namespace. `endpoint` assembles disks, controller and socket and
+//!   hands the result to a reactor, which owns it from then on.
+//! - `snoop` has an endpoint's controller report where the time of its commands goes.
+//! - `disks` holds the named disks, which any number of endpoints share. `attach` changes the disks
+//!   of running endpoints, by messages to their controllers.
+//! - `balance` assigns each endpoint to a reactor, or to several if its controller has lanes, and
+//!   moves it if its reactor has too much to do.
+//! - `switches` holds the switches. A packet function is a port of a switch, and so is a memory
+//!   port (`memory_ports`), at whose socket a program of this host gets its rings.
+//! - `ports` changes single ports of switches, and `capture` records the frames of a port.
+//! - `service` answers the calls of `slipway-plane-api`. It runs on the control thread and touches
+//!   no device: it sends messages to reactors and reads counters.
+//! - `keep` leaves the parts of an endpoint with a keeper process, from which the next daemon
+//!   continues.
 //!
-//! - `keep` leaves what an endpoint consists of with a keeper process, from which the next daemon
-//!   goes on.
+//! Not implemented: a pool of virtual functions, a ledger that outlives the process.
 //!
-//! Not here yet: a pool of virtual functions, a ledger that outlives the process.
-//!
-//! Dependencies: `tokio` and `tonic` for the service, `rustix` for epoll, `sha2` for stable UUIDs, `thiserror`
-//! for [`Error`], `tracing` for the daemon's log.
+//! Dependencies: `tokio` and `tonic` for the service, `rustix` for epoll, `sha2` for stable UUIDs,
+//! `thiserror` for [`Error`], `tracing` for the daemon's log.
 
 mod attach;
 mod balance;

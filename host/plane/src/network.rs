@@ -12,10 +12,10 @@ use crate::Error;
 use crate::keep::Place;
 use crate::switches::Fabric;
 
-/// MTU of a function that says none.
+/// The MTU of a function whose request has none.
 const MTU: u16 = 1500;
 
-/// The port of a network function. Dropped, it is detached from its switch.
+/// The port of a network function. Dropping this detaches it from its switch.
 pub struct Attached {
     switch: Handle,
     port: PortIndex,
@@ -24,17 +24,19 @@ pub struct Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let port = self.port;
-        // A switch that is gone has no ports. Later calls find the port detached: jobs keep their order.
+        // An error means that the switch is gone, and its ports with it. Later calls find the port
+        // detached: jobs keep their order.
         let _ = self.switch.run(move |owner| drop(owner.detach(port)));
     }
 }
 
-/// Makes the function that `wanted` describes, for a client behind `parts`, and attaches its port under
-/// the name `id`. With a `place` that a predecessor with a client left, it goes on where that one was.
+/// Makes the function that `wanted` describes, for a client behind `parts`, and attaches its port
+/// under the name `id`. In a `place` that a predecessor with a client left, the function continues
+/// where the predecessor was.
 ///
 /// # Errors
-/// [`Error::Invalid`] for what no function can have; [`Error::Port`] for an address that another port
-/// has. Nothing is attached then.
+/// [`Error::Invalid`] for settings that no function can have; [`Error::Port`] for an address that
+/// another port has. Nothing is attached then.
 pub fn make(
     id: &str,
     wanted: &v1::VirtioNet,
@@ -99,12 +101,13 @@ fn port_config(id: &str, wanted: &v1::VirtioNet, mac: Mac) -> Result<PortConfig,
         vlans: vlans(wanted.vlan)?,
         link: link(wanted.link()),
         max_rate: rate.map(max_rate),
-        // The function itself refuses what is longer than its MTU and is not to be cut.
+        // The function itself refuses frames longer than its MTU that are not to be segmented.
         ..PortConfig::default()
     })
 }
 
-/// The VLANs of a port whose frames are all of `vlan`, or, for 0, of one that has its own tags.
+/// Returns the VLAN mode of a port: access to `vlan`, or, for 0, the default trunk, whose frames
+/// carry tags of their own.
 pub fn vlans(vlan: u32) -> Result<VlanMode, Error> {
     let access = || match u16::try_from(vlan) {
         Ok(vlan) => Ok(VlanMode::Access(vlan)),
@@ -113,7 +116,7 @@ pub fn vlans(vlan: u32) -> Result<VlanMode, Error> {
     if vlan == 0 { Ok(VlanMode::default()) } else { access() }
 }
 
-/// The switch's word for it.
+/// Converts a link setting to the switch's type.
 pub fn link(link: v1::PortLink) -> Link {
     match link {
         v1::PortLink::Auto => Link::Auto,
@@ -122,7 +125,7 @@ pub fn link(link: v1::PortLink) -> Link {
     }
 }
 
-/// A rate with the usual burst.
+/// Returns a rate with the default burst.
 pub fn max_rate(per_second: u64) -> Rate {
     Rate { per_second, burst: 0 }
 }

@@ -20,38 +20,39 @@ use crate::memory_ports::MemoryPorts;
 use crate::switches::Switches;
 use crate::{Error, Service, snoop};
 
-/// How long an endpoint may take to end its I/O and go. A disk that hangs longer is reported, and
-/// its endpoint goes when the disk lets go.
+/// The time that an endpoint may take to finish its I/O and end. A disk that hangs longer is
+/// reported, and its endpoint ends when the disk responds.
 const CLOSE: Duration = Duration::from_secs(30);
 
-/// How a plane is set up.
+/// The configuration of a plane.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Threads that serve devices, at least 1.
+    /// The number of threads that serve devices, at least 1.
     pub reactors: u32,
-    /// How long, at most, such a thread looks for more work after the last before it sleeps: see
+    /// The longest time for which such a thread polls for more work before it sleeps: see
     /// [`slipway_reactor::Settings::poll_budget`].
     pub poll_budget: Duration,
 }
 
 impl Default for Settings {
-    /// One thread, which looks for more work for 200 us.
+    /// Returns one thread, which polls for more work for 200 us.
     fn default() -> Self {
         Self { reactors: 1, poll_budget: slipway_reactor::Settings::default().poll_budget }
     }
 }
 
-/// The node's devices. Clones share it.
+/// The node's devices. Clones share them.
 #[derive(Clone)]
 pub struct Plane {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// For stamps of traced commands; made when it is first needed.
+    /// The clock for stamps of traced commands; made when it is first needed.
     stamps: OnceLock<Arc<dyn Clock>>,
     endpoints: Arc<Endpoints>,
-    /// Absent where there is one reactor. Before the reactors, to which it has endpoints move.
+    /// The balancer; absent with one reactor. Declared before the reactors, since it moves
+    /// endpoints between them.
     _balancer: Option<Balancer>,
     loads: Arc<Loads>,
     reactors: Vec<Reactor>,
@@ -60,22 +61,22 @@ struct Shared {
     switches: Switches,
     captures: Captures,
     memory_ports: MemoryPorts,
-    /// Read by who opens a named disk until its namespace is among its endpoint's, written by who
-    /// changes a size and tells them.
+    /// Read-locked while a named disk is opened, until its namespace is listed at its endpoint.
+    /// Write-locked while a disk is resized and its users are told.
     sizes: RwLock<()>,
-    /// Held by who changes a port's settings until they are stored as well.
+    /// Held while a caller changes a port's settings, until they are stored as well.
     port_settings: Mutex<()>,
 }
 
-/// An id is taken while its endpoint is made and while it goes.
+/// The record of an id, which is also taken while its endpoint is made or removed.
 pub(crate) enum Slot {
-    /// Counts for these reactors already, or still.
+    /// The endpoint is being made or removed; it counts towards the load of these reactors.
     Reserved(Vec<usize>),
     Served(Box<Served>),
 }
 
 impl Slot {
-    /// The numbers of its reactors.
+    /// Returns the numbers of the endpoint's reactors.
     fn reactors(&self) -> &[usize] {
         match self {
             Self::Reserved(reactors) => reactors,
@@ -90,30 +91,32 @@ pub(crate) struct Endpoints(Mutex<BTreeMap<String, Slot>>);
 
 impl Endpoints {
     pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
-        // The map is changed in single calls: a panic leaves it whole.
+        // The map is changed in single calls: a panic leaves it consistent.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 impl Plane {
-    /// Starts the reactors; there is no endpoint.
+    /// Starts the reactors, without endpoints.
     ///
     /// # Errors
-    /// No threads or descriptors left.
+    /// No threads or descriptors are left.
     pub fn new(settings: Settings) -> std::io::Result<Self> {
         Self::start(settings, None)
     }
 
-    /// As [`Plane::new`], with named disks and endpoints that outlive this process (see
-    /// `keep`), and those that the last process left with `keeper`. Waits until that process,
-    /// and all it had under way, is gone; `witness` is the path of a file by which that is told, the
-    /// same for both. On return [`Plane::list`] tells which go on; an endpoint that nobody claims is removed
-    /// like any other. To end without ending its endpoints, such a process just exits.
+    /// Starts the reactors, with named disks and endpoints that outlive this process (see `keep`),
+    /// including those that the last process left with `keeper`.
+    ///
+    /// Waits until the last process and all of its requests have ended. `witness` is the path of a
+    /// file whose lock tells that, the same for both processes. On return, [`Plane::list`] returns
+    /// the endpoints that continue; an unwanted one is removed like any other. To end without
+    /// ending its endpoints, such a process just exits.
     ///
     /// # Errors
-    /// No threads or descriptors left; the last process does not end, or was of a build that left
-    /// another layout, and then all that it left stays. An endpoint that cannot go on for another
-    /// reason is reported, and is gone.
+    /// No threads or descriptors are left; the last process does not end; or it was a build that
+    /// left another layout, and then everything that it left stays. An endpoint that cannot
+    /// continue for another reason is reported and removed.
     pub fn with_keeper(
         settings: Settings,
         keeper: Keeper,
@@ -176,15 +179,15 @@ impl Plane {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The gRPC service in front of it.
+    /// Returns the gRPC service for the plane.
     pub fn service(&self) -> Service {
         Service::new(self.clone())
     }
 
-    /// A channel to the service within this process.
+    /// Connects a channel to the service within this process.
     ///
     /// # Errors
-    /// No descriptors left.
+    /// No descriptors are left.
     pub async fn connect(&self) -> Result<tonic::transport::Channel, tonic::transport::Error> {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
         let router =
@@ -211,7 +214,7 @@ impl Plane {
         let fabric = match (&request.virtio_net, &place) {
             (None, _) => None,
             (Some(net), None) => Some(self.switch(&net.switch)?),
-            // Its switch is made, or taken over, later.
+            // The switch is made, or taken over, later.
             (Some(net), Some(_)) => Some(self.switch_or_new(&net.switch)?),
         };
         let reactors = {
@@ -227,7 +230,7 @@ impl Plane {
                 Some(_) => counts.len().min(MOST_LANES.into()),
                 None => counts.len(),
             };
-            // A network function begins beside its switch.
+            // A network function begins on the reactor of its switch.
             let reactors = match &fabric {
                 Some(fabric) => vec![fabric.reactor],
                 None => self.shared.loads.choose(counts, lanes.min(most)),
@@ -263,7 +266,7 @@ impl Plane {
     /// Ends an endpoint and waits until nothing of it is left; blocks.
     ///
     /// # Errors
-    /// [`Error::Unknown`]; [`Error::Resources`] when a disk does not let go.
+    /// [`Error::Unknown`]; [`Error::Resources`] if a disk does not finish its requests.
     pub fn remove(&self, id: &str) -> Result<(), Error> {
         let (control, place) = {
             let mut endpoints = self.lock();
@@ -275,7 +278,7 @@ impl Plane {
                     };
                     (served.control(), served.place())
                 }
-                // Somebody else makes or ends it just now: theirs to finish.
+                // Another caller is making or removing it, and has to finish that.
                 Some(Slot::Reserved(_)) | None => return Err(Error::Unknown(id.to_owned())),
             }
         };
@@ -295,7 +298,7 @@ impl Plane {
         }
     }
 
-    /// The endpoint `id` as it is now.
+    /// Returns the present state of the endpoint `id`.
     ///
     /// # Errors
     /// [`Error::Unknown`].
@@ -306,10 +309,10 @@ impl Plane {
         }
     }
 
-    /// Has an endpoint traced: reports come each interval until they are dropped.
+    /// Traces an endpoint: a report comes each interval until the receiver is dropped.
     ///
     /// # Errors
-    /// [`Error::Unknown`]; [`Error::Snooped`]; [`Error::Invalid`] for an interval that makes none.
+    /// [`Error::Unknown`]; [`Error::Snooped`]; [`Error::Invalid`] if the interval is out of range.
     pub(crate) async fn snoop(&self, request: &v1::SnoopRequest) -> Result<snoop::Reports, Error> {
         let target = match self.lock().get(&request.id) {
             Some(Slot::Served(served)) => served.snoop()?,
@@ -322,7 +325,7 @@ impl Plane {
         snoop::start(target, clock, request).await
     }
 
-    /// All endpoints, by id.
+    /// Returns all endpoints, by id.
     pub fn list(&self) -> Vec<v1::Endpoint> {
         let endpoints = self.lock();
         let served = endpoints.values().filter_map(|slot| match slot {
@@ -332,69 +335,69 @@ impl Plane {
         served.collect()
     }
 
-    /// Has an endpoint served by reactor number `reactor`, from 0, from now on. Its client goes on
-    /// as if nothing were. Where there are several reactors endpoints move by themselves too, from a
-    /// busy one to an idle one.
+    /// Moves an endpoint to reactor number `reactor`, from 0. Its client does not notice. With
+    /// several reactors, endpoints also move by themselves, from a busy one to an idle one.
     ///
     /// # Errors
-    /// [`Error::Unknown`]; [`Error::Invalid`]: there is no such reactor.
+    /// [`Error::Unknown`]; [`Error::Invalid`] if there is no such reactor.
     pub fn relocate(&self, id: &str, reactor: usize) -> Result<(), Error> {
         let there = self.shared.reactors.get(reactor).map(Reactor::handle);
         let handle = there.ok_or_else(|| Error::Invalid(format!("no reactor {reactor}")))?;
         self.with_endpoint(id, |served| served.relocate(reactor, &handle))
     }
 
-    /// Captures at ports.
+    /// Returns the captures at ports.
     pub(crate) fn captures(&self) -> &Captures {
         &self.shared.captures
     }
 
-    /// The switches.
+    /// Returns the switches.
     pub(crate) fn switches(&self) -> &Switches {
         &self.shared.switches
     }
 
-    /// The memory ports.
+    /// Returns the memory ports.
     pub(crate) fn memory_ports(&self) -> &MemoryPorts {
         &self.shared.memory_ports
     }
 
-    /// How many reactors there are; at least one.
+    /// Returns the number of reactors, which is at least one.
     pub(crate) fn reactors(&self) -> usize {
         self.shared.reactors.len()
     }
 
-    /// The reactor `index`, counted round.
+    /// Returns the reactor `index`, modulo their number.
     pub(crate) fn reactor(&self, index: usize) -> Handle {
         self.shared.reactors[index % self.reactors()].handle()
     }
 
-    /// The named disks.
+    /// Returns the named disks.
     pub(crate) fn disks(&self) -> &Disks {
         &self.shared.disks
     }
 
-    /// Where things are kept that outlive the process.
+    /// Returns the keeper's side of the plane, or `None` if nothing outlives the process.
     pub(crate) fn keep(&self) -> Option<&Keep> {
         self.shared.keep.as_ref()
     }
 
-    /// While this is held no named disk's size changes.
+    /// Locks the sizes for reading: while the guard is held, no named disk changes its size.
     pub(crate) fn sizes_stay(&self) -> RwLockReadGuard<'_, ()> {
         self.shared.sizes.read().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// While this is held no named disk is being attached.
+    /// Locks the sizes for writing: while the guard is held, no named disk is being attached.
     pub(crate) fn sizes_change(&self) -> RwLockWriteGuard<'_, ()> {
         self.shared.sizes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// While this is held nobody else changes a port's settings.
+    /// Locks port settings: while the guard is held, no other caller changes them.
     pub(crate) fn port_settings_change(&self) -> MutexGuard<'_, ()> {
         self.shared.port_settings.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Looks at an endpoint, with all of them locked: `look` is short and waits for nothing.
+    /// Calls `look` with an endpoint while all endpoints are locked: `look` must be short and wait
+    /// for nothing.
     pub(crate) fn with_endpoint<T>(
         &self,
         id: &str,
@@ -406,7 +409,8 @@ impl Plane {
         }
     }
 
-    /// Looks at every endpoint, likewise.
+    /// Calls `look` with every endpoint while all are locked: `look` must be short and wait for
+    /// nothing.
     pub(crate) fn each_endpoint<T>(&self, mut look: impl FnMut(&str, &mut Served) -> T) -> Vec<T> {
         let mut endpoints = self.lock();
         let served = endpoints.iter_mut().filter_map(|(id, slot)| match slot {

@@ -1,4 +1,4 @@
-//! Single ports of switches: found by name, and made worse on purpose.
+//! Finds single ports of switches by name, and impairs them on request.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use slipway_switch::{PortIndex, Rate};
 use crate::switches::{self, Fabric};
 use crate::{Error, Plane};
 
-/// A port that was found. It may have gone by the time that somebody reaches it.
+/// A port that was found. It may be removed before it is used.
 pub struct Found {
-    /// Its switch.
+    /// The switch of the port.
     pub fabric: Fabric,
-    /// Its number there.
+    /// The port's number at its switch.
     pub index: PortIndex,
-    /// Its name.
+    /// The port's name.
     pub name: String,
 }
 
@@ -52,7 +52,7 @@ impl Plane {
         Ok(Found { fabric: first.fabric.clone(), index: first.index, name: first.name.clone() })
     }
 
-    /// Sets or lifts what is done to a port's frames; blocks.
+    /// Sets or removes the impairment of a port; blocks.
     ///
     /// # Errors
     /// [`Error::UnknownPort`], [`Error::AmbiguousPort`]; [`Error::Port`]: nothing has changed then.
@@ -60,7 +60,7 @@ impl Plane {
         let Found { fabric, index, name } = self.find_port(request.port.as_ref())?;
         let impairment = request.impairment.as_ref().map(wanted);
         let changed = fabric.handle.call(move |owner| {
-            // Another port may have its index by now.
+            // Another port may have got the index meanwhile.
             let same = owner.switch().config(index).is_some_and(|config| config.name == name);
             match same {
                 true => {
@@ -74,12 +74,12 @@ impl Plane {
     }
 }
 
-/// How people said it.
+/// Returns the port's name as the user wrote it.
 pub fn port_text(port: Option<&v1::PortReference>) -> String {
     port.map(|port| port.port.clone()).unwrap_or_default()
 }
 
-/// All ports of a switch; none of one that has ended.
+/// Returns all ports of a switch, or none if the switch has ended.
 fn names(fabric: Fabric) -> Vec<Found> {
     let names = fabric.handle.call(|owner| {
         let switch = owner.switch();
@@ -92,7 +92,7 @@ fn names(fabric: Fabric) -> Vec<Found> {
     names.unwrap_or_default().into_iter().map(found).collect()
 }
 
-/// The ways of a direction that is told as the peer sees it.
+/// Converts a direction, which is given from the peer's view.
 pub fn ways(direction: v1::PortDirection) -> Ways {
     Ways {
         inward: direction != v1::PortDirection::Received,
@@ -116,14 +116,14 @@ fn wanted(wanted: &v1::Impairment) -> Impairment {
 
 fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Never fails for so few bytes once the system has started.
+    // Cannot fail for so few bytes once the system has started.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u64::from_ne_bytes(bytes)
 }
 
-/// An impairment as the interface has it.
+/// Converts an impairment for the interface.
 pub fn impairment_of(impairment: &Impairment) -> v1::Impairment {
-    // At most a minute.
+    // The times are at most a minute.
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let direction = match (impairment.ways.inward, impairment.ways.outward) {
         (true, false) => v1::PortDirection::Sent,

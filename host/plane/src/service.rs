@@ -7,7 +7,7 @@ use slipway_plane_api::v1;
 
 use crate::{Error, Plane};
 
-/// Answers `slipway-plane-api`'s calls.
+/// The server of `slipway-plane-api`'s calls.
 pub struct Service {
     plane: Plane,
 }
@@ -47,7 +47,7 @@ impl From<Error> for Status {
     }
 }
 
-/// Runs what may block on files away from the control thread.
+/// Runs work that may block on files outside of the control thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<Response<T>, Status> {
@@ -67,7 +67,8 @@ impl v1::plane_server::Plane for Service {
         request: Request<v1::SnoopRequest>,
     ) -> Result<Response<Self::SnoopStream>, Status> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
-        // In a task of its own: a client that hangs up meanwhile leaves nothing half started.
+        // Runs in a task of its own: if the client hangs up meanwhile, no tracing stays half
+        // started.
         let started = tokio::spawn(async move { plane.snoop(&request).await }).await;
         let reports = started.map_err(|error| Status::internal(error.to_string()))??;
         Ok(Response::new(ReceiverStream::new(reports)))

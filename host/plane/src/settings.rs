@@ -1,4 +1,4 @@
-//! Settings of ports, changed while frames pass.
+//! Changes settings of ports while frames pass.
 
 use slipway_plane_api::v1;
 use slipway_switch::{BadConfig, PortConfig, VlanMode};
@@ -7,7 +7,7 @@ use crate::network::{link, max_rate, vlans};
 use crate::ports::{Found, port_text};
 use crate::{Error, Plane, switches};
 
-/// What of a port's settings changes.
+/// The changes to a port's settings; `None` leaves a setting as it is.
 struct Change {
     spoof_check: Option<bool>,
     trust: Option<bool>,
@@ -45,15 +45,17 @@ impl Change {
 }
 
 impl Plane {
-    /// Changes settings of a port; blocks until the switch goes by them and a successor would.
+    /// Changes settings of a port; blocks until the switch has adopted them and they are stored for
+    /// a successor.
     ///
     /// # Errors
-    /// [`Error::UnknownPort`], [`Error::AmbiguousPort`]; [`Error::Port`] for settings that no port can have;
-    /// [`Error::Invalid`] for such as cannot be kept. It is as it was then.
+    /// [`Error::UnknownPort`], [`Error::AmbiguousPort`]; [`Error::Port`] if no port can have the
+    /// settings; [`Error::Invalid`] if the settings cannot be kept. Nothing has changed then.
     pub fn set_port(&self, request: &v1::SetPortRequest) -> Result<v1::SwitchPort, Error> {
         let found = self.find_port(request.port.as_ref())?;
         let change = Change::of(request)?;
-        // What is stored last is what the switch was told last.
+        // Held until the settings are stored, so that the stored settings are those that the switch
+        // adopted last.
         let _alone = self.port_settings_change();
         let unknown = || Error::UnknownPort(port_text(request.port.as_ref()));
         let (former, port) = match configure(&found, |config| change.apply(config)) {
@@ -61,33 +63,34 @@ impl Plane {
             Some(changed) => changed?,
         };
         self.store_port(&port).inspect_err(|_| {
-            // A port that has gone meanwhile has no settings.
+            // A port that was removed meanwhile has no settings.
             if let Some(Ok((_, port))) = configure(&found, |config| *config = former) {
-                // That was kept before.
+                // The former settings were stored before, so storing them succeeds.
                 let _ = self.store_port(&port);
             }
         })?;
         Ok(port)
     }
 
-    /// Has a successor's port have these settings.
+    /// Stores the settings for the port of a successor.
     fn store_port(&self, port: &v1::SwitchPort) -> Result<(), Error> {
         match self.with_endpoint(&port.name, |served| served.port_changed(port)) {
-            // Others than functions' are made anew by whoever makes their switch.
+            // Ports of no function are not stored: the creator of their switch makes them anew.
             Err(Error::Unknown(_)) => Ok(()),
             kept => kept?,
         }
     }
 }
 
-/// Changes a port's settings; what they were, and the port as it is then. None: its switch has ended.
+/// Changes a port's settings. Returns the former settings and the changed port, or `None` if the
+/// port's switch has ended.
 fn configure(
     found: &Found,
     change: impl FnOnce(&mut PortConfig) + Send + 'static,
 ) -> Option<Result<(PortConfig, v1::SwitchPort), BadConfig>> {
     let (index, name) = (found.index, found.name.clone());
     let changed = found.fabric.handle.call(move |owner| {
-        // Another port may have its index by now.
+        // Another port may have got the index meanwhile.
         let former = owner.switch().config(index).filter(|config| config.name == name);
         let former = former.cloned().ok_or(BadConfig::NoSuchPort)?;
         let mut config = former.clone();

@@ -1,8 +1,8 @@
-//! Latencies of an endpoint's commands, told again and again to whoever asks.
+//! Reports latencies of an endpoint's commands to a client at intervals.
 //!
-//! A session gives the controller a tracer, takes its histograms each interval (by jobs of the
-//! controller's mailbox, so that the reactor swaps a pointer and goes on), and takes the tracer
-//! away when the client is gone.
+//! A session gives the controller a tracer, takes its histograms each interval (by jobs in the
+//! controller's mailbox, so that the reactor only swaps a pointer), and removes the tracer when the
+//! client is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,17 +18,18 @@ use tonic::Status;
 
 use crate::Error;
 
-/// The interval unless told otherwise, ms.
+/// The default interval in milliseconds.
 const INTERVAL: u32 = 1_000;
-/// Intervals that make sense, ms.
+/// The range of valid intervals in milliseconds.
 const INTERVALS: std::ops::RangeInclusive<u32> = 10..=3_600_000;
-/// How long a controller may take to run a job: while its client's memory is taken away it runs
-/// none.
+/// The time that a controller may take to run a job: it runs none while its client's memory is
+/// being unmapped.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Reports under way to a client that reads slowly; then it misses none, they get longer.
+/// The number of reports in flight to a client. A client that reads slowly misses nothing, but its
+/// reports cover longer intervals.
 const QUEUE: usize = 4;
 
-/// The way to a controller that can be traced, by one client at a time.
+/// The means to reach a controller that one client at a time can trace.
 #[derive(Clone)]
 pub struct Target {
     mailbox: Mailbox,
@@ -38,12 +39,13 @@ pub struct Target {
 }
 
 impl Target {
-    /// The controller with this mailbox and these limits, behind this endpoint.
+    /// Makes a target of the controller with this mailbox and these limits, behind this endpoint.
     pub fn new(mailbox: Mailbox, limits: Limits, control: Control) -> Self {
         Self { mailbox, control, limits, taken: Arc::default() }
     }
 
-    /// Has the controller do `job`. None: it is gone, or does not get to it.
+    /// Has the controller do `job` and returns the result, or `None` if the controller has ended or
+    /// does not run the job in time.
     async fn ask<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Controller) -> T + Send + 'static,
@@ -51,7 +53,7 @@ impl Target {
         self.ask_at(&self.mailbox, job).await
     }
 
-    /// As [`Target::ask`], of the part of the controller that has this mailbox.
+    /// Has the part of the controller with this mailbox do `job`, as [`Target::ask`] does.
     async fn ask_at<T: Send + 'static>(
         &self,
         mailbox: &Mailbox,
@@ -59,7 +61,7 @@ impl Target {
     ) -> Option<T> {
         let (sender, answer) = oneshot::channel();
         mailbox.post(move |controller| {
-            // Nobody waits any more when the patience was over: what it would have got goes.
+            // If the caller has given up waiting, the result is dropped.
             let _ = sender.send(job(controller));
         });
         self.control.poke();
@@ -67,17 +69,17 @@ impl Target {
     }
 }
 
-/// The one session of a target; its end lets the next one in.
+/// The one session of a target. Dropping it admits the next one.
 struct Session {
     target: Target,
-    /// Of the controller and of each of its lanes, which count for themselves.
+    /// The mailboxes of the controller and of each of its lanes, which count separately.
     mailboxes: Vec<Mailbox>,
     from_ns: u64,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Also when a job of `start` ran only after nobody waited for it any more.
+        // Needed even if `start` failed: a job of it may run after the caller gave up waiting.
         for mailbox in &self.mailboxes {
             mailbox.post(|controller| drop(controller.trace(None)));
         }
@@ -88,7 +90,7 @@ impl Drop for Session {
 
 pub type Reports = mpsc::Receiver<Result<v1::SnoopReport, Status>>;
 
-/// Starts tracing `target` with stamps of `clock`; reports come until they are dropped.
+/// Starts tracing `target` with stamps of `clock`. Reports come until the receiver is dropped.
 pub async fn start(
     target: Target,
     clock: Arc<dyn Clock>,
@@ -116,7 +118,7 @@ pub async fn start(
         let latencies = Latencies::new(queues);
         let tracer = Box::new(Tracer::new(clock.clone(), request.every, limits, latencies));
         let started = session.target.ask_at(mailbox, |controller| {
-            // None was there: only sessions trace, and this is the one.
+            // There was no tracer: only sessions set one, and this is the only session.
             drop(controller.trace(Some(tracer)));
             monotonic_ns()
         });
@@ -135,7 +137,7 @@ impl Session {
     ) {
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The first is at once.
+        // The first tick is immediate.
         ticks.tick().await;
         loop {
             tokio::select! {
@@ -151,13 +153,13 @@ impl Session {
                 break;
             }
         }
-        // The tracer is let go here, not on the reactor.
+        // The tracer is dropped here, not on the reactor.
         for mailbox in &self.mailboxes {
             drop(self.target.ask_at(mailbox, |controller| controller.trace(None)).await);
         }
     }
 
-    /// What was counted since the last report.
+    /// Returns the latencies counted since the last report, or `None` if the controller has ended.
     async fn report(&mut self) -> Option<v1::SnoopReport> {
         let queues = self.target.ask(|controller| controller.io_queues()).await?;
         let (mut latencies, mut to_ns) = (Latencies::new(queues), 0);
@@ -181,7 +183,7 @@ fn rows(latencies: &Latencies) -> Vec<v1::LatencyRow> {
     keys.filter_map(|(queue, class)| row(latencies, queue, class)).collect()
 }
 
-/// None: no command of this kind was completed.
+/// Returns the row of a queue and an opcode class, or `None` if no such command was completed.
 fn row(latencies: &Latencies, queue: u16, class: OpcodeClass) -> Option<v1::LatencyRow> {
     let whole = latencies.get(queue, class, Layer::Whole)?;
     if whole.count() == 0 {

@@ -1,5 +1,5 @@
-//! Switches: each a task of a reactor, whose ports are functions of endpoints, TAP interfaces and memory
-//! ports.
+//! Switches. Each is a task of a reactor; its ports are functions of endpoints, TAP interfaces and
+//! memory ports.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -13,14 +13,14 @@ use slipway_switch::{
 use crate::endpoint::check_id;
 use crate::{Error, Plane};
 
-/// A switch as the control thread knows it. Clones are the same one.
+/// The control thread's handle to a switch. Clones refer to the same switch.
 #[derive(Clone)]
 pub struct Fabric {
-    /// How to reach it.
+    /// The means to reach the switch.
     pub handle: Handle,
-    /// The number of the reactor that it lives on.
+    /// The number of the switch's reactor.
     pub reactor: usize,
-    /// Somebody made it by name; else it is there because an endpoint needs it.
+    /// The switch was made by a request. Otherwise it exists because an endpoint needs it.
     made: bool,
 }
 
@@ -30,13 +30,13 @@ pub struct Switches(Mutex<BTreeMap<String, Fabric>>);
 
 impl Switches {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Fabric>> {
-        // Changed in single calls: a panic leaves it whole.
+        // The map is changed in single calls: a panic leaves it consistent.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 impl Plane {
-    /// The switch of this name.
+    /// Returns the switch `name`.
     ///
     /// # Errors
     /// [`Error::UnknownSwitch`].
@@ -45,8 +45,8 @@ impl Plane {
         found.ok_or_else(|| Error::UnknownSwitch(name.to_owned()))
     }
 
-    /// The switch of this name, made if it is not there: for an endpoint that outlived the last
-    /// process, before anybody has come to make its switch.
+    /// Returns the switch `name`, which is made if it does not exist: for an endpoint that outlived
+    /// the last process, before the switch is requested.
     ///
     /// # Errors
     /// [`Error::Resources`].
@@ -55,10 +55,10 @@ impl Plane {
         if let Some(fabric) = switches.get(name) {
             return Ok(fabric.clone());
         }
-        // Switches take turns on the reactors.
+        // Switches are assigned to the reactors in turn.
         let reactor = switches.len() % self.reactors();
         let mut secret = [0; 8];
-        // Never fails for so few bytes once the system has started.
+        // Cannot fail for so few bytes once the system has started.
         let _ = rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty());
         let options = LearningOptions::default();
         let table = Learning::new(options, u64::from_ne_bytes(secret));
@@ -85,7 +85,7 @@ impl Plane {
         if !request.tap.is_empty()
             && let Err(error) = self.attach_tap(&fabric, &request.tap)
         {
-            // One that functions have ports of is theirs.
+            // If the switch existed before, functions have ports at it, so it stays.
             if is_new {
                 let _ = self.remove_switch(name);
             }
@@ -97,13 +97,13 @@ impl Plane {
         Ok(self.describe(name, &fabric.handle))
     }
 
-    /// Gives a switch a port at a TAP interface. Where endpoints outlive this process the interface does
-    /// too, so that its addresses and the routes over it stay; it does not when it gets no port.
+    /// Attaches a TAP interface to a switch. If endpoints outlive this process, so does the
+    /// interface, so that its addresses and routes stay. The interface does not if it gets no port.
     fn attach_tap(&self, fabric: &Fabric, name: &str) -> Result<(), Error> {
         let failed = |source| Error::Tap { name: name.to_owned(), source };
         let tap = TapPort::open(name).map_err(failed)?;
         let same = tap.keep().and_then(|file| TapPort::of(file, name)).map_err(failed)?;
-        // The host is believed: it forwards for whoever is behind it.
+        // The host is trusted: it forwards frames for others.
         let config =
             PortConfig { name: format!("tap:{name}"), trust: true, ..PortConfig::default() };
         let attached = fabric.handle.call(move |owner| owner.attach(Box::new(tap), config));
@@ -120,19 +120,19 @@ impl Plane {
         let fabric = removed.ok_or_else(|| Error::UnknownSwitch(name.to_owned()))?;
         self.memory_ports().remove_of(name);
         fabric.handle.stop();
-        // Answered by nobody once it has stopped.
+        // A stopped switch answers nothing, so the result does not matter.
         let _ = fabric.handle.call(|_| ());
-        // Functions that had a port of it tell their drivers that there is no carrier.
+        // Functions that had a port at the switch tell their drivers that the carrier is gone.
         self.each_endpoint(|_, served| served.look_at_link());
         Ok(())
     }
 
-    /// How to reach each of them, by name.
+    /// Returns the handle of every switch, by name.
     pub(crate) fn fabrics(&self) -> BTreeMap<String, Fabric> {
         self.switches().lock().clone()
     }
 
-    /// All switches, by name.
+    /// Returns all switches, by name.
     pub fn list_switches(&self) -> Vec<v1::Switch> {
         let all = self.fabrics();
         all.iter().map(|(name, fabric)| self.describe(name, &fabric.handle)).collect()
@@ -143,7 +143,7 @@ impl Plane {
             let indices: Vec<PortIndex> = owner.switch().ports().collect();
             indices.into_iter().filter_map(|index| port(owner, index)).collect()
         });
-        // One that has ended has none.
+        // A switch that has ended has no ports.
         let mut ports: Vec<v1::SwitchPort> = ports.unwrap_or_default();
         let mut sockets = self.memory_ports().sockets(name);
         for port in &mut ports {
@@ -154,7 +154,7 @@ impl Plane {
     }
 }
 
-/// A port with its settings and counters.
+/// Returns a port with its settings and counters, or `None` if there is no such port.
 pub(crate) fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPort> {
     let switch = owner.switch();
     let config = switch.config(index)?.clone();
@@ -211,21 +211,22 @@ mod tests {
         plane.remove_switch("red").unwrap();
         assert!(red.handle.call(|_| ()).is_err());
         assert!(matches!(plane.remove_switch("red"), Err(Error::UnknownSwitch(_))));
-        // One that an endpoint needs is there before somebody makes it.
+        // A switch that an endpoint needs exists before it is requested.
         let kept = plane.switch_or_new("red").unwrap();
         plane.create_switch(&named("red")).unwrap();
         assert!(kept.handle.call(|_| ()).is_ok());
         assert!(plane.create_switch(&named("red")).is_err());
     }
 
-    /// In a network namespace of its own.
+    /// Runs in a network namespace of its own.
     #[test]
     #[allow(unsafe_code)] // unshare(2)
     fn a_switch_that_is_not_made_leaves_nothing_as_root() {
         let done = std::thread::spawn(|| {
             let test = "a_switch_that_is_not_made_leaves_nothing_as_root";
             let network = rustix::thread::UnshareFlags::NEWNET;
-            // SAFETY: descriptors stay shared; it concerns this thread, which ends here, and its threads.
+            // SAFETY: descriptors stay shared; the namespace concerns this thread, which ends here,
+            // and its threads.
             if unsafe { rustix::thread::unshare_unsafe(network) }.is_err() {
                 return println!("SKIPPED: {test}: needs root");
             }
@@ -240,7 +241,7 @@ mod tests {
             let bad = plane.create_switch(&request("red", "a/b"));
             assert!(matches!(bad, Err(Error::Tap { .. })), "{bad:?}");
             assert!(plane.list_switches().is_empty());
-            // There already, since functions need it, and full.
+            // The switch exists already, since functions need it, and is full.
             let fabric = plane.switch_or_new("red").unwrap();
             let full = fabric.handle.call(|owner| {
                 let null = || Box::new(slipway_switch::ports::NullPort);

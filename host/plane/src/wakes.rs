@@ -1,8 +1,9 @@
-//! One descriptor for all disks of an endpoint, whose disks come and go.
+//! One descriptor for all disks of an endpoint, which can be attached and detached.
 //!
-//! An endpoint watches its backends' descriptors from the start. Disks that come later have theirs
-//! added to an epoll instance that the endpoint watches as one of them: it is readable exactly
-//! while one of its descriptors is. A disk that goes closes its descriptor, and with that it leaves.
+//! An endpoint watches its backends' descriptors from the start. The descriptors of later disks are
+//! added to an epoll instance, which the endpoint watches as one of them: it is readable exactly
+//! while one of its descriptors is. A detached disk closes its descriptor, which removes it from
+//! the instance.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,7 +17,7 @@ use crate::disk::Opened;
 pub struct Wakes(OwnedFd);
 
 impl Wakes {
-    /// None yet.
+    /// Makes an empty set of descriptors.
     pub fn new() -> Result<Self, Error> {
         epoll::create(epoll::CreateFlags::CLOEXEC).map(Self).map_err(lacking)
     }
@@ -28,13 +29,14 @@ impl Wakes {
         epoll::add(&self.0, wake, data, epoll::EventFlags::IN).map_err(lacking)
     }
 
-    /// A duplicate to watch.
+    /// Returns a duplicate of the epoll descriptor, to be watched.
     pub fn descriptor(&self) -> Result<OwnedFd, Error> {
         self.0.as_fd().try_clone_to_owned().map_err(|error| Error::Resources(error.to_string()))
     }
 }
 
-/// Adds a namespace's descriptors: of its disk to the first, of each lane's disk to that lane's.
+/// Adds a namespace's descriptors: that of its disk to the first set, that of each lane's disk to
+/// the lane's set.
 pub fn watch_all(wakes: &[Wakes], opened: &Opened) -> Result<(), Error> {
     let disks = std::iter::once(&opened.disk).chain(&opened.lanes);
     wakes.iter().zip(disks).try_for_each(|(wakes, disk)| wakes.add(&**disk))

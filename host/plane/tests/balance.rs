@@ -1,5 +1,4 @@
-//! Endpoints on several reactors: where they are put, and that they move under load without anybody
-//! noticing.
+//! Endpoints on several reactors: their assignment, and that they move under load without errors.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 mod common;
@@ -30,7 +29,7 @@ fn create(rig: &mut Rig, id: &str, kind: Kind, doorbells: DoorbellMode) {
     rig.plane.create(&request).unwrap();
 }
 
-/// Verifies data on an endpoint that goes to and fro until `rounds` moves were made.
+/// Verifies data on an endpoint that moves to and fro until `rounds` moves were made.
 fn survives(kind: Kind, doorbells: DoorbellMode) {
     let mut rig = two_reactors();
     create(&mut rig, "one", kind, doorbells);
@@ -54,7 +53,7 @@ fn survives(kind: Kind, doorbells: DoorbellMode) {
         mover.join().unwrap();
     });
     assert_eq!(reactor(&rig, "one"), 0);
-    // Memory goes and comes back there as well.
+    // Memory can be unmapped and mapped on the new reactor as well.
     round_trip(&mut driver, 1, 0, 8);
     driver.registers.client.unmap(BASE, MEMORY).unwrap();
     drop(driver);
@@ -108,7 +107,7 @@ fn endpoints_are_put_where_the_fewest_are() {
     }
     let (a, b, c) = (reactor(&rig, "a"), reactor(&rig, "b"), reactor(&rig, "c"));
     assert_ne!(a, b);
-    // The one that is alone goes; its place is the next one's.
+    // The endpoint that is alone on its reactor is removed; the next endpoint gets its place.
     let alone = if c == a { "b" } else { "a" };
     let place = reactor(&rig, alone);
     rig.plane.remove(alone).unwrap();
@@ -120,7 +119,7 @@ fn endpoints_are_put_where_the_fewest_are() {
 const DEPTH: usize = 32;
 const READ: usize = 1 << 20;
 
-/// A read of 1 MiB: 32 of them take the target milliseconds.
+/// Returns a read of 1 MiB: 32 such reads take the target milliseconds.
 fn long_read(driver: &mut Driver<Socket>) -> SubmissionEntry {
     let buffer = driver.arena.allocate(READ).unwrap();
     let mut read = io(NvmOpcode::Read, 1, 0, (READ / 512) as u32);

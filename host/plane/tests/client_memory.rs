@@ -26,7 +26,7 @@ fn refused(outcome: Result<(), ClientError>) -> Errno {
     }
 }
 
-/// Each of its files would stay charged to the plane for as long as the VMM holds it.
+/// Each file of the VMM would stay charged to the plane for as long as the VMM holds it.
 #[test]
 fn a_sandboxes_endpoint_takes_its_guests_memory_alone() {
     let rig = Rig::new();

@@ -1,4 +1,4 @@
-//! Named disks: shared by endpoints, attached, detached and resized under drivers that run.
+//! Named disks, which endpoints share: attached, detached and resized while drivers run.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 mod common;
@@ -46,7 +46,7 @@ fn detach(rig: &Rig, id: &str, nsid: u32) -> Result<(), Error> {
     rig.plane.detach(&v1::DetachDiskRequest { endpoint_id: id.into(), namespace })
 }
 
-/// An endpoint and a driver of it, with an I/O queue.
+/// Makes an endpoint and a driver for it, with an I/O queue.
 fn endpoint(rig: &mut Rig, id: &str, disks: Vec<Kind>) -> Driver<Socket> {
     rig.socket = rig.dir.path().join(id);
     rig.plane.create(&rig.request(id, disks)).unwrap();
@@ -55,7 +55,7 @@ fn endpoint(rig: &mut Rig, id: &str, disks: Vec<Kind>) -> Driver<Socket> {
     driver
 }
 
-/// Asks for events of changed namespaces.
+/// Requests events for changed namespaces.
 fn listen(driver: &mut Driver<Socket>) {
     let set = admin(AdminOpcode::SetFeatures)
         .with_dword(10, FeatureId::AsynchronousEventConfiguration.0.into())
@@ -64,7 +64,7 @@ fn listen(driver: &mut Driver<Socket>) {
     driver.submit(0, admin(AdminOpcode::AsynchronousEventRequest)).unwrap();
 }
 
-/// Waits for an event, reads what changed, and listens on.
+/// Waits for an event, reads the list of changed namespaces, and requests the next event.
 fn changed(driver: &mut Driver<Socket>) -> Vec<u32> {
     let mut entries = Vec::new();
     while entries.is_empty() {
@@ -102,7 +102,7 @@ fn read(driver: &mut Driver<Socket>, nsid: u32, lba: u64) -> u8 {
     bytes[0]
 }
 
-/// What every kind of shared disk does; `grown` says what is seen of it on the host.
+/// Checks the properties that every kind of shared disk has.
 fn shared_by_two(rig: &mut Rig, kind: Kind) {
     create(rig, "data", kind).unwrap();
     let mut one = endpoint(rig, "one", vec![ram(1 << 20), named("data", false)]);
@@ -163,7 +163,7 @@ fn two_endpoints_share_a_file() {
     for id in ["one", "two"] {
         rig.plane.remove(id).unwrap();
     }
-    // Somebody else made the file larger.
+    // Another process made the file larger.
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
     assert_eq!(resize(&rig, "data", 0, false).unwrap().size_bytes, 3 << 20);
     rig.plane.remove_disk("data").unwrap();
@@ -171,7 +171,7 @@ fn two_endpoints_share_a_file() {
     create(&rig, "again", kind).unwrap();
 }
 
-/// Sealed memory of a client, mapped at `iova`.
+/// Maps sealed memory of a client at `iova`.
 fn lend(driver: &mut Driver<Socket>, iova: u64, len: u64) -> OwnedFd {
     let file = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, len).unwrap();
@@ -180,7 +180,8 @@ fn lend(driver: &mut Driver<Socket>, iova: u64, len: u64) -> OwnedFd {
     file
 }
 
-/// Memory that a disk keeps pinned is let go of when it is unmapped: what comes to its place is used.
+/// Memory that a disk keeps pinned is released when it is unmapped: memory mapped in its place is
+/// used.
 #[test]
 fn pinned_memory_is_let_go_with_its_map() {
     const AT: u64 = 1 << 36;
@@ -228,7 +229,7 @@ fn disks_come_and_go_under_a_driver() {
         seen.sort_unstable();
     }
     round_trip(&mut driver, 1, 3, 5);
-    // Its descriptor wakes the reactor although it came later.
+    // The disk's descriptor wakes the reactor although it was added later.
     round_trip(&mut driver, 5, 7, 64);
     for nsid in [1, 1025] {
         assert!(matches!(attach(&rig, "one", nsid, ram(1 << 20)), Err(Error::Change(_))));
@@ -253,8 +254,8 @@ fn disks_come_and_go_under_a_driver() {
     assert!(rig.plane.list_disks().is_empty());
 }
 
-/// Commands are always under way while the disk goes, comes back and changes its size. Each of them
-/// ends, and none with anything but success or the status that the change explains.
+/// Commands are always in flight while the disk is detached, attached and resized. Each of them
+/// ends, either with success or with a status that the change explains.
 #[test]
 fn nothing_is_lost_or_held_under_load() {
     let mut rig = Rig::new();
@@ -269,7 +270,7 @@ fn nothing_is_lost_or_held_under_load() {
             attach(&rig, "one", 1, named("data", false)).unwrap();
             resize(&rig, "data", (1 << 20) + (round % 2) * 4096, true).unwrap();
         }
-        // On a busy machine it may not have had its turn yet.
+        // On a busy machine, the load may not have had a turn yet.
         while counts[0].load(Ordering::Relaxed) == 0 && !load.is_finished() {
             std::thread::yield_now();
         }
@@ -280,7 +281,7 @@ fn nothing_is_lost_or_held_under_load() {
     rig.plane.remove_disk("data").unwrap();
 }
 
-/// How many commands succeeded, and how many found no namespace.
+/// The number of commands that succeeded, and of those that found no namespace.
 type Counts = [AtomicU64; 2];
 
 /// Keeps 32 commands in flight until `stop`, then waits for all.
@@ -345,7 +346,7 @@ fn limits_are_set_and_lifted_while_it_runs() {
     for lba in 0..6 {
         write(&mut driver, 1, lba, 7).unwrap();
     }
-    // At least: a machine that is slow takes longer, none takes less.
+    // At least this long: a slow machine takes longer, none takes less.
     assert!(begun.elapsed() >= std::time::Duration::from_millis(100), "{:?}", begun.elapsed());
     limit(0).unwrap();
     for lba in 0..200 {

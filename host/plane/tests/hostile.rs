@@ -1,7 +1,7 @@
-//! What a client may do to itself and to nobody else: unmap its memory under running commands,
-//! truncate it, ring doorbells wildly, point a PRP list at itself, go in the middle. It gets the error
-//! that the specifications name, it is counted, and a neighbour on the same reactor verifies its data
-//! all the while.
+//! A hostile client harms itself only: it unmaps its memory under running commands, truncates it,
+//! rings doorbells at random, makes a PRP list that points to itself, disconnects in the middle. It
+//! gets the errors that the specifications define, and they are counted. Meanwhile a neighbour on
+//! the same reactor verifies its data.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 mod common;
@@ -26,10 +26,10 @@ const DEPTH: usize = 128;
 const CSTS: u64 = 0x1c;
 /// CSTS.CFS, Controller Fatal Status (section 3.1.6).
 const FATAL: u32 = 1 << 1;
-/// Submission queue 1's tail doorbell and completion queue 1's head doorbell.
+/// The tail doorbell of submission queue 1 and the head doorbell of completion queue 1.
 const DOORBELLS: [u64; 2] = [0x1008, 0x100c];
 
-/// A client that does as it likes: it may truncate its memory.
+/// A hostile client, which may truncate its memory.
 struct Evil {
     driver: Driver<Socket>,
     file: OwnedFd,
@@ -55,12 +55,13 @@ impl Evil {
         Self { driver, file, read }
     }
 
-    /// Has 128 commands of 128 KiB under way.
+    /// Starts 128 commands of 128 KiB.
     fn begin(&mut self) {
         self.driver.submit_all(1, &[self.read; DEPTH]).unwrap();
     }
 
-    /// Rings for commands that it does not have, and waits for Controller Fatal Status.
+    /// Rings the doorbell for commands that it did not submit, and waits for Controller Fatal
+    /// Status.
     fn wait_for_the_end(&mut self) {
         let registers = &mut self.driver.registers;
         let mut tail = 0;
@@ -79,7 +80,7 @@ impl Evil {
         Event::from_dword(ended[0].result.get())
     }
 
-    /// Number of Error Information Log Entries, of the SMART log (section 5.14.1.2).
+    /// Returns the Number of Error Information Log Entries of the SMART log (section 5.14.1.2).
     fn errors(&mut self) -> u64 {
         let log = admin(AdminOpcode::GetLogPage).with_dword(10, 2 | 127 << 16);
         let page = self.driver.admin_read(log, 512).unwrap();
@@ -87,7 +88,7 @@ impl Evil {
     }
 }
 
-/// A plane with a neighbour, which verifies its data for as long as it lasts.
+/// A plane with a neighbour, which verifies its data as long as the plane exists.
 struct House {
     rig: Rig,
     evil: PathBuf,
@@ -104,7 +105,7 @@ impl House {
         self.rig.plane.get("evil").unwrap().counters.unwrap().errors
     }
 
-    /// Waits until the neighbour has done some more.
+    /// Waits until the neighbour has made progress.
     fn neighbour_goes_on(&self) {
         let (seen, from) = (self.rounds.load(Ordering::Relaxed), Instant::now());
         while self.rounds.load(Ordering::Relaxed) < seen + 3 {
@@ -144,7 +145,7 @@ fn beside_a_neighbour(misdeed: impl FnOnce(&House)) {
     });
     let counters = house.rig.plane.get("good").unwrap().counters.unwrap();
     assert_eq!((counters.errors, counters.clients), (0, 1), "the neighbour's counters");
-    // The next client finds a controller as new.
+    // The next client finds the controller in its initial state.
     let mut next = Evil::connect(&house.evil);
     succeeded(next.driver.run(1, next.read).unwrap()).unwrap();
 }
@@ -183,7 +184,7 @@ fn wild_doorbells_are_an_event_and_ring_nothing() {
             evil.driver.submit(0, request).unwrap();
             evil.driver.registers.write32(DOORBELLS[doorbell], value).unwrap();
             assert_eq!(evil.event(), Event::INVALID_DOORBELL_VALUE, "{doorbell} {value:#x}");
-            // Reading the log has the next event told.
+            // The next event is reported only after the log is read.
             let log = admin(AdminOpcode::GetLogPage).with_dword(10, 1 | 15 << 16);
             evil.driver.admin_read(log, 64).unwrap();
         }
@@ -200,7 +201,8 @@ fn a_list_of_prps_that_points_at_itself_ends() {
         evil.driver.arena.memory().write(list, &itself).unwrap();
         let mut read = io(NvmOpcode::Read, 1, 0, 2048);
         (read.prp1, read.prp2) = (list.into(), list.into());
-        // Data over the list itself: whatever becomes of it, it ends, and only its owner's bytes change.
+        // Data are read into the list itself. Whatever the outcome, the command ends, and only its
+        // owner's bytes change.
         evil.driver.run(1, read).unwrap();
         let before = evil.errors();
         evil.driver.arena.memory().write(list, &itself).unwrap();

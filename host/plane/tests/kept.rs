@@ -1,7 +1,7 @@
-//! A plane that is killed and its successor: what endpoints have become since they were made is
-//! kept, and named disks are; what another build has left is left alone.
+//! A plane that is killed, and its successor: the present state of endpoints is kept, and so are
+//! named disks; state of another build is left alone.
 //!
-//! The plane's process is this very program, started with what it shall do in its environment; the
+//! The plane's process is this test program itself, started with its task in the environment; the
 //! keeper is a thread of the test.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
@@ -71,7 +71,7 @@ fn create_disk(plane: &Plane, name: &str, kind: Kind) {
     plane.create_disk(&v1::CreateDiskRequest { name: name.into(), disk: disk(kind) }).unwrap();
 }
 
-/// An endpoint that is then changed in every way there is.
+/// Makes an endpoint and then changes it in every possible way.
 fn make(plane: &Plane, dir: &Path) {
     create_disk(plane, "memory", ram(MIB));
     let path = dir.join("disk").to_string_lossy().into_owned();
@@ -103,7 +103,8 @@ fn names(plane: &Plane) -> Vec<String> {
     plane.list().into_iter().map(|endpoint| endpoint.id).collect()
 }
 
-/// Not a test of its own: the plane's process. Without its words in the environment it does nothing.
+/// Not a test of its own, but the code of the plane's process. It does nothing without its task in
+/// the environment.
 #[test]
 fn the_planes_process() {
     let (Ok(dir), Ok(work)) = (std::env::var(DIRECTORY), std::env::var(WORK)) else { return };
@@ -131,7 +132,7 @@ fn the_planes_process() {
     }
 }
 
-/// A process that has done `work` and serves.
+/// Starts a process that has done `work` and serves.
 fn start(dir: &Path, work: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "the_planes_process", "--nocapture"]);
@@ -161,7 +162,7 @@ fn byte(driver: &mut Driver<Socket>, opcode: NvmOpcode, nsid: u32, lba: u64, byt
     bytes[0]
 }
 
-/// Namespaces with their sizes in blocks, and the block in each that is looked at.
+/// The namespaces with their sizes in blocks, and the block of each that is checked.
 const EXPECTED: [(u32, u64, u64); 3] =
     [(1, 3 * MIB / 512, 6143), (2, 2 * MIB / 512, 4095), (4, 2048, 7)];
 
@@ -194,11 +195,11 @@ fn what_an_endpoint_has_become_is_kept() {
     kill(child);
     let child = start(dir.path(), "end");
     kill(child);
-    // It has nothing left to hold.
+    // The keeper has nothing left to hold.
     wait_for(|| (!dir.path().join("keeper").exists()).then_some(()));
 }
 
-/// Two endpoints with an overlay each over what both have read-only, and a volume.
+/// Makes two endpoints, each with a volume and an overlay over a file that both have read-only.
 fn make_two(plane: &Plane, dir: &Path) {
     let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
     for name in ["one", "two"] {
@@ -248,15 +249,15 @@ fn overlays_outlive_the_plane_and_go_with_their_endpoints() {
         byte(driver, NvmOpcode::Write, 2, 6, 0x20 + own);
     }
     kill(child);
-    // One that nobody goes on with is removed; the other stays.
+    // The successor removes one endpoint; the other stays.
     let child = start(dir.path(), "end-one-of-two");
     assert_eq!(byte(&mut drivers[1], NvmOpcode::Read, 2, 6, 0), 0x22);
     kill(child);
-    // Over another base it would be another disk.
+    // With another base, the overlay would be another disk.
     std::fs::write(dir.path().join("base"), vec![0x12; MIB as usize]).unwrap();
     let child = start(dir.path(), "find-nothing");
     kill(child);
-    // It has nothing left to hold.
+    // The keeper has nothing left to hold.
     wait_for(|| (!dir.path().join("keeper").exists()).then_some(()));
 }
 
@@ -264,7 +265,7 @@ fn overlays_outlive_the_plane_and_go_with_their_endpoints() {
 fn another_layout_is_refused_and_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     serve_keeper(dir.path());
-    // An endpoint's memory with a version that is not ours, and memory that has none.
+    // An endpoint's memory with another version, and memory without a version.
     let versioned = Lasting::new("test", 1 << 20).unwrap();
     versioned.words()[0].store(u64::from_be_bytes(*b"SLIPKEEP"), Ordering::Release);
     versioned.words()[1].store(99 << 32 | 64, Ordering::Release);

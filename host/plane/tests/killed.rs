@@ -1,8 +1,8 @@
-//! A plane whose process is killed with SIGKILL, again and again, at chosen points and at any time,
-//! and started anew, while a driver over the socket writes and verifies known data. The driver sees
+//! A plane whose process is killed with SIGKILL again and again, at chosen points and at any time,
+//! and restarted, while a driver over the socket writes and verifies known data. The driver sees
 //! pauses and nothing else.
 //!
-//! The plane's process is this very program, started with a name of a directory in its
+//! The plane's process is this test program itself, started with the name of a directory in its
 //! environment; the keeper is a thread of the test.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
@@ -26,33 +26,35 @@ use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user::client::{Client, ClientError, Window};
 use slipway_vfio_user_spec::{IrqSetFlags, irq};
 
-/// How long a plane that serves may leave the driver without an answer.
+/// The time for which a serving plane may leave the driver without an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Times that the driver looks in vain meanwhile, at least: a busy machine may leave its thread without a
-/// processor for as long, and what nobody looked for is not missing.
+/// The number of fruitless polls that the driver must have made, besides, before an answer counts
+/// as missing: a busy machine may leave the driver's thread without a processor for as long.
 const LOOKS: u32 = 5000;
-/// Between two looks. Not by yielding: the scheduler takes a turn from a thread that yields, so one that does
-/// so again and again gets next to nothing beside others that compute.
+/// The time between two polls. The thread sleeps instead of yielding: the scheduler takes a turn
+/// from a thread that yields, so one that yields again and again gets next to no time beside
+/// threads that compute.
 const PAUSE: Duration = Duration::from_micros(50);
-/// How long a plane may take to serve: it waits for the kernel to take down the last one's rings, for which
-/// that needs several grace periods of RCU. Beside threads that compute, one has taken a minute.
+/// The time that a plane may take until it serves. It waits for the kernel to take down the last
+/// plane's rings, which needs several grace periods of RCU. Beside threads that compute, one has
+/// taken a minute.
 const LONG: Duration = Duration::from_secs(900);
-/// Made by the plane's process when it serves.
+/// The file that the plane's process creates when it serves.
 const SERVING: &str = "serving";
 const BASE: u64 = 1 << 32;
 const MEMORY: u64 = 8 << 20;
 const PAGE: usize = 4096;
 const DISK: u64 = 1 << 20;
-/// The environment's word for the directory of the plane's process.
+/// The environment variable for the directory of the plane's process.
 const DIRECTORY: &str = "SLIPWAY_KILLED_DIR";
-/// Namespaces that are written to.
+/// The number of namespaces that are written to.
 const WRITTEN: u32 = 3;
-/// The overlay, and the image that is its base.
+/// The namespaces of the overlay and of the image that is its base.
 const OVER: [u32; 2] = [3, 4];
 const FAULT: &str = "SLIPWAY_FAULT";
 const POINTS: [&str; 7] =
     ["peeked", "applied", "stored", "recorded", "replied", "consumed", "part"];
-/// Bytes of a message that no socket holds whole.
+/// The number of bytes of a message that does not fit a socket.
 const LARGE: usize = 700_000;
 
 fn connect_keeper(dir: &Path) -> Keeper {
@@ -79,7 +81,7 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
     let overlay = v1::OverlayDisk { base_path: path("base"), limit_bytes: DISK };
     let lanes = dir.join("lanes").exists();
     let overlay = match lanes {
-        // An overlay is one thread's.
+        // An overlay belongs to one thread.
         true => {
             v1::disk::Kind::File(v1::FileDisk { path: path("over"), read_only: false, pin: false })
         }
@@ -104,7 +106,8 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
     }
 }
 
-/// Not a test of its own: the plane's process. Without its word in the environment it does nothing.
+/// Not a test of its own, but the code of the plane's process. It does nothing without the variable
+/// in the environment.
 #[test]
 fn the_planes_process() {
     let Ok(dir) = std::env::var(DIRECTORY) else { return };
@@ -113,7 +116,7 @@ fn the_planes_process() {
     let reactors = if dir.join("lanes").exists() { 2 } else { 1 };
     let settings = Settings { reactors, ..Settings::default() };
     let witness = dir.join("witness");
-    // It ends if the last one's rings are there for too long; then whoever watches it starts it again.
+    // The process ends if the last plane's rings exist for too long; then the test starts it again.
     let plane = match Plane::with_keeper(settings, keeper, &witness) {
         Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
             eprintln!("{error}");
@@ -143,17 +146,17 @@ fn start(dir: &Path, fault: Option<&str>) -> Child {
     command.spawn().unwrap()
 }
 
-/// BAR0 over the socket.
+/// The registers of BAR0, accessed over the socket.
 struct Socket {
     client: Client,
     /// The doorbells, if they are mapped.
     window: Option<Window>,
-    /// The longest that anything took.
+    /// The longest duration of a request.
     longest: Duration,
     since: Instant,
-    /// Looks in vain since then.
+    /// The number of fruitless polls since `since`.
     looks: u32,
-    /// There while a plane serves.
+    /// The file that exists while a plane serves.
     serving: PathBuf,
 }
 
@@ -178,7 +181,7 @@ impl RegisterAccess for Socket {
             window.store_u32(at, value);
             return Ok(());
         }
-        // Doorbells are posted, as QEMU does.
+        // Doorbells are posted, as in QEMU.
         let written = self.timed(|client| match at < offset::DOORBELLS {
             true => client.write(0, at, &value.to_le_bytes()),
             false => client.post(0, at, &value.to_le_bytes()),
@@ -199,34 +202,35 @@ impl RegisterAccess for Socket {
     }
 }
 
-/// The other end: memory, driver, known data.
+/// The guest: memory, driver, known data.
 struct Guest {
     driver: Driver<Socket>,
     other: OwnedFd,
     event: OwnedFd,
-    /// Where the interrupt pin is told, and what unmasks it.
+    /// The eventfd that the interrupt pin signals, and the one that unmasks it.
     pin: [OwnedFd; 2],
     buffers: Vec<u64>,
     round: u64,
-    /// Whether it takes fused pairs.
+    /// The controller supports fused pairs.
     pairs: bool,
-    /// What block [`EXCHANGED`] of each namespace holds that is written to.
+    /// The value of block [`EXCHANGED`] of each namespace that is written to.
     exchanged: [u64; WRITTEN as usize],
 }
 
-/// The block that fused pairs are about.
+/// The block that fused pairs compare and write.
 const EXCHANGED: u64 = 2000;
 
 fn value_page(value: u64) -> [u8; PAGE] {
     std::array::from_fn(|byte| value.to_le_bytes()[byte % 8])
 }
 
-/// Exchanges, old value and new, of a block that holds `now`: queue 0 has the first two.
+/// Returns exchanges (queue, old and new value) of a block that holds `now`: the first two are for
+/// queue 0.
 fn exchanges(now: u64) -> [(usize, [u64; 2]); 3] {
     [(0, [now, now + 1]), (0, [now + 1, now + 2]), (1, [now, now + 3])]
 }
 
-/// What the base holds from block `lba` on.
+/// Returns the content of the base from block `lba` on.
 fn base_page(lba: u64) -> [u8; PAGE] {
     std::array::from_fn(|byte| (lba * 512 + byte as u64).wrapping_mul(0x9e37_79b9).to_be_bytes()[4])
 }
@@ -287,7 +291,7 @@ impl Guest {
         std::array::from_fn(|byte| (seed.wrapping_mul(0x9e37_79b9) >> (byte % 24)) as u8)
     }
 
-    /// All commands at once, each at its place, each of which must end well, and once.
+    /// Submits all commands at once, each at its place. Each must succeed, and end once.
     fn run(&mut self, opcode: NvmOpcode, place: impl Fn(usize) -> (u32, u64)) {
         let mut open = Vec::new();
         for (at, page) in self.buffers.iter().enumerate() {
@@ -299,7 +303,8 @@ impl Guest {
         self.wait(open, |_, status| assert_eq!(status, Status::SUCCESS));
     }
 
-    /// Waits until each of these commands, queue and ID, has ended, once; tells of each by its place.
+    /// Waits until each of these commands (queue and ID) has ended, once; calls `ended` with the
+    /// index of each and its status.
     fn wait(&mut self, open: Vec<(u16, u16)>, mut ended: impl FnMut(usize, Status)) {
         let mut open: Vec<_> = open.into_iter().enumerate().collect();
         while !open.is_empty() {
@@ -318,10 +323,10 @@ impl Guest {
         }
     }
 
-    /// Fused pairs, each of which exchanges the value of a block if that is what it expects: two on one
-    /// queue that belong together, and one on another queue that wants the same block. Either the two
-    /// succeed or the one, and the block holds what the last of them wrote. A half's buffer is used
-    /// for something else as soon as that half has ended.
+    /// Runs fused pairs, each of which exchanges the value of a block if the value is the expected
+    /// one: two pairs on one queue that build on each other, and one pair on another queue for the
+    /// same block. Either the two succeed or the one, and the block holds the last value written.
+    /// The buffer of a half is reused as soon as that half has ended.
     fn pairs(&mut self) {
         let (mut all, mut pages) = ([Vec::new(), Vec::new()], Vec::new());
         let memory = self.driver.arena.memory().clone();
@@ -361,7 +366,7 @@ impl Guest {
         self.read(place, |_, at| value_page(now[at % now.len()]));
     }
 
-    /// Reads into all buffers and compares each with what is expected there.
+    /// Reads into all buffers and compares each with the expected content.
     fn read(
         &mut self,
         place: impl Fn(usize) -> (u32, u64),
@@ -389,7 +394,7 @@ impl Guest {
         let written = |at: usize| (1 + at as u32 % WRITTEN, 8 * at as u64);
         self.run(NvmOpcode::Write, written);
         self.read(written, Self::stamp);
-        // What nobody wrote is the base's, and so is the image.
+        // Blocks that were not written have the base's content, and so has the image.
         let untouched = |at: usize| (OVER[at % 2], DISK / 1024 + 8 * at as u64);
         self.read(untouched, |_, at| base_page(untouched(at).1));
         if self.round.is_multiple_of(3) {
@@ -402,10 +407,10 @@ impl Guest {
         self.admin();
     }
 
-    /// An entry of the admin queue waits: the pin is told however often the plane is killed, once it
-    /// is unmasked, by a message or the eventfd.
+    /// Leaves an entry in the admin queue: the pin is signalled however often the plane is killed,
+    /// once it is unmasked, by a message or the eventfd.
     fn pin(&mut self) {
-        // What was told of entries that are taken already says nothing.
+        // Signals for entries that were taken already do not count.
         let _ = rustix::io::read(&self.pin[0], &mut [0; 8]);
         let unmasks = IrqSetFlags::DATA_NONE | IrqSetFlags::UNMASK;
         match self.round % 2 {
@@ -428,7 +433,7 @@ impl Guest {
         assert_eq!((ended.len(), ended[0].id.get()), (1, id));
     }
 
-    /// What is not I/O: the session, registers, admin commands.
+    /// Tests operations other than I/O: the session, registers, admin commands.
     fn admin(&mut self) {
         let (other, event) = (self.other.as_fd(), self.event.as_fd());
         self.driver.registers.timed(|client| {
@@ -436,12 +441,12 @@ impl Guest {
             client.route_irqs(2, 1, 1, &[event]).unwrap();
             client.unmap(BASE + MEMORY, MEMORY).unwrap();
         });
-        // It is refused, for there is no such register: but it arrives, and is answered.
+        // The write is refused, since there is no such register, but it arrives and is answered.
         let large = self.driver.registers.timed(|client| client.write(0, 0, &[0; LARGE]));
         assert!(matches!(large, Err(ClientError::Refused(_))), "{large:?}");
         self.pin();
         if self.driver.registers.window.is_some() {
-            // The page of the first time, whoever sends it.
+            // The same page as at first, whichever process sends it.
             let window = self.driver.registers.timed(|client| client.window(0, offset::DOORBELLS));
             self.driver.registers.window = window.unwrap();
         }
@@ -452,15 +457,16 @@ impl Guest {
     }
 }
 
-/// What the guest's thread tells the one that serves.
+/// The state that the guest's thread reports to the thread that serves.
 #[derive(Default)]
 struct Guests {
-    /// It is connected: one that is just connecting may be hung up on.
+    /// The guest is connected; while it is connecting, it may be disconnected.
     came: AtomicBool,
     gone: AtomicBool,
 }
 
-/// Serves until the guest has gone, always with a new process; gives how many were killed.
+/// Serves until the guest has gone, each time with a new process; returns the number of processes
+/// killed.
 fn serve(dir: &Path, guest: &Guests, mut next: impl FnMut(u64) -> Plan) -> u64 {
     for kills in 0.. {
         let plan = next(kills);
@@ -494,20 +500,20 @@ struct Plan {
     kill_after: Option<Duration>,
 }
 
-/// What is killed.
+/// The kind of controller under test.
 #[derive(Clone, Copy)]
 struct Controller {
-    /// Its doorbells are mapped.
+    /// The controller's doorbells are mapped.
     mapped: bool,
-    /// Its queues are spread over two threads.
+    /// The controller's queues are spread over two threads.
     lanes: bool,
 }
 
 const TRAPPED: Controller = Controller { mapped: false, lanes: false };
 const MAPPED: Controller = Controller { mapped: true, lanes: false };
 
-/// Has a guest work while `next` says how each process ends, by its number and by how many were killed
-/// since the guest came through a round; gives kills, rounds, longest pause.
+/// Has a guest work while `next` plans the end of each process, from the number of processes killed
+/// so far and since the guest last completed a round. Returns kills, rounds and the longest pause.
 fn life(
     kills: u64,
     controller: Controller,
@@ -535,7 +541,7 @@ fn life(
                 if rounds != last.0 {
                     last = (rounds, number);
                 }
-                // The first one lives until the guest has come.
+                // The first process lives until the guest has connected.
                 if number == 0 {
                     return Plan { fault: None, kill_after: Some(Duration::from_millis(10)) };
                 }
@@ -558,7 +564,7 @@ fn life(
         }
         guest.map(|(rounds, longest)| (killed, rounds, longest))
     });
-    // What is kept goes with the test.
+    // Everything that the keeper holds is removed with the test.
     let keeper = Arc::new(connect_keeper(dir.path()));
     slipway_keeper::Shelf::new(keeper, 0..slipway_vfio_user::KEPT_SLOTS).clear_all().unwrap();
     outcome.unwrap_or_else(|reason| std::panic::resume_unwind(reason))
@@ -581,8 +587,8 @@ fn any_time(controller: Controller) {
     let (mut seed, wanted) = (7u64, if controller.mapped { 15 } else { 40 });
     let (kills, rounds, longest) = life(wanted, controller, move |_, stuck| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        // A busy machine may take longer to start a process than this one lives: the next live longer, so
-        // much that soon one of them gets something done.
+        // A busy machine may take longer to start a process than the process lives. The next ones
+        // live longer, and longer again, until one gets something done.
         let most = 60_000 << (stuck / 8).min(11);
         let after = Duration::from_micros((seed >> 40) % most);
         Plan { fault: None, kill_after: Some(after) }

@@ -1,5 +1,5 @@
-//! One controller's queues on several reactors: data is verified on all of them while the client does
-//! to the controller whatever a client can do.
+//! One controller's queues on several reactors: data is verified on all queues while the client
+//! does everything to the controller that a client can.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 mod common;
@@ -33,8 +33,8 @@ fn create(rig: &mut Rig, id: &str, kinds: Vec<Kind>, doorbells: DoorbellMode) {
     assert_ne!(made.lane_reactors[0], made.reactor);
 }
 
-/// A driver with four queues, every other of a lane; vectors of their own, so that none has to stay
-/// at home.
+/// Makes a driver with four queues, alternating between two lanes, each with an interrupt vector of
+/// its own, so that no queue has to stay at home.
 fn drive(rig: &Rig) -> Driver<Socket> {
     let mut driver = rig.drive();
     pairs(&mut driver);
@@ -84,13 +84,13 @@ fn load(driver: &mut Driver<Socket>) {
     driver.arena.release(buffer, 4096);
 }
 
-/// All of it, on a disk of this kind.
+/// Runs all operations on a disk of this kind.
 fn lives(kind: Kind, doorbells: DoorbellMode) {
     let mut rig = rig();
     create(&mut rig, "one", vec![kind], doorbells);
     let mut driver = drive(&rig);
     verify(&mut driver, 200);
-    // Queues go and come while others have commands under way.
+    // Queues are deleted and created while others have commands in flight.
     for _ in 0..10 {
         load(&mut driver);
         for queue in [1, 2] {
@@ -102,14 +102,14 @@ fn lives(kind: Kind, doorbells: DoorbellMode) {
         settle(&mut driver);
         verify(&mut driver, 8);
     }
-    // A reset with commands under way on every queue.
+    // Resets with commands in flight on every queue.
     for _ in 0..10 {
         load(&mut driver);
         driver.enable(32).unwrap();
         pairs(&mut driver);
         verify(&mut driver, 8);
     }
-    // Memory goes under load: what it had of it ends first, with an error or without.
+    // Memory is unmapped under load: commands that use it end first, with or without an error.
     let spare = spare();
     for _ in 0..20 {
         driver.registers.client.map(SPARE, MEMORY, spare.as_fd(), 0, true).unwrap();
@@ -124,7 +124,8 @@ fn lives(kind: Kind, doorbells: DoorbellMode) {
         settle(&mut driver);
         verify(&mut driver, 4);
     }
-    // It goes in the middle; the next client finds it as new.
+    // The client disconnects in the middle; the next client finds the controller in its initial
+    // state.
     load(&mut driver);
     drop(driver);
     let mut driver = drive(&rig);
@@ -144,7 +145,7 @@ fn spare() -> std::os::fd::OwnedFd {
     file
 }
 
-/// Waits until every queue has completed what it was given; gives the entries.
+/// Waits until every queue has completed its commands; returns the entries.
 fn settle(driver: &mut Driver<Socket>) -> Vec<CompletionEntry> {
     let mut entries = std::mem::take(&mut driver.unclaimed);
     for queue in 1..=QUEUES {
@@ -181,7 +182,7 @@ fn with_shadow_doorbells() {
     let (arena, registers) = rig.connect();
     let registers = Shadowed::new(registers, arena.memory().clone());
     let mut driver = Driver::new(registers, arena, 32).unwrap();
-    // Queues of before and of after the pages were named, of both threads.
+    // Queues created before and after the pages were announced, on both threads.
     for queue in [1, 2] {
         driver.create_pair(queue, 16, Some(queue)).unwrap();
     }
@@ -191,7 +192,7 @@ fn with_shadow_doorbells() {
     }
     for _ in 0..20 {
         verify(&mut driver, 8);
-        // Long enough for both threads to ask for register writes and sleep.
+        // Long enough for both threads to request register writes and sleep.
         std::thread::sleep(Duration::from_millis(2));
     }
     driver.enable(32).unwrap();
@@ -218,7 +219,7 @@ fn named_disks_come_grow_and_go_under_load() {
             let write = io(NvmOpcode::Write, 2, 8 * u64::from(queue), 8);
             driver.transfer(queue, write, (buffer, 4096)).unwrap();
         }
-        // What is told of the size holds on every queue at once.
+        // A new size is valid on every queue at once, when it is reported.
         let bytes = (round + 1) << 20;
         let resize =
             v1::ResizeDiskRequest { name: "data".into(), size_bytes: bytes, shrink: false };
@@ -260,7 +261,7 @@ fn a_limit_holds_for_all_threads_together() {
     let begun = Instant::now();
     load(&mut driver);
     assert!(settle(&mut driver).iter().all(|entry| entry.status().is_success()));
-    // 48 commands, 5 ms each but for the first of each thread.
+    // 48 commands, each 5 ms except for the first of each thread.
     assert!(begun.elapsed() >= Duration::from_millis(46 * 5), "{:?}", begun.elapsed());
 }
 
@@ -273,7 +274,8 @@ fn wild_doorbells_change_nothing() {
         for queue in 0..=u16::from(u8::MAX) {
             for index in [tail_doorbell(queue), head_doorbell(queue)] {
                 let at = offset::DOORBELLS + 4 * index as u64;
-                // Of the admin queue, and a value that can be, only what cannot harm this driver.
+                // The admin queue's doorbells, and possible values, are excluded if they could harm
+                // this driver.
                 let harms = queue == 0 || value == 15 && queue <= QUEUES;
                 if !harms && at < 0x2000 {
                     driver.registers.write32(at, value).unwrap();
@@ -285,7 +287,7 @@ fn wild_doorbells_change_nothing() {
     let log = admin(AdminOpcode::GetLogPage).with_dword(10, 1 | 15 << 16);
     let entry = driver.admin_read(log, 64).unwrap();
     assert!(entry[0] > 0, "they were noticed");
-    // A controller that fails on one thread fails on all, and begins anew.
+    // A controller that fails on one thread fails on all; a reset starts it anew.
     driver.registers.client.unmap(BASE, MEMORY).unwrap();
     assert!(driver.identify_controller().is_err());
 }

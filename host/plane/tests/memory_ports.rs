@@ -1,5 +1,5 @@
-//! Memory ports of a plane: programs on sockets, in Rust and in C, that reach each other through a switch;
-//! clients that come, go and misbehave.
+//! Memory ports of a plane: programs on sockets, in Rust and in C, that reach each other through a
+//! switch; clients that connect, disconnect and misbehave.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 #![allow(clippy::disallowed_methods, reason = "the tests are their own peers")]
 
@@ -77,7 +77,7 @@ fn frame(from: u8, to: u8, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The next frame, put together.
+/// Returns the next frame, reassembled.
 fn next(port: &mut Port) -> Vec<u8> {
     assert!(port.wait(Some(PATIENCE)).unwrap(), "no frame came");
     let burst = port.receive(1).unwrap();
@@ -92,7 +92,7 @@ fn two_programs_reach_each_other() {
     let rig = Rig::new();
     let (mut a, mut b) = (rig.make("a", 1), rig.make("b", 2));
     assert_eq!(a.mac(), Some([2, 0, 0, 0, 0, 1]));
-    // In a slot, in several, and as large as can be.
+    // Frames that fit one slot, several slots, and the largest frame.
     for len in [14, 60, 2048, 2049, 9014, 65_553] {
         let (there, back) = (frame(1, 2, len), frame(2, 1, len));
         assert_eq!(a.send(&[&there]).unwrap(), 1);
@@ -100,7 +100,7 @@ fn two_programs_reach_each_other() {
         assert_eq!(b.send(&[&back]).unwrap(), 1);
         assert_eq!(next(&mut a), back, "{len}");
     }
-    // Made in the ring, in bursts, more than the ring has slots.
+    // Frames built in the ring, in bursts, more than the ring has slots.
     let (mut sent, mut got) = (0_u32, 0_u32);
     while got < 5000 {
         let made = a.send_with(32, |slot| {
@@ -109,7 +109,8 @@ fn two_programs_reach_each_other() {
             sent += 1;
             60
         });
-        // The switch drops what b has no room for: it has, as each burst is waited for.
+        // The switch drops frames for which b has no room. b has room, since each burst is waited
+        // for.
         let mut due = made.unwrap();
         while due > 0 {
             assert!(b.wait(Some(PATIENCE)).unwrap());
@@ -124,10 +125,10 @@ fn two_programs_reach_each_other() {
     let statistics = b.statistics();
     assert_eq!((statistics.frames_in, statistics.malformed), (6 + u64::from(got), 0));
     assert_eq!(a.statistics().frames_out, 6 + u64::from(sent));
-    // Nobody sends: it sleeps for as long as it was told.
+    // No frame is sent: the client sleeps for the time that it was told.
     assert!(!b.wait(Some(Duration::from_millis(20))).unwrap());
     assert!(b.statistics().sleeps > 0);
-    // An address that is another's.
+    // The source address belongs to another port.
     a.send(&[frame(3, 2, 60)]).unwrap();
     rig.wait_for(|| rig.stats("a").dropped_in.get("spoofed-mac") == Some(&1));
 }
@@ -145,18 +146,18 @@ fn a_port_has_one_client_at_a_time_and_outlives_it() {
     let mut b = rig.make("b", 2);
     b.send(&[frame(2, 1, 60)]).unwrap();
     assert_eq!(next(&mut again), frame(2, 1, 60));
-    // Removed under its client.
+    // The port is removed while it has a client.
     rig.plane.remove_port("a").unwrap();
     assert!(matches!(again.wait(Some(PATIENCE)), Err(PortError::Gone)));
     assert!(matches!(again.check(), Err(PortError::Gone)));
     assert!(!rig.path("a").exists());
     assert!(matches!(again.reconnect(Duration::ZERO), Err(PortError::Connect { .. })));
-    // And made again: the client goes on.
+    // The port is made again: the client continues.
     rig.plane.create_port(&rig.request("a", 1)).unwrap();
     again.reconnect(PATIENCE).unwrap();
     b.send(&[frame(2, 1, 70)]).unwrap();
     assert_eq!(next(&mut again), frame(2, 1, 70));
-    // A switch takes its ports along.
+    // A removed switch removes its ports.
     rig.plane.remove_switch("net").unwrap();
     assert!(matches!(b.wait(Some(PATIENCE)), Err(PortError::Gone)));
     assert_eq!(rig.plane.count_ports(), 0);
@@ -186,7 +187,7 @@ fn what_no_port_can_be_is_refused() {
     assert!(matches!(with(&|_| ()), Error::ExistingPort(_)));
     assert!(matches!(with(&|r| r.name = "b".into()), Error::Socket { .. }));
     assert!(matches!(rig.plane.remove_port("b"), Err(Error::UnknownMemoryPort(_))));
-    // What was refused left nothing.
+    // The refused requests left nothing.
     assert_eq!(rig.plane.list_switches()[0].ports.len(), 1);
 }
 
@@ -203,7 +204,7 @@ fn whoever_misbehaves_harms_nobody_else() {
     let rig = Rig::new();
     let mut b = rig.make("b", 2);
     rig.plane.create_port(&rig.request("a", 1)).unwrap();
-    // Many who say nothing, and some who say something else.
+    // Many silent connections, and some that send something else than a greeting.
     let silent: Vec<_> = (0..40).map(|_| raw(&rig.path("a"))).collect();
     for text in [&b"hello"[..], &[0; 16], &[0xff; 4000]] {
         let socket = raw(&rig.path("a"));
@@ -212,7 +213,7 @@ fn whoever_misbehaves_harms_nobody_else() {
             rustix::net::recv(&socket, &mut [0; 64], RecvFlags::empty()).unwrap_or_default();
         assert_eq!(len, 0, "it was answered");
     }
-    // Another version is told so.
+    // A client of another version is told so.
     let socket = raw(&rig.path("a"));
     let mut hello = slipway_ring::Hello { takes: slipway_ring::Takes::default() }.encode();
     hello[8] = 9;
@@ -221,12 +222,12 @@ fn whoever_misbehaves_harms_nobody_else() {
     let (len, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty()).unwrap();
     let welcome = slipway_ring::Welcome::decode(&answer[..len]).unwrap();
     assert_eq!(welcome.status, slipway_ring::Welcome::VERSION);
-    // Still there for who knows how.
+    // The port still serves a proper client.
     let mut a = Port::connect(rig.path("a")).unwrap();
     b.send(&[frame(2, 1, 60)]).unwrap();
     assert_eq!(next(&mut a), frame(2, 1, 60));
     drop(silent);
-    // One that says more than it should is no client any more; its neighbour goes on.
+    // A client that sends more than the greeting is disconnected; its neighbour continues.
     rustix::net::send(a.socket(), b"more", SendFlags::NOSIGNAL).unwrap();
     assert!(matches!(a.wait(Some(PATIENCE)), Err(PortError::Gone)));
     a.reconnect(PATIENCE).unwrap();
@@ -234,7 +235,7 @@ fn whoever_misbehaves_harms_nobody_else() {
     assert_eq!(next(&mut b), frame(1, 2, 100));
 }
 
-/// The C program of `memory_ports.c`; None: there is no compiler.
+/// Compiles the C program of `memory_ports.c`. Returns `None` if there is no compiler.
 fn compile(dir: &Path) -> Option<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = dir.join("program");
@@ -262,7 +263,7 @@ fn a_program_in_c_sends_and_receives() {
     program.arg(rig.path("c")).arg(OWN.to_string()).stdout(Stdio::piped());
     let mut child = program.spawn().unwrap();
     rig.wait_for(|| rig.stats("c").up || child.try_wait().unwrap().is_some());
-    // There and back, of all sizes, one by one so that nothing is dropped.
+    // Sends frames of all sizes to and fro, one by one so that none is dropped.
     for len in (14..1600).chain([2048, 2049, 9000, 65_553]) {
         let sent = frame(1, 3, len);
         assert_eq!(a.send(&[&sent]).unwrap(), 1);
@@ -273,7 +274,7 @@ fn a_program_in_c_sends_and_receives() {
     let mut stop = frame(1, 3, 60);
     stop[12..14].copy_from_slice(&[0xde, 0xad]);
     a.send(&[stop]).unwrap();
-    // Its own. The ring has room for all of them.
+    // Receives the frames that the C program sends on its own. The ring has room for all of them.
     for number in 0..OWN {
         let got = next(&mut a);
         assert_eq!(&got[..14], &frame(3, 1, 14)[..]);
@@ -293,7 +294,8 @@ fn a_program_in_c_sends_and_receives() {
     assert_eq!(text, "malformed 0\n");
 }
 
-/// Sends bytes with three descriptors of such a socket, and keeps none. Gives its other end.
+/// Sends bytes with three descriptors of a lingering socket, and keeps none. Returns the socket's
+/// peer and the result of sending.
 fn send_lingering(to: &OwnedFd, bytes: &[u8]) -> (TcpStream, Result<usize, Errno>) {
     let (socket, other) = slipway_peer::testing::lingering().unwrap();
     let files = [socket.as_fd(); 3];
@@ -303,7 +305,7 @@ fn send_lingering(to: &OwnedFd, bytes: &[u8]) -> (TcpStream, Result<usize, Errno
     let parts = [IoSlice::new(bytes)];
     let sent = rustix::net::sendmsg(to, &parts, &mut control, SendFlags::NOSIGNAL);
     if sent.is_err() {
-        // It is this thread that closes it.
+        // This thread closes the socket, so it must not linger.
         rustix::net::sockopt::set_socket_linger(&socket, None).unwrap();
     }
     (other, sent)
@@ -316,14 +318,14 @@ fn descriptors_that_cannot_be_closed_hold_nobody_up() {
     rig.plane.create_port(&rig.request("c", 3)).unwrap();
     let hello = slipway_ring::Hello { takes: slipway_ring::Takes::default() }.encode();
     let mut kept = Vec::new();
-    // With what is no greeting, and with one. What comes second is not read.
+    // With and without a valid greeting. The second message is not read.
     for bytes in [&b"x"[..], b"no greeting at all", &hello] {
         for _ in 0..3 {
             let socket = raw(&rig.path("c"));
             let (other, sent) = send_lingering(&socket, bytes);
             let (another, _) = send_lingering(&socket, bytes);
             kept.extend([other, another]);
-            // A new connection takes none where the kernel knows how to say so.
+            // A new connection refuses descriptors if the kernel supports that.
             let refuses = slipway_peer::refuse_descriptors(&socket);
             assert_eq!(sent.err(), refuses.then_some(Errno::PERM));
         }
@@ -331,7 +333,7 @@ fn descriptors_that_cannot_be_closed_hold_nobody_up() {
         assert_eq!(a.send(&[&there]).unwrap(), 1);
         assert_eq!(next(&mut b), there);
     }
-    // The port is as good as new.
+    // The port works as before.
     let mut c = None;
     rig.wait_for(|| {
         c = Port::connect(rig.path("c")).ok();
@@ -339,7 +341,7 @@ fn descriptors_that_cannot_be_closed_hold_nobody_up() {
     });
     let (mut c, there) = (c.unwrap(), frame(3, 2, 60));
     kept.push(send_lingering(&c.socket().try_clone_to_owned().unwrap(), b"more").0);
-    // Where the kernel did not let that pass.
+    // Needed if the kernel refused the descriptors; otherwise the client is disconnected already.
     let _ = rustix::net::send(c.socket(), b"more", SendFlags::NOSIGNAL);
     assert_eq!(a.send(&[frame(1, 2, 60)]).unwrap(), 1);
     assert_eq!(next(&mut b), frame(1, 2, 60));

@@ -58,8 +58,8 @@ fn shadow_doorbells_spare_messages_and_lose_nothing() {
     let (before, written) = (rig.messages("one"), driver.registers.written);
     let mut ended = Vec::new();
     for round in 0..500 {
-        // The pauses are about as long as the reactor polls before it sleeps: it is met falling
-        // asleep.
+        // The pauses are about as long as the reactor polls before it sleeps, so commands arrive
+        // while it falls asleep.
         let pause = Duration::from_micros(round % 120);
         std::thread::sleep(pause);
         for lba in 0..32 {
@@ -73,8 +73,8 @@ fn shadow_doorbells_spare_messages_and_lose_nothing() {
     assert!(ended.len() == 16_000 && ended.iter().all(|entry| entry.status().is_success()));
     let messages = rig.messages("one") - before;
     assert_eq!(messages, driver.registers.written - written, "only what was asked for");
-    // Without shadow doorbells it is one message for each command, and one for each look that
-    // found completions. How often the reactor sleeps within a burst is up to the machine.
+    // Without shadow doorbells, each command costs one message, and so does each poll that found
+    // completions. How often the reactor sleeps within a burst depends on the machine.
     assert!(messages < 16_000, "{messages} messages");
 }
 
@@ -129,7 +129,7 @@ fn two_writers_of_one_file_are_refused() {
     rig.plane.create(&second).unwrap();
 }
 
-/// Reads and writes until told to stop; gives how many commands it ran.
+/// Reads and writes until told to stop; returns the number of commands.
 fn work(mut driver: Driver<Socket>, stop: &AtomicBool) -> u64 {
     driver.create_pair(1, 8, None).unwrap();
     let buffer = driver.arena.allocate(4096).unwrap();
@@ -150,7 +150,7 @@ async fn snoop(
     plane.snoop(request).await.map(tonic::Response::into_inner)
 }
 
-/// Checks one report and gives how many commands it counts.
+/// Checks one report and returns the number of commands that it counts.
 fn check(report: &v1::SnoopReport) -> u64 {
     assert!(report.from_ns < report.to_ns);
     let mut commands = 0;
@@ -189,7 +189,7 @@ fn where_the_time_goes_is_told_while_somebody_listens() {
             let second = snoop(&mut client).await.err().map(|status| status.code());
             assert_eq!(second, Some(tonic::Code::FailedPrecondition));
             drop(reports);
-            // The session ends when the service finds its listener gone; then another may come.
+            // The session ends when the service finds its client gone; then another can begin.
             let mut again = loop {
                 match snoop(&mut client).await {
                     Ok(reports) => break reports,

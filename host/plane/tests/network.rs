@@ -1,6 +1,7 @@
-//! Network functions of a plane: drivers on sockets that reach each other through a switch, also while
-//! the plane's process is killed with SIGKILL and started anew. That process is this very program,
-//! started with the name of a directory in its environment; the keeper is a thread of the test.
+//! Network functions of a plane: drivers on sockets that reach each other through a switch, also
+//! while the plane's process is killed with SIGKILL and restarted. That process is this test
+//! program itself, started with the name of a directory in its environment; the keeper is a thread
+//! of the test.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 use std::os::fd::AsFd;
@@ -18,12 +19,12 @@ use slipway_vfio_user::client::{Client, ClientError};
 use slipway_virtio_net::driver::{Arena, Driver, DriverError, Options, RegisterAccess};
 use slipway_virtio_spec::net::Header;
 
-/// The environment's word for the directory of the plane's process.
+/// The environment variable for the directory of the plane's process.
 const DIRECTORY: &str = "SLIPWAY_NETWORK_DIR";
 const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 4 << 20;
 
-/// BAR 0 over the socket.
+/// The registers of BAR 0, accessed over the socket.
 struct Registers(Client, Instant);
 
 fn refused(error: ClientError) -> DriverError {
@@ -52,7 +53,7 @@ impl RegisterAccess for Registers {
     }
 }
 
-/// A driver in memory of its own, on the function at `path`.
+/// Starts a driver with memory of its own, on the function at `path`.
 fn drive(path: &Path) -> (Driver<Registers>, DmaMap) {
     let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, MEMORY).unwrap();
@@ -92,7 +93,8 @@ fn frame(from: u8, to: u8, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends until it arrives: the switch may not have seen yet that the other one is there.
+/// Sends a frame until it arrives: the switch may not have noticed yet that the other driver is
+/// there.
 fn cross(from: &mut Driver<Registers>, to: &mut Driver<Registers>, sent: &[u8]) -> bool {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
@@ -101,7 +103,7 @@ fn cross(from: &mut Driver<Registers>, to: &mut Driver<Registers>, sent: &[u8]) 
         let soon = Instant::now() + Duration::from_millis(100);
         while Instant::now() < soon {
             match to.receive[0].pop().unwrap() {
-                // One of before, sent again by the successor of a process that was killed.
+                // An earlier frame, sent again by the successor of a process that was killed.
                 Some(received) if received.frame != sent => {}
                 Some(_) => return true,
                 None => {}
@@ -147,14 +149,14 @@ fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
             assert!(cross(&mut one, &mut two, &frame(1, 2, 60 + round)));
             assert!(cross(&mut two, &mut one, &frame(2, 1, 1000 + round)));
             if round % 5 == 0 {
-                // Until the switch sleeps, which a notification wakes it from.
+                // Until the switch sleeps, from which a notification wakes it.
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
         let ports = &plane.list_switches()[0].ports;
         assert_eq!(ports.len(), 2);
         assert!(ports.iter().all(|port| port.up && port.frames_in >= 20 && port.frames_out >= 20));
-        // Memory goes and comes under a function that runs.
+        // Memory is mapped and unmapped under a running function.
         let file = rustix::fs::memfd_create("more", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 8192).unwrap();
         for _ in 0..10 {
@@ -165,7 +167,7 @@ fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
         drop((two, second));
         plane.remove("net-2").unwrap();
         assert_eq!(plane.list_switches()[0].ports.len(), 1);
-        // Its address is free again.
+        // The address is free again.
         plane.create(&request(directory.path(), 2, "blue")).unwrap();
         let (mut two, _second) = drive(&directory.path().join("2"));
         assert!(cross(&mut one, &mut two, &frame(1, 2, 64)));
@@ -236,7 +238,7 @@ fn settings_of_a_port_change_under_its_driver() {
     assert!(!plane.set_port(&link(v1::PortLink::Off)).unwrap().up);
     carrier(&mut two, false);
     carrier(&mut one, true);
-    // What comes for it, and from it, goes nowhere, and is counted.
+    // Frames for the port, and from it, are dropped and counted.
     let dropped = |port: &v1::SwitchPort| *port.dropped_out.get("down").unwrap_or(&0);
     one.transmit[0].push(&mut one.arena, &Header::default(), &frame(1, 2, 64), &[]).unwrap();
     one.flush(0).unwrap();
@@ -270,14 +272,15 @@ fn settings_of_a_port_change_under_its_driver() {
     assert!(matches!(plane.set_port(&of("net-3")), Err(Error::UnknownPort(_))));
     assert!(matches!(plane.set_port(&at("red", "net-1")), Err(Error::UnknownSwitch(_))));
     assert_eq!(plane.list_switches()[0].ports[0].vlan, 7);
-    // A switch that goes takes the carrier along.
+    // A removed switch takes the carrier away.
     plane.set_port(&link(v1::PortLink::On)).unwrap();
     plane.remove_switch("blue").unwrap();
     carrier(&mut one, false);
     carrier(&mut two, true);
 }
 
-/// Not a test of its own: the plane's process. Without its word in the environment it does nothing.
+/// Not a test of its own, but the code of the plane's process. It does nothing without the variable
+/// in the environment.
 #[test]
 fn the_planes_process() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
@@ -285,7 +288,7 @@ fn the_planes_process() {
     let keeper = wait_for(|| Keeper::connect(&directory.join("keeper")).ok());
     let settings = Settings::default();
     let plane = Plane::with_keeper(settings, keeper, &directory.join("witness")).unwrap();
-    // Killed in between, it made one of them or both.
+    // If it was killed in between, the predecessor made one of them or both.
     let there = plane.list().len();
     switch(&plane, "blue");
     for number in 1..=2 {
@@ -301,7 +304,7 @@ fn the_planes_process() {
         .collect();
     ports.sort();
     assert_eq!(ports, [("net-1".to_owned(), mac(1)), ("net-2".to_owned(), mac(2))], "{there}");
-    // Settings that a predecessor changed are still so.
+    // Settings that a predecessor changed are kept.
     let (port, changed) = ("net-1".to_owned(), directory.join("changed"));
     if changed.exists() {
         let ports = plane.list_switches().remove(0).ports;
@@ -318,7 +321,8 @@ fn the_planes_process() {
     }
 }
 
-/// Has a plane's process at all times until `ended`, each killed after a while that `came` begins.
+/// Keeps a plane's process running until `ended`. Each process is killed after some time, which
+/// counts from `came` on.
 fn keep_killing(directory: &Path, came: &AtomicBool, ended: &AtomicBool, kills: &AtomicU64) {
     let mut seed = 7_u64;
     while !ended.load(Ordering::Relaxed) {
@@ -326,13 +330,13 @@ fn keep_killing(directory: &Path, came: &AtomicBool, ended: &AtomicBool, kills: 
         command.args(["--exact", "the_planes_process", "--nocapture"]).env(DIRECTORY, directory);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        // Longer each time, so that a slow machine gets through as well.
+        // Longer each time, so that a slow machine makes progress, too.
         let most = 50_000 * (1 + kills.load(Ordering::Relaxed) / 8);
         let life = Duration::from_micros((seed >> 40) % most);
         let mut begun = None;
         while !ended.load(Ordering::Relaxed) {
             assert!(child.try_wait().unwrap().is_none(), "the plane ended by itself");
-            // One that nobody has come to may have left nothing with the keeper, which then ends.
+            // A process without a client may have left nothing with the keeper, which then ends.
             if came.load(Ordering::Relaxed)
                 && begun.get_or_insert_with(Instant::now).elapsed() >= life
             {
@@ -377,7 +381,7 @@ fn killed_at_any_time_its_drivers_see_a_pause_and_nothing_else() {
         killing.join().unwrap();
         drivers
     });
-    // What is kept goes with the test.
+    // Everything that the keeper holds is removed with the test.
     let keeper = Arc::new(Keeper::connect(&directory.path().join("keeper")).unwrap());
     Shelf::new(keeper, 0..slipway_vfio_user::KEPT_SLOTS).clear_all().unwrap();
     let rounds = outcome.unwrap_or_else(|reason| std::panic::resume_unwind(reason));

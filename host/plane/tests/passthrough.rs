@@ -1,5 +1,5 @@
-//! Endpoints on an NVMe namespace by passthrough commands, where there is one whose content may go:
-//! `tests/e2e/29-nvme-passthrough.sh` has one, in a guest, and does to it what a test says to do.
+//! Endpoints on an NVMe namespace by passthrough commands, if there is one that may be overwritten:
+//! `tests/e2e/29-nvme-passthrough.sh` has one, in a guest, and does to it what a test asks for.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 mod common;
@@ -19,21 +19,21 @@ use slipway_plane_api::v1::{self, disk::Kind};
 
 use common::{Rig, Socket, round_trip};
 
-/// Names the generic character device, /dev/ngXnY, of a namespace that a test may write to; its blocks
-/// have 512 bytes and it has 16 MiB.
+/// The environment variable for the generic character device, /dev/ngXnY, of a namespace that a
+/// test may write to; the namespace has blocks of 512 bytes and 16 MiB.
 const VARIABLE: &str = "SLIPWAY_TEST_NVME";
 const BYTES: u64 = 16 << 20;
 const BLOCK: usize = 512;
-/// Deallocate of Dataset Management, in dword 11.
+/// The Deallocate bit of Dataset Management, in dword 11.
 const DEALLOCATE: u32 = 1 << 2;
-/// For the whole of a test: its machine is emulated.
+/// The time for a whole test, whose machine is emulated.
 const PATIENCE: Duration = Duration::from_secs(500);
 
-/// A buffer that direct I/O takes.
+/// A buffer for direct I/O, which needs aligned memory.
 #[repr(C, align(4096))]
 struct Page([u8; 64 << 10]);
 
-/// The namespace: its generic device, and its block device with what it should have.
+/// The namespace: its generic device, and its block device with the expected content.
 struct Namespace {
     generic: String,
     block: PathBuf,
@@ -56,13 +56,13 @@ impl Namespace {
         Kind::File(v1::FileDisk { path: self.generic.clone(), read_only: false, pin: false })
     }
 
-    /// Its block device, past the guest's page cache.
+    /// Opens the block device, without the guest's page cache.
     fn open(&self, flags: OFlags) -> std::io::Result<File> {
         let flags = (OFlags::DIRECT | flags).bits().cast_signed();
         OpenOptions::new().read(true).write(true).custom_flags(flags).open(&self.block)
     }
 
-    /// By the block device there is what should be.
+    /// Checks that the block device has the expected content.
     fn check(&self) {
         let file = self.open(OFlags::empty()).unwrap();
         let mut page = Box::new(Page([0; _]));
@@ -72,14 +72,14 @@ impl Namespace {
         }
     }
 
-    /// Fills 64 KiB at byte `at` by the block device.
+    /// Fills 64 KiB at byte `at` through the block device.
     fn fill(&mut self, at: usize, byte: u8) {
         let page = Box::new(Page([byte; _]));
         self.open(OFlags::empty()).unwrap().write_all_at(&page.0, at as u64).unwrap();
         self.expected[at..at + page.0.len()].copy_from_slice(&page.0);
     }
 
-    /// Writes a pattern to `blocks` blocks by the driver, which reads it back.
+    /// Writes a pattern to `blocks` blocks through the driver, which reads it back.
     fn write(&mut self, driver: &mut Driver<Socket>, lba: u64, blocks: u32) {
         round_trip(driver, 1, lba, blocks);
         let (start, len) = (lba as usize * BLOCK, blocks as usize * BLOCK);
@@ -88,7 +88,7 @@ impl Namespace {
     }
 }
 
-/// A driver of an endpoint `id` on `disk`, with an I/O queue.
+/// Makes an endpoint `id` on `disk` and a driver for it, with an I/O queue.
 fn endpoint(rig: &mut Rig, id: &str, disk: Kind) -> Driver<Socket> {
     rig.socket = rig.dir.path().join(id);
     rig.plane.create(&rig.request(id, vec![disk])).unwrap();
@@ -102,7 +102,7 @@ fn status(driver: &mut Driver<Socket>, command: SubmissionEntry) -> Status {
     Status(driver.run(1, command).unwrap().status().code())
 }
 
-/// Has the script around do `what`, and goes on with `meanwhile` until it has.
+/// Has the script outside do `what`, and calls `meanwhile` until that is done.
 fn ask(what: &str, mut meanwhile: impl FnMut()) {
     println!("please: {what}");
     let answer = std::env::temp_dir().join(what);
@@ -113,7 +113,7 @@ fn ask(what: &str, mut meanwhile: impl FnMut()) {
     }
 }
 
-/// Commands under way, at most 32 of 4 KiB, to a part of the disk that nobody else uses.
+/// Commands in flight, at most 32 of 4 KiB, to a part of the disk that nothing else uses.
 struct Load {
     buffer: u64,
     submitted: u64,
@@ -125,7 +125,8 @@ impl Load {
         Self { buffer: driver.arena.allocate(4096).unwrap(), submitted: 0, ended: 0 }
     }
 
-    /// Submits what there is room for, and gives how what has ended did.
+    /// Submits as many commands as there is room for, and returns the statuses of those that have
+    /// ended.
     fn turn(&mut self, driver: &mut Driver<Socket>, most: u64) -> Vec<Status> {
         while self.submitted - self.ended < most {
             let opcode =
@@ -140,7 +141,7 @@ impl Load {
         entries.iter().map(|entry| Status(entry.status().code())).collect()
     }
 
-    /// Waits for all.
+    /// Waits for all commands.
     fn drain(&mut self, driver: &mut Driver<Socket>) -> Vec<Status> {
         let mut found = Vec::new();
         while self.ended < self.submitted {
@@ -155,7 +156,7 @@ fn an_endpoint_serves_a_namespace_until_it_is_taken_away() {
     let Some(mut namespace) = Namespace::find("an_endpoint_serves_a_namespace") else { return };
     let mut rig = Rig::new();
     {
-        // What somebody else has exclusively, mounted for example, is not taken.
+        // A namespace that another process has opened exclusively, for example mounted, is refused.
         let _held = namespace.open(OFlags::EXCL).unwrap();
         let refused = rig.plane.create(&rig.request("early", vec![namespace.kind()]));
         assert!(matches!(refused, Err(Error::Disk(_))), "{refused:?}");
@@ -172,7 +173,7 @@ fn an_endpoint_serves_a_namespace_until_it_is_taken_away() {
     gone(&rig, driver);
 }
 
-/// What is written by one way is read by the other.
+/// Data written through the block device is read through passthrough, and conversely.
 fn same_by_both_ways(namespace: &mut Namespace, driver: &mut Driver<Socket>) {
     let all = io(NvmOpcode::WriteZeroes, 1, 0, (BYTES / 512) as u32);
     assert_eq!(status(driver, all), Status::SUCCESS);
@@ -209,7 +210,7 @@ fn same_by_both_ways(namespace: &mut Namespace, driver: &mut Driver<Socket>) {
     driver.arena.release(buffer, 64 << 10);
 }
 
-/// Linux gives commands from user space back when it resets a drive; they are carried out again.
+/// Linux returns commands of user space when it resets a drive; they are carried out again.
 fn a_reset_of_the_drive_is_no_error(driver: &mut Driver<Socket>) {
     let mut load = Load::new(driver);
     for round in 0..3 {
@@ -225,7 +226,7 @@ fn a_reset_of_the_drive_is_no_error(driver: &mut Driver<Socket>) {
     assert!(load.drain(driver).iter().all(|status| *status == Status::SUCCESS));
 }
 
-/// Somebody makes the namespace smaller, and the drive says so first.
+/// The namespace is made smaller, which the drive announces first.
 fn smaller_beneath(rig: &Rig, driver: &mut Driver<Socket>) {
     ask("shrink", || std::thread::sleep(Duration::from_millis(50)));
     let end = BYTES / 2 / 512;
@@ -244,7 +245,7 @@ fn smaller_beneath(rig: &Rig, driver: &mut Driver<Socket>) {
     driver.arena.release(buffer, 4096);
 }
 
-/// The namespace goes under running commands: each of them ends, with an error of the medium, and so
+/// The namespace is removed under running commands: each of them ends, with a media error, and so
 /// do the endpoint and the disk.
 fn gone(rig: &Rig, mut driver: Driver<Socket>) {
     let mut load = Load::new(&mut driver);

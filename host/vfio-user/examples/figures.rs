@@ -1,5 +1,6 @@
-//! A few figures of the server on this machine: what idle endpoints cost, and how long a register
-//! access takes: `cargo run --release -p slipway-vfio-user --features testing --example figures`.
+//! Measures a few figures of the server on this machine: the cost of idle endpoints, and the
+//! duration of a register access: `cargo run --release -p slipway-vfio-user --features testing
+//! --example figures`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,7 +58,7 @@ fn read_time(client: &mut Client) -> Outcome<Duration> {
     Ok(start.elapsed())
 }
 
-/// Of the whole process.
+/// Returns the CPU time of the whole process.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

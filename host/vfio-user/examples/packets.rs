@@ -1,7 +1,7 @@
-//! Serves two virtio-net functions on sockets, on one switch, in a process of its own on CPU 0, and
-//! drives both from CPU 1: how many frames of 64 bytes a second go from one driver to the other.
-//! `cargo run --release -p slipway-vfio-user --example packets [SECONDS [FRAME]]`; or `… packets serve
-//! DIRECTORY [PAIRS [MTU]]` alone, for other clients, such as two QEMUs.
+//! Serves two virtio-net functions on sockets, on one switch, in a process of its own on CPU 0,
+//! drives both from CPU 1, and measures how many frames of 64 bytes a second go from one driver to
+//! the other. `cargo run --release -p slipway-vfio-user --example packets [SECONDS [FRAME]]`; or `…
+//! packets serve DIRECTORY [PAIRS [MTU]]` alone, for other clients, such as two QEMUs.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -25,7 +25,7 @@ type Failure = Box<dyn std::error::Error>;
 const PATIENCE: Duration = Duration::from_secs(20);
 const MEMORY: u64 = 8 << 20;
 const ENTRIES: u16 = 256;
-/// Frames that a driver makes available at once.
+/// The number of frames that a driver makes available at once.
 const BATCH: usize = 64;
 
 fn pin(cpu: usize) -> Result<(), Failure> {
@@ -64,7 +64,7 @@ fn serve(directory: &Path, pairs: u16, mtu: u16) -> Result<(), Failure> {
     Ok(())
 }
 
-/// BAR 0 over a socket.
+/// The registers of BAR 0, accessed over a socket.
 struct Registers(Client);
 
 fn refused(error: ClientError) -> DriverError {
@@ -90,7 +90,7 @@ impl RegisterAccess for Registers {
     }
 }
 
-/// A driver with its memory, and how often it notified.
+/// A driver with its memory, and the number of its notifications.
 struct Host {
     driver: Driver<Registers>,
     notifications: u64,
@@ -117,7 +117,7 @@ impl Host {
         Ok(Self { driver, notifications: 0, _map: map })
     }
 
-    /// Gives the device what was pushed; notifies if it wants that.
+    /// Makes the pushed buffers available to the device, and notifies it if it wants that.
     fn publish(&mut self, queue: u16) -> Result<(), Failure> {
         let driver = &mut self.driver;
         let ring = match queue {
@@ -132,7 +132,7 @@ impl Host {
     }
 }
 
-/// The sender's frames: one buffer for each descriptor, which stays its own.
+/// The sender's frames: each descriptor has a buffer of its own.
 struct Frames {
     buffers: Vec<Span>,
     free: Vec<u16>,
@@ -177,17 +177,18 @@ fn describe(ring: &Ring, index: usize, at: u64, len: usize) -> Result<(), Failur
     Ok(ring.areas()[0].write(16 * index, &entry)?)
 }
 
-/// What came.
+/// The state of the receiver.
 #[derive(Default)]
 struct Sink {
     frames: u64,
-    /// The number of the frame that is due: those in between were dropped.
+    /// The number of the next expected frame; frames before a later one were dropped.
     next: u64,
     disordered: u64,
 }
 
 impl Sink {
-    /// Takes what came and gives the buffers back; `buffers` is where each of them is.
+    /// Takes the received frames and returns their buffers to the device; `buffers` holds the place
+    /// of each.
     fn receive(&mut self, host: &mut Host, buffers: &[Span]) -> Result<(), Failure> {
         let mut taken = 0;
         while let Some(used) = host.driver.receive[0].ring.pop()? {
@@ -240,7 +241,7 @@ fn drive(directory: &Path, time: Duration, len: usize) -> Result<(), Failure> {
     pin(1)?;
     let (mut from, mut to) = (Host::new(&directory.join("1"))?, Host::new(&directory.join("2"))?);
     let mut frames = Frames::new(&mut from, len)?;
-    // Where the receive buffers are: in the order in which the driver made them.
+    // The places of the receive buffers, in the order in which the driver made them.
     let places = to.driver.receive[0].places();
     let (mut sink, mut begun) = (Sink::default(), None);
     let (start, warm) = (Instant::now(), Duration::from_millis(500));

@@ -1,7 +1,7 @@
-//! Serves a RAM disk of 64 MiB as an NVMe controller on a vfio-user socket, until killed:
-//! `cargo run -p slipway-vfio-user --example ramdisk -- /tmp/ramdisk.sock`. QEMU from 10.1 on
-//! attaches it: `-device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"…"}}'`, with guest
-//! memory that is shared (`memory-backend-memfd,share=on`).
+//! Serves a RAM disk of 64 MiB as an NVMe controller on a vfio-user socket, until killed: `cargo
+//! run -p slipway-vfio-user --example ramdisk -- /tmp/ramdisk.sock`. QEMU from 10.1 on attaches it:
+//! `-device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"…"}}'`, with guest memory
+//! that is shared (`memory-backend-memfd,share=on`).
 
 use std::time::Duration;
 
@@ -11,10 +11,11 @@ use slipway_pci::Interrupt;
 use slipway_reactor::{Reactor, Settings};
 use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
 
-/// Queue pairs that the guest may have; each has an interrupt vector, and so has the admin queue.
+/// The number of queue pairs that the guest may have; each has an interrupt vector, and so has the
+/// admin queue.
 const QUEUES: u16 = 8;
 
-/// Serves on a thread of `reactor`; the handle closes it.
+/// Serves on a thread of `reactor`. The returned handle closes the endpoint.
 pub fn serve(path: &str, reactor: &Reactor) -> Result<Control, Box<dyn std::error::Error>> {
     let config = Config::at(path);
     let mut parts = EndpointParts::new(&config);

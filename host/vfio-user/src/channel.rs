@@ -1,9 +1,9 @@
-//! A client's connection as the server and the client's message-only memory share it.
+//! A client's connection, shared by the server and the client's message-only memory.
 //!
-//! Both are used on the endpoint's thread: while the function runs, an access to message-only
-//! memory may send a message and wait for its reply, and commands that arrive meanwhile are kept
-//! for the server. The lock is therefore never contended; it is there because a memory handle may
-//! be sent to another thread.
+//! Both use it on the endpoint's thread. While the function runs, an access to message-only memory
+//! may send a message and wait for its reply; commands that arrive meanwhile are kept for the
+//! server. The lock is therefore never contended. It exists because a memory handle may be sent to
+//! another thread.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,14 +17,15 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::wire::{End, Message, Wire};
 
-/// Most commands that are kept while a reply is awaited, and their bytes.
+/// The largest number of commands that are kept while a reply is awaited, and of bytes in them.
 const MAX_KEPT: usize = 64;
 const MAX_KEPT_BYTES: usize = 4 << 20;
 
-/// See the module's head.
+/// A client's connection, used by the server and by accesses to message-only memory.
 pub(crate) struct Channel {
     inner: Mutex<Inner>,
-    /// The endpoint has a thread of its own, where waiting hurts nobody else.
+    /// Accesses may wait: the endpoint has a thread of its own, where waiting delays no other
+    /// client.
     may_wait: AtomicBool,
     deadline: Duration,
 }
@@ -34,9 +35,10 @@ struct Inner {
     kept: VecDeque<Message>,
     kept_bytes: usize,
     next_id: u16,
-    /// Largest count of data that the client takes.
+    /// The largest number of data bytes that the client accepts in a message.
     max_xfer: usize,
-    /// Set for good when the client broke the protocol or a deadline.
+    /// The reason for which the connection is unusable, once the client broke the protocol or a
+    /// deadline, or the server hung up. Never reset.
     broken: Option<&'static str>,
 }
 
@@ -56,7 +58,7 @@ impl Channel {
         }
     }
 
-    /// Lets accesses wait, or not.
+    /// Sets whether accesses may wait for the client.
     pub(crate) fn allow_waiting(&self, allowed: bool) {
         self.may_wait.store(allowed, Ordering::Relaxed);
     }
@@ -65,7 +67,7 @@ impl Channel {
         self.lock().max_xfer = bytes;
     }
 
-    /// The next message, kept or fresh.
+    /// Returns the next message: a kept one if there is any, else one from the socket.
     pub(crate) fn receive(&self) -> Result<Option<Message>, End> {
         let mut inner = self.lock();
         if let Some(why) = inner.broken {
@@ -80,13 +82,15 @@ impl Channel {
         }
     }
 
-    /// Whether messages are kept that no descriptor announces.
+    /// Returns whether a kept message, or the end of the connection, awaits [`Channel::receive`].
+    /// No descriptor announces it.
     pub(crate) fn has_kept(&self) -> bool {
         let inner = self.lock();
         !inner.kept.is_empty() || inner.broken.is_some()
     }
 
-    /// Hangs up. Memory that still refers to the channel faults from now on.
+    /// Shuts the connection down. Accesses to memory that still refers to the channel fault from
+    /// now on.
     pub(crate) fn hang_up(&self) {
         let mut inner = self.lock();
         inner.broken = Some("hung up");
@@ -102,8 +106,8 @@ impl Channel {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// One access of any length, in as many messages as it takes. None: the client did not serve
-    /// it.
+    /// Does one access of any length, in as many messages as it takes. Returns `None` if the client
+    /// did not serve it.
     fn access(&self, address: u64, mut data: Data<'_>) -> Option<()> {
         if !self.may_wait.load(Ordering::Relaxed) {
             return None;
@@ -119,7 +123,7 @@ impl Channel {
     }
 }
 
-/// Where the bytes of an access come from or go to.
+/// The source or the destination of an access.
 enum Data<'a> {
     Read(&'a mut [u8]),
     Write(&'a [u8]),
@@ -142,7 +146,8 @@ impl Data<'_> {
 }
 
 impl Inner {
-    /// One message and its reply.
+    /// Sends one message and waits for its reply. Returns `None` if the client did not serve the
+    /// access.
     fn exchange(&mut self, address: u64, data: Data<'_>, deadline: Instant) -> Option<()> {
         if self.broken.is_some() {
             return None;
@@ -192,7 +197,7 @@ impl Inner {
         }
     }
 
-    /// Waits for the reply to `request`; commands that come before it are kept.
+    /// Waits for the reply to `request`; commands that arrive before it are kept.
     fn reply(&mut self, request: &Header, deadline: Instant) -> Result<Message, End> {
         loop {
             self.wire.flush()?;
@@ -229,7 +234,7 @@ impl Inner {
         let file = self.wire.file();
         let timeout =
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        // An early return, for a signal too, only means another look.
+        // An early return, be it for a signal, only leads to another look.
         let _ = rustix::event::poll(&mut [PollFd::new(&file, flags)], Some(&timeout));
         Ok(())
     }

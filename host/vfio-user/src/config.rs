@@ -1,20 +1,20 @@
-//! How an endpoint is set up.
+//! The configuration of an endpoint.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where an endpoint listens.
+/// The place where an endpoint listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A socket of this name.
+    /// A socket with this path.
     Socket(PathBuf),
-    /// A socket named `cntrl` in this directory (made if it is missing), where SPDK's initiator
-    /// looks.
+    /// A socket named `cntrl` in this directory, where SPDK's initiator looks. The directory is
+    /// made if it is missing.
     Directory(PathBuf),
 }
 
 impl Location {
-    /// The socket's path.
+    /// Returns the socket's path.
     pub fn socket(&self) -> PathBuf {
         match self {
             Self::Socket(path) => path.clone(),
@@ -23,18 +23,18 @@ impl Location {
     }
 }
 
-/// How a client rings doorbells.
+/// The way in which a client rings doorbells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DoorbellMode {
-    /// By messages. Costs the client a round trip, and an idle device nothing at all.
+    /// By messages. Costs the client a round trip, and nothing while the device is idle.
     #[default]
     Trapped,
-    /// By stores to a page that it maps; the endpoint looks at the page by polling while there is
-    /// work and by a timer ([`Config::sweep_period`]) when there is none.
+    /// By stores to a page that the client maps. The endpoint checks the page by polling while
+    /// there is work, and by a timer ([`Config::sweep_period`]) otherwise.
     Mapped,
 }
 
-/// A file in memory, by what stat(2) says of it.
+/// The identity of a file in memory, as stat(2) reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFile {
     /// `st_dev`.
@@ -43,47 +43,51 @@ pub struct MemoryFile {
     pub inode: u64,
 }
 
-/// What an endpoint is told once.
+/// The configuration of an endpoint, which does not change later.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it listens.
+    /// The place where the endpoint listens.
     pub location: Location,
-    /// Permission bits of the socket. Connecting needs the right to write.
+    /// The permission bits of the socket. Connecting needs the right to write.
     pub mode: u32,
-    /// Owner of the socket (user, group), so that an unprivileged VMM may connect. Changing it
+    /// The owner of the socket (user, group), so that an unprivileged VMM may connect. Changing it
     /// needs root.
     pub owner: Option<(u32, u32)>,
-    /// Only clients of this user are served; others are hung up on.
+    /// The only user whose clients are served, if set; others are disconnected.
     pub allowed_uid: Option<u32>,
-    /// How doorbells are rung.
+    /// The way in which doorbells are rung.
     pub doorbells: DoorbellMode,
-    /// Longest time between two looks at mapped doorbells of an idle device: the first command after
-    /// a pause waits for as long at most, and half of it on average. A thousand devices that are
-    /// looked at every 10 ms cost a CPU about twice what they cost at 20 ms.
+    /// The longest time between two checks of mapped doorbells of an idle device. The first command
+    /// after a pause waits that long at most, and half of it on average. A thousand devices that
+    /// are checked every 10 ms cost a CPU about twice what they cost at 20 ms.
     pub sweep_period: Duration,
-    /// How long a request may wait for the function before it is answered with an errno. QEMU gives
-    /// a device up after 5 s.
+    /// The time that a request may wait for the function before it is answered with an errno. QEMU
+    /// gives a device up after 5 s.
     pub reply_deadline: Duration,
-    /// How long an access to message-only memory may take before the client is dropped.
+    /// The time that an access to message-only memory may take before the client is disconnected.
     pub remote_deadline: Duration,
-    /// How long a new client may take to negotiate.
+    /// The time that a new client may take to negotiate.
     pub handshake_deadline: Duration,
-    /// Writable message-only regions larger than this move the client to a thread of its own.
-    /// Smaller ones stay where they are and accesses to them fault until a larger one comes: VMMs
-    /// announce the mappable pages of other devices this way, which nobody has DMA into.
+    /// The size in bytes above which a writable message-only region moves the client to a thread of
+    /// its own. With smaller regions only, the client is not moved and accesses to them fault,
+    /// until a larger one comes: VMMs announce the mappable pages of other devices this way, which
+    /// are no target of DMA.
     pub remote_threshold: u64,
-    /// Most bytes of DMA maps with descriptors at a time: bounds the addresses a client takes.
+    /// The largest total of bytes of DMA maps with descriptors at a time: bounds the addresses that
+    /// a client takes.
     pub max_dma_bytes: u64,
-    /// The only file that DMA maps with descriptors may be of; `None`: any file in memory. The first
-    /// to touch a page of a file is charged for it for as long as the file is there, mapped or not:
-    /// a client with one file after the other would have this process charged without end.
+    /// The only file that DMA maps with descriptors may refer to; `None` permits any file in
+    /// memory. The first process to touch a page of a file is charged for the page as long as the
+    /// file exists, mapped or not: a client that maps one file after the other would have this
+    /// process charged without limit.
     pub memory_file: Option<MemoryFile>,
-    /// Most bytes of replies that wait for the client; one that lets more pile up is dropped.
+    /// The largest number of reply bytes that wait for the client; a client that lets more pile up
+    /// is disconnected.
     pub max_queued_bytes: usize,
 }
 
 impl Config {
-    /// Defaults for a socket at `path`: only its owner may connect, doorbells trap.
+    /// Returns the defaults for a socket at `path`: only its owner may connect, doorbells trap.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self {
             location: Location::Socket(path.into()),
@@ -102,7 +106,8 @@ impl Config {
         }
     }
 
-    /// As [`Config::at`], for a socket named `cntrl` in `directory`.
+    /// Returns the defaults for a socket named `cntrl` in `directory`: only its owner may connect,
+    /// doorbells trap.
     pub fn in_directory(directory: impl Into<PathBuf>) -> Self {
         Self { location: Location::Directory(directory.into()), ..Self::at("") }
     }

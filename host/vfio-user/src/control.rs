@@ -1,4 +1,4 @@
-//! An endpoint as other threads see it.
+//! The interface of an endpoint to other threads.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,22 +11,22 @@ use slipway_reactor::{Bell, Handle};
 use crate::Stats;
 use crate::stats::Live;
 
-/// What the endpoint and its controls share, wherever the endpoint is.
+/// The state that an endpoint shares with its controls, whichever reactor it is on.
 pub(crate) struct Shared {
     pub(crate) live: Arc<Live>,
     closing: AtomicBool,
-    /// The function shall be polled once, whatever else there is to do.
+    /// The function is to be polled once, whatever else there is to do.
     poked: AtomicBool,
-    /// Polls of its function that were not idle.
+    /// The number of polls of the function that were not idle.
     busy_polls: Arc<AtomicU64>,
-    /// What its clients left to be closed or unmapped.
+    /// The clients' resources that await closing or unmapping.
     bin: Bin,
-    /// The reactor that it shall live on from now on.
+    /// The reactor that the endpoint is to move to.
     new_home: Mutex<Option<Handle>>,
-    /// The thread that a client was to be moved to could not be had.
+    /// The thread that a client was to be moved to could not be started.
     pub(crate) move_failed: AtomicBool,
     bell: Bell,
-    /// Tasks that it consists of: the endpoint's and those of its lanes.
+    /// The number of tasks that the endpoint consists of: its own and those of its lanes.
     parts: Mutex<usize>,
     told: Condvar,
 }
@@ -55,7 +55,7 @@ impl Shared {
         self.bell.silence();
     }
 
-    /// See [`Control::poke`].
+    /// Carries out [`Control::poke`].
     pub(crate) fn poke(&self) {
         self.poked.store(true, Ordering::Release);
         self.bell.ring();
@@ -65,17 +65,18 @@ impl Shared {
         self.parts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Whether the endpoint was poked since it was asked last.
+    /// Returns whether the endpoint was poked since the last call.
     pub(crate) fn take_poke(&self) -> bool {
         self.poked.swap(false, Ordering::AcqRel)
     }
 
-    /// The reactor that it was told to move to since it was asked last.
+    /// Returns the reactor that the endpoint was last told to move to, or `None` if it was not told
+    /// since the last call.
     pub(crate) fn take_home(&self) -> Option<Handle> {
         self.new_home.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
-    /// See [`Control::close`].
+    /// Carries out [`Control::close`].
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.bell.ring();
@@ -86,12 +87,12 @@ impl Shared {
     }
 }
 
-/// Tells that a task of an endpoint is gone, and with the last one the endpoint; its last field, so
-/// that everything else is dropped before.
+/// Counts the tasks of an endpoint: dropping it notes that a task has ended, and with the last task
+/// the endpoint. It is the last field of a task, so that everything else is dropped before.
 pub(crate) struct Gone(Arc<Shared>);
 
 impl Gone {
-    /// Of one more task.
+    /// Counts one more task.
     pub(crate) fn new(shared: &Arc<Shared>) -> Self {
         *shared.parts() += 1;
         Self(shared.clone())
@@ -109,33 +110,34 @@ impl Drop for Gone {
     }
 }
 
-/// Closes an endpoint and looks at it, from any thread and without disturbing it. Cheap to clone;
-/// outlives the endpoint harmlessly.
+/// A handle to observe, move and close an endpoint from any thread, without disturbing it. Cheap to
+/// clone. It may outlive the endpoint.
 #[derive(Clone)]
 pub struct Control(pub(crate) Arc<Shared>);
 
 impl Control {
-    /// A snapshot.
+    /// Returns a snapshot of the endpoint's figures.
     pub fn stats(&self) -> Stats {
         Stats { held: self.0.bin.held(), ..self.0.live.snapshot() }
     }
 
-    /// Asks the endpoint to go: its client is hung up on, the function quiesced, everything
-    /// dropped, the socket's name removed. Returns at once.
+    /// Asks the endpoint to end: it disconnects its client, quiesces the function, drops everything
+    /// and removes the socket's name. Returns at once.
     pub fn close(&self) {
         self.0.close();
     }
 
-    /// Has the endpoint poll its function soon, also when it sleeps: another thread left something
-    /// for the function. Returns at once. While a client is being cleared away the poll waits until
-    /// that is done.
+    /// Has the endpoint poll its function soon, even if it sleeps: another thread left something
+    /// for the function. Returns at once. While the endpoint cleans up after a client, the poll
+    /// waits until that is done.
     pub fn poke(&self) {
         self.0.poke();
     }
 
-    /// Has the endpoint live on another reactor: it goes there with all that it has between two of
-    /// its steps, and its client notices nothing. One that has a thread of its own goes there when its
-    /// client has gone. Of several calls before it gets to one the last counts. Returns at once.
+    /// Has the endpoint move to another reactor. It moves with all of its state between two steps,
+    /// and its client does not notice. An endpoint with a thread of its own moves when its client
+    /// has disconnected. Of several calls before the endpoint handles one, the last counts. Returns
+    /// at once.
     pub fn relocate(&self, home: &Handle) {
         let shared = &self.0;
         *shared.new_home.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
@@ -143,23 +145,25 @@ impl Control {
         shared.bell.ring();
     }
 
-    /// How often a poll of the function found work, of all clients: what it has to do, as a part of
-    /// what others on its reactor have.
+    /// Returns the number of polls that found work for the function, for all clients: its share of
+    /// the load of its reactor.
     pub fn busy_polls(&self) -> u64 {
         self.0.busy_polls.load(Ordering::Relaxed)
     }
 
-    /// Whether it has a thread of its own at present, because of message-only memory.
+    /// Returns whether the endpoint has a thread of its own at present because of message-only
+    /// memory.
     pub fn is_private(&self) -> bool {
         self.0.live.is_private()
     }
 
-    /// Whether the endpoint is gone, for whatever reason, with everything it owned.
+    /// Returns whether the endpoint has ended, for any reason, and everything it owned is dropped.
     pub fn is_closed(&self) -> bool {
         *self.0.parts() == 0
     }
 
-    /// Waits for that; false when `timeout` passed first. Not for reactor threads.
+    /// Waits until the endpoint has ended. Returns false if `timeout` passed first. Not to be
+    /// called on a reactor's thread.
     pub fn wait_closed(&self, timeout: Duration) -> bool {
         let parts = self.0.parts();
         let waited = self.0.told.wait_timeout_while(parts, timeout, |parts| *parts > 0);

@@ -1,4 +1,4 @@
-//! The function that an endpoint presents, and what stays with it when clients come and go.
+//! The function that an endpoint presents, and the state that stays with it from client to client.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -14,33 +14,34 @@ use crate::doorbells::SharedPage;
 use crate::interrupts::{EventSink, Line};
 use crate::pace::{Cells, Pace};
 
-/// A page of doorbells that clients map.
+/// A doorbell page that clients map.
 pub(crate) struct Mapped {
     pub(crate) page: Arc<SharedPage>,
-    /// The BAR it is in.
+    /// The BAR that holds the page.
     pub(crate) bar: u8,
-    /// From the BAR's start, in bytes.
+    /// The offset of the page in the BAR, in bytes.
     pub(crate) offset: u64,
 }
 
 pub(crate) struct Device {
     pub(crate) function: Box<dyn Function>,
     pub(crate) map: DmaMap,
-    /// Where what clients sent, and their memory, is closed and unmapped.
+    /// The bin that closes clients' descriptors and unmaps their memory.
     pub(crate) bin: Bin,
     pub(crate) sink: Arc<EventSink>,
     pub(crate) bars: Vec<Bar>,
     pub(crate) mapped: Option<Mapped>,
-    /// Error and device-request interrupts: routes are kept for the client, nothing signals them.
+    /// Error and device-request interrupts: the client may route them, but they are never
+    /// signalled.
     pub(crate) error: Line,
     pub(crate) request: Line,
     /// The function has a pin.
     pub(crate) has_pin: bool,
-    /// Its route is the eventfd by which the client unmasks the pin.
+    /// The line whose route is the eventfd by which the client unmasks the pin.
     pub(crate) unmasking: Line,
-    /// That may have another route than before.
+    /// The route of `unmasking` may have changed.
     unmasking_changed: AtomicBool,
-    /// When the function is polled.
+    /// The timing of the function's polls.
     pub(crate) pace: Pace,
     turn: Turn,
     /// Other threads poll parts of the function.
@@ -49,7 +50,7 @@ pub(crate) struct Device {
 
 impl Device {
     /// # Errors
-    /// A description that cannot be presented: a programmer's error of the function, told at
+    /// The function's description cannot be presented: a programmer's error, reported at
     /// construction.
     pub(crate) fn new(parts: EndpointParts, function: Box<dyn Function>) -> std::io::Result<Self> {
         let description = function.description().clone();
@@ -84,7 +85,7 @@ impl Device {
         self.bars.iter().find(|bar| u32::from(bar.index) == index)
     }
 
-    /// Others on the thread have work too, or not any more.
+    /// Tells the function whether other tasks on the thread have work, too.
     #[inline]
     pub(crate) fn share(&mut self, shared: bool) {
         let turn = if shared { Turn::Short } else { Turn::Long };
@@ -94,14 +95,14 @@ impl Device {
         }
     }
 
-    /// Polls the function once. Whether it made progress.
+    /// Polls the function once. Returns whether the poll made progress.
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
         let found = self.function.poll();
         self.pace.note(found, now)
     }
 
-    /// Tells the function that it will not be polled, if it has to be told. Whether polling goes
-    /// on all the same.
+    /// Tells the function that it will not be polled, if it has to be told. Returns whether polling
+    /// goes on nevertheless.
     pub(crate) fn rest(&mut self, now: Instant) -> bool {
         if !self.pace.is_watching() {
             return false;
@@ -110,12 +111,14 @@ impl Device {
         self.pace.note(found, now) || self.pace.is_watching()
     }
 
-    /// After a client has gone: no routes, no memory, a fresh function, fresh doorbells.
+    /// Cleans up after a client: removes routes and memory, resets the function, renews the
+    /// doorbells.
     pub(crate) fn renew(&mut self) -> std::io::Result<()> {
         self.map.clear();
         self.function.reset();
         self.unroute();
-        // Polled once: it may have been poked meanwhile, and the reset has a step to take.
+        // Have the function polled once: it may have been poked meanwhile, and the reset has a step
+        // to take.
         self.pace.renew();
         match &self.mapped {
             Some(mapped) => mapped.page.renew(mapped.offset),
@@ -123,29 +126,32 @@ impl Device {
         }
     }
 
-    /// Every interrupt: MSI-X vectors, error, device request, the pin; and what unmasks the pin.
+    /// Returns every interrupt: MSI-X vectors, error, device request, the pin; and the line that
+    /// unmasks the pin.
     pub(crate) fn lines(&self) -> impl Iterator<Item = &Line> {
         let others = [&self.error, &self.request, &self.sink.pin, &self.unmasking];
         self.sink.lines().iter().chain(others)
     }
 
-    /// Takes every interrupt route away.
+    /// Removes every interrupt's route.
     pub(crate) fn unroute(&self) {
         self.lines().for_each(Line::clear);
         self.note_unmasking();
     }
 
-    /// The eventfd by which the client unmasks the pin may be another one.
+    /// Notes that the eventfd by which the client unmasks the pin may have changed.
     pub(crate) fn note_unmasking(&self) {
         self.unmasking_changed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it may be, since this was asked last.
+    /// Returns whether the eventfd by which the client unmasks the pin may have changed since the
+    /// last call.
     pub(crate) fn take_unmasking_changed(&mut self) -> bool {
         std::mem::take(self.unmasking_changed.get_mut())
     }
 
-    /// The client's eventfd for unmasking the pin is readable. False: it is one that never ends.
+    /// Unmasks the pin, as the client's eventfd for that is readable. Returns false if the eventfd
+    /// cannot be drained.
     pub(crate) fn unmask_pin(&self) -> bool {
         let drained =
             self.unmasking.routed().is_none_or(|file| slipway_peer::eventfd::drain(file.as_fd()));
@@ -161,7 +167,7 @@ fn find_doorbells(page: Arc<SharedPage>, bars: &[Bar]) -> std::io::Result<Option
         let text = "more doorbells than the function's doorbell page holds";
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
     }
-    // A predecessor's client has mapped the one that is there.
+    // If a predecessor's client has mapped the page, its file must stay.
     if page.offset() != range.start {
         page.renew(range.start)?;
     }

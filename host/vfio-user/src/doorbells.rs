@@ -1,4 +1,4 @@
-//! A page of doorbells that a client maps.
+//! A doorbell page that a client maps.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
@@ -12,31 +12,31 @@ use slipway_peer::Foreign;
 
 use crate::kept::DOORBELLS;
 
-/// Doorbell cells in a memfd. Every client gets a file of its own, so that one that has gone cannot
-/// ring the next one's doorbells; the cells stay at one address all the same.
+/// Doorbell cells in a memfd. Every client gets a file of its own, so that an earlier client cannot
+/// ring a later one's doorbells. The cells stay at one address nevertheless.
 pub(crate) struct SharedPage {
     base: *mut u8,
     len: usize,
     count: usize,
     file: Mutex<Backing>,
-    /// Where each client's file is left for a successor.
+    /// The shelf where each client's file is left for a successor.
     shelf: Option<Shelf>,
 }
 
 struct Backing {
     file: OwnedFd,
-    /// Where the cells are in the file: mmap(2) adds a region's and an area's offset, so they lie
-    /// as far from the file's start as the page from its BAR's.
+    /// The offset of the cells in the file. mmap(2) adds the offsets of a region and an area, so
+    /// the cells lie as far from the file's start as the page from its BAR's start.
     offset: u64,
 }
 
 // SAFETY: the memory is accessed through atomics only.
 unsafe impl Send for SharedPage {}
-// SAFETY: as above.
+// SAFETY: the memory is accessed through atomics only.
 unsafe impl Sync for SharedPage {}
 
 impl SharedPage {
-    /// `count` cells, at the start of a file until [`SharedPage::renew`] says otherwise.
+    /// Makes `count` cells, at the start of a file until [`SharedPage::renew`] moves them.
     pub(crate) fn new(count: usize) -> std::io::Result<Self> {
         let page = rustix::param::page_size();
         let len = (count * 4).next_multiple_of(page).max(page);
@@ -46,7 +46,8 @@ impl SharedPage {
         Ok(Self { base, len, count, file: Mutex::new(Backing { file, offset: 0 }), shelf: None })
     }
 
-    /// The same, with every client's file on `shelf`; `found` is what a predecessor's client has.
+    /// Makes `count` cells and leaves every client's file on `shelf`. `found` is the file that a
+    /// predecessor's client has mapped.
     pub(crate) fn kept(
         count: usize,
         shelf: Shelf,
@@ -67,12 +68,12 @@ impl SharedPage {
         Ok(page)
     }
 
-    /// Bytes that the cells take: whole pages.
+    /// Returns the size of the cells in bytes: whole pages.
     pub(crate) fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// Puts a fresh zeroed file behind the cells, which lie at `offset` of it.
+    /// Puts a fresh zeroed file behind the cells, which then lie at `offset` of it.
     pub(crate) fn renew(&self, offset: u64) -> std::io::Result<()> {
         let file = sealed_file(offset + self.len as u64)?;
         if let Some(shelf) = &self.shelf {
@@ -85,18 +86,18 @@ impl SharedPage {
     fn put(&self, backing: Backing) -> std::io::Result<()> {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         // SAFETY: replaces, in one step, our own mapping of the same length by one of the same
-        // protection: the address stays valid for whoever loads from a cell meanwhile.
+        // protection: the address stays valid for concurrent loads from a cell.
         unsafe { map(self.base.cast(), self.len, flags, &backing.file, backing.offset)? };
         *self.lock() = backing;
         Ok(())
     }
 
-    /// The file of the current client.
+    /// Returns the file of the current client.
     pub(crate) fn file(&self) -> std::io::Result<OwnedFd> {
         self.lock().file.as_fd().try_clone_to_owned()
     }
 
-    /// Where the cells are in the file.
+    /// Returns the offset of the cells in the file.
     pub(crate) fn offset(&self) -> u64 {
         self.lock().offset
     }
@@ -108,7 +109,7 @@ impl SharedPage {
 
 impl Drop for SharedPage {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` or `renew` with this length; borrows of the cells have ended.
+        // SAFETY: mapped by `new` or `put` with this length; borrows of the cells have ended.
         unsafe { slipway_ram::unmap(self.base, self.len) };
     }
 }
@@ -124,7 +125,8 @@ unsafe impl CellPage for SharedPage {
 }
 
 /// # Safety
-/// As for mmap(2): with `FIXED`, `address` must be a mapping of the caller's of this length.
+/// The requirements of mmap(2): with `FIXED`, `address` must be a mapping of the caller's of this
+/// length.
 unsafe fn map(
     address: *mut core::ffi::c_void,
     len: usize,
@@ -133,7 +135,7 @@ unsafe fn map(
     offset: u64,
 ) -> std::io::Result<*mut u8> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller meets the requirements of mmap(2).
     let base = unsafe { rustix::mm::mmap(address, len, protection, flags, file, offset)? };
     Ok(base.cast())
 }

@@ -1,4 +1,4 @@
-//! The task: a listening socket, a function, and at most one client.
+//! The task of an endpoint: a listening socket, a function, and at most one client.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -27,30 +27,33 @@ const CLIENT: u32 = 2;
 const UNMASK: u32 = 3;
 const FIRST_WAKE: u32 = 4;
 
-/// How often a function that does not get quiet is asked again.
+/// The interval at which a function that does not become quiet is asked again.
 const RECHECK: Duration = Duration::from_millis(1);
-/// How long nothing is accepted after accepting failed, or opened after that failed.
+/// The pause after an error, before accepting again or renewing the device.
 const RETRY: Duration = Duration::from_millis(100);
-/// Why a client goes whose interrupts would have to be written to their eventfds, which may wait for ever.
+/// The reason for which clients are disconnected if interrupts would have to be written to their
+/// eventfds, a write that may wait for ever.
 const NO_INTERRUPTS: &str = "interrupts cannot be delivered: the kernel has no asynchronous I/O context and no io_uring left";
-/// A step that lasts longer slept, or the machine is very busy.
+/// The duration above which a step has probably slept; otherwise the machine is very busy.
 const LONG_STEP: Duration = Duration::from_millis(15);
-/// Connections accepted, or hung up on, in one step.
+/// The number of connections that are accepted or closed in one step.
 const ACCEPTS_PER_STEP: usize = 4;
 
-/// A function on a socket, as a task for a reactor.
+/// A function behind a socket, as a task for a reactor.
 ///
-/// One client at a time: another one that connects meanwhile is hung up on at once (it would
-/// otherwise wait for a reply until it gives up); one that connects while the last client is being
-/// cleared away waits in the socket's queue. When a client goes, for whatever reason, interrupts
-/// are unrouted, the function is quiesced, its memory is unmapped, the function is reset, and the
-/// next client is accepted.
+/// It serves one client at a time. A client that connects while another is served is disconnected
+/// at once: otherwise it would wait for a reply until it gives up. A client that connects during
+/// the cleanup after the last one waits in the socket's queue. When a client disconnects, for any
+/// reason, interrupts are unrouted, the function is quiesced, its memory is unmapped, the function
+/// is reset, and the next client is accepted.
 ///
-/// It moves to another reactor when it is told to ([`Control::relocate`]). What it watches tells of
-/// a level, and it has a step as soon as it has arrived, so nothing that came on the way is missed.
+/// The endpoint moves to another reactor when it is told to ([`Control::relocate`]). The
+/// descriptors that it watches are level-triggered and it has a step as soon as it has arrived, so
+/// it misses nothing that happens during the move.
 ///
-/// One that slept in a step, in a page fault on memory of its client, has a thread of its own from then on
-/// ([`slipway_reactor::Context::is_alone`]), and stays there: its next client may do the same.
+/// An endpoint that slept in a step, in a page fault on its client's memory, has a thread of its
+/// own from then on ([`slipway_reactor::Context::is_alone`]), and keeps it: its next client may do
+/// the same.
 pub struct Endpoint {
     config: Arc<Config>,
     state: State,
@@ -58,26 +61,27 @@ pub struct Endpoint {
     wakes: Vec<OwnedFd>,
     listener: Listener,
     home: Handle,
-    /// What a successor needs, while there is no session that has it.
+    /// The state for a successor, while no session has it.
     kept: Option<Box<Keeping>>,
-    /// On a reactor of its own.
+    /// The endpoint is on a reactor of its own.
     private: bool,
-    /// On the way to one.
+    /// The endpoint is moving to a reactor of its own.
     moving: bool,
-    /// It slept in the step in which it set out to one, and stays there.
+    /// The endpoint slept in the step in which it began to move to a reactor of its own, so it
+    /// stays there.
     slept: bool,
-    /// When the current step began.
+    /// The time at which the current step began.
     began: Instant,
-    /// Over, but for requests of the function.
+    /// The endpoint has ended, except for requests that the function still holds.
     ended: bool,
     /// The last turn left messages unread.
     more: bool,
-    /// Waiting for clients, as far as the reactor was told.
+    /// The listening socket is watched, as far as the reactor was told.
     listening: bool,
-    /// When to accept again after an error.
+    /// The time at which to accept again after an error.
     accept_at: Option<Instant>,
     shared: Arc<Shared>,
-    /// After the function, for which they work.
+    /// The lanes' entrances. Declared after the function, for which the lanes work.
     lanes: Doors,
     _gone: Gone,
 }
@@ -89,14 +93,15 @@ enum State {
 }
 
 impl Endpoint {
-    /// Binds the socket at once; clients are served when the endpoint is added to a reactor. `home`
-    /// is that reactor: the endpoint comes back to it when it was on a thread of its own. `wakes`
-    /// are duplicates of the backends' wake descriptors: when one is readable the function is
-    /// polled, which clears it.
+    /// Binds the socket at once; clients are served once the endpoint is added to a reactor.
+    ///
+    /// `home` is that reactor: the endpoint returns to it from a thread of its own. `wakes` are
+    /// duplicates of the backends' wake descriptors: when one is readable the function is polled,
+    /// which clears it.
     ///
     /// # Errors
-    /// A socket that cannot be bound, with its path in the text; a function whose doorbells do not
-    /// fit its doorbell page.
+    /// The socket cannot be bound (the text holds its path), or the function's doorbells do not fit
+    /// its doorbell page.
     pub fn new(
         config: Config,
         parts: EndpointParts,
@@ -116,11 +121,11 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// As [`Endpoint::new`], on a Unix socket that somebody else made, named and has listen: what
-    /// `config` says of its place is not looked at.
+    /// Makes an endpoint on a Unix socket that another party made, named and listens on. The
+    /// socket's path in `config` is ignored.
     ///
     /// # Errors
-    /// It is no such socket; a function whose doorbells do not fit its doorbell page.
+    /// `socket` is no such socket, or the function's doorbells do not fit its doorbell page.
     pub fn on(
         socket: OwnedFd,
         config: Config,
@@ -162,7 +167,7 @@ impl Endpoint {
         })
     }
 
-    /// Goes on with the client that a predecessor had, if there is one.
+    /// Continues with the client that a predecessor had, if there is one.
     fn resume(&mut self, mut parts: kept::Parts, keeping: Keeping) -> std::io::Result<()> {
         let socket = parts.found.remove(&kept::CLIENT);
         let (Some(socket), Some(peer)) = (socket, keeping.client()) else {
@@ -186,13 +191,14 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Has the function's lanes polled by other reactors than its own, if it has lanes: one for each
-    /// home, as far as there are. To be called before the endpoint is added to its reactor. They end
-    /// with the endpoint, wherever that is then. A client of such an endpoint cannot have message-only
-    /// memory above [`Config::remote_threshold`], for which all of the function would have to move.
+    /// Has other reactors poll the function's lanes, if it has lanes: one lane for each home, as
+    /// far as there are lanes. Call it before the endpoint is added to its reactor. The lanes end
+    /// with the endpoint, wherever the endpoint is then. A client of such an endpoint cannot have
+    /// message-only memory above [`Config::remote_threshold`], for which all of the function would
+    /// have to move.
     ///
     /// # Errors
-    /// No descriptors left; a reactor that has ended. The endpoint is of no use then.
+    /// No descriptors are left, or a reactor has ended. The endpoint cannot be used then.
     pub fn spread(&mut self, homes: Vec<LaneHome>) -> std::io::Result<()> {
         let doors = homes.iter().map(|_| Door::new());
         self.lanes = Doors(doors.collect::<Result<_, _>>()?);
@@ -208,12 +214,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// What other threads keep of it.
+    /// Returns a handle to the endpoint for other threads.
     pub fn control(&self) -> Control {
         Control(self.shared.clone())
     }
 
-    /// Takes what waits at the socket.
+    /// Accepts the connections that wait at the socket.
     fn accept(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
         for _ in 0..ACCEPTS_PER_STEP {
             let (things, bytes) = (self.device.bin.held(), self.device.bin.held_bytes());
@@ -242,7 +248,7 @@ impl Endpoint {
             self.shared.live.disconnected(NO_INTERRUPTS);
             return Ok(());
         }
-        // Of an earlier client.
+        // The failure was that of an earlier client.
         let _ = self.device.sink.failure.take();
         if let Some(kept) = &mut self.kept {
             kept.connect(&socket, peer)?;
@@ -253,7 +259,7 @@ impl Endpoint {
         let live = self.shared.live.clone();
         live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: self.private });
         let mut session = Session::new(channel, self.config.clone(), live);
-        // Between two clients an endpoint goes home, so this is a formality.
+        // An endpoint that has served a client returns home first, so this changes nothing.
         let _ = session.settle_on_thread(&mut self.device, self.private);
         session.kept = self.kept.take();
         let since = context.now();
@@ -263,8 +269,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Returns whether the client has hung up, and that is still to be noticed: epoll_wait(2) looks at one descriptor
-    /// after the other, and a successor may come between the two looks.
+    /// Returns whether the client has hung up but the endpoint was not told yet: epoll_wait(2)
+    /// looks at one descriptor after the other, and the next client may connect between the two
+    /// looks.
     fn client_leaves(&self) -> bool {
         let State::Connected { session, .. } = &self.state else { return false };
         session.channel.with(|wire| wire.is_hung_up())
@@ -277,7 +284,7 @@ impl Endpoint {
             kept.disconnect();
             self.kept = Some(kept);
         }
-        // Before the connection goes: the duplicate that is watched must not be the last one.
+        // Before the connection is closed: the duplicate that is watched must not be the last one.
         context.unwatch(CLIENT);
         self.device.unroute();
         self.shared.live.disconnected(why);
@@ -287,12 +294,12 @@ impl Endpoint {
         self.state = State::Draining { deadline, retry_at: now };
     }
 
-    /// Serves the client. False: it must move.
+    /// Serves the client. Returns false if the client must move to a thread of its own.
     fn serve(&mut self, ready: Ready, context: &mut Context<'_>) -> bool {
         let now = context.now();
         let State::Connected { session, since, .. } = &mut self.state else { return true };
         if session.is_pending() && ready.client {
-            // Reading is not waited for now, so this is a hang-up or an error.
+            // The socket is not watched for input now, so this is a hang-up or an error.
             self.disconnect("the client hung up while a request waited", context);
             return true;
         }
@@ -313,20 +320,22 @@ impl Endpoint {
         true
     }
 
-    /// Takes another home, if it was given one. Whether it has to go there.
+    /// Takes the new home that the endpoint was told to move to, if any. Returns whether to move
+    /// there now.
     fn relocates(&mut self, context: &Context<'_>) -> bool {
         let Some(home) = self.shared.take_home() else { return false };
         self.home = home;
-        // From a thread of its own it goes when its client does, or never.
+        // On a thread of its own, the endpoint moves when its client disconnects, or never.
         !self.private && !self.stays(context) && !self.shared.is_closing()
     }
 
-    /// Whether it has a thread of its own for good.
+    /// Returns whether the endpoint has a thread of its own for good.
     fn stays(&self, context: &Context<'_>) -> bool {
         context.is_alone() || self.slept
     }
 
-    /// Answers the client that needs a thread of its own, which this is, or which could not be had.
+    /// Answers the client that needs a thread of its own: this is that thread, or it could not be
+    /// started.
     fn settle(&mut self, context: &mut Context<'_>) {
         let State::Connected { session, .. } = &mut self.state else { return };
         if self.private {
@@ -338,9 +347,12 @@ impl Endpoint {
         }
     }
 
-    /// Whether there is nothing but a function to poll for a client that rings mapped doorbells: no
-    /// message to read or to answer, nobody who comes or goes. (Events are looked at apart; a
-    /// closing or a poke is one. So is the client's reading of output, which only a message made.)
+    /// Returns whether the only work is to poll the function for a client that rings mapped
+    /// doorbells: no message is to be read or answered, and no client is connecting or
+    /// disconnecting.
+    ///
+    /// Events are checked separately: closing and poking are events, and so is room for output,
+    /// which only a message creates.
     fn is_only_served(&self) -> bool {
         let State::Connected { session, .. } = &self.state else { return false };
         self.device.mapped.is_some()
@@ -353,7 +365,7 @@ impl Endpoint {
             && !session.is_quiescing()
     }
 
-    /// Polls the function when there is a reason to.
+    /// Polls the function if there is a reason to.
     fn poll_device(&mut self, ready: Ready, now: Instant) {
         let wanted = match &self.state {
             State::Connected { session, .. } if session.is_quiescing() => false,
@@ -368,7 +380,7 @@ impl Endpoint {
         }
     }
 
-    /// Clears away what the last client left. Whether that is done.
+    /// Cleans up after the last client. Returns whether that is done.
     fn drain(&mut self, context: &mut Context<'_>) -> bool {
         let now = context.now();
         let State::Draining { deadline, retry_at } = &mut self.state else { return false };
@@ -379,7 +391,8 @@ impl Endpoint {
             return false;
         }
         if self.device.renew().is_err() {
-            // No memory for fresh doorbells: the old client could still ring the old ones.
+            // There is no memory for new doorbells, and the old client could still ring the old
+            // ones.
             *retry_at = now + RETRY;
             return false;
         }
@@ -388,25 +401,25 @@ impl Endpoint {
         true
     }
 
-    /// The client unmasks the pin, after the poll that may have taken back what it stood for.
+    /// Unmasks the pin for the client, after the poll that may have deasserted it.
     fn unmask_pin(&mut self, context: &mut Context<'_>) {
         if !self.device.unmask_pin() {
-            // Of no use to anybody but to keep this thread busy.
+            // Watching the eventfd further would only keep this thread busy.
             context.unwatch(UNMASK);
         }
     }
 
-    /// Watches what the state waits for.
+    /// Watches the descriptors that the state requires.
     fn watch(&mut self, context: &mut Context<'_>) {
         if self.device.take_unmasking_changed() {
             match self.device.unmasking.routed() {
-                // Not watched, for want of a descriptor: unmasking by message works.
+                // A failure means that no descriptor is left; unmasking by message still works.
                 Some(file) => drop(context.watch(file.as_fd(), Interest::Read, UNMASK)),
                 None => context.unwatch(UNMASK),
             }
         }
         let accepts = !matches!(self.state, State::Draining { .. }) && self.accept_at.is_none();
-        // Both were watched before, so changing what for does not fail.
+        // Both were watched before, so changing their interest does not fail.
         if accepts != self.listening {
             self.listening = accepts;
             let wanted = if accepts { Interest::Read } else { Interest::None };
@@ -426,14 +439,14 @@ impl Endpoint {
         }
     }
 
-    /// The last step. A function that still holds requests may wait for its medium when it is
-    /// dropped, which must not hold up the reactor.
+    /// Does the last step. A function that still holds requests may wait for its medium when it is
+    /// dropped, which must not delay the reactor.
     fn end(&mut self) -> Step {
         self.ended = !self.device.function.quiesce();
         if self.ended { Step::Leave } else { Step::Done }
     }
 
-    /// What the endpoint wants next.
+    /// Returns the step that the endpoint requires next.
     fn next(&mut self, context: &Context<'_>) -> Step {
         let now = context.now();
         let (pending, quiescing, handshake) = match &self.state {
@@ -498,16 +511,16 @@ fn listen(
     Ok((listener, Some((parts, keeping))))
 }
 
-/// Which of the endpoint's descriptors are ready.
+/// The descriptors of the endpoint that are ready.
 #[derive(Clone, Copy, Default)]
 struct Ready {
     control: bool,
     listener: bool,
     /// Readable, or broken.
     client: bool,
-    /// The client takes output again.
+    /// The client's socket has room for output again.
     output: bool,
-    /// The client unmasks the pin.
+    /// The client has signalled the eventfd that unmasks the pin.
     unmask: bool,
     wake: bool,
 }
@@ -544,7 +557,8 @@ impl Task for Endpoint {
             context.watch(wake.as_fd(), Interest::Read, token)?;
         }
         if !std::mem::take(&mut self.moving) {
-            // A predecessor's client, or this one's on another reactor.
+            // The client of a predecessor, or this endpoint's client from its time on another
+            // reactor.
             if let State::Connected { session, interest, .. } = &mut self.state {
                 *interest = Interest::Read;
                 session.channel.with(|wire| context.watch(wire.file(), Interest::Read, CLIENT))?;
@@ -589,7 +603,8 @@ impl Task for Endpoint {
                 return self.end();
             }
         }
-        // The client first: a successor is refused only when the old one is really still there.
+        // The client comes first: a new connection is refused only if the old client is really
+        // still connected.
         if !self.serve(ready, context) {
             if !self.stays(context) {
                 self.moving = true;
@@ -627,14 +642,14 @@ impl Task for Endpoint {
 
     fn leave(mut self: Box<Self>) {
         if self.ended {
-            // Without a thread to wait on, the reactor's has to do.
+            // If no thread can be started to wait on, the reactor's thread waits.
             let last = std::thread::Builder::new().name("closing".into());
             let _ = last.spawn(move || drop(self));
             return;
         }
         if !self.moving {
             self.private = false;
-            // With its home gone the endpoint is dropped, as it would be at home.
+            // If the home reactor has ended, the endpoint is dropped, as it would be there.
             let home = self.home.clone();
             let _ = home.add(self);
             return;
@@ -646,7 +661,7 @@ impl Task for Endpoint {
         let (home, shared) = (self.home.clone(), self.shared.clone());
         let settings = Settings { name: "vfio-user".into(), ..Settings::default() };
         if let Err((_, task)) = Reactor::detached(settings, self) {
-            // Not on a thread of its own, so it may have to go to one later.
+            // The endpoint is not on a thread of its own now, so it may have to move to one later.
             shared.move_failed.store(true, Ordering::Release);
             let _ = home.add(task);
         }

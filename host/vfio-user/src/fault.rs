@@ -1,10 +1,10 @@
 //! Points at which a test has the process killed.
 
-/// The environment's word: `POINT:COUNT` kills at the COUNTth passing of POINT.
+/// The environment variable `POINT:COUNT`, which kills the process at the COUNTth passing of POINT.
 #[cfg(feature = "fault-points")]
 pub const VARIABLE: &str = "SLIPWAY_FAULT";
 
-/// Kills the process, with no chance to clear anything up, when it is told to at this point.
+/// Kills the process, without any cleanup, if it is to be killed at this point.
 #[cfg(feature = "fault-points")]
 pub fn point(name: &str) {
     use std::sync::OnceLock;
@@ -24,7 +24,7 @@ pub fn point(name: &str) {
     }
 }
 
-/// Nothing, in a program that serves.
+/// Does nothing in a program that serves.
 #[cfg(not(feature = "fault-points"))]
 #[inline(always)]
 pub(crate) fn point(_: &str) {}

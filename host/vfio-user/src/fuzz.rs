@@ -18,12 +18,12 @@ use crate::{Config, EndpointParts};
 
 /// Feeds `data` to a server over a socket pair.
 ///
-/// The first byte tells how: bit 0, the client has negotiated already; bit 1, `data` is a sequence
-/// of (length, command, payload), each sent as a well-formed message, instead of raw bytes.
-/// Whatever comes, the server neither panics nor blocks, and every reply is well-formed.
+/// The first byte selects the mode. Bit 0: the client has negotiated already. Bit 1: `data` is a
+/// sequence of (length, command, payload), each sent as a well-formed message, instead of raw
+/// bytes. For any input, the server neither panics nor blocks, and every reply is well-formed.
 ///
 /// # Panics
-/// When a reply is not, or there are no descriptors left.
+/// If a reply is malformed, or no descriptors are left.
 pub fn fuzz(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else { return };
     let Ok((ours, theirs)) = rustix::net::socketpair(
@@ -68,13 +68,13 @@ pub fn fuzz(data: &[u8]) {
     }
 }
 
-/// Turns until nothing is left. False: the connection has ended.
+/// Takes turns until no message is left. Returns false if the connection has ended.
 fn turns(session: &mut Session, device: &mut Device) -> bool {
     loop {
         match session.turn(device, Instant::now()) {
             Ok(Turn::Drained) => return true,
             Ok(Turn::More | Turn::Pending) => {}
-            // Without a thread, sometimes the move works and sometimes it does not.
+            // There is no thread to move to; half of the moves are taken to succeed.
             Ok(Turn::Move) => {
                 let moved = device.pace.progress().is_multiple_of(2);
                 if session.settle_on_thread(device, moved).is_err() {
@@ -105,7 +105,8 @@ fn message(stream: &mut Vec<u8>, command: u16, payload: &[u8]) {
     stream.extend_from_slice(payload);
 }
 
-/// Reads what is there and checks every whole reply; `unread` keeps the beginning of the next.
+/// Reads the replies that have arrived and checks every complete one; `unread` keeps the beginning
+/// of the next.
 fn check_replies(theirs: &OwnedFd, unread: &mut Vec<u8>) {
     let mut buffer = [0; 4096];
     #[allow(clippy::disallowed_methods, reason = "the fuzzer is its own peer")]

@@ -1,4 +1,4 @@
-//! Interrupts as eventfds that a client passed.
+//! Interrupts that are delivered by eventfds of the client.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,20 +16,21 @@ use crate::mask::{Level, Mask};
 pub(crate) struct Line {
     route: ArcSwapOption<OwnedFd>,
     gate: Gate,
-    /// Shared by all lines of an endpoint.
+    /// The flag for failed deliveries, shared by all lines of an endpoint.
     failure: Arc<Failure>,
 }
 
-/// That an interrupt could not be delivered without waiting for the client. Its client is dropped then.
+/// A flag that an interrupt could not be delivered without waiting for the client, which is then
+/// disconnected.
 #[derive(Default)]
 pub(crate) struct Failure {
     happened: AtomicBool,
-    /// Has the endpoint look.
+    /// Has the endpoint check the flag.
     waker: OnceLock<Waker>,
 }
 
 impl Failure {
-    /// `waker` is woken by a failure.
+    /// Sets the waker that a failure wakes.
     pub(crate) fn tell(&self, waker: Waker) {
         let _ = self.waker.set(waker);
     }
@@ -41,13 +42,13 @@ impl Failure {
         }
     }
 
-    /// Whether there was one since this was asked last.
+    /// Returns whether a failure happened since the last call.
     pub(crate) fn take(&self) -> bool {
         self.happened.load(Ordering::Relaxed) && self.happened.swap(false, Ordering::AcqRel)
     }
 }
 
-/// What an interrupt passes on its way out.
+/// The mask that an interrupt passes before it is delivered.
 enum Gate {
     Edge(Mask),
     Level(Level),
@@ -60,17 +61,18 @@ impl Default for Gate {
 }
 
 impl Line {
-    /// A level that masks itself when it is delivered.
+    /// Returns a level-triggered interrupt, which masks itself when it is delivered.
     pub(crate) fn level() -> Self {
         Self { gate: Gate::Level(Level::default()), ..Self::default() }
     }
 
-    /// One whose failures are noted there.
+    /// Sets the flag that notes failures of this line.
     pub(crate) fn failing_to(self, failure: &Arc<Failure>) -> Self {
         Self { failure: failure.clone(), ..self }
     }
 
-    /// Routes it to an eventfd, or nowhere. A level that is asserted is delivered at once.
+    /// Routes the interrupt to an eventfd, or nowhere. A level that is asserted is delivered at
+    /// once.
     pub(crate) fn route(&self, file: Option<Arc<OwnedFd>>) {
         self.route.store(file);
         if let Gate::Level(level) = &self.gate {
@@ -78,8 +80,8 @@ impl Line {
         }
     }
 
-    /// Delivers, or keeps it pending while masked. Of a level: delivers and nothing else, as a client
-    /// wants that tries the way.
+    /// Delivers an edge-triggered interrupt, or keeps it pending while masked. A level-triggered
+    /// one is delivered unconditionally, for a client that tests the route.
     pub(crate) fn signal(&self) {
         match &self.gate {
             Gate::Edge(mask) => mask.signal(|| self.deliver()),
@@ -95,14 +97,15 @@ impl Line {
         }
     }
 
-    /// Without a route nobody is told, so it is not delivered before there is one.
+    /// Delivers the level if it is due. Without a route it is not delivered, so that it is still
+    /// due when there is one.
     fn look(&self, level: &Level) {
         if self.route.load().is_some() {
             level.look(|| self.deliver());
         }
     }
 
-    /// Where it is routed to.
+    /// Returns the eventfd that the interrupt is routed to, or `None` without a route.
     pub(crate) fn routed(&self) -> Option<Arc<OwnedFd>> {
         self.route.load_full()
     }
@@ -121,7 +124,7 @@ impl Line {
         }
     }
 
-    /// Unmasks and delivers what came meanwhile, or what is still asserted.
+    /// Unmasks the interrupt, and delivers it if it is pending or still asserted.
     pub(crate) fn unmask(&self) {
         match &self.gate {
             Gate::Edge(mask) => mask.unmask(|| self.deliver()),
@@ -132,7 +135,8 @@ impl Line {
         }
     }
 
-    /// As at the start: no route, not masked, nothing pending. A level stays as it is.
+    /// Removes the route and unmasks the interrupt; nothing is pending. A level stays asserted or
+    /// deasserted.
     pub(crate) fn clear(&self) {
         self.route.store(None);
         match &self.gate {
@@ -147,7 +151,8 @@ impl Line {
             None => false,
         };
         if failed {
-            // Where this thread has no way to raise it, a write could wait for the client for ever.
+            // This thread has no means to raise the eventfd without waiting, and a write could wait
+            // for the client for ever.
             self.route.store(None);
             self.failure.note();
         }
@@ -156,7 +161,7 @@ impl Line {
 
 /// The MSI-X vectors of a function, and its pin. Signalling takes no lock.
 pub(crate) struct EventSink {
-    /// Set when the function is known; before that nothing can be signalled.
+    /// The vectors; empty until the function is known, and nothing can be signalled before.
     vectors: OnceLock<Box<[Line]>>,
     pub(crate) pin: Line,
     pub(crate) failure: Arc<Failure>,
@@ -192,7 +197,8 @@ impl InterruptSink for EventSink {
     }
 }
 
-/// Takes a descriptor as an interrupt's route: only eventfds, whose last close never waits.
+/// Takes a descriptor as an interrupt's route. Returns `None` if it is no eventfd: the last close
+/// of an eventfd never waits.
 pub(crate) fn adopt(file: Foreign) -> Option<Arc<OwnedFd>> {
     slipway_peer::is_eventfd(&file).then(|| Arc::new(file.into_owned()))
 }
@@ -280,7 +286,7 @@ mod tests {
         assert!(adopt(writer).is_none());
     }
 
-    /// Counts how often it was woken.
+    /// A waker that counts how often it was woken.
     #[derive(Default)]
     struct Woken(std::sync::atomic::AtomicU32);
 
@@ -300,7 +306,8 @@ mod tests {
         line.route(adopt(file.try_clone().unwrap()));
         sink.signal(1);
         assert!(!sink.failure.take() && line.routed().is_some());
-        // What cannot be raised stands for a thread that cannot raise: `raise` answers the same.
+        // A pipe stands for a thread that cannot raise an eventfd: `raise` returns the same for
+        // both.
         let (_reader, writer) = rustix::pipe::pipe().unwrap();
         line.route(Some(Arc::new(writer)));
         sink.signal(1);

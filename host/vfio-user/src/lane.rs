@@ -1,4 +1,4 @@
-//! A task for a lane: a part of a function on a reactor of its own.
+//! A task for a lane: a part of a function that another reactor polls.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -15,18 +15,19 @@ use crate::pace::Pace;
 const BELL: u32 = 0;
 const FIRST_WAKE: u32 = 1;
 
-/// Where a lane of a function goes; see [`Endpoint::spread`](crate::Endpoint::spread).
+/// The place of a function's lane; see [`Endpoint::spread`](crate::Endpoint::spread).
 pub struct LaneHome {
-    /// The reactor that polls it.
+    /// The reactor that polls the lane.
     pub reactor: Handle,
-    /// Duplicates of the wake descriptors of its backends: when one is readable the lane is polled.
+    /// Duplicates of the wake descriptors of the lane's backends: when one is readable, the lane is
+    /// polled.
     pub wakes: Vec<OwnedFd>,
 }
 
-/// What a lane's task and its endpoint share.
+/// The state that a lane's task shares with its endpoint.
 pub(crate) struct Door {
     bell: Bell,
-    /// The function is gone.
+    /// The function has ended.
     ended: AtomicBool,
 }
 
@@ -46,12 +47,12 @@ impl Wake for Door {
     }
 }
 
-/// The lanes of an endpoint, which end with it.
+/// The lanes of an endpoint. Dropping this ends them.
 #[derive(Default)]
 pub(crate) struct Doors(pub(crate) Vec<Arc<Door>>);
 
 impl Doors {
-    /// What wakes each of them.
+    /// Returns a waker for each lane.
     pub(crate) fn wakers(&self) -> Vec<Waker> {
         self.0.iter().map(|door| Waker::from(door.clone())).collect()
     }
@@ -66,7 +67,7 @@ impl Drop for Doors {
     }
 }
 
-/// Has an endpoint polled.
+/// A waker that has an endpoint poll its function.
 pub(crate) struct Home(pub(crate) Arc<Shared>);
 
 impl Wake for Home {
@@ -86,15 +87,15 @@ pub(crate) struct LaneTask {
     pace: Pace,
     turn: Turn,
     sweep_period: Duration,
-    /// Over, but for requests that wait for their medium.
+    /// The lane has ended, except for requests that wait for their medium.
     lingers: bool,
     endpoint: Arc<Shared>,
     _gone: Gone,
 }
 
 impl Drop for LaneTask {
-    /// One that ends before its function (it panicked, or could not start) takes the endpoint with it:
-    /// its queues would stand still, and whoever waits for it would wait for ever.
+    /// Closes the endpoint if the lane ends before its function (it panicked, or could not start):
+    /// the lane's queues would stall, and requests on them would wait for ever.
     fn drop(&mut self) {
         if !self.door.ended.load(Ordering::Acquire) {
             self.endpoint.close();
@@ -128,8 +129,8 @@ impl LaneTask {
         self.pace.note(found, now)
     }
 
-    /// Tells the lane that it will not be polled, if it has to be told. Whether polling goes on all
-    /// the same.
+    /// Tells the lane that it will not be polled, if it has to be told. Returns whether polling
+    /// goes on nevertheless.
     fn rest(&mut self, now: Instant) -> bool {
         if !self.pace.is_watching() {
             return false;
@@ -138,7 +139,8 @@ impl LaneTask {
         self.pace.note(found, now) || self.pace.is_watching()
     }
 
-    /// What the task wants next: as an endpoint that has nothing but its function.
+    /// Returns the step that the task requires next, as for an endpoint that has nothing but its
+    /// function.
     fn next(&mut self, context: &Context<'_>) -> Step {
         let now = context.now();
         if self.pace.is_busy() {
@@ -180,7 +182,7 @@ impl Task for LaneTask {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Step {
         if context.events().iter().any(|event| event.token == BELL) {
-            // Before what it rang for is looked at.
+            // Before the work that the bell announces is looked for.
             self.door.bell.silence();
         }
         if self.door.ended.load(Ordering::Acquire) {
@@ -192,7 +194,7 @@ impl Task for LaneTask {
             self.turn = turn;
             self.lane.set_turn(turn);
         }
-        // Whatever the reason for this step: a look costs less than finding out.
+        // Poll whatever the reason for this step: a poll costs less than finding out.
         self.poll_lane(context.now());
         self.next(context)
     }
@@ -202,8 +204,8 @@ impl Task for LaneTask {
     }
 
     fn leave(self: Box<Self>) {
-        // It waits for its medium when it is dropped, which must not hold up the reactor. Without a
-        // thread to wait on, the reactor's has to do.
+        // A dropped lane waits for its medium, which must not delay the reactor. If no thread can
+        // be started to wait on, the reactor's thread waits.
         let last = std::thread::Builder::new().name("closing".into());
         let _ = last.spawn(move || drop(self));
     }

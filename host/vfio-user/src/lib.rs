@@ -1,15 +1,16 @@
 //! vfio-user: a server that presents a PCI function on a Unix socket, and a client for it.
 //!
-//! The protocol is the one of `slipway_vfio_user_spec`; the function is any `slipway_pci::Function`;
-//! the thread is a `slipway_reactor::Reactor`.
+//! The protocol is that of `slipway_vfio_user_spec`, the function any `slipway_pci::Function`, the
+//! thread a `slipway_reactor::Reactor`.
 //!
-//! How the pieces meet:
-//! - [`EndpointParts`] are what a host makes first: guest memory, interrupt sink, doorbells and clock
-//!   of a function that is yet to be built from them;
-//! - an [`Endpoint`] is a task: it owns the function, the socket and at most one client at a time;
-//! - a function with lanes ([`slipway_pci::Lane`]) may be spread over reactors ([`Endpoint::spread`]):
-//!   each lane is a task of its own, which knows no socket; both end together;
-//! - a [`Control`] is what other threads keep: it closes the endpoint and reads its [`Stats`];
+//! The pieces:
+//! - [`EndpointParts`] are made first: guest memory, interrupt sink, doorbells and clock, from
+//!   which the host then builds the function.
+//! - An [`Endpoint`] is a task. It owns the function, the socket and at most one client at a time.
+//! - A function with lanes ([`slipway_pci::Lane`]) may be spread over reactors
+//!   ([`Endpoint::spread`]): each lane is a task of its own, without a socket. All of them end
+//!   together.
+//! - A [`Control`] is the handle for other threads: it closes the endpoint and reads its [`Stats`].
 //! - [`client`] is the other end of the socket.
 //!
 //! ```no_run
@@ -38,42 +39,49 @@
 //!
 //! # What a client can and cannot do
 //! Every byte of the socket is hostile. Lengths are checked before anything is allocated, and a
-//! payload's buffer grows with what arrives; at most 16 descriptors are taken with a message; replies that nobody reads are queued up to [`Config::max_queued_bytes`],
-//! then the client is dropped. A request that is refused gets an errno, never zero. What leaves the
-//! stream without a next message (an impossible size, a reply to nothing) ends the connection.
-//! A request that waits for the function (an unmap, a deferred access) is answered within
+//! payload's buffer grows with what arrives. At most 16 descriptors are accepted with a message.
+//! Replies that the client does not read are queued up to [`Config::max_queued_bytes`], then the
+//! client is disconnected. A refused request gets an errno, never zero. An error after which the
+//! stream has no next message (an impossible size, an unexpected reply) ends the connection. A
+//! request that waits for the function (an unmap, a deferred access) is answered within
 //! [`Config::reply_deadline`], with an errno if need be; later requests wait behind it.
 //!
-//! Descriptors for guest memory must be memory (memfd, shared memory, huge pages): a file of
-//! another kind could make an access wait for whoever is behind it. Descriptors for interrupts must
-//! be eventfds, which are raised without ever waiting; a client for which that fails is dropped.
+//! Descriptors for guest memory must be memory (memfd, shared memory, huge pages): an access to a
+//! file of another kind could wait for the process or device behind it. Descriptors for interrupts
+//! must be eventfds, which are raised without ever waiting; a client for which that fails is
+//! disconnected.
 //!
-//! What a client leaves is closed and unmapped on a thread that may sleep for ever
-//! ([`slipway_peer::Bin`]): descriptors of any kind, its connection, its memory. A client that makes an
-//! endpoint hold more than [`MAX_HELD`] of these, or more memory than it may map, is not read from, and
-//! dropped if that has not become less for [`Config::reply_deadline`]. Nobody is accepted until there are
-//! fewer, with at most [`MAX_HELD_BYTES`] of memory ([`Stats::held`]).
+//! Everything that a client leaves is closed and unmapped on a thread that may sleep for ever
+//! ([`slipway_peer::Bin`]): descriptors of any kind, its connection, its memory. If a client makes
+//! an endpoint hold more than [`MAX_HELD`] of these, or more memory than it may map, the endpoint
+//! reads no further messages from it, and disconnects it if nothing was closed for
+//! [`Config::reply_deadline`]. No client is accepted until fewer than that are left, with at most
+//! [`MAX_HELD_BYTES`] of memory ([`Stats::held`]).
 //!
 //! # Restart
-//! An endpoint with a keeper ([`EndpointParts::kept`]) leaves its descriptors and its state where the
-//! next process finds them and goes on: its client sees a pause, and no error, whenever the process
-//! is killed. How, and within which limits, is in the head of `kept`.
+//! An endpoint with a keeper ([`EndpointParts::kept`]) leaves its descriptors and its state where
+//! the next process finds them and continues: its client sees a pause, and no error, whenever the
+//! process is killed. The head of `kept` describes how, and the limits.
 //!
 //! # Message-only memory
-//! A writable region without a descriptor that is larger than [`Config::remote_threshold`] moves the
-//! client, with its endpoint, to a thread of its own before the map is acknowledged; there an access
-//! to such memory waits for the client, up to [`Config::remote_deadline`], while commands that
-//! arrive are kept (64 of them). When the client goes, the endpoint goes home. On a shared reactor
-//! accesses to message-only regions fault: read-only ones are firmware (QEMU's ROMs), small ones the
-//! mappable pages of other devices, and neither is meant for DMA.
+//! A writable region without a descriptor that is larger than [`Config::remote_threshold`] moves
+//! the client, with its endpoint, to a thread of its own before the map is acknowledged. There, an
+//! access to such memory waits for the client, up to [`Config::remote_deadline`], while commands
+//! that arrive are kept (64 of them). When the client disconnects, the endpoint returns to its
+//! home. On a shared reactor, accesses to message-only regions fault: read-only ones are firmware
+//! (QEMU's ROMs), small ones the mappable pages of other devices, and neither is meant for DMA.
 //!
-//! Not here: migration, dirty-page bitmaps, twin sockets, I/O descriptors of regions
-//! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), MSI (a function has MSI-X and may
-//! have a pin, INTx), the VGA and ROM regions, message-only memory from more than one thread at a time.
+//! Not implemented: migration, dirty-page bitmaps, twin sockets, I/O descriptors of regions
+//! (`VFIO_USER_DEVICE_GET_REGION_IO_FDS` is answered with ENOTSUP), MSI (a function has MSI-X and
+//! may have a pin, INTx), the VGA and ROM regions, message-only memory from more than one thread at
+//! a time.
 //!
-//! Dependencies: `slipway-peer` for whatever a client could make wait; `rustix` for sockets, descriptors, memfds; `libc` for recvmmsg and sendmmsg; `serde` and `serde_json` for the version data; `zerocopy` for the structures;
-//! `arc-swap` so that signalling an interrupt and reading figures take no lock; `thiserror`.
-// A page mapped from a file that the client may store to; requests that raise eventfds.
+//! Dependencies: `slipway-peer` for everything that a client could make wait; `rustix` for sockets,
+//! descriptors, memfds; `libc` for recvmmsg and sendmmsg; `serde` and `serde_json` for the version
+//! data; `zerocopy` for the structures; `arc-swap` so that signalling an interrupt and reading
+//! figures take no lock; `thiserror`.
+// Unsafe code: a page mapped from a file that the client may store to; requests that raise
+// eventfds.
 #![allow(unsafe_code)]
 
 mod channel;
@@ -95,7 +103,7 @@ mod stats;
 mod version;
 mod wire;
 
-/// What `mask` needs of other crates: its test puts loom's atomics in their place.
+/// Imports of `mask` from other crates: its test puts loom's atomics in their place.
 mod outside {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 }

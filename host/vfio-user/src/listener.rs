@@ -11,25 +11,27 @@ use slipway_peer::{Bin, Foreign, Peer};
 
 use crate::{Config, Location};
 
-/// A listening socket and its name, which goes with it.
+/// A listening socket, and its name, which is removed with it.
 pub(crate) struct Listener {
-    /// Holds connections that were not accepted, with the descriptors that came over them.
+    /// The socket. It holds connections that were not accepted, with the descriptors that came over
+    /// them.
     socket: Foreign,
     bin: Bin,
-    /// None: it is somebody else's.
+    /// The socket's name; `None` if it belongs to another party.
     name: Option<Name>,
-    /// A directory that we made.
+    /// The socket's directory, to remove with it if it is empty: one that this process made, or any
+    /// directory of a resumed socket.
     directory: Option<PathBuf>,
 }
 
 struct Name {
     path: PathBuf,
-    /// Device and inode of the name, so that only our own is removed.
+    /// The device and inode of the name, so that only our own socket is removed.
     identity: (u64, u64),
 }
 
 impl Listener {
-    /// A Unix socket that listens already, whose name is not ours.
+    /// Takes over a Unix socket that listens already, and whose name belongs to another party.
     pub(crate) fn given(socket: OwnedFd, bin: &Bin) -> std::io::Result<Self> {
         use rustix::net::sockopt;
         let socket = Foreign::new(socket, bin);
@@ -43,7 +45,7 @@ impl Listener {
         Ok(Self { socket, bin: bin.clone(), name: None, directory: None })
     }
 
-    /// Listens. A socket of this name that nobody listens on any more is replaced.
+    /// Listens. A socket of this name without a listener is replaced.
     pub(crate) fn bind(config: &Config, bin: &Bin) -> std::io::Result<Self> {
         let directory = match &config.location {
             Location::Socket(_) => None,
@@ -63,7 +65,7 @@ impl Listener {
         }
     }
 
-    /// Goes on listening on a predecessor's socket.
+    /// Continues to listen on a predecessor's socket.
     pub(crate) fn resume(socket: Foreign, config: &Config, bin: &Bin) -> std::io::Result<Self> {
         let path = config.location.socket();
         let identity = identity(&path)?;
@@ -79,10 +81,10 @@ impl Listener {
         self.socket.as_fd()
     }
 
-    /// The next client that waits, if one does.
+    /// Accepts the next waiting client. Returns `None` if no client waits.
     ///
     /// # Errors
-    /// No descriptors left, for example: the client still waits then.
+    /// For example, no descriptors are left: the client still waits then.
     pub(crate) fn accept(&self) -> std::io::Result<Option<(Foreign, Peer)>> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match rustix::net::accept_with(&self.socket, flags) {
@@ -105,7 +107,7 @@ impl Drop for Listener {
             let _ = std::fs::remove_file(&name.path);
         }
         if let Some(directory) = &self.directory {
-            // Stays when somebody else put something there.
+            // Fails if another party put something there.
             let _ = std::fs::remove_dir(directory);
         }
     }
@@ -126,7 +128,7 @@ fn bind(path: &Path, config: &Config, bin: &Bin) -> std::io::Result<(Foreign, (u
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     let socket = Foreign::new(socket, bin);
-    // The name gets this mode, so nobody can connect before the owner is set.
+    // The socket's name gets this mode, so no client can connect before the owner is set.
     rustix::fs::fchmod(&socket, Mode::empty())?;
     rustix::net::bind(&socket, &address)?;
     let prepared = prepare(path, config).and_then(|()| identity(path));
@@ -151,7 +153,7 @@ fn prepare(path: &Path, config: &Config) -> std::io::Result<()> {
     Ok(rustix::fs::chmod(path, Mode::from_raw_mode(config.mode & 0o777))?)
 }
 
-/// Removes a socket that nobody listens on: its server was killed.
+/// Removes a socket without a listener: its server was killed.
 fn remove_stale(path: &Path, address: &SocketAddrUnix, bin: &Bin) -> std::io::Result<()> {
     use std::os::unix::fs::FileTypeExt;
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };

@@ -1,8 +1,8 @@
-//! The races between an interrupt and its mask: of edges, and of a level.
+//! The races between an interrupt and its mask, for edge-triggered and level-triggered interrupts.
 
 use super::outside::{AtomicBool, AtomicU8, Ordering};
 
-/// Whether an interrupt is masked, and whether it waits for that to end.
+/// The mask of an edge-triggered interrupt, and the flag that the interrupt is pending behind it.
 #[derive(Default)]
 pub(crate) struct Mask {
     masked: AtomicBool,
@@ -10,14 +10,14 @@ pub(crate) struct Mask {
 }
 
 impl Mask {
-    /// An interrupt came: it is delivered, or pending while masked.
+    /// Delivers an interrupt, or keeps it pending while masked.
     ///
-    /// Races with [`Mask::unmask`]. Both swap `pending` once the mask has been looked at or taken
-    /// away, and of two swaps of one word one comes first and the other sees it. If this one comes
-    /// first, `unmask` finds the interrupt pending. If `unmask`'s comes first, this one sees what
-    /// was stored before it, that the mask is gone, and takes the interrupt back; should `unmask`
-    /// run once more meanwhile, the last swap lets exactly one of them deliver. The tests have
-    /// loom go through every interleaving.
+    /// Races with [`Mask::unmask`]. Both sides swap `pending` after `masked` was loaded here or
+    /// cleared there, and one of two swaps of one word comes first, so the other sees it. If the
+    /// swap here comes first, `unmask` finds the interrupt pending. If the swap in `unmask` comes
+    /// first, this side sees the store before it, that the mask is cleared, and takes the interrupt
+    /// back. Should `unmask` run once more meanwhile, the last swap lets exactly one of them
+    /// deliver. The tests have loom go through every interleaving.
     pub(crate) fn signal(&self, deliver: impl FnOnce()) {
         if !self.masked.load(Ordering::SeqCst) {
             return deliver();
@@ -36,7 +36,7 @@ impl Mask {
         self.masked.store(true, Ordering::SeqCst);
     }
 
-    /// Unmasks and delivers what came meanwhile.
+    /// Unmasks the interrupt and delivers it if it is pending.
     pub(crate) fn unmask(&self, deliver: impl FnOnce()) {
         self.masked.store(false, Ordering::SeqCst);
         if self.pending.swap(false, Ordering::SeqCst) {
@@ -44,27 +44,28 @@ impl Mask {
         }
     }
 
-    /// As at the start: not masked, nothing pending.
+    /// Unmasks the interrupt and drops a pending one.
     pub(crate) fn clear(&self) {
         self.masked.store(false, Ordering::SeqCst);
         self.pending.store(false, Ordering::SeqCst);
     }
 }
 
-/// A level that is delivered once and then waits to be unmasked ("automasked"): delivered again if
-/// it is still asserted then. All of it is one word, so every change sees every other.
+/// A level-triggered interrupt that is delivered once and then waits to be unmasked ("automasked").
+/// If it is still asserted then, it is delivered again. Its state is one word, so every change sees
+/// every other.
 #[derive(Default)]
 pub(crate) struct Level(AtomicU8);
 
-/// The function asserts it.
+/// Bit: the function asserts the interrupt.
 const ASSERTED: u8 = 1;
-/// The client masked it.
+/// Bit: the client has masked the interrupt.
 const MASKED: u8 = 1 << 1;
-/// It was delivered and not unmasked since.
+/// Bit: the interrupt was delivered and not unmasked since.
 const DELIVERED: u8 = 1 << 2;
 
 impl Level {
-    /// Asserts or deasserts it; who asserts it looks at it then.
+    /// Asserts or deasserts the interrupt. After asserting it, the caller calls [`Level::look`].
     pub(crate) fn set(&self, asserted: bool) {
         if asserted {
             self.0.fetch_or(ASSERTED, Ordering::SeqCst);
@@ -73,8 +74,8 @@ impl Level {
         }
     }
 
-    /// Delivers it if it is asserted and nothing holds it back. Of several who look at once one makes
-    /// the change of the word, and that one delivers.
+    /// Delivers the interrupt if it is asserted, not masked, and not waiting to be unmasked. Of
+    /// several concurrent calls, one changes the word, and that one delivers.
     pub(crate) fn look(&self, deliver: impl FnOnce()) {
         let due = ASSERTED | DELIVERED;
         if self.0.compare_exchange(ASSERTED, due, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
@@ -82,7 +83,7 @@ impl Level {
         }
     }
 
-    /// Whether the client masked it.
+    /// Returns whether the client masked the interrupt.
     pub(crate) fn is_masked(&self) -> bool {
         self.0.load(Ordering::SeqCst) & MASKED != 0
     }
@@ -91,8 +92,8 @@ impl Level {
         self.0.fetch_or(MASKED, Ordering::SeqCst);
     }
 
-    /// Unmasks it, whatever masked it; who does looks at it then. Whether it is asserted is the
-    /// function's affair.
+    /// Unmasks the interrupt, whether the client or a delivery masked it; the caller then calls
+    /// [`Level::look`]. The interrupt stays asserted or deasserted.
     pub(crate) fn unmask(&self) {
         self.0.fetch_and(!(MASKED | DELIVERED), Ordering::SeqCst);
     }

@@ -1,4 +1,4 @@
-//! When what is polled is polled again: a function, or a lane of one.
+//! The timing of polls of a function, or of a lane of one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,34 +14,35 @@ use crate::stats::add;
 /// The shortest of the growing waits between two looks at mapped doorbells.
 const FIRST_SWEEP: Duration = Duration::from_micros(50);
 
-/// Doorbell cells that a client maps, and how many of them count.
+/// Doorbell cells that a client maps, and the number of them that are in use.
 #[derive(Clone)]
 pub(crate) struct Cells {
     pub(crate) page: Arc<SharedPage>,
     pub(crate) doorbells: Doorbells,
 }
 
-/// What polls found so far, and what follows from it.
+/// The results of past polls, and the time of the next one that follows from them.
 pub(crate) struct Pace {
     clock: Arc<dyn Clock>,
-    /// A client rings these itself.
+    /// The cells that a client writes directly; `None` if the doorbells are not mapped.
     pub(crate) cells: Option<Cells>,
     busy: bool,
-    /// Of its work more waits than it has turns for.
+    /// More work is waiting than the polled part has turns for.
     behind: bool,
-    /// It may get work unannounced, until it is told to rest.
+    /// The polled part may get work without a notification, until it is told to rest.
     watching: bool,
-    /// Polls that were not idle: written here, read by others too.
+    /// The number of polls that were not idle. Written here, read by other threads, too.
     progress: Arc<AtomicU64>,
     deadline: Option<Instant>,
     last_progress: Instant,
     sweep_wait: Duration,
-    /// The mapped doorbells, as noted last.
+    /// The values of the mapped doorbells when last noted.
     rung: Vec<u32>,
 }
 
 impl Pace {
-    /// Of something that has not been polled yet. `clock` is the one of its deadlines.
+    /// Returns the pace of a function or lane that has not been polled yet. `clock` is the clock of
+    /// its deadlines.
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
             clock,
@@ -57,12 +58,12 @@ impl Pace {
         }
     }
 
-    /// Of another part of the same function, which has not been polled yet.
+    /// Returns the pace of another part of the same function, which has not been polled yet.
     pub(crate) fn beside(&self) -> Self {
         Self { cells: self.cells.clone(), ..Self::new(self.clock.clone()) }
     }
 
-    /// A poll at `now` found this. Whether it made progress.
+    /// Records the result of a poll at `now`. Returns whether the poll made progress.
     #[inline]
     pub(crate) fn note(&mut self, found: Progress, now: Instant) -> bool {
         self.watching = matches!(found, Progress::Watching(_));
@@ -84,74 +85,76 @@ impl Pace {
         self.busy
     }
 
-    /// As at the start, but to be polled soon.
+    /// Resets the pace to its initial state, except that the next poll is due soon.
     pub(crate) fn renew(&mut self) {
         self.busy = true;
         self.watching = false;
         self.deadline = None;
     }
 
-    /// Counts the polls that were not idle.
+    /// Returns the number of polls that were not idle.
     pub(crate) fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
-    /// That counter.
+    /// Returns the counter of the polls that were not idle.
     pub(crate) fn progress_counter(&self) -> Arc<AtomicU64> {
         self.progress.clone()
     }
 
-    /// Has it polled soon.
+    /// Requests a poll soon.
     pub(crate) fn kick(&mut self) {
         self.busy = true;
     }
 
-    /// Whether it wants to be polled at once.
+    /// Returns whether the next poll is due at once.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Whether it has to be told to rest.
+    /// Returns whether the polled part has to be told to rest before its thread sleeps.
     pub(crate) fn is_watching(&self) -> bool {
         self.watching
     }
 
-    /// What a task says whose function [wants to be polled at once](Pace::is_busy).
+    /// Returns the step that a task reports if its function [is due at once](Pace::is_busy).
     pub(crate) fn busy_step(&self) -> Step {
         if self.behind { Step::Behind } else { Step::Busy }
     }
 
-    /// Whether it wants to be polled at `now`: it was busy, or its time has come.
+    /// Returns whether a poll is due at `now`: the last one was busy, or the deadline has passed.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.busy || self.deadline.is_some_and(|at| at <= now)
     }
 
-    /// When it wants to be polled again; None: when something happens.
+    /// Returns the time of the next poll, or `None` if only an event makes a poll due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Whether work may come that only a poll finds.
+    /// Returns whether work may arrive that only a poll finds.
     pub(crate) fn is_unannounced(&self) -> bool {
         self.cells.is_some() || self.watching
     }
 
-    /// Whether it shall be polled again at once, as work may have come that nothing announces: some
+    /// Returns whether to poll again at once, since work may arrive without a notification and some
     /// was found less than `budget` ago.
     pub(crate) fn is_hot(&self, now: Instant, budget: Duration) -> bool {
         self.is_unannounced() && now.duration_since(self.last_progress) < budget
     }
 
-    /// When mapped doorbells are to be looked at next: the waits double up to `period` while nothing
-    /// is found, so one that paused briefly is found quickly. None: they are at `period` already.
+    /// Returns when to check the mapped doorbells next. The waits double up to `period` while
+    /// nothing is found, so that a client that paused briefly is noticed quickly. Returns `None` if
+    /// the wait has reached `period`.
     pub(crate) fn next_sweep(&mut self, now: Instant, period: Duration) -> Option<Instant> {
         let wait = self.sweep_wait;
         self.sweep_wait = wait.saturating_mul(2).min(period);
         if wait < period { now.checked_add(wait) } else { None }
     }
 
-    /// Notes what the mapped doorbells are, before the last poll of what is then asked
-    /// [`Pace::stirs`] only: what is rung before is found by the poll, and after by the sweep.
+    /// Notes the values of the mapped doorbells. Call it before the last poll, after which only
+    /// [`Pace::stirs`] is checked: the poll finds what was rung before the note, the sweep what was
+    /// rung after it.
     pub(crate) fn note_doorbells(&mut self) {
         if let Some(Cells { page, doorbells }) = &self.cells {
             let cells = &page.cells()[..doorbells.watched()];
@@ -160,11 +163,13 @@ impl Pace {
         }
     }
 
-    /// Whether a mapped doorbell is another one than noted.
+    /// Returns whether a mapped doorbell has changed since it was noted. Without mapped doorbells,
+    /// always returns true.
     pub(crate) fn stirs(&self) -> bool {
         let Some(Cells { page, .. }) = &self.cells else { return true };
         let changed = |(cell, rung): (&AtomicU32, &u32)| cell.load(Ordering::Relaxed) != *rung;
-        // What is looked at changes only while the function is polled, and that was before the note.
+        // The number of watched doorbells changes only while the function is polled, which was
+        // before the note.
         page.cells().iter().zip(&self.rung).any(changed)
     }
 }

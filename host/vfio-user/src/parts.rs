@@ -1,4 +1,4 @@
-//! What a host makes before the function.
+//! The parts that a host makes before the function.
 
 use std::io::Error;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::kept;
 use crate::server::Keeping;
 use crate::{Config, DoorbellMode, Kept};
 
-/// The parts that a function is built from and an endpoint then serves.
+/// The parts that a function is built from and that an endpoint then serves.
 pub struct EndpointParts {
     pub(crate) map: DmaMap,
     pub(crate) bin: Bin,
@@ -26,7 +26,7 @@ pub struct EndpointParts {
 }
 
 impl EndpointParts {
-    /// Parts for one endpoint.
+    /// Returns parts for one endpoint.
     pub fn new(config: &Config) -> Self {
         Self {
             map: DmaMap::new(),
@@ -39,12 +39,11 @@ impl EndpointParts {
         }
     }
 
-    /// Parts for an endpoint that outlives the process. What a predecessor's client had mapped is
-    /// mapped on return.
+    /// Returns parts for an endpoint that outlives the process. The memory that a predecessor's
+    /// client had mapped is mapped on return.
     ///
     /// # Errors
-    /// A predecessor of another version, or that left memory which
-    /// cannot be mapped.
+    /// The predecessor has another version, or left memory that cannot be mapped.
     pub fn kept(config: &Config, kept: Kept) -> std::io::Result<Self> {
         let mut own = Self::new(config);
         let mut parts = Box::new(kept.take_apart(&own.bin)?);
@@ -56,7 +55,7 @@ impl EndpointParts {
         Ok(own)
     }
 
-    /// Whether a predecessor's client is still there.
+    /// Returns whether a predecessor's client is still connected.
     pub fn has_client(&self) -> bool {
         let kept = self.kept.as_ref();
         kept.is_some_and(|(parts, keeping)| {
@@ -64,26 +63,28 @@ impl EndpointParts {
         })
     }
 
-    /// The client's memory, empty until a client maps some.
+    /// Returns the client's memory, empty until a client maps some.
     pub fn memory(&self) -> Memory {
         self.map.memory()
     }
 
-    /// Where what the endpoint's clients leave is closed and unmapped: descriptors, connections, memory.
+    /// Returns the bin that closes and unmaps what the endpoint's clients leave: descriptors,
+    /// connections, memory.
     pub fn bin(&self) -> Bin {
         self.bin.clone()
     }
 
-    /// Where the function's interrupts go. Dropped while no client listens.
+    /// Returns the sink for the function's interrupts. Interrupts without a route are dropped.
     pub fn interrupts(&self) -> Arc<dyn InterruptSink> {
         self.sink.clone()
     }
 
-    /// `count` doorbell cells of the configured mode. Called at most once: a later call makes
-    /// cells that no client ever maps.
+    /// Returns `count` doorbell cells of the configured mode. Called at most once: a later call
+    /// makes cells that no client ever maps.
     ///
     /// # Errors
-    /// No memory or descriptors left, for mapped doorbells.
+    /// No memory or descriptors are left, for mapped doorbells; or a predecessor's doorbells were
+    /// not kept; or there are more cells than an endpoint can keep.
     pub fn doorbells(&mut self, count: usize) -> std::io::Result<Doorbells> {
         let has_client = self.has_client();
         match (self.mode, &mut self.kept) {
@@ -111,8 +112,8 @@ impl EndpointParts {
         }
     }
 
-    /// The clock that the endpoint compares the function's deadlines with: the function must use
-    /// the same.
+    /// Returns the clock that the endpoint compares the function's deadlines with: the function
+    /// must use the same clock.
     pub fn clock(&self) -> Arc<dyn Clock> {
         self.clock.clone()
     }

@@ -1,4 +1,4 @@
-//! What an endpoint tells of itself to other threads.
+//! The figures that an endpoint publishes for other threads.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,25 +7,25 @@ use arc_swap::ArcSwap;
 use slipway_ram::DmaMap;
 use slipway_telemetry::monotonic_ns;
 
-/// The client that is connected.
+/// A connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientInfo {
-    /// Process that connected (`SO_PEERCRED`); 0 when it is of another PID namespace.
+    /// The process that connected (`SO_PEERCRED`); 0 if it is in another PID namespace.
     pub pid: u32,
-    /// Its user.
+    /// The user of that process.
     pub uid: u32,
-    /// Whether it is served on a thread of its own because of message-only memory.
+    /// The client is served on a thread of its own because of message-only memory.
     pub private: bool,
 }
 
-/// How a region of client memory is reached.
+/// The way in which a region of client memory is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionKind {
-    /// Mapped, by plain copies.
+    /// Mapped, and accessed by plain copies.
     Mapped,
-    /// Mapped, and its owner may take pages away, since its file may shrink.
+    /// Mapped, but the file may shrink, so its owner may take pages away.
     Guarded,
-    /// By messages.
+    /// Accessed by messages.
     Remote,
 }
 
@@ -34,62 +34,69 @@ pub enum RegionKind {
 pub struct RegionStats {
     /// First DMA address.
     pub iova: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u64,
-    /// How it is reached.
+    /// The way in which the region is accessed.
     pub kind: RegionKind,
 }
 
-/// A snapshot of an endpoint. Times are nanoseconds of `CLOCK_MONOTONIC`, which all processes of a
-/// machine share; those of a client are of the current or else the last one.
+/// A snapshot of an endpoint's figures. Times are nanoseconds of `CLOCK_MONOTONIC`, which all
+/// processes of a machine share. Times of a client are those of the current client or, without one,
+/// of the last one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// The client that is connected.
+    /// The connected client, if there is one.
     pub client: Option<ClientInfo>,
-    /// Clients served so far, the current one included.
+    /// The number of clients served so far, including the current one.
     pub connections: u64,
-    /// Connections hung up on: the wrong user, or another client was there.
+    /// The number of connections that were closed at once: the user was wrong, another client was
+    /// connected, or interrupts could not be delivered without waiting.
     pub refused: u64,
-    /// Why the last client's connection ended.
+    /// The reason for which the last client's connection ended.
     pub last_disconnect: Option<String>,
-    /// DMA maps, ascending.
+    /// The DMA maps in ascending order.
     pub regions: Vec<RegionStats>,
-    /// Messages received, of all clients.
+    /// The number of messages received from all clients.
     pub messages: u64,
-    /// Error replies by errno, of all clients.
+    /// The number of error replies to all clients, by errno.
     pub errors: Vec<(i32, u64)>,
-    /// Register reads.
+    /// The number of register reads.
     pub region_reads: u64,
-    /// Register writes.
+    /// The number of register writes.
     pub region_writes: u64,
-    /// Descriptors that were refused: too many with a message, not expected, no memory, no eventfd.
+    /// The number of descriptors that were refused: too many with a message, not expected, not
+    /// memory, or not an eventfd.
     pub refused_files: u64,
-    /// Descriptors, connections and mappings of clients that are still to be closed or unmapped. With more
-    /// than [`MAX_HELD`](crate::MAX_HELD) the client has to wait, and then to go.
+    /// The number of descriptors, connections and mappings of clients that await closing or
+    /// unmapping. With more than [`MAX_HELD`](crate::MAX_HELD), the client has to wait, and is
+    /// disconnected in the end.
     pub held: usize,
-    /// How often the endpoint, or a lane of it, slept in a step, as a client can make it by punching holes into
-    /// its memory. Each of them has a thread of its own since then.
+    /// The number of times that the endpoint or one of its lanes slept in a step, which a client
+    /// can cause by punching holes into its memory. An endpoint or lane that slept has a thread of
+    /// its own afterwards.
     pub stalls: u64,
-    /// Time spent in mapping memory, in nanoseconds.
+    /// The time spent in mapping memory, in nanoseconds.
     pub dma_map_ns: u64,
-    /// When the client connected.
+    /// The time at which the client connected.
     pub connected_at: Option<u64>,
-    /// When version and capabilities were agreed on.
+    /// The time at which version and capabilities were negotiated.
     pub negotiated_at: Option<u64>,
-    /// When the client took the device (its first `VFIO_USER_DEVICE_GET_INFO`).
+    /// The time at which the client attached to the device (its first `VFIO_USER_DEVICE_GET_INFO`).
     pub attached_at: Option<u64>,
-    /// When its first DMA map was done.
+    /// The time at which the client's first DMA map was done.
     pub first_dma_map_at: Option<u64>,
-    /// When its last DMA map so far was done.
+    /// The time at which the client's last DMA map so far was done.
     pub last_dma_map_at: Option<u64>,
-    /// When it first routed an MSI-X vector: a driver in its guest took the function.
+    /// The time at which the client first routed an MSI-X vector: a driver in its guest attached to
+    /// the function.
     pub first_route_at: Option<u64>,
 }
 
-/// Errnos counted by number; larger ones are counted as the last.
+/// The number of errno counters; larger errnos share the last one.
 const ERRNOS: usize = 160;
 
-/// The live figures: written by the endpoint's thread alone, but for `stalls`, and read by any.
+/// The live figures. The endpoint's thread alone writes them, except for `stalls`; any thread reads
+/// them.
 pub(crate) struct Live {
     pub(crate) stalls: AtomicU64,
     pub(crate) connections: AtomicU64,
@@ -99,7 +106,8 @@ pub(crate) struct Live {
     pub(crate) region_writes: AtomicU64,
     pub(crate) refused_files: AtomicU64,
     pub(crate) dma_map_ns: AtomicU64,
-    /// Zero: has not happened.
+    /// The time at which the client connected; zero, as in the next five stamps, if that has not
+    /// happened.
     pub(crate) connected_at: AtomicU64,
     pub(crate) negotiated_at: AtomicU64,
     pub(crate) attached_at: AtomicU64,
@@ -108,9 +116,10 @@ pub(crate) struct Live {
     pub(crate) first_route_at: AtomicU64,
     errors: [AtomicU64; ERRNOS],
     regions: ArcSwap<Vec<RegionStats>>,
-    /// A client is there.
+    /// A client is connected.
     connected: AtomicBool,
-    /// Changed when clients come and go only.
+    /// The client, and the reason for the last disconnection. Changed only when a client connects
+    /// or disconnects.
     client: Mutex<(Option<ClientInfo>, Option<String>)>,
 }
 
@@ -139,7 +148,7 @@ impl Default for Live {
     }
 }
 
-/// Adds to a counter that one thread writes: no locked instruction is needed.
+/// Adds to a counter that only one thread writes, so no locked instruction is needed.
 pub(crate) fn add(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
@@ -155,19 +164,19 @@ impl Live {
         add(&self.errors[index], 1);
     }
 
-    /// Stamps `what` with the current time.
+    /// Stores the current time in `what`.
     pub(crate) fn stamp(&self, what: &AtomicU64) {
         what.store(monotonic_ns(), Ordering::Relaxed);
     }
 
-    /// Stamps `what` unless it has a time already.
+    /// Stores the current time in `what` unless it holds a time already.
     pub(crate) fn stamp_first(&self, what: &AtomicU64) {
         if what.load(Ordering::Relaxed) == 0 {
             self.stamp(what);
         }
     }
 
-    /// Stamps a DMA map as the last, and the first one as the first.
+    /// Stamps a DMA map as the last one, and as the first one if there was none before.
     pub(crate) fn stamp_dma_map(&self) {
         let now = monotonic_ns();
         if self.first_dma_map_at.load(Ordering::Relaxed) == 0 {
@@ -193,7 +202,7 @@ impl Live {
         self.connected.store(true, Ordering::Release);
     }
 
-    /// Whether a client is there.
+    /// Returns whether a client is connected.
     pub(crate) fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
@@ -209,7 +218,7 @@ impl Live {
         *self.lock() = (None, Some(why.to_owned()));
     }
 
-    /// The endpoint is gone, and its client, if one was left, with it.
+    /// Notes that the endpoint has ended, and with it its client, if one was left.
     pub(crate) fn ended(&self) {
         if self.lock().0.is_some() {
             self.disconnected("the endpoint ended");
@@ -217,7 +226,7 @@ impl Live {
         self.regions.store(std::sync::Arc::default());
     }
 
-    /// Publishes the DMA maps. How many there are.
+    /// Publishes the DMA maps and returns their number.
     pub(crate) fn mapped(&self, map: &DmaMap) -> usize {
         let regions = map.regions().into_iter().map(|(iova, region)| {
             let kind = match (region.is_remote(), region.is_guarded()) {
@@ -251,7 +260,7 @@ impl Live {
             region_writes: get(&self.region_writes),
             refused_files: get(&self.refused_files),
             stalls: get(&self.stalls),
-            // The endpoint's, see `Control::stats`.
+            // The endpoint adds it, see `Control::stats`.
             held: 0,
             dma_map_ns: get(&self.dma_map_ns),
             connected_at: stamp(&self.connected_at),

@@ -3,15 +3,15 @@
 //!
 //! BAR 0, 16 KiB, 64-bit:
 //!
-//! | offset | what |
+//! | offset | content |
 //! |---|---|
 //! | 0x000 | [`ID`], read-only |
 //! | 0x008 to 0x03f | memory-like, any width |
 //! | 0x040 | source of a copy, 64 bits |
 //! | 0x048 | destination, 64 bits |
 //! | 0x050 | length, at most [`MAX_COPY`] |
-//! | 0x054 | a write copies; reads how the last copy ended: [`DONE`], [`FAULT`] |
-//! | 0x058 | a write signals the interrupt with this number; [`PIN_ON`] and [`PIN_OFF`] set the pin |
+//! | 0x054 | a write copies; a read returns the result of the last copy: [`DONE`], [`FAULT`] |
+//! | 0x058 | a write signals the interrupt of this number; [`PIN_ON`] and [`PIN_OFF`] set the pin |
 //! | 0x05c | a read is deferred for as many polls as were written to it |
 //! | 0x060 | reads and writes are refused by the bus |
 //! | 0x1000 | doorbell 0: a new value copies and then signals interrupt 0 |
@@ -26,43 +26,43 @@ use slipway_pci::{
 };
 use slipway_ram::Memory;
 
-/// Value of the first register.
+/// The value of the first register.
 pub const ID: u32 = 0x5343_5241;
-/// Longest copy, in bytes.
+/// The longest copy, in bytes.
 pub const MAX_COPY: u32 = 1 << 20;
-/// A copy succeeded.
+/// The status after a copy that succeeded.
 pub const DONE: u32 = 1;
-/// A copy met a fault.
+/// The status after a copy that met a fault.
 pub const FAULT: u32 = 2;
-/// Asserts the pin.
+/// The register value that asserts the pin.
 pub const PIN_ON: u32 = 1 << 31 | 1;
-/// Deasserts the pin.
+/// The register value that deasserts the pin.
 pub const PIN_OFF: u32 = 1 << 31;
-/// Number of interrupts.
+/// The number of interrupts.
 pub const VECTORS: u16 = 4;
-/// Number of doorbell cells.
+/// The number of doorbell cells.
 pub const DOORBELLS: usize = 4;
-/// PCI vendor and device identifiers.
+/// The PCI vendor and device identifiers.
 pub const IDENTIFIERS: (u16, u16) = (0x1234, 0x5c2a);
 
-/// What a test may do to a running [`Scratch`] from outside.
+/// Settings by which a test controls a running [`Scratch`] from outside, and its counters.
 #[derive(Default)]
 pub struct Knobs {
-    /// While set, the function does not get quiet.
+    /// While set, the function does not become quiet.
     pub restless: AtomicBool,
-    /// While set, dropping the function waits, as for a medium that does not answer.
+    /// While set, dropping the function waits, as for a medium that does not respond.
     pub clinging: AtomicBool,
     /// While set, a poll panics, as no proper function does.
     pub broken: AtomicBool,
-    /// While set, a poll sleeps, as a page fault on memory of the client's can.
+    /// While set, a poll sleeps, as a page fault on memory of the client can.
     pub asleep: AtomicBool,
-    /// Counts resets.
+    /// The number of resets.
     pub resets: AtomicU32,
-    /// Counts polls.
+    /// The number of polls.
     pub polls: AtomicU32,
 }
 
-/// The function.
+/// The test function.
 pub struct Scratch {
     description: Description,
     memory: Memory,
@@ -80,7 +80,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// From the parts that a host makes.
+    /// Makes the function from the parts that a host made.
     pub fn new(
         memory: Memory,
         sink: &Arc<dyn InterruptSink>,

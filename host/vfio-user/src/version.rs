@@ -1,4 +1,4 @@
-//! Version and capabilities (section *VFIO_USER_VERSION*).
+//! Negotiation of version and capabilities (section *VFIO_USER_VERSION*).
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -7,12 +7,12 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::wire::{MAX_DATA_XFER_SIZE, MAX_MSG_FDS};
 
-/// Most DMA maps of one client.
+/// The largest number of DMA maps of one client.
 pub(crate) const MAX_DMA_MAPS: u64 = slipway_ram::MAX_REGIONS as u64;
-/// Page sizes of DMA maps: 4 KiB and so every multiple.
+/// The page size of DMA maps: 4 KiB, so that every multiple works, too.
 pub(crate) const PAGE_SIZE: u64 = 4096;
 
-/// What one side says of itself; what is missing has the specification's default.
+/// The capabilities that one side announces; a missing one has the specification's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Capabilities {
@@ -34,19 +34,20 @@ struct VersionData {
     capabilities: Capabilities,
 }
 
-/// What was agreed on.
+/// The capabilities that both sides agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Negotiated {
-    /// Largest count of data that the client takes.
+    /// The largest number of data bytes that the client accepts.
     pub(crate) max_xfer: usize,
     /// `VFIO_USER_REGION_WRITE_MULTI` may be sent.
     pub(crate) write_multiple: bool,
 }
 
-/// Answers a proposal: what was agreed on, and the reply's payload.
+/// Answers a proposal. Returns the negotiated capabilities and the reply's payload.
 ///
 /// # Errors
-/// `EINVAL` for another major version or data that are not as specified: the connection ends.
+/// `EINVAL` if the major version differs or the data violate the specification: the connection
+/// ends.
 pub(crate) fn negotiate(proposal: &[u8]) -> Result<(Negotiated, Vec<u8>), Errno> {
     let (version, data) = spec::Version::read_from_prefix(proposal).map_err(|_| Errno::INVAL)?;
     if version.major.get() != spec::MAJOR {
@@ -57,8 +58,8 @@ pub(crate) fn negotiate(proposal: &[u8]) -> Result<(Negotiated, Vec<u8>), Errno>
     if max_xfer == 0 {
         return Err(Errno::INVAL);
     }
-    // "The capability list must be a subset of those proposed." Without the first two a client
-    // assumes defaults that are right or stricter than ours, so they are left out like the others.
+    // "The capability list must be a subset of those proposed." Without the first two, a client
+    // assumes defaults that equal ours or are stricter, so they are left out like the others.
     let ours = Capabilities {
         max_msg_fds: theirs.max_msg_fds.map(|_| MAX_MSG_FDS as u64),
         max_data_xfer_size: theirs.max_data_xfer_size.map(|_| MAX_DATA_XFER_SIZE as u64),
@@ -74,18 +75,19 @@ pub(crate) fn negotiate(proposal: &[u8]) -> Result<(Negotiated, Vec<u8>), Errno>
     Ok((negotiated, encode(minor, ours)))
 }
 
-/// A version structure with data, as a proposal or a reply.
+/// Encodes a version structure with data, for a proposal or a reply.
 pub(crate) fn encode(minor: u16, capabilities: Capabilities) -> Vec<u8> {
     let version =
         spec::Version { major: spec::U16::new(spec::MAJOR), minor: spec::U16::new(minor) };
     let mut bytes = version.as_bytes().to_vec();
-    // Numbers and booleans under fixed names: this cannot fail, and without data it is valid too.
+    // Numbers and booleans under fixed names: this cannot fail, and empty data would be valid, too.
     bytes.extend(serde_json::to_vec(&VersionData { capabilities }).unwrap_or_default());
     bytes.push(0);
     bytes
 }
 
-/// Version data: nothing, or one NUL-terminated JSON text.
+/// Parses version data, which are empty or one NUL-terminated JSON text. Returns `None` if they are
+/// neither.
 pub(crate) fn parse(data: &[u8]) -> Option<Capabilities> {
     if data.is_empty() {
         return Some(Capabilities::default());

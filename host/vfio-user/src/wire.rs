@@ -1,11 +1,11 @@
 //! Messages on a nonblocking stream socket: framing, descriptors, a bounded output queue.
 //!
-//! A message is received in two kinds of reads, the header first and then the payload, never past
-//! the message's end: descriptors come with a byte of the stream, and so the ones that come with a
-//! read belong to the message that the read is for.
+//! A message is received in two kinds of reads, the header first and then the payload, and no read
+//! goes past the message's end. Descriptors come with a byte of the stream, so the descriptors that
+//! a read receives belong to the message that it reads.
 //!
-//! Closing what the other side sent, or the connection itself, may take as long as that side likes: the
-//! socket and every descriptor are [`Foreign`].
+//! Closing a descriptor that the peer sent, or the connection itself, may take as long as the peer
+//! likes: the socket and every descriptor are [`Foreign`].
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -19,18 +19,20 @@ use slipway_peer::{Bin, Foreign};
 use slipway_vfio_user_spec::{Command, HEADER_LEN, Header};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Most descriptors that are taken with one message. QEMU refuses servers that say more than 16.
+/// The largest number of descriptors that are accepted with one message. QEMU refuses servers that
+/// announce more than 16.
 pub(crate) const MAX_MSG_FDS: usize = 16;
-/// Largest count of data in one message.
+/// The largest number of data bytes in one message.
 pub(crate) const MAX_DATA_XFER_SIZE: usize = 1 << 20;
-/// Largest message: the data and the structures before them.
+/// The largest message in bytes: the data and the structures before them.
 pub(crate) const MAX_MESSAGE: usize = MAX_DATA_XFER_SIZE + 4096;
-/// The payload's buffer grows with what arrives, by at most this much ahead of it.
+/// The number of bytes by which the payload's buffer may exceed what has arrived.
 const READ_AHEAD: usize = 64 << 10;
-/// As much is looked at before a message's length is known: more than nearly all have.
+/// The number of bytes that are peeked at before a message's length is known: nearly all messages
+/// are shorter.
 const PEEK_AHEAD: usize = 1 << 10;
 
-/// Why a connection ends.
+/// The reason for which a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum End {
     #[error("the client hung up")]
@@ -41,27 +43,28 @@ pub(crate) enum End {
     Socket(#[from] Errno),
 }
 
-/// A whole message.
+/// A complete message.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) header: Header,
     pub(crate) payload: Vec<u8>,
-    /// At most [`MAX_MSG_FDS`].
+    /// The descriptors, at most [`MAX_MSG_FDS`].
     pub(crate) files: Vec<Foreign>,
-    /// More descriptors came than are taken; they are closed elsewhere.
+    /// More descriptors came than are accepted; the excess is closed elsewhere.
     pub(crate) excess: bool,
 }
 
-/// What is at the socket's front.
+/// The result of peeking at the socket.
 pub(crate) enum Peeked {
     Nothing,
-    /// The beginning of a message; its length, if that is known and the message brings no descriptors.
+    /// The beginning of a message, with the message's length if that is known and the message
+    /// carries no descriptors.
     Partial(Option<usize>),
-    /// A message, and its length.
+    /// A complete message and its length.
     Whole(Message, usize),
 }
 
-/// A message on its way out.
+/// A message that waits to be sent.
 struct Out {
     bytes: Vec<u8>,
     sent: usize,
@@ -70,14 +73,14 @@ struct Out {
 
 /// One end of a connection.
 pub(crate) struct Wire {
-    /// A connection holds descriptors that were sent and not received.
+    /// Closing the connection also closes descriptors that were sent over it and not received.
     socket: Foreign,
-    /// Where the other side's descriptors are closed.
+    /// The bin that closes the peer's descriptors.
     bin: Bin,
-    /// Bytes of `header` that are here.
+    /// The number of bytes of `header` that have arrived.
     got: usize,
     header: [u8; HEADER_LEN],
-    /// Payload as far as it is here, once the header is.
+    /// The part of the payload that has arrived, once the header has.
     payload: Vec<u8>,
     files: Vec<Foreign>,
     excess: bool,
@@ -87,8 +90,8 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// On a connected socket; calls never block, whatever the socket's own mode is. `bin` is the other
-    /// side's.
+    /// Wraps a connected socket. Calls never block, whatever the socket's own mode is. `bin` is the
+    /// peer's.
     pub(crate) fn new(socket: Foreign, bin: &Bin, max_out_bytes: usize) -> Self {
         Self {
             socket,
@@ -115,12 +118,12 @@ impl Wire {
             && asked[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Whether something waits to be sent.
+    /// Returns whether output waits to be sent.
     pub(crate) fn has_output(&self) -> bool {
         !self.out.is_empty()
     }
 
-    /// The next message, or None when it is not all here yet.
+    /// Returns the next message, or `None` if a part of it has not arrived yet.
     pub(crate) fn receive(&mut self) -> Result<Option<Message>, End> {
         while self.got < HEADER_LEN {
             let Some(count) = self.read_header()? else { return Ok(None) };
@@ -141,8 +144,8 @@ impl Wire {
         }))
     }
 
-    /// Looks at the next message and leaves it where it is. Descriptors are duplicates; only those of
-    /// a request that may have some are looked at.
+    /// Peeks at the next message and leaves it in the socket. Its descriptors are duplicates. They
+    /// are received only if the request may carry some.
     pub(crate) fn peek(&mut self) -> Result<Peeked, End> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         self.payload.resize(self.payload.len().max(PEEK_AHEAD), 0);
@@ -168,7 +171,7 @@ impl Wire {
             matches!(command, Some(Command::DmaMap | Command::DmaUnmap | Command::DeviceSetIrqs));
         let (mut files, mut excess) = (Vec::new(), false);
         if brings_files || count < size {
-            // Exactly the message: descriptors come with a byte of the stream.
+            // Reads no further than the message, since descriptors come with a byte of the stream.
             self.payload.resize(size, 0);
             let into = &mut self.payload[..size];
             let peek = RecvFlags::PEEK;
@@ -182,7 +185,8 @@ impl Wire {
         Ok(Peeked::Whole(Message { header, payload, files, excess }, size))
     }
 
-    /// Bytes after the header. A size that cannot be leaves the stream without a next message.
+    /// Returns the number of bytes after the header. After an impossible size, the stream has no
+    /// next message.
     fn payload_len(&self) -> Result<usize, End> {
         let header = Header::read_from_bytes(&self.header).unwrap_or_default();
         let size = header.size.get() as usize;
@@ -200,7 +204,7 @@ impl Wire {
         read(from, into, &mut self.files, &mut self.excess, how)
     }
 
-    /// False: nothing more is here.
+    /// Reads more of the payload. Returns false if nothing has arrived.
     fn read_payload(&mut self, want: usize) -> Result<bool, End> {
         let start = self.payload.len();
         self.payload.resize(want.min(start + READ_AHEAD), 0);
@@ -213,10 +217,10 @@ impl Wire {
         Ok(outcome?.is_some())
     }
 
-    /// Sends a message, or queues what the socket does not take.
+    /// Sends a message, or queues the part of it that the socket does not accept.
     ///
     /// # Errors
-    /// [`End`], also when more would be queued than is allowed.
+    /// [`End`], also if more would be queued than is allowed.
     pub(crate) fn send(
         &mut self,
         header: &Header,
@@ -235,8 +239,8 @@ impl Wire {
         self.queue(header, payload, sent, file)
     }
 
-    /// As [`Wire::send`], with any number of descriptors, which cannot be queued: the socket must
-    /// take the beginning of the message at once.
+    /// Sends a message with any number of descriptors. Descriptors cannot be queued: the socket
+    /// must accept the beginning of the message at once.
     ///
     /// # Errors
     /// [`End`].
@@ -266,7 +270,7 @@ impl Wire {
         write(self.socket.as_fd(), &parts, files)
     }
 
-    /// Queues what comes after the first `sent` bytes of a message.
+    /// Queues the rest of a message after its first `sent` bytes.
     fn queue(
         &mut self,
         header: &Header,
@@ -290,7 +294,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends what is queued as far as the socket takes it. Whether nothing is left.
+    /// Sends as much of the queue as the socket accepts. Returns whether the queue is empty.
     pub(crate) fn flush(&mut self) -> Result<bool, End> {
         while let Some(next) = self.out.front_mut() {
             let parts = [IoSlice::new(&next.bytes[next.sent..])];
@@ -310,7 +314,7 @@ impl Wire {
     }
 }
 
-/// Reads once. None: nothing is here. `boundary`: an end of the stream is a proper one.
+/// Reads once. Returns `None` if nothing has arrived. With `boundary`, the stream may end here.
 fn read(
     (socket, bin): (BorrowedFd<'_>, &Bin),
     into: &mut [u8],
@@ -338,7 +342,7 @@ fn read(
     }
 }
 
-/// Writes once. Zero: the socket takes nothing now.
+/// Writes once. Returns zero if the socket accepts nothing at present.
 fn write(
     socket: BorrowedFd<'_>,
     parts: &[IoSlice<'_>],

@@ -1,4 +1,4 @@
-//! The fuzz target's body on a fixed set of noise: a smoke test where no fuzzer runs.
+//! Runs the fuzz target's body on fixed noise: a smoke test where no fuzzer runs.
 
 #[test]
 fn noise_does_no_harm() {
@@ -12,7 +12,7 @@ fn noise_does_no_harm() {
     for round in 0..3000 {
         let len = (next() % 2000) as usize;
         let mut data: Vec<u8> = (0..len).map(|_| next() as u8).collect();
-        // Small numbers make commands and fields that mean something.
+        // Small numbers produce valid commands and fields.
         if round % 2 == 0 {
             data.iter_mut().for_each(|byte| *byte %= 40);
         }

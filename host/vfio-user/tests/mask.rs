@@ -1,5 +1,5 @@
-//! Loom goes through every interleaving of an interrupt, edge or level, and its mask: `src/mask.rs`, as
-//! it is, on loom's atomics.
+//! Loom goes through every interleaving of an interrupt, edge or level, and its mask:
+//! `src/mask.rs`, unchanged, on loom's atomics.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 #![allow(dead_code)] // the module is used in part
 
@@ -27,7 +27,8 @@ impl Line {
     }
 }
 
-/// One thread signals `signals` times, another one unmasks, or masks and unmasks.
+/// Explores one thread that signals `signals` times, and another that unmasks, or masks and
+/// unmasks.
 fn model(signals: u32, mask_again: bool) {
     loom::model(move || {
         let line = Arc::new(Line::default());
@@ -46,7 +47,7 @@ fn model(signals: u32, mask_again: bool) {
         device.join().unwrap();
         let delivered = line.delivered.load(Ordering::SeqCst);
         assert!((1..=signals).contains(&delivered), "{signals} came, {delivered} delivered");
-        // Nothing is left behind for a later unmask to find.
+        // No interrupt stays pending for a later unmask to find.
         line.mask.unmask(|| panic!("an interrupt was still pending"));
     });
 }
@@ -76,8 +77,9 @@ impl Pin {
     }
 }
 
-/// The function asserts, takes back and asserts again; the client unmasks as often. Whatever the
-/// order: a level that is asserted in the end was delivered and waits for the client, or for nothing.
+/// Explores a function that asserts, deasserts and asserts again, and a client that unmasks. In any
+/// order, a level that is asserted in the end was delivered, and waits for the client to unmask it,
+/// if for anything.
 fn level_model(unmasks: u32, mask_first: bool) {
     loom::model(move || {
         let pin = Arc::new(Pin::default());
@@ -101,7 +103,7 @@ fn level_model(unmasks: u32, mask_first: bool) {
         let delivered = pin.delivered.load(Ordering::SeqCst);
         let most = 1 + unmasks;
         assert!((1..=most).contains(&delivered), "{delivered} deliveries, {unmasks} unmasks");
-        // Nobody is owed one: it is delivered again after an unmask, and not before.
+        // No delivery is due: the level is delivered again after an unmask, and not before.
         pin.look();
         assert_eq!(pin.delivered.load(Ordering::SeqCst), delivered);
         pin.level.unmask();

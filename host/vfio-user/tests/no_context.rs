@@ -1,6 +1,6 @@
-//! Interrupts where there is no asynchronous I/O context, by which an eventfd is raised as a rule: any user can
-//! take all that the node has (io_setup(2), `fs.aio-max-nr`). Another endpoint's client has a counter full, and
-//! set to blocking: a write(2) to it waits for ever.
+//! Interrupts without an asynchronous I/O context, by which an eventfd is usually raised: any user
+//! can take all contexts of the node (io_setup(2), `fs.aio-max-nr`). The client of another endpoint
+//! has an eventfd with a full counter, set to blocking: a write(2) to it waits for ever.
 //!
 //! Each case is a process of its own, since a process keeps the context that it once had.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The register of the test function that signals an interrupt.
 const SIGNAL: u64 = 0x58;
 
-/// This test program again, in a role.
+/// Starts this test program again, in a role.
 fn again(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "role", "--nocapture", "--test-threads=1"]).env(ROLE, role);
@@ -65,7 +65,7 @@ fn with_all_contexts_taken_by_another_user_interrupts_come_as_root() {
     passes("node");
 }
 
-/// A process that ends with this value.
+/// A process that is expected to end with a given value.
 struct Ends(Child);
 
 impl Drop for Ends {
@@ -75,7 +75,7 @@ impl Drop for Ends {
     }
 }
 
-/// What the processes run that the tests above start. By itself it does nothing.
+/// The code of the processes that the tests above start. Without a role it does nothing.
 #[test]
 fn role() {
     match std::env::var(ROLE).as_deref() {
@@ -94,7 +94,7 @@ fn role() {
     println!("played");
 }
 
-/// Whether there is a context of so many requests.
+/// Takes a context for `requests` requests. Returns whether that succeeded.
 fn take_context(requests: u32) -> bool {
     let mut id: libc::c_ulong = 0;
     // SAFETY: the kernel writes one word to `id`.
@@ -102,17 +102,17 @@ fn take_context(requests: u32) -> bool {
 }
 
 fn hog() {
-    // SAFETY: changes who this process is, and no memory.
+    // SAFETY: changes the user of this process, and no memory.
     assert_eq!(unsafe { libc::setuid(65534) }, 0);
     for requests in (0..=16).rev().map(|power| 1 << power) {
         while take_context(requests) {}
     }
     println!("taken");
-    // Until it is killed, or whoever started it is gone.
+    // Until this process is killed, or the one that started it has ended.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Has these system calls fail with EAGAIN in this thread, and in those that it starts.
+/// Has these system calls fail with EAGAIN in this thread and in those that it starts.
 fn refuse(calls: &[libc::c_long]) {
     let step =
         |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
@@ -144,7 +144,7 @@ fn serve(reactor: &Reactor, path: PathBuf) -> Control {
     control
 }
 
-/// A client with its first interrupt routed to this eventfd.
+/// Connects a client with its first interrupt routed to this eventfd.
 fn client(path: &std::path::Path, file: &OwnedFd) -> Client {
     let mut client = Client::connect(path, PATIENCE).unwrap();
     client.route_irqs(irq::MSIX, 0, 1, &[file.as_fd()]).unwrap();

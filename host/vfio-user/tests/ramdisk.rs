@@ -17,7 +17,7 @@ use slipway_vfio_user::client::Client;
 const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 4 << 20;
 
-/// BAR 0 over the socket.
+/// The registers of BAR 0, accessed over the socket.
 struct Registers(Client, Instant);
 
 fn refused(error: slipway_vfio_user::client::ClientError) -> DriverError {

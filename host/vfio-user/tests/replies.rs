@@ -1,6 +1,6 @@
-//! A VMM gives a device up when one reply takes too long (QEMU: 5 s), whatever its guest has the
-//! device do. Every request is answered within `Config::reply_deadline`, while 128 commands of 128 KiB
-//! run, and while 128 commands wait for a disk that does not answer.
+//! A VMM gives a device up if one reply takes too long (QEMU: 5 s), whatever its guest has the
+//! device do. Every request is answered within `Config::reply_deadline`, both while 128 commands of
+//! 128 KiB run and while 128 commands wait for a disk that does not respond.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,17 +19,17 @@ use slipway_telemetry::ManualClock;
 use slipway_vfio_user::client::{Client, ClientError};
 use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
 
-/// So long that a machine with other work does not matter.
+/// Long enough for a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(120);
 const MEMORY: u64 = 32 << 20;
-/// Memory that no command uses: another device's, in a guest.
+/// Memory that no command uses; in a guest, that of another device.
 const BESIDE: (u64, u64) = (1 << 30, 1 << 20);
 const DEPTH: usize = 128;
 const TRANSFER: usize = 128 << 10;
 const CSTS: u64 = 0x1c;
 const CC: u64 = 0x14;
 
-/// BAR 0 over the socket.
+/// The registers of BAR 0, accessed over the socket.
 struct Registers(Client, Instant);
 
 fn refused(error: ClientError) -> DriverError {
@@ -87,7 +87,7 @@ struct Guest {
     file: OwnedFd,
     driver: Driver<Registers>,
     commands: Vec<SubmissionEntry>,
-    /// The longest reply, and to what.
+    /// The longest time until a reply, and the request.
     longest: (Duration, &'static str),
 }
 
@@ -124,7 +124,8 @@ impl Guest {
         answered
     }
 
-    /// What a VMM asks while a guest runs. Gives whether memory could be taken away.
+    /// Sends the requests that a VMM sends while a guest runs. Fails if memory could not be
+    /// unmapped.
     fn ask(&mut self) -> Result<(), ClientError> {
         self.timed("a register", |client| client.read_u32(0, CSTS)).unwrap();
         self.timed("interrupts", |client| client.irq(2)).unwrap();
@@ -178,7 +179,8 @@ fn every_request_is_answered_while_the_disk_does_not() {
     let control = serve(config, disk, &reactor);
     let mut guest = Guest::boot(&path);
     guest.driver.submit_all(1, &guest.commands.clone()).unwrap();
-    // Memory cannot be taken while commands are under way; the second does not wait once more.
+    // Memory cannot be unmapped while commands are in flight; the second unmap does not wait for
+    // the whole deadline again.
     for _ in 0..2 {
         assert!(matches!(guest.ask(), Err(ClientError::Refused(_))));
     }
@@ -186,7 +188,7 @@ fn every_request_is_answered_while_the_disk_does_not() {
     assert!(matches!(reset, Err(ClientError::Refused(_))), "{reset:?}");
     assert_eq!(guest.driver.pair(1).unwrap().in_flight(), DEPTH, "nothing has come to an end");
     println!("longest reply beside a disk that stands still: {:?} of {deadline:?}", guest.longest);
-    // A deadline counts from the beginning of the step in which the request is read.
+    // The deadline counts from the beginning of the step in which the request is read.
     assert!(guest.longest.0 >= deadline / 2, "nothing had to wait: {:?}", guest.longest);
     // The guest's own reset, as its driver does it: the write is answered at once.
     guest.timed("the reset's register", |client| client.write(0, CC, &[0; 4])).unwrap();

@@ -16,16 +16,17 @@ use crate::controller::Controller;
 use crate::health::TEMPERATURE;
 use crate::io::Outcome;
 
-/// When an interrupt that is held back is due: as soon as either is reached.
+/// The limits of Interrupt Coalescing: an interrupt that is held back is due as soon as either is
+/// reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Coalescing {
     /// Entries of a completion queue that wait for the host, 2 to 256.
     pub entries: u32,
-    /// Since the first of them was written.
+    /// The time since the first of these entries was written.
     pub time: Duration,
 }
 
-/// Values of all features that are not a namespace's.
+/// Values of all features that do not belong to a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Features {
@@ -35,29 +36,30 @@ pub(crate) struct Features {
     write_cache: bool,
     /// I/O queue pairs that the host was granted.
     queue_pairs: u16,
-    /// What can be granted.
+    /// The most I/O queue pairs that can be granted.
     most_queue_pairs: u16,
     coalescing: u32,
     /// Vectors with coalescing disabled.
     uncoalesced: Vec<bool>,
     write_atomicity: u32,
     events: u32,
-    /// Milliseconds; 0 is off.
+    /// The keep alive timeout in milliseconds; 0 is off.
     keep_alive: u32,
     /// The timestamp that the host set, milliseconds since 1970; 0 after a reset.
     timestamp: u64,
-    /// Whether the host has set it.
+    /// `true` if the host has set the timestamp.
     timestamp_set: bool,
-    /// When that was, on the controller's clock.
+    /// When the timestamp was set, on the controller's clock.
     timestamp_at: Duration,
     host_id: [u8; 16],
-    /// ACRE of Host Behavior Support: kept; no status here asks for a delay.
+    /// ACRE of Host Behavior Support. The value is only kept: no status of this controller asks for
+    /// a delay.
     #[serde(default)]
     advanced_retry: bool,
 }
 
 impl Features {
-    /// Defaults of a controller with so many queue pairs and vectors, at time `now`.
+    /// Returns the defaults of a controller with so many queue pairs and vectors, at time `now`.
     pub fn new(queue_pairs: u16, vectors: usize, now: Duration) -> Self {
         Self {
             // Burst of 64 (2^6), as Identify recommends.
@@ -79,14 +81,15 @@ impl Features {
         }
     }
 
-    /// Arbitration Burst: most commands that a queue may start in its turn; None is no limit.
+    /// Returns the Arbitration Burst: the most commands that a queue may start in its turn. Returns
+    /// `None` if there is no limit.
     pub fn burst(&self) -> Option<u32> {
         let log2 = self.arbitration & 7;
         (log2 < 7).then(|| 1 << log2)
     }
 
-    /// Interrupt Coalescing (section 5.21.1.8); None when it is off, as it is while either of its
-    /// fields is 0.
+    /// Returns the limits of Interrupt Coalescing (section 5.21.1.8), or `None` if either field is
+    /// 0, which switches it off.
     pub fn coalescing(&self) -> Option<Coalescing> {
         let (threshold, time) = (self.coalescing & 0xff, self.coalescing >> 8 & 0xff);
         let time_unit = Duration::from_micros(100);
@@ -94,51 +97,53 @@ impl Features {
             .then(|| Coalescing { entries: threshold + 1, time: time_unit * time })
     }
 
-    /// Whether interrupts of `vector` may be coalesced (section 5.21.1.9, CD).
+    /// Returns whether interrupts of `vector` may be coalesced (section 5.21.1.9, CD).
     pub fn coalesces(&self, vector: u16) -> bool {
         self.uncoalesced.get(usize::from(vector)).is_some_and(|disabled| !disabled)
     }
 
-    /// WCE: there is a volatile write cache in use (section 5.21.1.6).
+    /// Returns WCE: whether the volatile write cache is in use (section 5.21.1.6).
     pub fn write_cache(&self) -> bool {
         self.write_cache
     }
 
-    /// Whether the host wants events of changed namespaces (section 5.21.1.11).
+    /// Returns whether the host wants events of changed namespaces (section 5.21.1.11).
     pub fn namespace_notices(&self) -> bool {
         self.events & IdentifyController::EVENT_NAMESPACE != 0
     }
 
-    /// I/O queue pairs that the host was granted.
+    /// Returns the number of I/O queue pairs that the host was granted.
     pub fn queue_pairs(&self) -> u16 {
         self.queue_pairs
     }
 
-    /// The keep alive timeout; None when it is off.
+    /// Returns the keep alive timeout, or `None` if it is off.
     pub fn keep_alive(&self) -> Option<Duration> {
         (self.keep_alive > 0).then(|| Duration::from_millis(self.keep_alive.into()))
     }
 
-    /// Critical Warning of the SMART log.
+    /// Returns the Critical Warning of the SMART log.
     pub fn warning(&self) -> u8 {
         let [over, under] = self.temperature;
         let outside = TEMPERATURE >= over || TEMPERATURE <= under;
         if outside { Health::WARNING_TEMPERATURE } else { 0 }
     }
 
-    /// The values at time `now`, without a place on this process's clock.
+    /// Returns the values at time `now`, independent of this process's clock.
     pub fn stopped(&self, now: Duration) -> Self {
         let elapsed = now.saturating_sub(self.timestamp_at).as_millis() as u64;
         let timestamp = self.timestamp.saturating_add(elapsed) & TIMESTAMP_MASK;
         Self { timestamp, timestamp_at: Duration::ZERO, ..self.clone() }
     }
 
-    /// Values of [`Features::stopped`], going on at time `now` of this process's clock.
+    /// Returns the values of [`Features::stopped`], continued at time `now` of this process's
+    /// clock.
     pub fn started(self, now: Duration) -> Self {
         Self { timestamp_at: now, ..self }
     }
 
-    /// Whether a saved state has the shape of `self`: same numbers of queues and vectors.
+    /// Returns whether a saved state has the shape of `self`: the same numbers of queues and
+    /// vectors.
     pub fn fits(&self, saved: &Self) -> bool {
         saved.most_queue_pairs == self.most_queue_pairs
             && (1..=self.most_queue_pairs).contains(&saved.queue_pairs)
@@ -152,7 +157,7 @@ impl Features {
         less_one << 16 | less_one
     }
 
-    /// Timestamp data structure (section 5.21.1.14).
+    /// Returns the Timestamp data structure (section 5.21.1.14).
     fn timestamp_bytes(&self, now: Duration) -> [u8; 8] {
         let mut bytes = self.stopped(now).timestamp.to_le_bytes();
         bytes[6] = u8::from(self.timestamp_set) << 1;
@@ -165,7 +170,7 @@ const HOST_BEHAVIOR: usize = 512;
 /// A timestamp has 48 bits.
 const TIMESTAMP_MASK: u64 = (1 << 48) - 1;
 
-/// What can be done with a feature; None for one that is not there.
+/// Returns the capabilities of a feature, or `None` if the feature is not supported.
 fn capabilities(id: FeatureId) -> Option<u32> {
     match id {
         FeatureId::Arbitration
@@ -187,7 +192,8 @@ fn capabilities(id: FeatureId) -> Option<u32> {
 }
 
 impl Controller {
-    /// Section 5.13. Nothing is saveable, so the saved value is the default.
+    /// Carries out Get Features (section 5.13). Nothing is saveable, so the saved value is the
+    /// default.
     pub(super) fn get_features(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
         let id = FeatureId(entry.dword(10) as u8);
         let select = Select((entry.dword(10) >> 8) as u8 & 7);
@@ -206,7 +212,8 @@ impl Controller {
         }
     }
 
-    /// A feature's value of `from`; `current` for one that a namespace keeps.
+    /// Returns a feature's value in `from`. For a feature of a namespace, `current` chooses the
+    /// namespace's value instead of the default.
     fn value(
         &mut self,
         from: &Features,
@@ -247,16 +254,17 @@ impl Controller {
                 self.reply(entry, &from.host_id[..if wide == 1 { 16 } else { 8 }])?;
                 wide
             }
-            // Power Management: there is state 0 only.
+            // Power Management: there is only state 0.
             _ => 0,
         })
     }
 
-    /// Section 5.21. Switching the write cache off ends when what it held is on stable storage
-    /// (section 5.21.1.6); everything else ends at once.
+    /// Carries out Set Features (section 5.21). Switching the write cache off ends when the cached
+    /// data is on stable storage (section 5.21.1.6); with lanes, the others end when all lanes have
+    /// the new value.
     pub(super) fn set_features(&mut self, entry: &SubmissionEntry) -> Outcome {
         let cache = FeatureId(entry.dword(10) as u8) == FeatureId::VolatileWriteCache;
-        // A predecessor may have switched it off and been killed before its flush.
+        // A predecessor may have switched the cache off and been killed before its flush.
         let cached = cache && (self.features.write_cache || self.journal.is_some());
         let set = self.set_feature(entry);
         match set {
@@ -265,7 +273,8 @@ impl Controller {
                 self.order(move |lane| lane.features = features.clone());
                 self.flush_all(0, entry)
             }
-            // It ends when all have it, so a guest has no more under way than its queue holds.
+            // The command ends when all lanes have the value, so a guest has no more in flight than
+            // its queue holds.
             Ok(result) if self.lanes.is_some() => self.set_far_features(entry.id.get(), result),
             ended => ended.into(),
         }
@@ -307,7 +316,7 @@ impl Controller {
         Ok(0)
     }
 
-    /// Number of Queues (section 5.21.1.7): grants as many pairs as there are, at most.
+    /// Sets Number of Queues (section 5.21.1.7): grants at most as many pairs as there are.
     fn set_queue_pairs(&mut self, cdw11: u32) -> Result<u32, Status> {
         let (submission, completion) = (cdw11 & 0xffff, cdw11 >> 16);
         if submission == 0xffff || completion == 0xffff {
@@ -316,14 +325,15 @@ impl Controller {
         if self.queues.has_io() || self.has_far_queues() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
-        // One number serves both kinds: a host that asks for fewer of one uses fewer of it.
+        // One number is for both kinds of queue: a host that asks for fewer of one kind uses fewer
+        // of it.
         let asked = submission.max(completion) + 1;
         self.features.queue_pairs = asked.min(self.features.most_queue_pairs.into()) as u16;
         Ok(self.features.queue_dword())
     }
 
-    /// Temperature Threshold (section 5.21.1.4). The temperature never changes, so setting a
-    /// threshold is the only moment at which it can pass one.
+    /// Sets a Temperature Threshold (section 5.21.1.4). The temperature never changes, so the
+    /// temperature can pass a threshold only when the threshold is set.
     fn set_temperature(&mut self, cdw11: u32) -> Result<(), Status> {
         let before = self.features.warning();
         self.features.temperature[threshold(cdw11, true)?] = cdw11 as u16;
@@ -335,7 +345,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Keep Alive Timer (section 5.21.1.15), rounded up to the granularity that Identify names.
+    /// Sets the Keep Alive Timer (section 5.21.1.15), rounded up to the granularity that Identify
+    /// reports.
     fn set_keep_alive(&mut self, milliseconds: u32) {
         let granularity = u32::from(KEEP_ALIVE_GRANULARITY) * 100;
         let rounded = milliseconds.div_ceil(granularity).saturating_mul(granularity);
@@ -360,7 +371,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Host Behavior Support (section 5.21.1.18): of its bytes one has a meaning.
+    /// Sets Host Behavior Support (section 5.21.1.18): one of its bytes has a meaning.
     fn set_host_behavior(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
         let mut behavior = [0; HOST_BEHAVIOR];
         self.payload(entry, &mut behavior)?;
@@ -372,8 +383,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Namespace 0 stands for a namespace of which nothing was set: SPDK's compliance program asks
-    /// for the value without naming a namespace.
+    /// Returns the Error Recovery value of a namespace. Namespace 0 gives the default, 0: SPDK's
+    /// compliance program asks for the value without naming a namespace.
     fn error_recovery(&self, nsid: u32, current: bool) -> Result<u32, Status> {
         if nsid == 0 {
             return Ok(0);
@@ -382,8 +393,8 @@ impl Controller {
         Ok(if current { namespace.error_recovery.into() } else { 0 })
     }
 
-    /// Error Recovery (section 5.21.1.5): the time limit is kept; disks have limits of their own.
-    /// Deallocated blocks never fail (NSFEAT), so DULBE is refused.
+    /// Sets Error Recovery (section 5.21.1.5): the time limit is only kept, since disks have limits
+    /// of their own. Deallocated blocks never fail (NSFEAT), so DULBE is refused.
     fn set_error_recovery(&mut self, nsid: u32, cdw11: u32) -> Result<(), Status> {
         const DULBE: u32 = 1 << 16;
         if cdw11 & DULBE != 0 {
@@ -398,8 +409,8 @@ impl Controller {
     }
 }
 
-/// Which threshold dword 11 of Temperature Threshold means: THSEL, of the composite temperature;
-/// "all sensors" (TMPSEL Fh) is for setting only.
+/// Returns the threshold that dword 11 of Temperature Threshold selects (THSEL), of the composite
+/// temperature. "All sensors" (TMPSEL Fh) is valid only for setting.
 fn threshold(cdw11: u32, set: bool) -> Result<usize, Status> {
     let sensor = cdw11 >> 16 & 0xf;
     let which = (cdw11 >> 20 & 3) as usize;

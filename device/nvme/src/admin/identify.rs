@@ -20,8 +20,8 @@ use crate::steps::{COPY_BLOCKS, COPY_RANGE_BLOCKS, COPY_RANGES};
 pub(crate) const KEEP_ALIVE_GRANULARITY: u16 = 10;
 /// WCTEMP, kelvins: 70 °C.
 pub(crate) const WARNING_TEMPERATURE: u16 = 343;
-/// RTD3E, microseconds: how long a shutdown may take, as it flushes disks that may be slow. Drivers
-/// that see 0 give up after a few seconds.
+/// RTD3E, microseconds: the time that a shutdown may take, since it flushes disks that may be slow.
+/// Drivers that see 0 give up after a few seconds.
 const SHUTDOWN_TIME: u32 = 30_000_000;
 /// CCTEMP, kelvins: 100 °C.
 const CRITICAL_TEMPERATURE: u16 = 373;
@@ -59,7 +59,7 @@ impl Controller {
         Ok(0)
     }
 
-    /// Section 5.15.2.2.
+    /// Returns the Identify Controller data structure (section 5.15.2.2).
     fn identify_controller(&self) -> Box<IdentifyController> {
         type Page = IdentifyController;
         let mut page = Box::new(Page::new_zeroed());
@@ -100,8 +100,8 @@ impl Controller {
                 | Page::VERIFY
                 | Page::COPY,
         );
-        // A pair is atomic among this controller's commands, which is all only where no other
-        // controller has the disk, and among those of one thread.
+        // A pair is atomic among the commands of one thread of this controller. That suffices only
+        // if no other controller has the disk and there are no lanes.
         let shared = self.namespaces.iter().any(|namespace| namespace.shared);
         let fused = self.lanes.is_none() && !shared;
         page.fused.set(if fused { Page::COMPARE_AND_WRITE } else { 0 });
@@ -109,11 +109,12 @@ impl Controller {
         page.sgl.set(Page::SGL_DWORD_ALIGNED | Page::SGL_LONGER);
         page.write_cache = Page::WRITE_CACHE_FLUSH_ALL;
         page.nqn[..self.identity.nqn.len()].copy_from_slice(self.identity.nqn.as_bytes());
-        // Power state 0, all zeros ("not reported"), is all there is.
+        // There is only power state 0, all zeros ("not reported").
         page
     }
 
-    /// Section 5.15.2.1; zeros for a namespace that could be and is not.
+    /// Returns the Identify Namespace data structure (section 5.15.2.1); zeros for a valid NSID
+    /// without a namespace.
     fn identify_namespace(&self, nsid: u32) -> Result<Box<IdentifyNamespace>, Status> {
         if nsid == 0 || nsid > MAX_NSID {
             return Err(Status::INVALID_NAMESPACE.dnr());
@@ -125,7 +126,8 @@ impl Controller {
         Ok(page)
     }
 
-    /// Section 5.15.2.3: namespaces above `after`, ascending. All are active and allocated.
+    /// Returns the list of namespaces above `after`, ascending (section 5.15.2.3). All are active
+    /// and allocated.
     fn namespace_list(&self, after: u32) -> Result<Vec<u8>, Status> {
         if after >= 0xffff_fffe {
             return Err(Status::INVALID_NAMESPACE.dnr());
@@ -136,7 +138,7 @@ impl Controller {
         Ok(page)
     }
 
-    /// Section 5.15.2.4.
+    /// Returns the list of a namespace's identification descriptors (section 5.15.2.4).
     fn namespace_descriptors(&self, nsid: u32) -> Result<Vec<u8>, Status> {
         let namespace = self.namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         let mut page = Vec::with_capacity(IDENTIFY_SIZE);
@@ -154,7 +156,8 @@ impl Controller {
     }
 }
 
-/// The number of identifiers, then those from CDW10's CNTID on: this controller's, or none.
+/// Returns a controller list: the number of identifiers, then those from CDW10's CNTID on. It has
+/// this controller if `listed`.
 fn controller_list(entry: &SubmissionEntry, listed: bool) -> Vec<u8> {
     let from = (entry.dword(10) >> 16) as u16;
     let listed = listed && CONTROLLER_ID >= from;
@@ -186,7 +189,7 @@ fn fill_namespace(page: &mut IdentifyNamespace, namespace: &Attached) {
     }
 }
 
-/// ASCII padded with spaces (section 1.5, "ASCII string").
+/// Fills a field with ASCII text padded with spaces (section 1.5, "ASCII string").
 pub(super) fn pad(field: &mut [u8], text: &str) {
     field.fill(b' ');
     let len = text.len().min(field.len());

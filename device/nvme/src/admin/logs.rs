@@ -20,7 +20,7 @@ impl Controller {
         let retain = cdw10 >> 15 & 1 == 1;
         let dwords = u64::from(cdw11 & 0xffff) << 16 | u64::from(cdw10 >> 16);
         let offset = u64::from(entry.dword(13)) << 32 | u64::from(entry.dword(12));
-        // The length is checked before anything of that size is made.
+        // The length is checked before anything of that size is allocated.
         let len = usize::try_from((dwords + 1) * 4).unwrap_or(usize::MAX);
         if !offset.is_multiple_of(4) || len > self.limits.transfer as usize {
             return Err(Status::INVALID_FIELD.dnr());
@@ -33,7 +33,7 @@ impl Controller {
             if offset > page.len() {
                 return Err(Status::INVALID_FIELD.dnr());
             }
-            // What lies past the end of a log page is undefined; zeros tell nothing.
+            // The bytes past the end of a log page are undefined; zeros reveal nothing.
             page.resize(page.len().max(offset + len), 0);
             self.reply(entry, &page[offset..offset + len])?;
             if id == LogId::ChangedNamespaces && !retain {
@@ -85,7 +85,7 @@ impl Controller {
     }
 }
 
-/// The event type that reading a log unmasks (section 5.2.1).
+/// Returns the event type that reading a log unmasks (section 5.2.1).
 fn event_type(id: LogId) -> Option<EventType> {
     match id {
         LogId::ErrorInformation => Some(EventType::Error),
@@ -95,7 +95,8 @@ fn event_type(id: LogId) -> Option<EventType> {
     }
 }
 
-/// Section 5.14.1.5; `shadow`: Doorbell Buffer Config is offered.
+/// Returns the Commands Supported and Effects log (section 5.14.1.5). `shadow` says whether
+/// Doorbell Buffer Config is offered.
 fn effects(shadow: bool) -> Box<Effects> {
     let mut log = Box::new(Effects::new_zeroed());
     let shadow = shadow.then_some(AdminOpcode::DoorbellBufferConfig);

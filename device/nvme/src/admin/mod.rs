@@ -15,7 +15,7 @@ use crate::inflight::Inflight;
 use crate::io::Outcome;
 use crate::journal::Done;
 
-/// The commands that every controller has; Doorbell Buffer Config depends on its doorbells.
+/// The commands that every controller supports. Doorbell Buffer Config depends on the doorbells.
 pub(crate) const COMMANDS: [AdminOpcode; 11] = [
     AdminOpcode::DeleteSubmissionQueue,
     AdminOpcode::CreateSubmissionQueue,
@@ -30,7 +30,7 @@ pub(crate) const COMMANDS: [AdminOpcode; 11] = [
     AdminOpcode::KeepAlive,
 ];
 
-/// Commands that Abort may handle at once, less one (ACL): Abort ends at once, so the number says
+/// Commands that Abort may handle at once, less one (ACL). Abort ends at once, so the number means
 /// little.
 pub(crate) const ABORT_LIMIT: u8 = 3;
 
@@ -68,14 +68,14 @@ impl Controller {
         }
     }
 
-    /// Keep Alive (section 5.16).
+    /// Carries out Keep Alive (section 5.16).
     fn keep_alive(&mut self) -> Result<u32, Status> {
         self.keep_alive_since = self.clock.now();
         Ok(0)
     }
 
-    /// Asynchronous Event Request (section 5.2). It holds no slot of the completion queue while it
-    /// waits: it may wait for ever.
+    /// Starts an Asynchronous Event Request (section 5.2). It has no slot of the completion queue
+    /// reserved while it waits, since it may wait for ever.
     fn event_request(&mut self, entry: &SubmissionEntry) -> Outcome {
         if self.events.requests.len() >= EVENT_LIMIT {
             return Status::EVENT_LIMIT_EXCEEDED.dnr().into();
@@ -90,9 +90,9 @@ impl Controller {
         Outcome::Pending
     }
 
-    /// Abort (section 5.1): takes back Asynchronous Event Requests, and commands of I/O queues whose
-    /// disk has not begun with them or stops between two steps. Others end by themselves. Bit 0 of
-    /// the result: not aborted.
+    /// Carries out Abort (section 5.1): cancels Asynchronous Event Requests, and commands of I/O
+    /// queues that the disk has not begun or that stop between two steps. Other commands end by
+    /// themselves. Bit 0 of the result is set if the command was not aborted.
     fn abort(&mut self, entry: &SubmissionEntry) -> Outcome {
         let (queue, id) = (entry.dword(10) as u16, (entry.dword(10) >> 16) as u16);
         if let Some(far) = self.abort_far(entry.id.get(), queue, id) {
@@ -119,14 +119,15 @@ impl Controller {
         aborted
     }
 
-    /// The command ends before the Abort where the disk gives its request back at once. What
-    /// several requests work on, as Dataset Management of many ranges, is left to end.
+    /// Aborts a command of an I/O queue, and returns whether it was or will be aborted. It ends
+    /// before the Abort if the disk gives its request back at once. A command with several
+    /// requests, such as Dataset Management of many ranges, is left to end by itself.
     pub(crate) fn abort_io(&mut self, queue: u16, id: u16) -> bool {
         let Some((slot, command)) = self.inflight.find(queue, id) else { return false };
         let (nsid, single) = (command.nsid, command.parts == 1);
         let mut stops = false;
         if command.work.as_ref().is_some_and(|work| work.stops()) {
-            // Its next step is not taken, and this is how it ends.
+            // The command ends with this status instead of taking its next step.
             command.status = Status::ABORT_REQUESTED;
             stops = true;
         }
@@ -138,7 +139,7 @@ impl Controller {
         stops
     }
 
-    /// Writes `data` to where the command's PRPs say.
+    /// Writes `data` to the places that the command's PRPs name.
     fn reply(&mut self, entry: &SubmissionEntry, data: &[u8]) -> Result<(), Status> {
         if data.is_empty() {
             return Ok(());

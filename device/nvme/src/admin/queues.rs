@@ -1,5 +1,4 @@
-//! Creation and deletion of I/O queues (sections 5.3 to 5.6), and where their doorbells are
-//! (section 5.7).
+//! Creates and deletes I/O queues (sections 5.3 to 5.6), and sets shadow doorbells (section 5.7).
 
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::prp::is_page_aligned;
@@ -20,7 +19,7 @@ const CONTIGUOUS: u32 = 1;
 const INTERRUPTS: u32 = 1 << 1;
 
 impl Controller {
-    /// Create I/O Completion Queue (section 5.3).
+    /// Carries out Create I/O Completion Queue (section 5.3).
     pub(super) fn create_completion_queue(
         &mut self,
         entry: &SubmissionEntry,
@@ -46,7 +45,8 @@ impl Controller {
         Ok(0)
     }
 
-    /// Create I/O Submission Queue (section 5.4). Priorities mean nothing with round robin.
+    /// Carries out Create I/O Submission Queue (section 5.4). Priorities have no effect with round
+    /// robin.
     pub(super) fn create_submission_queue(
         &mut self,
         entry: &SubmissionEntry,
@@ -73,8 +73,8 @@ impl Controller {
         Ok(0)
     }
 
-    /// Delete I/O Submission Queue (section 5.6): entries that were not fetched are dropped, and
-    /// the command ends when those in flight have.
+    /// Carries out Delete I/O Submission Queue (section 5.6): entries that were not fetched are
+    /// dropped, and the command ends when the queue's commands in flight have ended.
     pub(super) fn delete_submission_queue(&mut self, entry: &SubmissionEntry) -> Outcome {
         let id = entry.dword(10) as u16;
         if let Some(far) = self.delete_far_submission(id, entry.id.get()) {
@@ -88,7 +88,8 @@ impl Controller {
         Outcome::Pending
     }
 
-    /// Deletes a submission queue as soon as nothing of it is in flight; `command` asked for it.
+    /// Deletes a submission queue as soon as none of its commands is in flight; `command` asked for
+    /// it.
     pub(crate) fn begin_deletion(&mut self, id: u16, command: (u16, Ticket)) {
         let Some(queue) = self.queues.submission(id) else { return };
         queue.deleting = Some(command);
@@ -97,7 +98,7 @@ impl Controller {
         }
     }
 
-    /// Delete I/O Completion Queue (section 5.5).
+    /// Carries out Delete I/O Completion Queue (section 5.5).
     pub(super) fn delete_completion_queue(&mut self, entry: &SubmissionEntry) -> Outcome {
         let id = entry.dword(10) as u16;
         if let Some(far) = self.delete_far_completion(id, entry.id.get()) {
@@ -114,7 +115,7 @@ impl Controller {
         }
     }
 
-    /// Doorbell Buffer Config (section 5.7), where doorbells are trapped.
+    /// Carries out Doorbell Buffer Config (section 5.7), where doorbells are trapped.
     pub(super) fn configure_doorbell_buffer(&mut self, entry: &SubmissionEntry) -> Outcome {
         if self.doorbells.is_shared() {
             return Status::INVALID_OPCODE.dnr().into();
@@ -136,7 +137,7 @@ impl Controller {
     pub(crate) fn follow(&mut self, pages: ShadowPages) {
         self.shadow = Some(pages);
         if self.queues.follow(&self.memory, pages).is_err() {
-            // It was there a moment ago.
+            // The pages could be reached a moment ago.
             self.fail();
         }
         let Some(journal) = &self.journal else { return };
@@ -148,8 +149,9 @@ impl Controller {
         }
     }
 
-    /// A buffer is one whole memory page that can be reached directly: a look at message-only memory
-    /// would be a message for each poll, which is worse than what it shall replace.
+    /// Checks a shadow page: it must be one whole memory page that can be reached directly. Each
+    /// look at message-only memory would be a message per poll, which is worse than the register
+    /// writes that a shadow page replaces.
     fn check_buffer(&self, at: u64, access: Access) -> Result<(), Fault> {
         let page = self.registers.page_size();
         if !is_page_aligned(at, page) {
@@ -158,7 +160,7 @@ impl Controller {
         self.memory.pin(at, page as usize, access, &mut Vec::new())
     }
 
-    /// The doorbell of a queue that begins, with `size` entries.
+    /// Returns the doorbell of a new queue with `size` entries.
     fn new_cell(&self, index: usize, size: u32) -> Result<Cell, Status> {
         let mut cell = Cell::new(&self.doorbells, index);
         if let Some(pages) = self.shadow {
@@ -169,12 +171,12 @@ impl Controller {
         Ok(cell)
     }
 
-    /// Whether an I/O queue may have this number: the Number of Queues feature says how many.
+    /// Returns whether an I/O queue may have this number, within the Number of Queues feature.
     fn is_queue_id(&self, id: u16) -> bool {
         (1..=self.features.queue_pairs()).contains(&id)
     }
 
-    /// What both creations check of size and place; gives the number of entries.
+    /// Checks size and address of a ring, for both creations. Returns the number of entries.
     fn check_ring(&self, entry: &SubmissionEntry, entry_size: bool) -> Result<u32, Status> {
         let size = (entry.dword(10) >> 16) + 1;
         if size < 2 || size > u32::from(self.limits.queue_entries) || !entry_size {

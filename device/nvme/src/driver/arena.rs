@@ -13,14 +13,14 @@ const PAGE: u64 = 4096;
 /// Hands out page-aligned pieces of ranges that driver and controller both reach.
 pub struct Arena {
     memory: Memory,
-    /// What was never handed out of each range.
+    /// The part of each range that was never handed out.
     fresh: Vec<Range<u64>>,
     /// Released pieces, by size.
     released: BTreeMap<u64, Vec<u64>>,
 }
 
 impl Arena {
-    /// The `len` bytes of `memory` at page-aligned address `base`.
+    /// Makes an arena of the `len` bytes of `memory` at page-aligned address `base`.
     pub fn new(memory: Memory, base: u64, len: u64) -> Self {
         let mut arena = Self { memory, fresh: Vec::new(), released: BTreeMap::new() };
         arena.add(base, len);
@@ -32,12 +32,12 @@ impl Arena {
         self.fresh.push(base..base + len);
     }
 
-    /// The memory behind it.
+    /// Returns the arena's memory.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// The address of `len` zeroed bytes, page-aligned.
+    /// Returns the page-aligned address of `len` zeroed bytes.
     ///
     /// # Errors
     /// [`DriverError::Memory`] when nothing is left.
@@ -59,14 +59,14 @@ impl Arena {
         Ok(range.start - size)
     }
 
-    /// Gives back what [`Arena::allocate`] gave for `len`.
+    /// Takes back the `len` bytes that [`Arena::allocate`] returned.
     pub fn release(&mut self, at: u64, len: usize) {
         let size = (len as u64).next_multiple_of(PAGE);
         self.released.entry(size).or_default().push(at);
     }
 
-    /// PRP1 and PRP2 (section 4.3) for `len` contiguous bytes at `address`; writes a list, or a
-    /// chain of lists, where two entries do not do.
+    /// Returns PRP1 and PRP2 (section 4.3) for `len` contiguous bytes at `address`. Writes a list,
+    /// or a chain of lists, if two entries do not suffice.
     ///
     /// # Errors
     /// [`DriverError::Memory`] when nothing is left for a list.
@@ -82,7 +82,7 @@ impl Arena {
         }
     }
 
-    /// Writes PRP lists that name `pages`; gives the first list.
+    /// Writes PRP lists that name `pages`. Returns the address of the first list.
     fn list(&mut self, pages: &[u64]) -> Result<u64, DriverError> {
         const ENTRIES: usize = PAGE as usize / 8;
         let list = self.allocate(PAGE as usize)?;

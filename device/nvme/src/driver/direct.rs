@@ -4,8 +4,8 @@ use slipway_pci::{Access, Function};
 
 use super::{DriverError, RegisterAccess};
 
-/// Polls without a register write until waiting fails: a command that never ends fails a test, and
-/// does not hang it.
+/// Polls without a register write until waiting fails: a command that never ends makes a test fail
+/// instead of hang.
 const PATIENCE: u32 = 50_000_000;
 
 /// Reaches a function of this process, and polls it while the driver waits. Waiting is counted in
@@ -18,7 +18,7 @@ pub struct Direct<F> {
 }
 
 impl<F: Function> Direct<F> {
-    /// Registers of `function`.
+    /// Makes the access to the registers of `function`.
     pub fn new(function: F) -> Self {
         Self { function, patience: PATIENCE }
     }

@@ -1,9 +1,9 @@
 //! A small real NVMe driver, for unit tests, fuzzing and benchmarks.
 //!
 //! [`Driver`] is generic over [`RegisterAccess`], so that it runs on a controller by direct calls
-//! ([`Direct`]) as well as over a socket. Queues and data lie in an [`Arena`] of memory that
-//! driver and controller both reach. It polls; it takes no interrupts. A [`PinnedPair`] is one queue
-//! pair of it on a thread of its own, as fast as the memory.
+//! ([`Direct`]) as well as over a socket. Queues and data lie in an [`Arena`] of memory that driver
+//! and controller both reach. The driver polls and takes no interrupts. A [`PinnedPair`] is one of
+//! its queue pairs on a thread of its own, as fast as the memory.
 
 mod arena;
 mod direct;
@@ -30,7 +30,7 @@ pub use pair::QueuePair;
 pub use pinned::{Ended, PinnedPair};
 pub use shadow::{Shadowed, doorbell_buffer_config, passes};
 
-/// Why the driver could not go on.
+/// The reason why the driver could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// A register access failed, or waiting for the controller took too long.
@@ -53,7 +53,7 @@ pub enum DriverError {
     Queue(u16),
 }
 
-/// How a driver reaches BAR0 of its controller.
+/// A driver's access to BAR0 of its controller.
 pub trait RegisterAccess {
     /// Reads the 32-bit register at byte `offset`.
     ///
@@ -67,7 +67,7 @@ pub trait RegisterAccess {
     /// [`DriverError::Access`].
     fn write32(&mut self, offset: u64, value: u32) -> Result<(), DriverError>;
 
-    /// Writes doorbell register number `doorbell`; a store to mapped memory where there is one.
+    /// Writes doorbell register number `doorbell`; by a store where doorbells are mapped.
     ///
     /// # Errors
     /// [`DriverError::Access`].
@@ -75,7 +75,8 @@ pub trait RegisterAccess {
         self.write32(offset::DOORBELLS + 4 * doorbell as u64, value)
     }
 
-    /// Called again and again while the driver waits: lets the controller work, or lets time pass.
+    /// Lets the controller work, or lets time pass. The driver calls it again and again while it
+    /// waits.
     ///
     /// # Errors
     /// [`DriverError::Access`] when it has taken too long.
@@ -84,12 +85,12 @@ pub trait RegisterAccess {
 
 /// A driver of one controller.
 pub struct Driver<R> {
-    /// The way to the registers.
+    /// The access to the registers.
     pub registers: R,
     /// Memory for queues and data.
     pub arena: Arena,
     pairs: BTreeMap<u16, QueuePair>,
-    /// Completions of the admin queue that nobody waited for: asynchronous events.
+    /// Completions of the admin queue that no call waited for: asynchronous events.
     pub unclaimed: Vec<CompletionEntry>,
 }
 
@@ -134,7 +135,7 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(())
     }
 
-    /// Normal shutdown (section 7.6.2).
+    /// Carries out a normal shutdown (section 7.6.2).
     ///
     /// # Errors
     /// [`DriverError`].
@@ -158,7 +159,7 @@ impl<R: RegisterAccess> Driver<R> {
         }
     }
 
-    /// CAP.
+    /// Reads CAP.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -224,12 +225,12 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(())
     }
 
-    /// Queue pair `id`.
+    /// Returns queue pair `id`.
     pub fn pair(&mut self, id: u16) -> Option<&mut QueuePair> {
         self.pairs.get_mut(&id)
     }
 
-    /// Takes I/O queue pair `id`, of which nothing was used yet, for a thread of its own.
+    /// Takes I/O queue pair `id`, which must be unused, for a thread of its own.
     /// [`Driver::delete_pinned`] deletes it.
     ///
     /// # Errors
@@ -239,8 +240,8 @@ impl<R: RegisterAccess> Driver<R> {
         pair.pin(self.arena.memory())
     }
 
-    /// Puts `command` into queue `queue` under an ID of the driver's choice, which it returns, and
-    /// rings. Its data pointers are the caller's business; see [`Driver::point`].
+    /// Puts `command` into queue `queue` under an ID of the driver's choice, and rings. Returns the
+    /// ID. The caller sets the data pointers; see [`Driver::point`].
     ///
     /// # Errors
     /// [`DriverError::Queue`] when the queue is full.
@@ -252,7 +253,7 @@ impl<R: RegisterAccess> Driver<R> {
     }
 
     /// Puts `commands` into queue `queue`, one after the other, and rings once for all of them, as
-    /// the halves of a fused pair need it. Gives their IDs.
+    /// the halves of a fused pair need it. Returns their IDs.
     ///
     /// # Errors
     /// [`DriverError::Queue`] when the queue is full.
@@ -289,8 +290,8 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(count)
     }
 
-    /// Submits `command` and waits for its end, whatever it is. Other completions of an I/O queue
-    /// that come meanwhile are lost; use it when nothing else is in flight there.
+    /// Submits `command` and waits for its end, whatever its status. Other completions of an I/O
+    /// queue that come meanwhile are lost: for use while nothing else is in flight there.
     ///
     /// # Errors
     /// [`DriverError`], but not for the command's own status.
@@ -317,7 +318,7 @@ impl<R: RegisterAccess> Driver<R> {
         }
     }
 
-    /// Runs an admin command that must succeed; gives dword 0.
+    /// Runs an admin command that must succeed. Returns dword 0 of its completion.
     ///
     /// # Errors
     /// [`DriverError`]; [`DriverError::Command`] when it failed.
@@ -325,7 +326,7 @@ impl<R: RegisterAccess> Driver<R> {
         succeeded(self.run(0, command)?)
     }
 
-    /// Identify with this CNS and namespace: 4096 bytes.
+    /// Runs Identify with this CNS and namespace, and returns its 4096 bytes.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -335,7 +336,7 @@ impl<R: RegisterAccess> Driver<R> {
         self.admin_read(command, IDENTIFY_SIZE)
     }
 
-    /// Identify Controller.
+    /// Runs Identify Controller.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -345,7 +346,7 @@ impl<R: RegisterAccess> Driver<R> {
         page.map(Box::new).map_err(|_| DriverError::Memory)
     }
 
-    /// Identify Namespace.
+    /// Runs Identify Namespace.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -375,7 +376,7 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(data)
     }
 
-    /// Number of Queues: asks for `pairs` and gives what was granted.
+    /// Sets Number of Queues to `pairs`, and returns the number that was granted.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -387,8 +388,8 @@ impl<R: RegisterAccess> Driver<R> {
         Ok((self.admin(command)? as u16).saturating_add(1))
     }
 
-    /// PRP1 and PRP2 for `len` bytes at `address`, which are contiguous; writes a PRP list when
-    /// it takes one. The list stays allocated: for tests and for buffers that are used for ever.
+    /// Returns PRP1 and PRP2 for `len` contiguous bytes at `address`; writes a PRP list if one is
+    /// needed. The list stays allocated: for tests, and for buffers that are never released.
     ///
     /// # Errors
     /// [`DriverError::Memory`].
@@ -417,12 +418,13 @@ impl<R: RegisterAccess> Driver<R> {
     }
 }
 
-/// An admin command without a namespace.
+/// Returns an admin command without a namespace.
 pub fn admin(opcode: AdminOpcode) -> SubmissionEntry {
     SubmissionEntry::new(opcode.0, 0)
 }
 
-/// A command with a starting LBA and a number of blocks (1 to 65,536): Read, Write, Write Zeroes.
+/// Returns a command with a starting LBA and a number of blocks (1 to 65,536): Read, Write, Write
+/// Zeroes.
 pub fn io(opcode: NvmOpcode, nsid: u32, lba: u64, blocks: u32) -> SubmissionEntry {
     SubmissionEntry::new(opcode.0, nsid)
         .with_dword(10, lba as u32)
@@ -430,7 +432,7 @@ pub fn io(opcode: NvmOpcode, nsid: u32, lba: u64, blocks: u32) -> SubmissionEntr
         .with_dword(12, (blocks - 1) & 0xffff)
 }
 
-/// Dword 0 of a completion that says success.
+/// Returns dword 0 of a completion with success.
 ///
 /// # Errors
 /// [`DriverError::Command`] with any other status.

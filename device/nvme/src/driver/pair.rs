@@ -13,9 +13,9 @@ use super::{Arena, DriverError, PinnedPair, RegisterAccess};
 pub struct QueuePair {
     id: u16,
     entries: u32,
-    /// Where the submission queue lies.
+    /// The address of the submission queue.
     pub submission: u64,
-    /// Where the completion queue lies.
+    /// The address of the completion queue.
     pub completion: u64,
     tail: u32,
     head: u32,
@@ -25,8 +25,8 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// Queues with `entries` (2 to 4096) entries in memory of `arena`; `entries - 1` commands can
-    /// be in flight.
+    /// Makes queues with `entries` (2 to 4096) entries in memory of `arena`. `entries - 1` commands
+    /// can be in flight.
     ///
     /// # Errors
     /// [`DriverError::Memory`].
@@ -43,18 +43,18 @@ impl QueuePair {
         })
     }
 
-    /// The same pair, unused yet, with its memory pinned.
+    /// Pins the memory of an unused pair.
     pub(super) fn pin(self, memory: &Memory) -> Result<PinnedPair, DriverError> {
         let places = (self.submission, self.completion);
         PinnedPair::new(self.id, self.entries, places, memory)
     }
 
-    /// Commands in flight.
+    /// Returns the number of commands in flight.
     pub fn in_flight(&self) -> usize {
         self.entries as usize - 1 - self.free.len()
     }
 
-    /// Writes `command` into the queue under a free ID, and gives that. Does not ring.
+    /// Writes `command` into the queue under a free ID, and returns the ID. Does not ring.
     ///
     /// # Errors
     /// [`DriverError::Queue`] when the queue is full.
@@ -71,7 +71,7 @@ impl QueuePair {
         Ok(id)
     }
 
-    /// Tells the controller of what was pushed.
+    /// Rings the tail doorbell for the pushed commands.
     ///
     /// # Errors
     /// [`DriverError::Access`].
@@ -101,7 +101,7 @@ impl QueuePair {
         Ok(Some(entry))
     }
 
-    /// Tells the controller of what was popped.
+    /// Rings the head doorbell for the completions taken.
     ///
     /// # Errors
     /// [`DriverError::Access`].

@@ -11,7 +11,8 @@ use zerocopy::IntoBytes;
 use super::DriverError;
 
 /// The host's side of a queue pair with its memory pinned: no lookup, lock or allocation per
-/// command, and it may be moved to another thread. For loads; [`super::QueuePair`] is for all else.
+/// command, and it may be moved to another thread. It is for load generators; [`super::QueuePair`]
+/// is for all else.
 ///
 /// The caller names commands (their IDs), keeps at most [`PinnedPair::room`] of them in flight, and
 /// rings: [`PinnedPair::tail`] after [`PinnedPair::push`], [`PinnedPair::head`] after
@@ -26,17 +27,18 @@ pub struct PinnedPair {
     phase: bool,
 }
 
-/// How a command ended.
+/// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Its ID, as the controller says it: not to be trusted as an index.
+    /// The command's ID, as the controller says it: not to be trusted as an index.
     pub id: u16,
-    /// Its status.
+    /// The command's status.
     pub status: Status,
 }
 
 impl PinnedPair {
-    /// Queue pair `id` of `entries` entries with its zeroed queues at these addresses of `memory`.
+    /// Makes queue pair `id` of `entries` entries, with its zeroed queues at these addresses of
+    /// `memory`.
     ///
     /// # Errors
     /// [`DriverError::Fault`]; [`DriverError::Memory`] where a queue is not contiguous.
@@ -58,17 +60,17 @@ impl PinnedPair {
         })
     }
 
-    /// The queue pair's number.
+    /// Returns the queue pair's number.
     pub fn id(&self) -> u16 {
         self.id
     }
 
-    /// Most commands that may be in flight.
+    /// Returns the most commands that may be in flight.
     pub fn room(&self) -> u32 {
         self.entries - 1
     }
 
-    /// Address and bytes of both queues.
+    /// Returns address and bytes of both queues.
     pub(super) fn places(&self) -> [(u64, usize); 2] {
         [&self.submission, &self.completion].map(|queue| (queue.iova(), queue.len()))
     }
@@ -76,7 +78,7 @@ impl PinnedPair {
     /// Writes `command` into the queue.
     ///
     /// # Errors
-    /// The memory is gone.
+    /// The memory cannot be reached.
     #[inline]
     pub fn push(&mut self, command: &SubmissionEntry) -> Result<(), Fault> {
         self.submission.write(self.tail as usize * SUBMISSION_ENTRY, command.as_bytes())?;
@@ -87,7 +89,7 @@ impl PinnedPair {
     /// Takes a completion off the queue.
     ///
     /// # Errors
-    /// The memory is gone.
+    /// The memory cannot be reached.
     #[inline]
     pub fn pop(&mut self) -> Result<Option<Ended>, Fault> {
         let at = self.head as usize * COMPLETION_ENTRY + CompletionEntry::PHASE_DWORD;
@@ -104,20 +106,20 @@ impl PinnedPair {
         Ok(Some(Ended { id: last as u16, status: Status((last >> 17) as u16) }))
     }
 
-    /// Number and value of the doorbell that tells of what was pushed.
+    /// Returns number and value of the doorbell that announces the pushed commands.
     #[inline]
     pub fn tail(&self) -> (usize, u32) {
         (tail_doorbell(self.id), self.tail)
     }
 
-    /// Number and value of the doorbell that tells of what was popped.
+    /// Returns number and value of the doorbell that announces the completions taken.
     #[inline]
     pub fn head(&self) -> (usize, u32) {
         (head_doorbell(self.id), self.head)
     }
 }
 
-/// `len` contiguous bytes, for both directions.
+/// Pins `len` contiguous bytes for both directions.
 fn pin(memory: &Memory, at: u64, len: usize) -> Result<Span, DriverError> {
     let mut spans = Vec::new();
     memory.pin(at, len, Access::Write, &mut spans)?;

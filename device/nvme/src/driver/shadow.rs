@@ -9,13 +9,14 @@ use slipway_ram::Memory;
 
 use super::{Driver, DriverError, RegisterAccess, admin};
 
-/// Registers whose doorbells are shadowed once [`Driver::shadow_doorbells`] has said so.
+/// Registers whose doorbells are shadowed after [`Driver::shadow_doorbells`].
 pub struct Shadowed<R> {
     /// The registers.
     pub inner: R,
     memory: Memory,
     pages: Option<Pages>,
-    /// Doorbell registers written all the same, because the controller had asked for it.
+    /// The number of doorbell registers that were written nevertheless, since the controller asked
+    /// for it.
     pub written: u64,
 }
 
@@ -27,14 +28,14 @@ struct Pages {
 }
 
 impl<R> Shadowed<R> {
-    /// Registers that are not shadowed yet; the pages will lie in `memory`.
+    /// Wraps registers that are not shadowed yet; the pages will lie in `memory`.
     pub fn new(inner: R, memory: Memory) -> Self {
         Self { inner, memory, pages: None, written: 0 }
     }
 }
 
-/// Whether a change of a doorbell from `old` to `new` passes `event` (section 7.13): modulo 2^16,
-/// which also holds across the end of a queue of any size.
+/// Returns whether a change of a doorbell from `old` to `new` passes `event` (section 7.13). The
+/// comparison is modulo 2^16, which also holds across the end of a queue of any size.
 pub fn passes(event: u32, old: u32, new: u32) -> bool {
     let (event, old, new) = (event as u16, old as u16, new as u16);
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -73,7 +74,7 @@ impl<R: RegisterAccess> RegisterAccess for Shadowed<R> {
     }
 }
 
-/// Doorbell Buffer Config with these pages.
+/// Returns a Doorbell Buffer Config with these pages.
 pub fn doorbell_buffer_config(doorbells: u64, events: u64) -> SubmissionEntry {
     let command = admin(AdminOpcode::DoorbellBufferConfig);
     SubmissionEntry { prp1: doorbells.into(), prp2: events.into(), ..command }
@@ -81,7 +82,7 @@ pub fn doorbell_buffer_config(doorbells: u64, events: u64) -> SubmissionEntry {
 
 impl<R: RegisterAccess> Driver<Shadowed<R>> {
     /// Configures shadow doorbells, the admin queue's included if `admin_too`, and uses them from
-    /// now on. Gives the pages: doorbells, event indexes.
+    /// now on. Returns the pages: doorbells, event indexes.
     ///
     /// # Errors
     /// [`DriverError`].

@@ -1,8 +1,9 @@
 //! Shadow doorbells: an honest queue beside a hostile neighbourhood.
 //!
-//! The driver of queue 1 is honest and rings as section 7.13 has it; everything else of the two
-//! pages, the other queues' registers and late writes of queue 1's come from the input. Whatever
-//! that is, the controller must not rest while queue 1 has entries that it has not seen.
+//! The driver of queue 1 is honest and rings as section 7.13 has it. The input has everything else:
+//! the rest of the two pages, the other queues' registers, and late writes of queue 1's registers.
+//! Whatever the input is, the controller must not rest while queue 1 has entries that it has not
+//! seen.
 
 use slipway_nvme_spec::registers::{offset, tail_doorbell};
 use slipway_pci::{Access, Function, Progress};
@@ -65,7 +66,7 @@ struct Host {
 /// Interprets `data` as a schedule of host and controller, with pokes between.
 ///
 /// # Panics
-/// When a doorbell of the honest queue is slept over, or the controller has another defect.
+/// When a doorbell of the honest queue is lost during sleep, or the controller has another defect.
 pub fn fuzz(data: &[u8]) {
     let Ok(mut host) = Host::new() else { return };
     let mut input = Input(data);
@@ -76,7 +77,7 @@ pub fn fuzz(data: &[u8]) {
         host.step(&mut input);
         host.check();
     }
-    // What has ended and was not taken yet is no reason to stay awake.
+    // Completions that were not taken yet are no reason to stay awake.
     host.reap();
     while host.in_flight() > 0 {
         assert!(!host.driver.registers.inner.asleep, "it sleeps over commands");
@@ -145,7 +146,7 @@ impl Host {
         }
     }
 
-    /// A successor takes over; it is awake.
+    /// Lets a successor take over; it is awake.
     fn move_house(&mut self) {
         let sleeper = &mut self.driver.registers.inner;
         while !sleeper.function.quiesce() {}
@@ -155,7 +156,7 @@ impl Host {
         *sleeper = Sleeper { function: fresh, asleep: false };
     }
 
-    /// Asleep, it has seen all of queue 1.
+    /// Checks that a sleeping controller has seen all entries of queue 1.
     fn check(&mut self) {
         let sleeper = &mut self.driver.registers.inner;
         if !sleeper.asleep {

@@ -1,4 +1,4 @@
-//! Abort (section 5.1): what can still be given up is, and everything else is left.
+//! Abort (section 5.1): cancels what can still be cancelled, and leaves everything else.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,7 +22,7 @@ fn read(rig: &mut Rig, lba: u64) -> SubmissionEntry {
     rig.with_data(io(NvmOpcode::Read, 1, lba, 8), page, 4096)
 }
 
-/// Aborts command `id` of queue 1; whether it says that it was aborted.
+/// Aborts command `id` of queue 1. Returns whether the Abort reports the command as aborted.
 fn abort(rig: &mut Rig, id: u16) -> bool {
     let abort = admin(AdminOpcode::Abort).with_dword(10, u32::from(id) << 16 | 1);
     match rig.driver.admin(abort).unwrap() {

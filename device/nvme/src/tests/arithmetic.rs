@@ -1,5 +1,5 @@
 //! Queue arithmetic, exhaustively: every size up to a bound, every pair of indexes, every doorbell
-//! value; and sizes at the limits. What is expected is found by walking the ring entry by entry.
+//! value; and sizes at the limits. Expected results come from walking the ring entry by entry.
 
 use slipway_nvme_spec::command::{
     COMPLETION_ENTRY, CompletionEntry, SUBMISSION_ENTRY, SubmissionEntry,
@@ -13,9 +13,9 @@ use crate::cell::{BadDoorbell, Cell, ShadowPages, distance};
 use crate::driver::passes;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 
-/// Every size up to this is gone through whole.
+/// The largest size whose indexes are all tested.
 const SMALL: u32 = 24;
-/// Sizes at which something ends: of the default limits, and of an admin queue.
+/// Sizes at a limit: of the default limits, and of an admin queue.
 const LARGE: [u32; 4] = [1023, 1024, 4095, 4096];
 
 const RING: u64 = 0x4000;
@@ -29,7 +29,8 @@ fn memory() -> Memory {
     Memory::heap(0x4000 + 4096 * SUBMISSION_ENTRY)
 }
 
-/// A queue's doorbell, seen last as `seen`: a register, or an entry of a shadow page.
+/// Returns a queue's doorbell with the value `seen` at the last look: a register, or an entry of a
+/// shadow page.
 fn cell(memory: &Memory, doorbells: &Doorbells, seen: u32, shadow: bool) -> Cell {
     let mut cell = Cell::resumed(doorbells, 0, seen);
     doorbells.store(0, seen);
@@ -40,7 +41,7 @@ fn cell(memory: &Memory, doorbells: &Doorbells, seen: u32, shadow: bool) -> Cell
     cell
 }
 
-/// The host rings.
+/// Rings as the host does.
 fn ring(memory: &Memory, doorbells: &Doorbells, value: u32, shadow: bool) {
     match shadow {
         true => memory.store_u32(PAGES.doorbells, value).unwrap(),
@@ -48,7 +49,7 @@ fn ring(memory: &Memory, doorbells: &Doorbells, value: u32, shadow: bool) {
     }
 }
 
-/// Indexes of a ring that are worth a look when not all are: both ends and the middle.
+/// Returns the indexes of a ring to test where not all are tested: both ends and the middle.
 fn chosen(size: u32) -> Vec<u32> {
     match size {
         ..=SMALL => (0..size).collect(),
@@ -124,7 +125,7 @@ fn a_head_gives_back_posted_entries_and_nothing_else() {
     }
 }
 
-/// All pairs of indexes of a small ring, those at the ends of a large one.
+/// Returns all pairs of indexes of a small ring, and those at the ends of a large one.
 fn pairs(size: u32) -> impl Iterator<Item = (u32, u32)> {
     let all = chosen(size);
     all.clone()
@@ -132,14 +133,14 @@ fn pairs(size: u32) -> impl Iterator<Item = (u32, u32)> {
         .flat_map(move |head| all.clone().into_iter().map(move |tail| (head, tail)))
 }
 
-/// Doorbell values: the chosen indexes, and what is no index.
+/// Returns doorbell values: the chosen indexes, and values that are no index.
 fn values(size: u32) -> Vec<u32> {
     let mut values = chosen(size);
     values.extend([size, size + 1, 0xffff, 0x1_0000, u32::MAX]);
     values
 }
 
-/// Whether at most `steps` steps lead from index `from` to `to`.
+/// Returns whether at most `steps` steps lead from index `from` to `to`.
 fn reaches(from: u32, to: u32, steps: u32, size: u32) -> bool {
     let mut at = from;
     for _ in 0..steps {
@@ -155,7 +156,7 @@ fn reaches(from: u32, to: u32, steps: u32, size: u32) -> bool {
 fn an_event_index_kept_behind_is_not_passed_for_half_a_queue() {
     let (memory, doorbells) = (memory(), Doorbells::trapped(1));
     for size in (2..=SMALL).chain(LARGE) {
-        // Published anywhere before, or never: it is moved when it is too near.
+        // Wherever the event index was published before, if ever: it is moved if it is too near.
         for (value, before) in pairs(size) {
             let before = before.checked_sub(1);
             let mut cell = cell(&memory, &doorbells, value, true);
@@ -175,7 +176,7 @@ fn an_event_index_kept_behind_is_not_passed_for_half_a_queue() {
     }
 }
 
-/// The entry at `index` has this identifier.
+/// Fills a ring so that the entry at `index` has the identifier `index`.
 fn fill(memory: &Memory, size: u32) {
     for index in 0..size {
         let entry = SubmissionEntry { id: (index as u16).into(), ..SubmissionEntry::default() };
@@ -210,7 +211,7 @@ fn a_fetch_copies_what_waits_up_to_the_end_of_the_ring() {
                 }
                 let end = if at == size { 0 } else { at };
                 assert_eq!((queue.head, queue.taken as usize), (end, expected.len()));
-                // A successor that knows only the count is at the same place.
+                // A successor that knows only the count finds the same place.
                 let cell = Cell::new(&doorbells, 0);
                 let mut successor = SubmissionQueue::new(1, 1, RING, size, cell);
                 successor.resume(&memory, u64::from(head) + queue.taken, 0);
@@ -220,7 +221,7 @@ fn a_fetch_copies_what_waits_up_to_the_end_of_the_ring() {
     }
 }
 
-/// What a host sees that reads entries as long as their phase tag is the one that it expects.
+/// A host that reads entries as long as they have the phase tag that it expects.
 struct Host {
     head: u32,
     phase: bool,

@@ -20,7 +20,7 @@ use crate::{ChangeError, Done, Namespace};
 
 type Outcome = Result<(), ChangeError>;
 
-/// Somebody who waits for a change.
+/// Returns a callback for a change, and the receiver of its result.
 fn waiter() -> (Done, Receiver<Outcome>) {
     let (sender, receiver) = channel();
     (Box::new(move |outcome| sender.send(outcome).unwrap()), receiver)
@@ -30,7 +30,7 @@ fn namespace(nsid: u32, disk: Box<dyn Disk>) -> Namespace {
     rig::namespace(nsid, disk, lanes::wanted())
 }
 
-/// Asks for events, and leaves `requests` requests for them.
+/// Enables events, and leaves `requests` requests for them.
 fn listen(rig: &mut Rig, requests: usize) {
     let set = admin(AdminOpcode::SetFeatures)
         .with_dword(10, FeatureId::AsynchronousEventConfiguration.0.into())
@@ -42,13 +42,13 @@ fn listen(rig: &mut Rig, requests: usize) {
     rig.poll(1);
 }
 
-/// Events that have come.
+/// Returns the events that have come.
 fn events(rig: &mut Rig) -> Vec<Event> {
     rig.poll(2);
     rig.reap(0).iter().map(|entry| Event::from_dword(entry.result.get())).collect()
 }
 
-/// The Changed Namespace List, as far as `len` bytes hold it.
+/// Returns the Changed Namespace List, as far as `len` bytes hold it.
 fn changed(rig: &mut Rig, len: usize, retain: bool) -> Vec<u32> {
     let command = admin(AdminOpcode::GetLogPage)
         .with_dword(10, 4 | u32::from(retain) << 15 | (len as u32 / 4 - 1) << 16);
@@ -215,7 +215,7 @@ fn a_reset_and_a_quiesce_end_what_leaves() {
     assert!(!rig.csts().ready());
 }
 
-/// A disk whose size somebody else changes.
+/// A disk whose size a test changes.
 struct Sized {
     inner: Box<dyn Disk>,
     size: Arc<AtomicU64>,
@@ -265,7 +265,7 @@ fn a_size_is_taken_over_when_nothing_is_in_flight() {
     size.store(200, Relaxed);
     let (done, outcome) = waiter();
     rig.controller().refresh(1, done);
-    // What comes meanwhile waits for the new size.
+    // Commands that come meanwhile wait for the new size.
     rig.driver.submit(1, inside).unwrap();
     assert_eq!(events(&mut rig), []);
     assert_eq!((outcome.try_recv(), gate.waiting()), (Err(TryRecvError::Empty), 1));
@@ -278,7 +278,7 @@ fn a_size_is_taken_over_when_nothing_is_in_flight() {
     assert_eq!(rig.driver.identify_namespace(1).unwrap().size.get(), 200);
     assert_eq!(rig.status(1, beyond), Status::SUCCESS);
 
-    // The same size again is no change; none at all is refused.
+    // The same size again is no change; a size of 0 is refused.
     for (blocks, expected) in [(200, Ok(())), (0, Err(ChangeError::Geometry(1)))] {
         size.store(blocks, Relaxed);
         let (done, outcome) = waiter();

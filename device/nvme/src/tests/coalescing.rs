@@ -1,4 +1,4 @@
-//! Interrupts that are held back.
+//! Interrupt Coalescing: interrupts that are held back.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn set(rig: &mut Rig, feature: FeatureId, value: u32) {
     assert!(rig.status(0, command).is_success());
 }
 
-/// A pair of queues, vector 1, with coalescing as `value` says.
+/// Makes a rig with a pair of queues, vector 1, and `value` for Interrupt Coalescing.
 fn coalescing(value: u32) -> Rig {
     let mut rig = Setup::new().rig();
     set(&mut rig, FeatureId::InterruptCoalescing, value);
@@ -138,7 +138,7 @@ fn what_the_host_took_needs_no_interrupt() {
     assert_eq!(rig.settle(), None);
     rig.advance(MILLISECOND);
     assert_eq!(rig.settle(), None);
-    // Three that were taken are no reason to interrupt for one that was not.
+    // Three entries that were taken are no reason to interrupt for one that was not.
     submit(&mut rig, 1, 1);
     assert_eq!(rig.settle(), Some(MILLISECOND));
     assert_eq!(rig.sink.take(), [0_u16; 0]);

@@ -1,4 +1,4 @@
-//! A guest that means harm, or is broken.
+//! A hostile or broken guest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,7 +88,7 @@ fn every_doorbell_takes_every_value() {
     rig.driver.identify_controller().unwrap();
 }
 
-/// A rig whose memory has a removable piece at the end, and the address of that.
+/// Returns a rig whose memory has a removable piece at the end, and the piece's address.
 fn with_removable() -> (super::rig::Rig, DmaMap, u64) {
     let mut map = DmaMap::new();
     let end = MEMORY as u64;
@@ -131,12 +131,12 @@ fn data_memory_taken_away_is_a_transfer_error() {
     assert_eq!(rig.status(1, read), Status::DATA_TRANSFER_ERROR);
     let write = SubmissionEntry { opcode: NvmOpcode::Write.0, ..read };
     assert_eq!(rig.status(1, write), Status::DATA_TRANSFER_ERROR);
-    // Half of it is there.
+    // Half of the data lies in memory.
     let half = SubmissionEntry { prp1: (end - 4096).into(), prp2: end.into(), ..read };
     assert_eq!(rig.status(1, half.with_dword(12, 15)), Status::DATA_TRANSFER_ERROR);
 }
 
-/// Another processor of the guest writes over commands and lists while they are being served.
+/// Another processor of the guest overwrites commands and lists while they are served.
 #[test]
 fn memory_may_change_under_the_controller() {
     let memory = Memory::heap(1 << 20);

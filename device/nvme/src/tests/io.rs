@@ -1,4 +1,5 @@
-//! Reads and writes of all sizes and alignments, against a model; and what disks' errors become.
+//! Reads and writes of all sizes and alignments, against a model; and the statuses of disks'
+//! errors.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use super::rig::{Held, MEMORY, Random, Requested, Rig, Setup, ram};
 use crate::driver::{admin, io};
 
-/// Random writes, zeroes, discards and reads, checked against plain bytes.
+/// Runs random writes, zeroes, discards and reads, checked against plain bytes.
 fn against_a_model(rig: &mut Rig, block: usize, seed: u64) {
     let blocks = (16 << 20) / block as u64;
     let mut model = vec![0u8; 16 << 20];
@@ -49,7 +50,7 @@ fn against_a_model(rig: &mut Rig, block: usize, seed: u64) {
                 model[from..from + len].fill(0);
             }
             _ => {
-                // Around the data nothing may change.
+                // The bytes around the data must not change.
                 let area = vec![0xa5; room];
                 rig.fill(buffer, &area);
                 let read = io(NvmOpcode::Read, 1, lba, count as u32);
@@ -223,7 +224,7 @@ fn a_discard_has_many_ranges() {
     assert!(got.chunks(512).enumerate().all(|(block, data)| {
         data.iter().all(|byte| *byte == if block % 8 < 4 { 0 } else { 7 })
     }));
-    // One range beyond the end, and none is done.
+    // One range lies beyond the end, so no range is discarded.
     rig.fill(buffer, &vec![7; 1 << 20]);
     rig.driver.transfer(1, io(NvmOpcode::Write, 1, 0, 2048), (buffer, 1 << 20)).unwrap();
     rig.fill(buffer, &ranges);
@@ -260,7 +261,7 @@ fn message_only_memory_is_served_through_a_bounce_buffer() {
     map.add(half, Region::remote(Arc::new(far), half, Permissions::READ_WRITE)).unwrap();
     let mut rig = Setup::on(map.memory(), ram(16 << 20, 512)).rig();
     let content = Random(4).bytes(256 << 10);
-    // Wholly far, and half far.
+    // Data wholly in message-only memory, and half in it.
     for (lba, address) in [(0, half + 4096), (1000, half - (128 << 10))] {
         rig.fill(address, &content);
         rig.driver.transfer(1, io(NvmOpcode::Write, 1, lba, 512), (address, 256 << 10)).unwrap();

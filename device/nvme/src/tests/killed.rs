@@ -1,9 +1,9 @@
 //! A controller that is killed on either side of every store to its journal, and its successors.
 //!
-//! The guest is the crate's driver, which knows of nothing: a register write that a kill cut off is
+//! The guest is the crate's driver, which notices nothing. A register write that a kill cut off is
 //! done again, as its host does with a message that it has not taken off the socket. Guest memory,
-//! doorbell cells, the disk's content and the journal outlive the controller. What the disk had
-//! under way ends before the successor starts, as its host sees to.
+//! doorbell cells, the disk's content and the journal outlive the controller. Requests that the
+//! disk had in flight end before the successor starts, which a host must ensure, too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -26,23 +26,23 @@ use crate::{Controller, Limits, Namespace, doorbell_count, journal_len};
 
 pub const MEMORY: usize = 4 << 20;
 pub const PAGE: usize = 4096;
-/// Most threads of any controller.
+/// The most threads of any controller.
 const MOST_THREADS: u16 = 3;
 const LIMITS: Limits =
     Limits { queue_pairs: 4, queue_entries: 64, transfer: 1 << 16, in_flight: 32, lanes: 1 };
 
-/// What outlives a controller.
+/// The state that outlives a controller.
 #[derive(Clone)]
 pub struct Lives {
     pub memory: Memory,
     disk: Shared,
     journal: Lasting,
     doorbells: Doorbells,
-    /// Whether the disk takes its time.
+    /// `true` if the disk is slow.
     slow: bool,
-    /// Flushes that a slow disk has carried out.
+    /// The number of flushes that a slow disk has carried out.
     flushes: Arc<AtomicU32>,
-    /// Threads that each controller has, one after the other, and so on from the first.
+    /// The number of threads of each controller in turn; the list is repeated.
     pub threads: &'static [u16],
     made: usize,
 }
@@ -93,7 +93,8 @@ impl Lives {
     }
 }
 
-/// Ends one request per poll, the newest first; when it is dropped, as the kernel would, all.
+/// A disk that ends one request per poll, the newest first. When it is dropped, all requests end,
+/// as in a kernel.
 struct Slow {
     inner: Shared,
     waiting: Vec<Request>,
@@ -124,20 +125,21 @@ impl Drop for Slow {
     }
 }
 
-/// Registers of a controller that is killed now and then. It sleeps when it may.
+/// Registers of a controller that is killed now and then. The controller sleeps when it may.
 pub struct Killable {
     lives: Lives,
     controller: Option<Controller>,
     asleep: bool,
-    /// Whether writes are noticed by the next poll only.
+    /// `true` if only the next poll notices writes.
     pub holds: bool,
     pub kills: u32,
-    /// Points until the next kill; None: no more kills.
+    /// Returns the number of points until the next kill, or `None` for no more kills.
     next: Box<dyn FnMut() -> Option<u64>>,
 }
 
 impl Killable {
-    /// Killed at the points that `next` says, each counted from the last kill.
+    /// Makes a controller that is killed at the points that `next` returns, each counted from the
+    /// last kill.
     pub fn new(lives: Lives, next: impl FnMut() -> Option<u64> + 'static) -> Self {
         let none = Box::new(|| None);
         let (asleep, holds) = (false, false);
@@ -146,7 +148,7 @@ impl Killable {
         killable
     }
 
-    /// From now on it is killed as `next` says.
+    /// Kills the controller as `next` says from now on.
     pub fn kill(&mut self, mut next: impl FnMut() -> Option<u64> + 'static) {
         kill_after(next());
         self.next = Box::new(next);
@@ -192,10 +194,10 @@ impl RegisterAccess for Killable {
     }
 
     fn idle(&mut self) -> Result<(), DriverError> {
-        // Nobody tells how many requests lanes have.
+        // The number of requests that lanes have is not known here.
         let sleeps = !self.lives.slow || self.lives.threads == [1];
         if !self.asleep {
-            // What a disk works on wakes it.
+            // A completion of the disk wakes it.
             self.asleep = self.call(|controller| {
                 let found = match controller.poll() {
                     Progress::Watching(_) => controller.rest(),
@@ -210,7 +212,7 @@ impl RegisterAccess for Killable {
 
 pub type Guest = Driver<Shadowed<Killable>>;
 
-/// Submits `commands` to queues 1 and 2 in turn and waits until each has ended, once, well.
+/// Submits `commands` to queues 1 and 2 in turn, and waits until each has ended once, with success.
 fn run_all(guest: &mut Guest, commands: &[SubmissionEntry]) {
     let mut open = Vec::new();
     for (at, command) in commands.iter().enumerate() {
@@ -243,7 +245,7 @@ pub fn with_page(command: SubmissionEntry, page: u64) -> SubmissionEntry {
     SubmissionEntry { prp1: page.into(), ..command }
 }
 
-/// Writes, reads back, and uses the buffers for something else as soon as their command has ended.
+/// Writes, reads back, and reuses each buffer as soon as its command has ended.
 fn data(guest: &mut Guest, round: u8) {
     let buffers = pages(guest, 6);
     let memory = guest.arena.memory().clone();
@@ -280,8 +282,8 @@ fn statuses(entries: &[CompletionEntry], id: u16) -> Vec<Status> {
     own.map(|entry| Status(entry.status().0 & !(1 << 13))).collect()
 }
 
-/// A guest's life, with shadow doorbells or without; the admin queue's too if so. Gives the number
-/// of kills that it did not notice.
+/// Runs a guest's life, with or without shadow doorbells, and with the admin queue's if so given.
+/// Returns the number of kills that the guest did not notice.
 fn life(
     lives: Lives,
     (rounds, shadow): (u8, Option<bool>),
@@ -305,7 +307,7 @@ fn life(
         guest.delete_pair(1).unwrap();
     }
     guest.identify_controller().unwrap();
-    // A wrong doorbell: one event, by the first request.
+    // An invalid doorbell value: one event, by the first request.
     guest.create_pair(1, 4, Some(1)).unwrap();
     guest.registers.ring(tail_doorbell(1), 77).unwrap();
     let abort = admin(AdminOpcode::Abort).with_dword(10, u32::from(second) << 16);
@@ -314,7 +316,7 @@ fn life(
     assert_eq!(statuses(&guest.unclaimed, first), [Status::SUCCESS], "the event");
     assert_eq!(statuses(&guest.unclaimed, second), [Status::ABORT_REQUESTED], "the abort");
     assert_eq!(guest.unclaimed.len(), 2);
-    // After a reset nothing of before comes back.
+    // After a reset nothing from before comes back.
     guest.enable(8).unwrap();
     guest.create_pair(1, 4, None).unwrap();
     guest.create_pair(2, 5, None).unwrap();
@@ -334,7 +336,7 @@ fn one_kill_at_every_point() {
 #[test]
 fn one_kill_at_every_point_with_lanes() {
     at_every_point(true, Some(true), &[2]);
-    // The successor has another number of them.
+    // The successor has another number of threads.
     at_every_point(true, None, &[2, 1]);
     at_every_point(false, Some(false), &[1, 3]);
 }
@@ -357,7 +359,7 @@ fn at_every_point(slow: bool, shadow: Option<bool>, threads: &'static [u16]) {
 fn many_kills_anywhere_recovery_included() {
     for seed in 0..30 {
         let mut random = Random(seed);
-        // Rarely enough that a recovery and the longest step fit between two.
+        // Kills are rare enough that a recovery and the longest step fit between two.
         let next = move || Some(random.below(if seed % 2 == 0 { 600 } else { 2000 }));
         let shadow = [None, Some(false), Some(true)][seed as usize % 5 % 3];
         life(Lives::new(seed % 3 == 0), (6, shadow), next);
@@ -392,7 +394,7 @@ fn a_fresh_journal_has_no_predecessor_and_a_foreign_one_is_refused() {
     assert!(parts.is_err());
 }
 
-/// Set Features for the volatile write cache.
+/// Returns a Set Features for the volatile write cache.
 fn write_cache(on: u32) -> SubmissionEntry {
     let id = u32::from(FeatureId::VolatileWriteCache.0);
     admin(AdminOpcode::SetFeatures).with_dword(10, id).with_dword(11, on)
@@ -435,7 +437,7 @@ fn a_reset_frees_the_slots_of_what_lanes_were_asked() {
     for _ in 0..3 {
         guest.registers.holds = true;
         guest.submit_all(0, &[write_cache(1); 16]).unwrap();
-        // The home asks, and does not hear the answers.
+        // The home asks lanes, and is killed before it gets the answers.
         guest.registers.idle().unwrap();
         assert_eq!(in_use(), 16);
         guest.registers.write32(offset::CC, 0).unwrap();
@@ -524,7 +526,7 @@ fn parts_of_a_journal_share_no_slot() {
     let (ended, kept) = (begin(&mut lane, 1), begin(&mut lane, 2));
     assert!(lane.owns(kept) && !home.owns(kept) && home.owns(own) && !lane.owns(own));
     lane.end(ended);
-    // The successor's home finds all, and a lane hands out none that is in use.
+    // The successor's home finds all slots, and a lane hands out none that is in use.
     let mut home = Journal::new(&memory, &limits).unwrap();
     let numbers = |found: &[Found]| {
         let mut all: Vec<_> = found.iter().map(|one| (one.number, one.ticket)).collect();

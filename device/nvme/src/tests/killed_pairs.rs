@@ -1,9 +1,10 @@
 //! Fused pairs of a controller that is killed on either side of every store to its journal.
 //!
-//! A pair is an exchange of a block's value. What the guest was told of all commands of a batch, and
-//! what the block holds in the end, must be what some order of them, one after the other, would give:
-//! nothing written of a pair that failed, nothing lost of one that succeeded, no comparison that found
-//! the pair's own write. A half's buffer is used for something else as soon as that half has ended.
+//! A pair is an exchange of a block's value. The ends that the guest was told of all commands of a
+//! batch, and the block's final value, must be what some order of the commands, one after the
+//! other, would give: no write of a pair that failed, no lost write of a pair that succeeded, no
+//! comparison with the pair's own write. A half's buffer is reused for something else as soon as
+//! that half has ended.
 
 use slipway_nvme_spec::command::{CopyRange, SubmissionEntry};
 use slipway_nvme_spec::opcode::NvmOpcode;
@@ -25,21 +26,21 @@ const SUCCESS: Status = Status::SUCCESS;
 const FAILED: Status = Status::FUSED_FAILED.dnr();
 const MISSING: Status = Status::FUSED_MISSING.dnr();
 
-/// What a guest asks for.
+/// A guest's request.
 #[derive(Clone, Copy, Debug)]
 enum Ask {
-    /// If the block holds the first value, the second one shall be there.
+    /// A pair that replaces the first value by the second, if the block holds the first.
     Exchange(u8, u8),
     Write(u8),
-    /// Copy, of several ranges, the last of which brings [`SOURCE_VALUE`].
+    /// A Copy of several ranges, the last of which brings [`SOURCE_VALUE`].
     Copy,
     /// The second half of a pair without its first.
     Half(u8),
-    /// A pair whose write has its data nowhere.
+    /// A pair whose write has its data at an unmapped address.
     Nowhere(u8),
 }
 
-/// A command under way, and what is in flight of it: ID and page.
+/// A command in flight: its queue, the request it belongs to, its ID and its page.
 struct Open {
     queue: u16,
     ask: usize,
@@ -80,8 +81,8 @@ fn commands(guest: &mut Guest, ask: Ask) -> Vec<(SubmissionEntry, u64)> {
     }
 }
 
-/// Submits all that queues 1 and 2 are asked for, each with one doorbell, and gives how the halves of
-/// each have ended.
+/// Submits all requests of queues 1 and 2, each with one doorbell. Returns how the halves of each
+/// have ended.
 fn run(guest: &mut Guest, asked: [&[Ask]; 2]) -> Vec<(Ask, Vec<Status>)> {
     let (mut open, mut ends) = (Vec::new(), Vec::new());
     for (queue, asked) in (1..).zip(asked) {
@@ -133,8 +134,8 @@ fn value(guest: &mut Guest) -> u8 {
     found[0]
 }
 
-/// Whether some order of `steps` leads from the value `from` to `to`: from a value, if it is one, to
-/// another.
+/// Returns whether some order of `steps` leads from the value `from` to `to`. A step is an expected
+/// value, if any, a new value, if any, and whether the expectation held.
 fn is_explained(steps: &[(Option<u8>, Option<u8>, bool)], from: u8, to: u8) -> bool {
     if steps.is_empty() {
         return from == to;
@@ -148,7 +149,7 @@ fn is_explained(steps: &[(Option<u8>, Option<u8>, bool)], from: u8, to: u8) -> b
     })
 }
 
-/// One batch, and what came of it; gives the block's value afterwards.
+/// Runs one batch and checks its outcome. Returns the block's value afterwards.
 fn batch(guest: &mut Guest, before: u8, asked: [&[Ask]; 2]) -> u8 {
     let ends = run(guest, asked);
     let steps = ends.iter().map(|(ask, ends)| match (ask, &ends[..]) {
@@ -183,15 +184,15 @@ fn guest(lives: Lives, next: impl FnMut() -> Option<u64> + 'static) -> Guest {
     guest
 }
 
-/// Batches of every kind, from a block of zeros.
+/// Runs batches of every kind, from a block of zeros.
 fn life(guest: &mut Guest) {
     use Ask::{Copy, Exchange, Half, Nowhere, Write};
-    // Nobody else has the block: these have one outcome.
+    // No other command uses the block, so these have one outcome.
     assert_eq!(batch(guest, 0, [&[Exchange(0, 1)], &[]]), 1);
     assert_eq!(batch(guest, 1, [&[Exchange(0, 2)], &[]]), 1);
     assert_eq!(batch(guest, 1, [&[Exchange(1, 2), Exchange(2, 3)], &[]]), 3);
     assert_eq!(batch(guest, 3, [&[Half(9)], &[Nowhere(3)]]), 3);
-    // Two want the same, and others come between.
+    // Two pairs want the same value, and other commands come between.
     let now = batch(guest, 3, [&[Exchange(3, 4)], &[Exchange(3, 5)]]);
     let now =
         batch(guest, now, [&[Write(6), Exchange(6, 7)], &[Write(8), Exchange(8, 9), Half(1)]]);
@@ -199,7 +200,8 @@ fn life(guest: &mut Guest) {
     at_once(guest, now);
 }
 
-/// A pair of one queue and a write of the other that one poll finds, whichever it looks at first.
+/// Submits a pair of one queue and a write of the other that one poll finds, whichever queue it
+/// looks at first.
 fn at_once(guest: &mut Guest, mut now: u8) {
     for turn in 0..3 {
         for _ in 0..turn {
@@ -232,7 +234,7 @@ fn many_kills_anywhere_recovery_included() {
     let mut kills = 0;
     for seed in 0..60 {
         let mut random = Random(seed);
-        // Rarely enough that a recovery and a pair fit between two.
+        // Kills are rare enough that a recovery and a pair fit between two.
         let most = if seed % 2 == 0 { 60 } else { 400 };
         let mut guest = guest(Lives::new(seed % 3 == 0), move || Some(random.below(most)));
         life(&mut guest);
@@ -242,8 +244,8 @@ fn many_kills_anywhere_recovery_included() {
     assert!(kills > 500, "only {kills} kills");
 }
 
-/// Submits these to queues 1 and 2, and gives as soon as one of queue 2 has ended, or nothing goes on
-/// any more, how many have ended of each.
+/// Submits these to queues 1 and 2. As soon as one command of queue 2 has ended, or nothing
+/// proceeds any more, returns how many commands of each have ended.
 fn until_the_other_ends(turn: u8, asked: [&[Ask]; 2], beside: bool) -> [usize; 2] {
     let mut guest = guest(Lives::new(true), || None);
     for _ in 0..turn {
@@ -259,7 +261,7 @@ fn until_the_other_ends(turn: u8, asked: [&[Ask]; 2], beside: bool) -> [usize; 2
         }
     }
     let (mut first, mut second) = (Vec::new(), Vec::new());
-    // What has ended of queue 1 is not taken off: its doorbell would wake the controller.
+    // Completions of queue 1 are not taken, since its doorbell would wake the controller.
     for _ in 0..200 {
         guest.registers.idle().unwrap();
         if guest.reap(2, &mut second).unwrap() > 0 {

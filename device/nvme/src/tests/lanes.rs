@@ -8,16 +8,17 @@ use slipway_pci::{Function, Progress};
 
 use crate::Controller;
 
-/// Names the number of lanes that controllers of tests have, where nothing else is said.
+/// The environment variable with the number of lanes of test controllers that do not choose one.
 const VARIABLE: &str = "SLIPWAY_NVME_TEST_LANES";
 
-/// How many lanes the controller of a test has.
+/// Returns the number of lanes of a test's controller.
 pub fn wanted() -> u16 {
     std::env::var(VARIABLE).ok().and_then(|lanes| lanes.parse().ok()).unwrap_or(1)
 }
 
 impl Controller {
-    /// Has it poll its lanes itself, in its own polls, as a host with one thread for all would.
+    /// Makes the controller poll its lanes itself, in its own polls, as a host with one thread for
+    /// all would.
     pub fn with_lanes_beside(mut self) -> Self {
         let wakers = vec![Waker::noop().clone(); usize::from(self.limits.lanes) - 1];
         self.beside = self.take_lanes(Waker::noop().clone(), wakers);
@@ -28,7 +29,7 @@ impl Controller {
         let mut lanes = std::mem::take(&mut self.beside);
         let found = lanes.iter_mut().fold(found, |found, lane| join(found, lane.poll()));
         self.beside = lanes;
-        // What a lane left for the home wakes it.
+        // A lane's message for the home wakes the home.
         let mail = !self.beside.is_empty() && self.inbox.has_post();
         if mail { join(found, Progress::Busy) } else { found }
     }
@@ -58,7 +59,7 @@ impl Controller {
     }
 }
 
-/// What two parts of a function found, together.
+/// Combines the progress of two parts of a function.
 fn join(one: Progress, other: Progress) -> Progress {
     use Progress::{Behind, Busy, Idle, Watching};
     let first = |a: Option<_>, b: Option<_>| a.into_iter().chain(b).min();
@@ -77,7 +78,7 @@ fn everything_with_two_lanes() {
     }
     let run = Command::new(std::env::current_exe().unwrap())
         .env(VARIABLE, "2")
-        // Those have as many as they say.
+        // The tests of `killed` choose their own numbers of threads.
         .args(["tests::", "--skip", "tests::killed", "--test-threads", "2"])
         .output()
         .unwrap();

@@ -13,7 +13,7 @@ use slipway_pci::{Function, Progress};
 use super::rig::{Held, Rig, Setup, ram};
 use crate::driver::{DriverError, RegisterAccess, admin, io};
 
-/// A controller with `commands` reads at a disk that keeps them.
+/// Makes a controller with `commands` reads at a disk that keeps them.
 fn with_commands(commands: u64) -> (Rig, std::sync::Arc<super::rig::Gate>) {
     let (disk, gate) = Held::make(ram(1 << 20, 512));
     let mut rig = Setup::new().disk(disk).rig();
@@ -46,7 +46,7 @@ fn a_reset_waits_for_the_disk_and_completes_nothing() {
         assert!(gate.releases.load(Relaxed) > 0, "guest memory is kept");
         assert!(rig.bytes(completions, 1024) == before);
         assert!(rig.sink.take().is_empty());
-        // And again from the start.
+        // The controller can be enabled again.
         rig.driver.enable(16).unwrap();
         rig.driver.create_pair(1, 16, Some(1)).unwrap();
         assert_eq!(rig.status(1, SubmissionEntry::new(0, 1)), Status::SUCCESS);
@@ -184,7 +184,8 @@ fn larger_pages_work() {
         rig.write32(offset::CC, Configuration::ENABLE.0 | shift << 7);
         rig.poll(1);
         assert!(rig.csts().ready());
-        // Identify Controller to the last quarter of a page: all of it there but for 4 KiB pages.
+        // Identify Controller to the last quarter of a page: all of the data fits, except with 4
+        // KiB pages.
         let data = at + 2 * page;
         let mut command = admin(AdminOpcode::Identify).with_dword(10, 1);
         command.prp1 = (data + page - 4096).into();

@@ -26,7 +26,7 @@ fn commands_wait_in_their_queue_and_the_controller_sleeps() {
     for _ in 0..10 {
         rig.driver.submit(1, read(page)).unwrap();
     }
-    // Four at once, then one each millisecond, and nothing in between but sleep.
+    // Four commands at once, then one each millisecond, and only sleep in between.
     let wait = rig.settle().unwrap();
     assert!(wait > Duration::ZERO && wait <= Duration::from_millis(1), "{wait:?}");
     assert_eq!(rig.reap(1).len(), 4);

@@ -1,4 +1,4 @@
-//! Through the driver, on heap memory, in virtual time.
+//! Tests through the driver, on heap memory, in virtual time.
 
 mod abort;
 mod admin;

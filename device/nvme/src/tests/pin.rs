@@ -1,4 +1,4 @@
-//! The interrupt pin: a level that follows what waits for the host.
+//! The interrupt pin: a level that follows the entries that wait for the host.
 
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
@@ -13,7 +13,7 @@ use crate::driver::{Arena, Direct, Driver, RegisterAccess, Shadowed};
 const COMMAND: u16 = 0x04;
 const INTERRUPT_DISABLE: u16 = 1 << 10;
 
-/// A pair of queues, number 1, with `vector`.
+/// Makes a rig with a pair of queues, number 1, with `vector`.
 fn rig(vector: Option<u16>) -> Rig {
     let mut rig = Setup::new().admin();
     rig.driver.create_pair(1, 64, vector).unwrap();
@@ -32,7 +32,7 @@ fn head(rig: &mut Rig, value: u32) {
     rig.write32(offset::DOORBELLS + 4 * head_doorbell(1) as u64, value);
 }
 
-/// Status, Interrupt Status.
+/// Reads Status, Interrupt Status.
 fn status(controller: &mut Controller) -> bool {
     let mut status = [0; 2];
     controller.config_read(0x06, &mut status);
@@ -148,7 +148,7 @@ fn a_successor_asserts_it() {
     assert!(!sink.pin());
 }
 
-/// A guest with shadow doorbells, without a vector of its own.
+/// Makes a guest with shadow doorbells, with `vector` for its queue pair.
 fn shadowed(vector: u16) -> (Driver<Shadowed<Direct<Controller>>>, Setup) {
     let setup = Setup::new();
     let (memory, sink) = (setup.memory.clone(), setup.sink.clone());
@@ -176,7 +176,7 @@ fn a_host_with_shadow_doorbells_is_asked_to_say_that_it_took_entries() {
                 guest.registers.inner.function.poll();
             }
             assert_eq!(sink.pin(), vector == 0);
-            // A handler takes some, and says so; the controller may look in between, or not.
+            // A handler takes some entries and rings; the controller may look in between, or not.
             while left > 0 {
                 let some = 1 + random.below(left.into()) as u32;
                 (taken, left) = ((taken + some) % 64, left - some);

@@ -6,17 +6,17 @@ use slipway_ram::Memory;
 use crate::prp::Walker;
 
 const PAGE: u64 = 4096;
-/// Where lists lie, and where data could: other pages, in an order that joins some and not others.
+/// The address of lists. Data lies in other pages, in an order that joins some and not others.
 const LISTS: u64 = 0x10_0000;
 const DATA: u64 = 0x20_0000;
 
 fn page_of_data(index: u64) -> u64 {
-    // 0 and 1 are neighbours, 2 and 3 are, and so on; the pairs go backwards.
+    // Pages 0 and 1 are neighbours, 2 and 3 are, and so on; the pairs go backwards.
     DATA + PAGE * (2 * (200 - index / 2) + index % 2)
 }
 
 /// Writes the PRP list for `pages` pages of data at offset `offset` of a page, with pointers to
-/// further lists where it is full; gives its address, and the places of all entries.
+/// further lists where it is full. Returns its address, and the places of all entries.
 fn write_lists(memory: &Memory, pages: u64, offset: u64) -> (u64, Vec<u64>) {
     let (mut list, mut at, mut entries) = (LISTS, LISTS + offset, Vec::new());
     for index in 0..pages {
@@ -34,7 +34,7 @@ fn write_lists(memory: &Memory, pages: u64, offset: u64) -> (u64, Vec<u64>) {
     (LISTS + offset, entries)
 }
 
-/// The address of byte `index` of the data.
+/// Returns the address of byte `index` of the data.
 fn model(prp1: u64, index: u64) -> u64 {
     let first = PAGE - prp1 % PAGE;
     match index.checked_sub(first) {
@@ -43,7 +43,7 @@ fn model(prp1: u64, index: u64) -> u64 {
     }
 }
 
-/// Checks what the walk gave, at both ends of every page and every run.
+/// Checks the result of the walk, at both ends of every page and every run.
 fn check(walker: &Walker, prp1: u64, len: u64) {
     let mut at = 0;
     for run in &walker.runs {
@@ -110,7 +110,7 @@ fn every_entry_that_has_an_offset_is_refused() {
 
 #[test]
 fn a_list_that_points_at_itself_ends() {
-    // Full of its own address it is data and pointer at once; the walk takes what it needs.
+    // A list full of its own address is data and pointer at once; the walk takes what it needs.
     let memory = Memory::heap(1 << 20);
     for at in (0..PAGE).step_by(8) {
         memory.write(0x8000 + at, &0x8000u64.to_le_bytes()).unwrap();

@@ -16,7 +16,7 @@ fn doorbell(index: usize) -> u64 {
     offset::DOORBELLS + 4 * index as u64
 }
 
-/// A read of one block to `page`.
+/// Returns a read of one block to `page`.
 fn read(page: u64, lba: u64) -> SubmissionEntry {
     SubmissionEntry { prp1: page.into(), ..io(NvmOpcode::Read, 1, lba, 1) }
 }
@@ -114,7 +114,7 @@ fn in_flight_requests_have_a_limit() {
     assert_eq!(rig.reap(1).len(), 63);
 }
 
-/// A submission queue of 64 entries on a completion queue of `entries`.
+/// Makes a submission queue of 64 entries on a completion queue of `entries`.
 fn small_completion_queue(rig: &mut Rig, entries: u32) -> (u64, u64) {
     let (cq, sq) = (rig.buffer(4096), rig.buffer(4096));
     let mut command = admin(AdminOpcode::CreateCompletionQueue)
@@ -190,7 +190,7 @@ fn wrong_doorbell_values_raise_an_event_and_change_nothing() {
         rig.driver.submit(0, admin(AdminOpcode::AsynchronousEventRequest)).unwrap();
         rig.poll(2);
     }
-    // A good value right after a wrong one does not hide it.
+    // A valid value right after an invalid one does not hide it.
     rig.write32(doorbell(tail_doorbell(1)), 77);
     rig.write32(doorbell(tail_doorbell(1)), 0);
     rig.poll(2);
@@ -199,7 +199,7 @@ fn wrong_doorbell_values_raise_an_event_and_change_nothing() {
     rig.driver.admin_read(log, 64).unwrap();
     rig.driver.submit(0, admin(AdminOpcode::AsynchronousEventRequest)).unwrap();
     rig.poll(2);
-    // A register of no queue.
+    // A doorbell register without a queue.
     rig.write32(doorbell(tail_doorbell(9)), 1);
     rig.poll(1);
     let event = rig.reap(0);
@@ -219,7 +219,7 @@ fn a_tail_cannot_pass_the_head() {
         rig.driver.submit(1, read(page, lba)).unwrap();
     }
     rig.poll(4);
-    // One of 63 was fetched: there is room for one more, not for three.
+    // One of 63 commands was fetched: there is room for one more, not for three.
     rig.write32(doorbell(tail_doorbell(1)), 2);
     rig.poll(4);
     gate.open();
@@ -249,7 +249,7 @@ fn deleting_a_queue_waits_for_its_commands() {
     }
     rig.poll(2);
     rig.driver.submit(0, admin(AdminOpcode::DeleteSubmissionQueue).with_dword(10, 1)).unwrap();
-    // Not fetched any more.
+    // These commands are no longer fetched.
     rig.poll(2);
     rig.driver.submit(1, read(page, 9)).unwrap();
     rig.poll(5);
@@ -356,7 +356,7 @@ fn a_queue_starts_no_more_than_the_arbitration_burst() {
         rig.poll(200);
         assert_eq!(rig.reap(1).len(), 60);
         gate.close();
-        // A batch ends where the ring does, so the next one begins at its start again.
+        // A batch ends at the end of the ring, so each round begins with a new pair.
         rig.driver.delete_pair(1).unwrap();
         rig.driver.create_pair(1, 64, Some(1)).unwrap();
     }

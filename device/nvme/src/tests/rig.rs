@@ -20,7 +20,7 @@ use crate::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 /// Bytes of guest memory.
 pub const MEMORY: usize = 32 << 20;
 
-/// What tests configure.
+/// The properties of a rig that a test chooses.
 pub struct Setup {
     pub memory: Memory,
     pub disks: Vec<Box<dyn Disk>>,
@@ -29,19 +29,19 @@ pub struct Setup {
     pub sink: Arc<FifoSink>,
     pub vectors: u16,
     pub journal: Option<Lasting>,
-    /// The namespaces are shared with other controllers.
+    /// `true` if the namespaces are shared with other controllers.
     pub shared: bool,
-    /// On one thread, also where other tests have lanes.
+    /// `true` for a controller on one thread, even where other tests have lanes.
     pub alone: bool,
 }
 
 impl Setup {
-    /// One RAM disk of 16 MiB with 512-byte blocks.
+    /// Returns a setup with one RAM disk of 16 MiB with 512-byte blocks.
     pub fn new() -> Self {
         Self::on(Memory::heap(MEMORY), ram(16 << 20, 512))
     }
 
-    /// One disk, and memory that is there already.
+    /// Returns a setup with one disk, on existing memory.
     pub fn on(memory: Memory, disk: Box<dyn Disk>) -> Self {
         Self {
             memory,
@@ -56,8 +56,8 @@ impl Setup {
         }
     }
 
-    /// On one thread always: for what lanes do otherwise, as fused pairs, or each by itself, as
-    /// turns.
+    /// Keeps the controller on one thread: for features that lanes treat otherwise, such as fused
+    /// pairs, or that each lane has for itself, such as turns.
     pub fn alone(self) -> Self {
         Self { alone: true, ..self }
     }
@@ -73,7 +73,7 @@ impl Setup {
     }
 
     pub fn with_doorbells(self, doorbells: Doorbells) -> Controller {
-        // One with a journal gets its lanes when it has recovered.
+        // A controller with a journal gets its lanes after it has recovered.
         let kept = self.journal.is_some();
         let lanes = match self.alone {
             true => 1,
@@ -102,7 +102,7 @@ impl Setup {
         if kept { controller } else { controller.with_lanes_beside() }
     }
 
-    /// A rig with the admin queues enabled.
+    /// Makes a rig with the admin queues enabled.
     pub fn admin(self) -> Rig {
         let (memory, clock, sink) = (self.memory.clone(), self.clock.clone(), self.sink.clone());
         let arena = Arena::new(memory, 0, MEMORY as u64);
@@ -110,7 +110,7 @@ impl Setup {
         Rig { driver, clock, sink }
     }
 
-    /// A rig with an I/O queue pair of 64 entries, number 1, vector 1.
+    /// Makes a rig with an I/O queue pair of 64 entries, number 1, vector 1.
     pub fn rig(self) -> Rig {
         let mut rig = self.admin();
         rig.driver.create_pair(1, 64, Some(1)).unwrap();
@@ -122,7 +122,7 @@ pub fn ram(bytes: u64, block_size: u32) -> Box<dyn Disk> {
     Box::new(RamDisk::new(bytes, block_size).unwrap())
 }
 
-/// A namespace for a controller on so many threads.
+/// Returns a namespace for a controller on so many threads.
 pub fn namespace(nsid: u32, disk: Box<dyn Disk>, lanes: u16) -> Namespace {
     let mut disks = Routed::make(disk, lanes.into());
     let first = Namespace::new(nsid, disks.remove(0), [nsid as u8; 16]);
@@ -141,7 +141,7 @@ impl Rig {
         &mut self.driver.registers.function
     }
 
-    /// Polls until the controller sleeps; how long it wants to.
+    /// Polls until the controller sleeps. Returns how long the controller wants to sleep.
     pub fn settle(&mut self) -> Option<Duration> {
         loop {
             match self.controller().poll() {
@@ -165,7 +165,7 @@ impl Rig {
         self.clock.advance(by);
     }
 
-    /// A command with `len` bytes at `address` as its data.
+    /// Returns a command with `len` bytes at `address` as its data.
     pub fn with_data(
         &mut self,
         command: SubmissionEntry,
@@ -191,14 +191,14 @@ impl Rig {
         data
     }
 
-    /// Completions of queue `queue` that are there now.
+    /// Takes the completions of queue `queue` that are there now.
     pub fn reap(&mut self, queue: u16) -> Vec<CompletionEntry> {
         let mut entries = Vec::new();
         self.driver.reap(queue, &mut entries).unwrap();
         entries
     }
 
-    /// The status with which `command` ends, without "more".
+    /// Runs `command` and returns its status, without "more".
     pub fn status(&mut self, queue: u16, command: SubmissionEntry) -> Status {
         Status(self.run(queue, command).status().0 & !(1 << 13))
     }
@@ -211,13 +211,13 @@ impl Rig {
         self.driver.registers.write32(at, value).unwrap();
     }
 
-    /// Runs a command on queue `queue` and gives its completion.
+    /// Runs a command on queue `queue` and returns its completion.
     pub fn run(&mut self, queue: u16, command: SubmissionEntry) -> CompletionEntry {
         self.driver.run(queue, command).unwrap()
     }
 }
 
-/// A disk that carries out nothing but requests, like one that is not memory.
+/// A disk that carries out only requests, like a disk that is not memory.
 pub struct Requested(pub Box<dyn Disk>);
 
 impl Disk for Requested {
@@ -234,7 +234,8 @@ impl Disk for Requested {
     }
 }
 
-/// A disk that keeps requests back until a test lets them go, newest first, and can make them fail.
+/// A disk that holds requests back until a test lets them go, newest first, and that can make them
+/// fail.
 pub struct Held {
     inner: Box<dyn Disk>,
     waiting: Vec<Request>,
@@ -242,22 +243,22 @@ pub struct Held {
     copies: bool,
 }
 
-/// The test's hand on a [`Held`] disk.
+/// A test's control of a [`Held`] disk.
 #[derive(Default)]
 pub struct Gate {
-    /// How many requests may go.
+    /// The number of requests that may go.
     pub allowed: AtomicUsize,
-    /// How many wait.
+    /// The number of requests that wait.
     pub waiting: AtomicUsize,
-    /// Flushes that were let go.
+    /// The number of flushes that were let go.
     pub flushes: AtomicUsize,
-    /// Durable requests that were let go.
+    /// The number of durable requests that were let go.
     pub durable: AtomicUsize,
-    /// Times that it was to let go of the guest's memory.
+    /// The number of calls of `release`.
     pub releases: AtomicUsize,
-    /// It gives up no request.
+    /// `true` if the disk cancels no request.
     pub keeps: AtomicBool,
-    /// What every request ends with.
+    /// The error that every request ends with.
     pub error: Mutex<Option<DiskError>>,
 }
 
@@ -289,7 +290,7 @@ impl Held {
         (Box::new(Self { inner, waiting: Vec::new(), gate: gate.clone(), copies: false }), gate)
     }
 
-    /// One that says that it copies.
+    /// Returns a held disk that reports that it copies.
     pub fn copying(inner: Box<dyn Disk>) -> (Box<dyn Disk>, Arc<Gate>) {
         let gate = Arc::new(Gate::default());
         (Box::new(Self { inner, waiting: Vec::new(), gate: gate.clone(), copies: true }), gate)
@@ -353,7 +354,7 @@ impl Drop for Held {
     }
 }
 
-/// A disk that says it is read-only.
+/// A disk that reports that it is read-only.
 pub struct ReadOnly(pub Box<dyn Disk>);
 
 impl Disk for ReadOnly {
@@ -370,7 +371,8 @@ impl Disk for ReadOnly {
     }
 }
 
-/// One of several disks on one disk, as lanes have them: each gets the ends of its own requests.
+/// One of several disks in front of one disk, as lanes have them: each gets the ends of its own
+/// requests.
 struct Routed {
     medium: Arc<Mutex<Medium>>,
     own: usize,
@@ -382,11 +384,11 @@ struct Medium {
     fresh: Vec<Completion>,
 }
 
-/// Where a request's tag says whose it is: above the number of any part.
+/// The lowest bit of the owner's number in a request's tag, above any request's number.
 const OWNER: u32 = 56;
 
 impl Routed {
-    /// So many disks on `disk`; `disk` itself where one is enough.
+    /// Returns `count` disks in front of `disk`; `disk` itself if one is enough.
     fn make(disk: Box<dyn Disk>, count: usize) -> Vec<Box<dyn Disk>> {
         if count == 1 {
             return vec![disk];

@@ -14,7 +14,7 @@ use super::rig::{MEMORY, Rig, Setup, Shared, ram};
 use crate::Controller;
 use crate::driver::{admin, io};
 
-/// A rig in the middle of its life, and how to make a successor's parts.
+/// Makes a rig in the middle of its life, and a closure that makes a successor's parts.
 fn mid_life() -> (Rig, impl Fn() -> Setup) {
     let disk = Shared::new(ram(1 << 20, 512));
     let setup = Setup::on(Memory::heap(MEMORY), Box::new(disk.clone()));
@@ -76,7 +76,7 @@ fn a_successor_goes_on_where_the_controller_was() {
     let mut command = [0; 2];
     rig.controller().config_read(4, &mut command);
     assert_eq!(command, [6, 0]);
-    // Counters, log and the event request came along.
+    // Counters, log and the event request are in the state.
     let log = admin(AdminOpcode::GetLogPage).with_dword(10, 2 | 127 << 16);
     let health = rig.driver.admin_read(log, 512).unwrap();
     assert_eq!((health[80], health[128], health[176]), (100, 2, 1));
@@ -93,7 +93,7 @@ fn doorbells_rung_in_between_are_heard() {
     let (mut rig, again) = mid_life();
     let state = saved(&mut rig);
     let mut successor = again().controller();
-    // A page that the client kept and rang: not fresh.
+    // The client kept its page and rang, so the cells are not fresh.
     for index in 0..successor.doorbells.len() {
         successor.doorbells.store(index, rig.controller().doorbells.load(index));
     }
@@ -136,7 +136,7 @@ fn every_phase_can_be_saved() {
 fn refused(again: &impl Fn() -> Setup, state: &[u8]) -> StateError {
     let mut controller = again().controller();
     let error = controller.restore(state).unwrap_err();
-    // As after a reset: it can be used.
+    // The controller is in its state after a reset, and can be used.
     controller.poll();
     let mut status = [0; 4];
     controller.read(0, offset::CSTS, &mut status);
@@ -155,7 +155,7 @@ fn damaged_states_are_refused() {
     longer.extend_from_slice(b"{}");
     refused(&again, &longer);
     refused(&again, &vec![b' '; 2 << 20]);
-    // Any byte may be any other: no panic, then or while it is used.
+    // Any byte may change to any other: no panic then, or while the controller is used.
     for at in (0..state.len()).step_by(13) {
         let mut state = state.clone();
         state[at] ^= 1 << (at % 7);

@@ -1,4 +1,4 @@
-//! SGLs: good ones against a model, and a status for every bad one (section 4.4).
+//! SGLs: valid lists against a model, and a status for every invalid one (section 4.4).
 
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
@@ -24,7 +24,8 @@ fn put(memory: &Memory, at: u64, descriptors: &[SglDescriptor]) {
     memory.write(at, descriptors.as_bytes()).unwrap();
 }
 
-/// What the walk is to give: every byte's address, by the shortest reading of section 4.4.
+/// Returns the expected result of a walk: every byte's address, by the shortest reading of section
+/// 4.4.
 fn model(segments: &[(u64, Vec<SglDescriptor>)], len: usize) -> Vec<u64> {
     let data = segments.iter().flat_map(|(_, all)| all).filter(|one| one.kind() == DATA);
     let bytes =
@@ -36,7 +37,8 @@ fn addresses(runs: &[Run]) -> Vec<u64> {
     runs.iter().flat_map(|run| (0..run.len as u64).map(|at| run.address + at)).collect()
 }
 
-/// Every split of up to five data blocks over up to three segments, blocks without data included.
+/// Runs every split of up to five data blocks over up to three segments, including blocks without
+/// data.
 #[test]
 fn every_small_list_gives_its_bytes_in_order() {
     let memory = Memory::heap(1 << 16);
@@ -69,12 +71,12 @@ fn every_small_list_gives_its_bytes_in_order() {
     }
 }
 
-/// Ways to cut `blocks` blocks into three parts, of which the last two may be empty.
+/// Returns the ways to cut `blocks` blocks into three parts, of which the last two may be empty.
 fn cuts(blocks: usize) -> impl Iterator<Item = (usize, usize)> {
     (1..=blocks).flat_map(move |first| (first..=blocks).map(move |second| (first, second)))
 }
 
-/// Writes the parts as segments that follow one another; the first of what it gives is the
+/// Writes the parts as segments that follow one another. The first element of the result is the
 /// descriptor of the command.
 fn chain(memory: &Memory, parts: &[&[SglDescriptor]]) -> Vec<(u64, Vec<SglDescriptor>)> {
     let parts: Vec<_> = parts.iter().filter(|part| !part.is_empty()).collect();
@@ -96,7 +98,7 @@ fn chain(memory: &Memory, parts: &[&[SglDescriptor]]) -> Vec<(u64, Vec<SglDescri
     segments
 }
 
-/// The status with which a read of 4096 bytes ends.
+/// Returns the status of a read of 4096 bytes.
 fn read(rig: &mut Rig, first: SglDescriptor) -> Status {
     let command = io(NvmOpcode::Read, 1, 0, 8).with_sgl(first);
     rig.status(1, command)
@@ -172,7 +174,7 @@ fn a_list_that_points_at_itself_ends() {
     let itself = d(SEGMENT, list, 32);
     put(rig.driver.arena.memory(), list, &[d(DATA, page, 0), itself]);
     assert_eq!(read(&mut rig, itself), Status::SGL_COUNT_INVALID.dnr());
-    // With data in it, it is a list of the same place again and again.
+    // With data in it, the list names the same place again and again.
     put(rig.driver.arena.memory(), list, &[d(DATA, page, 512), itself]);
     assert_eq!(read(&mut rig, itself), Status::SUCCESS);
 }
@@ -186,7 +188,7 @@ fn data_moves_through_lists_of_all_shapes() {
     for _ in 0..200 {
         let blocks = random.below(64) + 1;
         let len = blocks as usize * 512;
-        // Places in order, with gaps, so that none is in two.
+        // The places are in order, with gaps, so that none is named twice.
         let (mut pieces, mut left, mut at) = (Vec::new(), len as u64, buffer);
         while left > 0 {
             let size = (4 * (random.below(700) + 1)).min(left);
@@ -220,7 +222,8 @@ fn data_moves_through_lists_of_all_shapes() {
     }
 }
 
-/// Writes `pieces` as segments of at most `most` pieces at `lists`.
+/// Writes `pieces` as segments of at most `most` pieces at `lists`, and returns the command's
+/// descriptor.
 fn scatter(rig: &Rig, lists: u64, pieces: &[SglDescriptor], most: usize) -> SglDescriptor {
     let memory = rig.driver.arena.memory();
     let segments = pieces.len().div_ceil(most);

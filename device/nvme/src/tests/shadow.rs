@@ -1,4 +1,4 @@
-//! Shadow doorbells: nothing is lost, and what they are for.
+//! Shadow doorbells: no doorbell is lost, and register writes are saved.
 
 use std::sync::Arc;
 
@@ -17,15 +17,15 @@ use crate::driver::{
     Arena, Driver, DriverError, RegisterAccess, Shadowed, admin, doorbell_buffer_config, io, passes,
 };
 
-/// A host that sleeps when it may: it polls as long as there is work, asks for rest some polls
-/// later, and then hears of nothing but register writes.
+/// A host that sleeps when it may: it polls as long as there is work, calls `rest` some polls
+/// later, and is then woken only by register writes.
 struct Sleeper {
     function: Controller,
     asleep: bool,
-    /// Polls that find nothing before it rests.
+    /// The number of polls without work before the host rests.
     patience: u32,
     idle: u32,
-    /// How often it fell asleep.
+    /// The number of times that the host fell asleep.
     naps: u32,
 }
 
@@ -87,7 +87,7 @@ fn guest(setup: Setup, patience: u32) -> Guest {
     Driver::new(registers, Arena::new(memory, 0, MEMORY as u64), 32).unwrap()
 }
 
-/// A guest with shadow doorbells and a queue pair of `entries`, made after them.
+/// Makes a guest with shadow doorbells and a queue pair of `entries` that is made after them.
 fn shadowed(patience: u32, entries: u16, admin_too: bool) -> Guest {
     let mut guest = guest(Setup::new(), patience);
     guest.shadow_doorbells(admin_too).unwrap();
@@ -99,7 +99,8 @@ fn read(page: u64, lba: u64) -> SubmissionEntry {
     SubmissionEntry { prp1: page.into(), ..io(NvmOpcode::Read, 1, lba, 1) }
 }
 
-/// Ends what is in flight in queue 1, and fails when the controller sleeps over it.
+/// Takes the completions of the commands in flight in queue 1, and fails if the controller sleeps
+/// meanwhile.
 fn drain(guest: &mut Guest, mut in_flight: usize) {
     let mut entries = Vec::new();
     while in_flight > 0 {
@@ -195,7 +196,7 @@ fn room_in_a_full_completion_queue_is_heard_of() {
         guest.registers.inner.sleep();
     }
     assert_eq!(submission(&mut guest), (40, 0));
-    // Nothing waits for room any more, so nobody wants to hear of it.
+    // No command waits for room any more, so no register write is wanted.
     let written = guest.registers.written;
     guest.registers.ring(head_doorbell(2), (head + 1) % 4).unwrap();
     assert_eq!(guest.registers.written, written);
@@ -272,12 +273,12 @@ fn pages_are_checked() {
     }
     assert_eq!(guest.identify_controller().unwrap().admin_commands.get(), 1 << 8);
     guest.admin(doorbell_buffer_config(page, other)).unwrap();
-    // Again elsewhere, and what is refused changes nothing.
+    // Other pages replace the first ones, and a refused command changes nothing.
     guest.admin(doorbell_buffer_config(other, page)).unwrap();
     refused(&mut guest, page, page);
     let pages = guest.registers.inner.function.shadow.unwrap();
     assert_eq!((pages.doorbells, pages.events), (other, page));
-    // A controller reset forgets them.
+    // A controller reset forgets the pages.
     guest.enable(32).unwrap();
     assert_eq!(guest.registers.inner.function.shadow, None);
 }
@@ -368,7 +369,7 @@ fn a_wait_for_a_disk_ends_by_the_disk() {
     drain(&mut guest, 1);
 }
 
-/// Whether walking a ring of `size` from `old` to `new` leaves `event` behind.
+/// Returns whether walking a ring of `size` from `old` to `new` leaves `event` behind.
 fn walks_past(event: u32, old: u32, new: u32, size: u32) -> bool {
     let mut at = old;
     while at != new {

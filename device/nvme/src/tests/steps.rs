@@ -88,7 +88,7 @@ fn verify_reads_everything_in_steps() {
     assert_eq!((ended.len(), ended[0].id.get(), ended[0].status()), (1, id, Status::SUCCESS));
 }
 
-/// The completion of a Copy of `ranges` to `to`.
+/// Runs a Copy of `ranges` to `to`, and returns its completion.
 fn copy(rig: &mut Rig, list: u64, ranges: &[(u64, u32)], to: u64) -> CompletionEntry {
     let ranges: Vec<_> = ranges.iter().map(|(lba, n)| CopyRange::new(*lba, *n)).collect();
     rig.fill(list, ranges.as_slice().as_bytes());
@@ -193,7 +193,7 @@ fn a_failed_copy_says_which_range() {
     assert_eq!(ended[0].result.get(), 1);
 }
 
-/// A Compare and a Write of `len` bytes at `lba`, fused.
+/// Returns a fused Compare and Write of `len` bytes at `lba`.
 fn pair(rig: &mut Rig, lba: u64, expected: u64, new: u64, len: usize) -> [SubmissionEntry; 2] {
     let (mut first, mut second) =
         (with(rig, COMPARE, lba, expected, len), with(rig, WRITE, lba, new, len));
@@ -201,7 +201,7 @@ fn pair(rig: &mut Rig, lba: u64, expected: u64, new: u64, len: usize) -> [Submis
     [first, second]
 }
 
-/// Submits all of `commands` with one doorbell and gives what they ended with, in their order.
+/// Submits all of `commands` with one doorbell. Returns their statuses, in their order.
 fn at_once(rig: &mut Rig, commands: &[SubmissionEntry]) -> Vec<Status> {
     let ids = rig.driver.submit_all(1, commands).unwrap();
     rig.poll(8);
@@ -267,7 +267,7 @@ fn halves_of_pairs_that_do_not_fit_are_refused() {
 
 #[test]
 fn pairs_are_never_torn_apart() {
-    // Wherever they lie in the ring, and whatever else the burst takes.
+    // Pairs work anywhere in the ring, and in any burst.
     let mut rig = Setup::new().alone().rig();
     let (zeros, page) = (rig.buffer(4096), rig.buffer(4096));
     let [first, second] = pair(&mut rig, 0, zeros, zeros, 512);
@@ -277,7 +277,7 @@ fn pairs_are_never_torn_apart() {
         commands.extend([first, second, plain, first, second]);
         assert!(at_once(&mut rig, &commands).iter().all(|status| status.is_success()));
     }
-    // A completion queue that takes one at a time never has room for two.
+    // A completion queue with one free slot never has room for two commands.
     rig.driver.create_pair(2, 2, None).unwrap();
     let id = rig.driver.submit(2, first).unwrap();
     rig.poll(4);

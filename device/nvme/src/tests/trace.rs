@@ -1,4 +1,4 @@
-//! Where the time goes: a delay put into one layer shows in that layer and in no other.
+//! Traces: a delay in one layer shows in that layer and in no other.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,11 +18,11 @@ use crate::{
     doorbell_count,
 };
 
-/// Where message-only memory begins.
+/// The address at which message-only memory begins.
 const FAR: u64 = MEMORY as u64;
 const FAR_SIZE: u64 = 1 << 20;
 
-/// Lets time pass, each time it is called.
+/// A delay: each call lets time pass.
 #[derive(Clone, Default)]
 struct Delay {
     clock: ManualClock,
@@ -67,7 +67,7 @@ struct Traced {
 }
 
 impl Traced {
-    /// A disk that takes 700 ns; every other delay is zero.
+    /// Makes a rig with a disk that takes 700 ns; every other delay is zero.
     fn new() -> Self {
         let clock = ManualClock::new();
         clock.advance(Duration::from_secs(1));
@@ -115,8 +115,8 @@ impl Traced {
         self.controller().take_latencies(fresh).unwrap()
     }
 
-    /// Runs a command and gives the nanoseconds until the driver has its completion; `idle` pass
-    /// between doorbell and poll.
+    /// Runs a command. Returns the nanoseconds until the driver has its completion; `idle`
+    /// nanoseconds pass between doorbell and poll.
     fn run(&mut self, queue: u16, command: SubmissionEntry, idle: u64) -> u64 {
         let before = self.clock.nanos();
         self.driver.submit(queue, command).unwrap();
@@ -147,7 +147,7 @@ fn write() -> SubmissionEntry {
     command
 }
 
-/// The means of all layers.
+/// Returns the means of all layers.
 fn means(latencies: &Latencies, queue: u16, class: OpcodeClass) -> [f64; 5] {
     Layer::ALL.map(|layer| latencies.get(queue, class, layer).unwrap().mean())
 }
@@ -215,7 +215,7 @@ fn a_tracer_that_may_choose_follows_all_that_is_rare_and_little_of_the_rest() {
         traced.take().get(1, OpcodeClass::Write, Layer::Whole).unwrap().count()
     };
     assert_eq!(run(30_000), 160);
-    // A command takes 1 µs: one in 20.
+    // A command takes 1 µs, so about one in 20 is followed.
     let followed = run(300);
     assert!((8..=14).contains(&followed), "{followed}");
     assert!(run(30_000) > 130);
@@ -226,7 +226,7 @@ fn a_queue_that_came_later_is_missed_and_then_traced() {
     let mut traced = Traced::new();
     traced.trace(1);
     traced.driver.create_pair(3, 4, None).unwrap();
-    // Its ring turns over several times.
+    // The queue's ring goes round several times.
     traced.repeat(9, 3, write());
     assert_eq!(traced.take().missed(), 9);
     traced.repeat(9, 3, write());
@@ -243,7 +243,7 @@ fn what_ends_without_a_disk_or_without_its_host_is_not_counted() {
     traced.controller().poll();
     traced.driver.submit(1, write()).unwrap();
     traced.controller().poll();
-    // A reset while the disk has it; then the controller is used again.
+    // A reset while the disk has the command; then the controller is used again.
     traced.driver.registers.function.reset();
     traced.clock.advance(Duration::from_micros(5));
     traced.controller().poll();

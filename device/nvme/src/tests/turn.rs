@@ -1,4 +1,4 @@
-//! How much a poll does, in commands and bytes.
+//! The amount of work of a poll, in commands and bytes.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,7 +12,7 @@ use super::rig::{Held, Random, Rig, Setup, ram};
 use crate::driver::{admin, io};
 use crate::turn::Quota;
 
-/// A rig whose controller has neighbours.
+/// Returns a rig whose controller shares its thread.
 fn shared() -> Rig {
     let mut rig = Setup::new().alone().rig();
     rig.controller().set_turn(Turn::Short);
@@ -30,7 +30,7 @@ fn transfer(rig: &mut Rig, opcode: NvmOpcode, lba: u64, len: usize) -> (Submissi
     (rig.with_data(command, buffer, len), buffer)
 }
 
-/// Polls until nothing is left to do; what ended on queue 1 in each poll.
+/// Polls until nothing is left to do. Returns how many commands of queue 1 ended in each poll.
 fn polls(rig: &mut Rig) -> Vec<usize> {
     let mut ended = Vec::new();
     while rig.controller().poll().is_busy() {
@@ -48,7 +48,7 @@ fn a_turn_ends_after_so_many_commands() {
         for _ in 0..60 {
             rig.driver.submit(1, read).unwrap();
         }
-        // Of one queue it is never more than its own burst.
+        // One queue's share is never more than its own burst.
         let most = quota(turn).0.min(16);
         let ended = polls(&mut rig);
         assert!(ended.iter().all(|count| *count <= most), "{turn:?}: {ended:?}");
@@ -97,7 +97,7 @@ fn a_turn_ends_after_so_many_bytes_within_a_command() {
         for command in [write, read] {
             rig.driver.submit(1, command).unwrap();
             let ended = polls(&mut rig);
-            // One more than it takes finds nothing left, and is idle.
+            // One poll more finds nothing left, and is idle.
             assert_eq!(ended.len(), len.div_ceil(quota(turn).1), "{turn:?}: {ended:?}");
             assert_eq!((ended.last(), ended.iter().sum()), (Some(&1), 1));
         }

@@ -4,8 +4,8 @@ use slipway_ram::{Access, Memory, Span};
 
 use super::DriverError;
 
-/// Hands out pieces of a range that driver and device both reach, aligned to lines, until it is
-/// cleared.
+/// Hands out cache-line-aligned pieces of a range that driver and device both reach, until the
+/// arena is cleared.
 pub struct Arena {
     memory: Memory,
     base: u64,
@@ -16,22 +16,22 @@ pub struct Arena {
 const LINE: u64 = 64;
 
 impl Arena {
-    /// The `len` bytes of `memory` at page-aligned address `base`.
+    /// Makes an arena of the `len` bytes of `memory` at page-aligned address `base`.
     pub fn new(memory: Memory, base: u64, len: u64) -> Self {
         Self { memory, base, next: base, end: base + len }
     }
 
-    /// The memory behind it.
+    /// Returns the arena's memory.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Takes everything back.
+    /// Takes all pieces back.
     pub fn clear(&mut self) {
         self.next = self.base;
     }
 
-    /// The address of `len` zeroed bytes.
+    /// Returns the address of `len` zeroed bytes.
     ///
     /// # Errors
     /// [`DriverError::Memory`] when nothing is left.
@@ -46,10 +46,11 @@ impl Arena {
         Ok(at)
     }
 
-    /// As [`Arena::allocate`], pinned.
+    /// Returns `len` zeroed bytes, pinned.
     ///
     /// # Errors
-    /// As there; [`DriverError::Memory`] also where it is in several regions.
+    /// Those of [`Arena::allocate`]; [`DriverError::Memory`] also if the bytes lie in several
+    /// regions.
     pub fn allocate_span(&mut self, len: usize) -> Result<Span, DriverError> {
         let at = self.allocate(len)?;
         let mut spans = Vec::new();

@@ -4,22 +4,22 @@ use slipway_pci::{Access, Function};
 
 use super::{DriverError, RegisterAccess};
 
-/// Polls without a register write until waiting fails: what never ends fails a test, and does not hang
-/// it.
+/// Polls without a register write until waiting fails: a wait that never ends makes a test fail
+/// instead of hang.
 const PATIENCE: u32 = 1_000_000;
 
-/// Reaches a function of this process, and polls it, and whatever else has to, while the driver waits.
-/// Waiting is counted in polls, not in time.
+/// Reaches a function of this process. While the driver waits, polls the function and the others
+/// that have to work. Waiting is counted in polls, not in time.
 pub struct Direct<F> {
     /// The function.
     pub function: F,
-    /// Has the switch, or whoever has the port, do something.
+    /// Lets the switch, or another owner of the port, work.
     pub others: Box<dyn FnMut()>,
     patience: u32,
 }
 
 impl<F: Function> Direct<F> {
-    /// Registers of `function`.
+    /// Makes the access to the registers of `function`.
     pub fn new(function: F, others: impl FnMut() + 'static) -> Self {
         Self { function, others: Box::new(others), patience: PATIENCE }
     }

@@ -10,7 +10,7 @@ use super::{Arena, Buffer, DriverError, Ring};
 pub struct Sending {
     /// The queue.
     pub ring: Ring,
-    /// Frames on their way, by ID: memory, and what it is used for again.
+    /// Memory of the frames in flight, by ID.
     buffers: Vec<Option<Span>>,
     spare: Vec<Span>,
 }
@@ -21,8 +21,8 @@ impl Sending {
         Self { ring, buffers, spare: Vec::new() }
     }
 
-    /// Puts a frame in the queue, cut into pieces that end where `cuts` says (bytes from the header's
-    /// start, ascending). The device sees it with [`super::Driver::flush`].
+    /// Puts a frame into the queue, cut into pieces that end at `cuts` (bytes from the header's
+    /// start, ascending). [`super::Driver::flush`] makes it visible to the device.
     ///
     /// # Errors
     /// [`DriverError::Memory`] when the queue or the arena is full.
@@ -59,10 +59,10 @@ impl Sending {
         Ok(())
     }
 
-    /// Takes back what the device has used. How many frames are still on their way.
+    /// Takes back the frames that the device has used. Returns how many are still in flight.
     ///
     /// # Errors
-    /// The memory is gone.
+    /// The memory cannot be reached.
     pub fn reap(&mut self) -> Result<usize, DriverError> {
         while let Some(used) = self.ring.pop()? {
             let place = self.buffers.get_mut(usize::from(used.id)).and_then(Option::take);
@@ -80,12 +80,12 @@ pub struct Receiving {
     merges: bool,
 }
 
-/// A frame that came.
+/// A received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Its header.
+    /// The frame's header.
     pub header: Header,
-    /// Its bytes.
+    /// The frame's bytes.
     pub frame: Vec<u8>,
 }
 
@@ -110,7 +110,7 @@ impl Receiving {
         Ok(queue)
     }
 
-    /// Where each buffer is, by ID: for who takes and gives them itself.
+    /// Returns the place of each buffer, by ID, for callers that take and give buffers themselves.
     pub fn places(&self) -> Vec<Span> {
         self.buffers.iter().flatten().cloned().collect()
     }
@@ -136,10 +136,11 @@ impl Receiving {
         Ok(true)
     }
 
-    /// The next frame, if there is one. All of its buffers are there then (section 5.1.6.4.1).
+    /// Returns the next frame, if there is one. All of its buffers are there then (section
+    /// 5.1.6.4.1).
     ///
     /// # Errors
-    /// [`DriverError::Memory`] when what the device says cannot be.
+    /// [`DriverError::Memory`] if what the device says is invalid.
     pub fn pop(&mut self) -> Result<Option<Received>, DriverError> {
         let mut bytes = Vec::new();
         if !self.piece(&mut bytes)? {

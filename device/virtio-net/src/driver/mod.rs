@@ -1,9 +1,9 @@
 //! A small real virtio-net driver, for unit tests, fuzzing and benchmarks.
 //!
 //! [`Driver`] is generic over [`RegisterAccess`], so that it runs on a device by direct calls
-//! ([`Direct`]) as well as over a socket. Queues and buffers lie in an [`Arena`] of memory that driver
-//! and device both reach. It polls; it takes no interrupts. A [`Ring`] is one queue of it, which may go
-//! to a thread of its own.
+//! ([`Direct`]) as well as over a socket. Queues and buffers lie in an [`Arena`] of memory that
+//! driver and device both reach. The driver polls and takes no interrupts. A [`Ring`] is one of its
+//! queues, which may go to a thread of its own.
 
 mod arena;
 mod direct;
@@ -23,7 +23,7 @@ pub use direct::Direct;
 pub use frames::{Received, Receiving, Sending};
 pub use ring::{Buffer, Ring, Used};
 
-/// Why the driver could not go on.
+/// The reason why the driver could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// A register access failed, or waiting for the device took too long.
@@ -32,7 +32,7 @@ pub enum DriverError {
     /// DEVICE_NEEDS_RESET is set.
     #[error("the device needs a reset")]
     NeedsReset,
-    /// The device does not offer, or does not accept, what the driver wants.
+    /// The device does not offer, or does not accept, the features that the driver wants.
     #[error("the device does not do with the features {0:#x}")]
     Features(u64),
     /// A command of the control queue was refused.
@@ -46,7 +46,7 @@ pub enum DriverError {
     Fault(#[from] Fault),
 }
 
-/// How a driver reaches BAR0 of its device.
+/// A driver's access to BAR0 of its device.
 pub trait RegisterAccess {
     /// Reads registers at byte `offset`: 1, 2, 4 or 8 bytes.
     ///
@@ -60,7 +60,7 @@ pub trait RegisterAccess {
     /// [`DriverError::Access`].
     fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), DriverError>;
 
-    /// Writes without waiting until it is done: notifications.
+    /// Writes without waiting for the end of the write, as for notifications.
     ///
     /// # Errors
     /// [`DriverError::Access`].
@@ -68,19 +68,19 @@ pub trait RegisterAccess {
         self.write(offset, from)
     }
 
-    /// Called again and again while the driver waits: lets the device work, or lets time pass.
+    /// Lets the device work, or lets time pass. The driver calls it again and again while it waits.
     ///
     /// # Errors
     /// [`DriverError::Access`] when it has taken too long.
     fn idle(&mut self) -> Result<(), DriverError>;
 }
 
-/// What a driver wants.
+/// The features and sizes that a driver asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Features of the network device that it accepts where they are offered.
+    /// Features of the network device that the driver accepts where they are offered.
     pub features: Features,
-    /// Features of rings that it accepts, VERSION_1 among them.
+    /// Features of rings that the driver accepts, VERSION_1 among them.
     pub rings: RingFeatures,
     /// Entries of each queue, a power of two.
     pub entries: u16,
@@ -104,13 +104,13 @@ impl Default for Options {
 
 /// The driver of one device.
 pub struct Driver<R> {
-    /// The way to the registers.
+    /// The access to the registers.
     pub registers: R,
     /// Memory for queues and buffers.
     pub arena: Arena,
-    /// What was negotiated.
+    /// The negotiated features of the network device.
     pub features: Features,
-    /// The same, of rings.
+    /// The negotiated features of rings.
     pub rings: RingFeatures,
     options: Options,
     /// Receive queues.
@@ -170,7 +170,7 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(())
     }
 
-    /// The device status.
+    /// Reads the device status.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -180,7 +180,7 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(Status::from_bits_retain(byte[0]))
     }
 
-    /// An error if DEVICE_NEEDS_RESET is set.
+    /// Returns an error if DEVICE_NEEDS_RESET is set.
     ///
     /// # Errors
     /// [`DriverError::NeedsReset`].
@@ -200,7 +200,7 @@ impl<R: RegisterAccess> Driver<R> {
         self.registers.write(COMMON.start + common::DEVICE_STATUS, &[status.bits()])
     }
 
-    /// What the device offers.
+    /// Returns the features that the device offers.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -247,8 +247,8 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(())
     }
 
-    /// Makes and enables queue `number` with `entries` entries, and the vector of its number if there is
-    /// one.
+    /// Makes and enables queue `number` with `entries` entries, with the vector of its number if
+    /// there is one.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -285,7 +285,7 @@ impl<R: RegisterAccess> Driver<R> {
         Ok(())
     }
 
-    /// The device's configuration.
+    /// Reads the device's configuration.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -305,7 +305,8 @@ impl<R: RegisterAccess> Driver<R> {
         self.registers.post(notification(number), &number.to_le_bytes())
     }
 
-    /// Gives the device what transmit queue `pair` has, and notifies it if it wants that.
+    /// Makes the frames of transmit queue `pair` visible to the device, and notifies the device if
+    /// it wants that.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -360,7 +361,7 @@ impl<R: RegisterAccess> Driver<R> {
     }
 }
 
-/// Where in BAR0 queue `number` is notified.
+/// Returns the offset in BAR0 at which queue `number` is notified.
 pub fn notification(number: u16) -> u64 {
     NOTIFY.start + u64::from(NOTIFY_MULTIPLIER) * u64::from(number)
 }

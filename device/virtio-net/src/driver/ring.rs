@@ -1,5 +1,5 @@
-//! The driver's side of a split virtqueue (section 2.7.13), pinned: no lookup, lock or allocation for a
-//! buffer.
+//! The driver's side of a split virtqueue (section 2.7.13), pinned: no lookup, lock or allocation
+//! per buffer.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -14,21 +14,21 @@ use super::{Arena, DriverError};
 /// A piece of memory for the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Its address.
+    /// The piece's address.
     pub at: u64,
-    /// Its bytes.
+    /// The piece's length in bytes.
     pub len: u32,
-    /// The device writes it.
+    /// `true` if the device writes the piece.
     pub writable: bool,
 }
 
 impl Buffer {
-    /// One that the device reads.
+    /// Returns a piece that the device reads.
     pub const fn readable(at: u64, len: u32) -> Self {
         Self { at, len, writable: false }
     }
 
-    /// One that the device writes.
+    /// Returns a piece that the device writes.
     pub const fn writable(at: u64, len: u32) -> Self {
         Self { at, len, writable: true }
     }
@@ -37,7 +37,8 @@ impl Buffer {
 /// A chain that the device has used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// What [`Ring::push`] gave for it. As the device says it: not to be trusted as an index.
+    /// The result of [`Ring::push`] for the chain, as the device says it: not to be trusted as an
+    /// index.
     pub id: u16,
     /// Bytes that the device wrote.
     pub len: u32,
@@ -53,7 +54,7 @@ pub struct Ring {
     /// Addresses of the three areas.
     pub places: [u64; 3],
     free: Vec<u16>,
-    /// Descriptors of the chain that begins with each.
+    /// The descriptors of each chain, by the chain's first descriptor.
     chains: Vec<Vec<u16>>,
     next: u16,
     published: u16,
@@ -63,7 +64,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty queue of `entries` entries.
+    /// Makes an empty queue of `entries` entries.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -91,20 +92,21 @@ impl Ring {
         })
     }
 
-    /// How many descriptors are free.
+    /// Returns the number of free descriptors.
     pub fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// Entries of the queue.
+    /// Returns the number of entries of the queue.
     pub fn entries(&self) -> u16 {
         self.entries
     }
 
-    /// Makes a chain of `buffers` available; the device sees it with [`Ring::publish`]. Gives its ID.
+    /// Makes a chain of `buffers` available, and returns its ID. [`Ring::publish`] makes it visible
+    /// to the device.
     ///
     /// # Errors
-    /// [`DriverError::Memory`] when there are not as many descriptors.
+    /// [`DriverError::Memory`] if there are too few free descriptors.
     #[inline]
     pub fn push(&mut self, buffers: &[Buffer]) -> Result<u16, DriverError> {
         if buffers.is_empty() || buffers.len() > self.free.len() {
@@ -132,7 +134,7 @@ impl Ring {
         Ok(head)
     }
 
-    /// Makes one indirect chain available: `table` lies at an address in memory already.
+    /// Makes one indirect chain available. Its table lies in memory already, at `at`.
     ///
     /// # Errors
     /// [`DriverError::Memory`] when there is no descriptor.
@@ -143,8 +145,8 @@ impl Ring {
         Ok(head)
     }
 
-    /// Makes the chain that begins at `head` available, whatever it is: for who writes descriptors
-    /// itself.
+    /// Makes the chain that begins at `head` available, whatever it is, for callers that write
+    /// descriptors themselves.
     ///
     /// # Errors
     /// The memory is gone.
@@ -155,7 +157,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Has the device see what was pushed. Whether it wants to be notified (section 2.7.10.1).
+    /// Makes the pushed chains visible to the device. Returns whether the device wants to be
+    /// notified (section 2.7.10.1).
     ///
     /// # Errors
     /// The memory is gone.
@@ -197,7 +200,8 @@ impl Ring {
         Ok(Some(Used { id, len: element.len.get() }))
     }
 
-    /// Asks for an interrupt when the next chain is used, and tells whether one is already.
+    /// Asks for an interrupt when the next chain is used. Returns whether one has been used
+    /// already.
     ///
     /// # Errors
     /// The memory is gone.
@@ -210,7 +214,7 @@ impl Ring {
         Ok(self.used.load_u16(used::INDEX)? != self.seen)
     }
 
-    /// The three areas, for who is hostile to them: descriptors, available ring, used ring.
+    /// Returns the three areas (descriptors, available ring, used ring), for hostile callers.
     pub fn areas(&self) -> [&Span; 3] {
         [&self.descriptors, &self.available, &self.used]
     }

@@ -51,7 +51,8 @@ fn vlans_are_filtered() {
     let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
     let mut tagged = frame(a.mac, b.mac, 64);
     tagged[12..18].copy_from_slice(&[0x81, 0, 0, 7, 0x88, 0xb5]);
-    // The switch knows stations by VLAN: B is known in none but the first, so this is flooded.
+    // The switch knows stations by VLAN. It knows B only in the first VLAN, so this frame is
+    // flooded.
     let mut arrives = |b: &mut Host| {
         a.send(&tagged);
         world.settle();
@@ -88,7 +89,7 @@ fn the_link_and_announcements_are_told_by_the_configuration() {
     assert!(set(&mut host, Link::Up) && !set(&mut host, Link::Auto));
     host.driver.command(command::ANNOUNCE, command::ANNOUNCE_ACK, &[]).unwrap();
     assert_eq!(status(&mut host), config_status::LINK_UP);
-    // Without a switch there is no carrier, unless it was to stay.
+    // Without a switch there is no carrier, unless the link was set to stay up.
     let mut other = Setup::new(2).host(&world);
     set(&mut other, Link::Up);
     for gone in [&host, &other] {

@@ -120,7 +120,7 @@ fn accesses_of_any_width_and_place_are_answered() {
         }
     }
     assert_eq!(device.read(1, 0, &mut [0]), slipway_pci::Access::Refused);
-    // A queue that there is not has no size.
+    // A queue that does not exist has size 0.
     device.write(0, common::QUEUE_SELECT, &[99, 0]);
     let mut size = [1; 2];
     device.read(0, common::QUEUE_SIZE, &mut size);

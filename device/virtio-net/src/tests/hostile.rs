@@ -1,4 +1,4 @@
-//! Drivers that do what no driver may.
+//! Drivers that break the rules.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ fn needs_reset(host: &mut Host) -> bool {
     matches!(host.driver.needs_no_reset(), Err(DriverError::NeedsReset))
 }
 
-/// After a reset everything is as before, for this one and for its neighbour.
+/// Checks that after a reset this driver and its neighbour work again.
 fn recovers(world: &World, bad: &mut Host, good: &mut Host) {
     bad.driver.start().unwrap();
     world.settle();
@@ -24,7 +24,7 @@ fn recovers(world: &World, bad: &mut Host, good: &mut Host) {
     assert_eq!(good.received().last().unwrap().frame.len(), 100);
 }
 
-/// Index, address, length, flags, next.
+/// A descriptor: index, address, length, flags, next.
 type Raw = (u16, u64, u32, u16, u16);
 
 /// Puts a descriptor into the transmit queue's table and makes it available.
@@ -48,13 +48,14 @@ fn chains_that_cannot_be_need_a_reset_and_harm_nobody_else() {
     let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
     let table = 0x10_0000;
     let chains: [&[Raw]; 9] = [
-        // A circle, of one and of two.
+        // A circle of one descriptor, and of two.
         &[(0, 0, 100, flag::NEXT, 0)],
         &[(0, 0, 100, flag::NEXT, 1), (1, 0, 100, flag::NEXT, 0)],
-        // Out of the table.
+        // A next descriptor out of the table.
         &[(0, 0, 100, flag::NEXT, 64)],
         &[(0, 0, 100, flag::NEXT, u16::MAX)],
-        // Tables: empty, not a multiple, too long, with a successor, not there.
+        // Indirect tables: empty, no multiple of a descriptor, too long, with a successor,
+        // unmapped.
         &[(0, table, 0, flag::INDIRECT, 0)],
         &[(0, table, 17, flag::INDIRECT, 0)],
         &[(0, table, 16 * 65, flag::INDIRECT, 0)],
@@ -68,7 +69,7 @@ fn chains_that_cannot_be_need_a_reset_and_harm_nobody_else() {
         assert!(!needs_reset(&mut b));
         recovers(&world, &mut a, &mut b);
     }
-    // A table in a table, a circle in a table, and an entry that there is not.
+    // A table in a table, a circle in a table, and an entry that does not exist.
     for (flags, next) in [(flag::INDIRECT, 0), (flag::NEXT, 0), (flag::NEXT, 1)] {
         let inner = Descriptor { flags: flags.into(), next: next.into(), ..Descriptor::default() };
         a.driver.arena.memory().write(table, inner.as_bytes()).unwrap();
@@ -132,7 +133,7 @@ fn frames_that_are_none_are_dropped_and_counted_by_cause() {
     assert_eq!(after.bad_shape - before.bad_shape, 2);
     let malformed = world.0.borrow_mut().port_mut(a.port).unwrap().malformed();
     assert_eq!(malformed, 9);
-    // All of them were used, and the device goes on.
+    // All buffers were used, and the device goes on.
     let mut used = 0;
     while a.driver.transmit[0].ring.pop().unwrap().is_some() {
         used += 1;
@@ -170,7 +171,7 @@ fn receive_buffers_that_are_none_need_a_reset() {
 #[test]
 fn commands_without_an_acknowledgement_need_a_reset() {
     let (world, mut a, mut b) = pair(Setup::new(1), Setup::new(2));
-    // The driver's own control queue is left aside: this one takes its place.
+    // The driver's own control queue is not used: this queue takes its place.
     a.driver.reset_queue(2).unwrap();
     let mut ring = a.driver.make_queue(2, 16).unwrap();
     ring.push(&[Buffer::readable(0, 3)]).unwrap();
@@ -205,7 +206,7 @@ fn rings_that_are_rewritten_while_they_are_read_harm_nobody_else() {
                     next = next.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                     let words = span.len() / 4;
                     let at = (next >> 8) as usize % words * 4;
-                    // Small numbers, so that some of them mean something.
+                    // Small numbers, so that some of them are valid.
                     let _ = span.store_u32(at, next >> 16 & 0x0003_007f);
                 }
             }

@@ -50,7 +50,7 @@ fn quiesced_it_touches_nothing_and_goes_on_afterwards() {
     assert!(!b.device().quiesce(), "the port has the queues");
     world.settle();
     assert!(b.device().quiesce());
-    // Down for a moment only: frames wait where they are, or are dropped.
+    // The driver is down for a moment only: frames wait where they are, or are dropped.
     a.send(&frame(a.mac, b.mac, 60));
     world.settle();
     assert!(b.received().is_empty());
@@ -80,7 +80,7 @@ fn quiesced_it_lets_go_of_all_memory() {
         world.settle();
     }
     let removed = map.remove(0, super::rig::MEMORY as u64).unwrap();
-    // The driver's own spans, which in life are another process's.
+    // The driver's own spans, which belong to another process outside of tests.
     let held = !removed.is_idle();
     a.driver.receive.clear();
     a.driver.transmit.clear();
@@ -101,7 +101,8 @@ fn memory_goes_with_the_function_wherever_the_queues_are() {
     let removed = map.remove(0, super::rig::MEMORY as u64).unwrap();
     a.driver.receive.clear();
     a.driver.transmit.clear();
-    // The port has the queues, and nobody asked for them: the device goes all the same.
+    // The port has the queues, and nobody asked for them back: the device can be dropped all the
+    // same.
     drop(a.driver);
     world.settle();
     world.0.borrow_mut().release();
@@ -152,7 +153,7 @@ fn indirect_chains_are_frames_too() {
     let memory = a.driver.arena.memory().clone();
     let header = zerocopy::IntoBytes::as_bytes(&Header::default()).to_vec();
     memory.write(at, &[header, sent.clone()].concat()).unwrap();
-    // Header, addresses, rest: in a table out of order.
+    // Header, addresses and the rest lie in a table, out of order.
     let entry = |at: u64, len: u32, flags: u16, next: u16| {
         let (at, len) = (at.to_le_bytes(), len.to_le_bytes());
         [&at[..], &len, &flags.to_le_bytes(), &next.to_le_bytes()].concat()

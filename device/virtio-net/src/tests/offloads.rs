@@ -1,10 +1,10 @@
-//! Every combination of what one driver leaves to do and another can take.
+//! Every combination of the offloads that one driver asks for and another accepts.
 
 use slipway_virtio_spec::net::{Features, Header, gso, header_flag};
 
 use super::rig::{Setup, pair};
 
-/// Ones' complement sum of 16-bit words (RFC 1071).
+/// Returns the ones' complement sum of 16-bit words (RFC 1071).
 fn sum(bytes: &[u8], mut sum: u32) -> u32 {
     for pair in bytes.chunks(2) {
         sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
@@ -15,7 +15,8 @@ fn sum(bytes: &[u8], mut sum: u32) -> u32 {
     sum
 }
 
-/// A TCP or UDP packet of `payload` bytes, its checksum partial, and where the transport header is.
+/// Returns a TCP or UDP packet of `payload` bytes with a partial checksum, and the offset of its
+/// transport header.
 fn packet(from: &[u8; 6], to: &[u8; 6], six: bool, tcp: bool, payload: usize) -> (Vec<u8>, usize) {
     let transport = if tcp { 20 } else { 8 };
     let start = 14 + if six { 40 } else { 20 };
@@ -53,7 +54,7 @@ fn packet(from: &[u8; 6], to: &[u8; 6], six: bool, tcp: bool, payload: usize) ->
     (bytes, start)
 }
 
-/// Whether the packet's transport checksum is right and complete.
+/// Returns whether the packet's transport checksum is right and complete.
 fn is_complete(bytes: &[u8], six: bool, tcp: bool) -> bool {
     let (addresses, start) = if six { (22..54, 54) } else { (26..34, 34) };
     let protocol = if tcp { 6 } else { 17 };

@@ -17,7 +17,7 @@ use crate::{Device, DevicePort, Parts, Settings, vectors};
 /// Bytes of each host's memory.
 pub const MEMORY: usize = 8 << 20;
 
-/// What all hosts of a test share.
+/// The switch that all hosts of a test share.
 #[derive(Clone)]
 pub struct World(pub Rc<RefCell<Switch>>);
 
@@ -27,7 +27,7 @@ impl World {
         Self(Rc::new(RefCell::new(Switch::new(Box::new(lookup)))))
     }
 
-    /// Every port has turns until none has anything.
+    /// Gives every port turns until none has any frames.
     pub fn settle(&self) {
         let mut switch = self.0.borrow_mut();
         let ports: Vec<PortIndex> = switch.ports().collect();
@@ -123,7 +123,7 @@ impl Host {
         driver.flush(0).unwrap();
     }
 
-    /// Everything that came to queue 0.
+    /// Takes all frames that came to queue 0.
     pub fn received(&mut self) -> Vec<Received> {
         self.received_on(0)
     }
@@ -133,7 +133,7 @@ impl Host {
     }
 }
 
-/// Two hosts that know each other's place.
+/// Makes two hosts whose ports the switch has learned.
 pub fn pair(first: Setup, second: Setup) -> (World, Host, Host) {
     let world = World::new();
     let (first, second) = (first.host(&world), second.host(&world));
@@ -146,7 +146,7 @@ pub fn pair(first: Setup, second: Setup) -> (World, Host, Host) {
     (world, hosts.0, hosts.1)
 }
 
-/// A frame of `len` bytes whose payload tells its places apart.
+/// Returns a frame of `len` bytes whose payload differs from place to place.
 pub fn frame(from: Mac, to: Mac, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
     bytes[..6].copy_from_slice(&to.0);

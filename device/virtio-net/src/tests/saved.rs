@@ -7,7 +7,7 @@ use slipway_virtio_spec::net::{config_status, control as command};
 use super::rig::{Host, Setup, World, frame, pair};
 use crate::journal_len;
 
-/// The driver goes on with another device, attached to the same switch.
+/// Makes the driver go on with another device, attached to the same switch.
 fn succeed(world: &World, host: &mut Host, setup: &Setup, state: Option<&[u8]>) {
     let (mut device, port, sink) = setup.device();
     match state {
@@ -71,7 +71,7 @@ fn a_device_that_is_killed_at_any_time_loses_its_driver_nothing_but_frames() {
                 world.settle();
             }
         }
-        // Killed: nothing is quiesced, nothing is handed back.
+        // The device is killed: nothing is quiesced, nothing is handed back.
         succeed(&world, &mut b, &again(), None);
         a.received();
         b.received();

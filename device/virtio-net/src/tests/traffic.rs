@@ -38,7 +38,7 @@ fn a_long_burst_arrives_whole_and_in_order_whatever_the_rings_are() {
     for rings in [RingFeatures::all(), RingFeatures::all() - RingFeatures::EVENT_IDX] {
         let setup = |number| Setup::new(number).options(|options| options.rings = rings);
         let (world, mut a, mut b) = pair(setup(1), setup(2));
-        // More than an index of 16 bits counts.
+        // Send more frames than a 16-bit index counts.
         let mut next = 0_u32;
         for _ in 0..1100 {
             for number in 0..60_u32 {
@@ -178,7 +178,8 @@ fn several_pairs_are_served_in_turn_and_answers_come_back_to_the_queue_that_aske
             assert_eq!(count, usize::from(other == usize::from(queue)), "{queue} on {other}");
         }
     }
-    // With one pair in use everything comes to that one; what the driver still has in the others leaves.
+    // With one pair in use every frame comes to that pair; frames that the driver still has in the
+    // others leave.
     a.driver.command(4, 0, &[1, 0]).unwrap();
     b.send(&udp(b.mac, a.mac, (7, 1003)));
     world.settle();

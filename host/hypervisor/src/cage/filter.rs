@@ -1,19 +1,23 @@
-//! The system calls that a caged process does without: those that reach beyond its namespaces.
+//! The system calls that are refused to a caged process: those that reach beyond its namespaces.
 //!
 //! Namespaces do not cover everything. Sockets of most families (`AF_VSOCK`, `AF_ALG`, some of
-//! netlink) belong to the whole machine, keyrings to a user id, the contexts of `io_setup` to
-//! everybody; and a process without capabilities gets some in a user namespace that it makes. A VMM
-//! needs none of this. io_uring makes sockets that no filter sees, so only a VMM with disks of its own
-//! may use it, and only such a VMM may punch holes into files: in guest memory a hole makes whoever copies from
-//! it wait until the kernel has made it. This filter is the cage's, whatever filter a VMM adds by itself: the kernel takes the
-//! stricter answer of the two.
+//! netlink) belong to the whole machine, keyrings to a user id, the contexts of `io_setup` to all
+//! processes; and a process without capabilities gets some in a user namespace that it makes. A VMM
+//! needs none of this.
+//!
+//! io_uring makes sockets that no filter sees, so only a VMM that emulates disks may use it. Only
+//! such a VMM may punch holes into files: a hole in guest memory makes a process that copies from
+//! it wait until the kernel has made the hole.
+//!
+//! This filter belongs to the cage, independently of any filter that a VMM adds itself: the kernel
+//! takes the stricter answer of the two.
 
 use std::io;
 use std::mem::offset_of;
 
 use libc::{c_long, seccomp_data, sock_filter};
 
-/// Calls that fail with EPERM.
+/// The calls that fail with EPERM.
 const DENIED: [c_long; 17] = [
     libc::SYS_unshare,
     libc::SYS_setns,
@@ -28,14 +32,14 @@ const DENIED: [c_long; 17] = [
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
-    // A machine has few contexts of this kind.
+    // A machine has few contexts for asynchronous I/O.
     libc::SYS_io_setup,
     libc::SYS_fanotify_init,
     libc::SYS_open_by_handle_at,
     libc::SYS_quotactl,
 ];
 
-/// Flags of clone(2) that make namespaces.
+/// The flags of clone(2) that make namespaces.
 const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -46,16 +50,17 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
 
 /// `AUDIT_ARCH_X86_64` of *linux/audit.h*.
 const ARCHITECTURE: u32 = 0xc000_003e;
-/// Calls of the x32 interface are counted from here, with other numbers than the filter knows.
+/// The first number of the x32 interface, whose calls have other numbers than the filter knows.
 const X32: u32 = 0x4000_0000;
 
-/// Modes of fallocate(2) that take pages out of a file.
+/// The modes of fallocate(2) that remove pages from a file.
 const TAKES_PAGES: u32 = (libc::FALLOC_FL_PUNCH_HOLE
     | libc::FALLOC_FL_COLLAPSE_RANGE
     | libc::FALLOC_FL_ZERO_RANGE) as u32;
 
-/// Where an argument of a call is. Flags of clone, families of sockets, modes and advice are 32 bits for the
-/// kernel as well: it ignores the upper half of the register, which is behind the lower one.
+/// Returns the offset of an argument of a call. Flags of clone, families of sockets, modes and
+/// advice are 32 bits for the kernel as well: it ignores the upper half of the register, which is
+/// stored after the lower one.
 const fn argument(index: usize) -> usize {
     offset_of!(seccomp_data, args) + index * size_of::<u64>()
 }
@@ -67,7 +72,7 @@ const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
 pub(crate) struct Filter(Vec<sock_filter>);
 
 impl Filter {
-    /// The filter of a cage; `own_disks`: the VMM serves disks itself.
+    /// Builds the filter of a cage. With `own_disks`, the VMM emulates disks itself.
     pub(crate) fn new(own_disks: bool) -> Self {
         let mut filter = Self(Vec::new());
         filter.load(offset_of!(seccomp_data, arch));
@@ -89,7 +94,8 @@ impl Filter {
                 }
             });
         }
-        // Its flags lie in memory, which a filter cannot see; the C library uses clone then.
+        // The flags of clone3 lie in memory, which a filter cannot read. After ENOSYS the C library
+        // uses clone.
         let call = libc::SYS_clone3 as u32;
         filter.answer_if(libc::BPF_JEQ, call, fails_with(libc::ENOSYS));
         filter.with_argument((libc::SYS_clone, 0), |filter| {
@@ -104,8 +110,8 @@ impl Filter {
         filter
     }
 
-    /// Applies the filter to the calling process for good, which must have renounced new privileges.
-    /// Makes a system call only.
+    /// Applies the filter to the calling process for good. The process must have set
+    /// `no_new_privs`. Makes a system call only.
     pub(crate) fn apply(&self) -> io::Result<()> {
         let program = libc::sock_fprog {
             len: self.0.len() as u16,
@@ -132,20 +138,21 @@ impl Filter {
         self.push(libc::BPF_RET | libc::BPF_K, answer, (0, 0));
     }
 
-    /// Ends with `answer` if `test` holds for what was loaded last and `k`.
+    /// Ends with `answer` if `test` holds for the loaded value and `k`.
     fn answer_if(&mut self, test: u32, k: u32, answer: u32) {
         self.push(libc::BPF_JMP | test | libc::BPF_K, k, (0, 1));
         self.answer(answer);
     }
 
-    /// Ends with `answer` if what was loaded last is not `k`.
+    /// Ends with `answer` if the loaded value is not `k`.
     fn answer_unless(&mut self, k: u32, answer: u32) {
         self.push(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k, (1, 0));
         self.answer(answer);
     }
 
-    /// For the call `number`: loads its argument `index`, looks at it, and allows the call if `look` has
-    /// no other answer. Anything else goes on behind, with its number loaded.
+    /// Filters the call `number` by its argument `index`: `look` adds the tests of the argument,
+    /// and the call is allowed if none of them ends. Other calls continue behind, with their number
+    /// loaded.
     fn with_argument(&mut self, (number, index): (c_long, usize), look: impl FnOnce(&mut Self)) {
         let jump = self.0.len();
         self.push(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number as u32, (0, 0));

@@ -1,33 +1,33 @@
-//! The cage: what a VMM's process has of its host.
+//! The cage: the parts of the host that a VMM's process can reach.
 //!
 //! A VMM is assumed to be taken over by its guest some day. Its user id, its seccomp filter and its
-//! few descriptors say what it may do with what it can name; the cage leaves it nothing to name. A
-//! caged VMM has:
+//! few descriptors limit what it may do with the objects that it can name; the cage leaves it no
+//! object to name. A caged VMM has:
 //!
 //! - an empty environment;
 //! - a network namespace of its own, with a loopback interface that is down: no abstract socket and
 //!   no TCP listener of the host is reachable;
-//! - a process namespace of its own, in which it is process 1: it can neither signal, trace nor read
-//!   any other process, one of the same user id included;
+//! - a process namespace of its own, in which it is process 1: it can neither signal, trace nor
+//!   read any other process, including processes of the same user id;
 //! - IPC, UTS and control group namespaces of its own, and a session keyring of its own;
 //! - a mount namespace of its own that holds one empty read-only file system;
-//! - a system call filter ([`Filter`]) for what reaches beyond namespaces.
+//! - a system call filter ([`Filter`]) for everything that reaches beyond namespaces.
 //!
 //! The cage closes in two steps. [`Cage::spawn`] and [`Cage::enter`] start the process in its
 //! namespaces, where it still sees the host's files: a dynamically linked VMM needs its libraries,
-//! its firmware and its kernel. Once the VMM has opened all that it needs, and before its guest runs
-//! the first instruction, [`Cage::empty_root`] takes the files away. Nothing in the VMM has to
-//! co-operate, so a VMM of any make can be caged.
+//! its firmware and its kernel. Once the VMM has opened all that it needs, and before its guest
+//! runs the first instruction, [`Cage::empty_root`] takes the files away. The VMM does not have to
+//! co-operate, so any VMM can be caged.
 //!
 //! Descriptors that the VMM has open stay open: sockets, pipes and memory are no part of a mount
 //! namespace. None of them is a directory, so no path starts from them.
 //!
-//! Not here: a user namespace of the VMM. The VMM has no capability that one could take away, `/dev/kvm` and all
-//! else is opened by the launcher, and a process with capabilities in a user namespace of its own can
-//! reach more of the kernel than one without, not less.
+//! Not implemented: a user namespace of the VMM. The VMM has no capability that could be taken
+//! away, the launcher opens `/dev/kvm` and everything else, and a process with capabilities in a
+//! user namespace of its own can reach more of the kernel than one without, not less.
 //!
 //! A process that is the first of its process namespace ignores signals that it has no handler for,
-//! unless an ancestor namespace sends SIGKILL or SIGSTOP; faults of its own still end it. VMMs are
+//! unless an ancestor namespace sends SIGKILL or SIGSTOP; its own faults still end it. VMMs are
 //! ended by SIGKILL through a pidfd.
 
 mod filter;
@@ -46,7 +46,7 @@ pub(crate) use filter::Filter;
 use crate::process::reap_elsewhere;
 use crate::{Error, Result};
 
-/// The VMM's host name; the host's own says who it is.
+/// The VMM's host name; the host's own would identify the host.
 const HOST_NAME: &[u8] = b"slipway";
 
 /// A cage for one VMM. Copies are the same cage.
@@ -54,8 +54,8 @@ const HOST_NAME: &[u8] = b"slipway";
 pub(crate) struct Cage(());
 
 impl Cage {
-    /// The cage, or `None` if the launcher is not root: namespaces need it. Tests and measurements
-    /// run VMMs without one; the daemon is root.
+    /// Returns the cage, or `None` if the launcher is not root, since namespaces need root. Tests
+    /// and measurements run VMMs without a cage; the daemon is root.
     pub(crate) fn of_launcher() -> Option<Self> {
         rustix::process::geteuid().is_root().then_some(Self(()))
     }
@@ -64,7 +64,7 @@ impl Cage {
     ///
     /// The command must call [`Cage::enter`] between fork and exec, and have an empty environment.
     pub(crate) async fn spawn(self, mut command: Command) -> io::Result<Spawned> {
-        // Which process namespace a child is born into is a property of the thread that forks.
+        // The process namespace of a child is a property of the thread that forks.
         on_a_thread_of_its_own("vmm-spawn", move || {
             unshare(UnshareFlags::NEWPID)?;
             Ok(Spawned::new(command.spawn()?))
@@ -72,8 +72,8 @@ impl Cage {
         .await
     }
 
-    /// Takes the process that calls it into the other namespaces. Called between fork and exec, as
-    /// root and in its final control groups; makes system calls only.
+    /// Moves the calling process into the other namespaces. Called between fork and exec, as root
+    /// and in its final control groups; makes system calls only.
     pub(crate) fn enter(self) -> io::Result<()> {
         unshare(
             UnshareFlags::NEWNS
@@ -82,19 +82,21 @@ impl Cage {
                 | UnshareFlags::NEWUTS
                 | UnshareFlags::NEWCGROUP,
         )?;
-        // What the host unmounts while the VMM starts goes here as well, and not the other way round.
+        // Unmounts of the host while the VMM starts are propagated here, but not the other way
+        // round.
         let downstream = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
         rustix::mount::mount_change(c"/", downstream)?;
-        // A working directory elsewhere would outlive the root that `empty_root` takes away.
+        // Another working directory would outlive the root that `empty_root` takes away.
         rustix::process::chdir(c"/")?;
         rustix::system::sethostname(HOST_NAME)?;
         join_new_keyring()
     }
 
-    /// Takes all files away from the caged process behind `pidfd`, whose id is `pid`, and makes sure
+    /// Takes all files away from the caged process behind `pidfd`, whose id is `pid`, and checks
     /// that they are gone. The process must be known to run, and its guest not to.
     pub(crate) async fn empty_root(self, pid: i32, pidfd: std::os::fd::OwnedFd) -> Result<()> {
-        // Which mount namespace a thread is in is its own matter once it shares no root with others.
+        // A thread can change its mount namespace alone once it shares no root directory with other
+        // threads.
         let emptied = on_a_thread_of_its_own("vmm-root", move || root::empty(pid, &pidfd)).await;
         emptied.map_err(|source| Error::system("taking the host's files away from the VM", source))
     }
@@ -105,17 +107,17 @@ impl Cage {
 pub(crate) struct Spawned(Option<Child>);
 
 impl Spawned {
-    /// A child that nobody has waited for.
+    /// Wraps a child that was not waited for.
     pub(crate) fn new(child: Child) -> Self {
         Self(Some(child))
     }
 
-    /// The child.
+    /// Returns the child.
     pub(crate) fn child(&self) -> &Child {
         self.0.as_ref().expect("present until into_child, which consumes self")
     }
 
-    /// The child, which is the caller's to end from now on.
+    /// Returns the child, which the caller has to end from now on.
     pub(crate) fn into_child(mut self) -> Child {
         self.0.take().expect("present until into_child, which consumes self")
     }
@@ -130,8 +132,8 @@ impl Drop for Spawned {
     }
 }
 
-/// A session keyring that nobody else has: the launcher's is inherited, and who possesses a keyring may
-/// read its keys.
+/// Joins a new session keyring. Otherwise the VMM would inherit the launcher's, and a process that
+/// possesses a keyring may read its keys.
 fn join_new_keyring() -> io::Result<()> {
     // SAFETY: without a name nothing is read; no other memory effects.
     let joined = unsafe {
@@ -140,7 +142,7 @@ fn join_new_keyring() -> io::Result<()> {
     };
     match joined {
         ..0 => match io::Error::last_os_error() {
-            // A kernel without keys, or a filter that keeps this process from them and with it the VMM.
+            // The kernel has no keys, or a filter denies them to this process and so to the VMM.
             error if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
             error => Err(error),
         },
@@ -159,13 +161,14 @@ fn set_namespace(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
     move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::MOUNT)
 }
 
-/// Runs `work` on a thread that ends with it: what a thread changes about itself stays its own.
+/// Runs `work` on a thread that ends with it, so that changes of the thread's own state affect no
+/// other work.
 async fn on_a_thread_of_its_own<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let (done, outcome) = tokio::sync::oneshot::channel();
-    // Where nobody waits any more, the outcome is dropped here.
+    // If the caller has given up waiting, the outcome is dropped here.
     let run = move || drop(done.send(work()));
     std::thread::Builder::new().name(name.to_owned()).spawn(run)?;
     outcome.await.unwrap_or_else(|_| Err(io::Error::other("the thread for it has ended")))

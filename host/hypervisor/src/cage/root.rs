@@ -1,4 +1,4 @@
-//! The end of a caged process's files.
+//! Takes the host's files away from a caged process.
 
 use std::fs;
 use std::io;
@@ -15,9 +15,9 @@ use rustix::thread::UnshareFlags;
 /// unmounts everything else in its mount namespace. Leaves the calling thread in that namespace.
 ///
 /// # Errors
-/// The process is not in a mount namespace of its own, or something of the host is still there.
+/// The process is not in a mount namespace of its own, or can still reach files of the host.
 pub(super) fn empty(pid: i32, pidfd: &OwnedFd) -> io::Result<()> {
-    // Opened before: the way to it is gone afterwards.
+    // Opened before, since the path does not exist afterwards.
     let proc = fs::File::open(format!("/proc/{pid}"))?;
     let empty = empty_file_system()?;
     super::unshare(UnshareFlags::FS)?;
@@ -26,8 +26,8 @@ pub(super) fn empty(pid: i32, pidfd: &OwnedFd) -> io::Result<()> {
     if mount_namespace()? == before {
         return Err(io::Error::other("it shares its files with its launcher"));
     }
-    // On top of the root, then in its place: `pivot_root` moves every process of the namespace whose
-    // root or working directory it was.
+    // Mounted on top of the root, then moved into its place: `pivot_root` moves every process of
+    // the namespace whose root or working directory it was.
     move_mount(&empty, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     rustix::process::fchdir(&empty)?;
     rustix::process::pivot_root(c".", c".")?;
@@ -38,7 +38,7 @@ pub(super) fn empty(pid: i32, pidfd: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// A file system without files, not mounted anywhere yet.
+/// Makes a file system without files, which is not mounted anywhere yet.
 fn empty_file_system() -> io::Result<OwnedFd> {
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(context.as_fd(), c"mode", c"0555")?;
@@ -52,15 +52,15 @@ fn empty_file_system() -> io::Result<OwnedFd> {
     Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-/// The identity of the calling thread's mount namespace.
+/// Returns the identity of the calling thread's mount namespace.
 fn mount_namespace() -> io::Result<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     let found = fs::metadata("/proc/thread-self/ns/mnt")?;
     Ok((found.dev(), found.ino()))
 }
 
-/// Refuses a directory of the process `proc` that holds anything: a launcher whose own root is not
-/// that of its mount namespace would have left the VM there.
+/// Returns an error if a directory of the process `proc` holds any file: a launcher whose own root
+/// is not that of its mount namespace would have left the VM there.
 fn check_empty(proc: &fs::File, place: &std::ffi::CStr) -> io::Result<()> {
     use rustix::fs::{Dir, Mode, OFlags, openat};
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

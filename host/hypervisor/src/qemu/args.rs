@@ -1,4 +1,4 @@
-//! QEMU's command line: the lightest machine that takes vfio-user functions.
+//! QEMU's command line: the lightest machine that supports vfio-user functions.
 //!
 //! The machine is a q35 with everything optional switched off, started through the PVH entry with
 //! qboot as firmware: 0.1 s less than SeaBIOS under software emulation, and an uncompressed kernel
@@ -7,9 +7,9 @@
 //!
 //! Everything that the machine may touch arrives as an open descriptor, so that QEMU needs no right
 //! on any path but kernel, initramfs and its own program files. vfio-user sockets and guest memory
-//! have to be named by paths: QEMU insists on opening them itself. It gets a path-only descriptor of
-//! each socket, and the memory's, and reaches them through `/proc/self/fd`, which also lifts the
-//! 107-byte limit of socket paths. All paths are used before the guest runs; none is there later.
+//! have to be named by paths: QEMU insists on opening them itself. It gets a path-only descriptor
+//! of each socket, and the memory's, and reaches them through `/proc/self/fd`, which also lifts the
+//! 107-byte limit of socket paths. All paths are used before the guest runs; none exists later.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -19,48 +19,49 @@ use serde_json::{Value, json};
 
 use crate::{Accel, DiskModel, Error, Result, VmSpec};
 
-/// Name of the virtio-serial port that the agent serves.
+/// The name of the virtio-serial port that the agent serves.
 pub(super) const AGENT_PORT: &str = "slipway.agent";
 
-/// As many functions and disks as have a slot on the root bus: it has 32, some of them taken.
+/// The largest number of functions and disks: the root bus has 32 slots, some of which are taken.
 const MAX_FUNCTIONS: usize = 24;
 
-/// Descriptor sets of disks, by QEMU's numbers; set 1 is the KVM device.
+/// The first of QEMU's descriptor sets for disks; set 1 is the KVM device.
 const FIRST_DISK_SET: usize = 2;
 
-/// q35 without what a sandbox never uses. `smm=off` is worth 0.06 s of start-up under emulation.
+/// A q35 without the parts that a sandbox never uses. `smm=off` saves 0.06 s of start-up under
+/// emulation.
 const MACHINE: &str = "q35,memory-backend=ram,usb=off,sata=off,smbus=off,vmport=off,hpet=off,\
                        i8042=off,graphics=off,smm=off";
 
-/// What every guest kernel is told. Each word's reason:
-/// - `console=ttyS0 quiet`: panics and warnings reach the console log, chatter does not (a
+/// The kernel command line of every guest. The reasons:
+/// - `console=ttyS0 quiet`: panics and warnings reach the console log, other messages do not (a
 ///   character costs a trap);
 /// - `panic=-1 reboot=t`: a panicked guest ends at once instead of hanging (QEMU runs with
 ///   `-no-reboot`);
-/// - `cryptomgr.notests`: 0.3 to 0.6 s of self-tests of ciphers under emulation;
+/// - `cryptomgr.notests`: saves 0.3 to 0.6 s of self-tests of ciphers under emulation;
 /// - `tsc=reliable no_timer_check`: no calibration against timers that a busy host delays;
 /// - `random.trust_cpu=on`: the guest's random numbers are ready at once.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t cryptomgr.notests tsc=reliable \
                        no_timer_check random.trust_cpu=on";
 
-/// Descriptors of the child, by their numbers.
+/// The numbers of the child's descriptors.
 #[derive(Clone, Debug)]
 pub(super) struct Passed {
-    /// Guest memory.
+    /// The guest memory.
     pub(super) memory: RawFd,
-    /// Listening socket of the control channel.
+    /// The listening socket of the control channel.
     pub(super) qmp: RawFd,
-    /// Listening socket of the agent's port.
+    /// The listening socket of the agent's port.
     pub(super) agent: RawFd,
     /// Path-only descriptors of the vfio-user sockets.
     pub(super) functions: Vec<RawFd>,
-    /// Files of the emulated disks, and whether each is a block device.
+    /// The files of the emulated disks, each with a flag that it is a block device.
     pub(super) disks: Vec<(RawFd, bool)>,
     /// The KVM device; `None` under emulation.
     pub(super) kvm: Option<RawFd>,
 }
 
-/// Refuses what no VM can be, before anything is started.
+/// Refuses an invalid spec before anything is started.
 pub(super) fn check(spec: &VmSpec) -> Result<()> {
     let bad = |what: String| Err(Error::BadSpec { what });
     let mib = 1 << 20;
@@ -89,7 +90,7 @@ pub(super) fn check(spec: &VmSpec) -> Result<()> {
     Ok(())
 }
 
-/// The command line for a checked spec.
+/// Builds the command line for a checked spec.
 pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsString> {
     let mut arguments = Arguments::default();
     base(&mut arguments, spec, accel, passed);
@@ -107,13 +108,14 @@ pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsStrin
     arguments.0
 }
 
-/// The slot of the function or disk `index`, as QEMU writes it.
+/// Returns the slot of the function or disk `index` in QEMU's notation.
 fn slot(index: usize) -> String {
     format!("{:x}", VmSpec::FIRST_SLOT + index)
 }
 
-/// One disk that QEMU emulates, set up as its own documentation has it for speed: no page cache,
-/// io_uring, and for virtio-blk a thread of its own (its NVMe controller cannot have one).
+/// Adds a disk that QEMU emulates, configured for speed as QEMU's documentation recommends: no page
+/// cache, io_uring, and for virtio-blk a thread of its own (QEMU's NVMe controller cannot have
+/// one).
 fn disk(arguments: &mut Arguments, spec: &VmSpec, index: usize, (file, device): (RawFd, bool)) {
     let (disk, set, node) = (&spec.disks[index], FIRST_DISK_SET + index, format!("disk{index}"));
     arguments.pair("-add-fd", format!("fd={file},set={set}"));
@@ -145,7 +147,7 @@ fn disk(arguments: &mut Arguments, spec: &VmSpec, index: usize, (file, device): 
 
 fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Passed) {
     arguments.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
-    // No instruction of the guest's before the launcher has closed the cage, and said so.
+    // The guest runs no instruction until the launcher has closed the cage and sends `cont`.
     arguments.flag("-S");
     arguments.pair("-display", "none");
     arguments.pair("-name", format!("slipway-{}", spec.name));
@@ -159,7 +161,7 @@ fn base(arguments: &mut Arguments, spec: &VmSpec, accel: Accel, passed: &Passed)
             arguments.pair("-add-fd", format!("fd={device},set=1"));
             arguments.pair("-accel", "kvm,device=/dev/fdset/1").pair("-cpu", "host");
         }
-        // All that emulation can do, so that programs built for recent CPUs run; without 57-bit
+        // All features of the emulation, so that programs built for recent CPUs run; without 57-bit
         // addresses, which only make page walks longer.
         _ => {
             arguments.pair("-accel", "tcg").pair("-cpu", "max,la57=off");
@@ -192,7 +194,7 @@ fn boot(arguments: &mut Arguments, spec: &VmSpec) {
 fn channels(arguments: &mut Arguments, passed: &Passed) {
     arguments.pair("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", passed.qmp));
     arguments.pair("-mon", "chardev=qmp,mode=control");
-    // Standard output: the launcher reads it and keeps a bounded log.
+    // The console is standard output, which the launcher reads into a bounded log.
     arguments.pair("-chardev", "stdio,id=console,signal=off,mux=off");
     arguments.pair("-serial", "chardev:console");
     arguments.pair("-chardev", format!("socket,id=agent,fd={},server=on,wait=off", passed.agent));
@@ -202,7 +204,7 @@ fn channels(arguments: &mut Arguments, passed: &Passed) {
     arguments.json("-device", &json!({ "driver": "virtio-rng-pci" }));
 }
 
-/// Arguments as they are put together.
+/// A command line under construction.
 #[derive(Default)]
 struct Arguments(Vec<OsString>);
 
@@ -218,7 +220,7 @@ impl Arguments {
         self
     }
 
-    /// Absolute, since QEMU runs in a directory of its own.
+    /// Adds an option with an absolute path, since QEMU runs in another directory.
     fn path(&mut self, option: &str, path: &Path) -> &mut Self {
         let absolute = std::path::absolute(path);
         self.pair(option, absolute.unwrap_or_else(|_| path.to_owned()))

@@ -1,9 +1,9 @@
-//! What QEMU prints: the guest's console into a bounded file, errors into a bounded tail.
+//! QEMU's output: the guest's console into a bounded file, errors into a bounded tail.
 //!
-//! It prints into FIFOs in the VM's directory, each of which QEMU holds open at both ends. So they
-//! hold what nobody reads, up to what a pipe takes, when the launcher is gone; its successor opens
-//! them by name and goes on. Neither a file that QEMU writes itself (a guest would fill the disk) nor
-//! another process is needed.
+//! QEMU prints into FIFOs in the VM's directory, and holds each of them open at both ends. So a
+//! FIFO keeps unread text, up to a pipe's capacity, when the launcher is gone; its successor opens
+//! the FIFO by name and continues. Neither a file that QEMU writes itself (a guest would fill the
+//! disk) nor another process is needed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,10 +17,10 @@ use tokio::net::unix::pipe;
 
 use crate::{Error, Result};
 
-/// How much of QEMU's standard error is kept, in bytes: its end.
+/// The number of bytes that are kept of the end of QEMU's standard error.
 pub const STDERR_TAIL: usize = 8 << 10;
 
-/// A log file that never grows past its cap: when it is full, its older half goes.
+/// A log file that never exceeds its cap: when it is full, its older half is dropped.
 #[derive(Debug)]
 pub(super) struct CappedLog {
     file: File,
@@ -29,7 +29,7 @@ pub(super) struct CappedLog {
 }
 
 impl CappedLog {
-    /// Makes the file anew, readable by its owner only: a console may show secrets.
+    /// Makes the file anew, readable by its owner only, since a console may show secrets.
     pub(super) fn create(path: &Path, cap: u64) -> Result<Self> {
         let mut log = Self::go_on(path, cap)?;
         log.file.set_len(0).map_err(|source| Error::file("empty", path, source))?;
@@ -37,7 +37,7 @@ impl CappedLog {
         Ok(log)
     }
 
-    /// Goes on behind what is there.
+    /// Opens the file to append to its present content.
     pub(super) fn go_on(path: &Path, cap: u64) -> Result<Self> {
         let failed = |source| Error::file("open", path, source);
         let mut options = OpenOptions::new();
@@ -71,7 +71,7 @@ impl CappedLog {
     }
 }
 
-/// Makes a FIFO at `path`; what stands there is replaced. Returns the end that QEMU is given.
+/// Makes a FIFO at `path`, in place of any existing file. Returns the end for QEMU.
 pub(super) fn make_fifo(path: &Path) -> Result<OwnedFd> {
     let failed = |source: io::Error| Error::file("make", path, source);
     match std::fs::remove_file(path) {
@@ -80,7 +80,8 @@ pub(super) fn make_fifo(path: &Path) -> Result<OwnedFd> {
     }
     let private = Mode::RUSR | Mode::WUSR;
     rustix::fs::mknodat(CWD, path, FileType::Fifo, private, 0).map_err(|e| failed(e.into()))?;
-    // Never waits: a full FIFO costs text. For reading as well: it stays open without a launcher.
+    // Nonblocking: QEMU never waits, a full FIFO loses text. Open for reading as well: the FIFO
+    // stays open without a launcher.
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))
 }
@@ -93,9 +94,9 @@ pub(super) fn open_fifo(path: &Path) -> Result<pipe::Receiver> {
     pipe::Receiver::from_owned_fd(end).map_err(failed)
 }
 
-/// Copies a pipe into a log until it closes. The log is written on threads that may wait for a disk: how
-/// much there is to write, a guest decides. A log that cannot be written (a full disk) loses
-/// text; the pipe is emptied all the same, so that the guest never waits for it.
+/// Copies a pipe into a log until the pipe closes. The log is written on threads that may wait for
+/// a disk, since the guest controls the amount of text. A log that cannot be written (a full disk)
+/// loses text; the pipe is emptied nevertheless, so that the guest never waits for it.
 pub(super) async fn copy_to_log(mut pipe: pipe::Receiver, mut log: CappedLog) -> io::Result<()> {
     let mut buffer = vec![0; 16 << 10];
     loop {
@@ -115,7 +116,7 @@ pub(super) async fn copy_to_log(mut pipe: pipe::Receiver, mut log: CappedLog) ->
     }
 }
 
-/// Reads a pipe until it closes and returns its end.
+/// Reads a pipe until it closes, and returns the end of the text.
 pub(super) async fn read_tail(mut pipe: pipe::Receiver) -> io::Result<String> {
     let mut tail = Vec::new();
     let mut buffer = vec![0; 4 << 10];

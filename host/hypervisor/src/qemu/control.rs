@@ -1,8 +1,8 @@
-//! The way to a QEMU's control channel.
+//! The connection to a QEMU's control channel.
 //!
-//! It may be a QEMU that its guest took over. It may pass descriptors that nobody can close without
-//! waiting, so none is closed here; one that passes too many of them is not listened to any more. What it says without
-//! end is read in turns with what others say.
+//! The QEMU may have been taken over by its guest. It may pass descriptors that cannot be closed
+//! without waiting, so none is closed here; a QEMU that passes too many of them is disconnected. An
+//! endless stream of data is read in turns with the data of other connections.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use super::launch::ANSWER_DEADLINE;
 use super::qmp::Qmp;
 use crate::{Error, Result};
 
-/// Connects, and waits for the main loop: the greeting comes from a thread of its own before the
-/// machine is complete, `query-status` is answered after.
+/// Connects, and waits for QEMU's main loop: the greeting comes from a thread of its own before the
+/// machine is complete, `query-status` is answered after that.
 pub(super) async fn connect(control: &Path) -> Result<Qmp> {
     let bin = Bin::new();
     let stream = Stream::connect(control, &bin).await;
@@ -31,8 +31,8 @@ mod tests {
 
     use super::*;
 
-    /// Sends `text` along with a descriptor that nobody can close without waiting, or alone where the
-    /// other end takes none. Returns what ends the wait.
+    /// Sends `text` along with a descriptor that cannot be closed without waiting, or alone if the
+    /// other end accepts no descriptors. Returns the socket's peer, whose drop ends the wait.
     fn send_lingering(to: &std::os::unix::net::UnixStream, text: &[u8]) -> std::net::TcpStream {
         use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
         use std::io::{IoSlice, Write};
@@ -44,22 +44,22 @@ mod tests {
         assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
         let flags = SendFlags::empty();
         if rustix::net::sendmsg(to, &[IoSlice::new(text)], &mut control, flags).is_err() {
-            // It may have hung up by now.
+            // The other end may have hung up by now.
             let _ = (&mut &*to).write_all(text);
-            // Nobody closes it, and this thread cannot.
+            // The descriptor was not sent, and this thread cannot close it.
             std::mem::forget(socket);
         }
         other
     }
 
-    /// A QEMU that was taken over passes what makes whoever drops it sleep; the thread that speaks to it
-    /// speaks to others too.
+    /// A QEMU that was taken over passes descriptors that make the thread that closes them sleep;
+    /// the thread that serves the channel also serves others.
     #[test]
     fn descriptors_on_the_control_channel_hold_nobody_up() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("qmp");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        // Sent before the other end can say that it takes no descriptors.
+        // Sent before the other end can announce that it accepts no descriptors.
         let attacker = std::thread::spawn(move || {
             use std::io::{BufRead, BufReader};
             let (stream, _) = listener.accept().unwrap();
@@ -70,7 +70,7 @@ mod tests {
                 let answer = format!("{{\"return\": {{}}, \"id\": {id}}}\n");
                 others.push(send_lingering(&stream, answer.as_bytes()));
             }
-            // Unread when the channel is closed.
+            // Left unread when the channel is closed.
             others.push(send_lingering(&stream, b"{\"event\": \"X\"}\n"));
             others
         });
@@ -79,7 +79,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
                 drop(connect(&path).await.unwrap());
-                // The reader goes with its runtime's next turn.
+                // The reader ends with its runtime's next turn.
                 tokio::task::yield_now().await;
             });
             let _ = done.send(());

@@ -1,4 +1,4 @@
-//! Which QEMU to use, and whether it can do the job.
+//! Finds a QEMU, and checks that it can run sandboxes.
 
 use std::cmp::Ordering;
 use std::ffi::OsStr;
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Where set-up puts the tools that the distribution does not have, unless `SLIPWAY_TOOLS` says
-/// otherwise.
+/// The directory where set-up puts the tools that the distribution lacks, unless `SLIPWAY_TOOLS`
+/// names another.
 pub const TOOL_ROOT: &str = "/var/lib/slipway/tools";
 
 /// The first QEMU with a vfio-user client.
@@ -22,14 +22,14 @@ pub const MINIMUM_VERSION: Version = Version { major: 10, minor: 1, micro: 0 };
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// Version of a QEMU.
+/// The version of a QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
     /// The first number: one per year.
     pub major: u32,
-    /// The second: the release of that year.
+    /// The second number: the release of that year.
     pub minor: u32,
-    /// The third: the bug-fix release.
+    /// The third number: the bug-fix release.
     pub micro: u32,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Version {
 impl FromStr for Version {
     type Err = ();
 
-    /// Reads the first line of `qemu-system-x86_64 --version`.
+    /// Parses the first line of `qemu-system-x86_64 --version`.
     fn from_str(text: &str) -> Result<Self, ()> {
         let line = text.lines().next().ok_or(())?;
         let word = line.strip_prefix("QEMU emulator version ").ok_or(())?;
@@ -58,17 +58,17 @@ impl FromStr for Version {
 pub struct Binary {
     path: PathBuf,
     version: Version,
-    /// Which file this was found out about; see [`file_identity`].
+    /// The identity of the examined file; see [`file_identity`].
     identity: String,
 }
 
 impl Binary {
-    /// Where it is.
+    /// Returns the path of the program.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its version.
+    /// Returns the version of the program.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -77,7 +77,7 @@ impl Binary {
         &self.identity
     }
 
-    /// See [`Qemu::find`](super::Qemu::find).
+    /// Carries out [`Qemu::find`](super::Qemu::find).
     pub(super) fn find(cache: &Path) -> Result<Self> {
         if let Some(path) = std::env::var_os("SLIPWAY_QEMU").filter(|path| !path.is_empty()) {
             return Self::at(Path::new(&path), cache)
@@ -97,7 +97,7 @@ impl Binary {
         Err(Error::NoQemu { reason: reasons.join("; ") })
     }
 
-    /// The QEMU at `path`, or what is wrong with it.
+    /// Examines the QEMU at `path`. The error says what is wrong with it.
     pub(super) fn at(path: &Path, cache: &Path) -> Result<Self, String> {
         let identity =
             file_identity(path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -113,7 +113,7 @@ impl Binary {
     }
 }
 
-/// Asks the program what it is.
+/// Runs the program to learn its version and features.
 fn examine(path: &Path) -> Result<Version, String> {
     let text = output(path, &["--version"])?;
     let version: Version = text.parse().map_err(|()| "is no QEMU".to_owned())?;
@@ -143,7 +143,7 @@ fn tool_root() -> PathBuf {
     std::env::var_os("SLIPWAY_TOOLS").map_or_else(|| TOOL_ROOT.into(), PathBuf::from)
 }
 
-/// Every file that might be it, best first.
+/// Returns every file that may be a usable QEMU, best first.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let in_path: Vec<_> = std::env::split_paths(&path).filter(|d| d.is_absolute()).collect();
@@ -157,7 +157,8 @@ fn is_executable(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// Tells one state of a file from every other: replaced or changed, it is another.
+/// Returns a text that identifies a file in its present state: a replaced or changed file has
+/// another.
 pub(super) fn file_identity(path: &Path) -> std::io::Result<String> {
     let meta = fs::metadata(path)?;
     let (dev, ino, size) = (meta.dev(), meta.ino(), meta.size());
@@ -165,12 +166,12 @@ pub(super) fn file_identity(path: &Path) -> std::io::Result<String> {
     Ok(format!("{} {dev}:{ino} {size} {}.{:09}", path.display(), changed.0, changed.1))
 }
 
-/// What a cache file holds; `None` when there is none or it is damaged.
+/// Reads a cache file. Returns `None` if it does not exist or is damaged.
 pub(super) fn read_cached<T: for<'de> Deserialize<'de>>(file: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(file).ok()?).ok()
 }
 
-/// Replaces a cache file in one step. A cache that cannot be written only costs time.
+/// Replaces a cache file atomically. A cache that cannot be written only costs time.
 pub(super) fn write_cached<T: Serialize>(file: &Path, value: &T) {
     let write = || -> std::io::Result<()> {
         fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
@@ -187,8 +188,9 @@ pub(super) fn write_cached<T: Serialize>(file: &Path, value: &T) {
 mod tests {
     use super::*;
 
-    /// A program that runs `body`. Another process writes it: a descriptor of ours to write to it could
-    /// lie in a child of another test's for a moment, and what somebody may write to cannot be run.
+    /// Makes a program that runs `body`. Another process writes it: our own descriptor, open for
+    /// writing, could be inherited by a child of another test for a moment, and a file that is open
+    /// for writing cannot be executed.
     fn script(directory: &Path, body: &str) -> PathBuf {
         let (text, path) = (directory.join("text"), directory.join(PROGRAM));
         fs::write(&text, format!("#!/bin/sh\n{body}\n")).unwrap();

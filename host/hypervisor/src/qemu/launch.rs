@@ -1,4 +1,4 @@
-//! From a spec to a QEMU that answers, and back to one that another launcher left.
+//! Launches a QEMU from a spec, and takes over one that another launcher left.
 
 use std::fs;
 use std::io;
@@ -23,20 +23,21 @@ use crate::{
     process,
 };
 
-/// How long QEMU may take to answer. A hundred at once on two cores need some of it.
+/// The time that QEMU may take to answer. A hundred at once on two cores need some of it.
 pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How long a QEMU that runs already may take to answer.
+/// The time that a QEMU that runs already may take to answer.
 const ADOPT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long a killed QEMU may take to be gone.
+/// The time that a killed QEMU may take to end.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Connections to the agent's port, or to the control channel, that may wait for QEMU.
+/// The number of connections to the agent's port, or to the control channel, that may wait for
+/// QEMU.
 const BACKLOG: i32 = 4;
 
-/// What a VM has in its directory, for whoever comes after its launcher. The directory is the
-/// launcher's alone: QEMU gets all of it as descriptors.
+/// The paths in a VM's directory that a successor of its launcher uses. The directory is the
+/// launcher's alone: QEMU gets all of these as descriptors.
 struct Names {
     qmp: PathBuf,
     console: PathBuf,
@@ -54,18 +55,18 @@ impl Names {
     }
 }
 
-/// All that a launch makes before its process is there.
+/// The resources that a launch makes before its process exists.
 struct Prepared {
     launch: Launch,
     log: CappedLog,
-    /// What QEMU prints into, and where it is read: the console, then errors.
+    /// The console's FIFO: QEMU's end and the launcher's. The next field is that of standard error.
     console: (OwnedFd, pipe::Receiver),
     errors: (OwnedFd, pipe::Receiver),
     control: PathBuf,
     made: RemoveOnDrop,
 }
 
-/// Opens and makes what QEMU is given. Blocks on files; needs tokio's runtime.
+/// Opens and makes the resources that QEMU is given. Blocks on files; needs tokio's runtime.
 fn prepare(program: &Path, spec: &VmSpec, accel: Accel) -> Result<Prepared> {
     let log = CappedLog::create(&spec.console_log, VmSpec::CONSOLE_CAP)?;
     let mut launch = Launch::new(program, &spec.run_dir);
@@ -105,7 +106,7 @@ fn prepare(program: &Path, spec: &VmSpec, accel: Accel) -> Result<Prepared> {
     Ok(Prepared { launch, log, console, errors, control: names.qmp, made })
 }
 
-/// Runs what blocks on files where nobody waits for it.
+/// Runs `work`, which blocks on files, on a thread for blocking work.
 async fn elsewhere<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -136,7 +137,7 @@ pub(super) async fn launch(program: &Path, spec: &VmSpec, accel: Accel) -> Resul
     QemuVm::new(record, Some(times), accel, qmp, supervised)
 }
 
-/// Takes a QEMU over whose launcher has ended. On an error it runs on as it did.
+/// Takes over a QEMU whose launcher has ended. After an error it continues to run unchanged.
 pub(super) async fn adopt(left: &LeftVm) -> Result<QemuVm> {
     let record = &left.record;
     let gone = || Error::Control("its process has ended".into());
@@ -195,8 +196,8 @@ async fn answer(
             let command = || "qmp_capabilities".to_owned();
             match answer {
                 Ok(Ok(qmp)) => return Ok((record, qmp, stderr)),
-                // A dying QEMU closes the channel a moment before it is gone: its standard error
-                // says more than the closed channel does.
+                // A dying QEMU closes the channel a moment before it ends: its standard error says
+                // more than the closed channel does.
                 Ok(Err(error @ Error::Control(_))) => {
                     let limit = Duration::from_secs(2);
                     if tokio::time::timeout(limit, process.exited()).await.is_err() {
@@ -214,13 +215,13 @@ async fn answer(
     Err(Error::Died { exit: Box::new(exit_of(process, &mut stderr, None).await) })
 }
 
-/// How a process ended that has ended.
+/// Returns how a process that has ended did so.
 pub(super) async fn exit_of(
     process: &mut Process,
     stderr: &mut StderrTail,
     qmp: Option<&Qmp>,
 ) -> VmExit {
-    // Both pipes close with the process; the limit is for a descriptor that somebody else holds.
+    // Both pipes close with the process; the limit is for a descriptor that another process holds.
     let limit = Duration::from_secs(2);
     let stderr = match tokio::time::timeout(limit, stderr).await {
         Ok(Ok(Ok(text))) => text,
@@ -240,7 +241,7 @@ pub(super) async fn exit_of(
     VmExit { code, signal, reason, stderr }
 }
 
-/// Ends a process whose launch did not finish, for whatever reason.
+/// A process whose launch is not finished. Dropping this kills the process.
 struct Unfinished(Option<Process>);
 
 impl Unfinished {
@@ -248,11 +249,11 @@ impl Unfinished {
         self.0.as_mut().expect("present until finish, which consumes self")
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the process and waits until it has ended.
     async fn end(&mut self) {
         let process = self.get();
         if process.kill().is_ok() {
-            // One that does not go is reaped elsewhere, whenever that is.
+            // A process that does not end in time is reaped on another thread.
             let _ = tokio::time::timeout(END_DEADLINE, process.exited()).await;
         }
     }
@@ -270,7 +271,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// Paths that are removed with their owner, unless it is [finished](RemoveOnDrop::finish).
+/// Paths that are removed on drop, unless the owner is [finished](RemoveOnDrop::finish).
 struct RemoveOnDrop(Vec<PathBuf>);
 
 impl RemoveOnDrop {
@@ -285,14 +286,15 @@ impl Drop for RemoveOnDrop {
     }
 }
 
-/// Removes what a VM has left in its directory.
+/// Removes the files that a VM has left in its directory.
 pub(super) fn remove(paths: &[PathBuf]) {
     for path in paths {
         let _ = fs::remove_file(path);
     }
 }
 
-/// Listens at `path`, mode 0600 before anybody can connect. On an error nothing of it is left.
+/// Listens at `path`, which has mode 0600 before any client can connect. After an error no socket
+/// is left.
 fn listen(path: &Path) -> Result<OwnedFd> {
     let failed = |source: io::Error| Error::file("listen on", path, source);
     remove_stale(path).map_err(failed)?;
@@ -309,7 +311,7 @@ fn listen(path: &Path) -> Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Removes a socket that an earlier run left; anything else stays and is an error later.
+/// Removes a socket that an earlier run left. Any other file is an error.
 fn remove_stale(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path),
@@ -319,12 +321,14 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A disk's file with the rights that the guest is to have, and whether it is a block device.
+/// Opens a disk's file with the rights that the guest is to have. Returns it, and whether it is a
+/// block device.
 fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
     use rustix::fs::FileType;
     let failed = |source: io::Error| Error::file("use the disk", &disk.path, source);
     let access = if disk.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // QEMU takes a descriptor only if it has the very flags that it would have opened it with.
+    // QEMU accepts a descriptor only if it has exactly the flags that QEMU would have opened it
+    // with.
     let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
     let fd =
         rustix::fs::open(&disk.path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
@@ -336,7 +340,7 @@ fn open_disk(disk: &EmulatedDisk) -> Result<(OwnedFd, bool)> {
     }
 }
 
-/// A path-only descriptor of a socket.
+/// Opens a path-only descriptor of a socket.
 fn open_socket(path: &Path) -> Result<OwnedFd> {
     let failed = |source: io::Error| Error::file("use the vfio-user socket", path, source);
     let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
@@ -353,7 +357,7 @@ mod tests {
     use super::*;
     use crate::qemu::args::tests::spec;
 
-    /// A spec whose paths are all in `directory`.
+    /// Returns a spec whose paths are all in `directory`.
     fn spec_in(directory: &Path) -> VmSpec {
         VmSpec {
             agent_socket: directory.join("agent"),
@@ -372,12 +376,12 @@ mod tests {
     async fn a_program_that_ends_is_reported_and_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let spec = spec_in(directory.path());
-        // ls rejects the first of QEMU's options and says so on standard error.
+        // ls rejects the first of QEMU's options and reports it on standard error.
         let error = failure("ls", &spec).await;
         let Error::Died { exit } = &error else { panic!("{error}") };
         assert_eq!(exit.code, Some(2));
         assert!(exit.stderr.contains("ls"), "{}", exit.stderr);
-        // The console's log stays, nothing else.
+        // Only the console's log stays.
         let left = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
         assert_eq!(left.collect::<Vec<_>>(), [spec.console_log]);
     }

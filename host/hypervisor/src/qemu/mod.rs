@@ -33,29 +33,29 @@ impl Qemu {
     /// else the tool root that set-up makes (`SLIPWAY_TOOLS`, by default [`TOOL_ROOT`]), else
     /// `PATH`.
     ///
-    /// What is found out about a binary is kept in the directory `cache`, which is made if it is
-    /// not there; a cache that cannot be written costs time only. Blocks while a QEMU that is not
-    /// in the cache says what it can (about 0.2 s).
+    /// The result of examining a binary is kept in the directory `cache`, which is made if it does
+    /// not exist; a cache that cannot be written only costs time. Blocks while a QEMU that is not
+    /// in the cache is examined (about 0.2 s).
     pub fn find(cache: &Path) -> Result<Self> {
         Ok(Self { binary: Binary::find(cache)?, cache: cache.to_owned(), auto: OnceCell::new() })
     }
 
-    /// The QEMU at `path`, examined as by [`Qemu::find`].
+    /// Examines the QEMU at `path`, as [`Qemu::find`] does.
     ///
     /// # Errors
-    /// [`Error::NoQemu`] with what is wrong with it.
+    /// [`Error::NoQemu`] with the fault of that QEMU.
     pub fn at(path: &Path, cache: &Path) -> Result<Self> {
         let binary = Binary::at(path, cache).map_err(|reason| Error::NoQemu { reason })?;
         Ok(Self { binary, cache: cache.to_owned(), auto: OnceCell::new() })
     }
 
-    /// The QEMU that was found.
+    /// Returns the QEMU that was found.
     pub fn binary(&self) -> &Binary {
         &self.binary
     }
 
-    /// Which accelerator [`AccelChoice::Auto`] means, and why. Boots `kernel` on KVM for a moment
-    /// if nothing cheaper rules KVM out and the answer is not in the cache.
+    /// Returns the accelerator that [`AccelChoice::Auto`] selects, and the reason. Boots `kernel`
+    /// on KVM for a moment if no cheaper check rules KVM out and the answer is not in the cache.
     pub async fn probe(&self, kernel: &Path) -> &AccelReport {
         self.auto
             .get_or_init(|| async {
@@ -70,7 +70,8 @@ impl Qemu {
         match choice {
             AccelChoice::Auto => Ok(self.probe(kernel).await.accel),
             AccelChoice::Only(Accel::Tcg) => Ok(Accel::Tcg),
-            // Asked for by name: the cheap questions only, the user may know better than a boot.
+            // KVM was requested explicitly: only the cheap checks are done, since the user may know
+            // better than a boot.
             AccelChoice::Only(Accel::Kvm) => match crate::accel::probe_without_boot() {
                 Ok(()) => Ok(Accel::Kvm),
                 Err(reason) => Err(Error::NoKvm { reason }),

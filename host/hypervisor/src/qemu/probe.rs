@@ -1,4 +1,4 @@
-//! Does the guest kernel boot on KVM? The only answer that counts is a boot.
+//! Tests whether the guest kernel boots on KVM, by booting it.
 
 use std::fs;
 use std::path::Path;
@@ -12,17 +12,17 @@ use crate::{
     Accel, AccelChoice, AccelReport, GuestMemory, ShutdownReason, Vm, VmSpec, accel, identity,
 };
 
-/// A kernel that works on KVM is through in well under a second. The rest is for hosts that are
-/// busy or virtual machines themselves: a verdict holds until the next boot, so KVM must not lose
-/// to a moment of load. Only a CPU that claims VT-x or AMD-V and cannot do it makes anyone wait
-/// this long.
+/// The time that the boot may take. A kernel that works on KVM needs well under a second. The rest
+/// is for hosts that are busy or virtual machines themselves: a verdict holds until the next boot,
+/// so KVM must not lose to a moment of load. Only on a CPU that claims VT-x or AMD-V without
+/// supporting it does the probe take this long.
 const BOOT_DEADLINE: Duration = Duration::from_secs(30);
 
-/// An archive with nothing in it: the end marker of the newc format, padded to four bytes.
+/// An empty archive: the end marker of the newc format, padded to four bytes.
 const EMPTY_INITRAMFS: &[u8] = b"07070100000000000000000000000000000000000000010000000000000000\
 00000000000000000000000000000000000000000000000b00000000TRAILER!!!\0\0\0\0";
 
-/// The outcome of a boot, and what it holds for.
+/// The outcome of a boot, and the key of the configuration that it is valid for.
 #[derive(Serialize, Deserialize)]
 struct Cached {
     key: String,
@@ -53,8 +53,8 @@ fn key(binary: &Binary, kernel: &Path) -> Option<String> {
     Some(format!("{boot} {} {}", file_identity(kernel).ok()?, binary.identity()))
 }
 
-/// Boots the kernel with an empty initramfs. It finds no root, panics and resets: by then it has
-/// been through all of its start-up, and the reset is how we learn of it.
+/// Boots the kernel with an empty initramfs. The kernel finds no root, panics and resets: by then
+/// it has gone through all of its start-up, and the reset reports that.
 async fn try_boot(binary: &Binary, kernel: &Path, cache: &Path) -> Result<(), String> {
     let directory = cache.join(format!("probe-{}", std::process::id()));
     fs::create_dir_all(&directory).map_err(|error| error.to_string())?;

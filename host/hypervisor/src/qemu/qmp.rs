@@ -1,11 +1,11 @@
 //! QMP, QEMU's control protocol: one JSON object per line, both ways.
 //!
 //! After the greeting the client leaves negotiation mode with `qmp_capabilities`; then each command
-//! carries an `id` that comes back with its result, and events arrive at any time
-//! (QEMU, *docs/interop/qmp-spec.rst*).
+//! carries an `id` that is returned with its result, and events arrive at any time (QEMU,
+//! *docs/interop/qmp-spec.rst*).
 //!
 //! The peer may be a QEMU that its guest took over: lines are capped, unknown ids are ignored, and
-//! anything that is no QMP ends the channel with an error, never with a panic or a wait for ever.
+//! data that violate QMP end the channel with an error, never with a panic or an endless wait.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,10 +18,11 @@ use tokio::task::JoinHandle;
 
 use crate::{Error, Result, ShutdownReason, VmEvent};
 
-/// Longest line taken from QEMU, in bytes. Its longest answers to what we ask are some hundred.
+/// The longest line that is accepted from QEMU, in bytes. QEMU's longest answers to our commands
+/// are some hundred bytes.
 const MAX_LINE: usize = 64 << 10;
 
-/// Events kept for a receiver that is slow.
+/// The number of events that are kept for a slow receiver.
 const EVENT_BACKLOG: usize = 64;
 
 /// A QMP connection.
@@ -31,7 +32,7 @@ pub(crate) struct Qmp {
     reader: JoinHandle<()>,
 }
 
-/// What the connection's reader and its callers share.
+/// The state that the connection's reader shares with its callers.
 struct Shared {
     state: Mutex<State>,
     events: broadcast::Sender<VmEvent>,
@@ -41,7 +42,7 @@ struct Shared {
 struct State {
     next_id: u64,
     waiting: HashMap<u64, oneshot::Sender<Answer>>,
-    /// Why the channel ended; nothing is waited for any more once it is set.
+    /// The reason for which the channel ended; once it is set, no command waits any more.
     closed: Option<String>,
     last_shutdown: Option<ShutdownReason>,
 }
@@ -53,7 +54,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the channel: everybody who waits gets an error.
+    /// Ends the channel: every waiting caller gets an error.
     fn close(&self, reason: String) {
         let mut state = self.state();
         state.closed = Some(reason);
@@ -85,7 +86,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command without arguments and returns what QEMU returns for it.
+    /// Runs a command without arguments and returns its result.
     pub(crate) async fn execute(&self, command: &str, timeout: Duration) -> Result<Value> {
         match tokio::time::timeout(timeout, self.execute_unlimited(command)).await {
             Ok(result) => result,
@@ -95,7 +96,7 @@ impl Qmp {
 
     async fn execute_unlimited(&self, command: &str) -> Result<Value> {
         let (id, answer) = self.register()?;
-        // Withdraws the registration when this future is dropped at its deadline.
+        // Withdraws the registration if this future is dropped at its deadline.
         let _withdraw = Withdraw { shared: &self.shared, id };
         let mut line = json!({ "execute": command, "id": id }).to_string();
         line.push('\n');
@@ -125,22 +126,22 @@ impl Qmp {
         Error::Control(reason.unwrap_or_else(|| "closed".into()))
     }
 
-    /// Events from now on.
+    /// Returns a receiver of the events from now on.
     pub(crate) fn events(&self) -> broadcast::Receiver<VmEvent> {
         self.shared.events.subscribe()
     }
 
-    /// The reason of the last SHUTDOWN event.
+    /// Returns the reason of the last SHUTDOWN event.
     pub(crate) fn last_shutdown(&self) -> Option<ShutdownReason> {
         self.shared.state().last_shutdown
     }
 
-    /// Waits until the peer has closed the channel and all that it sent before is taken in.
+    /// Waits until the peer has closed the channel and everything that it sent before is processed.
     pub(crate) async fn drained(&self) {
         let mut events = self.events();
         while self.shared.state().closed.is_none() {
-            // Every close sends an event after `closed` is set, so none is missed; an error
-            // (events lost in a backlog) just looks again.
+            // Every close sends an event after `closed` is set, so none is missed. An error (events
+            // lost in a backlog) only leads to another check.
             let _ = events.recv().await;
         }
     }
@@ -152,7 +153,7 @@ impl Drop for Qmp {
     }
 }
 
-/// Forgets a command that nobody waits for any more.
+/// Withdraws the registration of a command when its caller has stopped waiting.
 struct Withdraw<'a> {
     shared: &'a Shared,
     id: u64,
@@ -164,7 +165,7 @@ impl Drop for Withdraw<'_> {
     }
 }
 
-/// Takes in everything that QEMU sends, until the channel ends.
+/// Processes everything that QEMU sends, until the channel ends.
 async fn read_all<R: AsyncRead + Unpin>(mut lines: BufReader<R>, shared: Arc<Shared>) {
     loop {
         let message = match read_line(&mut lines).await {
@@ -181,7 +182,7 @@ async fn read_all<R: AsyncRead + Unpin>(mut lines: BufReader<R>, shared: Arc<Sha
 fn dispatch(message: Message, shared: &Shared) {
     match message {
         Message::Answer { id, answer } => {
-            // An unknown id is an answer that came after its deadline.
+            // An unknown id belongs to an answer that came after its deadline.
             if let Some(waiting) = shared.state().waiting.remove(&id) {
                 let _ = waiting.send(answer);
             }
@@ -196,7 +197,7 @@ fn dispatch(message: Message, shared: &Shared) {
     }
 }
 
-/// One line without its end, or why there is none.
+/// Reads one line, including its end. The error says why there is none.
 async fn read_line<R: AsyncRead + Unpin>(lines: &mut BufReader<R>) -> Result<Vec<u8>, String> {
     let mut line = Vec::new();
     let mut limited = lines.take(MAX_LINE as u64);
@@ -208,7 +209,7 @@ async fn read_line<R: AsyncRead + Unpin>(lines: &mut BufReader<R>) -> Result<Vec
     }
 }
 
-/// What one line says.
+/// The content of one line.
 #[derive(Debug, PartialEq)]
 enum Message {
     Greeting,
@@ -217,7 +218,7 @@ enum Message {
         answer: Answer,
     },
     Event(VmEvent),
-    /// Valid, and of no interest.
+    /// Valid, but of no interest here.
     Ignored,
 }
 
@@ -242,12 +243,12 @@ fn parse(line: &[u8]) -> Result<Message, String> {
     };
     match object.get("id").and_then(Value::as_u64) {
         Some(id) => Ok(Message::Answer { id, answer }),
-        // QEMU leaves the id out where it could not parse the command. We send none such.
+        // QEMU omits the id if it could not parse the command, and our commands are valid.
         None => Err("an answer without an id".into()),
     }
 }
 
-/// The text of an error, fit for one line of a message.
+/// Returns the text of an error, in a form that fits one line of a message.
 fn error_text(error: &Value) -> String {
     let text = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given");
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect()
@@ -263,7 +264,7 @@ fn event(name: &str, data: &Value) -> Option<VmEvent> {
     })
 }
 
-/// `ShutdownCause` of QEMU's *qapi/run-state.json*.
+/// Parses `ShutdownCause` of QEMU's *qapi/run-state.json*.
 fn shutdown_reason(data: &Value) -> ShutdownReason {
     match data.get("reason").and_then(Value::as_str) {
         Some("guest-shutdown") => ShutdownReason::GuestPowerOff,
@@ -283,7 +284,7 @@ mod tests {
     const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": [\"oob\"]}}\n";
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// Plays QEMU: says the lines of `script`, reading one command before each `<`.
+    /// Plays QEMU: sends the lines of `script`, and reads one command for each `<`.
     async fn play(stream: DuplexStream, script: Vec<String>) -> Vec<String> {
         let (reader, mut writer) = split(stream);
         let mut lines = BufReader::new(reader).lines();
@@ -305,7 +306,7 @@ mod tests {
         steps.iter().map(|step| step.to_string()).collect()
     }
 
-    /// Greeting and capabilities, then `rest`.
+    /// Returns the script for greeting and capabilities, then `rest`.
     fn negotiated(rest: &[&str]) -> Vec<String> {
         let mut steps = script(&[GREETING, "<", "{\"return\": {}, \"id\": 0}\n"]);
         steps.extend(script(rest));

@@ -14,19 +14,19 @@ use super::qmp::Qmp;
 use crate::process::Process;
 use crate::{Accel, BoxFuture, LaunchTimes, Result, Vm, VmEvent, VmExit, VmRecord, identity};
 
-/// How long a command may take. None of ours makes QEMU wait for anything.
+/// The time that a command may take. None of our commands makes QEMU wait for anything.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long the end of a VM waits for the end of its console's log.
+/// The time that the end of a VM waits for the end of its console's log.
 const LOG_DEADLINE: Duration = Duration::from_secs(2);
 
-/// What one task owns until the process has ended.
+/// The resources that the supervising task owns until the process has ended.
 pub(super) struct Supervised {
     pub(super) process: Process,
     pub(super) stderr: JoinHandle<std::io::Result<String>>,
-    /// Writes the console's log until the process has closed it.
+    /// The task that writes the console's log until the process has closed the pipe.
     pub(super) console: JoinHandle<std::io::Result<()>>,
-    /// What is in the VM's directory.
+    /// The paths that were made in the VM's directory.
     pub(super) made: Vec<PathBuf>,
 }
 
@@ -67,15 +67,15 @@ impl QemuVm {
     }
 }
 
-/// Waits for the end of the process, tells it, and removes what the VM left.
+/// Waits for the end of the process, reports it, and removes the files that the VM left.
 async fn supervise(supervised: Supervised, qmp: Arc<Qmp>, ended: watch::Sender<Option<VmExit>>) {
     let Supervised { mut process, mut stderr, console, made } = supervised;
-    // An error here means that the process is gone already; exit_of says the same.
+    // An error here means that the process has ended already; exit_of reports the same.
     let _ = process.exited().await;
     let exit = exit_of(&mut process, &mut stderr, Some(&qmp)).await;
-    // Who is told of the end finds the log whole, unless its disk does not answer.
+    // The log is complete when the end is reported, unless its disk does not respond.
     let _ = tokio::time::timeout(LOG_DEADLINE, console).await;
-    // Only now: what is left of a VM that outlives this task is for whoever takes it over.
+    // Only now: a VM that outlives this task needs these files to be taken over.
     let _ = tokio::task::spawn_blocking(move || remove(&made)).await;
     tracing::debug!(%exit, "VM ended");
     let _ = ended.send(Some(exit));
@@ -103,7 +103,7 @@ impl Vm for QemuVm {
         Box::pin(async move {
             match exit.wait_for(Option::is_some).await.map(|exit| exit.clone()) {
                 Ok(Some(exit)) => exit,
-                // The supervisor is gone without a word: the runtime is shutting down.
+                // The supervisor ended without a report: the runtime is shutting down.
                 _ => VmExit { code: None, signal: None, reason: None, stderr: String::new() },
             }
         })

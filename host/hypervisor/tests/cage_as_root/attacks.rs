@@ -1,4 +1,4 @@
-//! The ways from a VMM's process to its host.
+//! The attacks from a VMM's process on its host.
 
 use std::ffi::CString;
 use std::fs;
@@ -8,7 +8,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::PathBuf;
 
-/// What there is to reach; the program learns it from the kernel's command line.
+/// The targets of the attacks, which the program reads from the kernel's command line.
 pub struct Targets {
     pub file: PathBuf,
     pub socket: PathBuf,
@@ -50,8 +50,7 @@ impl Targets {
     }
 }
 
-/// Ways that lead somewhere on any host as long as there is no cage. The others depend on its settings
-/// too.
+/// The attacks that succeed on any host without a cage. Others also depend on the host's settings.
 pub const OPEN_WITHOUT_A_CAGE: [&str; 21] = [
     "a socket by path",
     "a socket by abstract name",
@@ -76,7 +75,7 @@ pub const OPEN_WITHOUT_A_CAGE: [&str; 21] = [
     "a hole in memory",
 ];
 
-/// Tries every way and says how it went.
+/// Tries every attack and prints the result.
 pub fn all(targets: &Targets) {
     sockets(targets);
     files(targets);
@@ -99,7 +98,7 @@ fn checked(result: impl Into<i64>) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// A socket of the family, closed at once.
+/// Opens a socket of the family, and closes it at once.
 fn socket(family: i32, kind: i32) -> io::Result<()> {
     // SAFETY: no memory effects.
     let socket = checked(unsafe { libc::socket(family, kind, 0) })?;
@@ -119,7 +118,8 @@ fn sockets(targets: &Targets) {
     tried("a socket of the kernel's ciphers", socket(libc::AF_ALG, libc::SOCK_SEQPACKET));
     tried("a packet socket", socket(libc::AF_PACKET, libc::SOCK_RAW));
     let mut pair = [0; 2];
-    // SAFETY: the kernel writes two numbers, of descriptors that nothing else has. The process ends soon.
+    // SAFETY: the kernel writes two numbers, of descriptors that nothing else has. The process ends
+    // soon.
     let paired =
         unsafe { libc::socketpair(libc::AF_TIPC, libc::SOCK_SEQPACKET, 0, pair.as_mut_ptr()) };
     tried("a pair of sockets between nodes", checked(paired));
@@ -166,7 +166,7 @@ fn files(targets: &Targets) {
 
 fn processes(targets: &Targets) {
     let pid = targets.process;
-    // SAFETY: signal 0 is none.
+    // SAFETY: signal 0 sends nothing.
     tried("a signal", checked(unsafe { libc::kill(pid, 0) }));
     // SAFETY: no memory effects.
     tried("a process descriptor", checked(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) }));
@@ -177,7 +177,8 @@ fn processes(targets: &Targets) {
     tried("limits of another process", checked(asked));
     let mut byte = [0u8; 1];
     let local = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-    // Nothing is at address 0 anywhere: whoever may look is told so.
+    // Nothing is mapped at address 0 in any process: a process with the right to read gets that
+    // error.
     let remote = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 };
     // SAFETY: the kernel writes to `byte` at most.
     let read = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
@@ -191,8 +192,8 @@ fn processes(targets: &Targets) {
     tried("tracing another process", checked(traced));
     // SAFETY: no memory effects here.
     unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, 0, 0) };
-    // Everybody that it may signal but itself: there is nobody.
-    // SAFETY: signal 0 is none.
+    // All processes that this one may signal except itself: there is none.
+    // SAFETY: signal 0 sends nothing.
     tried("everybody", checked(unsafe { libc::kill(-1, 0) }));
 }
 
@@ -213,7 +214,7 @@ fn shared(targets: &Targets) {
 }
 
 fn kernel() {
-    // A process with threads makes no user namespace; a child does.
+    // A process with threads cannot make a user namespace; a child can.
     // SAFETY: the child makes system calls only, and ends.
     let made = unsafe {
         match libc::fork() {
@@ -245,9 +246,10 @@ fn kernel() {
     holes();
 }
 
-/// Takes pages away from memory that others may be copying from, in both ways that there are.
+/// Removes pages from memory that others may be copying from, in both possible ways.
 fn holes() {
-    // SAFETY: a valid name; the descriptor and the mapping end with the process, and nothing else uses them.
+    // SAFETY: a valid name; the descriptor and the mapping end with the process, and nothing else
+    // uses them.
     unsafe {
         let file = libc::memfd_create(c"holes".as_ptr(), 0);
         libc::ftruncate(file, 1 << 16);
@@ -259,7 +261,7 @@ fn holes() {
     }
 }
 
-/// No descriptor that it has is a directory, from which a path could start.
+/// Checks that no descriptor of the process is a directory, from which a path could start.
 fn descriptors() {
     for fd in 0..1024 {
         // SAFETY: a valid string; what is opened is not used, and ends with the process.
@@ -270,7 +272,7 @@ fn descriptors() {
     }
 }
 
-/// A segment that everybody may use; its key.
+/// Makes a segment that every process may use; returns its key.
 pub fn make_shared_memory() -> i32 {
     let key = 0x5119_0000 | (std::process::id() as i32 & 0xffff);
     // SAFETY: no memory effects.
@@ -283,7 +285,7 @@ pub fn remove_shared_memory(key: i32) {
     unsafe { libc::shmctl(libc::shmget(key, 0, 0), libc::IPC_RMID, std::ptr::null_mut()) };
 }
 
-/// A queue that everybody may use.
+/// Makes a queue that every process may use.
 pub fn make_queue(name: &str) {
     let name = CString::new(name).unwrap();
     // SAFETY: a valid string; default attributes.

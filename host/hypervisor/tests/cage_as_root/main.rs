@@ -1,6 +1,6 @@
-//! A VMM that was taken over: this very program in QEMU's place, started by the launcher as QEMU is,
-//! tries to reach what its host and other sandboxes have. Each way is open to a process of the same
-//! user without the cage, which the test sees first.
+//! A VMM that was taken over: this test program itself in QEMU's place, started by the launcher as
+//! QEMU is, tries to reach resources of its host and of other sandboxes. Each attack succeeds from
+//! a process of the same user without the cage, which the test checks first.
 #![allow(clippy::unwrap_used)] // A failed unwrap in a test is the failure report.
 #![allow(unsafe_code)] // An attacker's system calls.
 
@@ -26,12 +26,12 @@ use slipway_hypervisor::{
 use attacks::Targets;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// No other program's.
+/// A user that no other program has.
 const USER: Credentials = Credentials { uid: 1_879_048_111, gid: 1_879_048_111 };
-/// What the program prints last.
+/// The last line that the program prints.
 const DONE: &str = "every way was tried";
 
-/// What there is on a host.
+/// The host's resources, which the program attacks.
 struct Host {
     directory: tempfile::TempDir,
     targets: Targets,
@@ -70,7 +70,8 @@ impl Host {
         Self { directory, targets, victim, queue, _listeners: (path, hidden, tcp) }
     }
 
-    /// A copy of this program that USER may run, and a script that QEMU would be.
+    /// Copies this program so that USER may run it, and makes a script that runs it in QEMU's
+    /// place.
     fn program(&self) -> PathBuf {
         let (copy, script) =
             (self.directory.path().join("program"), self.directory.path().join("qemu"));
@@ -85,7 +86,8 @@ impl Host {
         );
         let written = self.directory.path().join("text");
         fs::write(&written, text).unwrap();
-        // By another process: a descriptor of ours could lie in a child, and nobody could run it.
+        // Copied by another process: our own descriptor could be inherited by a child, and then the
+        // script could not be executed.
         assert!(Command::new("cp").args([&written, &script]).status().unwrap().success());
         open_to_all(&script, 0o755);
         script
@@ -113,7 +115,7 @@ impl Host {
         }
     }
 
-    /// What the program says when the same user runs it outside of a cage.
+    /// Returns the program's output when the same user runs it outside of a cage.
     fn outside(&self) -> Vec<String> {
         let mut program = Command::new(self.directory.path().join("program"));
         let program = program
@@ -143,7 +145,7 @@ fn open_to_all(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// The ways that led somewhere.
+/// Returns the attacks that succeeded.
 fn reached<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     lines.into_iter().filter_map(|line| line.strip_prefix("REACHED ")).map(String::from).collect()
 }
@@ -181,7 +183,7 @@ async fn a_vmm_that_was_taken_over_reaches_nothing() {
     assert_eq!(reached(text.lines()), Vec::<String>::new(), "{text}");
     let tried = text.lines().filter(|line| line.starts_with("refused ")).count();
     assert!(tried >= attacks::OPEN_WITHOUT_A_CAGE.len(), "{text}");
-    // A shell adds words of its own to an empty environment.
+    // A shell adds variables of its own to an empty environment.
     let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
     let words = environment.split_terminator('\0').filter_map(|word| word.split_once('='));
     let inherited: Vec<_> =
@@ -193,7 +195,7 @@ async fn a_vmm_that_was_taken_over_reaches_nothing() {
     }
     assert_eq!(fs::read_dir(format!("/proc/{pid}/root")).unwrap().count(), 0);
     assert_eq!(fs::read(&host.targets.file).unwrap(), b"precious");
-    // Process 1 of its namespace, and handlers for nothing: it is ended all the same.
+    // Process 1 of its namespace, without handlers for signals: it is ended nevertheless.
     let record = vm.record().clone();
     vm.detach();
     drop(vm);

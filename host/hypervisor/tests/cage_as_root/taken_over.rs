@@ -1,5 +1,5 @@
-//! The program in QEMU's place. It speaks as much QMP as its launcher wants to hear, and turns on its
-//! host once the guest is to run. Started by hand, these tests do nothing.
+//! The program in QEMU's place. It speaks as much QMP as its launcher needs, and attacks its host
+//! once the guest is to run. Started by hand, these tests do nothing.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{FromRawFd, RawFd};
@@ -12,7 +12,7 @@ fn arguments() -> Option<String> {
     std::env::var("VMM_ARGUMENTS").ok()
 }
 
-/// The descriptor that QEMU is given as `id`.
+/// Returns the descriptor that QEMU is given as `id`.
 fn descriptor(arguments: &str, id: &str) -> RawFd {
     let of = format!("socket,id={id},fd=");
     let rest = arguments.split(&of).nth(1).unwrap();

@@ -1,5 +1,5 @@
-//! How kept memory is laid out: its first words say so, and a daemon that does not know them takes
-//! nothing over and changes nothing, so that the build that left it can go on.
+//! The layout of kept memory. Its first words identify it. A daemon that does not know them takes
+//! nothing over and changes nothing, so that the build that left the memory can continue.
 
 use std::sync::atomic::Ordering;
 
@@ -8,25 +8,27 @@ use slipway_ram::Lasting;
 use slipway_vfio_user::{KEPT_LEN, KEPT_VERSION};
 use slipway_virtio_net::{MAX_PAIRS, STATE_VERSION};
 
-/// Bytes before everything else.
+/// The size of the head in bytes.
 pub const HEAD: usize = 64;
-/// First word: "SLIPKEEP".
+/// The first word: "SLIPKEEP".
 const MAGIC: u64 = u64::from_be_bytes(*b"SLIPKEEP");
-/// Version of what this crate itself keeps: the head, descriptions, the order of the parts, the
-/// meaning of slots.
+/// The version of the parts that this crate itself keeps: the head, descriptions, the order of the
+/// parts, the meaning of slots.
 pub const VERSION: u32 = 2;
 
-/// Most threads that one kept controller is spread over: there is room for the commands of so many.
+/// The largest number of threads that one kept controller is spread over: its journal has room for
+/// the commands of this many lanes.
 pub const MOST_LANES: u16 = 16;
 
-/// What an endpoint's journal is made for; most of it is never touched.
+/// Returns the limits that an endpoint's journal is made for; most of the journal is never touched.
 pub fn journal_limits() -> Limits {
     Limits { lanes: MOST_LANES, ..Limits::default() }
 }
 
-/// The words after the first: what an endpoint's memory consists of, versions and lengths.
+/// Returns the words after the first one of an endpoint's memory: the version and length of each
+/// part.
 ///
-/// A network function has its journal where a controller would have its own, which is longer.
+/// A network function has its journal in the place of a controller's, which is longer.
 pub fn endpoint() -> [u64; 4] {
     let journal = journal_len(&journal_limits());
     let network = slipway_virtio_net::journal_len(MAX_PAIRS);
@@ -39,7 +41,8 @@ pub fn endpoint() -> [u64; 4] {
     ]
 }
 
-/// The same of a named disk's memory.
+/// Returns the words after the first one of a named disk's memory: the version and length of each
+/// part.
 pub fn disk() -> [u64; 4] {
     [part(VERSION, HEAD), 0, 0, 0]
 }
@@ -48,16 +51,17 @@ fn part(version: u32, len: usize) -> u64 {
     u64::from(version) << 32 | len as u64
 }
 
-/// Why memory is of no use.
+/// The reason for which memory cannot be used.
 #[derive(Debug)]
 pub enum Unknown {
-    /// It was left by a build with another layout.
+    /// The memory was left by a build with another layout.
     Layout(String),
-    /// It is nothing that a daemon leaves.
+    /// The memory was not left by a daemon.
     Damaged,
 }
 
-/// Notes the layout in fresh `memory` and gives the rest of it.
+/// Writes the layout to the head of fresh `memory` and returns the rest. Returns `None` if the
+/// memory is too short.
 pub fn begin(memory: &Lasting, layout: [u64; 4]) -> Option<Lasting> {
     let (head, rest) = memory.split(HEAD)?;
     for (word, value) in head.words()[1..].iter().zip(layout) {
@@ -67,7 +71,7 @@ pub fn begin(memory: &Lasting, layout: [u64; 4]) -> Option<Lasting> {
     Some(rest)
 }
 
-/// What follows the head of memory that a predecessor left.
+/// Checks the layout in the head of memory that a predecessor left, and returns the rest.
 pub fn check(memory: &Lasting, layout: [u64; 4]) -> Result<Lasting, Unknown> {
     let (head, rest) = memory.split(HEAD).ok_or(Unknown::Damaged)?;
     let word = |at: usize| head.words()[at].load(Ordering::Acquire);
@@ -81,7 +85,7 @@ pub fn check(memory: &Lasting, layout: [u64; 4]) -> Result<Lasting, Unknown> {
     Ok(rest)
 }
 
-/// The versions, and the lengths where they say anything.
+/// Formats the versions and lengths.
 fn show(layout: [u64; 4]) -> String {
     let parts = layout.map(|part| format!("{}/{}", part >> 32, part as u32));
     format!("layout {}", parts.join(" "))

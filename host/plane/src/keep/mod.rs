@@ -1,21 +1,21 @@
-//! Endpoints and named disks that outlive the daemon: what of each lies with the keeper, and how the
-//! next daemon finds it.
+//! Endpoints and named disks that outlive the daemon: the parts of each that lie with the keeper,
+//! and how the next daemon finds them.
 //!
-//! Each kept endpoint has a shelf of [`KEPT_SLOTS`] slots. The first holds its memory: the layout's
-//! version, a description of what it is now, the endpoint's session, the controller's journal. The
-//! content of its disks in memory, overlays included, lies on the shelf as well. The last shelf holds the named disks, two
-//! slots each.
+//! Each kept endpoint has a shelf of [`KEPT_SLOTS`] slots. The first slot holds its memory: the
+//! layout's version, a description of its present state, the endpoint's session, the controller's
+//! journal. The content of its disks in memory, overlays included, lies on the shelf as well. The
+//! last shelf holds the named disks, two slots each.
 //!
 //! A change (a disk attached, detached or resized, a limit) is described first and made then. A
 //! successor that is started in between makes what is described; its controller tells the guest of
-//! every namespace that is not what it was (`slipway_nvme::Controller::recover`).
+//! every namespace that has changed (`slipway_nvme::Controller::recover`).
 //!
-//! A predecessor of another layout is refused before anything of it is touched.
+//! A predecessor with another layout is refused before anything of it is touched.
 //!
-//! Before a successor opens a disk, nothing of the predecessor may still be under way: requests
-//! that io_uring works on outlive a killed process for as long as the medium takes. Each ring holds
-//! a descriptor of one locked file (the *witness*), and gives it back when its last request has
-//! ended; so whoever gets the lock knows that there is none.
+//! Before a successor opens a disk, no request of the predecessor may be in flight: requests in
+//! io_uring outlive a killed process for as long as the medium takes. Each ring holds a descriptor
+//! of one locked file (the *witness*), and releases it when its last request has ended. So a
+//! process that gets the lock knows that no request is left.
 
 mod layout;
 mod named;
@@ -41,9 +41,9 @@ pub use layout::MOST_LANES;
 pub use named::DiskPlace;
 pub use place::Place;
 
-/// How long a predecessor may take to be gone, its requests to disks included.
+/// The time that a predecessor may take to end, including its requests to disks.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The number of the shelf that holds the named disks; endpoints have those below.
+/// The number of the shelf that holds the named disks; endpoints have the shelves below.
 const DISKS: u32 = slipway_keeper::SLOTS / KEPT_SLOTS - 1;
 
 /// A plane's keeper.
@@ -54,7 +54,7 @@ pub struct Keep {
     disks: Numbers,
 }
 
-/// What a predecessor left.
+/// The endpoints and disks that a predecessor left.
 #[derive(Default)]
 pub struct Found {
     pub disks: Vec<(v1::CreateDiskRequest, DiskPlace)>,
@@ -64,17 +64,17 @@ pub struct Found {
 type Files = BTreeMap<u32, OwnedFd>;
 
 impl Keep {
-    /// Waits for the predecessor to be gone and finds what it left. `witness` is a file's path.
+    /// Waits for the predecessor to end and finds what it left. `witness` is the path of a file.
     ///
     /// # Errors
-    /// The keeper is gone; the predecessor, or one of its requests, does not end; it was of a build
-    /// with another layout: then all that it left stays as it is.
+    /// The keeper is gone; the predecessor, or one of its requests, does not end; or the
+    /// predecessor was a build with another layout: then everything that it left stays unchanged.
     pub fn open(keeper: Keeper, witness: &Path) -> std::io::Result<(Self, Found)> {
         let taken = keeper.take(PATIENCE)?;
         let witness = Arc::new(lock(witness)?);
         let (endpoints, disks) = (Numbers::default(), Numbers::default());
         let keep = Self { keeper: Arc::new(keeper), witness, endpoints, disks };
-        // By shelf, and there by slot; each named disk is a shelf of its own.
+        // Files by shelf and slot; each named disk counts as a shelf of its own.
         let (mut shelves, mut pairs) = (BTreeMap::new(), BTreeMap::new());
         for (slot, file) in taken {
             let (number, slot) = (slot / KEPT_SLOTS, slot % KEPT_SLOTS);
@@ -133,7 +133,7 @@ impl Keep {
         Ok((request, place))
     }
 
-    /// A place for a new endpoint.
+    /// Makes a place for a new endpoint.
     pub fn make(&self, request: &v1::CreateEndpointRequest) -> Result<Place, Error> {
         let number = self.endpoints.next(DISKS)?;
         let made = fresh("slipway-endpoint", Self::endpoint_len(), layout::endpoint());
@@ -148,7 +148,7 @@ impl Keep {
         made.inspect_err(|_| self.give_back(number))
     }
 
-    /// A place for a new named disk.
+    /// Makes a place for a new named disk.
     pub fn make_disk(&self, request: &v1::CreateDiskRequest) -> Result<DiskPlace, Error> {
         let number = self.disks.next(KEPT_SLOTS / named::SLOTS)?;
         let made = fresh("slipway-disk", Self::disk_len(), layout::disk());
@@ -171,14 +171,14 @@ impl Keep {
         layout::HEAD + named::DESCRIPTION_LEN
     }
 
-    /// An endpoint is gone: nothing of it is kept any more.
+    /// Releases the place of an endpoint that has ended.
     pub fn give_back(&self, number: u32) {
-        // A keeper that is gone holds nothing.
+        // An error means that the keeper is gone, and then it holds nothing.
         let _ = self.shelf(number).clear_all();
         self.endpoints.give_back(number);
     }
 
-    /// The same for a named disk.
+    /// Releases the place of a named disk that was removed.
     pub fn give_back_disk(&self, number: u32) {
         let _ = self.disk_shelf(number).clear_all();
         self.disks.give_back(number);
@@ -195,7 +195,7 @@ impl Keep {
     }
 }
 
-/// Memory with its layout noted, and what follows that.
+/// Makes memory with `layout` in its head. Returns it, and the rest after the head.
 fn fresh(name: &str, len: usize, layout: [u64; 4]) -> Result<(Lasting, Lasting), Error> {
     let memory = Lasting::new(name, len).map_err(|error| Error::Resources(error.to_string()))?;
     let rest = layout::begin(&memory, layout).ok_or_else(short)?;
@@ -218,17 +218,17 @@ fn refuse(layout: &str) -> std::io::Error {
     ))
 }
 
-/// Numbers that are taken.
+/// A set of numbers that are in use.
 #[derive(Default)]
 struct Numbers(Mutex<BTreeSet<u32>>);
 
 impl Numbers {
     fn lock(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        // The set is changed in single calls: a panic leaves it whole.
+        // The set is changed in single calls: a panic leaves it consistent.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Takes the lowest that is free and below `most`.
+    /// Takes the lowest number that is free and below `most`.
     fn next(&self, most: u32) -> Result<u32, Error> {
         let mut taken = self.lock();
         let free = (0..most).find(|number| !taken.contains(number));
@@ -246,8 +246,9 @@ impl Numbers {
     }
 }
 
-/// Waits until nobody else holds the lock, not even a ring of a process that was killed. The file is
-/// ours alone: a lock of another user's would keep the node without a daemon.
+/// Waits until nobody else holds the lock, not even a ring of a process that was killed. The file
+/// belongs to this daemon's user alone: a lock of another user would keep the node without a
+/// daemon.
 fn lock(path: &Path) -> std::io::Result<OwnedFd> {
     match Lock::within(path, PATIENCE) {
         Ok(lock) => Ok(lock.into()),
@@ -269,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    /// Opening the witness for reading would be enough to lock it, for as long as one likes.
+    /// Opening the witness for reading would be enough to hold its lock for any time.
     #[test]
     fn the_witness_is_a_lock_that_no_other_user_can_take() {
         let dir = tempfile::tempdir().unwrap();
@@ -277,14 +278,14 @@ mod tests {
         let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
         drop(lock(&path).unwrap());
         assert_eq!(mode(), 0o600);
-        // One that a daemon of an older build has left, which somebody has open.
+        // A witness that a daemon of an older build has left, and that another user has open.
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         let theirs = File::open(&path).unwrap();
         drop(lock(&path).unwrap());
         assert_eq!(mode(), 0o600);
         #[allow(clippy::disallowed_methods)] // the attacker's own call
         rustix::fs::flock(&theirs, FlockOperation::NonBlockingLockShared).unwrap();
-        // Waits a minute if what they hold is still the witness.
+        // Waits a minute if the file that the other user has locked is still the witness.
         lock(&path).unwrap();
     }
 }

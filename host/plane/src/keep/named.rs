@@ -1,4 +1,4 @@
-//! Where one named disk is kept: what it is, and the content of a RAM disk.
+//! The place where one named disk is kept: its description, and the content of a RAM disk.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use slipway_ram::{Lasting, Snapshots};
 use crate::Error;
 use crate::disk::Lasts;
 
-/// Slots of one disk: its memory, its content.
+/// The slots of one disk: its memory, its content.
 pub const SLOTS: u32 = 2;
-/// Bytes for the description, twice.
+/// The size in bytes of the memory for two copies of the description.
 pub const DESCRIPTION_LEN: usize = 32 << 10;
 
-/// Where one named disk is kept.
+/// The place where one named disk is kept.
 pub struct DiskPlace {
     pub(super) number: u32,
     pub(super) shelf: Shelf,
     stored: Snapshots,
-    /// What a predecessor left.
+    /// The content that a predecessor left.
     content: Option<OwnedFd>,
     witness: Arc<OwnedFd>,
 }
 
 impl DiskPlace {
-    /// In `memory`, what follows the head.
+    /// Makes a place in `memory`, which is the part after the head.
     pub(super) fn new(
         number: u32,
         (shelf, memory): (Shelf, &Lasting),
@@ -37,12 +37,12 @@ impl DiskPlace {
         Some(Self { number, shelf, stored: Snapshots::new(memory)?, content, witness })
     }
 
-    /// What a predecessor stored.
+    /// Returns the description that a predecessor stored, or `None` if there is no valid one.
     pub(super) fn load(&self) -> Option<v1::CreateDiskRequest> {
         v1::CreateDiskRequest::decode(self.stored.load()?.as_slice()).ok()
     }
 
-    /// From now on the disk is what `request` says.
+    /// Stores `request` as the disk's description.
     pub fn store(&self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
         match self.stored.store(&request.encode_to_vec()) {
             true => Ok(()),
@@ -54,7 +54,7 @@ impl DiskPlace {
         self.number
     }
 
-    /// How the disk is opened.
+    /// Returns the resources for opening the disk.
     pub fn lasts(&mut self) -> Lasts {
         Lasts { witness: self.witness.clone(), content: self.content.take() }
     }

@@ -1,4 +1,4 @@
-//! Where one endpoint is kept.
+//! The place where one endpoint is kept.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,38 +13,39 @@ use slipway_vfio_user::{HOST_SLOTS, KEPT_LEN, Kept};
 use crate::Error;
 use crate::disk::Lasts;
 
-/// Bytes for the description, twice.
+/// The size in bytes of the memory for two copies of the description.
 pub const DESCRIPTION_LEN: usize = 256 << 10;
 
-/// What an endpoint is now.
+/// The description of an endpoint's present state.
 #[derive(Clone, PartialEq, Message)]
 pub struct Description {
-    /// As if it had been made so: with the disks that it has by now.
+    /// The request that would make the endpoint as it is now, with its present disks.
     #[prost(message, optional, tag = "1")]
     pub request: Option<v1::CreateEndpointRequest>,
     #[prost(message, optional, tag = "2")]
     pub limits: Option<v1::Limits>,
-    /// Slots of the contents of disks in memory, by namespace.
+    /// The slots of the contents of disks in memory, by namespace.
     #[prost(btree_map = "uint32, uint32", tag = "3")]
     pub contents: BTreeMap<u32, u32>,
 }
 
-/// Where one endpoint is kept.
+/// The place where one endpoint is kept.
 pub struct Place {
     pub(super) number: u32,
     pub(super) shelf: Shelf,
     stored: Snapshots,
     description: Description,
     session: Lasting,
-    /// The controller's.
+    /// The journal of the controller or network function.
     pub journal: Lasting,
-    /// What a predecessor left, by slot.
+    /// The descriptors that a predecessor left, by slot.
     found: BTreeMap<u32, OwnedFd>,
     witness: Arc<OwnedFd>,
 }
 
 impl Place {
-    /// In `memory`, what follows the head; `found` is what a predecessor left on the shelf.
+    /// Makes a place in `memory`, which is the part after the head. `found` holds the descriptors
+    /// that a predecessor left on the shelf.
     pub(super) fn new(
         number: u32,
         (shelf, memory): (Shelf, &Lasting),
@@ -58,7 +59,7 @@ impl Place {
         Some(Self { number, shelf, stored, description, session, journal, found, witness })
     }
 
-    /// Reads what a predecessor stored.
+    /// Reads the description that a predecessor stored. Returns `None` if there is no valid one.
     pub(super) fn load(&mut self) -> Option<()> {
         self.description = Description::decode(self.stored.load()?.as_slice()).ok()?;
         self.description.request.is_some().then_some(())
@@ -68,29 +69,29 @@ impl Place {
         self.number
     }
 
-    /// What the endpoint is.
+    /// Returns the request that would make the endpoint as it is now.
     pub fn request(&self) -> v1::CreateEndpointRequest {
         self.description.request.clone().unwrap_or_default()
     }
 
-    /// How it is limited; None: as it was made.
+    /// Returns the endpoint's limits, or `None` if they are those that it was made with.
     pub fn limits(&self) -> Option<v1::Limits> {
         self.description.limits
     }
 
-    /// A new endpoint is what `request` says.
+    /// Stores `request` as the description of a new endpoint.
     pub(super) fn describe(&mut self, request: &v1::CreateEndpointRequest) -> Result<(), Error> {
         self.description.request = Some(request.clone());
         self.store()
     }
 
-    /// From now on it has these limits.
+    /// Stores the endpoint's new limits.
     pub fn limit(&mut self, limits: v1::Limits) -> Result<(), Error> {
         self.description.limits = Some(limits);
         self.store()
     }
 
-    /// From now on its port has these settings.
+    /// Stores the new settings of the endpoint's port.
     pub fn set_port(&mut self, port: &v1::SwitchPort) -> Result<(), Error> {
         let request = self.description.request.get_or_insert_default();
         let net = request.virtio_net.get_or_insert_default();
@@ -99,7 +100,8 @@ impl Place {
         self.store()
     }
 
-    /// From now on it has this namespace, whose disk has this content if that is kept here.
+    /// Adds a namespace to the description. `content` is the content of its disk, if that is kept
+    /// here.
     pub fn attach(
         &mut self,
         namespace: v1::Namespace,
@@ -112,13 +114,13 @@ impl Place {
         self.store()
     }
 
-    /// From now on it has none of these namespaces.
+    /// Removes these namespaces from the description.
     pub fn detach(&mut self, nsids: &[u32]) -> Result<(), Error> {
         self.namespaces().retain(|one| !nsids.contains(&one.nsid));
         let slots: Vec<u32> =
             nsids.iter().filter_map(|nsid| self.description.contents.remove(nsid)).collect();
         self.store()?;
-        // A keeper that is gone holds nothing.
+        // An error means that the keeper is gone, and then it holds nothing.
         slots.into_iter().for_each(|slot| drop(self.shelf.clear(slot)));
         Ok(())
     }
@@ -128,32 +130,32 @@ impl Place {
         &mut request.nvme.get_or_insert_default().namespaces
     }
 
-    /// Has a successor go on with what the description says now.
+    /// Stores the description, from which a successor continues.
     pub fn store(&mut self) -> Result<(), Error> {
         let kept = self.description.encode_to_vec();
         if self.stored.store(&kept) {
             return Ok(());
         }
-        // Better no successor than one with other disks.
+        // No successor is better than one with other disks.
         let _ = self.stored.store(&[]);
         Err(Error::Invalid("the endpoint's description is too long to be kept".into()))
     }
 
-    /// The endpoint's part.
+    /// Returns the part of the place that the vfio-user endpoint uses.
     pub fn kept(&mut self) -> Kept {
         let found = std::mem::take(&mut self.found);
         Kept { shelf: self.shelf.clone(), memory: self.session.clone(), found }
     }
 
-    /// How disks of this endpoint are opened.
+    /// Returns the resources for opening a new disk of the endpoint.
     pub fn lasts(&self) -> Lasts {
         Lasts { witness: self.witness.clone(), content: None }
     }
 
-    /// The same for the disk that namespace `nsid` had already.
+    /// Returns the resources for opening the disk that namespace `nsid` had under a predecessor.
     ///
     /// # Errors
-    /// Its content is not there, and a new one would be another disk.
+    /// The content of the disk is missing, and a new content would make it another disk.
     pub fn found(&mut self, nsid: u32) -> Result<Lasts, Error> {
         let Some(slot) = self.description.contents.get(&nsid) else { return Ok(self.lasts()) };
         let content = self.found.remove(slot);
@@ -161,7 +163,8 @@ impl Place {
         Ok(Lasts { content: Some(content.ok_or_else(lost)?), ..self.lasts() })
     }
 
-    /// Leaves the content of a disk in memory on the shelf. Not described before [`Place::store`].
+    /// Leaves the content of a disk in memory on the shelf. The description is not stored before
+    /// [`Place::store`].
     pub fn put_content(&mut self, nsid: u32, file: &OwnedFd) -> Result<(), Error> {
         let known = &mut self.description.contents;
         if known.contains_key(&nsid) {

@@ -1,13 +1,14 @@
-//! Serves the socket of a memory port, on the switch's own reactor: nothing here waits for anybody.
+//! Serves the socket of a memory port, on the switch's own reactor: nothing here waits for a
+//! client.
 //!
-//! A connection is *pending* until it has said [`Hello`]. The first to say so while nobody has the port is
-//! the client; others are told that it is taken. A client that says anything more, or closes its socket,
-//! is gone. Of the pending there are [`PENDING`] at most, and the one that has waited longest makes room:
-//! so who connects and says nothing keeps nobody out.
+//! A connection is *pending* until it has sent [`Hello`]. The first to send it while the port is
+//! free becomes the client; others are told that the port is busy. A client that sends anything
+//! more, or closes its socket, is disconnected. There are at most [`PENDING`] pending connections;
+//! a new one replaces the oldest, so a silent connection keeps nobody out.
 //!
-//! No descriptor is expected. Those that come all the same, and every connection, which may hold some, are
-//! closed through the port's [`Bin`]: that may last as long as a client likes. While it holds more than
-//! [`HELD`] nobody is accepted.
+//! No descriptor is expected. Descriptors that come nevertheless, and every connection, which may
+//! hold some, are closed through the port's [`Bin`]: that may take as long as a client likes. While
+//! the bin holds more than [`HELD`], no connection is accepted.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -28,23 +29,24 @@ use slipway_switch::{Abilities, Handle, Port, PortIndex};
 
 use super::listener::Listener;
 
-/// Connections that have said nothing yet.
+/// The largest number of connections that have sent nothing yet.
 const PENDING: usize = 8;
-/// Connections accepted in a step.
+/// The number of connections accepted in a step.
 const STEP: usize = 16;
-/// Descriptors and connections that are still to be closed, above which nobody is accepted.
+/// The number of descriptors and connections awaiting closing above which no connection is
+/// accepted.
 const HELD: usize = 64;
-/// Time without accepting when there are no descriptors left, or too many to be closed.
+/// The pause in accepting when no descriptors are left, or too many await closing.
 const REST: Duration = Duration::from_millis(100);
-/// What the listener is watched as; connections have the numbers from 1.
+/// The token that the listener is watched with; connections have tokens from 1.
 const LISTENER: u32 = 0;
 
-/// How the control thread reaches a gate.
+/// The control thread's handle to a gate.
 pub struct Keyhole {
     stop: Arc<AtomicBool>,
     reactor: slipway_reactor::Handle,
     task: TaskId,
-    /// Ends with the task.
+    /// Disconnected when the task ends.
     end: Mutex<Receiver<()>>,
 }
 
@@ -59,13 +61,13 @@ impl Keyhole {
     }
 }
 
-/// A connection, and what it is watched as.
+/// A connection, and the token that it is watched with.
 struct Connection {
     socket: Foreign,
     token: u32,
 }
 
-/// A port's socket, as a task.
+/// The task that serves the socket of a port.
 pub struct Gate {
     listener: Listener,
     switch: Handle,
@@ -75,14 +77,14 @@ pub struct Gate {
     client: Option<Connection>,
     pending: VecDeque<Connection>,
     next: u32,
-    /// Until then nobody is accepted.
+    /// The time until which no connection is accepted; `None` if connections are accepted now.
     rests: Option<Instant>,
     stop: Arc<AtomicBool>,
     _end: SyncSender<()>,
 }
 
 impl Gate {
-    /// Has `reactor` serve `listener` for a port of a switch, whose links have this geometry.
+    /// Has `reactor` serve `listener` for a port of a switch. The port's links have this geometry.
     pub fn spawn(
         reactor: &slipway_reactor::Handle,
         listener: Listener,
@@ -137,15 +139,15 @@ impl Gate {
             context.unwatch(oldest.token);
         }
         let token = self.next;
-        // Never a number that is in use: there are few at a time.
+        // A token that is not in use: there are few connections at a time.
         self.next = self.next.checked_add(1).unwrap_or(LISTENER + 1);
-        // What it said already is found readable in the next step.
+        // A message that was already sent makes the socket readable in the next step.
         if context.watch(socket.as_fd(), Interest::Read, token).is_ok() {
             self.pending.push_back(Connection { socket, token });
         }
     }
 
-    /// A connection has something to say, or is gone.
+    /// Handles a connection that is readable or closed.
     fn hear(&mut self, token: u32, context: &mut Context<'_>) {
         if self.client.as_ref().is_some_and(|client| client.token == token) {
             return self.part(context);
@@ -166,15 +168,15 @@ impl Gate {
             },
             Err(status) => status,
         };
-        // Before the connection goes: the duplicate that is watched must not be the last one.
+        // Before the connection is closed: the duplicate that is watched must not be the last one.
         context.unwatch(token);
         if status != 0 {
-            // Who does not take it at once does without.
+            // A client that does not accept the refusal at once does not get it.
             let _ = send(&connection.socket, &Welcome::refusal(status), &[]);
         }
     }
 
-    /// Gives a client a new link. The error is the status that it is refused with.
+    /// Makes a new link for a client. The error is the status that the client is refused with.
     fn connect(&self, socket: &Foreign, takes: Takes) -> Result<(), u32> {
         let lacking =
             |error: std::io::Error| error.raw_os_error().map_or(12, |number| number as u32);
@@ -198,14 +200,14 @@ impl Gate {
         Ok(())
     }
 
-    /// Puts a port in the port's place; the switch does so before anything that it is told later.
+    /// Replaces the switch's port; the switch does so before later requests.
     fn plug(&self, port: Box<dyn Port>) {
         let index = self.port;
-        // A switch that is gone takes its ports with it, and this gate soon.
+        // An error means that the switch is gone, its ports with it, and this gate soon.
         let _ = self.switch.run(move |owner| drop(owner.replace(index, port)));
     }
 
-    /// The client is gone, or said what no client says.
+    /// Disconnects the client, which has hung up or broken the protocol.
     fn part(&mut self, context: &mut Context<'_>) {
         if let Some(client) = self.client.take() {
             context.unwatch(client.token);
@@ -218,7 +220,7 @@ impl Task for Gate {
     fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
         let resting = self.rests.is_some();
         let listening = if resting { Interest::None } else { Interest::Read };
-        // A gate that slept in a step starts again, in a thread of its own.
+        // A gate that slept in a step starts again, on a thread of its own.
         for connection in self.client.iter().chain(&self.pending) {
             context.watch(connection.socket.as_fd(), Interest::Read, connection.token)?;
         }
@@ -230,7 +232,7 @@ impl Task for Gate {
             return Step::Done;
         }
         let tokens: Vec<u32> = context.events().iter().map(|event| event.token).collect();
-        // Who leaves makes room for who comes.
+        // Connections that end make room for new ones.
         tokens
             .iter()
             .filter(|token| **token != LISTENER)
@@ -246,7 +248,7 @@ impl Task for Gate {
     }
 }
 
-/// Takes one message. Gives its length, or that of `bytes` if it is longer.
+/// Receives one message. Returns its length, or that of `bytes` if the message is longer.
 fn hear(socket: &Foreign, bytes: &mut [u8], bin: &Bin) -> Result<usize, Errno> {
     let parts = &mut [IoSliceMut::new(bytes)];
     slipway_peer::receive(socket, parts, bin, RecvFlags::DONTWAIT).map(|received| received.bytes)
@@ -260,7 +262,7 @@ fn send(socket: &Foreign, welcome: &Welcome, files: &[BorrowedFd<'_>]) -> Result
     }
     let bytes = welcome.encode();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    // A packet goes whole or not at all.
+    // A packet is sent completely or not at all.
     rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags).map(drop)
 }
 
@@ -272,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// On a kernel that lets descriptors pass.
+    /// Needs a kernel that lets descriptors pass.
     #[test]
     fn a_greeting_with_descriptors_that_cannot_be_closed_is_heard() {
         let (lingering, _other) = slipway_peer::testing::lingering().unwrap();

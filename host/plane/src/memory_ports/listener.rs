@@ -1,4 +1,5 @@
-//! The socket of a memory port: packets, root's or its owner's alone, and its name goes with it.
+//! The socket of a memory port: a packet socket, accessible to root or its owner alone, whose name
+//! is removed with it.
 
 use std::io::{Error as IoError, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,22 +14,23 @@ use slipway_plane_api::v1;
 
 use crate::Error;
 
-/// Clients that may wait to be accepted.
+/// The number of clients that may wait to be accepted.
 const BACKLOG: i32 = 16;
 
 /// A listening socket.
 pub struct Listener {
-    /// Holds connections that were not accepted, with the descriptors that came over them.
+    /// The socket. It holds connections that were not accepted, with the descriptors that came over
+    /// them.
     socket: Foreign,
-    /// Of all clients of the port.
+    /// The bin of all clients of the port.
     bin: Bin,
     path: PathBuf,
-    /// Device and inode of the name, so that only our own is removed.
+    /// The device and inode of the name, so that only our own socket is removed.
     identity: (u64, u64),
 }
 
 impl Listener {
-    /// Listens. A socket of this name that nobody listens on any more is replaced.
+    /// Listens. A socket of this name without a listener is replaced.
     pub fn bind(path: &str, owner: Option<&v1::Owner>) -> Result<Self, Error> {
         if !path.starts_with('/') {
             return Err(Error::Invalid(format!("\"{path}\" is no absolute path for a socket")));
@@ -38,20 +40,20 @@ impl Listener {
         bound.map_err(|source| Error::Socket { path: path.to_owned(), source })
     }
 
-    /// Where connections, and what comes over them, are closed.
+    /// Returns the bin that closes connections and the descriptors that come over them.
     pub fn bin(&self) -> &Bin {
         &self.bin
     }
 
-    /// The descriptor to watch.
+    /// Returns the descriptor to watch.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// The next client that waits, if one does.
+    /// Accepts the next waiting client. Returns `None` if no client waits.
     ///
     /// # Errors
-    /// No descriptors left, for example: the client still waits then.
+    /// For example, no descriptors are left: the client still waits then.
     pub fn accept(&self) -> Result<Option<Foreign>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match rustix::net::accept_with(&self.socket, flags) {
@@ -73,8 +75,8 @@ impl Drop for Listener {
 fn socket(bin: &Bin) -> Result<Foreign, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // Where the kernel can, who sends descriptors is told that none are wanted; who is accepted has it from
-    // here.
+    // If the kernel supports it, a client that sends descriptors gets an error. Accepted
+    // connections inherit this.
     slipway_peer::refuse_descriptors(&socket);
     Ok(Foreign::new(socket, bin))
 }
@@ -89,10 +91,10 @@ fn bind(path: &Path, owner: Option<&v1::Owner>) -> std::io::Result<Listener> {
     let bin = Bin::new();
     remove_stale(path, &address, &bin)?;
     let socket = socket(&bin)?;
-    // The name gets this mode, so nobody can connect before the owner is set.
+    // The socket's name gets this mode, so no client can connect before the owner is set.
     rustix::fs::fchmod(&socket, Mode::empty())?;
     rustix::net::bind(&socket, &address)?;
-    // From here on the name is ours, and goes with this value.
+    // From here on the name is ours, and is removed with this value.
     let listener = Listener { socket, bin, path: path.to_owned(), identity: identity(path)? };
     if let Some(owner) = owner {
         let (user, group) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
@@ -103,7 +105,7 @@ fn bind(path: &Path, owner: Option<&v1::Owner>) -> std::io::Result<Listener> {
     Ok(listener)
 }
 
-/// Removes a socket that nobody listens on: its server was killed.
+/// Removes a socket without a listener: its server was killed.
 fn remove_stale(path: &Path, address: &SocketAddrUnix, bin: &Bin) -> std::io::Result<()> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {

@@ -1,13 +1,14 @@
-//! Memory ports: ports of switches for programs of this host, each with a socket at which its client
+//! Memory ports: ports of switches for programs of this host. Each has a socket at which its client
 //! attaches (`slipway_ring` has the protocol).
 //!
-//! - `listener` is the socket;
-//! - `gate` is a task on the switch's reactor that serves it: it gives one client at a time a new link,
-//!   puts the switch's side of it in the port's place, and takes it away when the client is gone;
-//! - here is what the control thread knows of ports.
+//! - `listener` is the socket.
+//! - `gate` is a task on the switch's reactor that serves the socket. It gives one client at a time
+//!   a new link, replaces the switch's port by the switch's side of the link, and removes it when
+//!   the client is gone.
+//! - This module is the control thread's record of the ports.
 //!
-//! Each client has memory of its own: what one did to its link, or keeps mapped, is no business of the
-//! next, and a port without a client holds none.
+//! Each client has memory of its own: a client cannot affect the next one by what it did to its
+//! link or still maps. A port without a client holds no memory.
 
 mod gate;
 mod listener;
@@ -27,10 +28,10 @@ use crate::{Error, Plane};
 use gate::{Gate, Keyhole};
 use listener::Listener;
 
-/// How long the reactor may take to end a port: it has other tasks.
+/// The time that the reactor may take to end a port, since it has other tasks.
 const CLOSE: Duration = Duration::from_secs(10);
 
-/// A memory port as the control thread knows it.
+/// The control thread's record of a memory port.
 struct Port {
     switch: String,
     index: PortIndex,
@@ -45,18 +46,18 @@ pub struct MemoryPorts(Mutex<BTreeMap<String, Port>>);
 
 impl MemoryPorts {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Port>> {
-        // Changed in single calls: a panic leaves it whole.
+        // The map is changed in single calls: a panic leaves it consistent.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Sockets of a switch's memory ports, by the number of the port.
+    /// Returns the sockets of a switch's memory ports, by the number of the port.
     pub fn sockets(&self, switch: &str) -> BTreeMap<PortIndex, String> {
         let ports = self.lock();
         let of = ports.values().filter(|port| port.switch == switch);
         of.map(|port| (port.index, port.socket.clone())).collect()
     }
 
-    /// Ends the memory ports of a switch that goes.
+    /// Ends the memory ports of a switch that is being removed.
     pub fn remove_of(&self, switch: &str) {
         let mut ports = self.lock();
         let gone: Vec<Port> =
@@ -66,11 +67,12 @@ impl MemoryPorts {
 }
 
 impl Port {
-    /// The gate first: it would put another port in the place of one that has the number next.
+    /// Ends the port. The gate ends first: otherwise it could replace a later port that has got the
+    /// number.
     fn close(self) {
         self.gate.close(CLOSE);
         let index = self.index;
-        // A switch that is gone has no ports.
+        // An error means that the switch is gone, and its ports with it.
         let _ = self.fabric.handle.call(move |owner| drop(owner.detach(index)));
     }
 }
@@ -117,12 +119,13 @@ impl Plane {
     pub fn remove_port(&self, name: &str) -> Result<(), Error> {
         let mut ports = self.memory_ports().lock();
         let port = ports.remove(name).ok_or_else(|| Error::UnknownMemoryPort(name.to_owned()))?;
-        // Under the lock: whoever makes a port of this name finds the socket's name free.
+        // Under the lock: a caller that then makes a port of this name finds the socket's path
+        // free.
         port.close();
         Ok(())
     }
 
-    /// How many memory ports there are.
+    /// Returns the number of memory ports.
     pub fn count_ports(&self) -> usize {
         self.memory_ports().lock().len()
     }

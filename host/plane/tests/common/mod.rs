@@ -13,11 +13,11 @@ use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user::client::Client;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Where the test's memory lies in the controller's address space.
+/// The address of the test's memory in the controller's address space.
 pub const BASE: u64 = 1 << 32;
 pub const MEMORY: u64 = 8 << 20;
 
-/// BAR0 over the socket.
+/// The registers of BAR0, accessed over the socket.
 pub struct Socket {
     pub client: Client,
     pub deadline: Instant,
@@ -90,7 +90,7 @@ impl Rig {
     }
 }
 
-/// What a driver needs at `socket`.
+/// Connects to `socket`; returns the memory and the registers that a driver needs.
 pub fn connect_driver(socket: &Path) -> (Arena, Socket) {
     let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, MEMORY).unwrap();

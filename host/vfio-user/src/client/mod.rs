@@ -1,11 +1,12 @@
 //! A vfio-user client: drives a function behind a socket, as a VMM does.
 //!
-//! It blocks, with a timeout on every wait, and is used from one thread. While it waits for a reply
-//! it serves the server's accesses to message-only memory ([`Client::map_remote`]).
+//! The client blocks, with a timeout on every wait, and is used from one thread. While it waits for
+//! a reply it serves the server's accesses to message-only memory ([`Client::map_remote`]).
 //!
-//! Registers that the server lets be mapped are reached without a message through a [`Window`].
+//! Registers that the server permits to map are accessed without a message through a [`Window`].
 //!
-//! Not here: message-only memory outside of a wait (call [`Client::serve`] for that), migration.
+//! Not implemented: message-only memory outside of a wait (call [`Client::serve`] for that),
+//! migration.
 
 mod window;
 
@@ -27,19 +28,19 @@ pub use window::Window;
 use crate::version::{Capabilities, encode, parse};
 use crate::wire::{End, MAX_DATA_XFER_SIZE, Message, Wire};
 
-/// Why a call failed.
+/// The reason for which a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The connection cannot be made or has ended.
     #[error("the vfio-user connection: {0}")]
     Connection(String),
-    /// The server did not answer in time. The connection is of no use any more.
+    /// The server did not answer in time. The connection cannot be used any more.
     #[error("the server did not answer in time")]
     Timeout,
     /// The server refused the request with this errno.
     #[error("the server refused: {0}")]
     Refused(Errno),
-    /// A reply that is not as the protocol has it.
+    /// The reply violates the protocol.
     #[error("the server's reply is malformed: {0}")]
     Malformed(&'static str),
 }
@@ -59,24 +60,24 @@ impl From<Errno> for ClientError {
 /// A region as the server describes it.
 #[derive(Debug)]
 pub struct RegionDescription {
-    /// Bytes; zero when there is none.
+    /// The size in bytes; zero if the region does not exist.
     pub size: u64,
-    /// What is allowed.
+    /// The operations that are allowed.
     pub flags: spec::RegionFlags,
     /// Offset of the region's start in `file`.
     pub file_offset: u64,
-    /// Parts that may be mapped: offset in the region, bytes.
+    /// Parts that may be mapped, each as its offset in the region and its length in bytes.
     pub areas: Vec<(u64, u64)>,
-    /// What to map them from.
+    /// The file to map the parts from.
     pub file: Option<OwnedFd>,
 }
 
 /// An interrupt type as the server describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IrqDescription {
-    /// What it can do.
+    /// The operations that the type supports.
     pub flags: spec::IrqInfoFlags,
-    /// Number of interrupts.
+    /// The number of interrupts.
     pub count: u32,
 }
 
@@ -86,12 +87,12 @@ pub struct Client {
     next_id: u16,
     timeout: Duration,
     server: Capabilities,
-    /// Message-only memory: address, bytes.
+    /// Message-only memory, by its address.
     remote: BTreeMap<u64, Vec<u8>>,
 }
 
-/// The server is told at once, so that the next client finds it free. The connection is closed elsewhere, which may take
-/// its time.
+/// Dropping a client shuts the connection down at once, so that the server is free for the next
+/// client. The descriptor is closed elsewhere, which may take its time.
 impl Drop for Client {
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(self.wire.file(), rustix::net::Shutdown::Both);
@@ -142,31 +143,25 @@ impl Client {
         Ok(client)
     }
 
-    /// The server's process (`SO_PEERCRED`: whoever began to listen). None where it cannot be told:
-    /// in another PID namespace.
+    /// Returns the server's process (`SO_PEERCRED`: the process that began to listen). Returns
+    /// `None` if that process is in another PID namespace.
     pub fn server_pid(&self) -> Option<u32> {
         let peer = slipway_peer::Peer::of(self.wire.file()).ok()?;
         Some(peer.pid).filter(|pid| *pid > 0)
     }
 
-    /// Whether the server takes several writes in a message.
+    /// Returns whether the server accepts several writes in one message.
     pub fn can_write_multiple(&self) -> bool {
         self.server.write_multiple == Some(true)
     }
 
-    /// What the device is.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Asks for the description of the device.
     pub fn device_info(&mut self) -> Result<spec::DeviceInfo, ClientError> {
         let request = spec::DeviceInfo { argsz: U32::new(16), ..Default::default() };
         self.ask(Command::DeviceGetInfo, &request)
     }
 
-    /// Describes a region.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Asks for the description of a region.
     pub fn region(&mut self, index: u32) -> Result<RegionDescription, ClientError> {
         const ROOM: u32 = 4096;
         let request = spec::RegionInfo {
@@ -184,16 +179,17 @@ impl Client {
             flags,
             file_offset: info.offset.get(),
             areas,
-            // Whoever uses it trusts the server, see `Window`.
+            // A user of the file has to trust the server, see `Window`.
             file: reply.files.pop().map(Foreign::into_owned),
         })
     }
 
-    /// Maps the part of region `index` that holds byte `offset`. None: the server lets nobody map
-    /// that part; it is reached by messages.
+    /// Maps the part of region `index` that holds byte `offset`. Returns `None` if the server does
+    /// not permit to map that part, which is then accessed by messages.
     ///
     /// # Errors
-    /// [`ClientError`]; [`ClientError::Malformed`] when what the server describes cannot be mapped.
+    /// [`ClientError`]; [`ClientError::Malformed`] if the part that the server describes cannot be
+    /// mapped.
     pub fn window(&mut self, index: u32, offset: u64) -> Result<Option<Window>, ClientError> {
         const MOST: u64 = 1 << 30;
         let region = self.region(index)?;
@@ -213,10 +209,7 @@ impl Client {
         window.map(Some).map_err(|_| ClientError::Malformed("an area that cannot be mapped"))
     }
 
-    /// Describes an interrupt type.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Asks for the description of an interrupt type.
     pub fn irq(&mut self, index: u32) -> Result<IrqDescription, ClientError> {
         let request =
             spec::IrqInfo { argsz: U32::new(16), index: U32::new(index), ..Default::default() };
@@ -225,10 +218,8 @@ impl Client {
         Ok(IrqDescription { flags, count: reply.count.get() })
     }
 
-    /// Routes interrupts from `start` on to eventfds; with none, takes `count` routes away.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Routes interrupts from `start` on to the eventfds in `files`. Without `files`, removes
+    /// `count` routes.
     pub fn route_irqs(
         &mut self,
         index: u32,
@@ -240,10 +231,7 @@ impl Client {
         self.set_irqs(flags, index, start, count, &[], files)
     }
 
-    /// Any request about interrupts.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Sends a request about interrupts with any flags and data.
     pub fn set_irqs(
         &mut self,
         flags: spec::IrqSetFlags,
@@ -264,10 +252,7 @@ impl Client {
         self.call(Command::DeviceSetIrqs, &payload, files).map(drop)
     }
 
-    /// Lets the device access `len` bytes at `offset` of `file` under the address `iova`.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Permits the device to access `len` bytes at `offset` of `file` under the address `iova`.
     pub fn map(
         &mut self,
         iova: u64,
@@ -280,10 +265,7 @@ impl Client {
         self.call(Command::DmaMap, request.as_bytes(), &[file]).map(drop)
     }
 
-    /// Lets the device access `content` under the address `iova`, by messages.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Permits the device to access `content` under the address `iova`, by messages.
     pub fn map_remote(
         &mut self,
         iova: u64,
@@ -299,11 +281,8 @@ impl Client {
         outcome
     }
 
-    /// Takes a map away; when this returns, the device does not access it any more. Message-only
-    /// memory is handed back.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Removes a map. When this returns, the device does not access the memory any more. Returns
+    /// the content of message-only memory.
     pub fn unmap(&mut self, iova: u64, len: u64) -> Result<Option<Vec<u8>>, ClientError> {
         let request = spec::DmaUnmap {
             argsz: U32::new(24),
@@ -315,7 +294,7 @@ impl Client {
         Ok(self.remote.remove(&iova))
     }
 
-    /// The content of message-only memory.
+    /// Returns the content of the message-only memory at `iova`.
     pub fn remote(&self, iova: u64) -> Option<&[u8]> {
         self.remote.get(&iova).map(Vec::as_slice)
     }
@@ -336,10 +315,7 @@ impl Client {
         }
     }
 
-    /// Writes registers and waits until the server has done it.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Writes registers and waits until the server has done the write.
     pub fn write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
         let payload = [access(region, offset, from.len()).as_bytes(), from].concat();
         self.call(Command::RegionWrite, &payload, &[]).map(drop)
@@ -348,7 +324,7 @@ impl Client {
     /// Writes registers and does not wait.
     ///
     /// # Errors
-    /// [`ClientError::Connection`]; what the server says of the write is never known.
+    /// [`ClientError::Connection`]; an error of the server's is never reported.
     pub fn post(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
         let payload = [access(region, offset, from.len()).as_bytes(), from].concat();
         let mut header = self.header(Command::RegionWrite, payload.len());
@@ -357,10 +333,7 @@ impl Client {
         Ok(())
     }
 
-    /// A 32-bit register.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Reads a 32-bit register.
     pub fn read_u32(&mut self, region: u32, offset: u64) -> Result<u32, ClientError> {
         let mut bytes = [0; 4];
         self.read(region, offset, &mut bytes)?;
@@ -387,10 +360,7 @@ impl Client {
         }
     }
 
-    /// Sends a command with any payload and gives back the reply.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Sends a command with any payload and returns the reply.
     fn call(
         &mut self,
         command: Command,
@@ -407,7 +377,7 @@ impl Client {
         }
     }
 
-    /// A call whose reply is a structure like the request.
+    /// Sends a command whose reply is a structure of the same type as the request.
     fn ask<T>(&mut self, command: Command, request: &T) -> Result<T, ClientError>
     where
         T: IntoBytes + FromBytes + Immutable + KnownLayout,
@@ -422,7 +392,7 @@ impl Client {
         Header::command(self.next_id, command, payload)
     }
 
-    /// The reply to `request`. Commands that come before it are served.
+    /// Waits for the reply to `request`, and serves the commands that arrive before it.
     fn next_message(
         &mut self,
         deadline: Instant,
@@ -460,7 +430,7 @@ impl Client {
         }
     }
 
-    /// Answers an access of the server's to message-only memory.
+    /// Answers an access of the server to message-only memory.
     fn serve_one(&mut self, message: &Message) -> Result<(), ClientError> {
         let header = &message.header;
         let reply = match Command::from_code(header.command.get()) {
@@ -494,7 +464,7 @@ impl Client {
         Ok(request.as_bytes().to_vec())
     }
 
-    /// The bytes that an access is about.
+    /// Returns the bytes that an access refers to.
     fn place(&mut self, request: &spec::DmaAccess) -> Result<&mut [u8], Errno> {
         let (iova, count) = (request.address.get(), request.count.get());
         let (start, content) = self.remote.range_mut(..=iova).next_back().ok_or(Errno::FAULT)?;
@@ -505,7 +475,7 @@ impl Client {
 }
 
 impl AsFd for Client {
-    /// The socket, to wait on together with other descriptors.
+    /// Returns the socket, to wait on together with other descriptors.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wire.file()
     }
@@ -531,7 +501,7 @@ fn map_request(iova: u64, len: u64, offset: u64, writable: bool) -> spec::DmaMap
     }
 }
 
-/// The mappable areas of a region-info reply. None: the capabilities make no sense.
+/// Returns the mappable areas of a region-info reply, or `None` if the capabilities are malformed.
 fn areas(payload: &[u8], info: &spec::RegionInfo) -> Option<Vec<(u64, u64)>> {
     let mut areas = Vec::new();
     let mut at = info.cap_offset.get() as usize;

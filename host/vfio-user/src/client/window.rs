@@ -1,33 +1,34 @@
-//! Registers of a device that are reached without a message.
+//! Registers of a device that are accessed without a message.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A part of a region, mapped: a store here reaches the device, and nobody is asked.
+/// A mapped part of a region: a store to it reaches the device without a message.
 ///
-/// The file is the server's. One that shrinks it takes the page away from under this process, which
-/// then dies of SIGBUS at its next access: a client that maps a window trusts its server that far.
+/// The file belongs to the server. A server that shrinks it takes the page away from this process,
+/// which then dies of SIGBUS at its next access: a client that maps a window trusts its server that
+/// far.
 #[derive(Debug)]
 pub struct Window {
     base: *mut u8,
     len: usize,
-    /// Where it begins in its region.
+    /// The offset of the mapped part in its region.
     offset: u64,
 }
 
 // SAFETY: the memory is accessed through atomics only.
 unsafe impl Send for Window {}
-// SAFETY: as above.
+// SAFETY: the memory is accessed through atomics only.
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// Maps `len` bytes at `file_offset` of `file`, which are those at `offset` of a region. The file
-    /// may be a server's, or one that the kernel makes of a PCI function's registers.
+    /// Maps `len` bytes at `file_offset` of `file`, which are those at `offset` of a region. The
+    /// file may be a server's, or one that the kernel provides for a PCI function's registers.
     ///
     /// # Errors
-    /// Whatever mmap(2) says.
+    /// Any error of mmap(2).
     pub fn map(
         file: impl AsFd,
         file_offset: u64,
@@ -42,20 +43,20 @@ impl Window {
         Ok(Self { base: base.cast(), len, offset })
     }
 
-    /// Stores to the 32-bit register at byte `at` of the region, with release ordering: the device
-    /// that sees the value sees what was written to memory before.
+    /// Stores to the 32-bit register at byte `at` of the region, with release ordering: a device
+    /// that sees the value also sees the memory that was written before.
     ///
     /// # Panics
-    /// When the register is not aligned or not in the window: the caller's mistake.
+    /// If the register is not aligned or not in the window: the caller's error.
     #[inline]
     pub fn store_u32(&self, at: u64, value: u32) {
         self.word(at).store(value.to_le(), Ordering::Release);
     }
 
-    /// Loads the 32-bit register at byte `at` of the region.
+    /// Loads the 32-bit register at byte `at` of the region, with acquire ordering.
     ///
     /// # Panics
-    /// As [`Window::store_u32`].
+    /// If the register is not aligned or not in the window: the caller's error.
     #[inline]
     pub fn load_u32(&self, at: u64) -> u32 {
         u32::from_le(self.word(at).load(Ordering::Acquire))
@@ -69,7 +70,7 @@ impl Window {
         let within = within.filter(fits);
         assert!(within.is_some(), "register {at:#x} is not in the window");
         // SAFETY: in bounds and aligned (the mapping begins at a page), valid until drop; atomics
-        // tolerate what others store there.
+        // tolerate concurrent stores by others.
         unsafe { &*self.base.add(within.unwrap_or(0)).cast::<AtomicU32>() }
     }
 }

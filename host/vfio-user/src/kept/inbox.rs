@@ -1,20 +1,23 @@
-//! A message that does not fit the socket: its beginning is taken out, and kept.
+//! A message that does not fit the socket: its beginning is read from the socket and held in
+//! lasting memory.
 //!
-//! A message stays in the socket until its effect is safe, so all of it must be there first. But what waits
-//! in a socket is bounded by the *sender's* buffer, which is the client's affair: about 200 KiB by default,
-//! where a message may have 1 MiB. A client that sends a larger one waits for us to read, and we would wait
-//! for the rest.
+//! A message stays in the socket until its effect is safe, so all of it must have arrived first.
+//! But the amount that a socket holds is bounded by the *sender's* buffer, which the client
+//! controls: about 200 KiB by default, where a message may have 1 MiB. A client that sends a larger
+//! message would wait for the server to read, and the server for the rest.
 //!
-//! So such a message is read, part by part, into memory that outlives the process. How much of it is here
-//! is noted by the kernel, within the call that reads: recvmmsg(2) stores the number of bytes into the
-//! message header that it is given, which lies in this memory (see the head of [`super`]). Two headers take
-//! turns. Before each call the other header's total is set to what is here, its count to zero, and then one
-//! store makes it the one that counts. So at every instant the total is what was read.
+//! So such a message is read, part by part, into memory that outlives the process. The kernel
+//! records how much of it has arrived, within the call that reads: recvmmsg(2) stores the number of
+//! bytes into the message header that it is given, which lies in this memory (see the head of
+//! [`super`]). Two headers take turns. Before each call, the other header's total is set to the
+//! bytes that have arrived and its count to zero, and then one store makes it the valid one. So at
+//! every instant the total is the number of bytes that were read.
 //!
-//! What is held belongs to one message's number and means nothing for any other: the message is over, for
-//! this as for everything else, when the number rises.
+//! A held part belongs to one message number and is invalid for any other: when the number rises,
+//! the held message has ended like any other message.
 //!
-//! Messages that bring descriptors are small and never held: a descriptor comes with a byte of the stream.
+//! Messages with descriptors are small and never held, since a descriptor arrives with a byte of
+//! the stream.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -36,27 +39,29 @@ pub(super) const LEN: usize = HEAD + MAX_MESSAGE.next_multiple_of(4096);
 /// Words: the message's number and its length.
 const NUMBER: usize = 0;
 const SIZE: usize = 1;
-/// Which of the two headers counts, and what had been read before its call.
+/// Words: the index of the valid header, and for each header the bytes that had been read before
+/// its call.
 const WHICH: usize = 2;
 const BEFORE: [usize; 2] = [3, 4];
-/// Bytes before the headers.
+/// The offset of the headers in bytes.
 const HEADERS: usize = 64;
 
-/// No message has this number.
+/// The number of no message: nothing is held.
 const NONE: u64 = u64::MAX;
 
-/// See the module's head.
+/// The beginning of a message that does not fit the socket, in lasting memory.
 pub(super) struct Inbox(Lasting);
 
 impl Inbox {
     pub fn new(memory: Lasting) -> Self {
-        // The kernel stores to this page within a call; a page that is there never fails it.
+        // The kernel stores to this page within a call; with the page resident the store cannot
+        // fault.
         // SAFETY: our own mapping, at least a page long.
         let _ = unsafe { rustix::mm::mlock(memory.as_ptr().cast(), HEAD) };
         Self(memory)
     }
 
-    /// Whether a part of message `number` is here.
+    /// Returns whether a part of message `number` is held.
     pub fn holds(&self, number: u64) -> bool {
         let size = self.get(SIZE) as usize;
         self.get(NUMBER) == number && (HEADER_LEN..=MAX_MESSAGE).contains(&size)
@@ -70,7 +75,7 @@ impl Inbox {
         self.set(NUMBER, number);
     }
 
-    /// Reads more of the message that is held; all of it, or `None` if the rest has not come.
+    /// Reads more of the held message. Returns all of it, or `None` if the rest has not arrived.
     pub fn take(&self, socket: BorrowedFd<'_>, bin: &Bin) -> Result<Option<Message>, End> {
         let size = self.get(SIZE) as usize;
         loop {
@@ -99,7 +104,7 @@ impl Inbox {
         }
     }
 
-    /// Reads what there is, and returns whether descriptors came with it.
+    /// Reads the bytes that have arrived, and returns whether descriptors came with them.
     fn read(
         &self,
         socket: BorrowedFd<'_>,
@@ -108,7 +113,7 @@ impl Inbox {
     ) -> Result<bool, Errno> {
         let into = self.0.as_ptr().wrapping_add(HEAD + here);
         let mut part = libc::iovec { iov_base: into.cast(), iov_len: size - here };
-        // SAFETY: the header is in our mapping, aligned, and nobody else's.
+        // SAFETY: the header is in our mapping, aligned, and not used by anybody else.
         let header = unsafe { prepare(self.header(which), &mut part) };
         let mut control = Descriptors::new();
         control.attach(header);
@@ -117,8 +122,8 @@ impl Inbox {
             clippy::disallowed_methods,
             reason = "the kernel notes in lasting memory what was read; there is room for all descriptors"
         )]
-        // SAFETY: the header refers to `part` and `control`, which live through the call, and `part` to
-        // bytes of our mapping: `here` and `size` are at most [`MAX_MESSAGE`].
+        // SAFETY: the header refers to `part` and `control`, which live through the call, and
+        // `part` to bytes of our mapping: `here` and `size` are at most [`MAX_MESSAGE`].
         let taken =
             unsafe { libc::recvmmsg(socket.as_raw_fd(), header, 1, flags, std::ptr::null_mut()) };
         if taken < 0 {
@@ -131,7 +136,8 @@ impl Inbox {
     fn message(&self, size: usize) -> Result<Message, End> {
         let mut bytes = vec![0; size];
         let from = self.0.as_ptr().wrapping_add(HEAD);
-        // SAFETY: `size` is at most [`MAX_MESSAGE`], which fits our mapping; no call writes there now.
+        // SAFETY: `size` is at most [`MAX_MESSAGE`], which fits our mapping; no call writes there
+        // now.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), size) };
         let payload = bytes.split_off(HEADER_LEN);
         let header = Header::read_from_bytes(&bytes).unwrap_or_default();
@@ -141,7 +147,7 @@ impl Inbox {
         Ok(Message { header, payload, files: Vec::new(), excess: false })
     }
 
-    /// From here on header `which` counts, and `before` bytes are here.
+    /// Makes header `which` the valid one, with `before` bytes read before its call.
     fn turn(&self, which: usize, before: usize) {
         self.set(BEFORE[which], before as u64);
         // SAFETY: within our mapping, aligned.
@@ -151,8 +157,8 @@ impl Inbox {
 
     fn received(&self) -> usize {
         let which = self.which();
-        // SAFETY: within our mapping, aligned; written by the kernel in a call of this thread, or of a thread
-        // of a process that is no more.
+        // SAFETY: within our mapping, aligned; written by the kernel in a call of this thread, or
+        // of a thread of a process that has ended.
         let count = unsafe { (&raw const (*self.header(which)).msg_len).read_volatile() };
         (self.get(BEFORE[which]) as usize).saturating_add(count as usize)
     }
@@ -210,7 +216,7 @@ mod tests {
             std::thread::spawn(move || clients.write_all(&rest).unwrap())
         };
         let got = loop {
-            // Another process each time.
+            // A new inbox each time, as in another process.
             let inbox = Inbox::new(memory.clone());
             assert!(inbox.holds(3) && !inbox.holds(2) && !inbox.holds(4));
             if let Some(got) = inbox.take(ours.as_fd(), &Bin::new()).unwrap() {
@@ -220,7 +226,7 @@ mod tests {
         };
         sending.join().unwrap();
         assert!(got.payload == sent[HEADER_LEN..] && got.files.is_empty());
-        // Asked once more, it is still here.
+        // A repeated call returns the message again.
         let again = Inbox::new(memory).take(ours.as_fd(), &Bin::new()).unwrap().unwrap();
         assert!(again.payload == got.payload);
     }
@@ -235,7 +241,7 @@ mod tests {
         clients.write_all(&sent[..40]).unwrap();
         assert!(inbox.take(ours.as_fd(), &Bin::new()).unwrap().is_none());
         assert_eq!(inbox.received(), 40);
-        // Killed after it chose the other header, and before it read.
+        // Killed after it selected the other header, and before it read.
         inbox.turn(1 - inbox.which(), 40);
         assert_eq!(Inbox::new(memory.clone()).received(), 40);
         clients.write_all(&sent[40..]).unwrap();

@@ -1,4 +1,4 @@
-//! How far the current message has come.
+//! The progress of the current message, in lasting memory.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -16,10 +16,10 @@ use crate::doorbells::SharedPage;
 use crate::fault;
 use crate::wire::{End, MAX_MESSAGE, Message};
 
-/// Calls that a reply may take: each sends some bytes of it.
+/// The largest number of calls that send a reply; each sends some bytes of it.
 const SENDS: usize = 60;
 pub(super) const HEADER: usize = size_of::<libc::mmsghdr>();
-/// Words of state, then the headers that the kernel writes to; a page in all.
+/// The offset of the headers that the kernel writes to, after the words of state; a page in all.
 const HEADERS: usize = 128;
 const HEAD: usize = 4096;
 const REPLY: usize = (MAX_MESSAGE + 4096).next_multiple_of(4096);
@@ -27,17 +27,17 @@ pub(super) const LEN: usize = HEAD + REPLY;
 
 const _: () = assert!(HEADERS + (SENDS + 1) * HEADER <= HEAD);
 
-/// Words.
+/// The words of state, by index.
 const STAGE: usize = 0;
-/// Number of the current message, among those whose end is recorded.
+/// Word: the number of the current message, which is the number of messages that have ended.
 const NUMBER: usize = 1;
-/// Its length in the socket.
+/// Word: the length of the current message in the socket.
 const SIZE: usize = 2;
 const REPLY_LEN: usize = 3;
-/// Writes done of a multiple write.
+/// Word: the number of writes done of a multiple write.
 const DONE: usize = 4;
 
-/// 1: the descriptor of the page of doorbells comes with the reply's first byte.
+/// Word: 1 if the descriptor of the doorbell page is sent with the reply's first byte.
 const PAGE: usize = 5;
 
 /// Values of [`STAGE`].
@@ -45,42 +45,43 @@ const FRESH: u64 = 0;
 const REPLYING: u64 = 1;
 const MULTI: u64 = 2;
 
-/// What is left to do for the current message.
+/// The result of continuing with the current message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Nothing: the next one may be looked at.
+    /// Nothing is left to do for the message; the next one may be read.
     Done,
-    /// The socket takes no more of the reply now.
+    /// The socket accepts no more of the reply at present.
     Blocked,
 }
 
-/// See the module's head.
+/// The steps of the current message, recorded so that a successor can continue with them.
 pub(crate) struct Steps {
     memory: Lasting,
-    /// Of a message that does not fit the socket.
+    /// The beginning of a message that does not fit the socket.
     inbox: Inbox,
     scratch: Vec<u8>,
-    /// What clients map.
+    /// The doorbell page that clients map.
     page: Option<Arc<SharedPage>>,
-    /// Where descriptors of consumed messages are closed.
+    /// The bin that closes descriptors of consumed messages.
     bin: Bin,
 }
 
 impl Steps {
     pub fn new(memory: Lasting, inbox: Lasting, bin: &Bin) -> Self {
-        // The kernel stores to this page within a call; a page that is there never fails it.
+        // The kernel stores to this page within a call; with the page resident the store cannot
+        // fault.
         // SAFETY: our own mapping, at least a page long.
         let _ = unsafe { rustix::mm::mlock(memory.as_ptr().cast(), HEAD) };
         let inbox = Inbox::new(inbox);
         Self { memory, inbox, scratch: Vec::new(), page: None, bin: bin.clone() }
     }
 
-    /// Clients map this page.
+    /// Sets the doorbell page, whose descriptor replies carry.
     pub fn share(&mut self, page: Arc<SharedPage>) {
         self.page = Some(page);
     }
 
-    /// A new client: whatever was is over.
+    /// Ends the current message without a trace, for a new client.
     pub fn clear(&self) {
         self.set(NUMBER, self.number() + 1);
         self.set(STAGE, FRESH);
@@ -90,7 +91,7 @@ impl Steps {
         self.get(NUMBER)
     }
 
-    /// Whether the current message is held: what came of it is not in the socket any more.
+    /// Returns whether the current message is held: its first part is no longer in the socket.
     pub fn holds(&self) -> bool {
         self.inbox.holds(self.number())
     }
@@ -100,18 +101,19 @@ impl Steps {
         self.inbox.begin(self.number(), size);
     }
 
-    /// Takes more of the message that is held; all of it, or `None` if the rest has not come.
+    /// Reads more of the held message. Returns all of it, or `None` if the rest has not arrived.
     pub fn take_held(&self, socket: BorrowedFd<'_>) -> Result<Option<Message>, End> {
         self.inbox.take(socket, &self.bin)
     }
 
-    /// Whether the end of the current message is recorded: it is not to be applied.
+    /// Returns whether the end of the current message is recorded, so that it must not be applied
+    /// again.
     pub fn is_replying(&self) -> bool {
         self.get(STAGE) == REPLYING
     }
 
-    /// Records how the current message, of `size` bytes, ends (step 4): with this reply, which brings
-    /// the page of doorbells if `page`, or none.
+    /// Records the end of the current message, which has `size` bytes (step 4). An empty `reply`
+    /// means none; with `page`, the reply carries the descriptor of the doorbell page.
     pub fn record(&self, size: usize, reply: &[&[u8]], page: bool) -> Result<(), End> {
         self.clear_counts();
         let len: usize = reply.iter().map(|part| part.len()).sum();
@@ -132,7 +134,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Begins a multiple write of a message of `size` bytes, or goes on with it. Gives the number of
+    /// Begins or continues the multiple write in a message of `size` bytes. Returns the number of
     /// writes that are done.
     pub fn begin_multi(&self, size: usize) -> usize {
         if self.get(STAGE) != MULTI {
@@ -144,13 +146,13 @@ impl Steps {
         self.get(DONE) as usize
     }
 
-    /// `done` writes of a multiple write are done.
+    /// Records that `done` writes of a multiple write are done.
     pub fn set_done(&self, done: usize) {
         self.set(DONE, done as u64);
         fault::point("multi");
     }
 
-    /// Goes on with what is recorded: steps 5 and 6. Also what a successor begins with.
+    /// Continues with the recorded reply: steps 5 and 6. A successor begins with this, too.
     pub fn go_on(&mut self, socket: BorrowedFd<'_>) -> Result<Progress, End> {
         match self.get(STAGE) {
             REPLYING => {
@@ -184,7 +186,8 @@ impl Steps {
         }
     }
 
-    /// Reads the message off the socket; the kernel records that it was. One that is held was read before.
+    /// Reads the message from the socket; the kernel records that it was read. A held message was
+    /// read before.
     fn consume(&mut self, socket: BorrowedFd<'_>) -> Result<(), End> {
         let size = self.get(SIZE) as usize;
         if self.holds() {
@@ -224,12 +227,13 @@ impl Steps {
     }
 
     fn over(&self) {
-        // In this order: a snapshot that has this number's effect must not count for the next.
+        // The number changes first: a snapshot with this number's effect must not count for the
+        // next message.
         self.set(NUMBER, self.number() + 1);
         self.set(STAGE, FRESH);
     }
 
-    /// Whether all of the reply was sent.
+    /// Sends the rest of the reply. Returns whether all of it was sent.
     fn send(&mut self, socket: BorrowedFd<'_>) -> Result<bool, End> {
         let len = self.get(REPLY_LEN) as usize;
         loop {
@@ -269,9 +273,9 @@ impl Steps {
         }
     }
 
-    /// Header number `at`, for a call with one part. Its count stays as it is.
+    /// Prepares header number `at` for a call with one part. Its count stays as it is.
     fn prepare(&self, at: usize, part: &mut libc::iovec) -> *mut libc::mmsghdr {
-        // SAFETY: the place is within our mapping, aligned, and nobody else's.
+        // SAFETY: the header is within our mapping, aligned, and not used by anybody else.
         unsafe { prepare(self.header(at), part) }
     }
 
@@ -279,16 +283,17 @@ impl Steps {
         self.memory.as_ptr().wrapping_add(HEADERS + at * HEADER).cast()
     }
 
-    /// What the kernel stored in header `at`.
+    /// Returns the count that the kernel stored in header `at`.
     fn count(&self, at: usize) -> usize {
         // SAFETY: within our mapping, aligned; written by the kernel in a call of this thread, or
-        // of a thread of a process that is no more.
+        // of a thread of a process that has ended.
         unsafe { (&raw const (*self.header(at)).msg_len).read_volatile() as usize }
     }
 
     fn clear_counts(&self) {
         for at in 0..=SENDS {
-            // SAFETY: as above.
+            // SAFETY: within our mapping, aligned; the kernel writes there only in calls of this
+            // thread.
             unsafe { (&raw mut (*self.header(at)).msg_len).write_volatile(0) };
         }
     }
@@ -306,7 +311,7 @@ impl Steps {
     }
 }
 
-/// Makes a header one for a call with one part. Its count stays as it is.
+/// Prepares a header for a call with one part. Its count stays as it is.
 ///
 /// # Safety
 /// The header can be written to; it refers to `part` afterwards.
@@ -314,7 +319,8 @@ pub(super) unsafe fn prepare(
     header: *mut libc::mmsghdr,
     part: &mut libc::iovec,
 ) -> *mut libc::mmsghdr {
-    // SAFETY: zeros are a valid header; the caller's place for it; the count is left alone.
+    // SAFETY: zeros are a valid header; the caller vouches for the header's memory; the count is
+    // not touched.
     unsafe {
         let mut fresh: libc::msghdr = std::mem::zeroed();
         fresh.msg_iov = part;
@@ -324,12 +330,13 @@ pub(super) unsafe fn prepare(
     header
 }
 
-/// Room for one descriptor: a header of 16 bytes, the number, and what aligns the next header.
+/// A buffer for one descriptor: a control header of 16 bytes, the descriptor's number, and padding
+/// that aligns the next header.
 #[repr(C, align(8))]
 struct Control([u8; 24]);
 
 impl Control {
-    /// Has the message of `header` bring a copy of `file`.
+    /// Attaches a copy of `file` to the message of `header`.
     fn attach(&mut self, header: *mut libc::mmsghdr, file: &OwnedFd) {
         let len = size_of::<libc::c_int>() as u32;
         // SAFETY: the header is in our mapping, and what it refers to is this buffer, which is
@@ -347,13 +354,13 @@ impl Control {
     }
 }
 
-/// Bytes of control messages with [`MAX_FILES`] descriptors.
+/// The size in bytes of a control message with [`MAX_FILES`] descriptors.
 // SAFETY: computes a number.
 const ROOM: usize =
     unsafe { libc::CMSG_SPACE((MAX_FILES * size_of::<libc::c_int>()) as u32) } as usize;
 
-/// Room for every descriptor of a message: the kernel closes what has none, in the calling thread, which may
-/// take as long as the client likes.
+/// A buffer with room for every descriptor of a message. The kernel closes descriptors without room
+/// in the calling thread, which may take as long as the client likes.
 #[repr(C, align(8))]
 pub(super) struct Descriptors(MaybeUninit<[u8; ROOM]>);
 
@@ -362,7 +369,7 @@ impl Descriptors {
         Self(MaybeUninit::uninit())
     }
 
-    /// Has the message of `header` bring its descriptors here.
+    /// Has the call with `header` store the message's descriptors here.
     pub(super) fn attach(&mut self, header: *mut libc::mmsghdr) {
         // SAFETY: the header is in our mapping.
         unsafe {
@@ -372,14 +379,14 @@ impl Descriptors {
         }
     }
 
-    /// Hands the descriptors that came to `bin`; returns their number.
+    /// Hands the received descriptors to `bin` and returns their number.
     ///
     /// # Safety
-    /// A call with `header`, to which this was attached, has succeeded just now; called once.
+    /// A call with `header`, to which this was attached, has just succeeded. Called once.
     pub(super) unsafe fn discard(&mut self, header: *mut libc::mmsghdr, bin: &Bin) -> usize {
         let mut count = 0;
-        // SAFETY: the kernel filled the control messages in and said how long they are; each descriptor is
-        // new and nobody else's.
+        // SAFETY: the kernel filled in the control messages and their lengths; each descriptor is
+        // new and owned by nobody else.
         unsafe {
             let message = &raw mut (*header).msg_hdr;
             let mut part = libc::CMSG_FIRSTHDR(message);

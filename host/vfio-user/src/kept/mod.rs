@@ -1,39 +1,43 @@
-//! An endpoint that outlives its process: what it leaves behind, and in which order.
+//! An endpoint that outlives its process: the state that it leaves behind, and the order in which
+//! it does.
 //!
 //! Descriptors (the listening socket, the client's connection, memory, eventfds) lie on a keeper's
-//! [`Shelf`]; what they mean, and how far the current message has come, lies in memory that
-//! outlives the process ([`Lasting`]). The function has a journal of its own.
+//! [`Shelf`]. Their meaning, and the progress of the current message, lie in memory that outlives
+//! the process ([`Lasting`]). The function has a journal of its own.
 //!
 //! A message stays in the socket until its effect and its reply are safe:
-//! 1. it is *peeked* at, descriptors included (the kernel hands out duplicates);
-//! 2. it is applied. Descriptors that it brought are put on the shelf first;
-//! 3. what it changed of the session is written as one *snapshot*, together with the reply and the
-//!    message's number; a message that changed nothing of the session needs none, since it can be
+//! 1. The message is *peeked* at, descriptors included (the kernel hands out duplicates).
+//! 2. The message is applied. Its descriptors are put on the shelf first.
+//! 3. The changed session state is written as one *snapshot*, together with the reply and the
+//!    message's number. A message that changed no session state needs no snapshot, since it can be
 //!    applied again: registers are the function's business, and the last write to one may be done
-//!    twice (`slipway_pci::Function` on a function with a journal);
-//! 4. the reply is *recorded*; 5. it is sent; 6. the message is *consumed*: read from the socket.
+//!    twice (`slipway_pci::Function` on a function with a journal).
+//! 4. The reply is *recorded*.
+//! 5. The reply is sent.
+//! 6. The message is *consumed*: read from the socket.
 //!
-//! A successor finds one of these steps and goes on from there. Two of them are system calls whose
-//! effect is outside of our memory, and a kill may come right after either. So their outcome is
-//! written by the kernel itself, within the call: sendmmsg(2) and recvmmsg(2) store the number of
+//! A successor finds one of these steps and continues from there. Steps 5 and 6 are system calls
+//! whose effect is outside of our memory, and a kill may come right after either. So the kernel
+//! itself records their outcome, within the call: sendmmsg(2) and recvmmsg(2) store the number of
 //! bytes into the message header that they are given, and these headers lie in the lasting memory.
-//! A kill takes effect when a call returns, never between its two halves. So no reply is sent
-//! twice, and no message is read twice or lost.
+//! A kill takes effect when a call returns, never between its effect and that store. So no reply is
+//! sent twice, and no message is read twice or lost.
 //!
-//! A posted write (no reply, nothing of the session changes), which is what rings doorbells, takes
-//! the short way: peek, apply, consume. One that was applied and not consumed is applied again. A
-//! multiple write counts the writes done, since an older doorbell value must not follow a newer.
+//! A posted write, which rings doorbells, has no reply and changes no session state. It takes three
+//! steps: peek, apply, consume. One that was applied and not consumed is applied again. A multiple
+//! write counts the writes done, since an older doorbell value must not follow a newer one.
 //!
-//! A message that is larger than what fits the socket is read part by part into lasting memory, and is
-//! there as it would be in the socket (`inbox`).
+//! A message that is larger than the socket's capacity is read part by part into lasting memory,
+//! where it is safe as in the socket (`inbox`).
 //!
-//! A client that maps its doorbells goes on storing to the page, which lies on the shelf too; the
-//! successor looks at it when it begins. The reply that carries its descriptor says so, and a
-//! successor that has to send it adds the descriptor.
+//! A client that maps its doorbells continues to store to the page, which lies on the shelf, too;
+//! the successor looks at the page when it begins. The record of a reply says whether it carries
+//! the page's descriptor, and a successor that sends the reply attaches it.
 //!
-//! Limits: the client's memory comes with descriptors (what needs a thread
-//! of its own is refused); a message with descriptors must come in one piece, as all known clients
-//! send it; a client that is just connecting when the process is killed may find itself hung up on.
+//! Limits: the client's memory comes with descriptors (message-only memory that needs a thread of
+//! its own is refused). A message with descriptors must arrive in one piece, as all known clients
+//! send it. A client that is just connecting when the process is killed may find itself
+//! disconnected.
 
 mod inbox;
 mod message;
@@ -52,45 +56,49 @@ use slipway_ram::Lasting;
 pub(crate) use message::{Progress, Steps};
 pub(crate) use state::{Applied, NegotiatedState, RegionState, SessionState, States};
 
-/// Bytes of lasting memory that an endpoint takes; most of it is never touched.
+/// The size in bytes of the lasting memory of an endpoint; most of it is never touched.
 pub const KEPT_LEN: usize = CELLS_LEN + message::LEN + inbox::LEN + state::LEN;
-/// Version of what lies in it, and on the shelf. An endpoint goes on with this version only.
+/// The version of the contents of the lasting memory and of the shelf. An endpoint continues from
+/// this version only.
 pub const KEPT_VERSION: u32 = LAYOUT << 16 | state::VERSION;
-/// Version of the layout, the session's state apart.
+/// The version of the layout, without the session's state.
 const LAYOUT: u32 = 3;
-/// Slots of a shelf for one endpoint.
+/// The number of shelf slots of one endpoint.
 pub const KEPT_SLOTS: u32 = slipway_keeper::SHELF;
-/// First of the slots that the endpoint leaves to its host, and their number.
+/// The slots that the endpoint leaves to its host.
 pub const HOST_SLOTS: std::ops::Range<u32> = 8..64;
 
 pub(crate) const LISTENER: u32 = 1;
 pub(crate) const CLIENT: u32 = 2;
-/// The page of doorbells that the client maps.
+/// The slot of the doorbell page that the client maps.
 pub(crate) const DOORBELLS: u32 = 3;
 pub(crate) const LINES: std::ops::Range<u32> = 64..256;
 pub(crate) const REGIONS: std::ops::Range<u32> = 256..KEPT_SLOTS;
 
-/// Doorbell cells: enough for 256 queue pairs.
+/// The size of the doorbell cells in bytes: enough for 256 queue pairs.
 const CELLS_LEN: usize = 4096;
 
-/// Where an endpoint leaves what its successor needs, and what its predecessor left there.
+/// The places for the state that an endpoint leaves to its successor, and the descriptors that its
+/// predecessor left.
 pub struct Kept {
-    /// [`KEPT_SLOTS`] slots. The endpoint uses those outside of [`HOST_SLOTS`], but never the first.
+    /// A shelf with [`KEPT_SLOTS`] slots. The endpoint uses the slots outside of [`HOST_SLOTS`],
+    /// but never the first one.
     pub shelf: Shelf,
-    /// [`KEPT_LEN`] bytes.
+    /// Lasting memory of [`KEPT_LEN`] bytes.
     pub memory: Lasting,
-    /// What a predecessor left on the shelf, by slot; empty for a new endpoint.
+    /// The descriptors that a predecessor left on the shelf, by slot; empty for a new endpoint.
     pub found: BTreeMap<u32, OwnedFd>,
 }
 
-/// The same, taken apart.
+/// The contents of a [`Kept`], divided by purpose.
 pub(crate) struct Parts {
     pub shelf: Shelf,
     pub cells: Lasting,
     pub steps: Lasting,
     pub inbox: Lasting,
     pub states: States,
-    /// The keeper gives back what the client sent.
+    /// The descriptors that a predecessor left on the shelf, by slot. They may be a client's, so
+    /// they are closed in `bin`.
     pub found: BTreeMap<u32, Foreign>,
     pub bin: Bin,
 }
@@ -122,12 +130,12 @@ pub(crate) fn cells(memory: &Lasting, count: usize) -> std::io::Result<Doorbells
     Ok(Doorbells::lasting(Arc::new(Cells { memory: memory.clone(), count })))
 }
 
-// SAFETY: the memory stays mapped, at one address, as long as `memory` lives, and its file is sealed
-// against shrinking.
+// SAFETY: the memory stays mapped, at one address, as long as `memory` lives, and its file is
+// sealed against shrinking.
 unsafe impl CellPage for Cells {
     fn cells(&self) -> &[AtomicU32] {
-        // SAFETY: `cells` checked the length; page-aligned or allocated as 8-byte words; only ever
-        // accessed atomically, and as 32-bit words only.
+        // SAFETY: `cells` checked the length; the memory is page-aligned or allocated as 8-byte
+        // words, and is only ever accessed atomically, as 32-bit words.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast::<AtomicU32>(), self.count) }
     }
 }

@@ -1,4 +1,4 @@
-//! What a session is, as a successor needs it.
+//! The state of a session that a successor needs.
 
 use std::sync::Arc;
 
@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 use slipway_ram::{Lasting, Snapshots};
 
 pub(super) const LEN: usize = 1 << 20;
-/// Version of the format. Another one is refused.
+/// The version of the format. A state of another version is refused.
 pub(super) const VERSION: u32 = 1;
 
-/// All of a session that messages change.
+/// All session state that messages change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SessionState {
     pub version: u32,
-    /// Process and user at the other end; None: nobody.
+    /// The process and the user of the client; `None` without a client.
     pub client: Option<(u32, u32)>,
     pub negotiated: Option<NegotiatedState>,
     pub regions: Vec<RegionState>,
-    /// Each interrupt: whether it has a route, whether it is masked.
+    /// Each interrupt: (it has a route, it is masked).
     pub lines: Vec<(bool, bool)>,
-    /// The message that this is the effect of.
+    /// The message whose effect this state includes.
     pub applied: Option<Applied>,
 }
 
@@ -37,11 +37,11 @@ pub(crate) struct NegotiatedState {
 pub(crate) struct RegionState {
     pub iova: u64,
     pub len: u64,
-    /// In its file.
+    /// The offset in the region's file.
     pub offset: u64,
     pub read: bool,
     pub write: bool,
-    /// Where its file is on the shelf; None: message-only.
+    /// The shelf slot of the region's file; `None` if the region is message-only.
     pub slot: Option<u32>,
 }
 
@@ -50,13 +50,13 @@ pub(crate) struct RegionState {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Applied {
     pub number: u64,
-    /// Bytes in the socket.
+    /// The length in the socket in bytes.
     pub size: usize,
-    /// Empty: none is wanted.
+    /// The reply; empty if the client wants none.
     pub reply: Vec<u8>,
 }
 
-/// States, the last of which counts.
+/// A sequence of states, of which only the last counts.
 #[derive(Clone)]
 pub(crate) struct States(Arc<Snapshots>);
 
@@ -66,17 +66,17 @@ impl States {
         Some(Self(Arc::new(Snapshots::new(&own)?)))
     }
 
-    /// False: it is too long.
+    /// Stores a state. Returns false if it is too long.
     #[must_use]
     pub fn store(&self, state: &SessionState) -> bool {
         let state = SessionState { version: VERSION, ..state.clone() };
         serde_json::to_vec(&state).is_ok_and(|bytes| self.0.store(&bytes))
     }
 
-    /// What a predecessor stored last; None: nothing.
+    /// Returns the state that a predecessor stored last, or `None` if there is none.
     ///
     /// # Errors
-    /// Another version, or no state at all.
+    /// The state is of another version, or malformed.
     pub fn load(&self) -> std::io::Result<Option<SessionState>> {
         let Some(bytes) = self.0.load() else { return Ok(None) };
         let state: SessionState = serde_json::from_slice(&bytes)?;

@@ -1,4 +1,5 @@
-//! Registers: `VFIO_USER_REGION_READ`, `VFIO_USER_REGION_WRITE`, `VFIO_USER_REGION_WRITE_MULTI`.
+//! Register accesses: `VFIO_USER_REGION_READ`, `VFIO_USER_REGION_WRITE`,
+//! `VFIO_USER_REGION_WRITE_MULTI`.
 
 use std::time::Instant;
 
@@ -13,8 +14,8 @@ use crate::device::Device;
 use crate::stats::add;
 use crate::wire::MAX_DATA_XFER_SIZE;
 
-/// Longest access to a BAR that is passed on as it is; longer ones are cut into [`PIECE`]s, since
-/// registers have at most this width (see `slipway_pci::Function`).
+/// The longest access to a BAR that is passed on whole; longer ones are split into [`PIECE`]s,
+/// since registers have at most this width (see `slipway_pci::Function`).
 const WIDEST: usize = 8;
 const PIECE: usize = 4;
 
@@ -22,11 +23,12 @@ const PIECE: usize = 4;
 pub(super) struct Access {
     bar: u8,
     offset: u64,
-    /// Data to write, or room for what is read.
+    /// Data to write, or the buffer to read into.
     data: Vec<u8>,
-    /// Bytes done.
+    /// The number of bytes that have been transferred.
     done: usize,
-    /// The device's progress when it deferred: it is asked again after more.
+    /// The device's progress counter when the function deferred the access. The access is retried
+    /// once the counter has changed.
     asked_at: Option<u64>,
     kind: Kind,
 }
@@ -34,7 +36,7 @@ pub(super) struct Access {
 enum Kind {
     Read(RegionAccess),
     Write(RegionAccess),
-    /// The rest of a multiple write, the current one first.
+    /// The rest of a multiple write, beginning with the current write.
     Multi {
         entries: Vec<WriteMultiEntry>,
         next: usize,
@@ -85,7 +87,7 @@ impl Session {
         self.resume_access(device, access, now, false)
     }
 
-    /// All writes are checked before the first is done.
+    /// Does several writes. All are checked before the first one is done.
     pub(super) fn region_write_multi(
         &mut self,
         device: &mut Device,
@@ -145,7 +147,7 @@ impl Session {
         Ok(Answer::Reply(done.as_bytes().to_vec()))
     }
 
-    /// Goes on with an access that the function deferred.
+    /// Resumes an access that the function deferred.
     pub(super) fn resume_access(
         &mut self,
         device: &mut Device,
@@ -166,12 +168,12 @@ impl Session {
 
 impl Access {
     fn new(request: &RegionAccess, data: Vec<u8>, kind: Kind) -> Self {
-        // Checked: the region is a BAR, so its number fits.
+        // The region was checked to be a BAR, so its number fits.
         let bar = request.region.get() as u8;
         Self { bar, offset: request.offset.get(), data, done: 0, asked_at: None, kind }
     }
 
-    /// Goes as far as the function lets it. Whether it is done.
+    /// Continues the access as far as the function permits. Returns whether it is complete.
     fn go_on(&mut self, device: &mut Device, now: Instant) -> Result<bool, Errno> {
         if self.asked_at == Some(device.pace.progress()) {
             return Ok(false);
@@ -205,13 +207,13 @@ impl Access {
     }
 }
 
-/// Length of the naturally aligned piece at `at`.
+/// Returns the length of the naturally aligned piece at `at`, at most `left`.
 fn piece(at: u64, left: usize) -> usize {
     let to_boundary = PIECE - (at % PIECE as u64) as usize;
     left.min(to_boundary)
 }
 
-/// Bytes to transfer, when the access lies within its region.
+/// Returns the number of bytes to transfer, or `EINVAL` if the access is not within its region.
 fn check(device: &Device, request: &RegionAccess) -> Result<usize, Errno> {
     let size = region_size(device, request.region.get());
     let count = request.count.get() as usize;

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::stats::add;
 use crate::version::PAGE_SIZE;
 
-/// A region without a descriptor.
+/// A region without a descriptor, which is reached by messages only.
 #[derive(Clone, Copy)]
 pub(super) struct RemoteMap {
     iova: u64,
@@ -24,10 +24,10 @@ pub(super) struct RemoteMap {
     permissions: Permissions,
 }
 
-/// An unmap on its way.
+/// An unmap in progress.
 pub(super) struct Unmap {
     request: DmaUnmap,
-    /// Once the function was quiet: what was taken away.
+    /// The regions that were removed, once the function was quiet.
     removed: Option<Vec<Removed>>,
 }
 
@@ -45,7 +45,8 @@ impl Session {
             let map = RemoteMap { iova, len, permissions };
             let moves = permissions.write && len > self.config.remote_threshold && !self.private;
             if moves && (self.kept.is_some() || device.has_lanes) {
-                // On a thread of its own it would not be found again; its lanes would stay.
+                // On a thread of its own, a successor would not find the session; nor would its
+                // lanes move there.
                 return Err(Errno::NOTSUP);
             }
             if moves {
@@ -74,7 +75,8 @@ impl Session {
         Ok(Answer::Reply(Vec::new()))
     }
 
-    /// Adds message-only memory. Where accesses may not wait (see [`crate::channel`]) they fault.
+    /// Adds message-only memory. Accesses to it fault where they may not wait (see
+    /// [`crate::channel`]).
     pub(super) fn add_remote(&mut self, device: &mut Device, map: RemoteMap) -> Result<(), Errno> {
         let remote = std::sync::Arc::new(RemoteMemory(self.channel.clone()));
         self.add(device, map.iova, Region::remote(remote, map.len, map.permissions))?;
@@ -101,7 +103,8 @@ impl Session {
         device: &mut Device,
         payload: &[u8],
     ) -> Result<Answer, Errno> {
-        // The flag comes with a longer request; say what is missing, not that it is malformed.
+        // The flag comes with a longer request; report that it is not supported, not that it is
+        // malformed.
         let (request, rest): (DmaUnmap, _) = super::prefix(payload)?;
         let flags = DmaUnmapFlags::from_bits(request.flags.get()).ok_or(Errno::INVAL)?;
         if flags.contains(DmaUnmapFlags::GET_DIRTY_BITMAP) {
@@ -123,10 +126,13 @@ impl Session {
         self.resume_unmap(device, Unmap { request, removed: None }, false)
     }
 
-    /// Waits until the function is quiet, takes the memory away, and waits until nothing refers to
-    /// it. The addresses are unmapped later, on another thread: the reply says that nothing reaches the
-    /// memory any more. At the deadline an unmap that has not taken anything away has changed nothing; one
-    /// that has leaves the memory unmapped and says so with an error, since the function still holds it.
+    /// Continues an unmap: waits until the function is quiet, removes the regions, and waits until
+    /// nothing refers to them.
+    ///
+    /// The addresses are unmapped later, on another thread: the reply means that no access reaches
+    /// the memory any more. At the deadline, an unmap that has not removed any region has changed
+    /// nothing. One that has leaves the memory unmapped and replies with an error, since the
+    /// function still holds it.
     pub(super) fn resume_unmap(
         &mut self,
         device: &mut Device,
@@ -181,7 +187,7 @@ fn check_map(request: &DmaMap, files: usize) -> Result<Permissions, Errno> {
         write: flags.contains(DmaMapFlags::WRITE),
     };
     let (iova, len, offset) = (request.address.get(), request.size.get(), request.offset.get());
-    // A descriptor that can only be read and written by file I/O would block.
+    // A descriptor that allows file I/O only, not mapping, would make accesses block.
     let file_only = flags.contains(DmaMapFlags::FILE_IO) && !flags.contains(DmaMapFlags::MMAP);
     if file_only && files > 0 {
         return Err(Errno::NOTSUP);
@@ -198,10 +204,12 @@ fn check_map(request: &DmaMap, files: usize) -> Result<Permissions, Errno> {
     sound.then_some(permissions).ok_or(Errno::INVAL)
 }
 
-/// Memory, and enough of it for a map that ends at `end`. An access to any other kind of file could wait
-/// for a disk, a network or a process of the client's (FUSE), and so could fstat(2). Past its end a file
-/// faults; one of huge pages grows instead, by pages that the client does not see: SPDK's initiator maps
-/// many such files by the descriptor of the first one, unless it is told to use a single file.
+/// Checks that `file` is memory and long enough for a map that ends at `end`.
+///
+/// An access to any other kind of file could wait for a disk, a network or a process of the
+/// client's (FUSE), and so could fstat(2). An access past the end of a file faults. A file of huge
+/// pages grows instead, by pages that the client does not see: SPDK's initiator maps many such
+/// files by the descriptor of the first one, unless it is told to use a single file.
 fn check_file(file: &Foreign, end: u64, only: Option<MemoryFile>) -> Result<(), Errno> {
     if !slipway_peer::is_memory_file(file) {
         return Err(Errno::INVAL);
@@ -212,7 +220,7 @@ fn check_file(file: &Foreign, end: u64, only: Option<MemoryFile>) -> Result<(), 
         return Err(Errno::ACCESS);
     }
     let size = u64::try_from(status.st_size).unwrap_or(0);
-    // The rest of the last page is there, whatever the file's size.
+    // The rest of the last page is mapped, whatever the file's size.
     let fits = end <= size.next_multiple_of(PAGE_SIZE);
     fits.then_some(()).ok_or(Errno::INVAL)
 }

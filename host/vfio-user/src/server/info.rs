@@ -1,5 +1,5 @@
-//! What the device is: `VFIO_USER_DEVICE_GET_INFO`, `VFIO_USER_DEVICE_GET_REGION_INFO`,
-//! `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
+//! The requests that describe the device: `VFIO_USER_DEVICE_GET_INFO`,
+//! `VFIO_USER_DEVICE_GET_REGION_INFO`, `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
 
 use std::os::fd::OwnedFd;
 
@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 use super::{Answer, Session, exactly, prefix};
 use crate::device::Device;
 
-/// Bytes of configuration space: PCI Express's.
+/// The size of the configuration space in bytes: that of PCI Express.
 pub(super) const CONFIG_SIZE: u64 = 4096;
 
 impl Session {
@@ -35,7 +35,8 @@ impl Session {
 }
 
 pub(super) fn region_info(device: &Device, payload: &[u8]) -> Result<Answer, Errno> {
-    // Clients ask with a buffer as large as the reply may be (SPDK does): what follows is theirs.
+    // Clients such as SPDK send a buffer as large as the reply may be; its content after the
+    // request is ignored.
     let (request, _): (RegionInfo, _) = prefix(payload)?;
     let (room, index) = (request.argsz.get() as usize, request.index.get());
     let plain = size_of::<RegionInfo>();
@@ -58,8 +59,8 @@ pub(super) fn region_info(device: &Device, payload: &[u8]) -> Result<Answer, Err
     let fits = full <= room;
     if area.is_some() {
         flags |= RegionFlags::MMAP | RegionFlags::CAPS;
-        // Also when the capabilities do not fit: QEMU checks it before it looks at `argsz` and
-        // comes back with more room.
+        // Set even if the capabilities do not fit: QEMU checks it before `argsz` and asks again
+        // with more room.
         reply.cap_offset = U32::new(plain as u32);
     }
     reply.flags = U32::new(flags.bits());
@@ -69,7 +70,7 @@ pub(super) fn region_info(device: &Device, payload: &[u8]) -> Result<Answer, Err
     })
 }
 
-/// Zero: there is no such region.
+/// Returns the size of a region in bytes, or zero if the region does not exist.
 pub(super) fn region_size(device: &Device, index: u32) -> u64 {
     match index {
         region::CONFIG => CONFIG_SIZE,
@@ -77,7 +78,8 @@ pub(super) fn region_size(device: &Device, index: u32) -> u64 {
     }
 }
 
-/// The capability that says which part of the region may be mapped, and the descriptor for it.
+/// Returns the capability that describes the mappable part of a region, and the descriptor to map.
+/// Returns `None` if no part is mappable.
 fn mappable(device: &Device, index: u32) -> Result<Option<(Vec<u8>, OwnedFd)>, Errno> {
     let mapped = device.mapped.as_ref().filter(|mapped| u32::from(mapped.bar) == index);
     let Some(mapped) = mapped else { return Ok(None) };
@@ -93,7 +95,8 @@ fn mappable(device: &Device, index: u32) -> Result<Option<(Vec<u8>, OwnedFd)>, E
     Ok(Some(([header.as_bytes(), sparse.as_bytes(), area.as_bytes()].concat(), file)))
 }
 
-/// No accesses by descriptors: doorbells are either messages or a mapped page.
+/// Answers that no region can be accessed by descriptors: doorbells are either messages or a mapped
+/// page.
 pub(super) fn region_io_fds(payload: &[u8]) -> Result<Answer, Errno> {
     let request: RegionIoFds = exactly(payload)?;
     if request.flags.get() != 0 || request.index.get() >= region::COUNT {

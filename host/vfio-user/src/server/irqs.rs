@@ -1,10 +1,12 @@
 //! Interrupts: `VFIO_USER_DEVICE_GET_IRQ_INFO` and `VFIO_USER_DEVICE_SET_IRQS`.
 //!
-//! MSI-X has as many interrupts as the function has vectors; INTx one if it has a pin; the error and
-//! the device-request type one each (routed, never signalled); MSI has none.
+//! MSI-X has as many interrupts as the function has vectors. INTx has one if the function has a
+//! pin. The error type and the device-request type have one each, which is routed but never
+//! signalled. MSI has none.
 //!
-//! INTx is a level: it is delivered once and then masked until the client unmasks it, by a message or
-//! by the eventfd that it gave for that, and delivered again if it is asserted then.
+//! INTx is level-triggered. It is delivered once and then masked until the client unmasks it, by a
+//! message or by the eventfd that the client gave for that. If it is asserted at that time, it is
+//! delivered again.
 
 use rustix::io::Errno;
 use slipway_peer::Foreign;
@@ -78,7 +80,7 @@ pub(super) fn set(
                 device.note_unmasking();
                 route(std::slice::from_ref(&device.unmasking), files, live)
             }
-            // Nothing here masks by itself, so there is nothing to tell an eventfd.
+            // The server masks nothing by itself, so it has nothing to report to an eventfd.
             _ => Err(Errno::NOTSUP),
         };
     }
@@ -90,12 +92,13 @@ pub(super) fn set(
     Ok(Answer::Reply(Vec::new()))
 }
 
-/// Whether a request is about MSI-X: VMMs route the other types before any guest runs.
+/// Returns whether a request is about MSI-X. Only MSI-X shows that a guest runs: VMMs route the
+/// other types before.
 pub(super) fn is_msix(payload: &[u8]) -> bool {
     prefix::<IrqSet>(payload).is_ok_and(|(request, _)| request.index.get() == irq::MSIX)
 }
 
-/// The interrupts of a type.
+/// Returns the interrupts of type `index`.
 fn lines(device: &Device, index: u32) -> Result<&[Line], Errno> {
     match index {
         irq::INTX if device.has_pin => Ok(std::slice::from_ref(&device.sink.pin)),
@@ -123,7 +126,7 @@ fn tear_down(
     Ok(Answer::Reply(Vec::new()))
 }
 
-/// Routes a range, or takes its routes away when no descriptor came.
+/// Routes a range of interrupts, or removes their routes if no descriptor came.
 fn route(range: &[Line], files: Vec<Foreign>, live: &Live) -> Result<Answer, Errno> {
     if files.is_empty() {
         range.iter().for_each(|line| line.route(None));
@@ -132,7 +135,7 @@ fn route(range: &[Line], files: Vec<Foreign>, live: &Live) -> Result<Answer, Err
     if files.len() != range.len() {
         return Err(Errno::INVAL);
     }
-    // All or none: what is no eventfd is found before anything changes.
+    // A descriptor that is no eventfd is found before any route changes.
     let adopted: Option<Vec<_>> = files.into_iter().map(adopt).collect();
     let Some(adopted) = adopted else {
         add(&live.refused_files, 1);

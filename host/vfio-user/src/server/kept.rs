@@ -1,4 +1,4 @@
-//! A session that outlives its process; see [`crate::kept`] for the order of things.
+//! A session that outlives its process. [`crate::kept`] describes the order of its steps.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::stats::Live;
 use crate::version::Negotiated;
 use crate::wire::{End, Message, Peeked};
 
-/// What an endpoint keeps for its successor, whoever its client is.
+/// The state that an endpoint leaves with the keeper for its successor, with or without a client.
 pub(crate) struct Keeping {
     shelf: Shelf,
     steps: Steps,
@@ -35,19 +35,19 @@ pub(crate) struct Keeping {
     state: SessionState,
     /// The state has changed since it was stored.
     changed: bool,
-    /// Slots to clear once it is stored.
+    /// Slots to clear once the state is stored.
     stale: Vec<u32>,
-    /// The route of each interrupt that is on the shelf, to tell whether it is another one.
+    /// The identity of each interrupt's route on the shelf, to detect that a route has changed.
     routes: Vec<usize>,
-    /// Bytes of the current message.
+    /// The size of the current message in bytes.
     size: usize,
-    /// Since when a message is here in part.
+    /// The time since when only a part of a message has arrived.
     partial: Option<Instant>,
-    /// The socket does not take all of a reply.
+    /// The socket does not accept all of a reply at present.
     blocked: bool,
 }
 
-/// What comes next.
+/// The result of looking for the next message.
 enum Next {
     Message(Message),
     Nothing,
@@ -55,7 +55,7 @@ enum Next {
 }
 
 impl Keeping {
-    /// Goes on from what a predecessor left, if it left something.
+    /// Continues from the state that a predecessor left, if there is any.
     pub fn new(parts: &mut Parts) -> std::io::Result<Self> {
         let Parts { shelf, steps, inbox, states, bin, .. } = parts;
         let state = states.load()?.unwrap_or_default();
@@ -74,17 +74,17 @@ impl Keeping {
         })
     }
 
-    /// Clients map this page.
+    /// Registers `page`, which clients map, for replies that carry its descriptor.
     pub fn share(&mut self, page: Arc<SharedPage>) {
         self.steps.share(page);
     }
 
-    /// The other end of the connection that a predecessor had.
+    /// Returns the client of the connection that a predecessor had, or `None` if it had none.
     pub fn client(&self) -> Option<Peer> {
         self.state.client.map(|(pid, uid)| Peer { pid, uid })
     }
 
-    /// A client has connected.
+    /// Stores the state of a new client that connected over `socket`.
     pub fn connect(&mut self, socket: &Foreign, peer: Peer) -> std::io::Result<()> {
         self.shelf.put(CLIENT, socket)?;
         self.steps.clear();
@@ -92,7 +92,8 @@ impl Keeping {
         self.store().map_err(|_| std::io::Error::other("a session's state is too long"))
     }
 
-    /// It has gone. The keeper may be gone as well, and then there is nothing to clear.
+    /// Clears the state of a client that disconnected. If the keeper is gone as well, nothing needs
+    /// clearing.
     pub fn disconnect(&mut self) {
         let regions = self.state.regions.iter().filter_map(|region| region.slot);
         let lines = (LINES.start..).zip(&self.state.lines).filter(|(_, line)| line.0);
@@ -105,8 +106,8 @@ impl Keeping {
         self.steps.clear();
     }
 
-    /// Maps what a predecessor's client had mapped. Message-only regions follow when there is
-    /// a session.
+    /// Maps the regions that a predecessor's client had mapped. Message-only regions follow when
+    /// there is a session.
     pub fn map_regions(&self, map: &mut DmaMap, parts: &Parts) -> std::io::Result<()> {
         for region in &self.state.regions {
             let RegionState { iova, len, offset, read, write, slot } = *region;
@@ -120,7 +121,7 @@ impl Keeping {
         Ok(())
     }
 
-    /// Whether nothing is to be read now.
+    /// Returns whether no message is to be read now.
     pub fn waits(&self) -> bool {
         self.blocked || self.partial.is_some()
     }
@@ -135,13 +136,13 @@ impl Keeping {
             return Err(End::Broken("the session has too much state to be kept"));
         }
         for slot in self.stale.drain(..) {
-            // Without a keeper nothing holds it any more.
+            // An error means that the keeper is gone, and then nothing holds the slot's file.
             let _ = self.shelf.clear(slot);
         }
         Ok(())
     }
 
-    /// A message that a predecessor applied, and whose end it did not come to record.
+    /// Records the message that a predecessor applied if it did not record its end.
     fn catch_up(&mut self) -> Result<(), End> {
         match &self.state.applied {
             Some(applied) if applied.number == self.steps.number() && !self.steps.is_replying() => {
@@ -162,7 +163,8 @@ impl Keeping {
             }
             match wire.peek()? {
                 Peeked::Nothing => Ok(Next::Nothing),
-                // Its rest did not come soon: it may be waiting for room.
+                // The rest of the message did not arrive by now: it may be waiting for room in the
+                // socket.
                 Peeked::Partial(Some(size)) if self.partial.is_some() => {
                     self.steps.hold(size);
                     self.next_held(wire.file(), config, now)
@@ -173,7 +175,7 @@ impl Keeping {
         })
     }
 
-    /// The next message, of which a part is held.
+    /// Returns the next message if a part of it is held already and the rest has arrived.
     fn next_held(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -203,8 +205,8 @@ impl Keeping {
         Next::Message(message)
     }
 
-    /// Ends the current message: with a reply, or, when `quiet`, without; `page`: with the
-    /// descriptor of the page of doorbells.
+    /// Ends the current message with a reply, or without one if `quiet`. With `page`, the reply
+    /// carries the descriptor of the doorbell page.
     pub fn answer(
         &mut self,
         channel: &Channel,
@@ -233,7 +235,7 @@ impl Keeping {
         self.changed = true;
     }
 
-    /// Leaves a region's file with the keeper; gives its slot.
+    /// Leaves a region's file with the keeper and returns its slot.
     pub fn put_region(&mut self, file: &Foreign) -> Result<u32, Errno> {
         let taken = |slot: &u32| {
             self.state.regions.iter().any(|region| region.slot == Some(*slot))
@@ -255,7 +257,7 @@ impl Keeping {
         self.changed = true;
     }
 
-    /// Regions were taken out of `map`.
+    /// Drops the regions that `map` no longer has.
     pub fn regions_removed(&mut self, map: &DmaMap) {
         let left: Vec<u64> = map.regions().iter().map(|(iova, _)| *iova).collect();
         let stale = &mut self.stale;
@@ -267,7 +269,7 @@ impl Keeping {
         self.changed = true;
     }
 
-    /// Routes or masks of interrupts have changed.
+    /// Stores the routes and masks of interrupts, at least one of which has changed.
     pub fn lines_changed(&mut self, device: &Device) -> Result<(), Errno> {
         let lines: Vec<&Line> = device.lines().collect();
         self.routes.resize(lines.len(), 0);
@@ -285,7 +287,7 @@ impl Keeping {
         Ok(())
     }
 
-    /// Where a multiple write goes on.
+    /// Returns the index of the write at which a multiple write continues.
     pub fn begin_multi(&self) -> usize {
         self.steps.begin_multi(self.size)
     }
@@ -294,7 +296,7 @@ impl Keeping {
         self.steps.set_done(writes);
     }
 
-    /// Gives the interrupts their routes again.
+    /// Restores the routes of the interrupts.
     fn resume_lines(&mut self, device: &Device, parts: &mut Parts) {
         let lines: Vec<&Line> = device.lines().collect();
         self.routes.resize(lines.len(), 0);
@@ -306,8 +308,9 @@ impl Keeping {
             if let Some(file) = file.and_then(adopt) {
                 self.routes[at] = Arc::as_ptr(&file) as usize;
                 line.route(Some(file));
-                // One may have got lost with the predecessor, and one more of a vector does no harm.
-                // The other kinds mean what they say: QEMU stops a guest whose device has an error.
+                // A signal may have been lost with the predecessor, and a spurious one on a vector
+                // is harmless. The other types must not be signalled without a cause: QEMU stops a
+                // guest whose device reports an error.
                 if at < device.sink.lines().len() {
                     line.signal();
                 }
@@ -317,7 +320,7 @@ impl Keeping {
 }
 
 impl Session {
-    /// Goes on with a predecessor's client.
+    /// Continues with the client of a predecessor.
     pub(crate) fn resume_kept(
         channel: Channel,
         config: Arc<Config>,
@@ -342,7 +345,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Message-only regions, which need the channel.
+    /// Maps the message-only regions, which need the channel.
     fn add_kept_remotes(&mut self, device: &mut Device, keeping: &Keeping) -> Result<(), End> {
         for region in keeping.state.regions.iter().filter(|region| region.slot.is_none()) {
             let permissions = Permissions { read: region.read, write: region.write };
@@ -354,7 +357,7 @@ impl Session {
         Ok(())
     }
 
-    /// [`Session::turn`] of a session that is kept.
+    /// Does what [`Session::turn`] does, for a session that is kept.
     pub(super) fn turn_kept(&mut self, device: &mut Device, now: Instant) -> Result<Turn, End> {
         self.cost = 0;
         while self.cost < COST_PER_TURN {

@@ -1,8 +1,8 @@
-//! One client's session: takes messages in order and answers them.
+//! The session of one client: takes its messages in order and answers them.
 //!
-//! Requests are grouped by file: [`info`] (what the device is), [`irqs`], [`dma`] (client memory),
-//! [`access`] (registers). A request that cannot be answered yet is [`Pending`]; later messages
-//! wait behind it, since commands are processed in order (section *Command Concurrency*).
+//! Requests are grouped by file: [`info`] (the device's description), [`irqs`], [`dma`] (client
+//! memory), [`access`] (registers). A request that cannot be answered yet is [`Pending`]; later
+//! messages wait behind it, since commands are processed in order (section *Command Concurrency*).
 
 mod access;
 mod dma;
@@ -27,37 +27,39 @@ use crate::wire::{End, Message};
 
 pub(crate) use kept::Keeping;
 
-/// What one turn may cost, so that clients share a thread fairly: a message costs one, and one more
-/// for every [`BYTES_PER_COST`] of registers that it accesses or [`REGIONS_PER_COST`] DMA maps that a
-/// change of the map copies.
+/// The cost that one turn may reach, so that clients share a thread fairly. A message costs one,
+/// plus one for every [`BYTES_PER_COST`] of registers that it accesses, plus one for every
+/// [`REGIONS_PER_COST`] DMA maps that are copied when the map changes.
 const COST_PER_TURN: usize = 32;
 const BYTES_PER_COST: usize = 64;
 const REGIONS_PER_COST: usize = 16;
-/// Descriptors, connections and mappings of clients that an endpoint holds at most until they are closed,
-/// before it reads or accepts more.
+/// The largest number of descriptors, connections and mappings of clients that may await closing
+/// before an endpoint stops reading messages and accepting connections.
 pub const MAX_HELD: usize = 64;
-/// Bytes of earlier clients' memory that an endpoint holds at most before it accepts another client.
+/// The largest number of bytes of earlier clients' memory that may await unmapping before an
+/// endpoint stops accepting clients.
 pub const MAX_HELD_BYTES: usize = 1 << 30;
-/// How long an unmap or a reset waits after one for which the function did not come to rest in time.
+/// The time that an unmap or a reset waits for the function to become quiet, after an earlier one
+/// ran into its deadline.
 const STUCK_PATIENCE: Duration = Duration::from_millis(20);
 
-/// What a request leads to.
+/// The outcome of a request.
 enum Answer {
     /// A reply with this payload.
     Reply(Vec<u8>),
-    /// The same with a descriptor.
+    /// A reply with this payload and a descriptor.
     ReplyWith(Vec<u8>, OwnedFd),
-    /// Not yet.
+    /// No reply yet: the request waits.
     Later(Waiting),
 }
 
-/// What a request waits for.
+/// The condition that a pending request waits for.
 enum Waiting {
     Unmap(dma::Unmap),
-    /// A reset: requests in flight, which may still write to the client's memory.
+    /// A reset waits for requests in flight, which may still write to the client's memory.
     Reset,
     Access(access::Access),
-    /// A thread of its own, before message-only memory is mapped.
+    /// The session waits to move to a thread of its own before message-only memory is mapped.
     Thread(dma::RemoteMap),
 }
 
@@ -67,16 +69,16 @@ struct Pending {
     waiting: Waiting,
 }
 
-/// What a turn left behind.
+/// The session's state after a turn: what its caller has to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Messages may wait: another turn, please.
+    /// More messages may be waiting: take another turn.
     More,
-    /// Nothing until the socket is readable.
+    /// No message is left: nothing to do until the socket is readable.
     Drained,
-    /// A request is pending: a turn soon, and nothing is read before it has ended.
+    /// A request is pending: take another turn soon. No message is read before that request ends.
     Pending,
-    /// The client needs a thread of its own; [`Session::settle_on_thread`] goes on.
+    /// The client needs a thread of its own; [`Session::settle_on_thread`] continues there.
     Move,
 }
 
@@ -86,18 +88,19 @@ pub(crate) struct Session {
     live: Arc<Live>,
     negotiated: Option<Negotiated>,
     pending: Option<Pending>,
-    /// On a thread of its own, where message-only memory works.
+    /// The session runs on a thread of its own, where message-only memory works.
     private: bool,
-    /// Bytes of DMA maps with descriptors.
+    /// The total size, in bytes, of DMA maps that came with a descriptor.
     mapped_bytes: u64,
-    /// What the current turn has cost.
+    /// The cost of the current turn so far.
     cost: usize,
-    /// What a successor needs.
+    /// The state that a successor process needs; `None` if the session is not kept.
     pub(crate) kept: Option<Box<Keeping>>,
-    /// An unmap or a reset ran into its deadline and the function has not been quiet since.
+    /// An unmap or a reset ran into its deadline, and no later one has found the function quiet.
     stuck: bool,
-    /// Things and bytes of the client's that are still to be closed or unmapped, and since when there are so many.
-    /// `None` if there are few enough for the next message to be read.
+    /// The number and bytes of the client's resources that await closing or unmapping, and the time
+    /// since when both are unchanged. `None` while they are few enough for the next message to be
+    /// read.
     held_since: Option<((usize, usize), Instant)>,
 }
 
@@ -118,31 +121,32 @@ impl Session {
         }
     }
 
-    /// Whether version and capabilities were agreed on.
+    /// Returns whether version and capabilities have been negotiated.
     pub(crate) fn is_negotiated(&self) -> bool {
         self.negotiated.is_some()
     }
 
-    /// Whether a request waits; nothing is read before it is answered.
+    /// Returns whether a request is pending; no message is read before it is answered.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending.is_some()
             || self.held_since.is_some()
             || self.kept.as_ref().is_some_and(|kept| kept.waits())
     }
 
-    /// Whether something waits to be sent.
+    /// Returns whether output is waiting to be sent.
     pub(crate) fn has_output(&self) -> bool {
         let blocked = self.kept.as_ref().is_some_and(|kept| kept.is_blocked());
         blocked || self.channel.with(|wire| wire.has_output())
     }
 
-    /// Whether the function is being quiesced: a poll would end that.
+    /// Returns whether an unmap or a reset is quiescing the function. A poll would end the
+    /// quiescence.
     pub(crate) fn is_quiescing(&self) -> bool {
         let waiting = self.pending.as_ref().map(|pending| &pending.waiting);
         matches!(waiting, Some(Waiting::Unmap(_) | Waiting::Reset))
     }
 
-    /// Processes what is here, up to a bound.
+    /// Processes the messages that have arrived, up to [`COST_PER_TURN`].
     pub(crate) fn turn(&mut self, device: &mut Device, now: Instant) -> Result<Turn, End> {
         if self.kept.is_some() {
             return self.turn_kept(device, now);
@@ -169,8 +173,9 @@ impl Session {
         Ok(Turn::More)
     }
 
-    /// Returns whether so much of the client's is still to be closed or unmapped that it may not send more. A
-    /// VMM that unmaps much at once waits here while that becomes less; one that sends what cannot be closed goes.
+    /// Returns whether so much of the client's resources awaits closing or unmapping that no
+    /// further message is read. A VMM that unmaps much at once waits here until less is left. A
+    /// client whose resources cannot be closed within the reply deadline is disconnected.
     fn holds_much(&mut self, device: &Device, now: Instant) -> Result<bool, End> {
         let held = (device.bin.held(), device.bin.held_bytes());
         if held.0 <= MAX_HELD && held.1 as u64 <= self.config.max_dma_bytes {
@@ -188,7 +193,8 @@ impl Session {
         }
     }
 
-    /// Goes on after [`Turn::Move`]: on its own thread, or with an error where there is none.
+    /// Continues after [`Turn::Move`]: on the session's own thread, or with an error if it has
+    /// none.
     pub(crate) fn settle_on_thread(&mut self, device: &mut Device, moved: bool) -> Result<(), End> {
         self.private |= moved;
         self.channel.allow_waiting(self.private);
@@ -219,7 +225,8 @@ impl Session {
         Ok(())
     }
 
-    /// What the request in `message` leads to. Descriptors that are not taken are closed elsewhere.
+    /// Carries out the request in `message`. Descriptors that the request does not use are closed
+    /// elsewhere.
     fn dispatch(
         &mut self,
         device: &mut Device,
@@ -227,15 +234,16 @@ impl Session {
         now: Instant,
     ) -> Result<Answer, Errno> {
         let command = Command::from_code(message.header.command.get());
-        // An unmap needs none, but SPDK sends the one that it mapped with; refusing it would keep
-        // memory mapped that the client takes for free.
+        // An unmap needs no descriptor, but SPDK sends the one that it mapped with. Refusing it
+        // would keep memory mapped that the client considers unmapped.
         let takes_files =
             matches!(command, Some(Command::DmaMap | Command::DmaUnmap | Command::DeviceSetIrqs));
         if message.excess || !(takes_files || message.files.is_empty()) {
             add(&self.live.refused_files, message.files.len() as u64);
             return Err(Errno::INVAL);
         }
-        // Until version and capabilities are agreed on, nothing else is (section *Versioning*).
+        // Before version and capabilities are negotiated, only a version request is valid, and
+        // afterwards it no longer is (section *Versioning*).
         if self.is_negotiated() == (command == Some(Command::Version)) {
             return Err(Errno::INVAL);
         }
@@ -252,7 +260,7 @@ impl Session {
                 let routes = !message.files.is_empty() && irqs::is_msix(payload);
                 let answer = irqs::set(device, payload, message.files, &self.live)?;
                 if let Some(kept) = &mut self.kept {
-                    // What is kept is written anew, regions included.
+                    // The kept state is written anew, including all regions.
                     self.cost += device.map.regions().len() / REGIONS_PER_COST;
                     kept.lines_changed(device)?;
                 }
@@ -265,7 +273,7 @@ impl Session {
             Command::RegionWrite => self.region_write(device, payload, now),
             Command::RegionWriteMulti => self.region_write_multi(device, payload, now),
             Command::DeviceReset => self.device_reset(device, payload),
-            // The server sends these.
+            // The server sends these commands; a client must not.
             Command::DmaRead | Command::DmaWrite => Err(Errno::INVAL),
             Command::DirtyPages
             | Command::DeviceFeature
@@ -285,9 +293,10 @@ impl Session {
         Ok(Answer::Reply(reply))
     }
 
-    /// How long a reply may take. Clients send several unmaps and then wait for all replies: they must not
-    /// each wait for the deadline in turn when the function did not come to rest for the first of them.
-    /// A moment they do wait, since it may have come to rest meanwhile, and some take a turn to say so.
+    /// Returns the time that the reply to a request may take. Clients send several unmaps and then
+    /// wait for all replies: if the function did not become quiet for the first unmap, the others
+    /// must not each wait for the full deadline. They still wait for [`STUCK_PATIENCE`], since the
+    /// function may have become quiet meanwhile, and some functions take a turn to report it.
     fn patience(&self, header: &Header) -> Duration {
         let code = header.command.get();
         let waits_for_rest =
@@ -298,8 +307,8 @@ impl Session {
         }
     }
 
-    /// Section *VFIO_USER_DEVICE_RESET*: a function-level reset; memory and routes stay. It is
-    /// answered when no request of before can reach the client's memory any more.
+    /// Does a function-level reset; memory and routes stay (section *VFIO_USER_DEVICE_RESET*). The
+    /// reply is sent when no earlier request can reach the client's memory any more.
     fn device_reset(&mut self, device: &mut Device, payload: &[u8]) -> Result<Answer, Errno> {
         if !payload.is_empty() {
             return Err(Errno::INVAL);
@@ -329,7 +338,7 @@ impl Session {
         self.answer(&header, outcome, deadline)
     }
 
-    /// Replies, or keeps the request for later.
+    /// Sends the reply, or stores the request as pending.
     fn answer(
         &mut self,
         header: &Header,
@@ -351,7 +360,7 @@ impl Session {
             }
         };
         if let Some(kept) = &mut self.kept {
-            // The only descriptor that a reply brings is that of the doorbells.
+            // The only descriptor that a reply carries is that of the doorbell page.
             let reply = (&reply, payload.as_slice(), file.is_some());
             return kept.answer(&self.channel, reply, header.no_reply());
         }
@@ -362,12 +371,12 @@ impl Session {
     }
 }
 
-/// The structure that `payload` is.
+/// Parses `payload` as exactly one `T`.
 fn exactly<T: FromBytes>(payload: &[u8]) -> Result<T, Errno> {
     T::read_from_bytes(payload).map_err(|_| Errno::INVAL)
 }
 
-/// The structure that `payload` begins with, and what follows.
+/// Parses the `T` at the start of `payload`; returns it with the bytes that follow.
 fn prefix<T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable>(
     payload: &[u8],
 ) -> Result<(T, &[u8]), Errno> {

@@ -22,7 +22,7 @@ pub use slipway_vfio_user_spec as spec;
 pub use spec::{Command, Header, U32, U64};
 pub use zerocopy::{FromBytes, IntoBytes};
 
-/// Far beyond what anything takes; a test that waits for it has failed.
+/// A time limit far beyond the duration of any operation; a test that waits for it has failed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Served {
@@ -30,12 +30,12 @@ pub struct Served {
     pub control: Control,
     pub knobs: Arc<Knobs>,
     pub reactor: Arc<Reactor>,
-    /// Where what its clients leave goes.
+    /// The bin for everything that the endpoint's clients leave.
     pub bin: Bin,
     _directory: tempfile::TempDir,
 }
 
-/// The test function on a reactor of its own, with defaults.
+/// Serves the test function on a reactor of its own, with defaults.
 pub fn serve() -> Served {
     serve_with(|_| {})
 }
@@ -62,7 +62,7 @@ pub fn serve_on(reactor: Arc<Reactor>, change: impl FnOnce(&mut Config)) -> Serv
 }
 
 impl Served {
-    /// A raw client that has negotiated.
+    /// Connects a raw client and negotiates.
     pub fn client(&self) -> Raw {
         let mut raw = self.connect();
         raw.negotiate();
@@ -87,7 +87,8 @@ pub fn connect(path: &std::path::Path) -> OwnedFd {
     socket
 }
 
-/// Says that a test did not run. Not by `println!`, which a passing test shows to nobody.
+/// Prints that a test was skipped. It does not use `println!`, whose output is hidden if a test
+/// passes.
 pub fn skipped(test: &str, needs: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: needs {needs}");
@@ -109,7 +110,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The payload of a success.
+    /// Returns the payload of a successful reply.
     pub fn ok(self) -> Vec<u8> {
         assert_eq!(self.header.errno(), None);
         self.payload
@@ -120,7 +121,7 @@ impl Reply {
         value
     }
 
-    /// The errno of a failure, which has no payload.
+    /// Returns the errno of a failed reply, which has no payload.
     pub fn err(self) -> Errno {
         let errno = self.header.errno().expect("an error was expected");
         assert_ne!(errno, 0, "an error reply always says which");
@@ -191,12 +192,12 @@ impl Raw {
         rustix::net::sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL)
     }
 
-    /// The next message of the server's.
+    /// Returns the next message of the server.
     pub fn reply(&mut self) -> Reply {
         self.try_reply().expect("the server hung up")
     }
 
-    /// None: the server hung up.
+    /// Returns the next message of the server, or `None` if the server has hung up.
     pub fn try_reply(&mut self) -> Option<Reply> {
         let mut files = Vec::new();
         let header = self.exactly(16, &mut files)?;
@@ -277,7 +278,7 @@ pub fn dma_unmap(iova: u64, len: u64) -> spec::DmaUnmap {
     }
 }
 
-/// Memory as VMMs pass it.
+/// Returns memory of the kind that VMMs pass.
 pub fn memory(len: u64) -> OwnedFd {
     use rustix::fs::{MemfdFlags, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -291,7 +292,7 @@ pub fn event() -> OwnedFd {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// What an eventfd counted since the last call.
+/// Returns the eventfd's count since the last call.
 pub fn count(file: &OwnedFd) -> u64 {
     let mut bytes = [0; 8];
     match rustix::io::read(file, &mut bytes) {

@@ -5,7 +5,7 @@ use slipway_vfio_user::testing::{DONE, FAULT};
 
 use crate::common::*;
 
-/// Has the function copy and gives its status.
+/// Has the function copy, and returns its status.
 pub fn copy(raw: &mut Raw, from: u64, to: u64, len: u32) -> u32 {
     for (offset, value) in [(0x40, from), (0x48, to)] {
         let payload = [access(0, offset, 8).as_bytes(), &value.to_le_bytes()].concat();
@@ -150,7 +150,7 @@ fn where_one_file_is_named_no_other_is_mapped() {
         assert_eq!(raw.map(iova, 0x4000, other.as_fd()).err(), Errno::ACCESS);
     }
     raw.map(0, 0x4000, own.as_fd()).ok();
-    // The same memory again is bounded too.
+    // Mapping the same memory again counts towards the limit, too.
     assert_eq!(raw.map(0x10_0000, 0x4000, own.as_fd()).err(), Errno::NOMEM);
     raw.map(0x10_0000, 0x2000, own.as_fd()).ok();
     assert_eq!(copy(&mut raw, 0, 0x2000, 64), DONE);

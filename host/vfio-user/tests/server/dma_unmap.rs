@@ -23,7 +23,7 @@ fn what_is_unmapped_faults_and_can_be_mapped_again() {
     assert!(served.control.stats().regions.is_empty());
 }
 
-/// As SPDK unmaps: with the descriptor that it mapped.
+/// SPDK unmaps with the descriptor that it mapped with.
 #[test]
 fn a_descriptor_that_comes_along_is_closed() {
     let served = serve();
@@ -92,7 +92,7 @@ fn the_reply_waits_until_the_function_is_quiet() {
     served.knobs.restless.store(true, Ordering::SeqCst);
     let header = raw.header(Command::DmaUnmap as u16, 24);
     raw.send(&[header.as_bytes(), dma_unmap(0, 0x1000).as_bytes()].concat(), &[]);
-    // A later request waits behind it.
+    // A later request waits behind the unmap.
     let later = raw.header(Command::RegionRead as u16, 16);
     raw.send(&[later.as_bytes(), access(0, 0, 4).as_bytes()].concat(), &[]);
     eventually("the request is taken", || served.control.stats().messages >= 3);

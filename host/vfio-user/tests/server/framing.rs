@@ -37,7 +37,7 @@ fn descriptors_belong_to_the_message_they_came_with() {
     let served = serve();
     let mut raw = served.client();
     let guest = memory(0x1000);
-    // The descriptor comes with a byte in the middle.
+    // The descriptor comes with a byte in the middle of the message.
     let header = raw.header(Command::DmaMap as u16, 32);
     let bytes = [header.as_bytes(), dma_map(0, 0x1000).as_bytes()].concat();
     raw.send(&bytes[..20], &[]);
@@ -95,20 +95,20 @@ fn replies_and_unknown_types_end_the_connection() {
 fn too_many_descriptors_are_refused_and_closed() {
     let served = serve();
     let mut raw = served.client();
-    // Closing one's last descriptor of a pipe's writing end shows at the reading end.
+    // When the last descriptor of a pipe's writing end is closed, the reading end shows it.
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let flood = vec![writer.as_fd(); 200];
     let request = dma_map(0, 0x1000);
     let reply = raw.call_with(Command::DmaMap, request.as_bytes(), &flood);
     assert_eq!(reply.err(), Errno::INVAL);
-    // In several portions, none of them too many.
+    // The descriptors come in several portions, none of them too large.
     let header = raw.header(Command::DmaMap as u16, 32);
     let bytes = [header.as_bytes(), request.as_bytes()].concat();
     for byte in &bytes {
         raw.send(&[*byte], &[writer.as_fd(); 10]);
     }
     assert_eq!(raw.reply().err(), Errno::INVAL);
-    // With a request that takes none.
+    // The descriptors come with a request that accepts none.
     let reply = raw.call_with(Command::RegionRead, access(0, 0, 4).as_bytes(), &[writer.as_fd()]);
     assert_eq!(reply.err(), Errno::INVAL);
     assert!(raw.is_alive());

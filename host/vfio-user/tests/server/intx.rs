@@ -25,7 +25,7 @@ fn set(raw: &mut Raw, flags: F, count: u32, files: &[BorrowedFd<'_>]) {
     raw.call_with(Command::DeviceSetIrqs, request(flags, 0, count).as_bytes(), files).ok();
 }
 
-/// A client with a route for the pin.
+/// Connects a client with a route for the pin.
 fn routed(served: &Served) -> (Raw, OwnedFd) {
     let (mut raw, file) = (served.client(), event());
     set(&mut raw, ROUTE, 1, &[file.as_fd()]);
@@ -84,7 +84,7 @@ fn an_eventfd_unmasks() {
     raw.write_u32(0x58, PIN_OFF);
     rustix::io::write(&unmask, &1_u64.to_ne_bytes()).unwrap();
     eventually("the eventfd is taken", || !readable(&unmask));
-    // Without its route it is an eventfd like any other.
+    // Once it is no route any more, the file is an eventfd like any other.
     set(&mut raw, F::DATA_EVENTFD | F::UNMASK, 1, &[]);
     raw.write_u32(0x58, PIN_ON);
     assert_eq!(count(&file), 1);

@@ -1,4 +1,4 @@
-//! What one client does changes nothing for another on the same reactor.
+//! Clients on one reactor are isolated from each other.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use slipway_reactor::{Reactor, Settings};
 
 use crate::common::*;
 
-/// Bytes that nobody chose.
+/// Pseudo-random bytes.
 struct Noise(u64);
 
 impl Noise {
@@ -55,11 +55,11 @@ fn garbage_and_stuck_clients_change_nothing_for_others() {
     let deaf = serve_on(reactor.clone(), |config| config.max_queued_bytes = 1 << 30);
     let good = serve_on(reactor, |_| {});
 
-    // Half a message, for ever.
+    // A client that sends half a message and never the rest.
     let mut half = stuck.client();
     let header = half.header(Command::RegionWrite as u16, 1 << 20);
     half.send(&[header.as_bytes(), &[0; 1000]].concat(), &[]);
-    // Requests whose replies nobody reads.
+    // A client that sends requests and does not read the replies.
     let mut unread = deaf.client();
     let header = unread.header(Command::RegionRead as u16, 16);
     let request = [header.as_bytes(), access(spec::region::CONFIG, 0, 4096).as_bytes()].concat();
@@ -80,7 +80,7 @@ fn garbage_and_stuck_clients_change_nothing_for_others() {
     assert_eq!(good.control.stats().errors, []);
     assert!(noisy.control.stats().messages > 0);
     assert!(noisy.control.stats().errors.iter().all(|(errno, _)| *errno > 0));
-    // The half message still has its end.
+    // The rest of the half message is still accepted.
     half.send(&vec![0; (1 << 20) - 1000], &[]);
     assert_eq!(half.reply().err(), Errno::INVAL);
 }

@@ -70,7 +70,7 @@ fn closing_over_a_medium_that_does_not_answer_holds_nobody_up() {
     served.knobs.clinging.store(true, Ordering::SeqCst);
     served.control.close();
     drop(used);
-    // Long enough for the deadline to pass and the endpoint to be let go.
+    // Long enough for the deadline to pass and for the endpoint to be dropped.
     for _ in 0..50 {
         assert!(beside.call(Command::DeviceReset, &[]).ok().is_empty());
         std::thread::sleep(Duration::from_millis(2));
@@ -122,7 +122,7 @@ fn a_name_is_taken_only_from_the_dead() {
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
     assert!(error.to_string().contains("socket"), "{error}");
     drop(living);
-    // What a killed server leaves.
+    // A killed server leaves such a socket.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     drop(endpoint(Config::at(&path)).unwrap());

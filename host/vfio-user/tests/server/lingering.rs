@@ -1,5 +1,6 @@
-//! A client sends what cannot be closed within an hour: TCP sockets that linger, with bytes that nobody
-//! takes. Whoever closes one sleeps. The endpoint and its neighbours go on meanwhile.
+//! A client sends descriptors that cannot be closed within an hour: TCP sockets that linger, with
+//! bytes that nobody reads. A thread that closes one sleeps. Meanwhile, the endpoint and its
+//! neighbours continue.
 
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -13,7 +14,7 @@ use slipway_vfio_user::{MAX_HELD, MAX_HELD_BYTES};
 use super::dma_map::copy;
 use crate::common::*;
 
-/// A socket whose last close lasts an hour, and its other end, which keeps it from ending earlier.
+/// A socket whose last close lasts an hour, and its peer, which keeps it from ending earlier.
 struct Lingering(TcpStream, TcpStream);
 
 impl Lingering {
@@ -22,14 +23,14 @@ impl Lingering {
         Self(socket, other)
     }
 
-    /// Sends bytes with `count` descriptors of it, and keeps none.
+    /// Sends bytes with `count` descriptors of the socket, and keeps none. Returns the peer.
     fn send(self, raw: &mut Raw, bytes: &[u8], count: usize) -> TcpStream {
         raw.send(bytes, &vec![self.0.as_fd(); count]);
         self.1
     }
 }
 
-/// A request as bytes.
+/// Encodes a request.
 fn request(raw: &mut Raw, command: Command, payload: &[u8]) -> Vec<u8> {
     [raw.header(command as u16, payload.len()).as_bytes(), payload].concat()
 }
@@ -49,7 +50,7 @@ struct Scene {
     attacked: Served,
     _neighbour: Served,
     victim: Raw,
-    /// Other ends of sockets.
+    /// The peers of the lingering sockets.
     kept: Vec<TcpStream>,
 }
 
@@ -61,7 +62,8 @@ impl Scene {
         Self { attacked, _neighbour: neighbour, victim, kept: Vec::new() }
     }
 
-    /// The victim is answered, and so is the next client of the attacked endpoint itself: nobody sleeps.
+    /// Checks that the victim is answered, and the next client of the attacked endpoint, too: no
+    /// thread that serves them sleeps.
     fn goes_on(mut self) {
         assert!(self.victim.is_alive());
         eventually("the attacker is cleared away", || {
@@ -72,7 +74,8 @@ impl Scene {
     }
 }
 
-/// The attacker sends a request with such descriptors, is refused, and asks for more.
+/// Has the attacker send a request with lingering descriptors, which is refused, and then another
+/// request.
 fn refused_with(command: Command, payload: &[u8], count: usize) {
     let mut scene = Scene::new(|_| {});
     let mut raw = scene.attacked.client();
@@ -111,7 +114,7 @@ fn a_message_that_never_ends() {
     let mut raw = scene.attacked.client();
     let bytes = request(&mut raw, Command::DmaMap, dma_map(0, 0x1000).as_bytes());
     scene.kept.push(Lingering::new().send(&mut raw, &bytes[..20], 5));
-    // In the payload as well.
+    // Descriptors may come in the payload as well.
     scene.kept.push(Lingering::new().send(&mut raw, &bytes[20..30], 5));
     assert!(scene.victim.is_alive());
     drop(raw);
@@ -122,7 +125,8 @@ fn a_message_that_never_ends() {
 fn a_connection_that_ends_with_unread_descriptors() {
     let mut scene = Scene::new(|_| {});
     let mut raw = scene.attacked.client();
-    // After a message that ends the connection nothing is read; all of it is there before the first is.
+    // Nothing is read after a message that ends the connection; all of it has arrived before the
+    // first part is read.
     scene.attacked.knobs.restless.store(true, Ordering::SeqCst);
     let reset = request(&mut raw, Command::DeviceReset, &[]);
     raw.send(&reset, &[]);
@@ -137,7 +141,8 @@ fn a_connection_that_ends_with_unread_descriptors() {
     scene.goes_on();
 }
 
-/// Has an endpoint whose client has gone accept nobody until it is not restless any more.
+/// Has an endpoint stay in the cleanup after its client, without accepting another, until it is no
+/// longer restless.
 fn clearing_away(scene: &Scene) {
     let raw = scene.attacked.client();
     scene.attacked.knobs.restless.store(true, Ordering::SeqCst);
@@ -172,7 +177,7 @@ fn a_connection_that_is_never_accepted() {
     assert!(scene.victim.is_alive());
 }
 
-/// Its drop, on the thread of a bin, lasts until it is told to go on.
+/// A value whose drop, on the thread of a bin, lasts until it is told to end.
 struct Sleeper(Receiver<()>);
 
 impl Drop for Sleeper {
@@ -181,14 +186,15 @@ impl Drop for Sleeper {
     }
 }
 
-/// Has the endpoint's bin sleep until what is returned is dropped.
+/// Has the endpoint's bin sleep until the returned sender is dropped.
 fn block(served: &Served) -> Sender<()> {
     let (wake, told) = channel();
     served.bin.discard_value(Sleeper(told));
     wake
 }
 
-/// Whether this process, the server, has any page of the memfd of this name mapped. Its clients here map none.
+/// Returns whether this process, the server, has any page of the memfd `name` mapped. The clients
+/// in this process map none.
 fn is_mapped(name: &str) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.contains(&format!("/memfd:{name} "))
@@ -200,7 +206,7 @@ fn named_memory(name: &str, len: u64) -> std::os::fd::OwnedFd {
     file
 }
 
-/// Unmapping gigabytes takes seconds. Here it takes as long as the test likes.
+/// Unmapping gigabytes takes seconds; in this test, it takes as long as the test requires.
 #[test]
 fn memory_of_a_client_that_has_gone_is_unmapped_behind_the_next_ones_back() {
     const LEN: u64 = 256 << 20;
@@ -277,14 +283,14 @@ fn an_unmap_is_answered_once_nothing_reaches_the_memory() {
     assert_eq!(copy(&mut raw, 0, 0x1000, 4), FAULT);
     assert!(is_mapped(name), "the reactor's thread has unmapped it");
     assert!(scene.victim.is_alive());
-    // It can be mapped again meanwhile.
+    // The memory can be mapped again meanwhile.
     raw.map(0, LEN, guest.as_fd()).ok();
     drop(wake);
     drop(raw);
     eventually("it is unmapped", || !is_mapped(name));
 }
 
-/// Sends what is not taken until the endpoint holds too much.
+/// Sends descriptors that are not accepted until the endpoint holds too many.
 fn fill(served: &Served, raw: &mut Raw) {
     let file = event();
     while served.control.stats().held <= MAX_HELD {
@@ -305,7 +311,7 @@ fn a_client_that_makes_it_hold_too_much_has_to_go_and_nobody_comes() {
     assert!(raw.try_reply().is_none());
     let why = || scene.attacked.control.stats().last_disconnect;
     eventually("it says why", || why().is_some_and(|why| why.contains("cannot be closed")));
-    // It waits to be accepted.
+    // The client waits to be accepted.
     let mut next = scene.attacked.connect();
     for _ in 0..200 {
         assert!(scene.victim.is_alive());

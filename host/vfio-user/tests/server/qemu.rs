@@ -8,7 +8,8 @@ use slipway_vfio_user::testing::IDENTIFIERS;
 
 use crate::common::*;
 
-/// A QEMU that knows vfio-user: `$QEMU`, Slipway's private one, or the system's.
+/// Finds a QEMU with vfio-user: `$QEMU`, Slipway's private one, or the system's. Returns `None` if
+/// there is none.
 fn qemu() -> Option<String> {
     let candidates = [
         std::env::var("QEMU").ok(),
@@ -30,8 +31,8 @@ impl Drop for Killed {
     }
 }
 
-/// Boots firmware against `served`; gives what `info pci` says when the firmware has placed the
-/// function's BAR.
+/// Boots firmware against `served`. Returns the output of `info pci` when the firmware has placed
+/// the function's BAR, or `None` if the test is skipped.
 fn boot(test: &str, served: &Served, shared: bool) -> Option<String> {
     let Some(program) = qemu() else {
         skipped(test, "a QEMU with vfio-user-pci (10.1 or newer)");

@@ -29,7 +29,7 @@ fn every_region_is_described() {
     assert_eq!(raw.call(Command::DeviceGetRegionInfo, &[0; 31]).err(), Errno::INVAL);
 }
 
-/// As SPDK asks: the request is as long as the reply may be.
+/// SPDK sends a request that is as long as the reply may be.
 #[test]
 fn a_request_may_be_as_long_as_the_reply() {
     let served = serve_with(|config| config.doorbells = DoorbellMode::Mapped);
@@ -45,7 +45,7 @@ fn a_request_may_be_as_long_as_the_reply() {
 fn mapped_doorbells_come_as_a_sparse_area_with_a_descriptor() {
     let served = serve_with(|config| config.doorbells = DoorbellMode::Mapped);
     let mut raw = served.client();
-    // Too little room: what is needed, and no descriptor.
+    // With too little room, the reply holds the required size and no descriptor.
     let reply = ask(&mut raw, 0, 32);
     assert!(reply.files.is_empty());
     let info: spec::RegionInfo = reply.read();
@@ -64,7 +64,7 @@ fn mapped_doorbells_come_as_a_sparse_area_with_a_descriptor() {
     let file = region.file.unwrap();
     assert!(rustix::fs::ftruncate(&file, 0).is_err(), "sealed");
 
-    // Ringing by a store: the function copies and interrupts.
+    // A store rings the doorbell: the function copies and interrupts.
     let (guest, interrupt) = (memory(0x2000), event());
     pwrite(&guest, 0, b"by doorbell");
     client.map(0, 0x2000, guest.as_fd(), 0, true).unwrap();

@@ -8,7 +8,7 @@ use slipway_vfio_user::testing::{DONE, FAULT};
 use super::dma_map::copy;
 use crate::common::*;
 
-/// Has the function copy between message-only addresses; the client serves them meanwhile.
+/// Has the function copy between message-only addresses, while the client serves the accesses.
 fn copy_remote(client: &mut Client, from: u64, to: u64, len: u32) -> u32 {
     client.write(0, 0x40, &from.to_le_bytes()).unwrap();
     client.write(0, 0x48, &to.to_le_bytes()).unwrap();
@@ -46,13 +46,13 @@ fn a_region_that_nothing_can_write_stays_and_faults() {
     client.map_remote(0, vec![1; 0x1000], true).unwrap();
     assert!(!served.control.stats().client.unwrap().private);
     assert_eq!(copy_remote(&mut client, 0x10_0000, 0, 64), FAULT);
-    // When a larger one comes, all of them work.
+    // Once there is a larger region, all of them work.
     client.map_remote(0x20_0000, vec![0; 0x2000], true).unwrap();
     assert_eq!(copy_remote(&mut client, 0x10_0000, 0, 64), DONE);
     assert_eq!(client.remote(0).unwrap()[..64], [1; 64]);
 }
 
-/// A raw client with message-only memory and a copy on its way.
+/// Connects a raw client with message-only memory and starts a copy.
 fn copying(served: &Served) -> (Raw, Header) {
     let mut raw = served.client();
     raw.call(Command::DmaMap, dma_map(0, 0x10_0000).as_bytes()).ok();

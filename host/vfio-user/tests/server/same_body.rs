@@ -1,4 +1,4 @@
-//! The same test body by direct calls and over the socket.
+//! Runs the same test body by direct calls and over the socket.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use slipway_vfio_user::testing::{DONE, DOORBELLS, FAULT, ID, Scratch};
 
 use crate::common::*;
 
-/// What the body needs of a device, wherever it is.
+/// The accesses to a device that the body needs, independent of the transport.
 trait Driver {
     fn read(&mut self, offset: u64) -> u32;
     fn write(&mut self, offset: u64, value: u32);

@@ -1,4 +1,4 @@
-//! The published Rust crate's client.
+//! The client of the published Rust crate, as a second opinion on the protocol.
 
 use std::os::fd::AsRawFd;
 

@@ -1,4 +1,5 @@
-//! A client makes its endpoint sleep within a step, as a page fault on memory that it takes away does.
+//! A client makes its endpoint sleep within a step, as a page fault does on memory that the client
+//! takes away.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,7 +8,7 @@ use slipway_reactor::{Reactor, Settings};
 
 use crate::common::*;
 
-/// A reactor that says nothing of stalls.
+/// Starts a reactor that does not report stalls.
 fn reactor() -> Arc<Reactor> {
     let settings = Settings { on_stall: Arc::new(|_| {}), ..Settings::default() };
     Arc::new(Reactor::spawn(settings).unwrap())
@@ -32,7 +33,7 @@ fn an_endpoint_that_sleeps_goes_on_alone_and_says_so() {
     sleep(&attacked, &mut victim);
     assert!(raw.is_alive());
     assert_eq!(attacked.control.stats().stalls, 1);
-    // It stays where it is, whoever wants it elsewhere and whoever its client is.
+    // The endpoint stays on its thread, whether it is told to move or gets another client.
     attacked.control.relocate(&attacked.reactor.handle());
     drop(raw);
     let mut raw = attacked.client();
@@ -40,7 +41,7 @@ fn an_endpoint_that_sleeps_goes_on_alone_and_says_so() {
     assert!(raw.is_alive());
     assert_eq!(attacked.control.stats().stalls, 1, "it went back to where it disturbs others");
     assert_eq!(neighbour.control.stats().stalls, 0);
-    // Message-only memory, for which others move, works where it is.
+    // Message-only memory, for which other endpoints move, works on the thread that this one has.
     raw.call(Command::DmaMap, dma_map(0, 1 << 20).as_bytes()).ok();
     assert!(attacked.control.is_private() && raw.is_alive());
     drop(raw);
@@ -50,7 +51,8 @@ fn an_endpoint_that_sleeps_goes_on_alone_and_says_so() {
     assert!(victim.is_alive());
 }
 
-/// Interrupts, and a client that comes and goes, after the endpoint began again on its thread.
+/// Interrupts, and a client that connects and disconnects, work after the endpoint began again on
+/// its own thread.
 #[test]
 fn an_endpoint_alone_serves_as_any_other() {
     use std::os::fd::AsFd;
