@@ -1,10 +1,11 @@
-//! A family's signals, from the side of whoever carries its streams: links to other engines, or a guest's socket
+//! Signals of a family, for the carrier of its streams: links to other engines, or a guest's socket
 //! function.
 //!
-//! A program whose stream ends at the engine says by a signal in its family's table
-//! (`slipway_sgiov_spec::table`) that the stream stirred, and raises the family's bell when the table says that
-//! nobody is looking. What a signal means, and which stream an entry is, is the carrier's affair. Where two carry
-//! streams of a family, one of them takes its signals and passes them on ([`Beside`]).
+//! A program whose stream ends at the engine reports changes of the stream by a signal in its
+//! family's table (`slipway_sgiov_spec::table`), and raises the family's bell if the table says
+//! that the carrier sleeps. The carrier knows which stream an entry is, and what a signal means. If
+//! two carriers have streams of a family, one of them takes the signals and passes them on
+//! ([`Beside`]).
 //!
 //! Dependencies: `rustix` for the one write(2).
 
@@ -16,7 +17,8 @@ use slipway_ram::Lasting;
 use slipway_ring::cross::{Signals, Spoiled};
 use slipway_sgiov_spec::table;
 
-/// What a family tells the engine by: its table, and the bell that it raises when the engine sleeps.
+/// The engine's end of a family's signals: the table, and the bell that is raised when the engine
+/// sleeps.
 pub struct Family {
     table: Lasting,
     signals: Signals,
@@ -24,21 +26,22 @@ pub struct Family {
     beside: Option<Box<dyn Beside>>,
 }
 
-/// Somebody else who has streams of a family. A signal can be taken once only, so who takes them passes them on: all of
-/// them, as it does not know whose an entry is.
+/// Another carrier of the family's streams. A signal can be taken only once, so the carrier that
+/// takes signals passes on all of them: it does not know whose an entry is.
 pub trait Beside: Send {
-    /// A signal was taken: the number of an entry, as the family says.
+    /// Handles a signal that was taken: the number of an entry, as the family says.
     fn stirred(&self, entry: u64);
 
-    /// Any entry may have stirred.
+    /// Handles an overflow: any entry may have changed.
     fn overflowed(&self);
 
-    /// The family's counter cannot be. It has no more signals.
+    /// Handles that the family's counter is invalid: no more signals follow.
     fn spoiled(&self);
 }
 
 impl Family {
-    /// Over the `table`, which has so many entries and links. None: it is too short.
+    /// Makes the engine's end over `table`, which has `entries` entries and `links` links. Returns
+    /// `None` if the table is too short.
     pub fn new(table: &Lasting, entries: usize, links: usize, bell: Arc<OwnedFd>) -> Option<Self> {
         let (_, rest) = table.split(table::signals(entries, links))?;
         let signals = Signals::new(rest, table::SIGNALS)?;
@@ -50,22 +53,24 @@ impl Family {
         })
     }
 
-    /// The same, with somebody else to whom everything is passed on that is taken here.
+    /// Adds another carrier, to which everything that is taken here is passed on.
     #[must_use]
     pub fn with_beside(self, beside: Box<dyn Beside>) -> Self {
         Self { beside: Some(beside), ..self }
     }
 
-    /// Says whether the bell is to be raised after a signal. Who is about to sleep passes a full barrier and looks
-    /// once more after it; who signals passes one as well, before it looks at this.
+    /// Sets whether the bell must be raised after a signal. A thread that is about to sleep passes
+    /// a full barrier after this call and then looks for signals once more; a program that signals
+    /// passes one as well before it reads this flag.
     pub fn set_asleep(&self, asleep: bool) {
         self.table.words()[table::ASLEEP / 8].store(asleep.into(), Ordering::Relaxed);
     }
 
-    /// The next signal: the number of an entry, as the family says.
+    /// Takes the next signal: the number of an entry, as the family says. Returns `None` if there
+    /// is none.
     ///
     /// # Errors
-    /// [`Spoiled`]: the family's counter cannot be. It has no more signals.
+    /// [`Spoiled`]: the family's counter is invalid, and no more signals follow.
     pub fn take(&mut self) -> Result<Option<u64>, Spoiled> {
         let taken = self.signals.take();
         if let Some(beside) = &self.beside {
@@ -78,10 +83,10 @@ impl Family {
         taken
     }
 
-    /// Whether a signal found no room since this was asked last: any entry may have stirred.
+    /// Returns whether a signal found no room since the last call: then any entry may have changed.
     pub fn overflowed(&self) -> bool {
         let word = &self.table.words()[table::OVERFLOW / 8];
-        // Acquire: what was done before the signal is seen.
+        // Acquire: makes visible what the program did before the signal.
         let overflowed = word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0;
         if let (true, Some(beside)) = (overflowed, &self.beside) {
             beside.overflowed();
@@ -89,21 +94,22 @@ impl Family {
         overflowed
     }
 
-    /// What is readable after the bell was raised.
+    /// Returns the bell, which is readable after it was raised.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// Lowers the bell. False: its program sees to it that it never is lower.
+    /// Lowers the bell. Returns `false` if its program raises it again and again, so that it stays
+    /// readable.
     pub fn lower_bell(&self) -> bool {
         slipway_peer::eventfd::drain(self.bell())
     }
 }
 
-/// Raises an eventfd that this process alone has, and that does not block: a plain write, which needs nothing that others
-/// could have taken.
+/// Raises a non-blocking eventfd that only this process has: a plain write, which needs no resource
+/// that others could have used up.
 pub fn wake(own: impl AsFd) {
-    // Fails when the counter is full: then it is readable already.
+    // Fails if the counter is full: then the eventfd is readable already.
     let _ = rustix::io::write(own, &1_u64.to_ne_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! The daemon's end.
+//! The daemon's end of a connection to the keeper.
 
 use std::io::{Error, ErrorKind};
 use std::ops::Range;
@@ -13,7 +13,7 @@ use slipway_peer::{Bin, Foreign};
 
 use crate::wire::{self, BATCH, CLEAR, PUT, TAKE};
 
-/// A connection to a keeper. Any thread may use it.
+/// A connection to a keeper, usable by any thread.
 pub struct Keeper {
     socket: OwnedFd,
 }
@@ -22,7 +22,7 @@ impl Keeper {
     /// Connects to the keeper at `path`.
     ///
     /// # Errors
-    /// Nobody listens there; no right to.
+    /// Nothing listens there, or access is denied.
     pub fn connect(path: &Path) -> std::io::Result<Self> {
         let address = SocketAddrUnix::new(path).map_err(|_| {
             Error::new(ErrorKind::InvalidInput, "the path is too long for a socket")
@@ -33,18 +33,18 @@ impl Keeper {
         Ok(Self { socket })
     }
 
-    /// Whether a keeper listens at `path`. Never waits, and asks nothing of it.
+    /// Returns whether a keeper listens at `path`. Never waits, and makes no request.
     pub fn is_there(path: &Path) -> bool {
         let Ok(address) = SocketAddrUnix::new(path) else { return false };
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
         let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None);
         let connected = socket.and_then(|socket| rustix::net::connect(&socket, &address));
-        // A full queue of clients is one that somebody listens on.
+        // `EAGAIN` means a full backlog, so a keeper listens.
         matches!(connected, Ok(()) | Err(rustix::io::Errno::AGAIN))
     }
 
-    /// Leaves a copy of `file` in `slot`, in the place of what is there. On return it is the
-    /// keeper's, whatever happens to this process.
+    /// Puts a copy of `file` into `slot`, in place of the descriptor that is there. On return the
+    /// keeper has it, whatever happens to this process.
     ///
     /// # Errors
     /// The keeper is gone.
@@ -53,7 +53,7 @@ impl Keeper {
         Ok(wire::send(self.socket.as_fd(), &request, &[file.as_fd()])?)
     }
 
-    /// Has what is in `slot` closed.
+    /// Has the keeper close the descriptor in `slot`.
     ///
     /// # Errors
     /// The keeper is gone.
@@ -61,11 +61,12 @@ impl Keeper {
         Ok(wire::send(self.socket.as_fd(), &wire::request(CLEAR, slot), &[])?)
     }
 
-    /// Copies of everything that predecessors left, by slot in ascending order. Waits up to
-    /// `patience` for a predecessor to be gone.
+    /// Takes copies of all descriptors that predecessors left, by slot in ascending order. Waits up
+    /// to `patience` for a predecessor to end.
     ///
     /// # Errors
-    /// `TimedOut`; the keeper is gone, or no descriptors are left.
+    /// `TimedOut` if the predecessor has not ended; otherwise the keeper is gone, or no descriptors
+    /// are left.
     pub fn take(&self, patience: Duration) -> std::io::Result<Vec<(u32, OwnedFd)>> {
         set_socket_timeout(&self.socket, Timeout::Recv, Some(patience))?;
         wire::send(self.socket.as_fd(), &wire::request(TAKE, 0), &[])?;
@@ -85,12 +86,12 @@ impl Keeper {
             }
             let slots = numbers[..count].chunks_exact(4);
             if slots.len() != files.len() {
-                // This process may have no more of them.
+                // This process may have no descriptors left.
                 return Err(Error::other("descriptors were lost on the way from the keeper"));
             }
             let slots =
                 slots.map(|bytes| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
-            // The keeper has them too, so the close of such a copy is not the last one.
+            // The keeper holds the originals, so closing such a copy is not the last close.
             taken.extend(slots.zip(files.into_iter().map(Foreign::into_owned)));
         }
     }
@@ -104,28 +105,28 @@ pub struct Shelf {
 }
 
 impl Shelf {
-    /// The slots `slots` of `keeper`.
+    /// Makes a shelf of the slots `slots` of `keeper`.
     pub fn new(keeper: Arc<Keeper>, slots: Range<u32>) -> Self {
         Self { keeper, slots }
     }
 
-    /// See [`Keeper::put`].
+    /// Puts a copy of `file` into slot `at` of the shelf, as [`Keeper::put`] does.
     ///
     /// # Errors
-    /// The same; `InvalidInput` for a slot beyond the shelf.
+    /// The keeper is gone; `InvalidInput` for a slot beyond the shelf.
     pub fn put(&self, at: u32, file: impl AsFd) -> std::io::Result<()> {
         self.keeper.put(self.slot(at)?, file)
     }
 
-    /// See [`Keeper::clear`].
+    /// Has the keeper close the descriptor in slot `at` of the shelf.
     ///
     /// # Errors
-    /// As for [`Shelf::put`].
+    /// Those of [`Shelf::put`].
     pub fn clear(&self, at: u32) -> std::io::Result<()> {
         self.keeper.clear(self.slot(at)?)
     }
 
-    /// Has everything on it closed.
+    /// Has the keeper close all descriptors of the shelf.
     ///
     /// # Errors
     /// The keeper is gone.

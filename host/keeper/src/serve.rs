@@ -1,4 +1,4 @@
-//! The process.
+//! The keeper's process.
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,21 +14,21 @@ use slipway_peer::{Bin, Peer};
 use crate::wire::{self, BATCH, CLEAR, PUT, TAKE};
 use crate::{SHELF, SLOTS};
 
-/// How long nothing is accepted after accepting failed for want of descriptors or memory.
+/// Pause after accept(2) has failed for want of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// What the keeper holds.
+/// The descriptors that the keeper holds.
 struct Table {
     slots: Box<[Option<OwnedFd>]>,
     shelves: Box<[Held]>,
     held: usize,
 }
 
-/// One shelf's part of the table.
+/// The state of one shelf.
 #[derive(Default)]
 struct Held {
     files: usize,
-    /// What was on this shelf is closed through it.
+    /// The bin through which descriptors of this shelf are closed.
     bin: Bin,
 }
 
@@ -38,8 +38,8 @@ impl Table {
         Self { slots: (0..SLOTS).map(|_| None).collect(), shelves, held: 0 }
     }
 
-    /// Replaces what is in a slot. A slot that does not exist closes the descriptor. The closing is done
-    /// elsewhere: it may take as long as the endpoint's client likes.
+    /// Replaces the descriptor in a slot. If the slot does not exist, `file` is closed. Closing is
+    /// done by a disposal thread: it may take as long as the endpoint's client likes.
     fn set(&mut self, slot: u32, file: Option<OwnedFd>) {
         let place = self.slots.get_mut(slot as usize);
         let shelf = self.shelves.get_mut((slot / SHELF) as usize);
@@ -53,7 +53,7 @@ impl Table {
         self.held -= 1;
         shelf.bin.discard(old);
         if shelf.files == 0 {
-            // The next endpoint on this shelf is another peer: it does not stand behind this one.
+            // The next endpoint on this shelf is another peer and must not wait behind this one.
             shelf.bin = Bin::new();
         }
     }
@@ -75,13 +75,13 @@ impl Table {
         if count > 0 {
             wire::send(to, &numbers[..count * 4], &files[..count])?;
         }
-        // A packet that names no slot: the end.
+        // A packet that names no slot ends the list.
         wire::send(to, &u32::MAX.to_ne_bytes(), &[])
     }
 }
 
-/// Serves at `path`, until nobody is connected and nothing is held. A socket of this name that
-/// nobody listens on is replaced.
+/// Serves at `path` until no client is connected and nothing is held. Replaces a stale socket at
+/// `path`, on which nobody listens.
 ///
 /// # Errors
 /// The socket cannot be made, for example because another keeper listens there.
@@ -89,25 +89,25 @@ pub fn serve(path: &Path) -> std::io::Result<()> {
     raise_descriptor_limit();
     let mut table = Table::new();
     let listener = bind(path)?;
-    // Who asks nothing only looks whether a keeper is there, which is no reason to end.
+    // A client without a request only checks whether a keeper is there, which is no reason to end.
     let mut asked = false;
     loop {
         let client = match rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
             Ok(client) => client,
             Err(Errno::INTR | Errno::CONNABORTED) => continue,
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                // The end of this process would be the loss of what it holds.
+                // If this process ended, it would lose what it holds.
                 std::thread::sleep(RETRY);
                 continue;
             }
             Err(error) => return Err(error.into()),
         };
         let bin = Bin::new();
-        // A client that breaks off has ended; what it put stays.
+        // An error ends this client only; the descriptors that it put stay.
         if Peer::of(&client).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw()) {
             let _ = attend(client.as_fd(), &mut table, &bin, &mut asked);
         }
-        // What the client sent and nobody read goes with its connection.
+        // Unread messages of the client are closed with its connection.
         bin.discard(client);
         if asked && table.held == 0 && !waits(&listener) {
             let _ = std::fs::remove_file(path);
@@ -116,8 +116,8 @@ pub fn serve(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// One client, until it hangs up. What it sends and is not kept goes to `bin`. `asked`: it made a
-/// request.
+/// Serves one client until it hangs up. Descriptors that it sends and that are not kept go to
+/// `bin`. Sets `asked` if it makes a request.
 fn attend(
     client: BorrowedFd<'_>,
     table: &mut Table,
@@ -144,7 +144,7 @@ fn attend(
     }
 }
 
-/// Whether somebody has connected already.
+/// Returns whether another client waits in the backlog.
 fn waits(listener: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec};
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -163,14 +163,14 @@ fn bind(path: &Path) -> std::io::Result<OwnedFd> {
         std::fs::remove_file(path)?;
     }
     let listener = socket()?;
-    // The name gets this mode: nobody else may connect.
+    // The socket file gets this mode: no other user may connect.
     rustix::fs::fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&listener, &address)?;
     rustix::net::listen(&listener, 4)?;
     Ok(listener)
 }
 
-/// As many as the system allows: a device has about a hundred.
+/// Raises the limit of descriptors as far as the system allows: a device has about a hundred.
 fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -1,4 +1,4 @@
-//! Messages: packets on a `SOCK_SEQPACKET` socket.
+//! Messages of the keeper: packets on a `SOCK_SEQPACKET` socket.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -8,17 +8,18 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use slipway_peer::{Bin, Foreign};
 
-/// Keep the descriptor that comes along in the slot; one that is there goes.
+/// Puts the descriptor of the message into the slot; a former one is closed.
 pub(crate) const PUT: u32 = 1;
-/// Close what is in the slot.
+/// Closes the descriptor in the slot.
 pub(crate) const CLEAR: u32 = 2;
-/// Send copies of everything: packets of slot numbers with as many descriptors, then an empty list.
+/// Asks for copies of all descriptors: packets of slot numbers with as many descriptors, then a
+/// packet without any.
 pub(crate) const TAKE: u32 = 3;
 
 /// Descriptors in one packet; the kernel takes 253.
 pub(crate) const BATCH: usize = 128;
 
-/// A request: operation and slot.
+/// Encodes a request: operation and slot.
 pub(crate) fn request(operation: u32, slot: u32) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes[..4].copy_from_slice(&operation.to_ne_bytes());
@@ -46,8 +47,8 @@ pub(crate) fn send(
     }
 }
 
-/// Receives a packet: returns its length and its descriptors in order. A length of zero means that the
-/// peer has gone.
+/// Receives a packet: returns its length and its descriptors in order. A length of zero means that
+/// the peer has gone.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     into: &mut [u8],

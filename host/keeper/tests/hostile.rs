@@ -1,4 +1,4 @@
-//! Clients of endpoints that want the keeper to wait, and strangers that connect to it.
+//! Endpoints' clients that try to block the keeper, and other users that connect to it.
 
 #![allow(clippy::unwrap_used)] // a test
 #![allow(
@@ -22,7 +22,7 @@ use rustix::net::{
 };
 use slipway_keeper::{Keeper, SHELF};
 
-/// What a keeper that does not wait needs a moment for.
+/// Far longer than a keeper needs that is not blocked.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Rig {
@@ -66,8 +66,8 @@ fn send(to: impl AsFd, bytes: &[u8], file: BorrowedFd<'_>) {
     rustix::net::sendmsg(to, &part, &mut control, SendFlags::NOSIGNAL).unwrap();
 }
 
-/// A client's connection, as the keeper gets it, in which a descriptor waits whose close lasts until
-/// what is returned second is closed.
+/// Returns a client's connection, as the keeper gets it, with a descriptor in its queue whose close
+/// lasts until the second value is closed.
 fn connection_with_a_bomb() -> (UnixStream, TcpStream) {
     let (ours, clients) = UnixStream::pair().unwrap();
     let (bomb, other) = slipway_peer::testing::lingering().unwrap();
@@ -83,7 +83,7 @@ fn a_connection_whose_close_waits_holds_up_nothing_of_other_endpoints() {
     keeper.put(SHELF + 2, &client).unwrap();
     drop(client);
     keeper.clear(SHELF + 2).unwrap();
-    // While the close still waits, another endpoint's things come and go.
+    // While the close is blocked, another endpoint's descriptors come and go.
     let (kept, other) = UnixStream::pair().unwrap();
     keeper.put(7, &kept).unwrap();
     drop(kept);
@@ -93,7 +93,7 @@ fn a_connection_whose_close_waits_holds_up_nothing_of_other_endpoints() {
     other.set_read_timeout(Some(PATIENCE)).unwrap();
     let closed = rustix::net::recv(&other, &mut [0; 1], rustix::net::RecvFlags::empty());
     assert_eq!(closed.map(|(count, _)| count), Ok(0), "the other endpoint's connection is closed");
-    // And so does what the next endpoint on the same shelf has.
+    // Descriptors of the next endpoint on the same shelf come and go, too.
     let (kept, other) = UnixStream::pair().unwrap();
     keeper.put(SHELF + 3, &kept).unwrap();
     drop(kept);
@@ -115,7 +115,7 @@ fn a_daemon_that_was_killed_leaves_a_keeper_that_serves_the_next_one() {
     first.put(9, &kept).unwrap();
     let (client, bomb) = connection_with_a_bomb();
     first.put(SHELF + 2, &client).unwrap();
-    // Replaced, and not cleared: the old one is closed all the same.
+    // Replaced without a clear: the old descriptor is closed all the same.
     first.put(SHELF + 2, &kept).unwrap();
     drop((client, first));
     let next = rig.connect();
@@ -127,10 +127,10 @@ fn a_daemon_that_was_killed_leaves_a_keeper_that_serves_the_next_one() {
     rig.serving.join().unwrap().unwrap();
 }
 
-/// Connects as another user and sends a request with a descriptor whose close waits.
+/// Connects as another user and sends a request with a descriptor whose close blocks.
 fn connect_as(user: u32, path: &Path, bomb: &TcpStream) -> Result<OwnedFd, rustix::io::Errno> {
     let uid = rustix::process::Uid::from_raw(user);
-    // Of this thread only, and for good: it is the stranger's.
+    // Changes the user of this thread only, for good: the thread is the stranger's.
     rustix::thread::set_thread_res_uid(uid, uid, uid)?;
     let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
@@ -156,18 +156,18 @@ fn a_stranger_is_refused_and_holds_up_nothing_as_root() {
         })
     };
     let (bomb, other) = slipway_peer::testing::lingering().unwrap();
-    // The socket's mode is the first wall.
+    // The mode of the socket is the first barrier.
     std::fs::set_permissions(rig.path.parent().unwrap(), PermissionsExt::from_mode(0o755)).unwrap();
     assert_eq!(stranger(&bomb).err(), Some(rustix::io::Errno::ACCESS));
-    // With that gone, its credentials are the second one.
+    // With that gone, the credentials are the second barrier.
     std::fs::set_permissions(&rig.path, PermissionsExt::from_mode(0o666)).unwrap();
     let strangers = stranger(&bomb).unwrap();
-    // While the keeper still has a client: the copy that the stranger sent is the last one.
+    // The keeper still has a client: the copy that the stranger sent is the last one.
     drop((bomb, keeper));
     let next = rig.connect();
     assert_eq!(slots(&next), [3], "nothing of the stranger's is kept");
     let gone = rustix::net::recv(&strangers, &mut [0; 8], rustix::net::RecvFlags::empty());
-    // Hung up on, with something unread.
+    // The connection was closed with a message unread.
     assert!(matches!(gone, Ok((0, _)) | Err(rustix::io::Errno::CONNRESET)), "{gone:?}");
     next.clear(3).unwrap();
     drop(next);

@@ -51,7 +51,7 @@ fn what_was_put_is_there_for_the_next_one_until_it_is_cleared() {
     };
     let first = connect(&path);
     assert!(texts(&first).is_empty());
-    // More than fit one packet.
+    // More descriptors than fit into one packet.
     for slot in 0..300 {
         first.put(slot * 3, file(&slot.to_string())).unwrap();
     }
@@ -74,7 +74,7 @@ fn what_was_put_is_there_for_the_next_one_until_it_is_cleared() {
     let all = Shelf::new(second, 0..1000);
     all.clear_all().unwrap();
     drop((shelf, all));
-    // Nothing is held and nobody connected: it ends.
+    // Nothing is held and no client is connected: the keeper ends.
     serving.join().unwrap().unwrap();
     assert!(!path.exists());
 }
@@ -89,7 +89,7 @@ fn who_only_looks_ends_no_keeper() {
         std::thread::spawn(move || slipway_keeper::serve(&path))
     };
     let client = connect(&path);
-    // More than its queue holds, while somebody is connected.
+    // More connections than the backlog holds, while a client is connected.
     (0..20).for_each(|_| assert!(Keeper::is_there(&path)));
     client.put(1, file("one")).unwrap();
     client.clear(1).unwrap();

@@ -1,9 +1,10 @@
-//! Two engines in one process, a program at each, and what each engine's part costs alone.
+//! Measures two engines in one process with a program at each, and the cost of each part of an
+//! engine alone.
 //!
 //!     cargo run --release -p slipway-link --example throughput [MiB [record bytes [streams]]]
 //!
-//! Prints GB/s, and for each engine CPU time per GiB beside the sum of copy, crypto and transport measured
-//! alone, each in the same pieces. Two cores at least, otherwise idle.
+//! Prints GB/s, and for each engine the CPU time per GiB beside the sum of copy, crypto and
+//! transport measured alone, each in the same pieces. Needs two cores that are otherwise idle.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/common/mod.rs"]
@@ -37,7 +38,7 @@ struct Node {
     bell: Arc<std::os::fd::OwnedFd>,
 }
 
-/// How programs tell the engine: as the library does.
+/// The way programs signal the engine, the same as in the library.
 struct Teller {
     table: Lasting,
     signals: Signals,
@@ -112,7 +113,7 @@ fn open(here: &mut Node, there: &mut Node) -> (Program, Program) {
     }
 }
 
-/// CPU time of the threads called `name`, the oldest first.
+/// Returns the CPU time of the threads called `name`, the oldest first.
 fn threads(name: &str) -> Vec<Duration> {
     let mut tasks: Vec<u32> = std::fs::read_dir("/proc/self/task")
         .unwrap()
@@ -182,12 +183,12 @@ fn read(programs: &[Program], mut teller: Teller, total: u64) {
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Seconds for a GiB.
+/// Returns seconds for a GiB.
 fn per_gib(time: Duration, bytes: u64) -> f64 {
     time.as_secs_f64() * GIB / bytes as f64
 }
 
-/// A copy from a ring into pieces of a record, as an engine has it.
+/// Copies from a ring into pieces of a record, as an engine does. Returns seconds for a GiB.
 fn copy_alone(record: usize) -> f64 {
     let (ring, mut out) = (vec![1u8; 512 << 10], vec![0u8; 4 * record]);
     let (mut from, mut to, rounds) = (0, 0, (512 << 20) / record);
@@ -202,7 +203,7 @@ fn copy_alone(record: usize) -> f64 {
     per_gib(own_cpu() - begin, (rounds * record) as u64)
 }
 
-/// Seconds for sealing a GiB, and for opening it.
+/// Returns seconds for sealing a GiB, and for opening it.
 fn crypto_alone(record: usize) -> (f64, f64) {
     let secret = Secret::derive(&[1; 32], &[]);
     let mut sealer = Sealer::new(Cipher::Aes128Gcm, &secret);
@@ -221,7 +222,7 @@ fn crypto_alone(record: usize) -> (f64, f64) {
     (per_gib(seal, bytes), per_gib(open, bytes))
 }
 
-/// Seconds for sending a GiB over loopback TCP, and for receiving it.
+/// Returns seconds for sending a GiB over loopback TCP, and for receiving it.
 fn transport_alone(record: usize, total: u64) -> (f64, f64) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();

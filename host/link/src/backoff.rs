@@ -1,12 +1,12 @@
-//! When to try again to reach an engine.
+//! Backoff before the next attempt to reach an engine.
 
 use std::time::{Duration, Instant};
 
 const FIRST: Duration = Duration::from_millis(50);
-/// New connections are to be there soon after an engine is.
+/// Short, so that new connections come up soon after their engine.
 const LAST: Duration = Duration::from_secs(1);
 
-/// What is known of failures to reach one engine.
+/// The last failure to reach one engine, if any.
 #[derive(Default)]
 pub(crate) struct Backoff {
     failed: Option<Failed>,
@@ -19,18 +19,18 @@ struct Failed {
 }
 
 impl Backoff {
-    /// It was not reached; a program is told `errno`.
+    /// Notes that the engine was not reached; programs get `errno` until the next attempt.
     pub(crate) fn failed(&mut self, now: Instant, errno: u32) {
         let wait = self.failed.as_ref().map_or(FIRST, |failed| (failed.wait * 2).min(LAST));
         self.failed = Some(Failed { until: now + wait, wait, errno });
     }
 
-    /// It was, or it reached us.
+    /// Notes that the engine was reached, or has reached this one.
     pub(crate) fn reached(&mut self) {
         self.failed = None;
     }
 
-    /// What a program is told now, without another try.
+    /// Returns the error number for a program if it is too early for another attempt.
     pub(crate) fn errno(&self, now: Instant) -> Option<u32> {
         self.failed.as_ref().filter(|failed| now < failed.until).map(|failed| failed.errno)
     }

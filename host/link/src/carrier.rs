@@ -1,8 +1,8 @@
-//! The engine's second thread: it carries bytes, and the first one tells it what.
+//! The engine's second thread, which carries bytes on the commands of the first.
 //!
-//! The signal plane (who is there, who listens, what policy says) and the data plane share no memory but
-//! FIFOs: [`Command`]s go one way, [`News`] the other, and signals of programs come straight here, each
-//! family's from its table (`slipway_sgiov_spec::table`).
+//! The signal plane (who is there, who listens, what policy says) and the data plane share no
+//! memory but FIFOs. [`Command`]s go one way, [`News`] the other. Signals of programs come straight
+//! to this thread, each family's from its table (`slipway_sgiov_spec::table`).
 
 use std::collections::HashMap;
 use std::io::Error;
@@ -24,79 +24,79 @@ use crate::renewal::Renewal;
 use crate::shares::View as SharesView;
 use crate::stream::End;
 
-/// Signals of a family that are taken at a time.
+/// The most signals of a family that are taken at a time.
 const SIGNALS: usize = 1024;
-/// For how long it sleeps where a program may not be sure to wake it.
+/// Longest sleep while a program may miss that it has to wake the thread.
 const NAP: Duration = Duration::from_millis(1);
 /// Numbers in epoll beyond those of families.
 const LINKS: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
-/// What is to be done.
+/// A command to the thread.
 pub enum Command {
-    /// [`Links::open`]; [`News::Opening`] with the same ticket follows.
+    /// Calls [`Links::open`]; [`News::Opening`] with the same ticket follows.
     Open {
-        /// Named in the answer.
+        /// The number that the answer repeats.
         ticket: u64,
         /// The tenant.
         tenant: String,
         /// The program's address.
         source: Address,
-        /// Where it connects to.
+        /// The address that the program connects to.
         destination: Address,
     },
-    /// [`Links::attach`].
+    /// Calls [`Links::attach`].
     Attach {
         /// The stream.
         stream: StreamId,
         /// The engine's end.
         end: End,
-        /// The family and the entry by whose number it signals.
+        /// The family, and the entry whose number it signals for this stream.
         entry: (u32, u32),
     },
-    /// [`Links::refuse`].
+    /// Calls [`Links::refuse`].
     Refuse(StreamId, u32),
-    /// [`Links::leave`].
+    /// Calls [`Links::leave`].
     Leave(StreamId),
-    /// [`Links::reset`].
+    /// Calls [`Links::reset`].
     Reset(StreamId),
-    /// A family that may have streams.
+    /// Adds a family that may have streams.
     Join(u32, Family),
-    /// It is gone, and its streams were left ([`Command::Leave`]).
+    /// Removes a family whose streams were left ([`Command::Leave`]).
     Part(u32),
-    /// [`Links::set_weight`].
+    /// Calls [`Links::set_weight`].
     Weight(String, f64),
-    /// [`Links::set_rate`].
+    /// Calls [`Links::set_rate`].
     Rate(String, u64),
-    /// [`Links::renew`].
+    /// Calls [`Links::renew`].
     Renew(Box<Renewal>),
-    /// [`Links::reports`]; [`News::Reports`] follows.
+    /// Calls [`Links::reports`]; [`News::Reports`] follows.
     Report,
-    /// [`Links::shares`]; [`News::Shares`] follows.
+    /// Calls [`Links::shares`]; [`News::Shares`] follows.
     Shares,
-    /// End.
+    /// Ends the thread.
     Stop,
 }
 
-/// What is told.
+/// A message of the thread to its owner.
 #[derive(Clone, Debug, PartialEq)]
 pub enum News {
     /// The answer to [`Command::Open`].
     Opening {
-        /// The command's.
+        /// The ticket of the command.
         ticket: u64,
-        /// The stream, or a number of errno(3).
+        /// The stream, or an error number of errno(3).
         stream: Result<StreamId, u32>,
     },
-    /// Something happened.
+    /// An event of the links.
     Event(Event),
-    /// What connections did.
+    /// The counters of all connections.
     Reports(Vec<Report>),
-    /// Who has how much.
+    /// The shares of all tenants.
     Shares(SharesView),
 }
 
-/// The thread, from outside. Ends with it.
+/// The owner's handle of the thread, which ends when the handle is dropped.
 pub struct Carrier {
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
@@ -106,10 +106,10 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// No descriptors, or no thread to be had.
+    /// No descriptors, or no thread, are available.
     pub fn start(links: Links) -> std::io::Result<Self> {
         let bell = || {
             Ok::<_, Error>(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
@@ -137,19 +137,19 @@ impl Carrier {
         Ok(Self { commands, wake, news, notice, thread })
     }
 
-    /// Has it do something.
+    /// Sends the thread a command.
     pub fn command(&self, command: Command) {
         if self.commands.send(command).is_ok() {
             slipway_family::wake(&self.wake);
         }
     }
 
-    /// Readable when there is news.
+    /// Returns the descriptor that is readable when there is news.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.notice.as_fd()
     }
 
-    /// All news.
+    /// Takes all news.
     pub fn news(&self) -> impl Iterator<Item = News> + '_ {
         slipway_peer::eventfd::drain(self.notice.as_fd());
         self.news.try_iter()
@@ -165,7 +165,7 @@ impl Drop for Carrier {
     }
 }
 
-/// A family, and which streams its entries are.
+/// A family, and the streams of its entries.
 struct Member {
     family: Family,
     entries: HashMap<u32, StreamId>,
@@ -179,9 +179,9 @@ struct Carrying {
     news: Sender<News>,
     notice: Arc<OwnedFd>,
     families: HashMap<u32, Member>,
-    /// By stream: its family and entry.
+    /// The family and entry of each stream.
     places: HashMap<StreamId, (u32, u32)>,
-    /// News was sent, and the notice is due.
+    /// News was sent, and the owner must be notified.
     told: bool,
 }
 
@@ -206,7 +206,8 @@ impl Carrying {
         }
     }
 
-    /// Does what it is told. None: to end.
+    /// Carries out pending commands. Returns `None` if the thread must end, otherwise whether there
+    /// were any.
     fn obey(&mut self, now: Instant) -> Option<bool> {
         let mut some = false;
         while let Ok(command) = self.commands.try_recv() {
@@ -251,21 +252,22 @@ impl Carrying {
 
     fn join(&mut self, number: u32, family: Family) {
         let data = epoll::EventData::new_u64(number.into());
-        // Without it the family's signals are seen only while others keep this thread awake, so that its
-        // streams are better not to be.
+        // Without its bell in epoll, a family's signals would be seen only while others keep this
+        // thread awake. So it is better for the family to have no streams.
         if epoll::add(&self.epoll, family.bell(), data, epoll::EventFlags::IN).is_ok() {
             self.families.insert(number, Member { family, entries: HashMap::new() });
         }
     }
 
-    /// A family is gone; what its programs have written still goes. Its streams.
+    /// Removes a family, and returns its streams. Bytes that its programs have written are still
+    /// sent.
     fn part(&mut self, number: u32) -> Option<HashMap<u32, StreamId>> {
         let member = self.families.remove(&number)?;
         let _ = epoll::delete(&self.epoll, member.family.bell());
         Some(member.entries)
     }
 
-    /// Takes signals. Whether there were any.
+    /// Takes signals. Returns whether there were any.
     fn listen(&mut self, now: Instant) -> bool {
         let (mut some, mut spoiled) = (false, None);
         for (number, member) in &mut self.families {
@@ -290,7 +292,7 @@ impl Carrying {
             }
         }
         if let Some(number) = spoiled {
-            // Once for each family, which cannot begin anew but by attaching again.
+            // Logged once for each family, which can only start afresh by attaching again.
             tracing::warn!(family = number, "its signals cannot be: its streams are broken off");
             for stream in self.part(number).into_iter().flat_map(HashMap::into_values) {
                 self.links.reset(stream, now);
@@ -299,7 +301,7 @@ impl Carrying {
         some
     }
 
-    /// Passes on what happened.
+    /// Passes events of the links on to the owner.
     fn tell(&mut self) {
         while let Some(event) = self.links.event() {
             if let Event::Ended { stream, .. } = &event
@@ -316,10 +318,12 @@ impl Carrying {
         }
     }
 
-    /// Sleeps until something is told, unless something was meanwhile; `briefly` in all likelihood. Whether it slept.
+    /// Sleeps until there is something to do, unless there is already. `briefly` says that the
+    /// sleep will be short in all likelihood. Returns whether the thread slept.
     fn sleep(&mut self, now: Instant, briefly: bool) -> bool {
         self.families.values().for_each(|member| member.family.set_asleep(true));
-        // With a full barrier between that word and the look at the signals.
+        // `rest` and `doze` have a full barrier between setting `asleep` and the look at the
+        // signals.
         let quiet = if briefly { self.links.doze(now) } else { self.links.rest(now) };
         let may = quiet && !self.listen(now);
         if may {
@@ -334,7 +338,8 @@ impl Carrying {
         if (briefly || !is_told_surely()) && !self.places.is_empty() {
             patience = Some(patience.map_or(NAP, |patience| patience.min(NAP)));
         }
-        // A whole millisecond, or it would wake just before something is due, again and again.
+        // Sleeps a little longer, or the thread would wake just before something is due, again and
+        // again.
         let patience = patience.map(|patience| patience + Duration::from_micros(100));
         let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
         let none = epoll::EventFlags::empty();
@@ -350,7 +355,8 @@ impl Carrying {
                 }
             };
             if !drained {
-                // Its own program sees to it that it never is: no harm but its own share of wakes.
+                // The family's own program keeps its bell raised: that costs only the family's
+                // share of wakes.
                 std::thread::yield_now();
             }
         }

@@ -1,33 +1,35 @@
-//! How many bytes have to be there before the engine is woken for them.
+//! The number of bytes that must be in a socket before the engine is woken for them.
 //!
-//! To be woken for every record, or for a part of one, costs as much as to open it, and more on the other side, in
-//! whose time the kernel wakes a sleeper. So a connection does as network cards do with interrupts: where much comes,
-//! it waits until enough is there (`SO_RCVLOWAT`), and not for long. Who waited in vain, because a sender that has
-//! no credit left waits as well or the way is slower, does so again only after more bytes, twice as many each time.
+//! A wake for every record, or for a part of one, costs as much as opening the record, and more on
+//! the other side, in whose time the kernel wakes a sleeper. So a connection coalesces as network
+//! cards do with interrupts: if much comes, it waits until enough is there (`SO_RCVLOWAT`), and not
+//! for long. A connection that waited in vain, because a sender without credit waits as well or the
+//! way is slower, waits again only after more bytes, twice as many each time.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// Bytes that are waited for.
 const ENOUGH: usize = 160 << 10;
-/// For how long, after the last that came.
+/// The longest wait, from the last bytes that came.
 const WAIT: Duration = Duration::from_micros(200);
-/// Bytes that come, none of them later than that, before any are waited for.
+/// Bytes that must come, with no pause longer than `WAIT`, before the connection begins to
+/// coalesce.
 const STREAK: u64 = 512 << 10;
-/// And at most.
+/// The upper limit of the bytes that must come first.
 const MOST: u64 = 1 << 40;
-/// Waits that were in vain, one after the other, before it is left.
+/// Consecutive waits in vain after which the connection stops coalescing.
 const VAIN: u8 = 4;
 
-/// What was learnt.
+/// The state of a connection's coalescing.
 pub(crate) struct Coalescing {
     waits: bool,
-    /// Since the last pause, or since it waits.
+    /// Bytes since the last pause, or since coalescing began.
     came: u64,
-    /// Of those, before it waits; as many as come while it does make it a short streak again.
+    /// Bytes that must come before coalescing begins; as many during it reset this to `STREAK`.
     needed: u64,
     vain: u8,
-    /// When the last came.
+    /// When the last bytes came.
     last: Instant,
 }
 
@@ -36,26 +38,27 @@ impl Coalescing {
         Self { waits: false, came: 0, needed: STREAK, vain: 0, last: now }
     }
 
-    /// Whether little is left lying until there is more.
+    /// Returns whether few bytes are left in the socket until there are more.
     pub(crate) fn waits(&self) -> bool {
         self.waits
     }
 
-    /// When what is there is taken, be it little.
+    /// Returns when the bytes in the socket are taken, however few.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.waits.then(|| self.last + WAIT)
     }
 
-    /// So many bytes were taken: all that were there.
+    /// Notes that `count` bytes were taken: all that were there.
     pub(crate) fn took(&mut self, count: usize, now: Instant, socket: BorrowedFd<'_>) {
         if self.learn(count, now) {
             let least = if self.waits { ENOUGH } else { 1 };
-            // Without it every byte wakes the engine, and what is there is taken in time all the same.
+            // If this fails, every byte wakes the engine, and the bytes are taken in time all the
+            // same.
             set_least(socket, least);
         }
     }
 
-    /// Whether it changed its mind.
+    /// Updates the state. Returns whether coalescing began or ended.
     fn learn(&mut self, count: usize, now: Instant) -> bool {
         let paused = now > self.last + WAIT;
         let before = self.waits;
@@ -83,7 +86,8 @@ impl Coalescing {
     }
 }
 
-/// A socket with less than `least` bytes is not readable. Whether it took that.
+/// Makes a socket with fewer than `least` bytes unreadable. Returns whether the kernel accepted
+/// that.
 #[allow(unsafe_code)] // rustix has no such option
 fn set_least(socket: BorrowedFd<'_>, least: usize) -> bool {
     let least = least as libc::c_int;
@@ -104,7 +108,8 @@ fn set_least(socket: BorrowedFd<'_>, least: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// Takes `count` bytes each so many microseconds, so often; how often it was told to wait or not to.
+    /// Takes `count` bytes every `micros` microseconds, `times` times. Returns how often coalescing
+    /// began or ended.
     fn takes(one: &mut Coalescing, (count, micros): (usize, u64), times: u32) -> u32 {
         let step = Duration::from_micros(micros);
         (0..times).map(|_| u32::from(one.learn(count, one.last + step))).sum()
@@ -118,7 +123,7 @@ mod tests {
         assert_eq!(takes(&mut one, (64 << 10, 50), 8), 1);
         assert_eq!(one.until(), Some(one.last + WAIT));
         assert_eq!(takes(&mut one, (ENOUGH, 150), 1000), 0);
-        // Some came late, and then none.
+        // Some bytes come late, and then none.
         assert_eq!(takes(&mut one, (ENOUGH / 2, 210), u32::from(VAIN) - 1), 0);
         assert_eq!(takes(&mut one, (ENOUGH, 150), 1), 0);
         assert!(one.waits() && one.learn(0, one.last + WAIT) && !one.waits());
@@ -128,10 +133,10 @@ mod tests {
     #[test]
     fn who_waited_in_vain_waits_ever_less_often() {
         let mut one = Coalescing::new(Instant::now());
-        // A window's worth, and nothing before it was read.
+        // The sender stops after each window until it was read.
         let changes = takes(&mut one, (64 << 10, 100), 100_000);
         assert!(changes < 30, "{changes}");
-        // When it grows, all is as it was.
+        // Coalescing works again once the window has grown.
         takes(&mut one, (ENOUGH, 100), 1_000_000);
         assert!(one.waits() && one.needed == STREAK);
     }

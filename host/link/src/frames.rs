@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use slipway_sgiov_spec::link::{FRAME, Frame, Kind, OPEN, Open};
 
-/// Frames without bytes of a stream, in the order in which they are to be sent.
+/// Frames other than stream data, in the order in which they will be sent.
 #[derive(Default)]
 pub(crate) struct Frames(VecDeque<(Frame, Option<Open>)>);
 
@@ -25,12 +25,12 @@ impl Frames {
         self.0.is_empty()
     }
 
-    /// Bytes of the next one.
+    /// Returns the length in bytes of the next frame.
     pub(crate) fn next(&self) -> Option<usize> {
         self.0.front().map(|(_, open)| FRAME + open.map_or(0, |_| OPEN))
     }
 
-    /// Writes the next one into `bytes`, which is as long as [`Frames::next`] said.
+    /// Writes the next frame into `bytes`, which has the length that [`Frames::next`] returned.
     pub(crate) fn take(&mut self, bytes: &mut [u8]) {
         let Some((frame, open)) = self.0.pop_front() else { return };
         bytes[..FRAME].copy_from_slice(&frame.encode());

@@ -1,4 +1,4 @@
-//! What fuzz targets call: frames of a hostile engine.
+//! Entry points of fuzz targets: frames of a hostile engine.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use crate::links::Event;
 use crate::logs::Logs;
 use crate::stream::End;
 
-/// The words that a connection begins with: what is one reads back.
+/// Decodes the messages that a connection and a stream begin with: a valid one encodes to the same
+/// bytes.
 pub fn hello(data: &[u8]) {
     let mut bytes = [0; HELLO];
     let count = data.len().min(HELLO);
@@ -26,8 +27,8 @@ pub fn hello(data: &[u8]) {
     }
 }
 
-/// Payloads of records, as an engine that holds the keys can send them: nobody holds more than was granted,
-/// and the connection ends or goes on.
+/// Handles payloads of records, as an engine that holds the keys can send them. No stream may hold
+/// more than was granted.
 pub fn frames(data: &[u8]) {
     let now = Instant::now();
     let settings = crate::Settings::for_tests();

@@ -1,4 +1,4 @@
-//! From a connected socket to keys for records: TLS 1.3, and a word from each side.
+//! From a connected socket to keys for records: TLS 1.3, and a hello from each side.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,12 +12,12 @@ use slipway_warp::{Opener, Sealer, Secret};
 
 use crate::identity::Identity;
 
-/// Bytes of the header of a record of TLS (RFC 8446, section 5.1).
+/// Bytes of the header of a TLS record (RFC 8446, section 5.1).
 const HEADER: usize = 5;
-/// Bytes of the rest of one, at most (section 5.2).
+/// Largest number of bytes after the header of a TLS record (section 5.2).
 const RECORD: usize = (1 << 14) + 256;
 
-/// Why there is no connection.
+/// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HandshakeError {
     #[error("handshake: {0}")]
@@ -40,22 +40,22 @@ pub(crate) enum HandshakeError {
     NoName(String),
 }
 
-/// What comes out of it.
+/// The result of a completed handshake.
 pub(crate) struct Session {
-    /// What the other side said.
+    /// The hello of the other side.
     pub(crate) hello: Hello,
     pub(crate) sealer: Sealer,
     pub(crate) opener: Opener,
-    /// What came after it: the beginning of the records.
+    /// Bytes that arrived after the handshake: the beginning of the records.
     pub(crate) rest: Vec<u8>,
 }
 
-/// Whether the accepting side has a connection for who says this.
+/// Returns whether the accepting side takes a connection with this hello.
 pub(crate) type Judge<'a> = &'a dyn Fn(&Hello) -> bool;
 
 pub(crate) struct Handshake {
     tls: Connection,
-    /// What this side says; the accepting side completes it when it has heard.
+    /// The hello of this side; the accepting side completes it when it has received the other one.
     ours: Hello,
     said: bool,
     incoming: Vec<u8>,
@@ -64,7 +64,7 @@ pub(crate) struct Handshake {
 }
 
 impl Handshake {
-    /// The connecting side's, with the engine called `engine`.
+    /// Begins the connecting side's handshake with the engine called `engine`.
     pub(crate) fn connect(
         identity: &Identity,
         engine: &str,
@@ -76,7 +76,7 @@ impl Handshake {
         Ok(Self::new(tls.into(), ours))
     }
 
-    /// The accepting side's.
+    /// Begins the accepting side's handshake.
     pub(crate) fn accept(identity: &Identity, ours: Hello) -> Result<Self, HandshakeError> {
         let tls = ServerConnection::new(identity.server.clone())?;
         Ok(Self::new(tls.into(), ours))
@@ -91,12 +91,13 @@ impl Handshake {
         matches!(self.tls, Connection::Client(_))
     }
 
-    /// Whether something waits to be sent.
+    /// Returns whether something waits to be sent.
     pub(crate) fn wants_write(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
-    /// Goes on as far as `socket`, which does not block, lets it. None: not done.
+    /// Advances as far as the non-blocking `socket` allows. Returns `None` if the handshake is not
+    /// done yet.
     pub(crate) fn step(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -104,7 +105,7 @@ impl Handshake {
     ) -> Result<Option<Session>, HandshakeError> {
         let done = self.advance(socket, judge);
         if done.is_err() {
-            // The other side is told why, if it can be; the first error is the one to report.
+            // Tells the other side why, if possible; the first error is the one to report.
             let _ = self.say(socket);
         }
         done
@@ -133,7 +134,7 @@ impl Handshake {
         }
     }
 
-    /// Sends what there is.
+    /// Sends pending bytes.
     fn say(&mut self, socket: BorrowedFd<'_>) -> Result<(), HandshakeError> {
         while self.tls.wants_write() {
             self.tls.write_tls(&mut self.outgoing)?;
@@ -149,7 +150,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// Takes what came, up to what a record of TLS has. True: nothing more will.
+    /// Receives bytes, up to those of one TLS record. Returns whether the other side has closed.
     fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<bool, HandshakeError> {
         let mut bytes = [0; 4096];
         while self.incoming.len() < HEADER + RECORD {
@@ -164,7 +165,7 @@ impl Handshake {
         Ok(false)
     }
 
-    /// Gives TLS one record after the other, and not a byte of what comes after the other side's word.
+    /// Gives TLS one record after the other, and not a byte of what follows the other side's hello.
     fn hear(&mut self, judge: Judge<'_>) -> Result<Option<Hello>, HandshakeError> {
         while self.heard.len() < HELLO {
             let Some([_, _, _, high, low]) = self.incoming.first_chunk::<HEADER>() else {
@@ -204,7 +205,8 @@ impl Handshake {
         if self.heard.len() > HELLO { Err(HandshakeError::Hello) } else { Ok(()) }
     }
 
-    /// The accepting side's word: who connects is who its certificate says, and may.
+    /// Checks the connecting side's hello against its certificate and `judge`, and writes the
+    /// accepting side's hello.
     fn answer(&mut self, theirs: &Hello, judge: Judge<'_>) -> Result<(), HandshakeError> {
         let engine = theirs.engine.as_str().to_owned();
         let wrong = |_| HandshakeError::Name(engine.clone());
@@ -224,9 +226,9 @@ impl Handshake {
         if allowed { Ok(()) } else { Err(HandshakeError::NotAllowed { engine, tenant }) }
     }
 
-    /// The connecting side's judgement of the answer. (That the name is right is TLS's business.)
+    /// Checks the other side's hello. (The connecting side leaves the name to TLS.)
     fn judge_answer(&self, theirs: &Hello) -> Result<(), HandshakeError> {
-        // The accepting side took tenant and cipher over.
+        // The accepting side has copied tenant and cipher.
         let same = (theirs.tenant, theirs.cipher) == (self.ours.tenant, self.ours.cipher);
         match theirs.status {
             0 if same => Ok(()),
@@ -258,7 +260,7 @@ fn cipher(cipher: Cipher) -> slipway_warp::Cipher {
     }
 }
 
-/// What a program is told when its engine did not reach the other one.
+/// Returns the error number that a program gets if its engine did not reach the other one.
 pub(crate) fn errno(error: &HandshakeError) -> u32 {
     use rustix::io::Errno;
     let told = match error {
@@ -271,7 +273,7 @@ pub(crate) fn errno(error: &HandshakeError) -> u32 {
     told.raw_os_error().unsigned_abs()
 }
 
-/// Whether `socket`'s connection is there; its error if it failed.
+/// Returns the error of `socket`'s connect(2), if it has failed.
 pub(crate) fn connected(socket: BorrowedFd<'_>) -> std::io::Result<()> {
     rustix::net::sockopt::socket_error(socket.as_fd())?.map_err(Into::into)
 }

@@ -1,4 +1,4 @@
-//! The certificate that this engine shows, and those that it believes.
+//! The certificate that this engine presents, and the authorities that it trusts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::Settings;
 
-/// Why a certificate or a key is of no use.
+/// The reason why a certificate or a key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file cannot be read, or is not PEM.
     #[error("{}: {error}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         error: PemError,
     },
-    /// There is nothing in a file that is wanted.
+    /// A file has no certificate.
     #[error("{}: no certificate in it", .0.display())]
     Empty(PathBuf),
-    /// Key and certificates do not belong together, or cannot be used.
+    /// The key and the certificates do not belong together, or cannot be used.
     #[error("certificate, key or authority: {0}")]
     Unusable(#[from] rustls::Error),
     /// The authorities cannot be used.
@@ -35,7 +35,7 @@ pub enum IdentityError {
     Authority(#[from] rustls::server::VerifierBuilderError),
 }
 
-/// What handshakes go by. Cheap to clone.
+/// The TLS configurations for handshakes. Cheap to clone.
 #[derive(Clone)]
 pub struct Identity {
     pub(crate) client: Arc<ClientConfig>,
@@ -70,7 +70,7 @@ impl Identity {
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(verifier);
         let mut server = server.with_single_cert(chain, key)?;
-        // Nothing of TLS may come after the handshake: records follow.
+        // TLS must send nothing after the handshake: records follow.
         server.send_tls13_tickets = 0;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })

@@ -1,58 +1,67 @@
 //! Links between socket engines: streams whose listener is at another node.
 //!
-//! A program's FIFO ends at its engine; what it holds goes as sealed records over a TCP connection to the
-//! engine of the other program, and into that one's FIFO. What the engines say to each other is in
-//! `slipway_sgiov_spec::link`.
+//! A program writes into a FIFO that its engine reads. The engine sends the bytes as sealed records
+//! over a TCP connection to the other program's engine, which writes them into that program's FIFO.
+//! `slipway_sgiov_spec::link` specifies the protocol.
 //!
 //! # How the pieces meet
-//! - [`Settings`]: who this engine is, and which addresses are at which other one;
-//! - [`Links`]: all connections of an engine. Its owner opens streams ([`Links::open`]), answers those that
-//!   other engines ask for ([`Event::Asked`]), attaches the [`End`] of a local FIFO to each, and says which
-//!   FIFO stirred ([`Links::stir`]). No thread, no waiting: the owner calls [`Links::turn`] as long as there is
-//!   work, then [`Links::rest`] or [`Links::doze`], and sleeps on [`Links::descriptor`] and on what tells of signals;
-//! - [`Carrier`]: a thread that does so, and takes families' signals: the data plane of an engine whose owner is
-//!   the signal plane.
-//! - a connection belongs to one other engine and one tenant, and few serve all of their streams: handshake
-//!   (rustls, TLS 1.3, certificates on both sides), then records in which the frames of many streams lie.
+//! - [`Settings`]: the name of this engine, and which addresses are at which other engine;
+//! - [`Links`]: all connections of an engine. Its owner opens streams ([`Links::open`]), answers
+//!   those that other engines ask for ([`Event::Asked`]), attaches the [`End`] of a local FIFO to
+//!   each, and reports FIFOs whose program signalled ([`Links::stir`]). `Links` has no thread and
+//!   never waits: the owner calls [`Links::turn`] as long as there is work, then [`Links::rest`] or
+//!   [`Links::doze`], and sleeps on [`Links::descriptor`] and on the descriptors of programs'
+//!   signals;
+//! - [`Carrier`]: a thread that owns a `Links` and takes the signals of families: the data plane of
+//!   an engine whose owner is the signal plane;
+//! - a connection belongs to one other engine and one tenant, and few connections serve all of
+//!   their streams: first a handshake (rustls, TLS 1.3, certificates on both sides), then records
+//!   that hold frames of many streams.
 //!
-//! # A byte's way
-//! Copied from the source FIFO into the record that is being filled, sealed there in place, sent; received,
-//! opened in place, copied into the sink FIFO. So an engine has one copy, one pass of AES-GCM and the kernel's
-//! TCP for each byte, and the two first meet in the cache. Records are as long as there are bytes, up to
-//! [`Settings::record`]; short messages of many streams share one.
+//! # The path of a byte
+//! The sending engine copies a byte from the source FIFO into the record that it fills, seals the
+//! record in place and sends it. The receiving engine opens the record in place and copies the byte
+//! into the sink FIFO. So each engine has one copy, one pass of AES-GCM and the kernel's TCP for
+//! each byte, and copy and cipher find the byte in the cache. A record is as long as there are
+//! bytes, up to [`Settings::record`]; short messages of many streams share one.
 //!
-//! # Flow
-//! A stream's other side may send [`Settings::window`] bytes at first, and is granted more as the program reads.
-//! The window of one that has used it up, and whose program reads what comes, grows, and its FIFO with it, up to
-//! [`Settings::fifo`]. Whoever does not read stops nobody but its own sender: what comes for it was granted and
-//! has its place, in the FIFO or, while that is small and cannot grow, beside it.
+//! # Flow control
+//! The peer of a stream may send [`Settings::window`] bytes at first, and is granted more as the
+//! program reads. The window grows, and the FIFO with it, up to [`Settings::fifo`], if the peer has
+//! used up the window and the program reads what arrives. A program that does not read stops nobody
+//! but its own sender: bytes that arrive for it were granted and have their place, in the FIFO or,
+//! while the FIFO is small and cannot grow, in a buffer beside it.
 //!
 //! # Fairness
-//! Who is next is said by the scheduler of `slipway_warp::share`: dominant resource fairness among tenants, by
-//! weight, with the core's time (sealing and opening, sending and receiving, as measured) as one resource, and
-//! each way to another engine as one, where the settings say its rate. A connection has a queue for each
-//! direction, and is served one quantum: what one recv(2) gives, or each of its streams that has something, in
-//! turn, up to a record, as far as there is room. So many streams are no more than one. A tenant's own rate, where
-//! it has one, is kept by all of its connections together. [`Links::shares`] shows who has what.
+//! The scheduler of `slipway_warp::share` chooses the next connection: dominant resource fairness
+//! among tenants, by weight. The core's time (sealing and opening, sending and receiving, as
+//! measured) is one resource, and so is each way to another engine whose rate the settings say. A
+//! connection has a queue entry for each direction, and is served one quantum: what one recv(2)
+//! returns, or up to a record of each of its streams that has bytes, in turn, as far as there is
+//! room. So many streams get no more than one. All connections of a tenant together keep the
+//! tenant's own rate, if it has one. [`Links::shares`] reports the shares.
 //!
 //! # Sleep
-//! To fall asleep surely costs a barrier on every processor, so a stream asks its program once to tell, and not
-//! again before that has happened; and an engine that is woken soon, as its last sleeps say, sleeps for a
-//! millisecond at most without the barrier ([`Links::doze`]). A connection that much comes from does not wake it
-//! before there is enough, or a fifth of a millisecond has passed.
+//! Sleeping without missing a signal costs a barrier on every processor. So a stream asks its
+//! program once for a signal, and not again before the signal came; and an engine whose last sleeps
+//! were short sleeps at most a millisecond and without that barrier ([`Links::doze`]). A connection
+//! that receives much wakes the engine only when enough bytes are there or a fifth of a millisecond
+//! has passed.
 //!
-//! # When something is wrong
-//! A connection that breaks, or from which nothing was heard for [`Settings::silence_ms`], ends its streams
-//! with ECONNRESET; the next [`Links::open`] connects anew, at most once in a growing time up to a second while that
-//! fails. A record that does not open, a frame that cannot be, and bytes beyond the credit end the connection;
-//! nothing of such a record reaches a program. Log lines are limited to a few a second.
+//! # Failures
+//! A connection that breaks, or that received nothing for [`Settings::silence_ms`], ends its
+//! streams with ECONNRESET. The next [`Links::open`] connects anew; after failures, at most once in
+//! an interval that grows up to a second. A record that does not open, an invalid frame, and bytes
+//! beyond the credit end the connection; nothing of a record that does not open reaches a program.
+//! Log lines are limited to one a second, after a burst of five.
 //!
-//! Not here: who may open what (the owner asks its policy), names of tenants, sockets other than kernel TCP.
-//! `MSG_ZEROCOPY` is not used: over loopback and veth the kernel copies all the same.
+//! Out of scope: who may open what (the owner asks its policy), names of tenants, sockets other
+//! than kernel TCP. `MSG_ZEROCOPY` is not used: over loopback and veth the kernel copies all the
+//! same.
 //!
-//! Dependencies: `rustls` with `ring`, which the tree has for registries, for the handshake and the exporter;
-//! `ipnet` and `serde` for the settings; `rustix` for sockets and epoll, `libc` for the one option that it has not;
-//! `tracing` for the log.
+//! Dependencies: `rustls` with `ring`, which the tree has for registries, for the handshake and the
+//! exporter; `ipnet` and `serde` for the settings; `rustix` for sockets and epoll, `libc` for the
+//! one socket option that `rustix` lacks; `tracing` for the log.
 
 mod backoff;
 mod carrier;

@@ -25,30 +25,32 @@ use crate::settings::{Cipher, Settings, SettingsError};
 use crate::shares::{Direction, Shares, Turn, View};
 use crate::stream::End;
 
-/// The listener's number in epoll; connections have theirs.
+/// The listener's number in epoll; connections have their own numbers.
 const LISTENER: u64 = u64::MAX;
 /// Events taken at a time.
 const EVENTS: usize = 64;
-/// Connections that may be in their handshake, of those that others began.
+/// Incoming connections that may be in their handshake.
 const STRANGERS: usize = 64;
-/// The same of one address that is no engine's (of an IPv6 network of 64 bits).
+/// Incoming connections that may be in their handshake from one address that is no engine's (one
+/// IPv6 network of 64 bits).
 const STRANGERS_OF_ONE: usize = 8;
-/// Connections with one engine for one tenant, of those that one side began.
+/// Connections with one engine for one tenant that one side began.
 const OF_ONE: usize = 4;
-/// How long nobody is taken after that has failed, for want of descriptors most likely.
+/// Pause after accept(2) has failed, for want of descriptors most likely.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Connections that are taken in a turn.
+/// Connections that are accepted in a turn.
 const ARRIVALS: usize = 16;
 /// Bytes after which a quantum is over: those of one recv(2), or of one look at each stream.
 const QUANTUM: usize = 1;
-/// A quantum of so many bytes received leaves more to be received, most likely.
+/// Received bytes of a quantum from which on the socket has more, most likely.
 const FULL: u64 = 64 << 10;
-/// Quanta before the kernel and the programs are asked again what there is, at most.
+/// The most quanta before the kernel and the programs are polled again.
 const QUANTA: usize = 1024;
-/// Pauses of the processor, some tenths of a microsecond in all: longer than a store waits for its cache line.
+/// Spins of the processor, some tenths of a microsecond in all: longer than a store waits for its
+/// cache line.
 const PAUSES: usize = 16;
 
-/// A stream of an engine; never used twice.
+/// A stream of an engine; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId(u64);
 
@@ -66,22 +68,23 @@ impl StreamId {
     }
 }
 
-/// How a stream ended.
+/// The reason why a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It was never there: a number of errno(3).
+    /// The stream was never open; an error number of errno(3).
     Refused(u32),
-    /// Both sides have finished, and all that came is in the FIFO.
+    /// Both sides have finished, and all bytes that arrived are in the FIFO.
     Finished,
-    /// It was broken off, here, there, or in between. The FIFO says so too.
+    /// The stream was reset by this side, the other, or a broken connection. The FIFO says so, too.
     Reset,
 }
 
-/// What the owner is told.
+/// An event for the owner of a [`Links`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A program at another engine connects: answer with [`Links::attach`] or [`Links::refuse`], also when the stream
-    /// has ended meanwhile. Others are refused as long as too many wait for their answers.
+    /// A program at another engine connects: the owner answers with [`Links::attach`] or
+    /// [`Links::refuse`], even if the stream has ended meanwhile. Further streams are refused while
+    /// too many wait for an answer.
     Asked {
         /// The stream.
         stream: StreamId,
@@ -91,62 +94,63 @@ pub enum Event {
         tenant: String,
         /// The program's address.
         source: Address,
-        /// Where it connects to.
+        /// The address that the program connects to.
         destination: Address,
     },
-    /// A stream that was asked for is there. [`Links::attach`] follows, if it did not come before.
+    /// A stream that the owner asked for is open. The owner calls [`Links::attach`], if it has not
+    /// before.
     Opened(StreamId),
-    /// A stream has ended, and its [`End`] is let go of. The last event of it.
+    /// A stream has ended, and its [`End`] is released. This is the stream's last event.
     Ended {
-        /// Which.
+        /// The stream.
         stream: StreamId,
-        /// How.
+        /// The reason.
         ended: Ended,
-        /// It had an [`End`]. If not, and one is attached later all the same, that is broken off and there is
-        /// another event of this kind.
+        /// The stream had an [`End`]. If `false` and one is attached later all the same, that end
+        /// is reset and another event of this kind follows.
         attached: bool,
-        /// Where what the program has not read lies, in what the engine writes: the owner gives it back when the
-        /// program has closed.
+        /// The region with bytes that the program has not read, in the engine's half of the arena:
+        /// the owner frees it when the program has closed.
         region: Option<Region>,
     },
 }
 
-/// Links to other engines. One thread's.
+/// Links to other engines. Used by one thread.
 pub struct Links {
     settings: Settings,
     identity: Identity,
     listener: Option<OwnedFd>,
-    /// The listener is not watched until then.
+    /// The listener is not watched until this time.
     paused: Option<Instant>,
     epoll: OwnedFd,
     connections: HashMap<u32, Connection>,
-    /// Their numbers, in the order of turns.
+    /// Keys of `connections`, in the order of turns.
     order: VecDeque<u32>,
     next: u32,
     backoffs: Vec<Backoff>,
-    /// Who is next.
+    /// The choice of the next connection.
     shares: Shares,
-    /// What tenants may send.
+    /// Limits on what tenants send.
     rates: HashMap<String, Bucket>,
-    /// What rates count from.
+    /// The time that rates and shares count from.
     begin: Instant,
     events: VecDeque<Event>,
     logs: Logs,
 }
 
-/// Why there are no links.
+/// The reason why links cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum LinksError {
-    /// The settings cannot be.
+    /// The settings are invalid.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// Certificates or key.
+    /// Certificates or key cannot be used.
     #[error(transparent)]
     Identity(#[from] crate::identity::IdentityError),
-    /// Listening.
+    /// The listener cannot be opened.
     #[error("listening for other engines: {0}")]
     Listen(Error),
-    /// epoll.
+    /// An epoll operation failed.
     #[error(transparent)]
     Io(#[from] Error),
 }
@@ -183,38 +187,41 @@ impl Links {
         })
     }
 
-    /// What it goes by.
+    /// Returns the settings in use.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Where it listens: the port, if the settings left it open.
+    /// Returns the address where the engine listens, with the port that the kernel chose if the
+    /// settings left it open.
     pub fn local(&self) -> Option<SocketAddr> {
         let name = rustix::net::getsockname(self.listener.as_ref()?).ok()?;
         SocketAddr::try_from(name).ok()
     }
 
-    /// Another place where an engine listens from now on.
+    /// Sets another address where an engine listens from now on.
     pub fn relocate(&mut self, engine: &str, at: SocketAddr) {
         if let Some(peer) = self.settings.engine.iter_mut().find(|peer| peer.name == engine) {
             peer.at = at;
         }
     }
 
-    /// A tenant's weight among those who want the same resource: 1 by default, 0.001 to 1000.
+    /// Sets a tenant's weight among those that want the same resource: 1 by default, 0.001 to 1000.
     pub fn set_weight(&mut self, tenant: &str, weight: f64) {
         let weight = if weight.is_finite() { weight.clamp(0.001, 1000.0) } else { 1.0 };
         self.shares.set_weight(tenant, weight);
     }
 
-    /// Bytes that a tenant may send a second to all other engines together; there is no limit by default.
+    /// Limits the bytes per second that a tenant may send to all other engines together; there is
+    /// no limit by default.
     pub fn set_rate(&mut self, tenant: &str, per_second: u64) {
         self.rates.insert(tenant.into(), Bucket::new(Rate { per_second, burst: 0 }));
         self.shares.set_cap(tenant, per_second);
     }
 
-    /// Goes by other settings and certificates from now on. Connections that are there go on, but for those to an
-    /// engine that is not among the settings' any more, or not for their tenant: their streams are reset.
+    /// Uses other settings and certificates from now on. Established connections go on, except that
+    /// the streams of a connection are reset if its engine is not in the settings any more, or does
+    /// not serve its tenant.
     pub fn renew(&mut self, renewal: Renewal, now: Instant) {
         let Renewal { settings, identity, shares } = renewal;
         let old = std::mem::replace(&mut self.settings, settings);
@@ -228,7 +235,8 @@ impl Links {
         }
         let mut dropped = Vec::new();
         for (key, connection) in &mut self.connections {
-            // Who has not said yet who it is is asked as others are.
+            // Connections still in handshake have no known peer; their handshake is checked against
+            // the new settings.
             let Some(engine) = connection.engine.and_then(|number| old.engine.get(number)) else {
                 continue;
             };
@@ -242,7 +250,7 @@ impl Links {
         for (key, connection) in &self.connections {
             if let Some(way) = connection.engine.filter(|_| connection.is_up()) {
                 self.shares.join(*key, &connection.tenant, way);
-                // What it had to do is not forgotten.
+                // The former queue is lost: queue both directions again.
                 self.shares.want(*key, Direction::In);
                 self.shares.want(*key, Direction::Out);
             }
@@ -254,17 +262,17 @@ impl Links {
         self.order.retain(|key| self.connections.contains_key(key));
     }
 
-    /// Readable when [`Links::turn`] has something to do.
+    /// Returns the descriptor that is readable when [`Links::turn`] has something to do.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// The next event.
+    /// Takes the next event.
     pub fn event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Who has how much of the core and of the ways to other engines.
+    /// Returns the tenants' shares of the core and of the ways to other engines.
     pub fn shares(&self, now: Instant) -> View {
         self.shares.view(self.since_begin(now))
     }
@@ -273,7 +281,7 @@ impl Links {
         now.saturating_duration_since(self.begin)
     }
 
-    /// What its connections did.
+    /// Returns the counters of all connections.
     pub fn reports(&self) -> Vec<Report> {
         let known = self.order.iter().filter_map(|key| self.connections.get(key));
         known.map(|connection| connection.report(&self.settings)).collect()
@@ -281,11 +289,13 @@ impl Links {
 
     // Streams.
 
-    /// Opens a stream to a program at another engine. [`Event::Opened`] or [`Event::Ended`] follows.
+    /// Opens a stream to a program at another engine. [`Event::Opened`] or [`Event::Ended`]
+    /// follows.
     ///
     /// # Errors
-    /// A number of errno(3): `EHOSTUNREACH` when no engine has the address; what the last try to reach that
-    /// engine said, for a short time; `ENOBUFS`.
+    /// An error number of errno(3): `EHOSTUNREACH` if no engine has the address; for a short time
+    /// after a failed attempt to reach that engine, the error of that attempt; `ENOBUFS` if there
+    /// are too many streams or connections.
     pub fn open(
         &mut self,
         tenant: &str,
@@ -305,7 +315,8 @@ impl Links {
         connection.open(open, &around).ok_or(raw(Errno::NOBUFS))
     }
 
-    /// Joins a stream with a local FIFO, whose engine's side is nobody else's until [`Event::Ended`].
+    /// Joins a stream with a local FIFO. Until [`Event::Ended`], nobody else may use the engine's
+    /// side of that FIFO.
     pub fn attach(&mut self, stream: StreamId, end: End) {
         let connection = self.connections.get_mut(&stream.connection());
         let late = match connection {
@@ -319,14 +330,14 @@ impl Links {
         }
     }
 
-    /// Answers [`Event::Asked`]: no, with a number of errno(3).
+    /// Refuses the stream of [`Event::Asked`] with an error number of errno(3).
     pub fn refuse(&mut self, stream: StreamId, errno: u32, now: Instant) {
         if let Some(connection) = self.connections.get_mut(&stream.connection()) {
             connection.refuse(stream.number(), errno, now);
         }
     }
 
-    /// The local program says that its FIFO has changed.
+    /// Handles the local program's signal that its FIFO has changed.
     #[inline]
     pub fn stir(&mut self, stream: StreamId) {
         if let Some(connection) = self.connections.get_mut(&stream.connection()) {
@@ -334,8 +345,9 @@ impl Links {
         }
     }
 
-    /// The local program has closed its last descriptor, and the FIFO's end is there or will be no more: what it
-    /// has written still goes. If there is something that it has not read the stream is broken off.
+    /// Handles that the local program has closed its last descriptor and finished its FIFO, or
+    /// never will. Bytes that the program has written are still sent. If it has left bytes unread,
+    /// the stream is reset.
     pub fn leave(&mut self, stream: StreamId, now: Instant) {
         let (mut around, connections, _) = self.around(now);
         if let Some(connection) = connections.get_mut(&stream.connection()) {
@@ -343,7 +355,7 @@ impl Links {
         }
     }
 
-    /// Breaks a stream off.
+    /// Resets a stream on both sides.
     pub fn reset(&mut self, stream: StreamId, now: Instant) {
         let (mut around, connections, _) = self.around(now);
         if let Some(connection) = connections.get_mut(&stream.connection()) {
@@ -360,7 +372,8 @@ impl Links {
         self.order.iter().copied().find(|key| self.connections.get(key).is_some_and(fits))
     }
 
-    /// Connections with an engine for a tenant that this side began, or the other one, the oldest first.
+    /// Returns the connections with an engine for a tenant that this side (`own`) or the other one
+    /// began, the oldest first.
     fn of_one(&self, engine: usize, tenant: &str, own: bool) -> Vec<u32> {
         let fits = |connection: &Connection| {
             let whose = (connection.engine, connection.is_own());
@@ -385,7 +398,8 @@ impl Links {
         if let Some(errno) = self.backoffs.get(engine).and_then(|backoff| backoff.errno(now)) {
             return Err(errno);
         }
-        // Others are being left, as the other side wishes.
+        // Those that are open would have been used: the others are closing, as the other side
+        // wishes.
         if self.of_one(engine, tenant, true).len() >= OF_ONE {
             return Err(raw(Errno::NOBUFS));
         }
@@ -401,7 +415,7 @@ impl Links {
         }
     }
 
-    /// A socket that is, or is about to be, connected to `engine` becomes the way there for `tenant`.
+    /// Makes a socket that is, or is about to be, connected to `engine` the way there for `tenant`.
     fn adopt(
         &mut self,
         engine: usize,
@@ -418,7 +432,8 @@ impl Links {
         Ok(self.add(connection)?)
     }
 
-    /// As if this engine had connected to `engine` with `socket`: a socket pair, in tests.
+    /// Adopts `socket` as if this engine had connected to `engine` with it: a socket pair, in
+    /// tests.
     ///
     /// # Errors
     /// There is no such engine, or the handshake cannot begin.
@@ -433,7 +448,7 @@ impl Links {
         self.adopt(number, tenant, socket, now).map(drop).map_err(Error::other)
     }
 
-    /// As if another engine had connected with `socket`: a socket pair, in tests.
+    /// Adopts `socket` as if another engine had connected with it: a socket pair, in tests.
     ///
     /// # Errors
     /// The handshake cannot begin.
@@ -447,7 +462,7 @@ impl Links {
         from: Option<Network>,
         now: Instant,
     ) -> std::io::Result<()> {
-        // What it says of the tenant it takes over from the other side.
+        // The tenant is a placeholder: the handshake takes it over from the other side.
         let hello = self.hello("-").ok_or(Errno::INVAL)?;
         let handshake = Handshake::accept(&self.identity, hello).map_err(Error::other)?;
         let mut connection = Connection::new(self.next, socket, handshake, None, now);
@@ -468,7 +483,7 @@ impl Links {
         Ok(key)
     }
 
-    /// Takes those who connect. Whether there was somebody.
+    /// Accepts connections. Returns whether there were any.
     fn accept(&mut self, now: Instant) -> bool {
         let mut some = false;
         for _ in 0..ARRIVALS {
@@ -478,7 +493,7 @@ impl Links {
                 Ok(there) => there,
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return some,
                 Err(_) => {
-                    // Who connects waits, and would keep the thread from its sleep.
+                    // The connection that waits in the backlog would keep the thread from sleeping.
                     self.paused = Some(now + PAUSE);
                     self.listen_for(epoll::EventFlags::empty());
                     return some;
@@ -490,7 +505,7 @@ impl Links {
                 continue;
             }
             self.make_room(now);
-            // Small words are not to wait for large ones.
+            // Small messages must not wait for large ones.
             let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
             if let Err(error) = self.accept_from(socket, from.map(network), now) {
                 self.logs.warn(now, "", &error);
@@ -502,12 +517,12 @@ impl Links {
     fn listen_for(&self, flags: epoll::EventFlags) {
         if let Some(listener) = &self.listener {
             let data = epoll::EventData::new_u64(LISTENER);
-            // A change of what is watched needs no memory.
+            // Changing the watched events needs no memory.
             let _ = epoll::modify(&self.epoll, listener, data, flags);
         }
     }
 
-    /// Connections in their handshake that others began, the oldest first.
+    /// Returns the incoming connections that are in their handshake, the oldest first.
     fn strangers(&self) -> impl Iterator<Item = (u32, Option<Network>)> + '_ {
         let all = self.connections.iter().filter(|(_, one)| one.engine.is_none());
         let mut all: Vec<_> = all.map(|(key, one)| (*key, one.from)).collect();
@@ -515,15 +530,16 @@ impl Links {
         all.into_iter()
     }
 
-    /// Whether an address may have one more. An engine's may have as many as it has tenants.
+    /// Returns whether an address may have one more connection in handshake. The address of an
+    /// engine may have as many as it has tenants.
     fn has_room_for(&self, from: IpAddr) -> bool {
         let is_engines = self.settings.engine.iter().any(|peer| peer.at.ip() == from);
         let own = self.strangers().filter(|(_, other)| *other == Some(network(from))).count();
         is_engines || own < STRANGERS_OF_ONE
     }
 
-    /// Ends the oldest of too many strangers, so that there is always room for one more: of those first that no engine's
-    /// address has.
+    /// Ends the oldest connection in handshake if there are too many, so that there is always room
+    /// for one more. Connections from addresses of no engine go first.
     fn make_room(&mut self, now: Instant) {
         let all: Vec<_> = self.strangers().collect();
         if all.len() < STRANGERS {
@@ -547,8 +563,8 @@ impl Links {
 
     // Turns.
 
-    /// Serves the connections that have something, as their tenants' shares say. Whether there was something: then
-    /// there may be more.
+    /// Serves the connections that have something to do, as their tenants' shares say. Returns
+    /// whether there was anything: if so, there may be more.
     pub fn turn(&mut self, now: Instant) -> bool {
         if self.paused.take_if(|until| *until <= now).is_some() {
             self.listen_for(epoll::EventFlags::IN);
@@ -591,7 +607,8 @@ impl Links {
         count
     }
 
-    /// Says what a connection has to do, and does what is not shared: the handshake, and what is due by the clock.
+    /// Queues the directions in which a connection has something to do, and does the work that is
+    /// not scheduled by shares: the handshake, and timers.
     fn prepare(&mut self, key: u32, readable: bool, writable: bool, now: Instant) -> bool {
         self.hold(key, now);
         let (mut around, connections, _) = self.around(now);
@@ -622,7 +639,7 @@ impl Links {
         }
     }
 
-    /// Until when a connection may not send: its tenant has sent enough, or its way has enough to carry.
+    /// Sets until when a connection may not send: its tenant has sent enough, or its way is busy.
     fn hold(&mut self, key: u32, now: Instant) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         let opens = self.rates.get(&connection.tenant).map(Bucket::opens_at);
@@ -631,12 +648,13 @@ impl Links {
         connection.held = until.filter(|until| *until > now);
     }
 
-    /// Serves those who are chosen, one quantum after the other. Whether there was something.
+    /// Serves chosen connections, one quantum after the other. Returns whether there was anything
+    /// to do.
     fn share(&mut self, now: Instant) -> bool {
         let (mut worked, mut began) = (false, Instant::now());
         for _ in 0..QUANTA.min(2 * self.order.len() + 2) {
             let Some(turn) = self.shares.next(self.since_begin(began)) else { break };
-            // It may have waited for its way, and its tenant has sent since, perhaps.
+            // The connection may have waited for its way while its tenant sent elsewhere.
             self.hold(turn.connection, began);
             let (some, ended) = self.serve(turn, began, now);
             worked |= some;
@@ -645,7 +663,8 @@ impl Links {
         worked
     }
 
-    /// A quantum, from `began` on. Whether there was something, and when it was over.
+    /// Serves one quantum, which begins at `began`. Returns whether there was anything to do, and
+    /// when the quantum ended.
     fn serve(&mut self, turn: Turn, began: Instant, now: Instant) -> (bool, Instant) {
         let (key, direction) = (turn.connection, turn.direction);
         let (mut around, connections, _) = self.around(now);
@@ -670,7 +689,7 @@ impl Links {
         if *done.as_ref().unwrap_or(&true) {
             connection.busy += busy;
         }
-        // What came may be answered, what was sent is perhaps not all: at once, if its turn comes.
+        // Received frames may need answers, and sending may be unfinished: queue it again at once.
         let sends = *done.as_ref().unwrap_or(&false) && connection.wants_to_send(false);
         let more = direction == Direction::In && bytes >= FULL && !connection.coalesces();
         let at = self.since_begin(ended);
@@ -694,7 +713,7 @@ impl Links {
         (worked, ended)
     }
 
-    /// Bytes that a connection has sent count for its tenant.
+    /// Counts bytes that a connection has sent for its tenant's rate.
     fn count(&mut self, key: u32, sent: u64, now: Instant) {
         let tenant = self.connections.get(&key).map(|connection| &connection.tenant);
         if let Some(rate) = tenant.and_then(|tenant| self.rates.get_mut(tenant)) {
@@ -707,7 +726,8 @@ impl Links {
         let engine = connection.engine;
         let others = engine.filter(|_| !connection.is_own());
         let others = others.map(|engine| self.of_one(engine, &connection.tenant, false));
-        // Who has too many loses the oldest: of one that began anew it is dead, most likely.
+        // An engine with too many connections loses the oldest, which is dead, most likely, if the
+        // engine has restarted.
         if let Some(oldest) =
             others.filter(|all| all.len() > OF_ONE).and_then(|all| all.first().copied())
         {
@@ -727,13 +747,13 @@ impl Links {
         let interest = connection.interest();
         if connection.interest != Some(interest) {
             let data = epoll::EventData::new_u64(key.into());
-            // It can fail for want of memory only; it is tried again in the next turn.
+            // This can fail for want of memory only; the next turn tries again.
             let done = epoll::modify(&self.epoll, &connection.socket, data, flags(interest));
             connection.interest = done.is_ok().then_some(interest);
         }
     }
 
-    /// A connection is no more, and its streams with it.
+    /// Ends a connection and its streams.
     fn end(&mut self, key: u32, broken: &Broken, now: Instant) {
         let Some(mut connection) = self.connections.remove(&key) else { return };
         self.shares.part(key, self.since_begin(now));
@@ -741,7 +761,7 @@ impl Links {
         let (mut around, ..) = self.around(now);
         connection.end(broken, &mut around);
         match (broken, connection.is_up()) {
-            // Or it was told already.
+            // No failure, or logged already.
             (Broken::Idle | Broken::Dropped, _) => {}
             (_, true) => self.log(connection.engine, broken, now),
             (_, false) => self.failed(connection.engine, broken, now),
@@ -761,11 +781,14 @@ impl Links {
         self.logs.warn(now, name, broken);
     }
 
-    /// Has all streams tell by themselves when there is something to do. True: the owner may sleep until
-    /// [`Links::descriptor`] is readable, a FIFO tells, or [`Links::deadline`]. There is a full barrier of this
-    /// thread in it between what the owner did before and what it looks at afterwards; others pass one
-    /// (`slipway_ring::cross::heavy`, which costs as much as some records) only where a stream asks for what it did
-    /// not ask for before.
+    /// Asks the programs of all streams to signal when there is something to do. Returns whether
+    /// the owner may sleep until [`Links::descriptor`] is readable, a program signals, or
+    /// [`Links::deadline`].
+    ///
+    /// The call has a full barrier of this thread between what the owner did before and what it
+    /// looks at afterwards. All other threads pass a barrier (`slipway_ring::cross::heavy`, which
+    /// costs as much as some records) only if a stream asks for something that it did not ask for
+    /// before.
     pub fn rest(&mut self, now: Instant) -> bool {
         let (mut around, connections, _) = self.around(now);
         let mut due = false;
@@ -784,14 +807,15 @@ impl Links {
         asleep && self.events.is_empty()
     }
 
-    /// As [`Links::rest`], but no other processor passes a barrier, which costs as much as some records: for an owner
-    /// that expects to be told soon, and sleeps no longer than a millisecond. A program that wrote in the very moment
-    /// may not see that it is to tell: its stream is looked at again after that time.
+    /// Does what [`Links::rest`] does, without a barrier of other processors, which costs as much
+    /// as some records: for an owner that expects a signal soon, and sleeps no longer than a
+    /// millisecond. A program that wrote in this very moment may not see that it has to signal: its
+    /// stream is polled after the sleep.
     pub fn doze(&mut self, now: Instant) -> bool {
         let (mut around, connections, _) = self.around(now);
         connections.values_mut().for_each(|connection| connection.doze(&mut around));
         fence(Ordering::SeqCst);
-        // What a program wrote before it could see that it is to tell is seen by now.
+        // A write of a program before it could see the wish is visible by now.
         (0..PAUSES).for_each(|_| std::hint::spin_loop());
         let mut asleep = true;
         for connection in connections.values_mut() {
@@ -800,13 +824,13 @@ impl Links {
         asleep && self.events.is_empty()
     }
 
-    /// When a turn is due even if nothing happens.
+    /// Returns when a turn is due even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let all = self.connections.values().filter_map(|one| one.deadline(&self.settings));
         all.chain(self.paused).min()
     }
 
-    /// For how long [`Links::rest`] lets an owner sleep at most.
+    /// Returns the longest time that an owner may sleep after [`Links::rest`], if there is a limit.
     pub fn until_deadline(&self, now: Instant) -> Option<Duration> {
         self.deadline().map(|when| when.saturating_duration_since(now))
     }
@@ -829,7 +853,8 @@ fn socket(at: SocketAddr) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
-/// An address, or the network that somebody has who has one of its addresses.
+/// An IPv4 address as an IPv4-mapped one, or the 64-bit prefix of an IPv6 address, all of which one
+/// peer may own.
 pub(crate) type Network = [u8; 16];
 
 fn network(ip: IpAddr) -> Network {
@@ -846,7 +871,7 @@ fn network(ip: IpAddr) -> Network {
 
 fn listen(at: SocketAddr) -> std::io::Result<OwnedFd> {
     let socket = socket(at)?;
-    // A restarted engine listens at once.
+    // A restarted engine must be able to listen at once.
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
     rustix::net::bind(&socket, &at)?;
     rustix::net::listen(&socket, 128)?;

@@ -1,11 +1,11 @@
-//! Log lines that others can cause, a few a second.
+//! Log lines that other engines can cause, limited to one a second after a burst.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use slipway_rate::{Bucket, Rate};
 
-/// Lines a second, and at once after a pause.
+/// Lines a second, and the burst after a pause.
 const RATE: Rate = Rate { per_second: 1, burst: 5 };
 
 pub(crate) struct Logs {
@@ -30,7 +30,7 @@ impl Logs {
         may
     }
 
-    /// A line about another engine.
+    /// Logs a warning about another engine, if the limit allows.
     pub(crate) fn warn(&mut self, now: Instant, engine: &str, what: &dyn Display) {
         if self.may(now) {
             let dropped = std::mem::take(&mut self.dropped);

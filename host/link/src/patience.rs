@@ -1,33 +1,34 @@
-//! How long the thread looks for more before it sleeps.
+//! How long the thread polls for more work before it sleeps.
 //!
-//! To be woken costs tens of microseconds, so looking a little longer pays while answers come soon, and is a waste
-//! when they do not, or when somebody else needs the processor.
+//! A wake-up costs tens of microseconds, so polling a little longer pays while answers come soon,
+//! and is a waste when they do not, or when another thread needs the processor.
 
 use std::time::{Duration, Instant};
 
-/// How long it looks at least after the last work.
+/// The shortest time to poll after the last work.
 const LEAST: Duration = Duration::from_micros(50);
-/// And at most: as long as two others may need to wake up, one after the other, and answer.
+/// The longest time to poll: as long as two others may need to wake up, one after the other, and
+/// answer.
 const MOST: Duration = Duration::from_micros(200);
-/// Sleeps that were longer than that, one after the other, before it looks half as long.
+/// Consecutive sleeps longer than `MOST` before the next such sleep halves the polling time.
 const LONG: u8 = 8;
-/// Who is away for longer when it gives up the processor has given it to somebody who needs it.
+/// A yield that takes longer has given the processor to a thread that needs it.
 const CROWDED: Duration = Duration::from_micros(20);
-/// Who slept for less, twice, expects to be woken as soon the next time.
+/// After two sleeps shorter than this, the next is expected to be as short.
 const BRIEF: Duration = Duration::from_micros(500);
-/// For how long it does not look then but sleeps: a sleeper gets the processor back as soon as there is something,
-/// who gives it up gets it back when the others have had enough of it.
+/// Time without polling after a long yield: a sleeper gets the processor back as soon as there is
+/// something, while a thread that yields gets it back when the others have had enough of it.
 const CALM: Duration = Duration::from_millis(100);
 
-/// What was learnt.
+/// The state of the thread's polling.
 pub(crate) struct Patience {
-    /// The last work.
+    /// The time of the last work.
     worked: Instant,
     looks: Duration,
     long: u8,
-    /// Others need the processor until then.
+    /// Other threads need the processor until this time.
     crowded: Instant,
-    /// Sleeps that were short, one after the other.
+    /// Consecutive short sleeps.
     brief: u8,
 }
 
@@ -36,30 +37,31 @@ impl Patience {
         Self { worked: now, looks: LEAST, long: 0, crowded: now, brief: 0 }
     }
 
-    /// There was work.
+    /// Notes that there was work.
     pub(crate) fn worked(&mut self, now: Instant) {
         self.worked = now;
     }
 
-    /// There was none: whether to give up the processor for a moment, and look again.
+    /// Returns whether a thread without work should yield the processor for a moment and poll
+    /// again.
     pub(crate) fn lasts(&self, now: Instant) -> bool {
         now < self.worked + self.looks && now >= self.crowded
     }
 
-    /// The processor was given up from `then` to `now`.
+    /// Notes that a yield took from `then` to `now`.
     pub(crate) fn gave_up(&mut self, then: Instant, now: Instant) {
         if now - then > CROWDED {
             self.crowded = now + CALM;
         }
     }
 
-    /// Whether the next sleep is taken to be a short one.
+    /// Returns whether the next sleep is expected to be short.
     pub(crate) fn is_brief(&self) -> bool {
-        // Once may be an answer that was waited for, and a pause comes after it.
+        // A single short sleep may be the wait for an answer, after which there is a pause.
         self.brief > 1
     }
 
-    /// It slept from `then` to `now`.
+    /// Notes that the thread slept from `then` to `now`.
     pub(crate) fn slept(&mut self, then: Instant, now: Instant) {
         self.brief = if now - then < BRIEF { self.brief.saturating_add(1) } else { 0 };
         if now - then < MOST {

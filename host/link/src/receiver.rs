@@ -1,4 +1,4 @@
-//! Records that come in: received, opened in place.
+//! Incoming records: received, and opened in place.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,7 +7,7 @@ use slipway_sgiov_spec::link::PAYLOAD;
 use slipway_warp::record::{HEADER, Header, TAG, open};
 use slipway_warp::{Opener, TransformError};
 
-/// Bytes of a record, at most.
+/// The most bytes of a record.
 const RECORD: usize = HEADER + PAYLOAD + TAG;
 /// Bytes of the buffer: more than a record, so that one recv(2) takes several.
 const BUFFER: usize = 4 * RECORD;
@@ -15,15 +15,15 @@ const BUFFER: usize = 4 * RECORD;
 pub(crate) struct Receiver {
     opener: Opener,
     buffer: Box<[u8]>,
-    /// What was received and not opened yet is from here
+    /// Start of the bytes that were received and not opened yet.
     at: usize,
-    /// to here.
+    /// End of the bytes that were received.
     end: usize,
     /// Bytes taken from the socket.
     pub(crate) bytes: u64,
 }
 
-/// What the socket gave.
+/// The result of reading the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     /// Bytes.
@@ -35,14 +35,14 @@ pub(crate) enum Received {
 }
 
 impl Receiver {
-    /// `rest` came with the handshake.
+    /// Makes a receiver whose buffer begins with `rest`, which came with the handshake.
     pub(crate) fn new(opener: Opener, rest: &[u8]) -> Self {
         let mut buffer: Box<[u8]> = vec![0; BUFFER.max(rest.len())].into();
         buffer[..rest.len()].copy_from_slice(rest);
         Self { opener, buffer, at: 0, end: rest.len(), bytes: 0 }
     }
 
-    /// Takes what the socket has, as far as there is room.
+    /// Reads from the socket, as far as there is room.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<Received, Errno> {
         self.make_room();
         match rustix::io::read(socket, &mut self.buffer[self.end..]) {
@@ -57,8 +57,8 @@ impl Receiver {
         }
     }
 
-    /// Has the part of a record that is there begin the buffer when it may have no room for the rest where it is:
-    /// seldom, since it is another copy.
+    /// Moves an incomplete record to the beginning of the buffer if the rest may not fit where it
+    /// is: seldom, since it is another copy.
     fn make_room(&mut self) {
         if self.at == self.end {
             (self.at, self.end) = (0, 0);
@@ -68,7 +68,7 @@ impl Receiver {
         }
     }
 
-    /// The payload of the next record. None: it has not all come.
+    /// Returns the payload of the next record, or `None` if the record is incomplete.
     pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, TransformError> {
         let Some(header) = Header::parse(&self.buffer[self.at..self.end])? else {
             return Ok(None);

@@ -1,21 +1,21 @@
-//! Other settings and certificates for links that run.
+//! New settings and certificates for running links.
 
 use crate::identity::Identity;
 use crate::links::LinksError;
 use crate::settings::{Settings, SettingsError};
 
-/// What a tenant may have of the links.
+/// A tenant's weight and limit in the links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Share {
-    /// Its name.
+    /// The tenant's name.
     pub tenant: String,
-    /// See [`Links::set_weight`](crate::Links::set_weight).
+    /// The weight, as for [`Links::set_weight`](crate::Links::set_weight).
     pub weight: f64,
-    /// See [`Links::set_rate`](crate::Links::set_rate); none: no limit.
+    /// The limit, as for [`Links::set_rate`](crate::Links::set_rate); `None` for no limit.
     pub rate: Option<u64>,
 }
 
-/// Settings and certificates that were read and checked, so that nothing can go wrong with them any more.
+/// Settings and certificates that were read and checked, so that applying them cannot fail.
 pub struct Renewal {
     pub(crate) settings: Settings,
     pub(crate) identity: Identity,
@@ -23,10 +23,11 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// Checks `settings`, which are to come after `current`, and reads certificates and key.
+    /// Checks `settings`, which will replace `current`, and reads certificates and key.
     ///
     /// # Errors
-    /// [`LinksError`]: also that something changes that connections were begun with.
+    /// [`LinksError`]; [`SettingsError::Fixed`] if a setting changes that existing connections
+    /// depend on.
     pub fn new(
         settings: Settings,
         current: &Settings,
@@ -40,13 +41,13 @@ impl Renewal {
         Ok(Self { settings, identity, shares })
     }
 
-    /// The settings.
+    /// Returns the new settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 }
 
-/// What may not change while links run, and does.
+/// Returns the name of a setting that changes although it may not while links run.
 fn fixed(new: &Settings, old: &Settings) -> Option<&'static str> {
     let changes = [
         ("name", new.name != old.name),

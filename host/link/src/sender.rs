@@ -1,4 +1,4 @@
-//! Records on their way out: filled with frames, sealed in place, sent.
+//! Outgoing records: filled with frames, sealed in place, sent.
 
 use std::os::fd::BorrowedFd;
 
@@ -10,9 +10,9 @@ use slipway_warp::{Sealer, TransformError};
 
 use crate::frames::Frames;
 
-/// Records that a buffer has room for: what one send(2) takes.
+/// Records that the buffer has room for: as many as one send(2) takes.
 const RECORDS: usize = 4;
-/// Room in a record below which no stream's bytes are put there any more.
+/// The smallest room in a record that is used for a stream's bytes.
 const LEAST: usize = 256;
 
 /// ```text
@@ -21,19 +21,20 @@ const LEAST: usize = 256;
 ///   │  gone  │ sealed, due │ being filled  │   free   │
 ///   └────────┴─────────────┴───────────────┴──────────┘
 /// ```
-/// A record is being filled when `end` is beyond `sealed`: behind its header, which is not written yet.
+/// A record is being filled if `end` is beyond `sealed`: behind its header, which is not written
+/// yet.
 pub(crate) struct Sender {
     sealer: Sealer,
     buffer: Box<[u8]>,
     sent: usize,
     sealed: usize,
     end: usize,
-    /// Bytes of payload that a record has, at most.
+    /// The most bytes of a record's payload.
     record: usize,
-    /// Bytes under one key, at most, and those under this one.
+    /// The most bytes under one key, and the bytes under the present one.
     rekey: u64,
     under_key: u64,
-    /// The socket took no more.
+    /// The socket's send buffer is full.
     pub(crate) blocked: bool,
     /// Bytes given to the socket.
     pub(crate) bytes: u64,
@@ -46,12 +47,13 @@ impl Sender {
         Self { sealer, buffer, sent, sealed, end, record, rekey, under_key, blocked: false, bytes }
     }
 
-    /// Generation of the key in use.
+    /// Returns the generation of the key in use.
     pub(crate) fn generation(&self) -> u32 {
         self.sealer.generation()
     }
 
-    /// Bytes of payload that go into the record that is being filled, or would go into a new one.
+    /// Returns the bytes of payload that fit into the record that is being filled, or into a new
+    /// one.
     fn room(&self) -> usize {
         if self.end > self.sealed {
             self.sealed + HEADER + self.record - self.end
@@ -62,7 +64,7 @@ impl Sender {
         }
     }
 
-    /// The next `count` bytes of payload, for which there is room.
+    /// Returns the space for the next `count` bytes of payload, which must fit.
     fn grow(&mut self, count: usize) -> &mut [u8] {
         if self.end == self.sealed {
             self.end += HEADER;
@@ -72,7 +74,7 @@ impl Sender {
         &mut self.buffer[begin..self.end]
     }
 
-    /// Whether there is room for frames, after a record that is full is sealed.
+    /// Seals the record if it has no room for `least` bytes. Returns whether there is room then.
     fn make_room(&mut self, least: usize) -> Result<bool, TransformError> {
         if self.room() < least {
             self.seal()?;
@@ -80,7 +82,7 @@ impl Sender {
         Ok(self.room() >= least)
     }
 
-    /// Puts frames into records. True: all of them.
+    /// Puts frames into records. Returns whether all of them fitted.
     pub(crate) fn put(&mut self, frames: &mut Frames) -> Result<bool, TransformError> {
         while let Some(length) = frames.next() {
             if !self.make_room(length)? {
@@ -91,8 +93,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Has `fill` put bytes of `stream`, up to `most`, into the record; it gives how many. None: there is no
-    /// room now.
+    /// Lets `fill` write up to `most` bytes of `stream` into the record and return their number.
+    /// Returns `None` if there is no room now.
     pub(crate) fn data<E>(
         &mut self,
         stream: u32,
@@ -117,7 +119,7 @@ impl Sender {
         Ok(Some(filled))
     }
 
-    /// Seals what is being filled.
+    /// Seals the record that is being filled.
     pub(crate) fn seal(&mut self) -> Result<(), TransformError> {
         if self.end == self.sealed {
             return Ok(());
@@ -134,7 +136,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Gives the socket what is sealed. How many bytes it took.
+    /// Gives sealed bytes to the socket. Returns how many it took.
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
         let before = self.bytes;
         self.blocked = false;
@@ -159,7 +161,7 @@ impl Sender {
         Ok((self.bytes - before) as usize)
     }
 
-    /// Whether something is sealed and not sent.
+    /// Returns whether bytes are sealed and not sent.
     pub(crate) fn is_due(&self) -> bool {
         self.sent < self.sealed
     }

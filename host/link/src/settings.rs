@@ -1,4 +1,4 @@
-//! Who this engine is, and which addresses are at which other one.
+//! Settings: the name of this engine, and which addresses are at which other engine.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -24,66 +24,67 @@ pub enum Cipher {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peer {
-    /// Its name, which its certificate has as a DNS name.
+    /// The engine's name, which its certificate has as a DNS name.
     pub name: String,
-    /// Where it listens.
+    /// The address where the engine listens.
     pub at: SocketAddr,
     /// The addresses of programs there.
     #[serde(default)]
     pub addresses: Vec<IpNet>,
-    /// The tenants that have streams to there; none: every tenant.
+    /// The tenants that have streams to this engine; empty for every tenant.
     #[serde(default)]
     pub tenants: Vec<String>,
-    /// Megabits per second that the way there carries, which tenants share by their weights; none: whatever the
-    /// kernel takes.
+    /// Megabits per second that the way to this engine carries, which tenants share by their
+    /// weights; `None` for whatever the kernel takes.
     #[serde(default)]
     pub rate_mbit: Option<u64>,
 }
 
 impl Peer {
-    /// Whether streams of `tenant` may go there and come from there.
+    /// Returns whether streams of `tenant` may go to this engine and come from it.
     pub fn serves(&self, tenant: &str) -> bool {
         self.tenants.is_empty() || self.tenants.iter().any(|name| name == tenant)
     }
 
-    /// Bytes per second that the way there carries.
+    /// Returns the bytes per second that the way to this engine carries, if the settings say.
     pub(crate) fn bytes_per_second(&self) -> Option<u64> {
         self.rate_mbit.map(|rate| rate.saturating_mul(125_000))
     }
 }
 
-/// What a [`Links`](crate::Links) goes by.
+/// The settings of a [`Links`](crate::Links).
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// This engine's name, which its certificate has as a DNS name.
     pub name: String,
-    /// Where to listen for other engines; none: only this one connects.
+    /// The address where this engine listens for others; `None` if only this one connects.
     #[serde(default)]
     pub listen: Option<SocketAddr>,
-    /// The certificate and those between it and the authority, PEM.
+    /// The certificate and the intermediate ones up to the authority, PEM.
     pub certificate: PathBuf,
-    /// Its private key, PEM.
+    /// The private key of the certificate, PEM.
     pub key: PathBuf,
-    /// The authorities that the other engines' certificates come from, PEM.
+    /// The authorities that issue the other engines' certificates, PEM.
     pub authority: PathBuf,
     /// The cipher of connections that this engine begins.
     #[serde(default)]
     pub cipher: Cipher,
-    /// Bytes of a record's payload, at most: 4,096 to 131,072.
+    /// The most bytes of a record's payload: 4,096 to 131,072.
     #[serde(default = "record")]
     pub record: usize,
-    /// Bytes of a stream that may come before its program has read any: 4,096 to 4,194,304. They grow, up to
-    /// `fifo`, for a stream that they hold up.
+    /// Bytes of a stream that may come before its program has read any: 4,096 to 4,194,304. The
+    /// window of a stream that it slows grows up to `fifo`.
     #[serde(default = "window")]
     pub window: u32,
-    /// Bytes that a FIFO may grow to: up to 4,194,304.
+    /// The most bytes of a FIFO: 4,096 to 4,194,304.
     #[serde(default = "fifo")]
     pub fifo: usize,
-    /// Bytes that are sealed under one key, at most.
+    /// The most bytes that are sealed under one key.
     #[serde(default = "rekey")]
     pub rekey: u64,
-    /// Milliseconds without a word from an engine after which it is lost: at least 30.
+    /// Milliseconds without a frame from an engine after which its connection is broken: at least
+    /// 30.
     #[serde(default = "silence")]
     pub silence_ms: u64,
     /// Milliseconds that connecting and the handshake may take.
@@ -92,7 +93,7 @@ pub struct Settings {
     /// Milliseconds after which a connection without streams is closed.
     #[serde(default = "linger")]
     pub linger_ms: u64,
-    /// Streams of a connection, at most.
+    /// The most streams of a connection.
     #[serde(default = "streams")]
     pub streams: usize,
     /// The other engines.
@@ -132,24 +133,24 @@ fn streams() -> usize {
     1 << 17
 }
 
-/// What cannot be in the settings.
+/// The reason why settings are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
-    /// A name that is empty, too long, or has other than printable ASCII characters.
+    /// A name that is empty, too long, or has characters other than printable ASCII.
     #[error("'{0}' is no name for an engine or a tenant")]
     Name(String),
-    /// Two engines of one name, or one of this engine's.
+    /// Two engines with one name, or one with this engine's.
     #[error("engine '{0}' is there twice")]
     Twice(String),
     /// A number out of its range.
     #[error("{what} is {value}: out of range")]
     Range {
-        /// Which.
+        /// The setting.
         what: &'static str,
-        /// What it says.
+        /// The value of the setting.
         value: u64,
     },
-    /// It is not what connections that are there were begun with.
+    /// A setting that cannot change while links run, since existing connections depend on it.
     #[error("{0} changes when the engine is started anew, and not before")]
     Fixed(&'static str),
 }
@@ -158,7 +159,7 @@ impl Settings {
     /// Checks names and ranges.
     ///
     /// # Errors
-    /// The first thing that cannot be.
+    /// The first problem found.
     pub fn check(&self) -> Result<(), SettingsError> {
         let mut names = vec![self.name.as_str()];
         for peer in &self.engine {
@@ -188,8 +189,8 @@ impl Settings {
         within("streams", self.streams as u64, 1, 1 << 20)
     }
 
-    /// The number of the engine that `address` is at, for `tenant`: of those whose networks have it, the one
-    /// with the smallest network.
+    /// Returns the number of the engine that `address` is at, for `tenant`: among the engines with
+    /// a network that contains it, the one with the smallest network.
     pub fn engine_of(&self, tenant: &str, address: [u8; 16]) -> Option<usize> {
         let address = Ipv6Addr::from(address);
         let address = address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4);
@@ -204,12 +205,12 @@ impl Settings {
             .map(|(_, number)| number)
     }
 
-    /// The number of the engine called `name`.
+    /// Returns the number of the engine called `name`.
     pub fn engine_named(&self, name: &str) -> Option<usize> {
         self.engine.iter().position(|peer| peer.name == name)
     }
 
-    /// Of an engine that knows nobody.
+    /// Returns the settings of an engine that knows no other.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn for_tests() -> Self {
         let file = PathBuf::new;

@@ -1,13 +1,14 @@
-//! Who is next: what [`slipway_warp::share`] decides for the connections of an engine.
+//! The order in which an engine's connections are served, as [`slipway_warp::share`] decides.
 //!
-//! The thread's core is one resource, and what it does there are two executors: *seal* (copy from FIFOs into
-//! records, seal, give to the socket) and *open* (receive, open, copy into FIFOs). The way to each other engine is a
-//! resource of its own with an executor *transport*. A connection is in a queue of its tenant for each of the two
-//! directions, once; who is chosen may do one quantum, and its tenant pays what that took of the core's time.
+//! The thread's core is one resource, and its work there is two executors: *seal* (copy from FIFOs
+//! into records, seal, give to the socket) and *open* (receive, open, copy into FIFOs). The way to
+//! each other engine is a resource of its own with an executor *transport*. A connection is at most
+//! once in its tenant's queue for each of the two directions; a chosen connection may do one
+//! quantum, and its tenant pays for the core's time that the quantum took.
 //!
-//! A way whose rate the settings say is paced: the tenants of its connections are chosen for it first, and for
-//! the core then, so that both are shared. One whose rate nobody says has what the kernel makes of it: only
-//! what it carries while sockets take no more is measured, and shown.
+//! A way whose rate the settings say is paced: its connections are first chosen for the way, and
+//! then for the core, so that both are shared. A way without a rate is left to the kernel: its
+//! capacity is only measured, while sockets are full, and shown.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,16 +21,18 @@ use slipway_warp::share::{
 
 use crate::settings::Settings;
 
-/// What the core is taken to do in a second before it is measured.
+/// Bytes per second that an executor of the core is assumed to process before it is measured.
 const GUESS: u64 = 1_500_000_000;
-/// What a way is taken to carry before it is: so much that nobody is limited by it.
+/// Bytes per second that a way without a rate is assumed to carry before it is measured: so many
+/// that they limit nobody.
 const FAST: u64 = 12_500_000_000;
-/// A quantum is taken to need no more of the core than this: if it did, somebody else had the core meanwhile.
+/// The most time of the core that a quantum is charged for: if it took longer, another thread had
+/// the core meanwhile.
 const QUANTUM: Duration = Duration::from_millis(1);
-/// For so long a paced way that was not used may be used at once later.
+/// Unused time of a paced way that may be made up later, at once.
 const BURST: Duration = Duration::from_millis(10);
 
-/// Which way bytes go.
+/// The direction in which bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     In,
@@ -42,7 +45,7 @@ struct Job {
     direction: Direction,
 }
 
-/// A connection that was chosen, and for what. It goes back by [`Shares::done`].
+/// A connection that was chosen, and the direction. The caller returns it by [`Shares::done`].
 #[must_use = "the core waits for it"]
 pub(crate) struct Turn {
     pub(crate) connection: u32,
@@ -54,11 +57,11 @@ pub(crate) struct Turn {
 struct Way {
     resource: ResourceId,
     transport: ExecutorId,
-    /// Bytes per second that the settings say.
+    /// Bytes per second that the settings say; `None` if the way is not paced.
     rate: Option<u64>,
-    /// When a paced one has carried what it was given.
+    /// When a paced way has carried all that it was given.
     free_at: Duration,
-    /// Until when it was measured while a socket took no more.
+    /// The end of the last turn, if the socket was full then: the time since counts as busy.
     measured: Option<Duration>,
 }
 
@@ -66,7 +69,7 @@ struct Way {
 struct Place {
     chain: ChainId,
     queued: bool,
-    /// Bytes that the last quantum moved: what the next is taken to move.
+    /// Bytes that the last quantum moved: the estimate for the next.
     bytes: u64,
 }
 
@@ -74,9 +77,9 @@ struct Member {
     tenant: TenantId,
     way: usize,
     places: [Place; 2],
-    /// In the queue of its way.
+    /// The connection's chain in the queue of its way.
     link: ChainId,
-    /// Its way has chosen it.
+    /// The ticket of the way that has chosen the connection, until the core has served it.
     chosen: Option<Ticket<Job>>,
 }
 
@@ -88,7 +91,7 @@ struct Tenant {
 pub(crate) struct Shares {
     scheduler: Scheduler<Job>,
     core: ResourceId,
-    /// By [`Direction`].
+    /// Indexed by [`Direction`].
     executors: [ExecutorId; 2],
     ways: Vec<Way>,
     paced: bool,
@@ -119,12 +122,13 @@ impl Shares {
         Self { scheduler, core, executors, ways, paced, members, tenants, options }
     }
 
-    /// A tenant's weight, within what a scheduler takes.
+    /// Sets a tenant's weight, which is within the scheduler's range.
     pub(crate) fn set_weight(&mut self, tenant: &str, weight: f64) {
         self.change(tenant, |options| options.weight = weight);
     }
 
-    /// What a tenant may send, for the formula: the cap itself is kept where sent bytes are counted.
+    /// Sets the bytes per second that a tenant may send, for the formula only: the cap itself is
+    /// kept where sent bytes are counted.
     pub(crate) fn set_cap(&mut self, tenant: &str, cap: u64) {
         self.change(tenant, |options| options.cap = Some(cap));
     }
@@ -133,12 +137,12 @@ impl Shares {
         let options = self.options.entry(tenant.into()).or_default();
         change(options);
         if let Some(there) = self.tenants.get(tenant) {
-            // The weight is in range, and the tenant is there.
+            // Cannot fail: the weight is in range, and the tenant exists.
             let _ = self.scheduler.set_options(there.id, *options);
         }
     }
 
-    /// A connection to engine `way` is up.
+    /// Adds a connection to engine `way` that is up.
     pub(crate) fn join(&mut self, connection: u32, tenant: &str, way: usize) {
         let Some(transport) = self.ways.get(way).map(|way| way.transport) else { return };
         let Some(id) = self.tenant(tenant) else { return };
@@ -165,7 +169,7 @@ impl Shares {
         Some(id)
     }
 
-    /// A connection is no more.
+    /// Removes a connection.
     pub(crate) fn part(&mut self, connection: u32, now: Duration) {
         let Some(member) = self.members.remove(&connection) else { return };
         if let Some(ticket) = member.chosen {
@@ -188,7 +192,7 @@ impl Shares {
         }
     }
 
-    /// A connection has something to do, or may have.
+    /// Queues a connection that has or may have something to do.
     pub(crate) fn want(&mut self, connection: u32, direction: Direction) {
         let Some(member) = self.members.get_mut(&connection) else { return };
         let (way, link) = (&self.ways[member.way], member.link);
@@ -198,11 +202,12 @@ impl Shares {
         }
         let paced = direction == Direction::Out && way.rate.is_some();
         let chain = if paced { link } else { place.chain };
-        // The chains are there as long as the connection is.
+        // The chains exist as long as the connection.
         let _ = self.scheduler.push(chain, place.bytes, Job { connection, direction });
     }
 
-    /// Whose turn it is. None: nobody has anything to do that may be done now.
+    /// Chooses the next connection. Returns `None` if no connection has anything to do that may be
+    /// done now.
     pub(crate) fn next(&mut self, now: Duration) -> Option<Turn> {
         if self.paced {
             self.choose_for_ways(now);
@@ -212,10 +217,10 @@ impl Shares {
         Some(Turn { connection, direction, ticket })
     }
 
-    /// Who is chosen for a way that is free waits for the core.
+    /// Chooses a connection for each paced way that is free, and queues it for the core.
     fn choose_for_ways(&mut self, now: Duration) {
         for way in self.ways.iter().filter(|way| way.rate.is_some() && way.free_at <= now) {
-            // One at a time: what it carries says when the next may.
+            // One connection at a time: the bytes that it sends say when the way is free again.
             if let Some(ticket) = self.scheduler.next(way.resource, now) {
                 let job = ticket.item;
                 let Some(member) = self.members.get_mut(&job.connection) else {
@@ -229,7 +234,8 @@ impl Shares {
         }
     }
 
-    /// A turn is over: it moved `bytes` and took `busy`. `blocked`: the socket takes no more now.
+    /// Ends a turn that moved `bytes` and took `busy`. `blocked` says that the socket's send buffer
+    /// is full.
     pub(crate) fn done(
         &mut self,
         turn: Turn,
@@ -251,7 +257,8 @@ impl Shares {
             let way = &mut self.ways[member.way];
             match (member.chosen.take(), way.rate) {
                 (Some(mut ticket), Some(rate)) => {
-                    // Never nothing at all, or what it was taken to move would stand.
+                    // At least 1 ns: for no time at all, the estimate of the bytes would stay
+                    // charged.
                     let time = nanos(bytes, rate).max(Duration::from_nanos(1));
                     way.free_at = way.free_at.max(now.saturating_sub(BURST)) + time;
                     ticket.bytes = bytes;
@@ -262,7 +269,7 @@ impl Shares {
         }
     }
 
-    /// Until when a connection waits for its way.
+    /// Returns until when a connection waits for its paced way, or `None` if it need not wait.
     pub(crate) fn held(&self, connection: u32, now: Duration) -> Option<Duration> {
         if !self.paced {
             return None;
@@ -273,7 +280,7 @@ impl Shares {
         (waits && way.rate.is_some() && way.free_at > now).then_some(way.free_at)
     }
 
-    /// The shares now, for people.
+    /// Returns the shares now, for display.
     pub(crate) fn view(&self, now: Duration) -> View {
         let shares = self.scheduler.shares(now);
         let name = |id: TenantId| {
@@ -326,7 +333,8 @@ impl Shares {
 }
 
 impl Way {
-    /// One that is not paced: what it carries is booked, and while a socket took no more its capacity is measured.
+    /// Books the bytes of a way that is not paced, and measures its capacity while the socket is
+    /// full.
     fn measure(
         &mut self,
         scheduler: &mut Scheduler<Job>,
@@ -348,60 +356,61 @@ fn nanos(bytes: u64, rate: u64) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// Who has how much of what, at one time.
+/// The shares of all tenants at one time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct View {
     /// The core, and the ways to other engines.
     pub resources: Vec<ResourceShare>,
-    /// What uses them.
+    /// The executors that use the resources.
     pub executors: Vec<ExecutorCapacity>,
     /// Tenants with a connection to another engine, by name.
     pub tenants: Vec<TenantShare>,
 }
 
-/// Something that is shared.
+/// A resource that tenants share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResourceShare {
-    /// `core`, or the other engine's name.
+    /// `core`, or the name of the other engine.
     pub name: String,
-    /// The part of it that is used, 0 to 1, of the last second or so.
+    /// The part of the resource that was used in the last second or so, 0 to 1.
     pub used: f64,
-    /// Bytes per second that the settings say.
+    /// Bytes per second that the settings say, for a paced way.
     pub rate: Option<u64>,
 }
 
-/// What uses a resource, and how fast it is.
+/// An executor, which uses a resource, and its speed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExecutorCapacity {
     /// `seal`, `open` or `transport`.
     pub name: String,
-    /// Whose time it takes.
+    /// The resource whose time the executor uses.
     pub resource: String,
-    /// Bytes per second of its own time, as measured.
+    /// Bytes per second of the executor's own time, as measured.
     pub capacity: f64,
 }
 
-/// What a tenant has.
+/// The share of one tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TenantShare {
-    /// Its name.
+    /// The tenant's name.
     pub tenant: String,
-    /// Its weight.
+    /// The tenant's weight.
     pub weight: f64,
-    /// Bytes per second that it may send.
+    /// Bytes per second that the tenant may send, if it has a cap.
     pub cap: Option<u64>,
-    /// Bytes in both directions, as records have them, since its first connection.
+    /// Bytes of the tenant's records in both directions, since its first connection.
     pub bytes: u64,
-    /// Bytes per second of the last second or so.
+    /// Bytes per second in the last second or so.
     pub rate: f64,
-    /// Bytes per second that the formula gives it, among those who have something to send.
+    /// Bytes per second that the formula gives the tenant, among those that have something to send.
     pub formula: f64,
-    /// The parts of the resources that it has, 0 to 1, in the order of [`View::resources`].
+    /// The tenant's parts of the resources, 0 to 1, in the order of [`View::resources`].
     pub resources: Vec<f64>,
-    /// The largest of them.
+    /// The largest of the parts.
     pub dominant: f64,
-    /// What the formula says that is.
+    /// The largest part according to the formula.
     pub dominant_by_formula: f64,
-    /// What keeps it from more: a resource, `cap`, or `demand` (it has nothing more to send).
+    /// The reason why the tenant does not get more: a resource, `cap`, or `demand` (it has nothing
+    /// more to send).
     pub limited_by: String,
 }

@@ -11,25 +11,25 @@ use slipway_ring::cross::{Arena, Error, Own, Region, Regions, Side, Stream as Fi
 pub struct End {
     /// The memory.
     pub arena: Arena,
-    /// Who has which region of what the engine writes there: [`Regions::WORDS`] words, the same for all streams of
-    /// the arena.
+    /// Allocation bitmap of the regions that the engine writes in the arena: [`Regions::WORDS`]
+    /// words, the same for all streams of the arena.
     pub regions: Arc<[AtomicU64]>,
-    /// The stream in it.
+    /// The number of the stream in the arena.
     pub number: u32,
     /// The engine's side.
     pub side: Side,
-    /// What the program sleeps on.
+    /// The eventfd that the program sleeps on.
     pub bell: Arc<OwnedFd>,
 }
 
 impl End {
-    /// Gives back a region that no stream has, and its pages before.
+    /// Frees a region that no stream uses, after its pages.
     fn give_back(&self, region: Region) {
         let (bits, shape) = (self.regions.clone(), self.arena.shape());
         self.arena.punch(self.side, region, move || Regions::new(&bits, shape).give(region));
     }
 
-    /// Breaks off one that no byte went through.
+    /// Resets a stream that no byte went through.
     pub(crate) fn reset(self) {
         let mut stream = Stream::new(Phase::Open, 0, 0);
         stream.attach(self);
@@ -37,27 +37,27 @@ impl End {
     }
 }
 
-/// How far a stream came.
+/// The progress of a stream's opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The other side was asked, or will be when the connection is there.
+    /// This side asks the other one, now or once the connection is up.
     Asking,
-    /// The other side asks.
+    /// The other side asks, and the owner has not answered.
     Asked,
-    /// Both ends are there.
+    /// Both sides have agreed.
     Open,
 }
 
-/// What a look at the source found.
+/// The result of a look at the source FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// So many bytes.
+    /// The number of bytes that can be sent.
     Bytes(usize),
-    /// Nothing now.
+    /// Nothing to send now.
     Nothing,
-    /// Nothing any more.
+    /// The program has finished, and all bytes were taken.
     End,
-    /// The program broke it off.
+    /// The program reset the stream.
     Reset,
 }
 
@@ -70,47 +70,47 @@ pub(crate) struct Stream {
     pub(crate) credit: u64,
     /// Bytes that the other side may still send.
     granted: u64,
-    /// Bytes that are granted or unread: what is under way between the two programs at most.
+    /// Bytes that are granted or unread: the most that is in flight between the two programs.
     window: u64,
-    /// The other side had used up most of it since the last grant.
+    /// The other side has used up most of its credit since the last grant.
     pressed: bool,
-    /// It is larger than it was in the beginning.
+    /// The window is larger than at the beginning.
     grown: bool,
-    /// Came, and the FIFO has no room for it yet.
+    /// Bytes that arrived and for which the FIFO has no room yet.
     waiting: Vec<u8>,
     /// This side's FIN was sent.
     pub(crate) finished: bool,
-    /// The other side's came.
+    /// The other side's FIN came.
     pub(crate) ended: bool,
-    /// It was passed on.
+    /// The other side's FIN was passed on to the program.
     passed: bool,
     /// The local program is gone.
     pub(crate) left: bool,
-    /// It is looked at in every turn.
+    /// The stream is polled in every turn.
     pub(crate) hot: bool,
-    /// Looks that found nothing, one after the other.
+    /// Consecutive polls that found nothing.
     pub(crate) idle: u8,
-    /// It is due to be trimmed.
+    /// A trim of the stream's FIFO is scheduled.
     pub(crate) resting: bool,
-    /// Data or space was asked for, and not yet looked for again.
+    /// Pending checks for data and for space, which were asked for since the last check.
     wishes: (bool, bool),
-    /// What the program was asked to tell and has not come to yet: it need not be asked again.
+    /// Signals that the program was asked for and has not sent: it need not be asked again.
     asked: Asked,
 }
 
-/// Wishes that lie with the program.
+/// Wishes that are stored for the program.
 #[derive(Default)]
 struct Asked {
-    /// The next byte.
+    /// A signal for the next byte.
     data: bool,
-    /// That all but so many of the bytes in the FIFO are read.
+    /// A signal when all but this many bytes of the FIFO are read.
     space: Option<u64>,
-    /// No barrier has followed: the program may have overlooked the last one.
+    /// No barrier has followed: the program may have missed the last wish.
     unsure: bool,
 }
 
 impl Asked {
-    /// So many bytes more lie in the FIFO, behind those that are to be read.
+    /// Counts `count` more bytes in the FIFO, behind those that are to be read.
     fn wrote(&mut self, count: usize) {
         self.space = self.space.map(|left| left + count as u64);
     }
@@ -159,7 +159,7 @@ impl Stream {
         Some((Fifo::new(&end.arena, end.number, end.side, out, into), regions, end))
     }
 
-    /// Whether there is something to send, or the end of it.
+    /// Looks for bytes to send, or for the end of the stream.
     pub(crate) fn look(&self) -> Result<Found, Error> {
         let Some((fifo, ..)) = self.fifo() else { return Ok(Found::Nothing) };
         match fifo.available() {
@@ -171,12 +171,12 @@ impl Stream {
         }
     }
 
-    /// Takes bytes to send, straight from the FIFO.
+    /// Reads bytes to send straight from the FIFO.
     pub(crate) fn pull(&mut self, into: &mut [u8]) -> Result<usize, Error> {
         let Some((fifo, _, end)) = self.fifo() else { return Ok(0) };
         let mut told = true;
         let count = fifo.read(into, || told = slipway_peer::eventfd::raise(end.bell.as_fd()))?;
-        // Who cannot be told without waiting is not waited for: the stream ends.
+        // A program that cannot be notified without blocking loses its stream.
         told.then_some(()).ok_or(Error::Spoiled)?;
         self.credit -= count as u64;
         if count > 0 {
@@ -185,7 +185,7 @@ impl Stream {
         Ok(count)
     }
 
-    /// Bytes that came. False: more than were granted.
+    /// Takes bytes that arrived. Returns `false` if they are more than were granted.
     pub(crate) fn push(&mut self, bytes: &[u8], fifo: usize) -> Result<bool, Error> {
         let Some(left) = self.granted.checked_sub(bytes.len() as u64) else { return Ok(false) };
         self.granted = left;
@@ -196,7 +196,8 @@ impl Stream {
         Ok(true)
     }
 
-    /// A program that has said that it reads no more gets nothing more, and nobody is held up by it.
+    /// Writes into the FIFO. A program that has shut its reading side gets nothing: the bytes are
+    /// discarded, so that they hold up nobody.
     fn write(&self, bytes: &[u8], most: usize) -> Result<usize, Error> {
         let Some((fifo, regions, end)) = self.fifo() else { return Ok(0) };
         let before = fifo.out.tail().region();
@@ -207,7 +208,7 @@ impl Stream {
             Err(Error::Shut) => Ok(bytes.len()),
             other => other,
         };
-        // Who grew has let go of the place before, which nobody has yet: its pages go.
+        // A FIFO that grew has left its former region, which nobody else uses yet: free its pages.
         if let Some(before) = before.filter(|before| fifo.out.tail().region() != Some(*before))
             && regions.take_back(before)
         {
@@ -216,8 +217,8 @@ impl Stream {
         if told { written } else { Err(Error::Spoiled) }
     }
 
-    /// An empty FIFO that has less room than a window that has grown grows, too: what comes has not to wait
-    /// beside it.
+    /// Grows an empty FIFO that is smaller than a grown window, so that bytes need not wait beside
+    /// it.
     fn fit(&self, fifo: &Fifo<'_>, regions: Regions<'_>, most: usize) -> Result<(), Error> {
         let wanted = usize::try_from(self.window).unwrap_or(most).min(most);
         let may = self.grown && !fifo.out.is_shut() && fifo.out.tail().size() > 0;
@@ -227,7 +228,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Passes on what waits, as far as there is room, and the end after it. Whether something was.
+    /// Passes on waiting bytes, as far as there is room, and the FIN after them. Returns whether
+    /// something was passed on.
     pub(crate) fn pass(&mut self, most: usize) -> Result<bool, Error> {
         let mut worked = false;
         if !self.waiting.is_empty() {
@@ -252,22 +254,24 @@ impl Stream {
         Ok(worked)
     }
 
-    /// Bytes that the program has not read.
+    /// Returns the bytes that the program has not read, including those that wait beside the FIFO,
+    /// and the FIFO's size.
     fn unread(&self) -> Result<(u64, u64), Error> {
         let Some((fifo, ..)) = self.fifo() else { return Ok((self.waiting.len() as u64, 0)) };
         let unread = if fifo.out.is_shut() { 0 } else { fifo.out.refresh()? };
         Ok((unread + self.waiting.len() as u64, fifo.out.tail().size()))
     }
 
-    /// Bytes that the other side is to be granted now: enough to be worth a frame. The window at least, which
-    /// grows up to `most` where it is what holds a stream up, is always granted or unread.
+    /// Returns the credit to grant now: 0, or enough to be worth a frame. Credit and unread bytes
+    /// together make up the window, which grows up to `most` if it is what slows the stream.
     pub(crate) fn grant(&mut self, most: usize) -> Result<u64, Error> {
         if !self.owes()? {
             return Ok(0);
         }
         let (unread, size) = self.unread()?;
         self.window = self.window.max(size);
-        // One side waits for credit, and the other reads what comes.
+        // The window is too small: the sender waits for credit while the program reads all that
+        // comes.
         if std::mem::take(&mut self.pressed) && unread < self.window / 2 {
             self.window = (self.window * 2).min(most as u64).max(self.window);
             self.grown = true;
@@ -287,10 +291,11 @@ impl Stream {
         Ok(window.saturating_sub(self.granted + unread) >= (window / 4).max(1))
     }
 
-    /// Asks to be told of what is to be done next. [`Stream::settle`] follows, and before it, if `surely` and this
-    /// says that something is asked for that no barrier has followed yet, `slipway_ring::cross::heavy`.
+    /// Asks the program to signal when there is something to do. Returns whether a wish is stored
+    /// that no barrier has followed yet: then, if `surely`, the caller calls
+    /// `slipway_ring::cross::heavy`. [`Stream::settle`] must follow.
     pub(crate) fn wish(&mut self, surely: bool) -> Result<bool, Error> {
-        // Without credit what is there has to wait; the end of it has not.
+        // Without credit, bytes of the program have to wait; its FIN does not.
         let sends = self.credit > 0 || !matches!(self.look()?, Found::Bytes(_));
         let Some((fifo, ..)) = self.fifo() else { return Ok(false) };
         let data = !self.finished && sends;
@@ -306,7 +311,8 @@ impl Stream {
             fifo.wish_space();
         }
         self.asked.data |= asks_data;
-        // It may have asked for less to be left: then it asks again too soon, and never too late.
+        // The program may have been asked for less to be left: then it is asked again too soon,
+        // never too late.
         self.asked.space = if asks_space { Some(half) } else { asked };
         self.wishes = (data, space);
         let due = asks_data || asks_space || self.asked.unsure;
@@ -314,69 +320,70 @@ impl Stream {
         Ok(due)
     }
 
-    /// Whether there is something now.
+    /// Returns whether there is something to do now. Follows [`Stream::wish`].
     pub(crate) fn settle(&mut self) -> Result<bool, Error> {
         let (data, space) = std::mem::take(&mut self.wishes);
         let Some((fifo, ..)) = self.fifo() else { return Ok(false) };
         let data = data && fifo.is_data_there(1)?;
         let space = space && fifo.is_space_there()?;
-        // Who finds it there takes the wish back.
+        // A wish that is already fulfilled has been taken back.
         self.asked.data &= !data;
         self.asked.space = self.asked.space.filter(|_| !space);
-        // What the program read between the last grant and the wish made it need no wish.
+        // Bytes that the program read between the last grant and the wish cause no signal.
         Ok(data || space || self.owes()?)
     }
 
-    /// Gives up the region of a FIFO that is empty, if it is more than the stream's own page.
+    /// Frees the region of an empty FIFO, if it is more than the stream's own page.
     pub(crate) fn trim(&self) {
         if let Some((fifo, _, end)) = self.fifo() {
             fifo.trim(end.regions.clone());
         }
     }
 
-    /// Where its FIFO has memory.
+    /// Returns the region of the FIFO that the engine writes, if it has one.
     pub(crate) fn region(&self) -> Option<Region> {
         self.fifo().and_then(|(fifo, ..)| fifo.out.tail().region())
     }
 
-    /// Whether its FIFO has memory.
+    /// Returns whether the FIFO that the engine writes has a region.
     pub(crate) fn has_region(&self) -> bool {
         self.region().is_some()
     }
 
-    /// Whether its FIFO has memory that [`Stream::trim`] gives up.
+    /// Returns whether the FIFO has memory that [`Stream::trim`] frees.
     pub(crate) fn has_more_than_a_page(&self) -> bool {
         self.region().is_some_and(|region| region.order > 0)
     }
 
-    /// Whether something came that the FIFO has no memory for, and never will.
+    /// Returns whether bytes wait for a FIFO that has no memory and never will.
     pub(crate) fn is_stuck(&self) -> bool {
         !self.waiting.is_empty() && self.end.is_some() && !self.has_region()
     }
 
-    /// Whether the program left bytes unread.
+    /// Returns whether the program left bytes unread.
     pub(crate) fn is_unread(&self) -> bool {
         self.unread().is_ok_and(|(unread, _)| unread > 0)
     }
 
-    /// Bytes that wait beside the FIFO.
+    /// Returns the bytes that wait beside the FIFO.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn held(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Breaks it off for the local program.
+    /// Resets the stream for the local program.
     pub(crate) fn reset(&self) {
         if let Some((fifo, _, end)) = self.fifo() {
             let tell = [fifo.out.reset(), fifo.into.reset()];
             if tell.contains(&true) {
-                // A program that cannot be told sees the reset when it looks next, which is within a second.
+                // A program that cannot be notified sees the reset when it looks next, which is
+                // within a second.
                 let _ = slipway_peer::eventfd::raise(end.bell.as_fd());
             }
         }
     }
 
-    /// Whether both directions have ended, and all was passed on.
+    /// Returns whether both directions have ended, and all was passed on.
     pub(crate) fn is_over(&self) -> bool {
         self.finished && self.passed
     }
@@ -390,7 +397,7 @@ mod tests {
 
     const WINDOW: u32 = 64 << 10;
 
-    /// An engine that sleeps then would keep the other side without credit for ever.
+    /// An engine that slept here would keep the other side without credit for ever.
     #[test]
     fn what_is_read_between_the_grant_and_the_wish_is_granted() {
         let arena = Arena::new(Regions::shape(1)).unwrap();

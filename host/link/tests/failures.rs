@@ -1,4 +1,4 @@
-//! What goes wrong between two engines: certificates, damage, silence, death.
+//! Failures between two engines: certificates, damage, silence, death.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use slipway_link::{Ended, Links, LinksError, Settings};
 
-/// What a program is told that connects from `left` to `right`.
+/// Returns the error that a program gets when it connects from `left` to `right`.
 fn refused(left: Settings, right: Settings) -> Errno {
     let mut right = Engine::new(right);
     let mut left = Engine::new(left);
@@ -23,10 +23,10 @@ fn refused(left: Settings, right: Settings) -> Errno {
     let [(ended, Ended::Refused(errno))] = left.ended[..] else { panic!("{:?}", left.ended) };
     assert_eq!(ended, opened);
     assert!(right.asked.is_empty());
-    // The other side holds nothing of it either.
+    // The other side holds no connection either.
     until(&mut left, &mut right, |_, right| right.links.reports().is_empty());
     assert!(left.links.reports().is_empty());
-    // Not another try at once, but the same answer.
+    // Too early for another attempt: the same error again.
     let again = left.links.open("blue", SOURCE, DESTINATION, Instant::now());
     assert_eq!(again, Err(errno));
     Errno::from_raw_os_error(errno as i32)
@@ -59,7 +59,7 @@ fn certificates_that_do_not_do() {
         let (left, right) = honest();
         assert_eq!(refused(left, with(dir, right, file)), Errno::HOSTUNREACH, "{file}");
     }
-    // A tenant that is not to come here.
+    // A tenant that the right engine does not serve.
     let (left, mut right) = honest();
     right.engine[0].tenants = vec!["red".into()];
     assert_eq!(refused(left, right), Errno::HOSTUNREACH);
@@ -81,7 +81,7 @@ fn files_that_are_not_there_are_named() {
     assert!(matches!(Links::new(mixed), Err(LinksError::Identity(_))));
 }
 
-/// Somebody who does not speak TLS, or has no certificate to show, gets nowhere and is not kept.
+/// A client that does not speak TLS, or has no certificate, is refused and not kept.
 #[test]
 fn strangers_are_let_go() {
     let dir = tempfile::tempdir().unwrap();
@@ -123,7 +123,7 @@ fn strangers_are_let_go() {
 fn engines_that_are_not_there() {
     let dir = tempfile::tempdir().unwrap();
     certificates(dir.path());
-    // A port that nobody has: it was just let go.
+    // A port without a listener: it was just closed.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut engine = Engine::new(left(dir.path(), &port.to_string()));
     let now = Instant::now();
@@ -140,7 +140,7 @@ fn engines_that_are_not_there() {
     let refused = raw(Errno::CONNREFUSED);
     assert!(told == Ok(Ended::Refused(refused)) || told == Err(refused), "{told:?}");
 
-    // One that takes the connection and says nothing; time passes for the engine alone.
+    // A listener that accepts and sends nothing; time passes for the engine alone.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut engine = Engine::new(left(dir.path(), &silent.local_addr().unwrap().to_string()));
     engine.links.open("blue", SOURCE, DESTINATION, now).unwrap();
@@ -160,7 +160,7 @@ fn nobody_listens_there() {
     right.links.refuse(right.asked[0], 111, Instant::now());
     until(&mut left, &mut right, |left, _| !left.ended.is_empty());
     assert_eq!(left.ended, [(opened, Ended::Refused(111))]);
-    // The connection is as good as before.
+    // The connection still works.
     right.asked.clear();
     joined(&mut left, &mut right);
     assert_eq!(left.links.reports().len(), 1);
@@ -186,7 +186,7 @@ fn an_engine_that_dies_takes_its_streams_along_and_comes_back() {
     assert!(here.0.write(b"x", || {}).is_err());
     drop(there);
 
-    // At another port: its own may be another test's by now.
+    // At another port: another test may have the old one by now.
     right.links = Links::new(settings).unwrap();
     left.links.relocate("right", right.links.local().unwrap());
     joined(&mut left, &mut right);
@@ -199,7 +199,7 @@ fn a_silent_engine_is_lost() {
     certificates(dir.path());
     let (mut left, mut right) = two(dir.path());
     let (here, there) = joined(&mut left, &mut right);
-    // Nobody says anything for two minutes of theirs, but the engines do.
+    // The programs are silent for two minutes of simulated time, but the engines are not.
     let mut now = Instant::now();
     for _ in 0..1200 {
         now += Duration::from_millis(100);
@@ -209,7 +209,7 @@ fn a_silent_engine_is_lost() {
         }
     }
     assert!(left.ended.is_empty() && right.ended.is_empty());
-    // From now on one of them does not.
+    // From now on the right engine is silent.
     now += Duration::from_millis(59_900);
     left.turn(now);
     assert!(left.ended.is_empty());
@@ -239,10 +239,10 @@ fn a_connection_that_nobody_needs_is_closed() {
     joined(&mut left, &mut right);
 }
 
-/// What stands between the two engines, and can change what they say to each other.
+/// A man in the middle between the two engines, who can change their bytes.
 struct Middle {
     ends: [std::os::unix::net::UnixStream; 2],
-    /// Bytes that went from the first to the second.
+    /// Bytes that were carried from the first end to the second.
     carried: usize,
 }
 
@@ -259,7 +259,7 @@ impl Middle {
         Self { ends: [mine.into(), mine_too.into()], carried: 0 }
     }
 
-    /// Carries what there is; `change` sees what goes from left to right, with its position.
+    /// Carries pending bytes; `change` gets those from left to right, with their position.
     fn carry(&mut self, change: &mut dyn FnMut(usize, &mut Vec<u8>)) {
         let mut bytes = vec![0; 65536];
         if let Ok(count) = self.ends[0].read(&mut bytes) {
@@ -275,8 +275,8 @@ impl Middle {
     }
 }
 
-/// Sends through a middle that changes something after the handshake; what arrives is a beginning of what
-/// was sent, and both streams are broken off.
+/// Sends through a middle that changes something after the handshake. Checks that a prefix of the
+/// bytes arrives, and that both streams are reset.
 fn damaged(dir: &Path, change: &mut dyn FnMut(&mut Vec<u8>)) {
     let mut right = Engine::new(right(dir, "127.0.0.1:1"));
     let mut left = Engine::new(left(dir, "127.0.0.1:1"));
@@ -309,7 +309,7 @@ fn damaged(dir: &Path, change: &mut dyn FnMut(&mut Vec<u8>)) {
         let count = there.read(&mut buffer, || {}).unwrap_or(0);
         assert_eq!(buffer[..count], bytes(5, got, count), "wrong bytes at {got}");
         got += count as u64;
-        // What was cut off would have to be waited for.
+        // Without a close, the missing bytes would be waited for.
         if changed && !right.ended.is_empty() {
             middle.ends[0].shutdown(std::net::Shutdown::Both).unwrap_or(());
         }
@@ -326,7 +326,7 @@ fn damage_breaks_the_connection_and_reaches_no_program() {
     for at in [0, 1, 5, 100, 2000, 4999] {
         damaged(dir.path(), &mut |bytes| bytes[at] ^= 1);
     }
-    // Said twice; left out; something of one's own between.
+    // Bytes repeated; left out; inserted.
     damaged(dir.path(), &mut |bytes| bytes.extend_from_within(..));
     damaged(dir.path(), &mut |bytes| drop(bytes.drain(..4000)));
     damaged(dir.path(), &mut |bytes| {
@@ -334,7 +334,8 @@ fn damage_breaks_the_connection_and_reaches_no_program() {
     });
 }
 
-/// Whoever is no engine takes no engine's place, keeps the thread from no sleep, and is let go when its place is needed.
+/// Connections of strangers take no engine's place, do not keep the thread awake, and are closed
+/// when their place is needed.
 #[test]
 fn strangers_take_nobodys_place() {
     let dir = tempfile::tempdir().unwrap();
@@ -358,7 +359,7 @@ fn strangers_take_nobodys_place() {
     while engine.turn(Instant::now()) {}
     assert_eq!(engine.links.reports().len(), 64, "of all");
     assert!(!engine.turn(Instant::now()), "it has nothing to do, and does something");
-    // An engine's are the last to go, and find room.
+    // Connections of engines go last, and find room.
     let dir = dir.path();
     let mut left = Engine::new(left(dir, &at.to_string()));
     let end = Instant::now() + Duration::from_secs(60);
@@ -370,7 +371,7 @@ fn strangers_take_nobodys_place() {
     }
 }
 
-/// Another engine that takes a stream's request and says nothing but that it is there.
+/// The other engine takes the request for a stream, and then sends nothing but pings.
 #[test]
 fn a_stream_that_is_not_answered_is_given_up() {
     let dir = tempfile::tempdir().unwrap();
@@ -395,7 +396,7 @@ fn a_stream_that_is_not_answered_is_given_up() {
     assert_eq!(left.links.reports().len(), 1);
 }
 
-/// An engine that begins one connection after the other has a few at a time.
+/// An engine that begins one connection after the other has only a few at a time.
 #[test]
 fn an_engine_has_a_few_connections_for_a_tenant() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,14 +1,14 @@
-//! Two tenants that want all they can get, over one link between two engines: shares are ratios, so that a loaded
-//! machine keeps them. What is shared is the engine's time, where nothing else is scarce: a tenant whose bytes
-//! cost more has fewer.
+//! Two tenants that send as much as they can, over one link between two engines. The checks are of
+//! ratios, so that they hold on a loaded machine. The shared resource is the engine's time, where
+//! nothing else is scarce: a tenant whose bytes cost more has fewer.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use common::*;
 
-/// Bytes that each of two tenants' programs read, of `total` after the first part of it. Tenant `blue` has
-/// `streams[0]`, `red` has `streams[1]`.
+/// Returns the parts of two tenants in the bytes that their programs read, up to `total` and after
+/// its first quarter. Tenant `blue` has `streams[0]` streams, `red` has `streams[1]`.
 fn shares(left: &mut Engine, right: &mut Engine, streams: [usize; 2], total: u64) -> [f64; 2] {
     let tenants = ["blue", "red"].into_iter().zip(streams);
     let pairs: Vec<Vec<(Joined, Joined)>> = tenants
@@ -35,7 +35,8 @@ fn shares(left: &mut Engine, right: &mut Engine, streams: [usize; 2], total: u64
     [blue / (blue + red), red / (blue + red)]
 }
 
-/// Two engines; what the way from the left one to the right one carries, in megabits per second.
+/// Starts two engines; `rate` is the capacity of the way from left to right, in megabits per
+/// second.
 fn engines(dir: &std::path::Path, rate: Option<u64>) -> (Engine, Engine) {
     let right = Engine::new(right(dir, "127.0.0.1:1"));
     let mut settings = left(dir, &right.at());

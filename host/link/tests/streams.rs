@@ -8,7 +8,7 @@ use std::time::Instant;
 use common::*;
 use slipway_link::Ended;
 
-/// Sends `total` bytes from one program to the other, in messages of `size`, and checks each.
+/// Sends `total` bytes from one program to the other, in messages of `size`, and checks each byte.
 fn carry(
     (left, right): (&mut Engine, &mut Engine),
     (from, to): (&Joined, &Joined),
@@ -40,7 +40,7 @@ fn bytes_go_both_ways_and_end() {
         carry((&mut right, &mut left), (&there, &here), total, size);
     }
 
-    // Half of it ends, the other half does not.
+    // One direction ends, the other goes on.
     if here.0.shutdown() {
         left.links.stir(here.1);
     }
@@ -62,7 +62,7 @@ fn a_megabyte_ends_with_the_last_byte() {
     certificates(dir.path());
     let (mut left, mut right) = two(dir.path());
     let (here, there) = joined(&mut left, &mut right);
-    // All is written and closed before the engine has moved much of it.
+    // All bytes are written and the stream is closed before the engine has moved much.
     let all = bytes(7, 0, 400_000);
     assert_eq!(here.0.write(&all, || left.links.stir(here.1)), Ok(all.len()));
     here.0.shutdown();
@@ -76,7 +76,7 @@ fn a_megabyte_ends_with_the_last_byte() {
         there.0.is_at_end()
     });
     assert!(got == all);
-    // Nobody is there any more who could read an answer.
+    // No program is left to read an answer.
     there.0.write(b"too late", || {}).unwrap();
     right.links.stir(there.1);
     until(&mut left, &mut right, |_, _| there.0.is_reset());
@@ -93,7 +93,7 @@ fn one_who_does_not_read_stops_nobody_else() {
     assert_eq!(left.links.reports().len(), 1, "few connections");
     assert_eq!(left.links.reports()[0].streams, 101);
     let (blocked, others) = all.split_first().unwrap();
-    // As much as goes; nobody reads it.
+    // Write until the stream is full; nobody reads.
     let mut stuck = 0;
     let mut quiet = 0;
     until(&mut left, &mut right, |left, _| {
@@ -122,7 +122,7 @@ fn one_who_does_not_read_stops_nobody_else() {
         }
         got.iter().all(|got| *got == total)
     });
-    // And the one that was blocked goes on where it was.
+    // The blocked stream goes on where it was.
     let mut got = 0;
     until(&mut left, &mut right, |_, right| {
         let count = blocked.1.0.read(&mut buffer, || right.links.stir(blocked.1.1)).unwrap();
@@ -132,7 +132,7 @@ fn one_who_does_not_read_stops_nobody_else() {
     });
 }
 
-/// The programs say something only when they were asked to; the engines rest in between.
+/// The programs signal only when they were asked to; the engines sleep in between.
 #[test]
 fn sleepers_are_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -154,14 +154,15 @@ fn sleepers_are_told() {
         });
         assert!(buffer[..got] == message);
     }
-    // The other program was asked to tell before all that, and has not had anything to tell since.
+    // The other program was asked for a signal before all that, and has had no reason for one
+    // since.
     sleep(&mut left, &mut right, false);
     let mut told = false;
     there.0.write(b"answer", || told = true).unwrap();
     assert!(told);
 }
 
-/// Has both engines do what they can, and sleep, `briefly` or not.
+/// Runs both engines until they sleep, `briefly` or not.
 fn sleep(left: &mut Engine, right: &mut Engine, briefly: bool) {
     until(left, right, |left, right| {
         let now = Instant::now();
@@ -173,7 +174,7 @@ fn sleep(left: &mut Engine, right: &mut Engine, briefly: bool) {
     });
 }
 
-/// A program that has not read for long tells when it does, and is not asked again and again before.
+/// A program that reads after a long time signals, and is not asked again and again before.
 #[test]
 fn readers_tell_of_room() {
     let dir = tempfile::tempdir().unwrap();
@@ -188,7 +189,7 @@ fn readers_tell_of_room() {
         assert!(Instant::now() < end, "nobody told the engine of room, after {got} bytes");
         sent += here.0.write(&all[sent..], || left.links.stir(here.1)).unwrap();
         left.links.stir(here.1);
-        // What the sockets have.
+        // Move what the sockets have.
         let now = Instant::now();
         let _ = left.turn(now) | right.turn(now);
         sleep(&mut left, &mut right, false);
@@ -239,7 +240,7 @@ fn empty_fifos_give_their_memory_back() {
     carry((&mut left, &mut right), (&here, &there), 1 << 20, 100_000);
 }
 
-/// Two tenants that want all they can get, one of them with three times the weight.
+/// Two tenants that send as much as they can, one of them with three times the weight.
 #[test]
 fn tenants_have_a_connection_each_and_none_starves() {
     let dir = tempfile::tempdir().unwrap();
@@ -274,6 +275,6 @@ fn a_rate_is_kept() {
     let begin = Instant::now();
     carry((&mut left, &mut right), (&here, &there), 4_000_000, 100_000);
     let time = begin.elapsed();
-    // A tenth of a second's bytes come at once, and one turn more than that.
+    // The burst is a tenth of a second's bytes, and one turn comes on top of it.
     assert!(time.as_millis() > 200, "{time:?}");
 }

@@ -1,7 +1,8 @@
-//! Who gets which address.
+//! Allocation of addresses.
 //!
-//! The lowest that is free, in IPv4; the same number in IPv6. A MAC address follows from the IPv4 one,
-//! so that an address which is given out again finds no stale neighbour entries.
+//! A sandbox gets the lowest free IPv4 address, and the IPv6 address with the same number. Its MAC
+//! address follows from the IPv4 address, so that an address which is given out again finds no
+//! stale neighbour entries.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +12,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use crate::ledger::{Lease, Network, nth4, nth6};
 use crate::{Error, Mac, Result};
 
-/// What a sandbox wants of a network; what is `None` is chosen.
+/// The addresses that a sandbox asks for; those that are `None` are chosen.
 #[derive(Clone, Debug, Default)]
 pub struct Wish {
     /// An IPv4 address.
@@ -23,7 +24,7 @@ pub struct Wish {
 }
 
 impl Wish {
-    /// From the words of a command line; empty ones are no wishes.
+    /// Parses the arguments of a command line; empty ones are no wishes.
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -45,7 +46,7 @@ impl Wish {
     }
 }
 
-/// Finds addresses for a sandbox `name`; nothing is changed.
+/// Chooses addresses for a sandbox `name`, without changing the network.
 ///
 /// # Errors
 /// [`Error::Invalid`], [`Error::Taken`], [`Error::Full`].
@@ -105,7 +106,7 @@ fn wanted6(network: &Network, address: Ipv6Addr) -> Result<Ipv6Addr> {
     if !prefix.contains(&address) {
         return refuse(&format!("it is outside of {prefix}"));
     }
-    // RFC 4291, section 2.6.1.
+    // The subnet-router anycast address of RFC 4291, section 2.6.1.
     if address == prefix.network() {
         return refuse("it is the routers' anycast address");
     }
@@ -147,7 +148,7 @@ fn free4(network: &Network) -> Option<Ipv4Addr> {
         .find(|address| *address != network.gateway && !taken.contains(address))
 }
 
-/// There are more of these than any node has sandboxes.
+/// Chooses an IPv6 address. A prefix has more addresses than any node has sandboxes.
 fn free6(network: &Network, ipv4: Ipv4Addr) -> Ipv6Addr {
     let taken: BTreeSet<Ipv6Addr> = network.leases.values().map(|lease| lease.ipv6).collect();
     let index = ipv4.to_bits() & network.subnet.hostmask().to_bits();
@@ -155,7 +156,7 @@ fn free6(network: &Network, ipv4: Ipv4Addr) -> Ipv6Addr {
     let candidates = std::iter::once(index).chain(beyond);
     let mut candidates = candidates.map(|index| nth6(network.prefix, index));
     let free = |address: &Ipv6Addr| !taken.contains(address) && *address != network.gateway6();
-    // A prefix has 2^32 addresses at least, a ledger never so many.
+    // A prefix has at least 2^32 addresses, a ledger never so many.
     candidates.find(free).unwrap_or_else(|| nth6(network.prefix, u32::MAX))
 }
 
@@ -163,14 +164,15 @@ fn free_mac(network: &Network, ipv4: Ipv4Addr) -> Mac {
     let ports = network.ports.values().filter_map(|port| port.mac);
     let taken: BTreeSet<Mac> =
         network.leases.values().map(|lease| lease.mac).chain(ports).collect();
-    // Somebody may have asked for just this one: then that of an address outside of the network.
+    // If another sandbox has asked for this very address, use the one of an IPv4 address outside of
+    // the network.
     let outside = (1..).map(|index| Mac::derived(Ipv4Addr::from_bits(index)));
     let mut candidates = std::iter::once(Mac::derived(ipv4)).chain(outside);
     let free = |mac: &Mac| !taken.contains(mac) && *mac != network.gateway_mac();
     candidates.find(free).unwrap_or_else(|| Mac::derived(ipv4))
 }
 
-/// The subnet in `text`.
+/// Parses a subnet.
 ///
 /// # Errors
 /// [`Error::Invalid`]: no subnet, bits beyond the prefix, too small, no unicast addresses.
@@ -195,10 +197,10 @@ pub fn subnet(text: &str) -> Result<Ipv4Net> {
     Ok(subnet)
 }
 
-/// The IPv6 prefix in `text`.
+/// Parses an IPv6 prefix.
 ///
 /// # Errors
-/// As [`subnet`].
+/// Those of [`subnet`].
 pub fn prefix(text: &str) -> Result<Ipv6Net> {
     let bad = |why: &str| Error::Invalid(format!("\"{text}\" is no prefix for a network: {why}"));
     let prefix: Ipv6Net =
@@ -216,7 +218,7 @@ pub fn prefix(text: &str) -> Result<Ipv6Net> {
     Ok(prefix)
 }
 
-/// The gateway in `text`, for a network of that subnet.
+/// Parses a gateway's address, for a network of that subnet.
 ///
 /// # Errors
 /// [`Error::Invalid`].
@@ -288,7 +290,7 @@ mod tests {
             let error = choose(&network, "db", &ask(addresses, mac)).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
-        // What others asked for is stepped around.
+        // Addresses that others asked for are skipped.
         let next = join(&mut network, "db", &Wish::default()).unwrap();
         assert_eq!(next.ipv4, Ipv4Addr::new(10, 0, 0, 2));
         assert_eq!(next.ipv6, "fd00:1::100".parse::<Ipv6Addr>().unwrap());
@@ -344,7 +346,7 @@ mod tests {
         network.gateway = gateway("10.0.0.2", network.subnet).unwrap();
         let lease = choose(&network, "web", &Wish::default()).unwrap();
         assert_eq!(lease.ipv4, Ipv4Addr::new(10, 0, 0, 1));
-        // Number 1 is the gateway's in IPv6.
+        // The gateway has number 1 in IPv6.
         assert_ne!(lease.ipv6, network.gateway6());
     }
 }

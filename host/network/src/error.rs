@@ -1,17 +1,17 @@
-//! What can go wrong with a network: one clear line each, with the next step where there is one.
+//! Errors of networks: one clear line each, with the next step where there is one.
 
 use std::io;
 use std::net::IpAddr;
 
 use tonic::{Code, Status};
 
-/// Result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation on a network failed. Nothing of it is left then.
+/// The reason why an operation on a network failed and was undone.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Something that the caller said makes no sense.
+    /// An invalid argument of the caller.
     #[error("{0}")]
     Invalid(String),
     /// No network has this name.
@@ -19,7 +19,7 @@ pub enum Error {
         "there is no network \"{0}\"; `slipway network ls` lists them, `slipway network create` makes one"
     )]
     Unknown(String),
-    /// A network has this name.
+    /// A network has this name already.
     #[error("the network \"{0}\" exists already; `slipway network rm {0}` removes it")]
     Exists(String),
     /// The network has memory ports.
@@ -27,10 +27,10 @@ pub enum Error {
     HasPorts {
         /// The network.
         network: String,
-        /// Their names.
+        /// The names of the ports.
         ports: Vec<String>,
     },
-    /// A memory port has this name.
+    /// A memory port has this name already.
     #[error("a memory port called \"{0}\" is there already; `slipway port rm {0}` removes it")]
     ExistingPort(String),
     /// No memory port has this name.
@@ -41,59 +41,59 @@ pub enum Error {
     Used {
         /// The network.
         network: String,
-        /// Their names.
+        /// The names of the sandboxes.
         sandboxes: Vec<String>,
     },
-    /// The address is another's.
+    /// The address has another owner.
     #[error("the address {address} is taken by {owner}")]
     Taken {
-        /// What was asked for: an IP or a MAC address.
+        /// The address that was asked for: IP or MAC.
         address: String,
-        /// Who has it.
+        /// The owner of the address.
         owner: String,
     },
-    /// Its subnet overlaps something that is there.
+    /// The subnet overlaps one that is in use.
     #[error("{subnet} overlaps {other}; `--subnet` takes another one")]
     Overlap {
-        /// What was asked for.
+        /// The subnet that was asked for.
         subnet: String,
-        /// What is there.
+        /// The network that it overlaps.
         other: String,
     },
-    /// No address left.
+    /// The network has no free address.
     #[error(
         "the network \"{network}\" is full: {subnet} has no address left; a sandbox that ends gives its address back"
     )]
     Full {
         /// The network.
         network: String,
-        /// Its subnet.
+        /// The network's subnet.
         subnet: String,
     },
-    /// Somebody on the host has the port.
+    /// Another program of the host has the port.
     #[error("port {port}/{protocol} of {address} is in use; `--publish` takes another one")]
     PortInUse {
-        /// On the host.
+        /// The address on the host.
         address: IpAddr,
-        /// On the host.
+        /// The port on the host.
         port: u16,
-        /// "tcp" or "udp".
+        /// The protocol, "tcp" or "udp".
         protocol: &'static str,
     },
-    /// The host cannot do it.
+    /// The host cannot do it, for the reason given.
     #[error("{0}")]
     Host(String),
     /// The plane refused.
     #[error("the plane: {0}")]
     Plane(String),
-    /// A file of the ledger.
+    /// An operation on a file of the ledger failed.
     #[error("{what} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Where.
+        /// The path of the file.
         path: std::path::PathBuf,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
 }

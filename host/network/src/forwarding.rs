@@ -1,21 +1,22 @@
-//! Passing packets on: switched on for networks of sandboxes, and for nothing else.
+//! IP forwarding: switched on for networks of sandboxes, and for nothing else.
 //!
-//! Linux decides by the interface that a packet came in by whether it may be passed on. Packets of
-//! sandboxes come in by their network's interface, and the answers by any other. So every interface needs
-//! it; but a host that passed nothing on before must not become a router between its other interfaces.
+//! Linux decides by the incoming interface whether a packet may be forwarded. Packets of sandboxes
+//! come in by their network's interface, and the answers by any other. So every interface needs
+//! forwarding; but a host that did not forward before must not become a router between its other
+//! interfaces.
 //!
-//! - Where the host forwards for its own reasons (`net.ipv4.ip_forward`, `net.ipv6.conf.all.forwarding`)
-//!   nothing is changed.
-//! - Where it does not, forwarding is switched on at each interface
-//!   (`net.ipv4.conf.*.forwarding`, `net.ipv6.conf.*.force_forwarding`), and the packet filter drops
-//!   whatever neither comes from a network of sandboxes nor goes to one ([`Alone`], `rules`). The
-//!   filter's rule is there first. The switch for the whole host stays off. So if somebody sets that
-//!   later, for containers of another kind, this is seen: with the next sandbox that comes or goes, the
+//! - If the host forwards for its own reasons (`net.ipv4.ip_forward`,
+//!   `net.ipv6.conf.all.forwarding`), nothing is changed.
+//! - If it does not, forwarding is switched on at each interface (`net.ipv4.conf.*.forwarding`,
+//!   `net.ipv6.conf.*.force_forwarding`), and the packet filter drops all packets that neither come
+//!   from a network of sandboxes nor go to one ([`Alone`], `rules`). The filter's rule is there
+//!   first. The switch for the whole host stays off. So if another program sets it later, for
+//!   containers of another kind, this is noticed: with the next sandbox that comes or goes, the
 //!   rule goes.
-//! - IPv6 of kernels before 6.17 knows the switch for the whole host only. It is used there, with the same
-//!   rule. Interfaces that learn their routes from router advertisements are told to go on.
-//! - When the last network with a way out goes, everything is as it was before. What that was is noted in
-//!   a file that does not outlive the machine's next start, as the switches do not.
+//! - IPv6 of kernels before 6.17 has only the switch for the whole host. It is used there, with the
+//!   same rule. Interfaces that learn their routes from router advertisements are told to go on.
+//! - When the last network with a way out goes, the former state is restored. It is recorded in a
+//!   file that does not survive a restart of the machine, as the switches do not.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +31,8 @@ use crate::{Error, Result};
 
 const PROC: &str = "/proc/sys/net";
 
-/// The families of which the host forwards for networks of sandboxes alone: all else has to be dropped.
+/// The address families for which the host forwards for networks of sandboxes alone: all other
+/// packets of the family must be dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Alone {
     /// IPv4.
@@ -39,25 +41,26 @@ pub struct Alone {
     pub six: bool,
 }
 
-/// What was before forwarding was switched on.
+/// The state before forwarding was switched on.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 struct Before {
-    /// Interfaces that forwarded IPv4; `None`: nothing was switched on.
+    /// Interfaces that forwarded IPv4; `None` if nothing was switched on.
     four: Option<BTreeSet<String>>,
-    /// Interfaces that forwarded IPv6.
+    /// Interfaces that forwarded IPv6; `None` if nothing was switched on.
     six: Option<BTreeSet<String>>,
-    /// The switch of the whole host was used for IPv6; interfaces that took router advertisements.
+    /// Interfaces that took router advertisements, if the switch of the whole host was used for
+    /// IPv6.
     six_whole: Option<BTreeSet<String>>,
 }
 
-/// The host's switches, and the file that says what they were.
+/// The host's switches, and the file that records their former state.
 #[derive(Clone, Debug)]
 pub(crate) struct Forwarding {
     file: PathBuf,
 }
 
-/// The switches of one family: a folder with one of each interface.
+/// The switches of one family: a directory with one switch for each interface.
 struct Switches {
     family: &'static str,
     name: &'static str,
@@ -71,7 +74,8 @@ impl Switches {
         Path::new(PROC).join(self.family).join("conf").join(interface).join(self.name)
     }
 
-    /// Those that are there. Interfaces that come later begin with that of "default".
+    /// Returns the interfaces that have the switch. New interfaces start with the value of
+    /// "default".
     fn interfaces(&self) -> Vec<String> {
         let named = ["default".to_owned()].into_iter().chain(interfaces(self.family));
         named.filter(|name| self.path(name).exists()).collect()
@@ -106,20 +110,21 @@ impl Forwarding {
         Self { file }
     }
 
-    /// The families that are, or would be, forwarded for networks of sandboxes alone.
+    /// Returns the families that are, or would be, forwarded for networks of sandboxes alone.
     pub fn alone(&self) -> Alone {
         let six =
             is_there(SIX.family) && (!is_set(&whole_six()) || self.load().six_whole.is_some());
         Alone { four: !is_set(&whole_four()), six }
     }
 
-    /// Switches forwarding on for what `alone` says. The packet filter has its rules already.
+    /// Switches forwarding on for the families of `alone`. The packet filter must have its rules
+    /// already.
     ///
     /// # Errors
     /// [`Error::Host`].
     pub fn open(&self, alone: Alone) -> Result<()> {
         let mut before = self.load();
-        // What the host does for itself is no longer to be undone.
+        // If the host now forwards for its own reasons, that must not be undone later.
         before.four = before.four.filter(|_| alone.four);
         before.six = before.six.filter(|_| alone.six);
         if alone.four && before.four.is_none() {
@@ -143,7 +148,7 @@ impl Forwarding {
         }
     }
 
-    /// Makes everything what it was, unless another daemon's networks are there (`own` are this one's
+    /// Restores the former state, unless networks of another daemon exist (`own` are this one's
     /// interfaces).
     pub fn close(&self, own: &BTreeSet<&str>) {
         if !self.file.exists() {
@@ -198,7 +203,7 @@ fn whole_six() -> PathBuf {
     Path::new(PROC).join("ipv6/conf/all/forwarding")
 }
 
-/// A host that has IPv6 switched off has no switches of it.
+/// Returns whether the host has switches of the family: it has none if IPv6 is switched off.
 fn is_there(family: &str) -> bool {
     Path::new(PROC).join(family).join("conf").exists()
 }
@@ -207,7 +212,7 @@ fn is_set(path: &Path) -> bool {
     fs::read_to_string(path).is_ok_and(|value| value.trim() == "1")
 }
 
-/// The interfaces of the host but the loopback.
+/// Returns the interfaces of the host except the loopback.
 fn interfaces(family: &str) -> Vec<String> {
     let entries = fs::read_dir(Path::new(PROC).join(family).join("conf"));
     let names = entries.into_iter().flatten().flatten();
@@ -219,14 +224,15 @@ fn accept_ra(interface: &str) -> PathBuf {
     Path::new(PROC).join("ipv6/conf").join(interface).join("accept_ra")
 }
 
-/// Interfaces that take router advertisements unless the host forwards (1).
+/// Returns the interfaces that take router advertisements unless the host forwards (1).
 fn takers_of_advertisements() -> BTreeSet<String> {
     let all = ["all", "default"].map(str::to_owned).into_iter().chain(interfaces(SIX.family));
     all.filter(|name| is_set(&accept_ra(name))).collect()
 }
 
-/// A host that forwards takes no router advertisements (1) any more unless told to (2): it would lose
-/// its own default route.
+/// Switches IPv6 forwarding on for the whole host. An interface of a forwarding host takes router
+/// advertisements only if its value is 2 instead of 1: otherwise the host would lose its default
+/// route.
 fn open_six_whole(takers: &BTreeSet<String>) -> Result<()> {
     takers.iter().for_each(|name| drop(fs::write(accept_ra(name), "2")));
     let path = whole_six();

@@ -1,4 +1,4 @@
-//! What fuzz targets call.
+//! Entry points of fuzz targets.
 
 use std::net::Ipv4Addr;
 
@@ -6,10 +6,10 @@ use crate::dns::{Answer, Zone, answer};
 use crate::ledger::{Lease, Network};
 use crate::{Mac, allocate, publish};
 
-/// A query as a sandbox may send it, and words as a user may type them.
+/// Handles a query as a sandbox may send it, and text as a user may type it.
 ///
 /// # Panics
-/// When an answer is none: not to this query, too long, or one that cannot be read.
+/// If a reply does not belong to its query, is too long, or cannot be parsed.
 pub fn name_query(bytes: &[u8]) {
     let zone = zone();
     if let Answer::Reply(reply) = answer(&zone, bytes) {
@@ -17,7 +17,7 @@ pub fn name_query(bytes: &[u8]) {
         assert_eq!(reply[..2], bytes[..2], "an answer to another query");
         assert!(reply[2] & 0x80 != 0, "a query for an answer");
         simple_dns::Packet::parse(&reply).map_or_else(|error| panic!("{error}"), drop);
-        // Two servers never talk to each other for ever.
+        // A reply gets no reply, or two servers would talk to each other for ever.
         assert_eq!(answer(&zone, &reply), Answer::Nothing);
     }
     if let Ok(text) = std::str::from_utf8(bytes) {

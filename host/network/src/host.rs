@@ -1,4 +1,4 @@
-//! The host's own end of a network: interfaces and addresses.
+//! The host's end of a network: interfaces and addresses.
 
 use std::fs;
 use std::net::IpAddr;
@@ -10,22 +10,22 @@ use slipway_netlink::{Address, LinkChange, Netlink};
 use crate::ledger::Network;
 use crate::{Error, Result};
 
-/// Interfaces of networks are called so, and a number.
+/// Prefix of the names of networks' interfaces; a number follows.
 pub(crate) const DEVICE: &str = "slip";
-/// Where subnets are taken from when none is asked for: 10.213.0.0/16, a /24 for each network; rarely
-/// used by others.
+/// The pool of subnets for networks that ask for none: 10.213.0.0/16, a /24 for each network.
+/// Others rarely use it.
 const POOL: [u8; 2] = [10, 213];
 
-/// What the host has that a new network must not collide with.
+/// The interfaces and networks of the host that a new network must not collide with.
 #[derive(Debug, Default)]
 pub struct Surroundings {
     devices: Vec<String>,
-    /// Networks of its addresses and routes.
+    /// Networks of the host's addresses and routes.
     used: Vec<(IpNet, String)>,
 }
 
 impl Surroundings {
-    /// Looks around, except at the interface `except`.
+    /// Reads the host's interfaces, addresses and routes, except those of the interface `except`.
     ///
     /// # Errors
     /// [`Error::Host`].
@@ -51,7 +51,7 @@ impl Surroundings {
         look().map_err(Error::host("cannot look at the host's interfaces"))
     }
 
-    /// Adds what a network has, whether or not its interface is there.
+    /// Adds the interface and the networks of `network`, whether or not its interface exists.
     pub fn add(&mut self, network: &Network) {
         self.devices.push(network.device.clone());
         let name = format!("the network \"{}\"", network.name);
@@ -59,7 +59,7 @@ impl Surroundings {
         self.used.push((network.prefix.into(), format!("{} of {name}", network.prefix)));
     }
 
-    /// Whether nothing overlaps `net`.
+    /// Checks that nothing overlaps `net`.
     ///
     /// # Errors
     /// [`Error::Overlap`].
@@ -73,14 +73,14 @@ impl Surroundings {
         }
     }
 
-    /// A name for an interface that nobody has.
+    /// Returns an unused name for an interface.
     pub fn free_device(&self) -> String {
         let mut names = (0..).map(|number: u32| format!("{DEVICE}{number}"));
         // There are fewer interfaces than numbers.
         names.find(|name| !self.devices.contains(name)).unwrap_or_default()
     }
 
-    /// A subnet that nothing overlaps.
+    /// Returns a subnet that nothing overlaps.
     ///
     /// # Errors
     /// [`Error::Host`]: the pool is used up.
@@ -93,10 +93,10 @@ impl Surroundings {
         })
     }
 
-    /// A random prefix of RFC 4193, section 3.2, that nothing overlaps.
+    /// Returns a random prefix as of RFC 4193, section 3.2, that nothing overlaps.
     ///
     /// # Errors
-    /// [`Error::Host`]: no randomness.
+    /// [`Error::Host`]: no random numbers.
     pub fn free_prefix(&self) -> Result<Ipv6Net> {
         loop {
             let mut octets = [0; 16];
@@ -113,7 +113,7 @@ impl Surroundings {
     }
 }
 
-/// Gives the network's interface its addresses and sets it up. Done again it changes nothing.
+/// Gives the network's interface its addresses and sets it up. A repetition changes nothing.
 ///
 /// # Errors
 /// [`Error::Host`].
@@ -123,7 +123,8 @@ pub fn set_up(network: &Network) -> Result<()> {
     let mut netlink = Netlink::open().map_err(failed("reach"))?;
     let link = netlink.link(device).map_err(failed("find"))?;
     let link = link.ok_or_else(|| Error::Host(format!("there is no interface {device}")))?;
-    // Before it is up: its own link-local address would make the host a peer that nobody asked for.
+    // Before the interface is up: the host takes no router advertisements there, and does no
+    // duplicate address detection.
     setting(&format!("ipv6/conf/{device}/accept_ra"), "0");
     setting(&format!("ipv6/conf/{device}/accept_dad"), "0");
     let mac = network.gateway_mac().octets();
@@ -138,7 +139,7 @@ pub fn set_up(network: &Network) -> Result<()> {
     for (address, prefix) in [four, six] {
         let added = netlink.add_address(&Address { index: link.index, address, prefix });
         match added {
-            // A host that has IPv6 switched off.
+            // The host has IPv6 switched off.
             Err(error) if address.is_ipv6() => {
                 tracing::warn!(%error, device, "the network has no IPv6 on this host");
             }
@@ -148,7 +149,7 @@ pub fn set_up(network: &Network) -> Result<()> {
     Ok(())
 }
 
-/// Which of `wanted` are addresses of the host.
+/// Returns those of `wanted` that are addresses of the host.
 ///
 /// # Errors
 /// [`Error::Host`].
@@ -159,7 +160,7 @@ pub fn has(wanted: &[IpAddr]) -> Result<Vec<IpAddr>> {
     Ok(wanted.iter().filter(there).copied().collect())
 }
 
-/// Removes the network's interface, if it is there.
+/// Removes the network's interface, if it exists.
 ///
 /// # Errors
 /// [`Error::Host`].
@@ -175,7 +176,7 @@ pub fn remove(device: &str) -> Result<()> {
 }
 
 fn setting(name: &str, value: &str) {
-    // Not there where IPv6 is switched off.
+    // Missing if IPv6 is switched off.
     let _ = fs::write(Path::new("/proc/sys/net").join(name), value);
 }
 

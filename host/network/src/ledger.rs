@@ -1,10 +1,10 @@
-//! What is known of networks and of who has which address, kept on disk.
+//! The ledger: networks and their leases, kept on disk.
 //!
-//! Two files for each network, written aside and renamed: a crash of the daemon leaves the old one or
-//! the new one. What the network is, is flushed to the disk as well. Who has which address is not: that
-//! would cost each start milliseconds, and no sandbox outlives a crash of the machine. A lease is
-//! written before it is used, and names the sandbox that it is for; whoever starts next says which
-//! sandboxes there still are, and gives back what the others had.
+//! Each network has two files, written aside and renamed: a crash of the daemon leaves the old file
+//! or the new one. The file that describes the network is flushed to the disk as well. The file of
+//! leases is not: that would cost each start milliseconds, and no sandbox outlives a crash of the
+//! machine. A lease is written before it is used, and names its sandbox; the next daemon is told
+//! which sandboxes still exist, and frees the leases of the others.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,69 +18,69 @@ use serde::{Deserialize, Serialize};
 use crate::publish::Published;
 use crate::{Error, Mac, Result};
 
-/// Version of the files. Another one is another build's, and is left alone.
+/// Version of the files. A file of another version belongs to another build, and is left alone.
 const VERSION: u32 = 1;
 
 /// A network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
-    /// Of the file's layout.
+    /// Version of the file's layout.
     pub version: u32,
-    /// Unique on the node.
+    /// The name, unique on the node.
     pub name: String,
-    /// The host's end of it: the name of a TAP interface.
+    /// The host's end of the network: the name of a TAP interface.
     pub device: String,
-    /// Its IPv4 addresses.
+    /// The network's IPv4 addresses.
     pub subnet: Ipv4Net,
-    /// The host's address in it.
+    /// The host's IPv4 address in the network.
     pub gateway: Ipv4Addr,
-    /// Its IPv6 addresses.
+    /// The network's IPv6 addresses.
     pub prefix: Ipv6Net,
     /// Largest packet in bytes, without the Ethernet header.
     pub mtu: u32,
-    /// Nothing leads out of it, nor into it, but what the host itself sends.
+    /// Nothing leads out of the network or into it, except that the host itself may send into it.
     pub internal: bool,
-    /// CLOCK_REALTIME of its creation, ns since the epoch.
+    /// CLOCK_REALTIME of the creation, ns since the epoch.
     pub created_ns: u64,
-    /// Its memory ports, by name.
+    /// Memory ports, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ports: BTreeMap<String, HostPort>,
-    /// Who has which address, by the sandbox's id; in a file of its own.
+    /// Leases by the sandbox's id; in a file of their own.
     #[serde(skip)]
     pub leases: BTreeMap<String, Lease>,
 }
 
-/// A port for a program of the host.
+/// A memory port, for a program of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPort {
-    /// The only address that it may send from.
+    /// The only address that the port may send from; `None` for any.
     pub mac: Option<Mac>,
-    /// Slots of each ring; 0: the plane's usual number.
+    /// Slots of each ring; 0 for the plane's default.
     pub slots: u32,
     /// Bytes of a slot.
     pub payload: u32,
-    /// User and group that may connect; root when absent.
+    /// User and group that may connect; `None` for root.
     pub owner: Option<(u32, u32)>,
 }
 
-/// What a sandbox has of a network.
+/// A sandbox's addresses and ports in a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// The sandbox's name.
     pub name: String,
-    /// Of its interface.
+    /// The MAC address of the sandbox's interface.
     pub mac: Mac,
-    /// Its IPv4 address.
+    /// The sandbox's IPv4 address.
     pub ipv4: Ipv4Addr,
-    /// Its IPv6 address.
+    /// The sandbox's IPv6 address.
     pub ipv6: Ipv6Addr,
-    /// Ports of the host that lead to it.
+    /// Ports of the host that lead to the sandbox.
     #[serde(default)]
     pub published: Vec<Published>,
 }
 
 impl Network {
-    /// A network without leases.
+    /// Makes a network without leases.
     pub fn new(name: String, device: String, subnet: Ipv4Net, prefix: Ipv6Net) -> Self {
         let gateway = nth4(subnet, 1);
         let created = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
@@ -99,22 +99,22 @@ impl Network {
         }
     }
 
-    /// Whether anybody needs it up.
+    /// Returns whether a sandbox or a memory port needs the network up.
     pub fn is_used(&self) -> bool {
         !self.leases.is_empty() || !self.ports.is_empty()
     }
 
-    /// The host's IPv6 address in it: the prefix's first.
+    /// Returns the host's IPv6 address in the network: the first of the prefix.
     pub fn gateway6(&self) -> Ipv6Addr {
         nth6(self.prefix, 1)
     }
 
-    /// The address of the host's end, the same each time it is made.
+    /// Returns the MAC address of the host's end, the same each time it is made.
     pub fn gateway_mac(&self) -> Mac {
         Mac::derived(self.gateway)
     }
 
-    /// Whether an address is one of this network's.
+    /// Returns whether an address is one of this network's.
     pub fn contains(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(address) => self.subnet.contains(&address),
@@ -123,24 +123,24 @@ impl Network {
     }
 }
 
-/// The `index`-th address of a subnet, from 0.
+/// Returns the `index`-th address of a subnet, from 0.
 pub(crate) fn nth4(subnet: Ipv4Net, index: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(subnet.network().to_bits() | index)
 }
 
-/// The `index`-th address of a prefix, from 0.
+/// Returns the `index`-th address of a prefix, from 0.
 pub(crate) fn nth6(prefix: Ipv6Net, index: u32) -> Ipv6Addr {
     Ipv6Addr::from_bits(prefix.network().to_bits() | u128::from(index))
 }
 
-/// The directory of the files.
+/// The directory with the files of all networks.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     dir: PathBuf,
 }
 
 impl Ledger {
-    /// Opens, or makes, the ledger in `dir`.
+    /// Opens the ledger in `dir`, and creates the directory if needed.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -149,11 +149,11 @@ impl Ledger {
         Ok(Self { dir: dir.to_owned() })
     }
 
-    /// All networks.
+    /// Reads all networks.
     ///
     /// # Errors
-    /// [`Error::File`]: one that cannot be read. Giving out its addresses again would be worse than
-    /// not starting.
+    /// [`Error::File`] for a network that cannot be read. Giving out its addresses again would be
+    /// worse than not starting.
     pub fn load(&self) -> Result<Vec<Network>> {
         let mut networks = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(Error::file("cannot read", &self.dir))? {
@@ -174,17 +174,17 @@ impl Ledger {
         Ok(networks)
     }
 
-    /// Writes down what a network is; on return it outlives a crash of the machine.
+    /// Writes a network's description; on return it survives a crash of the machine.
     ///
     /// # Errors
-    /// [`Error::File`]; the old one is still there.
+    /// [`Error::File`]; the old description is still there.
     pub fn save(&self, network: &Network) -> Result<()> {
         let path = self.path(&network.name, "json");
         self.write(&path, network, true)?;
         self.flush().map_err(Error::file("cannot write", &path))
     }
 
-    /// Writes down who has which address; on return it outlives a crash of the daemon.
+    /// Writes a network's leases; on return they survive a crash of the daemon.
     ///
     /// # Errors
     /// [`Error::File`]; the old leases are still there.
@@ -206,12 +206,12 @@ impl Ledger {
         fs::rename(&new, path).map_err(Error::file("cannot write", path))
     }
 
-    /// Forgets one.
+    /// Removes a network.
     ///
     /// # Errors
     /// [`Error::File`].
     pub fn remove(&self, name: &str) -> Result<()> {
-        // Its leases last: without it they mean nothing.
+        // The leases go last: without the description they mean nothing.
         for kind in ["json", "leases"] {
             let path = self.path(name, kind);
             match fs::remove_file(&path).and_then(|()| self.flush()) {
@@ -233,7 +233,8 @@ impl Ledger {
     }
 }
 
-/// Leases that cannot be read were lost in a crash of the machine, with the sandboxes that had them.
+/// Reads leases. Unreadable ones were lost in a crash of the machine, with the sandboxes that had
+/// them.
 fn load_leases(path: &Path) -> BTreeMap<String, Lease> {
     let text = match fs::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return BTreeMap::new(),
@@ -290,7 +291,7 @@ mod tests {
         fs::write(dir.path().join("blue.json.new"), "{\"half\": ").unwrap();
         fs::write(dir.path().join("blue.leases.new"), "{").unwrap();
         assert_eq!(ledger.load().unwrap(), std::slice::from_ref(&network));
-        // As after a crash of the machine.
+        // The state after a crash of the machine.
         fs::write(dir.path().join("blue.leases"), "").unwrap();
         assert_eq!(ledger.load().unwrap(), [network]);
     }

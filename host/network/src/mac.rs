@@ -1,4 +1,4 @@
-//! Addresses of stations: what may be a sandbox's, in the ledger's and the command line's words.
+//! MAC addresses that a sandbox may have, as the ledger and the command line write them.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// The address of one station.
+/// The MAC address of one station.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Mac([u8; 6]);
 
 impl Mac {
-    /// The address of whoever has the IPv4 address `of`: locally administered, and the same each time,
-    /// so that nobody remembers a station that is gone.
+    /// Returns the MAC address for the IPv4 address `of`: locally administered, and always the
+    /// same, so that no neighbour remembers a station that is gone.
     pub fn derived(of: Ipv4Addr) -> Self {
         let [a, b, c, d] = of.octets();
         Self([0x5a, 0x11, a, b, c, d])
     }
 
-    /// Its bytes in the order in which they are sent.
+    /// Returns the bytes in the order in which they are sent.
     pub fn octets(self) -> [u8; 6] {
         self.0
     }
@@ -30,7 +30,8 @@ impl Mac {
 impl FromStr for Mac {
     type Err = Error;
 
-    /// Six pairs of hexadecimal digits with `:` or `-` between them, of one station.
+    /// Parses six pairs of hexadecimal digits with `:` or `-` between them, and rejects groups and
+    /// zeros.
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: &str| Error::Invalid(format!("\"{text}\" is no MAC address: {why}"));
         let mac: slipway_ethernet_spec::Mac =

@@ -25,25 +25,25 @@ use crate::{Alone, DEFAULT_NETWORK, Error, MTU, NO_NETWORK, Result, nft, proxy, 
 
 const DNS_PORT: u16 = 53;
 
-/// What networks need of their node.
+/// The node's settings for networks.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the ledger is.
+    /// The directory of the ledger.
     pub dir: PathBuf,
-    /// Where sockets of memory ports are.
+    /// The directory of the sockets of memory ports.
     pub ports_dir: PathBuf,
-    /// The packet filter's table; another daemon on the host has another.
+    /// The name of the packet filter's table; another daemon on the host uses another table.
     pub table: String,
-    /// Names the host's resolvers: `/etc/resolv.conf`.
+    /// The file that names the host's resolvers: `/etc/resolv.conf`.
     pub resolv_conf: PathBuf,
-    /// Where sandboxes get to beyond the host.
+    /// The addresses beyond the host that sandboxes may reach.
     pub reach: Policy,
-    /// Says what the host's switches for forwarding were before; one for all daemons of a host, in a
-    /// folder that is empty after the machine's start ([`FORWARDING_FILE`]).
+    /// The file that records the former state of the host's forwarding switches. All daemons of a
+    /// host share it, in a directory that is empty after the machine's start ([`FORWARDING_FILE`]).
     pub forwarding: PathBuf,
 }
 
-/// Where it is noted which of the host's switches for forwarding were changed.
+/// The usual path of the record of the host's forwarding switches that were changed.
 pub const FORWARDING_FILE: &str = "/run/slipway/forwarding.json";
 
 /// All networks of a node.
@@ -51,8 +51,8 @@ pub struct Networks {
     settings: Settings,
     ledger: Ledger,
     plane: PlaneClient,
-    /// Names and published ports are served by a thread of their own: what a sandbox floods them
-    /// with keeps nobody from managing sandboxes.
+    /// A thread of their own serves names and published ports: a sandbox that floods it keeps
+    /// nobody from managing sandboxes.
     serving: tokio::runtime::Handle,
     _stop: tokio::sync::oneshot::Sender<()>,
     state: Mutex<State>,
@@ -61,23 +61,24 @@ pub struct Networks {
 #[derive(Default)]
 struct State {
     networks: BTreeMap<String, Network>,
-    /// Those that are up.
+    /// The networks that are up.
     up: BTreeMap<String, Up>,
-    /// The rules in force; `None`: not known.
+    /// The rules in force; `None` if they are unknown.
     rules: Option<String>,
-    /// What forwarding was switched on for; `None`: it is as it was before, or not known.
+    /// The families that forwarding was switched on for; `None` if it is as it was before, or
+    /// unknown.
     forwards: Option<Alone>,
 }
 
-/// What a network has while it is up, besides its switch, interface and rules.
+/// The resources of a network that is up, besides its switch, interface and rules.
 struct Up {
     names: Server,
-    /// By sandbox.
+    /// Published ports by sandbox.
     ports: BTreeMap<String, proxy::Proxy>,
 }
 
 impl Networks {
-    /// Opens the ledger. Nothing is up: [`Networks::reconcile`] comes next.
+    /// Opens the ledger. No network is up until [`Networks::reconcile`] is called.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Host`].
@@ -89,10 +90,10 @@ impl Networks {
         Ok(Self { settings, ledger, plane, serving, _stop: stop, state })
     }
 
-    /// A channel to the service within this process.
+    /// Returns a channel to the service within this process.
     ///
     /// # Errors
-    /// No descriptors left.
+    /// The connection within this process fails.
     pub async fn connect(
         self: &Arc<Self>,
     ) -> Result<tonic::transport::Channel, tonic::transport::Error> {
@@ -107,7 +108,7 @@ impl Networks {
     /// Makes a network; it comes up when a sandbox joins it.
     ///
     /// # Errors
-    /// [`Error`]; nothing is left then.
+    /// [`Error`]; nothing is left of the network then.
     pub async fn create(&self, request: &v1::CreateNetworkRequest) -> Result<v1::Network> {
         let mut state = self.state.lock().await;
         self.make(&mut state, request)?;
@@ -151,10 +152,11 @@ impl Networks {
         Ok(())
     }
 
-    /// Removes a network that nobody uses, with all that was made for it.
+    /// Removes a network that is not in use, with all that was made for it.
     ///
     /// # Errors
-    /// [`Error::Unknown`], [`Error::Used`].
+    /// [`Error::Unknown`], [`Error::Used`], [`Error::HasPorts`], and failures of the packet filter
+    /// or the ledger.
     pub async fn remove(&self, name: &str) -> Result<()> {
         let mut state = self.state.lock().await;
         let network = find(&state, name)?;
@@ -175,7 +177,7 @@ impl Networks {
         Ok(())
     }
 
-    /// A network as it is now.
+    /// Describes a network as it is now.
     ///
     /// # Errors
     /// [`Error::Unknown`].
@@ -183,16 +185,16 @@ impl Networks {
         self.describe(&*self.state.lock().await, name)
     }
 
-    /// All networks, by name.
+    /// Describes all networks, by name.
     pub async fn list(&self) -> Vec<v1::Network> {
         let state = self.state.lock().await;
         state.networks.keys().filter_map(|name| self.describe(&state, name).ok()).collect()
     }
 
-    /// Gives a sandbox its place in a network.
+    /// Adds a sandbox to a network, and makes the default network if it does not exist.
     ///
     /// # Errors
-    /// [`Error`]; nothing is left then.
+    /// [`Error`]; the sandbox has no lease then.
     pub async fn join(&self, request: &v1::JoinRequest) -> Result<v1::Attachment> {
         let wish = Wish::parse(&request.addresses, &request.mac)?;
         let wanted = ports(&request.publish)?;
@@ -223,7 +225,7 @@ impl Networks {
             if let Some(network) = state.networks.get_mut(name) {
                 network.leases.remove(id);
             }
-            // What it says was said by the first failure.
+            // The first failure is reported; a second one adds nothing.
             let _ = self.settle(&mut state, name).await;
             return Err(error);
         }
@@ -233,10 +235,10 @@ impl Networks {
         attachment(find(&state, name)?, id)
     }
 
-    /// Gives back whatever a sandbox has.
+    /// Removes a sandbox from its network, and frees its addresses and ports.
     ///
     /// # Errors
-    /// [`Error`]: the ledger or the packet filter; its addresses are free all the same.
+    /// [`Error`] of the ledger or the packet filter; the addresses are free all the same.
     pub async fn leave(&self, id: &str) -> Result<()> {
         let mut state = self.state.lock().await;
         let of = |network: &&mut Network| network.leases.contains_key(id);
@@ -246,17 +248,17 @@ impl Networks {
         if let Some(up) = state.up.get_mut(&name) {
             up.ports.remove(id);
         } else if !find(&state, &name)?.is_used() {
-            // It never came up for its sandboxes, and this was the last one.
+            // The network never came up for its sandboxes, and this was the last one.
             self.take_down(&mut state, &name).await;
         }
         self.settle(&mut state, &name).await
     }
 
-    /// Gives back what all sandboxes had but `live`, brings those networks up that these use, and
-    /// removes what is left of others. For a daemon that has just come.
+    /// Frees the leases of all sandboxes but `live`, brings up the networks that these use, and
+    /// removes what is left of others. For a daemon that has just started.
     ///
     /// # Errors
-    /// The first; the rest was done all the same.
+    /// The first error; the rest was done all the same.
     pub async fn reconcile(&self, live: &BTreeSet<String>) -> Result<()> {
         let mut state = self.state.lock().await;
         let mut outcome = Ok(());
@@ -265,7 +267,7 @@ impl Networks {
             let done = self.reconcile_one(&mut state, &name, live).await;
             outcome = outcome.and(done);
         }
-        // Also where there are none: the last daemon's may be in force.
+        // Even if no network is up: the rules of the last daemon may be in force.
         if !state.networks.is_empty() {
             outcome = outcome.and(self.apply(&mut state).await);
         }
@@ -294,8 +296,8 @@ impl Networks {
         self.bring_up(state, name).await
     }
 
-    /// Takes down whatever is up and has no sandboxes, for a daemon that ends: sandboxes that outlive it
-    /// keep their networks. The ledger stays.
+    /// Takes down the networks that are up and have no sandboxes, for a daemon that ends: sandboxes
+    /// that outlive it keep their networks. The ledger stays.
     pub async fn close(&self) {
         let mut state = self.state.lock().await;
         let unused = |name: &&String| find(&state, name).is_ok_and(|one| one.leases.is_empty());
@@ -309,7 +311,7 @@ impl Networks {
         }
     }
 
-    /// A switch with the host's end of the network, its addresses, its names, its rules.
+    /// Brings a network up: its switch with the host's end, its addresses, its names, its rules.
     async fn bring_up(&self, state: &mut State, name: &str) -> Result<()> {
         let network = find(state, name)?.clone();
         let around = Surroundings::look(&network.device)?;
@@ -318,7 +320,7 @@ impl Networks {
         let request =
             plane_v1::CreateSwitchRequest { name: name.to_owned(), tap: network.device.clone() };
         match self.plane.clone().create_switch(request).await {
-            // An attempt before this one came so far, and left it to the sandboxes that are on it.
+            // An earlier attempt made the switch, and left it to the sandboxes that are on it.
             Err(status) if status.code() != Code::AlreadyExists => {
                 return Err(Error::Plane(status.message().to_owned()));
             }
@@ -338,17 +340,17 @@ impl Networks {
         };
         let outcome = up.await;
         self.publish_again(state, &network);
-        // Sandboxes that outlived the last daemon are on the switch: they still reach each other, and the
-        // next one that joins has it tried again.
+        // Sandboxes that outlived the last daemon are on the switch and still reach each other:
+        // keep it, and let the next sandbox that joins try again.
         if outcome.is_err() && network.leases.is_empty() {
             self.take_down(state, name).await;
-            // What it says was said by the first failure.
+            // The first failure is reported; a second one adds nothing.
             let _ = self.apply(state).await;
         }
         outcome
     }
 
-    /// Serves the ports of sandboxes that are there already.
+    /// Serves the published ports of the sandboxes that the network already has.
     fn publish_again(&self, state: &mut State, network: &Network) {
         let Some(up) = state.up.get_mut(&network.name) else { return };
         for (id, lease) in &network.leases {
@@ -356,8 +358,8 @@ impl Networks {
             let served = claimed.and_then(|ok| ok.serve(lease.ipv4, lease.ipv6, &self.serving));
             match served {
                 Ok(served) => drop(up.ports.insert(id.clone(), served)),
-                // Somebody took the port while no daemon ran: the packet filter leads to the sandbox
-                // all the same.
+                // Another program took the port while no daemon ran: the packet filter redirects
+                // packets to the sandbox all the same.
                 Err(error) => {
                     tracing::warn!(%error, sandbox = lease.name, "published in part")
                 }
@@ -382,7 +384,7 @@ impl Networks {
         }
     }
 
-    /// Makes the ledger, the names and the rules follow the leases of a network.
+    /// Updates the ledger, the names and the rules after a change of a network's leases.
     async fn settle(&self, state: &mut State, name: &str) -> Result<()> {
         let network = find(state, name)?;
         let saved = self.ledger.save_leases(network);
@@ -392,9 +394,9 @@ impl Networks {
         saved.and(self.apply(state).await)
     }
 
-    /// Puts the rules into force that follow from what is up, unless they are, and has the host forward
-    /// as long as a network has a way out. The rules that bound what is forwarded are there first and go
-    /// last.
+    /// Applies the rules for the networks that are up, unless they are in force, and makes the host
+    /// forward while a network has a way out. The rules that limit forwarding are there before it
+    /// is switched on and until it is off.
     async fn apply(&self, state: &mut State) -> Result<()> {
         let forwarding = Forwarding::new(self.settings.forwarding.clone());
         let up = state.networks.values().filter(|network| state.up.contains_key(&network.name));
@@ -451,7 +453,7 @@ fn server_thread() -> std::io::Result<(tokio::runtime::Handle, tokio::sync::ones
     let handle = runtime.handle().clone();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     std::thread::Builder::new().name("networks".to_owned()).spawn(move || {
-        // Ends when the sender is dropped, with all tasks.
+        // Ends, with all tasks, when the sender is dropped.
         let _ = runtime.block_on(stopped);
     })?;
     Ok((handle, stop))
@@ -461,7 +463,8 @@ fn find<'a>(state: &'a State, name: &str) -> Result<&'a Network> {
     state.networks.get(name).ok_or_else(|| Error::Unknown(name.to_owned()))
 }
 
-/// A file's name, a label of names, and no word of the command line.
+/// Checks that a name can be a file name and a DNS label, and is no reserved word of the command
+/// line.
 fn check_name(name: &str) -> Result<()> {
     let bad =
         |why: &str| Err(Error::Invalid(format!("\"{name}\" is no name for a network: {why}")));

@@ -1,5 +1,5 @@
-//! The host's packet filter, by the program `nft`: its netlink interface is that program's private
-//! matter, its language is documented and stable.
+//! The host's packet filter, through the program `nft`: the netlink interface is that program's
+//! private matter, while its language is documented and stable.
 
 use std::process::Stdio;
 
@@ -8,10 +8,10 @@ use tokio::process::Command;
 
 use crate::{Error, Result};
 
-/// Has `nft` carry `rules` out, all or nothing.
+/// Has `nft` apply `rules`, all or nothing.
 ///
 /// # Errors
-/// [`Error::Host`] with what it says; in one line.
+/// [`Error::Host`] with the first line of `nft`'s error.
 pub async fn apply(rules: &str) -> Result<()> {
     let mut command = Command::new("nft");
     command.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -25,7 +25,7 @@ pub async fn apply(rules: &str) -> Result<()> {
         _ => Error::Host(format!("nft: {error}")),
     })?;
     if let Some(mut input) = child.stdin.take() {
-        // If it ended early, its own words tell more than the broken pipe.
+        // If `nft` ended early, its own error tells more than the broken pipe.
         let _ = input.write_all(rules.as_bytes()).await;
     }
     let output = child.wait_with_output().await.map_err(Error::host("nft"))?;

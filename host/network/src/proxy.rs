@@ -1,10 +1,11 @@
 //! Published ports on the host itself.
 //!
-//! A published port is a socket of the daemon: so it is known to be free before anything is started,
-//! and nobody else gets it. Packets from outside, and those to the host's own addresses, never reach
-//! it: the packet filter redirects them to the sandbox. What does reach it came over the loopback
-//! interface or by way of a gateway's address, and is carried on from here. (The other way, letting
-//! 127.0.0.1 be routed, would open every service that trusts that address.)
+//! A published port is a socket of the daemon: so the port is known to be free before a sandbox
+//! starts, and no other program gets it. Packets from outside, and those to the host's own
+//! addresses, never reach the socket: the packet filter redirects them to the sandbox. Connections
+//! that do reach it came over the loopback interface or by a gateway's address, and are proxied to
+//! the sandbox. (The alternative, routing 127.0.0.1, would open every service that trusts that
+//! address.)
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -21,27 +22,28 @@ use crate::shares::Shares;
 use crate::sockets::{self, Kind};
 use crate::{Error, Result};
 
-/// Connections, or pairs of UDP peers, at one time through one port; see [`Shares`].
+/// The most connections, or pairs of UDP peers, at one time through one port; see [`Shares`].
 const FLOWS: usize = 1024;
-/// How long a sandbox may take to accept a connection.
+/// The longest time for a sandbox to accept a connection.
 const CONNECT: Duration = Duration::from_secs(10);
-/// After this time without a datagram a pair of UDP peers is forgotten, as by the kernel's own table.
+/// Time without an answer after which a pair of UDP peers is forgotten, as by the kernel's own
+/// table.
 const UDP_IDLE: Duration = Duration::from_secs(120);
 const MAX_DATAGRAM: usize = 65_535;
-/// How often a port that is free for IPv4 is looked for that is so for IPv6 too.
+/// Attempts to find a port that is free for both IPv4 and IPv6.
 const TRIES: u32 = 16;
 
-/// Ports that are held for a sandbox, and not yet served.
+/// Ports that are held for a sandbox, and not served yet.
 pub struct Claimed {
-    /// With the ports that were chosen.
+    /// The published ports, with the host ports that were chosen.
     pub published: Vec<Published>,
     sockets: Vec<(Published, OwnedFd)>,
 }
 
-/// Takes the ports of `wanted`, all or none.
+/// Binds the ports of `wanted`, all or none.
 ///
 /// # Errors
-/// [`Error::PortInUse`]; [`Error::Host`] for an address that the host has not.
+/// [`Error::PortInUse`]; [`Error::Host`] for an address that the host does not have.
 pub fn claim(wanted: &[Published]) -> Result<Claimed> {
     let mut claimed = Claimed { published: Vec::new(), sockets: Vec::new() };
     for one in wanted {
@@ -62,7 +64,7 @@ fn claim_one(one: Published) -> Result<Vec<OwnedFd>> {
     let mut tries = 0;
     loop {
         match bind_all(one) {
-            // Free for one protocol family and not for the other.
+            // The port is free for one address family and not for the other.
             Err(Error::PortInUse { .. }) if one.host == 0 && tries < TRIES => tries += 1,
             bound => return bound,
         }
@@ -85,7 +87,7 @@ fn bind_all(one: Published) -> Result<Vec<OwnedFd>> {
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 return Err(Error::PortInUse { address, port, protocol: one.protocol.as_str() });
             }
-            // A host without IPv6.
+            // The host has no IPv6.
             Err(_) if !bound.is_empty() && address.is_ipv6() => {}
             Err(error) => {
                 let what = format!("cannot publish on {}", SocketAddr::new(address, port));
@@ -96,7 +98,7 @@ fn bind_all(one: Published) -> Result<Vec<OwnedFd>> {
     Ok(bound)
 }
 
-/// Carries what comes to published ports; until it is dropped.
+/// The tasks that serve published ports. Dropping it ends them.
 pub struct Proxy {
     _tasks: JoinSet<()>,
 }
@@ -105,7 +107,7 @@ impl Claimed {
     /// Serves the ports for a sandbox with these addresses, on the runtime `on`.
     ///
     /// # Errors
-    /// [`Error::Host`]: no descriptors left.
+    /// [`Error::Host`]: no descriptors are left.
     pub fn serve(
         self,
         ipv4: Ipv4Addr,
@@ -119,8 +121,8 @@ impl Claimed {
             let own: SocketAddr = rustix::net::getsockname(&socket)
                 .and_then(SocketAddr::try_from)
                 .map_err(|error| failed()(error.into()))?;
-            // A program in the sandbox may listen on IPv4 only: that is where all of it goes, unless
-            // the port was published on an IPv6 address by name.
+            // A program in the sandbox may listen on IPv4 only: so all connections go there, unless
+            // the port was published on an IPv6 address.
             let to: IpAddr = match one.address {
                 Some(IpAddr::V6(_)) => ipv6.into(),
                 _ => ipv4.into(),
@@ -151,13 +153,13 @@ async fn connections(listener: TcpListener, to: SocketAddr) {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        // Who has too many is hung up on: waiting it would stand before the others.
+        // A client with too many connections is closed: in a queue it would block the others.
         let Some(share) = room.take(client.ip()) else { continue };
         flows.spawn(async move {
             let far = tokio::time::timeout(CONNECT, TcpStream::connect(to)).await;
             if let Ok(Ok(mut far)) = far {
                 let _ = (near.set_nodelay(true), far.set_nodelay(true));
-                // Whichever end breaks off, the other learns of it by the end of its stream.
+                // If either end breaks off, the other sees the end of its stream.
                 let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
             }
             drop(share);
@@ -165,7 +167,7 @@ async fn connections(listener: TcpListener, to: SocketAddr) {
     }
 }
 
-/// Sockets to the sandbox by the client whose datagrams they carry.
+/// Sockets to the sandbox, by the client whose datagrams they carry.
 type Flows = Arc<Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>>;
 
 async fn datagrams(near: Arc<UdpSocket>, to: SocketAddr) {
@@ -175,7 +177,7 @@ async fn datagrams(near: Arc<UdpSocket>, to: SocketAddr) {
     loop {
         while tasks.try_join_next().is_some() {}
         let Ok((length, client)) = near.recv_from(&mut buffer).await else {
-            // The answer to an earlier datagram was unwelcome.
+            // The network reported an error about an earlier answer.
             tokio::time::sleep(Duration::from_millis(1)).await;
             continue;
         };
@@ -210,13 +212,13 @@ async fn connected(to: SocketAddr) -> std::io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Carries answers back until there are none for a while.
+/// Carries answers back until there are none for `UDP_IDLE`.
 async fn answers(near: &UdpSocket, far: &UdpSocket, client: SocketAddr) {
     let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
         match tokio::time::timeout(UDP_IDLE, far.recv(&mut buffer)).await {
             Err(_) => return,
-            // Nobody listens there (yet).
+            // The sandbox does not listen on the port (yet).
             Ok(Err(_)) => tokio::time::sleep(Duration::from_millis(10)).await,
             Ok(Ok(length)) => drop(near.send_to(&buffer[..length], client).await),
         }
@@ -224,7 +226,7 @@ async fn answers(near: &UdpSocket, far: &UdpSocket, client: SocketAddr) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A panic in between leaves a map that is whole.
+    // A panic in between leaves the map consistent.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -260,7 +262,7 @@ mod tests {
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert_eq!(answer, "answer");
-        // While it is published nobody else gets it; afterwards anybody.
+        // The port is taken while it is published, and free afterwards.
         let again = on_loopback(&format!("127.0.0.1:{outside}:{port}"));
         let error = claim(&again).err().unwrap();
         assert!(error.to_string().contains(&format!("port {outside}/tcp of 127.0.0.1 is in use")));
@@ -301,7 +303,7 @@ mod tests {
         assert!(matches!(claim(&wanted), Err(Error::PortInUse { .. })));
         let elsewhere = claim(&on_loopback("192.0.2.1:0080:80")).err().unwrap();
         assert!(matches!(elsewhere, Error::Host(_)), "{elsewhere}");
-        // The same port twice is one port.
+        // A port that is listed twice is one port.
         let twice = on_loopback("127.0.0.1::80").repeat(1);
         assert_eq!(claim(&twice).unwrap().published.len(), 1);
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Most ports that one sandbox publishes: each is a socket of the daemon.
+/// The most ports that one sandbox publishes: each is a socket of the daemon.
 pub const MAX_PORTS: usize = 1024;
 
 /// A transport protocol.
@@ -21,7 +21,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The word.
+    /// Returns the protocol's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -30,21 +30,21 @@ impl Protocol {
     }
 }
 
-/// One port of the host that leads to one of a sandbox.
+/// A port of the host that leads to a port of a sandbox.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Published {
-    /// Only this address of the host; `None`: all of them.
+    /// The only address of the host that is published; `None` for all.
     pub address: Option<IpAddr>,
-    /// On the host; 0: any that is free.
+    /// The port on the host; 0 for any free one.
     pub host: u16,
-    /// In the sandbox.
+    /// The port in the sandbox.
     pub container: u16,
-    /// Its protocol.
+    /// The protocol of both ports.
     pub protocol: Protocol,
 }
 
 impl Published {
-    /// Every port that `text` stands for.
+    /// Parses `text` into every port that it stands for.
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -74,7 +74,7 @@ impl Published {
         };
         let count = container.1 - container.0;
         let host = match host {
-            // As many free ones as there are.
+            // No host ports: as many free ones as there are container ports.
             "" => None,
             host => Some(range(host).map_err(bad)?),
         };
@@ -85,7 +85,7 @@ impl Published {
             return Err(bad(format!("more than {MAX_PORTS} ports")));
         }
         let one = |offset| Self {
-            // All addresses of one family are all addresses.
+            // The unspecified address of one family stands for all addresses.
             address: address.filter(|address| !address.is_unspecified()),
             host: host.map_or(0, |(first, _)| first + offset),
             container: container.0 + offset,
@@ -94,7 +94,7 @@ impl Published {
         Ok((0..=count).map(one).collect())
     }
 
-    /// Where the host listens: the address, or all IPv4 and all IPv6 ones.
+    /// Returns where the host listens: the address, or all IPv4 and all IPv6 ones.
     pub fn listens_on(&self) -> Vec<IpAddr> {
         match self.address {
             Some(address) => vec![address],
@@ -125,7 +125,7 @@ impl fmt::Debug for Published {
     }
 }
 
-/// `127.0.0.1:80` and `[::1]:80` into their halves.
+/// Splits `127.0.0.1:80` and `[::1]:80` into address and port.
 fn split_address(text: &str) -> Option<(&str, &str)> {
     match text.strip_prefix('[') {
         Some(rest) => rest.split_once("]:"),

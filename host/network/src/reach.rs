@@ -1,12 +1,12 @@
-//! Where sandboxes get to beyond their host.
+//! The addresses beyond the host that sandboxes may reach.
 //!
-//! A sandbox's packets leave the host with the host's own address. So whatever trusts that address trusts
-//! every sandbox: on a cloud that is the metadata service, which gives out the machine's credentials. Its
-//! address is link-local, and link-local addresses mean nothing to a sandbox behind a router anyway. They
-//! are refused, together with the addresses that clouds use for the same purpose elsewhere
-//! (`LINK_LOCAL`), unless an administrator allows one.
+//! A sandbox's packets leave the host with the host's own address. So a service that trusts that
+//! address trusts every sandbox: on a cloud that is the metadata service, which gives out the
+//! machine's credentials. Its address is link-local, and link-local addresses mean nothing to a
+//! sandbox behind a router anyway. They are refused, together with the addresses that clouds use
+//! for the same purpose elsewhere (`LINK_LOCAL`), unless an administrator allows one.
 //!
-//! Private networks that the host is in are a matter of taste, which [`Policy`] says.
+//! The [`Policy`] decides whether sandboxes reach private networks that the host is in.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,7 @@ const LINK_LOCAL: [&str; 9] = [
     "100.100.100.200/32",
     // Oracle: metadata.
     "192.0.0.192/32",
-    // 169.254.0.0/16 again, by a gateway of RFC 6052 and of RFC 3056.
+    // 169.254.0.0/16 through a gateway of RFC 6052 and of RFC 3056.
     "64:ff9b::a9fe:0/112",
     "2002:a9fe::/32",
 ];
@@ -50,7 +50,7 @@ const PRIVATE: [&str; 14] = [
     // RFC 4193, RFC 3879.
     "fc00::/7",
     "fec0::/10",
-    // Those of IPv4 by a gateway of RFC 6052 or RFC 8215.
+    // Private IPv4 networks through a gateway of RFC 6052 or RFC 8215.
     "64:ff9b::a00:0/104",
     "64:ff9b::ac10:0/108",
     "64:ff9b::c0a8:0/112",
@@ -58,8 +58,8 @@ const PRIVATE: [&str; 14] = [
     "64:ff9b:1::/48",
 ];
 
-/// Which addresses sandboxes are refused. The first that applies counts: what is allowed, what is denied,
-/// link-local addresses, private ones.
+/// The addresses that sandboxes are refused. The first list that contains an address decides:
+/// allowed addresses, denied addresses, link-local ones, private ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     allowed: Nets,
@@ -82,11 +82,11 @@ impl Nets {
                 IpNet::V6(net) => nets.six.push(net),
             }
         }
-        // A set of the packet filter takes no network twice.
+        // A set of the packet filter must not contain a network twice.
         Self { four: Ipv4Net::aggregate(&nets.four), six: Ipv6Net::aggregate(&nets.six) }
     }
 
-    /// A rule with the verdict for packets to these networks, for each family that has any.
+    /// Returns a rule with the verdict for packets to these networks, for each family that has any.
     fn rules(&self, verdict: &str) -> String {
         let four = set("ip", &self.four, verdict);
         four + &set("ip6", &self.six, verdict)
@@ -101,15 +101,16 @@ fn set(family: &str, nets: &[impl ToString], verdict: &str) -> String {
     format!("{family} daddr {{ {} }} {verdict}\n", nets.join(", "))
 }
 
-/// How a sandbox learns that it gets nowhere: at once, and not by waiting.
+/// The verdict of refused packets: an error at once, so that the sandbox need not wait for a
+/// timeout.
 const REFUSE: &str = "reject with icmpx type admin-prohibited";
 
 impl Policy {
-    /// Understands the node's settings. `reach` is "all" or "internet"; the others are addresses and
+    /// Parses the node's settings. `reach` is "all" or "internet"; the others are addresses and
     /// networks.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the word that is none.
+    /// [`Error::Invalid`] with the invalid word.
     pub fn parse(reach: &str, allow: &[String], deny: &[String]) -> Result<Self> {
         let private = match reach {
             "all" => &[][..],
@@ -128,13 +129,14 @@ impl Policy {
         })
     }
 
-    /// What packets that leave the host for elsewhere go through.
+    /// Returns the rules for packets that leave the host.
     pub(crate) fn beyond(&self) -> String {
         self.allowed.rules("return") + &self.refused.rules(REFUSE)
     }
 
-    /// What packets to the host itself go through: some clouds' services run on the machine, at a
-    /// link-local address. IPv6 does not work without the host's own link-local address.
+    /// Returns the rules for packets to the host itself: some clouds' services run on the machine,
+    /// at a link-local address. IPv6's own link-local network is left out, since IPv6 does not work
+    /// without the host's address in it.
     pub(crate) fn host(&self) -> String {
         let own = |text: &&&str| !text.starts_with("fe80:");
         let link_local = LINK_LOCAL.iter().filter(own).filter_map(|text| text.parse().ok());

@@ -1,8 +1,8 @@
-//! What the host's packet filter has to do for our networks, in nft's language.
+//! The packet filter's rules for networks, in nft's language.
 //!
-//! One table of our own, whose whole content follows from the ledger and is replaced in one
-//! transaction: nothing that was due once stays, and tables of others are not touched. An `accept` here
-//! is no promise: another table may still drop a packet.
+//! All rules are in one table of our own. Its whole content follows from the ledger and is replaced
+//! in one transaction: no outdated rule stays, and tables of others are not touched. An `accept`
+//! here is no promise: another table may still drop a packet.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -13,10 +13,10 @@ use crate::ledger::Network;
 use crate::publish::Published;
 use crate::reach::Policy;
 
-/// The table of `networks`, as an input of `nft -f -` that replaces the one before. Without networks
-/// there is no table.
+/// Returns the table of `networks`, as an input of `nft -f -` that replaces the former one. Without
+/// networks there is no table.
 pub fn ruleset(table: &str, networks: &[&Network], policy: &Policy, alone: Alone) -> String {
-    // The first line makes it possible to delete what may not be there.
+    // The first line makes the deletion valid if the table does not exist.
     let mut text = format!("add table inet {table}\ndelete table inet {table}\n");
     if networks.is_empty() {
         return text;
@@ -36,15 +36,15 @@ pub fn ruleset(table: &str, networks: &[&Network], policy: &Policy, alone: Alone
     ] {
         let _ = writeln!(text, "chain {name} {{\n{head}; policy accept;\n{rules}}}");
     }
-    // Before those who jump to it have been looked at: nft reads the table as a whole.
+    // After the chains that jump to them, which nft allows: it reads the table as a whole.
     let _ = writeln!(text, "chain beyond {{\n{}}}", policy.beyond());
     let _ = writeln!(text, "chain host {{\n{}}}", policy.host());
     let _ = writeln!(text, "chain published {{\n{}}}\n}}", published(networks));
     text
 }
 
-/// The host forwards for networks of sandboxes alone, this daemon's and others': it is no router between
-/// its other interfaces.
+/// Returns the rules that keep the host from routing between its other interfaces: it forwards for
+/// networks of sandboxes alone, this daemon's and others'.
 fn nobody_else(alone: Alone) -> String {
     let mut text = String::new();
     for (family, alone) in [("ipv4", alone.four), ("ipv6", alone.six)] {
@@ -56,7 +56,7 @@ fn nobody_else(alone: Alone) -> String {
     text
 }
 
-/// What leaves the host is looked at by its destination.
+/// Returns the rules that check the destination of packets which leave the host.
 fn beyond(networks: &[&Network]) -> String {
     let mut text = String::new();
     for Network { device, .. } in networks {
@@ -65,7 +65,7 @@ fn beyond(networks: &[&Network]) -> String {
     text
 }
 
-/// So is what goes to the host itself.
+/// Returns the rules that check packets from sandboxes to the host itself.
 fn to_host(networks: &[&Network]) -> String {
     let mut text = String::new();
     for Network { device, .. } in networks {
@@ -74,12 +74,12 @@ fn to_host(networks: &[&Network]) -> String {
     text
 }
 
-/// From the host to an address of its own. The loopback addresses are left to a proxy: a packet
-/// from there must not leave by another interface.
+/// Exceptions for packets from the host to an address of its own. A proxy serves the loopback
+/// addresses: a packet from there must not leave by another interface.
 const OWN: &str = "ip daddr 127.0.0.0/8 return\nip6 daddr ::1 return\n";
 
-/// Whatever is addressed to the host, from anywhere but itself. The gateways' addresses, where names
-/// are answered, are left to the proxy too: nobody publishes a port over that one.
+/// Returns the redirects of packets to the host's addresses. The gateways' addresses, where names
+/// are answered, are left to the proxy too, so that a published port does not hide the name server.
 fn redirects(networks: &[&Network]) -> String {
     let mut text = String::new();
     for network in networks {
@@ -90,22 +90,22 @@ fn redirects(networks: &[&Network]) -> String {
     text
 }
 
-/// No packet comes from a network with an address of elsewhere. The switch sees to it that it is the
-/// sender's own.
+/// Returns the rules that drop packets of a network with a source address from elsewhere. The
+/// switch makes sure that the address is the sender's own.
 fn source(networks: &[&Network]) -> String {
     let mut text = String::new();
     for Network { device, subnet, prefix, .. } in networks {
         let _ = writeln!(text, "iifname \"{device}\" ip saddr != {subnet} drop");
         let _ =
             writeln!(text, "iifname \"{device}\" ip6 saddr != {{ {prefix}, fe80::/10, :: }} drop");
-        // A network's addresses come from nowhere else.
+        // Packets with a network's addresses may come from nowhere else.
         let _ = writeln!(text, "iifname != {{ \"{device}\", \"lo\" }} ip saddr {subnet} drop");
         let _ = writeln!(text, "iifname != {{ \"{device}\", \"lo\" }} ip6 saddr {prefix} drop");
     }
     text
 }
 
-/// The gateway of a network is its sandboxes' and the host's alone.
+/// Returns the rules that reserve a network's gateway for its sandboxes and the host.
 fn input(networks: &[&Network]) -> String {
     let mut text = String::new();
     for network in networks {
@@ -125,8 +125,9 @@ fn input(networks: &[&Network]) -> String {
     text + &closed_doors(networks)
 }
 
-/// A published port is listened to on all of the host's addresses, a gateway's and a link-local one
-/// among them, which no other network's sandboxes may use as a way in. Names are answered all the same.
+/// Returns the rules that keep sandboxes from other networks' published ports, which are open on
+/// all of the host's addresses, also on gateways and link-local ones. Names are answered all the
+/// same.
 fn closed_doors(networks: &[&Network]) -> String {
     let mut text = String::new();
     for network in networks {
@@ -159,14 +160,14 @@ fn forward(networks: &[&Network]) -> String {
     let mut text = String::new();
     let devices: Vec<String> = networks.iter().map(|one| format!("\"{}\"", one.device)).collect();
     let all = devices.join(", ");
-    // All refusals before the first permission: a published port of one network is no way into it for
-    // another.
+    // All refusals come before the first permission: a published port of one network is no way into
+    // it for another.
     for Network { device, internal, .. } in networks {
         if *internal {
             let _ = writeln!(text, "iifname \"{device}\" drop\noifname \"{device}\" drop");
             continue;
         }
-        // By way of a published port back into the network that it came from.
+        // Connections through a published port back into the same network.
         let _ = writeln!(text, "iifname \"{device}\" oifname \"{device}\" ct status dnat accept");
         let _ = writeln!(text, "iifname \"{device}\" oifname {{ {all} }} drop");
     }
@@ -183,7 +184,7 @@ fn postrouting(networks: &[&Network]) -> String {
     for Network { device, subnet, prefix, .. } in networks.iter().filter(|one| !one.internal) {
         let _ = writeln!(text, "ip saddr {subnet} oifname != \"{device}\" masquerade");
         let _ = writeln!(text, "ip6 saddr {prefix} oifname != \"{device}\" masquerade");
-        // Else the answer would go past the host, and be nobody's.
+        // Without this, the answer would bypass the host, and match no connection.
         let _ =
             writeln!(text, "iifname \"{device}\" oifname \"{device}\" ct status dnat masquerade");
     }
@@ -317,7 +318,7 @@ mod tests {
         for device in ["slip0", "slip1"] {
             assert!(text.contains(&drop(device)), "{text}");
         }
-        // Before anything of the other's is accepted.
+        // All drops come before the first accept.
         let first_accept = text.find("established").unwrap();
         assert!(text.rfind(&drop("slip1")).unwrap() < first_accept);
     }

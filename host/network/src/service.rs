@@ -1,4 +1,4 @@
-//! The gRPC service of the networks: requests to calls on [`Networks`], nothing more.
+//! The gRPC service of the networks: translates requests into calls of [`Networks`].
 
 use std::sync::Arc;
 
@@ -7,18 +7,19 @@ use tonic::{Request, Response, Status};
 
 use crate::{Networks, Result};
 
-/// Answers the calls of `network.proto`.
+/// The implementation of `network.proto`.
 pub struct Service {
     networks: Arc<Networks>,
 }
 
 impl Service {
-    /// A service in front of `networks`.
+    /// Makes a service for `networks`.
     pub fn new(networks: Arc<Networks>) -> Self {
         Self { networks }
     }
 
-    /// Runs `work` to its end even if the client hangs up meanwhile, so that nothing is left half made.
+    /// Runs `work` to its end even if the client hangs up meanwhile, so that no operation is left
+    /// half done.
     async fn complete<T, F>(
         &self,
         work: impl FnOnce(Arc<Networks>) -> F,

@@ -1,14 +1,15 @@
-//! Shares of what there is a bounded number of: whoever takes much leaves something for the others.
+//! Fair shares of a limited number: a client that takes many leaves some for the others.
 //!
-//! A client may take one more while it has fewer than what is left (the dynamic threshold of
-//! A. Choudhury and E. Hahne, *Dynamic Queue Length Thresholds for Shared-Memory Packet Switches*, 1998).
-//! So one alone gets half, two get a third each, and somebody new always finds something.
+//! A client may take one more while it has fewer than are left (the dynamic threshold of A.
+//! Choudhury and E. Hahne, *Dynamic Queue Length Thresholds for Shared-Memory Packet Switches*,
+//! 1998). So one client alone gets half, two get a third each, and a new client always gets
+//! something.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What there is of something, and who has how much of it.
+/// A limited number of something, and how many each client has.
 pub struct Shares {
     total: usize,
     taken: Mutex<Taken>,
@@ -17,30 +18,30 @@ pub struct Shares {
 #[derive(Default)]
 struct Taken {
     all: usize,
-    /// Whoever has any.
+    /// Clients that have any.
     by: HashMap<IpAddr, usize>,
 }
 
-/// One of them; it is given back when it is dropped.
+/// One unit of a client, given back when it is dropped.
 pub struct Share {
     of: Arc<Shares>,
     client: IpAddr,
 }
 
 impl Shares {
-    /// `total` of them, all of them free.
+    /// Makes `total` units, all of them free.
     pub fn new(total: usize) -> Arc<Self> {
         Arc::new(Self { total, taken: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
-        // Two counts that a panic between them would leave one apart: still bounded.
+        // A panic between the two updates leaves the counts one apart: they are still bounded.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One for `client`. None: it has as much as it may.
+    /// Takes one unit for `client`. Returns `None` if the client has as many as it may.
     pub fn take(self: &Arc<Self>, client: IpAddr) -> Option<Share> {
-        // An IPv4 client of a socket of both families is the same one.
+        // An IPv4 client of a dual-stack socket is the same client.
         let client = client.to_canonical();
         let mut taken = self.lock();
         let has = taken.by.get(&client).copied().unwrap_or(0);
@@ -79,7 +80,7 @@ mod tests {
         let second = all(&shares, 2);
         let third = all(&shares, 3);
         assert_eq!([first.len(), second.len(), third.len()], [32, 16, 8]);
-        // In turn, three greedy ones get the same, and leave as much.
+        // If three greedy clients take turns, they get the same, and leave as much.
         drop((first, second, third));
         let mut taken = Vec::new();
         for round in 0..64 {

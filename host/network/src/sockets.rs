@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-/// Connections that wait to be accepted.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// TCP or UDP.
+/// The kind of a socket: TCP or UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A listening TCP socket.
@@ -18,11 +18,11 @@ pub enum Kind {
     Datagram,
 }
 
-/// Makes a non-blocking socket. An IPv6 one is for IPv6 only, so that there may be an IPv4 one of the
-/// same port beside it.
+/// Makes a non-blocking socket. An IPv6 socket is for IPv6 only, so that an IPv4 socket can have
+/// the same port.
 ///
 /// # Errors
-/// The kernel's; `AddrInUse` when somebody else has it.
+/// The kernel's error; `AddrInUse` if another socket has the address.
 pub fn bind(address: SocketAddr, kind: Kind) -> io::Result<OwnedFd> {
     let family = match address.ip() {
         IpAddr::V4(_) => AddressFamily::INET,
@@ -38,7 +38,7 @@ pub fn bind(address: SocketAddr, kind: Kind) -> io::Result<OwnedFd> {
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
     if kind == Kind::Stream {
-        // Connections of the last daemon that are not quite over hold nobody up.
+        // Closing connections of the last daemon must not block the port.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     rustix::net::bind(&socket, &address)?;
@@ -48,10 +48,10 @@ pub fn bind(address: SocketAddr, kind: Kind) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The port that a socket was given.
+/// Returns the port of a socket.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn port(socket: &OwnedFd) -> io::Result<u16> {
     let address = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
     Ok(address.port())

@@ -1,5 +1,5 @@
-//! Networks against the kernel and a real plane, in a network namespace of each test's own: nothing of
-//! the machine's own interfaces and rules is touched.
+//! Networks with the kernel and a real plane, each test in a network namespace of its own: the
+//! machine's own interfaces and rules are not touched.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use slipway_plane::Plane;
 use slipway_plane_api::PlaneClient;
 use slipway_plane_api::network_v1 as v1;
 
-/// Runs `body` in a namespace that has a loopback link only, on a runtime whose threads are there too.
+/// Runs `body` in a namespace with only a loopback link, on a runtime whose threads are in it too.
 fn in_namespace<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F + Send + 'static) {
     let test = test.to_owned();
     let done = std::thread::spawn(move || {
@@ -105,7 +105,7 @@ fn a_network_comes_up_and_goes_with_its_rules_as_root() {
         assert!(text.contains("masquerade"), "{text}");
         let switches = rig.plane.list_switches();
         assert_eq!(switches[0].ports[0].name, "tap:slip0");
-        // Somebody who joins without ports changes no rule.
+        // A sandbox that joins without ports changes no rule.
         rig.networks.join(&request("b", "default", &[])).await.unwrap();
         assert_eq!(rules(), text);
         let error = rig.networks.remove("default").await.unwrap_err().to_string();
@@ -120,7 +120,7 @@ fn a_network_comes_up_and_goes_with_its_rules_as_root() {
     });
 }
 
-/// A query for the IPv4 address of `name`.
+/// Returns a query for the IPv4 address of `name`.
 fn query(name: &str) -> Vec<u8> {
     let mut query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
     for label in name.split('.') {
@@ -158,14 +158,14 @@ fn ask_stream(gateway: &str, name: &str) -> Vec<u8> {
 fn names_are_answered_on_the_gateway_as_root() {
     in_namespace("names_are_answered_on_the_gateway_as_root", || async {
         let dir = tempfile::tempdir().unwrap();
-        // A resolver of the host's, which says yes to one query.
+        // A resolver of the host that answers one query.
         std::fs::write(dir.path().join("resolv.conf"), "nameserver 127.0.0.77\n").unwrap();
         let upstream = UdpSocket::bind("127.0.0.77:53").unwrap();
         let answering = std::thread::spawn(move || {
             let mut query = [0; 512];
             let (length, client) = upstream.recv_from(&mut query).unwrap();
             query[2] |= 0x80;
-            // One with a wrong identifier first: it must be passed over.
+            // A reply with a wrong identifier comes first: it must be ignored.
             let mut other = query;
             other[0] ^= 1;
             other[3] = 5;
@@ -185,7 +185,7 @@ fn names_are_answered_on_the_gateway_as_root() {
         });
         asked.await.unwrap();
         answering.join().unwrap();
-        // In use: it stays.
+        // The network is in use: it stays.
         rig.networks.close().await;
         assert_eq!(devices().len(), 1);
         rig.networks.leave("a").await.unwrap();
@@ -202,7 +202,7 @@ fn what_a_dead_daemon_left_is_taken_up_or_given_back_as_root() {
         let before = rig.networks.join(&request("a", "default", &["18081:80"])).await.unwrap();
         rig.networks.join(&request("b", "default", &[])).await.unwrap();
         rig.networks.join(&request("c", "default", &[])).await.unwrap();
-        // Without a word, as by kill -9: rules and ledger stay.
+        // The daemon ends without a chance to clean up, as by kill -9: rules and ledger stay.
         leave_behind(rig).await;
         assert!(rules().contains("18081"));
         let rig = open(dir.path()).await;
@@ -216,7 +216,7 @@ fn what_a_dead_daemon_left_is_taken_up_or_given_back_as_root() {
         assert!(TcpListener::bind("0.0.0.0:18081").is_err(), "the port is held again");
         let place = rig.networks.join(&request("d", "default", &[])).await.unwrap();
         assert_eq!(place.ipv4, "10.213.0.3");
-        // And one that finds nobody alive removes it all.
+        // A daemon that finds no live sandbox removes everything.
         leave_behind(rig).await;
         let rig = open(dir.path()).await;
         rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
@@ -225,7 +225,8 @@ fn what_a_dead_daemon_left_is_taken_up_or_given_back_as_root() {
     });
 }
 
-/// Ends a daemon's threads without giving it a say; waits until they are gone, as a successor would.
+/// Ends a daemon's threads without a chance to clean up, and waits until they are gone, as a
+/// successor would.
 async fn leave_behind(rig: Rig) {
     for switch in rig.plane.list_switches() {
         rig.plane.remove_switch(&switch.name).unwrap();
@@ -257,7 +258,7 @@ fn what_is_refused_leaves_nothing_as_root() {
             let request = v1::CreateNetworkRequest { name, subnet, mtu, ..Default::default() };
             assert!(rig.networks.create(&request).await.is_err(), "{request:?}");
         }
-        // A port that somebody has: nothing comes up for it.
+        // A port that another socket has: nothing comes up for it.
         let held = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = format!("{}:80", held.local_addr().unwrap().port());
         let error = rig.networks.join(&request("a", "blue", &[&port])).await.unwrap_err();
@@ -293,8 +294,8 @@ fn many_join_at_once_and_nobody_shares_an_address_as_root() {
     });
 }
 
-/// Reconciles as a daemon that nobody is alive for. The threads of the one before are of this process, and
-/// may still be letting its interfaces go.
+/// Reconciles without live sandboxes. The former daemon's threads are in this process, and may
+/// still be releasing its interfaces.
 async fn reconcile_when_gone(rig: &Rig) {
     let begun = std::time::Instant::now();
     while let Err(error) = rig.networks.reconcile(&BTreeSet::new()).await {
@@ -322,13 +323,13 @@ fn memory_ports_outlive_the_daemon_as_root() {
         let made = rig.networks.create_port(&port("gen", "default", mac)).await.unwrap();
         assert!(Path::new(&made.socket_path).exists());
         assert_eq!((made.payload, devices().len()), (2048, 1));
-        // A network of longer packets has longer slots.
+        // A network with a larger MTU has larger slots.
         let jumbo =
             v1::CreateNetworkRequest { name: "jumbo".into(), mtu: 9000, ..Default::default() };
         rig.networks.create(&jumbo).await.unwrap();
         let made = rig.networks.create_port(&port("long", "jumbo", "")).await.unwrap();
         assert_eq!(made.payload, 9024);
-        // What cannot be, and that nothing of it is left.
+        // Invalid requests fail, and leave nothing.
         let gateway = rig.networks.get("default").await.unwrap();
         assert_eq!(gateway.ports.len(), 1);
         for (name, network, mac, says) in [
@@ -347,7 +348,7 @@ fn memory_ports_outlive_the_daemon_as_root() {
         assert!(rig.networks.join(&wish).await.unwrap_err().to_string().contains("port gen"));
         let error = rig.networks.remove("jumbo").await.unwrap_err().to_string();
         assert!(error.contains("memory ports: long"), "{error}");
-        // Another daemon, without a word from the last.
+        // Another daemon starts after the last one ended without a chance to clean up.
         drop(rig);
         let rig = open(dir.path()).await;
         assert_eq!(rig.plane.count_ports(), 0);
@@ -385,7 +386,7 @@ fn a_name_server_that_ends_leaves_its_addresses_at_once_as_root() {
             let client = UdpSocket::bind("10.44.0.1:0").unwrap();
             client.send_to(&query("example.org"), "10.44.0.1:53").unwrap();
             let _stream = TcpStream::connect("10.44.0.1:53").unwrap();
-            // The question is under way.
+            // The query is in flight.
             upstream.recv(&mut [0; 512]).unwrap();
             rig.networks.leave("a").await.unwrap();
             rig.networks.remove("blue").await.unwrap();
@@ -402,7 +403,7 @@ fn what_sandboxes_are_on_stays_when_their_network_does_not_come_up_as_root() {
             let Rig { plane, networks } = open(dir.path()).await;
             networks.join(&request("a", "default", &["18080:80"])).await.unwrap();
             drop(networks);
-            // The next daemon finds that somebody has the port for names.
+            // The next daemon finds that another socket has the port for names.
             let begun = std::time::Instant::now();
             let blocker = loop {
                 match UdpSocket::bind("0.0.0.0:53") {
@@ -431,7 +432,7 @@ fn what_sandboxes_are_on_stays_when_their_network_does_not_come_up_as_root() {
             let error = networks.reconcile(&live).await.unwrap_err().to_string();
             assert!(error.contains("names"), "{error}");
             assert_eq!((plane.list_switches().len(), devices().len()), (1, 1));
-            // Whoever joins next has it tried again, for all.
+            // The next sandbox that joins triggers another attempt, for all.
             assert!(networks.join(&request("b", "default", &[])).await.is_err());
             drop(blocker);
             networks.join(&request("b", "default", &[])).await.unwrap();

@@ -1,8 +1,8 @@
-//! Where a sandbox gets to beyond its host, and that the host forwards for nobody else: with the kernel,
-//! its packet filter, and hosts in network namespaces of their own.
+//! Which addresses a sandbox reaches beyond its host, and that the host forwards for nobody else:
+//! with the kernel, its packet filter, and hosts in network namespaces of their own.
 //!
-//! The host's end of the network is exchanged for a virtual cable, at whose other end a namespace plays the
-//! guest: so the guest is the kernel's own network stack.
+//! The host's end of the network is replaced by a veth pair with a namespace as the guest at its
+//! other end: so the guest is the kernel's own network stack.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::File;
@@ -19,9 +19,9 @@ use slipway_plane::Plane;
 use slipway_plane_api::PlaneClient;
 use slipway_plane_api::network_v1 as v1;
 
-/// For what succeeds.
+/// The longest time for a connection that succeeds.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// For what is refused: the answer comes at once, or never.
+/// The longest time for a refusal: it comes at once, or never.
 const REFUSAL: Duration = Duration::from_secs(1);
 const PORT: u16 = 7777;
 
@@ -45,7 +45,7 @@ fn serve() {
     }
 }
 
-/// A network namespace, as long as this is there.
+/// A network namespace that exists as long as this value.
 struct Host {
     holder: Child,
 }
@@ -73,7 +73,8 @@ impl Host {
         run(&format!("nsenter --net={} {command}", self.namespace()));
     }
 
-    /// A cable from here, with these addresses, to an interface `there` of the thread's namespace.
+    /// Makes a veth pair from this namespace, with these addresses, to an interface `there` of the
+    /// thread's namespace.
     fn cable(&self, addresses: &[&str], there: &str, theirs: &[&str]) {
         let pid = self.holder.id();
         run(&format!("ip link add {there} type veth peer name eth0 netns {pid}"));
@@ -87,7 +88,7 @@ impl Host {
         }
     }
 
-    /// Does something on a thread that is there.
+    /// Runs `what` on a thread in this namespace.
     fn there<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(self.namespace()).unwrap();
         std::thread::scope(|scope| {
@@ -101,12 +102,12 @@ impl Host {
         })
     }
 
-    /// Answers every connection with a word, until the process ends.
+    /// Answers every connection to this namespace with a word, until the process ends.
     fn serve(&self) {
         self.there(serve);
     }
 
-    /// Whether something at `address` answers.
+    /// Returns whether a connection from this namespace to `address` is answered.
     fn reaches(&self, address: &str, patience: Duration) -> bool {
         let address: std::net::IpAddr = address.parse().unwrap();
         let port = if address.is_ipv4() { PORT } else { PORT + 1 };
@@ -180,7 +181,7 @@ impl Rig {
         self.networks.join(&request).await.unwrap()
     }
 
-    /// Puts a host at the sandbox's place.
+    /// Puts a namespace in the place of the sandbox.
     fn guest(place: &v1::Attachment) -> Host {
         run("ip link set slip0 down");
         run("ip link set slip0 name tap0");
@@ -204,7 +205,8 @@ const PUBLIC: [&str; 2] = ["203.0.113.1", "2001:db8::1"];
 const METADATA: [&str; 2] = ["169.254.169.254", "fd00:ec2::254"];
 const PRIVATE: [&str; 2] = ["10.99.0.1", "fd55::1"];
 
-/// The internet, a cloud's metadata service, and a network of the host's: all on one cable.
+/// Makes the internet, a cloud's metadata service, and a network of the host's: all on one veth
+/// pair.
 fn outside() -> Host {
     let outside = Host::new();
     let own = [
@@ -233,7 +235,7 @@ async fn with_policy(policy: Policy, body: impl FnOnce(&Host)) {
     let _outside = outside();
     let rig = open(dir.path(), policy).await;
     let guest = Rig::guest(&rig.join().await);
-    // Everything works but what is refused.
+    // All addresses work except those that are refused.
     for address in PUBLIC {
         assert!(guest.reaches(address, PATIENCE), "{address}");
     }
@@ -299,7 +301,7 @@ fn what_is_denied_is_not_reached_as_root() {
 fn a_link_local_service_on_the_host_is_refused_as_root() {
     in_namespace("a_link_local_service_on_the_host_is_refused_as_root", || async {
         with_policy(policy("all", &[], &[]), |guest| {
-            // As an agent for credentials of pods: the host's own addresses, of lo.
+            // Addresses of lo, as an agent for credentials of pods has them.
             for address in ["169.254.170.23/32", "fd00:ec2::23/128", "198.51.100.7/32"] {
                 run(&format!("ip address add {address} dev lo nodad"));
             }
@@ -317,7 +319,7 @@ fn switch(path: &str) -> String {
     std::fs::read_to_string(Path::new("/proc/sys/net").join(path)).unwrap().trim().to_owned()
 }
 
-/// Two hosts on two cables of this one, each with a way to the other by it.
+/// Makes two hosts on two veth pairs of this one, each with a route to the other through it.
 fn neighbours() -> [Host; 2] {
     let (left, right) = (Host::new(), Host::new());
     let addresses =
@@ -353,8 +355,8 @@ fn the_host_becomes_no_router_between_its_other_interfaces_as_root() {
             assert!(guest.reaches(address, PATIENCE), "{address}");
         }
         assert_eq!(switch("ipv4/ip_forward"), "0");
-        // Somebody else has the host forward, for reasons of their own: the next sandbox that comes has it
-        // seen.
+        // Another program switches the host's forwarding on for its own reasons: this is noticed
+        // with the next sandbox.
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
         std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
         rig.networks
@@ -376,7 +378,7 @@ fn forwarding_is_as_before_when_the_last_network_has_gone_as_root() {
         let dir = tempfile::tempdir().unwrap();
         let [_left, _right] = neighbours();
         let four = |name: &str| switch(&format!("ipv4/conf/{name}/forwarding"));
-        // An administrator's own.
+        // An administrator's own setting.
         std::fs::write("/proc/sys/net/ipv4/conf/left0/forwarding", "1").unwrap();
         let rig = open(dir.path(), Policy::default()).await;
         rig.join().await;

@@ -1,4 +1,4 @@
-//! Attaching: the two messages over the socket, and what comes with the second.
+//! Attaching to a port: the two messages over the socket, and the descriptors of the second.
 
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
@@ -13,18 +13,18 @@ use slipway_ring::{Hello, Link, PROTOCOL, Takes, Welcome};
 
 use crate::Error;
 
-/// How long a daemon may take to answer.
+/// The longest time for the daemon's answer.
 const ANSWER: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// What a client has of a port.
+/// A client's resources of a port.
 pub struct Attached {
     pub socket: OwnedFd,
     pub link: Link,
-    /// Written to when the switch sleeps.
+    /// Eventfd that this side raises when the switch sleeps.
     pub tell: OwnedFd,
-    /// Written to by the switch when this side sleeps.
+    /// Eventfd that the switch raises when this side sleeps.
     pub told: OwnedFd,
-    /// The port's address; zeros: it has none.
+    /// The port's address; zeros if it has none.
     pub mac: [u8; 6],
 }
 
@@ -65,14 +65,14 @@ fn connect(path: &Path) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Fails unless root or our own user listens.
+/// Checks that the server of the socket is root or this process's own user.
 fn know(socket: &OwnedFd) -> Result<(), Error> {
     let found = Peer::of(socket)?;
     let known = found.uid == 0 || found.uid == rustix::process::geteuid().as_raw();
     if known { Ok(()) } else { Err(Error::Stranger(found.uid)) }
 }
 
-/// Memory and two eventfds: what may be closed by any thread.
+/// Checks that the descriptors are memory and two eventfds, which any thread may close.
 fn checked([memory, tell, told]: [Foreign; 3]) -> Result<[OwnedFd; 3], Error> {
     let known = slipway_peer::is_memory_file(&memory)
         && [&tell, &told].into_iter().all(slipway_peer::is_eventfd);
@@ -98,7 +98,7 @@ fn receive(socket: &OwnedFd) -> Result<(Welcome, Vec<Foreign>), Error> {
     Ok((welcome.ok_or(Error::Protocol("it answers something else"))?, message.files))
 }
 
-/// As poll(2) wants it; what is longer than it can say is waited for in parts.
+/// Converts a duration for poll(2); a longer one than it can represent is waited for in parts.
 pub fn timespec(duration: Duration) -> Timespec {
     let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
     Timespec { tv_sec, tv_nsec: duration.subsec_nanos().into() }

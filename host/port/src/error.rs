@@ -1,16 +1,16 @@
-//! What can go wrong at a port.
+//! Errors of a memory port.
 
 use std::path::PathBuf;
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody serves the socket, or it is not ours to use.
+    /// The socket has no server, or this program may not use it.
     #[error("cannot reach the memory port at {}: {source}; `slipway port ls` lists ports", path.display())]
     Connect {
-        /// The socket's.
+        /// The path of the socket.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         source: std::io::Error,
     },
     /// Another program has the port.
@@ -22,19 +22,19 @@ pub enum Error {
     /// The daemon refused for another reason.
     #[error("the daemon refused: {0}")]
     Refused(std::io::Error),
-    /// Who serves the socket is neither root nor this user.
+    /// The server of the socket is neither root nor this user.
     #[error("user {0} serves the memory port; root or this program's own user should")]
     Stranger(u32),
-    /// What came is no answer of a daemon.
+    /// The answer is not that of a daemon.
     #[error("what came over the socket is no memory port: {0}")]
     Protocol(&'static str),
     /// The daemon went away, or removed the port.
     #[error("the memory port is gone: its daemon ended, or `slipway port rm` removed it")]
     Gone,
-    /// A counter of the other side cannot be.
+    /// A counter of the other side is invalid.
     #[error("the switch moved a counter where it cannot be: the link is of no use any more")]
     Broken,
-    /// The system has no more to give.
+    /// A system call failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
 }

@@ -1,5 +1,5 @@
-//! Sends and receives Ethernet frames at a memory port of a Slipway switch, from a program of the same
-//! host: packet rings in shared memory, no system call while there is traffic.
+//! Sends and receives Ethernet frames at a memory port of a Slipway switch, from a program of the
+//! same host: packet rings in shared memory, no system call while there is traffic.
 //!
 //! `slipway port create --network NET NAME` makes a port and prints the path of its socket;
 //! [`Port::connect`] attaches to it. One program at a time has a port.
@@ -38,22 +38,23 @@
 //!
 //! How the pieces meet: [`Port`] owns the socket and both rings; [`Port::receive`] lends a burst
 //! ([`Received`]) of [`Frame`]s that lie in the ring and gives their slots back when it is dropped;
-//! [`Port::send`] copies frames into slots, [`Port::send_with`] has them made there; [`Port::wait`]
-//! sleeps. `include/slipway_port.h` is the same for C, without a library.
+//! [`Port::send`] copies frames into slots, [`Port::send_with`] lets the caller write them there;
+//! [`Port::wait`] sleeps. `include/slipway_port.h` offers the same to C, without a library.
 //!
 //! # When the daemon goes
-//! The port and its name outlive it, the rings do not: calls that look at the socket ([`Port::wait`],
-//! [`Port::check`]) say [`Error::Gone`], and [`Port::reconnect`] attaches to the port that the next daemon
-//! made. A program that only ever polls calls `check` now and then.
+//! The port and its name outlive the daemon, the rings do not: calls that look at the socket
+//! ([`Port::wait`], [`Port::check`]) return [`Error::Gone`], and [`Port::reconnect`] attaches to
+//! the port that the next daemon made. A program that only ever polls calls `check` now and then.
 //!
-//! # Who is believed what
-//! The daemon is root, or this very user ([`Port::connect`] looks), and could change this process's memory
-//! in any case: so it is believed not to write to slots that it has given away, which is what lets a frame
-//! be a slice. It is believed nothing else: counters and lengths are checked, and the memory's file cannot
-//! shrink under us. Whoever connects from a user namespace without root's id finds a daemon that is
-//! neither, and is refused.
+//! # Trust
+//! The daemon is root, or this very user ([`Port::connect`] checks), and could change this
+//! process's memory in any case. So it is trusted not to write to slots that it has given away,
+//! which is what lets a frame be a slice. It is trusted in nothing else: counters and lengths are
+//! checked, and the memory's file cannot shrink. A program in a user namespace that does not map
+//! root sees a daemon that is neither root nor this user, and is refused.
 //!
-//! Not here: offloads (frames come summed and cut), several queues, being told of room in a full ring.
+//! Not implemented: offloads (frames have their checksums and are segmented), several queues,
+//! notification of room in a full ring.
 //!
 //! Dependencies: `rustix` for the socket, eventfds and poll(2), `thiserror` for [`Error`].
 #![allow(unsafe_code)] // frames are slices of memory that is shared; see above

@@ -1,4 +1,4 @@
-//! A port: both rings, and who tells whom.
+//! A port: both rings, and the eventfds of both sides.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -15,33 +15,33 @@ use crate::spin::Spin;
 
 /// Bytes of the largest frame that a switch takes: an IP packet of 64 KiB with a tagged header.
 const MAX_FRAME: usize = 65_535 + 18;
-/// How far ahead slots are fetched: about as many as a processor can have under way at a time.
+/// The distance at which slots are prefetched: about as many as a processor can have in flight.
 const AHEAD: usize = 8;
-/// Looks at the ring between two at the clock.
+/// Polls of the ring between two reads of the clock.
 const LOOKS: usize = 32;
 
-/// What passed a port since it was attached.
+/// Counters of a port since it was attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Statistics {
     /// Frames received.
     pub frames_in: u64,
-    /// Their bytes.
+    /// Bytes of the frames received.
     pub bytes_in: u64,
     /// Frames sent.
     pub frames_out: u64,
-    /// Their bytes.
+    /// Bytes of the frames sent.
     pub bytes_out: u64,
-    /// Frames that were not sent: the ring was full.
+    /// Frames that were not sent because the ring was full.
     pub full: u64,
-    /// Frames received that were none: the switch is at fault.
+    /// Malformed frames received: the switch is at fault.
     pub malformed: u64,
-    /// Times that it slept.
+    /// Times that this side slept.
     pub sleeps: u64,
-    /// Times that the switch slept and was told.
+    /// Times that the switch slept and its eventfd was raised.
     pub tells: u64,
 }
 
-/// A memory port. It is detached when it is dropped.
+/// A memory port. It is detached when this value is dropped.
 pub struct Port {
     path: PathBuf,
     attached: Attached,
@@ -57,8 +57,8 @@ impl Port {
     /// Attaches to the port whose socket is at `path`, as `slipway port create` printed it.
     ///
     /// # Errors
-    /// [`Error::Connect`], [`Error::Busy`], [`Error::Stranger`], [`Error::Version`], and whatever makes
-    /// no sense.
+    /// [`Error::Connect`], [`Error::Busy`], [`Error::Stranger`], [`Error::Version`],
+    /// [`Error::Protocol`] for an invalid answer, and other errors of the daemon or the system.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
         let attached = attach(&path)?;
@@ -68,11 +68,11 @@ impl Port {
         Ok(Self { path, attached, input, output, payload, spin: Spin::default(), statistics })
     }
 
-    /// Attaches anew, after [`Error::Gone`] or [`Error::Broken`]: tries until somebody serves the socket,
-    /// for `patience` at most. What was in the rings is lost; statistics go on.
+    /// Attaches anew, after [`Error::Gone`] or [`Error::Broken`]: retries until a daemon serves the
+    /// socket, for `patience` at most. Frames in the rings are lost; statistics go on.
     ///
     /// # Errors
-    /// The last of [`Port::connect`]'s.
+    /// The last error of [`Port::connect`].
     pub fn reconnect(&mut self, patience: Duration) -> Result<(), Error> {
         let until = Instant::now() + patience;
         loop {
@@ -83,7 +83,8 @@ impl Port {
                     return Ok(());
                 }
                 Err(error) if Instant::now() >= until => return Err(error),
-                // A daemon that is killed leaves its socket for a moment; we may be its client still.
+                // A killed daemon leaves its socket for a moment, and may still count this program
+                // as its client.
                 Err(Error::Connect { .. } | Error::Busy(_) | Error::Gone) => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
@@ -92,28 +93,28 @@ impl Port {
         }
     }
 
-    /// The address that the switch has assigned to the port: frames from another one are dropped. None:
-    /// any will do.
+    /// Returns the address that the switch has assigned to the port: frames with another source are
+    /// dropped. Returns `None` if any source will do.
     pub fn mac(&self) -> Option<[u8; 6]> {
         Some(self.attached.mac).filter(|mac| *mac != [0; 6])
     }
 
-    /// Bytes that a slot holds: longer frames take several.
+    /// Returns the bytes that a slot holds: longer frames take several slots.
     pub fn slot_size(&self) -> usize {
         self.payload
     }
 
-    /// Slots of each ring.
+    /// Returns the number of slots of each ring.
     pub fn slots(&self) -> usize {
         self.attached.link.geometry().slots as usize
     }
 
-    /// What passed.
+    /// Returns the counters.
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }
 
-    /// Whether there is room for a frame of `len` bytes.
+    /// Returns whether there is room for a frame of `len` bytes.
     ///
     /// # Errors
     /// [`Error::Broken`].
@@ -122,12 +123,12 @@ impl Port {
         Ok(self.output.free(slots)? >= slots)
     }
 
-    /// Sends copies of frames, as many as there is room for; how many. None of them is held back: the
-    /// switch sees them at once.
+    /// Sends copies of as many frames as there is room for, and returns their number. None of them
+    /// is held back: the switch sees them at once.
     ///
     /// # Errors
-    /// [`Error::Broken`]. A frame of no bytes, or of more than 65,553, is left out without an error, and
-    /// counts as sent: no network would carry it.
+    /// [`Error::Broken`]. An empty frame, or one of more than 65,553 bytes, is left out without an
+    /// error, and counts as sent: no network would carry it.
     pub fn send<F: AsRef<[u8]>>(&mut self, frames: &[F]) -> Result<usize, Error> {
         let (mut slots, mut sent) = (0, 0);
         let mut free = self.output.free(frames.len())?;
@@ -165,14 +166,15 @@ impl Port {
         }
     }
 
-    /// Has `fill` make up to `limit` frames in the ring, each in a slot of [`Port::slot_size`] bytes that
-    /// holds anything: it gives the frame's length, or 0 to make no more. How many were sent.
+    /// Lets `fill` write up to `limit` frames into the ring, each into a slot of
+    /// [`Port::slot_size`] bytes with undefined content. `fill` returns the frame's length, or 0 to
+    /// stop. Returns how many frames were sent.
     ///
     /// # Errors
     /// [`Error::Broken`].
     ///
     /// # Panics
-    /// When a frame is longer than its slot: a programmer's error.
+    /// If a frame is longer than its slot: a programmer's error.
     pub fn send_with(
         &mut self,
         limit: usize,
@@ -199,8 +201,8 @@ impl Port {
     }
 
     fn slot(&mut self, number: usize) -> &mut [u8] {
-        // SAFETY: as for `Frame::slot`. The slot is not published, so that the switch does not read it
-        // yet, and `self` is borrowed: there is no other reference to it.
+        // SAFETY: as for `Frame::slot`. The slot is not published, so that the switch does not read
+        // it yet, and `self` is borrowed mutably: there is no other reference to it.
         unsafe { std::slice::from_raw_parts_mut(self.output.address(number), self.payload) }
     }
 
@@ -212,12 +214,12 @@ impl Port {
         slipway_ring::barrier();
         if self.output.must_tell() {
             self.statistics.tells += 1;
-            // A full counter is as good: it is readable.
+            // If the counter is full, the eventfd is readable already.
             let _ = rustix::io::write(&self.attached.tell, &1_u64.to_ne_bytes());
         }
     }
 
-    /// The frames that are there, up to about `limit`, without waiting.
+    /// Returns frames that have arrived, up to about `limit`, without waiting.
     ///
     /// # Errors
     /// [`Error::Broken`].
@@ -240,7 +242,7 @@ impl Port {
             } else if at == there {
                 there = self.input.available(there + 1)?;
                 if at == there && at - whole > MAX_FRAME.div_ceil(self.payload) {
-                    // It never ends.
+                    // The frame is longer than any valid one: it never ends.
                     self.statistics.malformed += 1;
                     whole = at;
                 }
@@ -268,8 +270,8 @@ impl Port {
         }
     }
 
-    /// Waits until there is a frame, for `timeout` at most; whether there is. It looks for a time that
-    /// follows the traffic, up to 200 us, and then sleeps.
+    /// Waits until there is a frame, for `timeout` at most. Returns whether there is one. Polls for
+    /// a time that follows the traffic, up to 200 us, and then sleeps.
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Broken`].
@@ -316,28 +318,28 @@ impl Port {
         }
     }
 
-    /// For programs with an event loop of their own: from now on [`Port::descriptor`] becomes readable
-    /// when there is a frame. True: there is one already.
+    /// Arms [`Port::descriptor`], for programs with an event loop of their own: it becomes readable
+    /// when there is a frame. Returns whether there is one already.
     ///
     /// # Errors
     /// [`Error::Broken`].
     pub fn arm(&mut self) -> Result<bool, Error> {
-        // Silent first: what is told after this is not lost.
+        // Drain first, so that a notification after this is not lost.
         let _ = rustix::io::read(&self.attached.told, &mut [0; 8]);
         Ok(self.input.available(1)? > 0 || self.input.arm())
     }
 
-    /// See [`Port::arm`].
+    /// Returns the descriptor that [`Port::arm`] arms.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.attached.told.as_fd()
     }
 
-    /// Readable when the daemon is gone.
+    /// Returns the socket, which is readable when the daemon is gone.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.attached.socket.as_fd()
     }
 
-    /// Whether the daemon is there still: a system call.
+    /// Checks by a system call that the daemon still serves the port.
     ///
     /// # Errors
     /// [`Error::Gone`].
@@ -351,7 +353,7 @@ impl Port {
         let looked = rustix::net::recv(&self.attached.socket, &mut [0; 1], flags);
         match looked {
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            // Its end, or a word that no daemon says.
+            // The end of the connection, or a message that no daemon sends.
             _ => Err(Error::Gone),
         }
     }

@@ -4,7 +4,7 @@ use slipway_ring::{Consumer, Descriptor};
 
 use crate::port::Port;
 
-/// A burst of frames that were received. Dropped, it gives their slots back.
+/// A burst of received frames. Dropping it gives their slots back.
 pub struct Received<'a> {
     port: &'a mut Port,
     /// Slots of whole frames.
@@ -17,17 +17,17 @@ impl<'a> Received<'a> {
         Self { port, slots, frames }
     }
 
-    /// How many frames there are.
+    /// Returns the number of frames.
     pub fn len(&self) -> usize {
         self.frames
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no frames.
     pub fn is_empty(&self) -> bool {
         self.frames == 0
     }
 
-    /// The frames, in the order in which they came.
+    /// Returns the frames, in the order in which they came.
     pub fn iter(&self) -> Frames<'_> {
         let (input, payload) = self.port.input();
         Frames { input, payload, at: 0, slots: self.slots }
@@ -49,7 +49,7 @@ impl<'a> IntoIterator for &'a Received<'_> {
     }
 }
 
-/// The frames of a burst.
+/// An iterator over the frames of a burst.
 pub struct Frames<'a> {
     input: &'a Consumer,
     payload: usize,
@@ -82,13 +82,13 @@ impl<'a> Iterator for Frames<'a> {
     }
 }
 
-/// Whether a slot says that it holds what a slot can hold.
+/// Returns whether a descriptor's length is possible for a slot.
 #[inline]
 pub(crate) fn fits(descriptor: Descriptor, payload: usize) -> bool {
     (1..=payload).contains(&descriptor.len())
 }
 
-/// A frame, from its destination address on, in one slot of the ring or in several.
+/// A frame, beginning with its destination address, in one or several slots of the ring.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
     input: &'a Consumer,
@@ -98,42 +98,45 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// The frame's bytes, or the first part of one that is longer than a slot: see [`Frame::parts`].
+    /// Returns the frame's bytes, or the first part of a frame that is longer than a slot: see
+    /// [`Frame::parts`].
     #[inline]
     pub fn bytes(&self) -> &'a [u8] {
         self.slot(self.first)
     }
 
-    /// Whether [`Frame::bytes`] is all of it.
+    /// Returns whether [`Frame::bytes`] is the whole frame.
     #[inline]
     pub fn is_whole(&self) -> bool {
         self.end == self.first + 1
     }
 
-    /// Its parts, one for each slot; all but the last are as long as a slot if the switch cut it.
+    /// Returns the parts of the frame, one for each slot; all but the last are as long as a slot if
+    /// the switch cut the frame.
     pub fn parts(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let frame = *self;
         (frame.first..frame.end).map(move |slot| frame.slot(slot))
     }
 
-    /// Bytes of all of it.
+    /// Returns the number of bytes of the whole frame.
     pub fn len(&self) -> usize {
         self.parts().map(<[u8]>::len).sum()
     }
 
-    /// Whether there are none; never so.
+    /// Returns whether the frame has no bytes, which is never so.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     #[inline]
     fn slot(&self, number: usize) -> &'a [u8] {
-        // Whatever the descriptor says by now.
+        // The descriptor may have changed since it was checked.
         let len = self.input.descriptor(number).len().min(self.payload);
-        // SAFETY: a slot has `payload` bytes at this address, in memory that stays mapped as long as the
-        // consumer, which is borrowed, and whose file cannot shrink. The switch does not write to slots
-        // that it has given away and that were not given back, and they are given back when the burst
-        // goes, which is borrowed for as long: the crate's head says why it is believed that.
+        // SAFETY: a slot has `payload` bytes at this address, in memory whose file cannot shrink
+        // and that stays mapped as long as the consumer, which is borrowed. The switch does not
+        // write to slots that it has given away and that were not given back (the crate's head says
+        // why it is trusted in that), and they are given back when the burst is dropped, which is
+        // borrowed for as long.
         unsafe { std::slice::from_raw_parts(self.input.address(number), len) }
     }
 }

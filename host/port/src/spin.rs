@@ -1,15 +1,15 @@
-//! How long to look before sleeping.
+//! How long to poll before sleeping.
 
 use std::time::Duration;
 
-/// Longest look. An idle virtual processor takes some tens of microseconds to wake up, so that looking
-/// for a few times as long is the better bargain wherever something comes meanwhile.
+/// The longest polling time. An idle virtual processor takes some tens of microseconds to wake up,
+/// so that polling for a few times as long is the better bargain wherever a frame comes meanwhile.
 const MOST: Duration = Duration::from_micros(200);
-/// Shortest: so that traffic that comes back is noticed.
+/// The shortest polling time: not zero, so that returning traffic is noticed.
 const LEAST: Duration = Duration::from_micros(5);
 
-/// A look that follows the traffic: twice as long after one that found something, half as long after
-/// one that did not.
+/// A polling time that follows the traffic: doubled after polling that found a frame, halved after
+/// polling that did not.
 #[derive(Debug)]
 pub struct Spin(Duration);
 
@@ -20,12 +20,12 @@ impl Default for Spin {
 }
 
 impl Spin {
-    /// For how long to look this time.
+    /// Returns for how long to poll this time.
     pub fn budget(&self) -> Duration {
         self.0
     }
 
-    /// A look has ended.
+    /// Adapts the polling time to whether the last polling `found` a frame.
     pub fn looked(&mut self, found: bool) {
         let next = if found { self.0 * 2 } else { self.0 / 2 };
         self.0 = next.clamp(LEAST, MOST);

@@ -1,4 +1,5 @@
-//! `slipway_port.h` says the same as `slipway_ring`, in numbers and sizes, and compiles without a warning.
+//! Checks that `slipway_port.h` agrees with `slipway_ring` in numbers and sizes, and compiles
+//! without a warning.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 use std::path::{Path, PathBuf};
@@ -6,7 +7,8 @@ use std::process::Command;
 
 use slipway_ring::{Descriptor, Geometry, Hello, PROTOCOL, Takes, Welcome, layout};
 
-/// Runs the system's C compiler; None: there is none.
+/// Compiles `source` with the system's C compiler. Returns `None` after printing why the test is
+/// skipped.
 fn compile(source: &str, dir: &Path) -> Option<PathBuf> {
     let (file, program) = (dir.join("test.c"), dir.join("test"));
     std::fs::write(&file, source).unwrap();

@@ -1,5 +1,5 @@
-//! `echo serve ADDRESS` sends back what it gets; `echo ask ADDRESS [TRIPS]` sends 64 bytes so many times, waits for
-//! each answer, and says how long that took.
+//! `echo serve ADDRESS` sends back what it receives; `echo ask ADDRESS [TRIPS]` sends 64 bytes that
+//! many times, waits for each answer, and prints how long that took.
 #![allow(missing_docs)]
 
 use std::io;

@@ -13,7 +13,7 @@ use tokio::task::coop;
 use crate::engine::{Session, hold};
 use crate::readable;
 
-/// Looks in one poll, before others have their turn.
+/// Attempts in one poll, before other tasks have their turn.
 const LOOKS: u32 = 8;
 
 /// The tasks that wait for the halves of one endpoint, which has one eventfd for both.
@@ -52,7 +52,7 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// What the engine gave, and the eventfd to wait on.
+    /// Splits an opened connection into the endpoint and the eventfd to wait on.
     pub fn new(opened: Opened, session: &Arc<Session>) -> (Self, OwnedFd) {
         let Opened { endpoint, eventfd } = opened;
         (Self { endpoint, session: session.clone() }, eventfd)
@@ -71,12 +71,12 @@ pub(crate) struct Device {
     waiters: Arc<Waiters>,
     /// Wakes all waiters.
     waker: Waker,
-    /// Whether it pays to look before waiting, by half.
+    /// The polling history of each half.
     spin: [Spin; 2],
 }
 
 impl Device {
-    /// Within a runtime.
+    /// Makes a device. Must be called within a runtime.
     pub fn new((owned, eventfd): (Owned, OwnedFd)) -> io::Result<Self> {
         let eventfd = readable(eventfd)?;
         let waiters = Arc::new(Waiters::default());
@@ -116,7 +116,7 @@ impl Device {
                             break;
                         }
                     }
-                    // What went before it went; the error comes again.
+                    // The bytes before the error were sent; the next call returns the error.
                     Err(_) if sent > 0 => break,
                     Err(errno) => return Err(errno),
                 }
@@ -125,7 +125,7 @@ impl Device {
         })
     }
 
-    /// Tries `act` until it has done something, and waits in between.
+    /// Tries `act` until it succeeds, and waits in between.
     fn poll_half(
         &self,
         half: Half,
@@ -146,7 +146,7 @@ impl Device {
             if spin.again() {
                 return after_others(cx);
             }
-            // Before the wish, so that whatever answers it finds somebody.
+            // Before arming, so that a wake-up finds the waker.
             self.waiters.set(half, cx.waker());
             if self.endpoint().arm(half, 1) || self.endpoint().family().is_dead() {
                 continue;
@@ -159,7 +159,7 @@ impl Device {
                     return Poll::Pending;
                 }
             };
-            // The runtime waits for edges; one that others sleep on as well nobody empties.
+            // The runtime waits for edges; a shared eventfd must not be drained.
             if !self.endpoint().is_shared() {
                 slipway_peer::eventfd::drain(self.eventfd.get_ref().as_fd());
             }
@@ -169,8 +169,8 @@ impl Device {
     }
 }
 
-/// Has the task polled again after the runtime has looked at everything else. A plain wake would, in a runtime
-/// of several threads, have another thread take the task.
+/// Has the task polled again after the runtime has looked at everything else. In a runtime of
+/// several threads, a plain wake would let another thread take the task.
 fn after_others<T>(cx: &mut Context<'_>) -> Poll<T> {
     let again = pin!(tokio::task::yield_now());
     match again.poll(cx) {

@@ -1,4 +1,4 @@
-//! The engine that a program's sockets go by, and the thread that notices its end.
+//! The engine of a program's sockets, and the thread that notices its end.
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::OwnedFd;
@@ -11,10 +11,11 @@ use slipway_socket::{Family, engine_path, is_told_surely};
 
 use crate::device::Waiters;
 
-/// How long nobody tries again after the engine was not there.
+/// Pause after a failed attempt to reach the engine.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// An engine, by its path. Cheap to clone; a program attaches to it with its first socket, and again after it died.
+/// An engine, identified by its path. Cheap to clone. A program attaches to it with its first
+/// socket, and again after the engine died.
 #[derive(Clone)]
 pub struct Engine(Arc<Attachment>);
 
@@ -32,17 +33,19 @@ struct State {
 static SHARED: LazyLock<Engine> = LazyLock::new(|| Engine::at(&engine_path()));
 
 impl Engine {
-    /// The one at `SLIPWAY_SOCKET`, or at the usual place: that of [`crate::SocketStream::connect`].
+    /// Returns the engine at `SLIPWAY_SOCKET`, or at the usual path: that of
+    /// [`crate::SocketStream::connect`].
     pub fn shared() -> &'static Self {
         &SHARED
     }
 
-    /// The one whose socket is `path`. It need not be there yet.
+    /// Returns the engine whose socket is `path`. It need not exist yet.
     pub fn at(path: &Path) -> Self {
         Self(Arc::new(Attachment { path: path.to_owned(), state: Mutex::default() }))
     }
 
-    /// The attachment, made now if there is none. None: there is no engine. Waits for the engine's answer.
+    /// Returns the attachment, and attaches if there is none. Returns `None` if there is no engine.
+    /// Blocks until the engine answers.
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         let mut state = hold(&self.0.state);
         if let Some(session) = &state.session
@@ -60,17 +63,17 @@ impl Engine {
     }
 }
 
-/// A lock whose holders leave nothing half done.
+/// Takes a lock, even a poisoned one: no holder leaves its data inconsistent.
 pub(crate) fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One attachment to an engine, as long as that lives.
+/// One attachment to an engine, for as long as the engine lives.
 pub(crate) struct Session {
     pub family: Arc<Family>,
-    /// Whoever waits, to be told when the engine is gone.
+    /// Waiters that must be woken when the engine is gone.
     waiting: Mutex<Vec<Weak<Waiters>>>,
-    /// Ends the thread.
+    /// Eventfd that ends the thread.
     stop: OwnedFd,
 }
 
@@ -90,10 +93,10 @@ impl Session {
         Ok(session)
     }
 
-    /// Whoever waits for a device is told of the engine's end.
+    /// Has `waiters` woken when the engine ends.
     pub fn enrol(&self, waiters: &Arc<Waiters>) {
         let mut waiting = hold(&self.waiting);
-        // Those who are gone are forgotten whenever their number may have doubled.
+        // Dropped waiters are removed whenever the vector is about to grow.
         if waiting.len() == waiting.capacity() {
             waiting.retain(|one| one.strong_count() > 0);
         }
@@ -111,19 +114,19 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Nobody else has it, and it does not block.
+        // No other process has the eventfd, and it does not block.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 }
 
-/// Until the engine hangs up, or the session is over.
+/// Waits until the engine hangs up or the session is over.
 fn watch(connection: &OwnedFd, stop: &OwnedFd, session: &Weak<Session>) {
     loop {
         let mut fds =
             [PollFd::new(connection, PollFlags::empty()), PollFd::new(stop, PollFlags::IN)];
         match poll(&mut fds, None).map_err(Error::from) {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            // Nobody would notice the end any more: as well have it now.
+            // The engine's end could not be noticed any more: treat it as ended now.
             Err(_) => {}
             Ok(_) if !fds[1].revents().is_empty() => return,
             Ok(_) => {}

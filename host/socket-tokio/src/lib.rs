@@ -1,5 +1,5 @@
-//! Sockets of the socket plane for programs on tokio: [`SocketListener`] and [`SocketStream`] as `TcpListener` and
-//! `TcpStream` are, without libslipway in between.
+//! Sockets of the socket plane for programs on tokio: [`SocketListener`] and [`SocketStream`]
+//! correspond to `TcpListener` and `TcpStream`, without libslipway in between.
 //!
 //! ```no_run
 //! # async fn example() -> std::io::Result<()> {
@@ -16,36 +16,41 @@
 //! ```
 //!
 //! # Device or kernel
-//! A stream is a socket device where the engine knows who listens at the address and lets this program reach it,
-//! and a TCP socket of the kernel's where not ([`SocketStream::is_device`]): where there is no engine, or the engine says
-//! that the address is not its own. Any other answer is an error as connect(2) has it, such as `ECONNREFUSED` from
-//! another node: such an address is never tried in the clear by the kernel's sockets. A listener has both, the kernel's
-//! and the engine's, so that peers without an engine reach it too. If the engine does not take it, it is the
-//! kernel's alone ([`SocketListener::is_device`]).
+//! A stream is a socket device if the engine knows who listens at the address and lets this program
+//! reach it. It is a TCP socket of the kernel ([`SocketStream::is_device`]) if there is no engine,
+//! or if the engine says that the address is not its own. Any other answer is an error as
+//! connect(2) has it, such as `ECONNREFUSED` from another node: such an address is never tried in
+//! the clear by the kernel's sockets. A listener has both queues, the kernel's and the engine's, so
+//! that peers without an engine reach it too. If the engine refuses it, it is the kernel's alone
+//! ([`SocketListener::is_device`]).
 //!
 //! # Waiting
-//! Nothing blocks a thread of the runtime: connecting and accepting, which ask the engine, are done by
-//! `spawn_blocking`; requests of one [`Engine`] are one after the other, and one to another node lasts as long as
-//! that one takes to answer. Reading and writing copy into and out of shared memory. Who finds nothing, or no room,
-//! looks again after every turn of the runtime for up to 100 microseconds if that was worth it lately, and then waits
-//! for the endpoint's eventfd. A reader that does not read stops its writer when the FIFO is full (1 MiB).
+//! Nothing blocks a thread of the runtime: connecting and accepting, which ask the engine, run in
+//! `spawn_blocking`. Requests of one [`Engine`] are one after the other, and one to another node
+//! lasts as long as that node takes to answer. Reading and writing copy into and out of shared
+//! memory. A task that finds nothing to read, or no room, polls again after every turn of the
+//! runtime for up to 100 microseconds, if that was worth it lately, and then waits for the
+//! endpoint's eventfd. A reader that does not read stops its writer when the FIFO is full (1 MiB).
 //!
 //! # Cancellation
-//! A read or a write whose future is dropped before it is ready has moved nothing. A dropped `accept` loses no
-//! connection: the next one has it. A dropped `connect` closes what comes of it.
+//! A read or a write whose future is dropped before it is ready has moved nothing. A dropped
+//! `accept` loses no connection: the next `accept` returns it. A dropped `connect` closes the
+//! connection that it made.
 //!
 //! # Ends
-//! `shutdown` (or the [`OwnedWriteHalf`] dropped) ends what is sent: the other side reads the rest and then the end, and
-//! can go on to send. Dropping a stream closes it: the other side reads what was sent, then the end; or
-//! `ECONNRESET` if something was left unread here. When the engine dies, streams end with `ECONNRESET`, once,
-//! and then with the end; a listener is the kernel's alone from then on; new streams try the engine again.
+//! `shutdown` (or dropping the [`OwnedWriteHalf`]) ends the sending direction: the peer reads the
+//! rest and then the end, and can still send. Dropping a stream closes it: the peer reads the bytes
+//! that were sent, and then the end, or `ECONNRESET` if bytes were left unread here. When the
+//! engine dies, streams end with `ECONNRESET`, once, and then with the end; a listener is the
+//! kernel's alone from then on; new streams try the engine again.
 //!
-//! # Not here
-//! fork(2): a child must not use what its parent opened. Other runtimes. What has no meaning without the kernel, as
-//! `TCP_INFO`. A kernel without membarrier(2)'s `GLOBAL_EXPEDITED` (before 4.16), where sleepers may be missed: all
-//! sockets are the kernel's there.
+//! # Not supported
+//! fork(2): a child must not use what its parent opened. Other runtimes. Options that have no
+//! meaning without the kernel, such as `TCP_INFO`. A kernel without membarrier(2)'s
+//! `GLOBAL_EXPEDITED` (before 4.16), where sleepers may be missed: all sockets are the kernel's
+//! there.
 //!
-//! Dependencies: `tokio`, whose program this runs in; `rustix` for poll(2) and socket options.
+//! Dependencies: `tokio`, the runtime of the program; `rustix` for poll(2) and socket options.
 #![allow(unsafe_code)] // tokio's word for a descriptor that stays open
 
 mod device;
@@ -82,8 +87,9 @@ fn socket_address(from: Address) -> SocketAddr {
     SocketAddr::new(ip, from.port)
 }
 
-/// An eventfd to wait for, within a runtime.
+/// Registers an eventfd to wait for; must be called within a runtime.
 fn readable(eventfd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd is the same descriptor until it is dropped, which is after the reactor let go of it.
+    // SAFETY: an `OwnedFd` is the same descriptor until it is dropped, which is after the reactor
+    // released it.
     Ok(unsafe { AsyncFd::register_with_interest(eventfd, Interest::READABLE) }?)
 }

@@ -17,10 +17,10 @@ use crate::engine::{Engine, Session};
 use crate::stream::Kind;
 use crate::{SocketStream, address, readable, socket_address};
 
-/// Connections that may wait at the engine's queue; tokio's listeners have as many at the kernel's.
+/// Connections that may wait in the engine's queue; tokio's listeners have as many in the kernel's.
 const BACKLOG: u32 = 1024;
 
-/// A listener: see the crate's head.
+/// A listener with the kernel's queue and the engine's: see the crate's head.
 #[derive(Debug)]
 pub struct SocketListener {
     kernel: TcpListener,
@@ -33,17 +33,18 @@ type Accepted = Result<(Owned, OwnedFd), Errno>;
 struct Queue {
     session: Arc<Session>,
     number: u64,
-    /// Counts connections that wait.
+    /// Eventfd that counts waiting connections.
     eventfd: AsyncFd<OwnedFd>,
-    /// A request that is under way, also if whoever made it waits for it no more.
+    /// A request in flight, kept even if the `accept` that made it was dropped.
     asked: Mutex<Option<JoinHandle<Accepted>>>,
 }
 
 impl Engine {
-    /// Listens at the address. The kernel must take it; whether the engine does [`SocketListener::is_device`] says.
+    /// Listens at the address. The kernel must accept it; [`SocketListener::is_device`] tells
+    /// whether the engine did.
     ///
     /// # Errors
-    /// As bind(2) and listen(2).
+    /// Those of bind(2) and listen(2).
     pub async fn bind(&self, at: impl ToSocketAddrs) -> io::Result<SocketListener> {
         let kernel = TcpListener::bind(at).await?;
         let (engine, proof, at) =
@@ -62,31 +63,32 @@ impl Engine {
 }
 
 impl SocketListener {
-    /// As [`Engine::bind`] of the shared engine.
+    /// Listens as [`Engine::bind`] of the shared engine does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Engine::bind`].
     pub async fn bind(at: impl ToSocketAddrs) -> io::Result<Self> {
         Engine::shared().bind(at).await
     }
 
-    /// Whether the engine knows it, and not the kernel alone.
+    /// Returns whether the engine knows the listener, and not the kernel alone.
     pub fn is_device(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| !queue.session.family.is_dead())
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens at.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.kernel.local_addr()
     }
 
-    /// The next connection, of the engine's queue or of the kernel's, and its other side's address.
+    /// Accepts the next connection of the engine's queue or the kernel's, and returns it with the
+    /// peer's address.
     ///
     /// # Errors
-    /// As accept(2).
+    /// Those of accept(2).
     pub async fn accept(&self) -> io::Result<(SocketStream, SocketAddr)> {
         let by_kernel = async {
             let (stream, from) = self.kernel.accept().await?;
@@ -130,14 +132,15 @@ impl Queue {
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS)) => {
                     return Err(errno.into());
                 }
-                // Who connected has gone again, or the engine has: then the kernel's queue is what is left.
+                // The client has gone again, or the engine has: then only the kernel's queue is
+                // left.
                 Err(_) if self.session.family.is_dead() => std::future::pending().await,
                 Err(_) => {}
             }
         }
     }
 
-    /// Takes one of the connections that the eventfd counts, when there is one.
+    /// Waits until the eventfd counts a connection, and takes one.
     async fn wait(&self) -> io::Result<()> {
         loop {
             let mut raised = self.eventfd.readable().await?;
@@ -153,7 +156,8 @@ impl Queue {
         }
     }
 
-    /// An eventfd that is no semaphore gave all that it counted.
+    /// Writes a count back: an eventfd that is no semaphore returned its whole count, of which one
+    /// was needed.
     fn leave(&self, rest: u64) -> io::Result<()> {
         if rest > 0 {
             rustix::io::write(&self.eventfd, &rest.to_ne_bytes())?;

@@ -1,4 +1,4 @@
-//! A stream's halves.
+//! The halves of a stream.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,11 +9,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::SocketStream;
 
-/// What arrives at a stream.
+/// The receiving half of a stream.
 #[derive(Debug)]
 pub struct OwnedReadHalf(pub(crate) Arc<SocketStream>);
 
-/// What is sent by a stream. When it is dropped nothing more is.
+/// The sending half of a stream. Dropping it ends the sending direction.
 #[derive(Debug)]
 pub struct OwnedWriteHalf(pub(crate) Arc<SocketStream>);
 
@@ -71,7 +71,7 @@ impl AsyncWrite for OwnedWriteHalf {
 
 impl Drop for OwnedWriteHalf {
     fn drop(&mut self) {
-        // The other half is gone as well, or the connection is: then it ends anyway.
+        // Fails only if the connection is gone, which has ended anyway.
         let _ = self.0.finish();
     }
 }

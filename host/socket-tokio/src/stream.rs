@@ -18,7 +18,7 @@ use crate::engine::Engine;
 use crate::split::{OwnedReadHalf, OwnedWriteHalf};
 use crate::{address, socket_address};
 
-/// A connection: see the crate's head.
+/// A connection, by a socket device or the kernel: see the crate's head.
 pub struct SocketStream(pub(crate) Kind);
 
 pub(crate) enum Kind {
@@ -30,7 +30,7 @@ impl Engine {
     /// Connects to the first of the addresses that can be reached.
     ///
     /// # Errors
-    /// As connect(2), of the last address.
+    /// Those of connect(2), of the last address.
     pub async fn connect(&self, to: impl ToSocketAddrs) -> io::Result<SocketStream> {
         let mut last = io::ErrorKind::InvalidInput.into();
         for to in lookup_host(to).await? {
@@ -60,23 +60,23 @@ impl Engine {
 }
 
 impl SocketStream {
-    /// As [`Engine::connect`] of the shared engine.
+    /// Connects as [`Engine::connect`] of the shared engine does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Engine::connect`].
     pub async fn connect(to: impl ToSocketAddrs) -> io::Result<Self> {
         Engine::shared().connect(to).await
     }
 
-    /// Whether it is a socket device, and not the kernel's.
+    /// Returns whether the stream is a socket device, and not the kernel's.
     pub fn is_device(&self) -> bool {
         matches!(self.0, Kind::Device(_))
     }
 
-    /// The own address.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             Kind::Device(device) => Ok(socket_address(device.endpoint().local())),
@@ -84,10 +84,10 @@ impl SocketStream {
         }
     }
 
-    /// The other side's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             Kind::Device(device) => Ok(socket_address(device.endpoint().remote())),
@@ -95,10 +95,10 @@ impl SocketStream {
         }
     }
 
-    /// `TCP_NODELAY`: of a device, which keeps nothing back, it is as it is.
+    /// Sets `TCP_NODELAY`. Does nothing for a device, which never delays bytes.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
         match &self.0 {
             Kind::Device(_) => Ok(()),
@@ -106,10 +106,10 @@ impl SocketStream {
         }
     }
 
-    /// Waits for something to read, and has it read again.
+    /// Waits for bytes to read, and returns them without taking them.
     ///
     /// # Errors
-    /// As reading.
+    /// Those of reading.
     pub async fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         match &self.0 {
             Kind::Device(device) => std::future::poll_fn(|cx| device.poll_peek(cx, into)).await,
@@ -117,7 +117,8 @@ impl SocketStream {
         }
     }
 
-    /// Two halves for two tasks. The writing one, when it is dropped, ends what is sent.
+    /// Splits the stream into two halves for two tasks. Dropping the sending half ends the sending
+    /// direction.
     pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
         let stream = Arc::new(self);
         (OwnedReadHalf(stream.clone()), OwnedWriteHalf(stream))
@@ -174,7 +175,7 @@ impl SocketStream {
         }
     }
 
-    /// Nothing more is sent.
+    /// Ends the sending direction.
     pub(crate) fn finish(&self) -> io::Result<()> {
         match &self.0 {
             Kind::Device(device) => device.endpoint().finish(),
@@ -217,7 +218,7 @@ impl AsyncWrite for SocketStream {
         true
     }
 
-    /// What was written is on its way already.
+    /// Written bytes need no flush: they are on their way already.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-/// Longer than anything here takes, on any machine.
+/// Longer than any step takes, on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOPBACK: &str = "127.0.0.1:0";
 
@@ -26,7 +26,7 @@ fn running() -> Running {
 }
 
 impl Running {
-    /// Of a program of its own.
+    /// Returns the engine for a program of its own.
     fn engine(&self) -> Engine {
         Engine::at(&self.socket())
     }
@@ -36,7 +36,7 @@ impl Running {
     }
 }
 
-/// In both kinds of runtimes, which must be done in time.
+/// Runs `test` in both kinds of runtimes, with a time limit.
 fn both<F: Future<Output = ()>>(test: impl Fn() -> F) {
     let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     one.block_on(async { timeout(PATIENCE, test()).await.unwrap() });
@@ -45,7 +45,7 @@ fn both<F: Future<Output = ()>>(test: impl Fn() -> F) {
     many.block_on(async { timeout(PATIENCE, test()).await.unwrap() });
 }
 
-/// Two programs, and a connection between them.
+/// Returns a connection between two programs, and its listener.
 async fn pair(running: &Running) -> (SocketListener, SocketStream, SocketStream) {
     let listener = running.engine().bind(LOOPBACK).await.unwrap();
     assert!(listener.is_device());
@@ -58,7 +58,7 @@ async fn pair(running: &Running) -> (SocketListener, SocketStream, SocketStream)
     (listener, client, server)
 }
 
-/// Sends and receives at once, then ends its half.
+/// Sends and receives at once, then ends the sending direction.
 async fn exchange(mut stream: SocketStream, sent: Vec<u8>) {
     let mut got = vec![0; sent.len()];
     let (mut reader, mut writer) = tokio::io::split(&mut stream);
@@ -76,7 +76,7 @@ fn what_is_sent_arrives_both_ways_and_the_end_after_it() {
     both(|| async {
         let running = running();
         let (_listener, client, server) = pair(&running).await;
-        // More than a FIFO has room for.
+        // More bytes than a FIFO has room for.
         let sent: Vec<u8> = (0..5u32 << 20).map(|at| (at.wrapping_mul(31) >> 7) as u8).collect();
         let there = tokio::spawn(exchange(server, sent.clone()));
         tokio::spawn(exchange(client, sent)).await.unwrap();
@@ -114,7 +114,7 @@ fn who_does_not_read_stops_its_writer() {
         let (_listener, mut client, mut server) = pair(&running).await;
         let block = vec![1; 64 << 10];
         let mut sent = 0;
-        // Until there is no room: a write that was not ready has moved nothing.
+        // Writes until there is no room: a write that was not ready has moved nothing.
         while let Ok(count) = timeout(Duration::from_millis(200), client.write(&block)).await {
             sent += count.unwrap();
             assert!(sent <= 4 << 20);
@@ -149,7 +149,7 @@ fn a_dead_engine_is_a_reset_and_what_is_new_is_the_kernels() {
         let (at, engine) = (listener.local_addr().unwrap(), running.engine());
         let waits = tokio::spawn(async move { server.read(&mut [0; 8]).await });
         let accepts = tokio::spawn(async move { listener.accept().await });
-        // They look, or sleep already: both must notice.
+        // The tasks poll, or sleep already: both must notice.
         tokio::time::sleep(Duration::from_millis(20)).await;
         running.end();
         let error = waits.await.unwrap().unwrap_err();
@@ -179,7 +179,7 @@ fn peers_of_the_kernels_are_served_too() {
         let at = listener.local_addr().unwrap();
         let client = running.engine().connect(at).await.unwrap();
         assert!(!client.is_device());
-        // A port that somebody has and nobody listens at.
+        // A port that is bound and has no listener.
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(LOOPBACK.parse().unwrap()).unwrap();
         let nobody = socket.local_addr().unwrap();
@@ -211,7 +211,7 @@ fn an_accept_that_is_dropped_loses_nobody() {
         for round in 0..60 {
             let mut client = engine.connect(at).await.unwrap();
             client.write_all(b"x").await.unwrap();
-            // Polled some times and dropped, wherever it is by then.
+            // Polled some times and dropped at an arbitrary point.
             let mut accepted = None;
             {
                 let mut accept = pin!(listener.accept());

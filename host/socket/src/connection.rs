@@ -15,20 +15,20 @@ use slipway_sgiov_spec::control::{DESCRIPTORS, REPLY, Reply, Request};
 
 use crate::hidden::Hidden;
 
-/// How long the engine may take to answer; longer, and it is taken for dead.
+/// The longest time for the engine's answer; after that, the engine counts as dead.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 
 pub(crate) struct Connection {
     socket: Hidden,
 }
 
-/// A reply and what came with it.
+/// A reply and its descriptors.
 pub(crate) struct Answer {
     pub reply: Reply,
     pub descriptors: Descriptors,
 }
 
-/// Descriptors, in the order in which they were sent.
+/// Descriptors of a message, in the order in which they were sent.
 #[derive(Default)]
 pub(crate) struct Descriptors([Option<OwnedFd>; DESCRIPTORS], usize);
 
@@ -41,18 +41,18 @@ impl<const N: usize> From<[OwnedFd; N]> for Descriptors {
 }
 
 impl Descriptors {
-    /// The last one.
+    /// Takes the last descriptor.
     ///
     /// # Errors
-    /// `EPROTO`: there is none.
+    /// `EPROTO`: no descriptor is left.
     pub fn last(&mut self) -> Result<OwnedFd, Errno> {
         self.0.iter_mut().rev().find_map(Option::take).ok_or(Errno::PROTO)
     }
 
-    /// The next one.
+    /// Takes the next descriptor.
     ///
     /// # Errors
-    /// `EPROTO`: there is none.
+    /// `EPROTO`: no descriptor is left.
     pub fn next(&mut self) -> Result<OwnedFd, Errno> {
         let at = self.1;
         self.1 += 1;
@@ -80,7 +80,7 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// A request that has no reply.
+    /// Sends a request that has no reply.
     pub fn tell(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         let bytes = request.encode();
         let pieces = [std::io::IoSlice::new(&bytes)];
@@ -96,12 +96,13 @@ impl Connection {
         Ok(())
     }
 
-    /// A request and its reply.
+    /// Sends a request and receives its reply.
     ///
     /// # Errors
-    /// The engine is gone, or does not speak as it should.
+    /// The engine is gone, or its reply is invalid.
     pub fn ask(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
-        // The engine is gone, or it has nothing for this user: then it has said why before it hung up.
+        // `EPIPE`: the engine is gone, or it refuses this user. Then it has sent the reason before
+        // it hung up.
         let told = self.tell(request, with);
         told.or_else(|errno| if errno == Errno::PIPE { Ok(()) } else { Err(errno) })?;
         let mut bytes = [0; REPLY];
@@ -112,8 +113,8 @@ impl Connection {
         if got.bytes == 0 {
             told?;
         }
-        // All of them are the engine's: eventfds and memory that it made, and its own connections. It passes on nothing
-        // that another program sent, so closing one never waits.
+        // All descriptors are the engine's own: eventfds and memory that it made, and its
+        // connections. It passes on nothing that another program sent, so closing one never blocks.
         let mut descriptors = Descriptors::default();
         for (place, fd) in descriptors.0.iter_mut().zip(got.files) {
             *place = Some(fd.into_owned());

@@ -1,4 +1,4 @@
-//! Sleeping on eventfds that nobody empties, for their edges.
+//! Sleeping on eventfds that are never drained, by waiting for their edges.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -8,13 +8,15 @@ use rustix::io::Errno;
 use crate::endpoint::{Endpoint, option};
 use crate::hidden::Hidden;
 
-/// Eventfds whose edges somebody waits for. What was raised before [`Edge::begin`] is none.
+/// A set of eventfds whose edges are waited for. An eventfd raised before [`Edge::begin`] is no
+/// edge.
 ///
-/// Costs some system calls each time: for who sleeps on shared endpoints alone, which is rare.
+/// Costs some system calls each time: meant for threads that sleep on shared endpoints alone, which
+/// is rare.
 pub struct Edge(Hidden);
 
 impl Edge {
-    /// Waits for none yet.
+    /// Makes an empty set.
     ///
     /// # Errors
     /// No descriptors are left.
@@ -23,23 +25,23 @@ impl Edge {
         Hidden::new(set).map(Self).map_err(|_| Errno::MFILE)
     }
 
-    /// One more: `eventfd` is what `endpoint` sleeps on.
+    /// Adds `eventfd`, which `endpoint` sleeps on.
     ///
     /// # Errors
-    /// No memory.
+    /// No memory is left.
     pub fn add(&self, endpoint: &Endpoint, eventfd: BorrowedFd<'_>) -> Result<(), Errno> {
         if !endpoint.set(option::ALONE, true) {
             endpoint.family().sharing().slept_alone();
         }
         let (data, flags) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
         match epoll::add(&self.0, eventfd, data, flags | epoll::EventFlags::ET) {
-            // A number that is there twice is one.
+            // The same descriptor may be added twice.
             Err(Errno::EXIST) => Ok(()),
             done => done,
         }
     }
 
-    /// From now on: what is raised after this is an edge.
+    /// Begins to wait: an eventfd raised from now on is an edge.
     ///
     /// # Errors
     /// `EINTR`.
@@ -54,7 +56,7 @@ impl Edge {
 const NOTHING: epoll::Event =
     epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
 
-/// Readable when there was an edge.
+/// Readable after an edge.
 impl AsFd for Edge {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -18,78 +18,81 @@ use crate::table::{self, Held};
 /// A half of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// What arrives.
+    /// The receiving half.
     Receiving,
-    /// What is sent.
+    /// The sending half.
     Sending,
 }
 
-/// Words of the entry that are the family's own, and bits in the first of them.
+/// Words of an endpoint's table entry that only the family uses, and bits in the first of them.
 pub mod option {
     use slipway_sgiov_spec::table::entry::OWN;
 
-    /// Bits, below.
+    /// The word with the bits below.
     pub const FLAGS: usize = OWN;
-    /// Who sleeps on the eventfd for all (low half), and how many sleep on the futex (high half).
+    /// Thread id of the leader, which sleeps on the eventfd for all (low half), and number of
+    /// threads that sleep on the futex (high half).
     pub const SLEEPERS: usize = OWN + 1;
-    /// A futex: changes when the eventfd was emptied.
+    /// Futex word that changes when the eventfd was drained.
     pub const TURN: usize = OWN + 2;
-    /// Milliseconds that receiving (low half) and sending (high half) may wait; 0: for ever.
+    /// Timeouts in milliseconds of receiving (low half) and sending (high half); 0 for none.
     pub const TIMEOUTS: usize = OWN + 3;
-    /// Sizes of buffers that were asked for: receiving (low half), sending (high half).
+    /// Buffer sizes that the program asked for: receiving (low half), sending (high half).
     pub const BUFFERS: usize = OWN + 4;
-    /// Processes that have the endpoint, at most; high half: `SO_RCVLOWAT`.
+    /// Upper bound of the processes that hold the endpoint (low half); `SO_RCVLOWAT` (high half).
     pub const HOLDERS: usize = OWN + 5;
 
     /// `O_NONBLOCK`.
     pub const NONBLOCK: u64 = 1;
-    /// Nothing more is wanted: `shutdown(SHUT_RD)`.
+    /// `shutdown(SHUT_RD)` was called: the program reads no more.
     pub const NO_MORE: u64 = 1 << 1;
-    /// That it was reset was told, which happens once.
+    /// The program was told of the reset, which happens once.
     pub const TOLD: u64 = 1 << 2;
-    /// Nothing more will be sent: `shutdown(SHUT_WR)`.
+    /// `shutdown(SHUT_WR)` was called: the program sends no more.
     pub const FINISHED: u64 = 1 << 3;
     /// Close means reset: `SO_LINGER` with time 0.
     pub const ABORT: u64 = 1 << 4;
-    /// Its socket is of `AF_INET6`, whatever its addresses are.
+    /// The program's socket is of `AF_INET6`, whatever its addresses are.
     pub const SIX: u64 = 1 << 5;
-    /// A thread slept on it, and on nothing else.
+    /// A thread has slept on this endpoint alone.
     pub const ALONE: u64 = 1 << 6;
-    /// The first of the bits that mean nothing here: what a program set and may ask for.
+    /// The first bit without a meaning here: for options that a program sets and may query.
     pub const FREE: u32 = 16;
 }
 
-/// Bytes that are fetched when a connection is reported: a line. The rest is fetched when its turn comes next, or much
-/// of it would be gone from the caches again.
+/// Bytes that are prefetched when a connection is reported: a cache line. The rest is prefetched
+/// when the connection's turn comes next, or much of it would be evicted again.
 const FETCHED: usize = 64;
 
-/// The most that a FIFO grows to, where the program did not say.
+/// The most bytes of a FIFO for which the program has not set a size.
 const MOST: usize = 1 << 20;
 
-/// One side of a connection, as one process has it. Its state is in the family's table and in the arena.
+/// One side of a connection, as one process holds it. The state is in the family's table and in the
+/// arena.
 pub struct Endpoint {
     pub(crate) family: Arc<Family>,
     pub(crate) entry: usize,
     place: Place,
     side: Side,
     arena: Arena,
-    /// What the other side sleeps on. None: it is the engine, or nobody asked yet.
+    /// The eventfd that the other side sleeps on. Unset if the other side is the engine, or if it
+    /// was not needed yet.
     peer: OnceLock<Hidden>,
-    /// Those that sleep on the same eventfd; 0: none.
+    /// The group of endpoints that share an eventfd; 0 for an eventfd of its own.
     group: u32,
     local: Address,
     remote: Address,
     pub(crate) spin: Spin,
-    /// Counts calls that could do nothing. Two threads may count at once: then one call is not counted.
+    /// Calls that could do nothing. If two threads count at once, one call is lost.
     fruitless: AtomicU32,
 }
 
-/// Of so many calls that can do nothing, one looks whether the connection was reset.
+/// One in this many calls that can do nothing checks whether the connection was reset.
 const FRUITLESS: u32 = 64;
 
 #[inline]
 fn add(word: &AtomicU64, count: usize) {
-    // Under the half's lock.
+    // Only the holder of the half's lock writes this word.
     word.store(word.load(Ordering::Relaxed).wrapping_add(count as u64), Ordering::Relaxed);
 }
 
@@ -109,15 +112,15 @@ impl Endpoint {
         Self { family, entry, place, side, arena, peer, group, local, remote, spin, fruitless }
     }
 
-    /// Nobody of the family had it before.
+    /// Initializes the entry of an endpoint that is new to the family.
     pub(crate) fn begin(&self) {
         let words = self.words();
         words[entry::OWN..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
         words[option::HOLDERS].store(1, Ordering::Relaxed);
     }
 
-    /// The image of this process before execve(2) had it: what its threads had locked nobody unlocks, and this
-    /// one may have the id of one of them.
+    /// Takes over an endpoint of this process's image before execve(2): releases locks of that
+    /// image's threads, since nobody else does, and this thread may have the id of one of them.
     pub(crate) fn go_on(&self) {
         let words = self.words();
         let me = table::thread();
@@ -129,33 +132,33 @@ impl Endpoint {
         let _ = leader.compare_exchange(me, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Its entry in the family's table.
+    /// Returns the endpoint's entry in the family's table.
     pub fn number(&self) -> u64 {
         self.entry as u64
     }
 
-    /// The own address.
+    /// Returns the local address.
     pub fn local(&self) -> Address {
         self.local
     }
 
-    /// The other side's address.
+    /// Returns the peer's address.
     pub fn remote(&self) -> Address {
         self.remote
     }
 
-    /// What was learnt about waiting for it.
+    /// Returns the history of polling this endpoint.
     pub fn spin(&self) -> &Spin {
         &self.spin
     }
 
-    /// What changes when something arrives, or is read by the other side.
+    /// Returns two numbers that change when bytes arrive, or when the peer reads.
     pub fn marks(&self) -> (u64, u64) {
         let inbox = self.arena.inbox(self.place.stream, self.side);
         (inbox.tail.load(Ordering::Acquire), inbox.head.load(Ordering::Acquire))
     }
 
-    /// The family.
+    /// Returns the family.
     pub fn family(&self) -> &Arc<Family> {
         &self.family
     }
@@ -165,19 +168,19 @@ impl Endpoint {
         self.family.table().entry(self.entry)
     }
 
-    /// A word of the family's own: see [`option`].
+    /// Returns a word of the endpoint's table entry that only the family uses: see [`option`].
     #[inline]
     pub fn option(&self, word: usize) -> &AtomicU64 {
         &self.words()[word]
     }
 
-    /// Whether a bit of [`option::FLAGS`] is set.
+    /// Returns whether a bit of [`option::FLAGS`] is set.
     #[inline]
     pub fn has(&self, bit: u64) -> bool {
         self.option(option::FLAGS).load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Sets a bit of [`option::FLAGS`], or clears it. What it was.
+    /// Sets or clears a bit of [`option::FLAGS`]. Returns whether it was set before.
     pub fn set(&self, bit: u64, on: bool) -> bool {
         let flags = self.option(option::FLAGS);
         let was = if on {
@@ -188,7 +191,7 @@ impl Endpoint {
         was & bit != 0
     }
 
-    /// Bytes sent and received so far.
+    /// Returns the bytes sent and received so far.
     pub fn counts(&self) -> (u64, u64) {
         let words = self.words();
         (words[entry::SENT].load(Ordering::Relaxed), words[entry::RECEIVED].load(Ordering::Relaxed))
@@ -215,16 +218,17 @@ impl Endpoint {
         }
         let Some(peer) = self.peer() else { return };
         if self.place.same_tenant {
-            // Fails when the counter is full: then it is readable already.
+            // Fails if the counter is full: then the eventfd is readable already.
             let _ = rustix::io::write(peer, &1u64.to_ne_bytes());
         } else if !slipway_peer::eventfd::raise(peer.as_fd()) {
-            // Others have taken all that this thread could raise it by without waiting for the peer. The engine raises it
-            // for who asks; without an engine all streams have ended.
+            // Other programs have used up the resources for raising the peer's eventfd without
+            // blocking. The engine raises it on request; without an engine all streams have ended.
             let _ = self.family.peer(self.entry);
         }
     }
 
-    /// What the other side sleeps on. None: nobody does, or the engine is gone, which the other side notices.
+    /// Returns the eventfd that the peer sleeps on. `None` if nobody holds the other side, or if
+    /// the engine is gone, which the peer notices.
     fn peer(&self) -> Option<&Hidden> {
         if self.peer.get().is_none()
             && let Ok(peer) = self.family.peer(self.entry)
@@ -235,32 +239,33 @@ impl Endpoint {
         self.peer.get()
     }
 
-    /// Whether other endpoints sleep on the same eventfd. Then nobody empties it: whoever sleeps on it waits for
-    /// its edge ([`Edge`](crate::Edge)).
+    /// Returns whether other endpoints sleep on the same eventfd. A shared eventfd is never
+    /// drained: a thread that sleeps on it waits for its edge ([`Edge`](crate::Edge)).
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.group != 0
     }
 
-    /// What those have in common that sleep on the same eventfd, as long as one of them is open. None: it has one of
-    /// its own.
+    /// Returns a value that all endpoints with the same shared eventfd have in common, valid as
+    /// long as one of them is open. Returns `None` if the endpoint has an eventfd of its own.
     #[inline]
     pub fn group(&self) -> Option<(usize, u32)> {
         self.is_shared().then(|| (Arc::as_ptr(&self.family).addr(), self.group))
     }
 
-    /// The most that the sending FIFO grows to.
+    /// Returns the most bytes that the sending FIFO grows to.
     #[inline]
     fn most(&self) -> usize {
         let asked = self.option(option::BUFFERS).load(Ordering::Relaxed) >> 32;
         if asked == 0 { MOST } else { (asked as usize).next_power_of_two().clamp(4096, 4 << 20) }
     }
 
-    /// Copies what there is room for into the FIFO.
+    /// Copies as many bytes into the FIFO as there is room for. Returns their number.
     ///
     /// # Errors
-    /// `EAGAIN`: there is no room. `EPIPE`: the other side reads no more, or this one has said that nothing
-    /// comes. `ECONNRESET`, once; then `EPIPE`. `ENOBUFS`: there is no memory for a FIFO.
+    /// `EAGAIN`: there is no room. `EPIPE`: the peer reads no more, or this side has shut its
+    /// sending half. `ECONNRESET`, once after a reset; then `EPIPE`. `ENOBUFS`: there is no memory
+    /// for a FIFO.
     #[inline]
     pub fn send(&self, from: &[u8]) -> Result<usize, Errno> {
         let _held = self.lock(Half::Sending)?;
@@ -286,10 +291,10 @@ impl Endpoint {
         }
     }
 
-    /// Takes what has arrived; 0: nothing more comes.
+    /// Reads bytes that have arrived. Returns their number, or 0 at the end of the stream.
     ///
     /// # Errors
-    /// `EAGAIN`: there is nothing yet. `ECONNRESET`, once; then it is the end.
+    /// `EAGAIN`: there is nothing yet. `ECONNRESET`, once after a reset; then the call returns 0.
     #[inline]
     pub fn recv(&self, into: &mut [u8]) -> Result<usize, Errno> {
         let _held = self.lock(Half::Receiving)?;
@@ -304,10 +309,10 @@ impl Endpoint {
         }
     }
 
-    /// As [`Endpoint::recv`], but what has arrived stays.
+    /// Reads as [`Endpoint::recv`] does, but leaves the bytes in the FIFO.
     ///
     /// # Errors
-    /// As for [`Endpoint::recv`].
+    /// Those of [`Endpoint::recv`].
     pub fn peek(&self, into: &mut [u8]) -> Result<usize, Errno> {
         let _held = self.lock(Half::Receiving)?;
         match self.stream().peek(0, into) {
@@ -334,12 +339,13 @@ impl Endpoint {
         }
     }
 
-    /// `ECONNRESET` the first time, then `later`.
+    /// Returns `ECONNRESET` the first time, then `later`.
     fn reset_by(&self, later: Errno) -> Errno {
         if self.set(option::TOLD, true) { later } else { Errno::CONNRESET }
     }
 
-    /// The error that getsockopt(2) takes away: `ECONNRESET`, if nobody was told.
+    /// Returns and clears the error for getsockopt(2): `ECONNRESET`, if the program was not told of
+    /// the reset yet.
     pub fn take_error(&self) -> Option<Errno> {
         let reset = self.is_reset() && !self.set(option::TOLD, true);
         reset.then_some(Errno::CONNRESET)
@@ -351,16 +357,17 @@ impl Endpoint {
         self.family.is_dead() || theirs.is_reset() || stream.out.is_reset()
     }
 
-    /// Returns whether a call that could do nothing ends the connection. A peer that spoils the words of one direction
-    /// alone resets it for poll(2), which looks at both, and a program would call the other direction's function again and
-    /// again. Looking at both takes a line from the peer's processor, so only some calls do.
+    /// Returns whether a call that could do nothing ends the connection. A peer that spoils the
+    /// words of one direction alone resets the connection for poll(2), which looks at both
+    /// directions, and a program would call the other direction's function again and again. Looking
+    /// at both takes a cache line from the peer's processor, so only some calls do.
     fn seems_reset(&self) -> bool {
         let calls = self.fruitless.load(Ordering::Relaxed).wrapping_add(1);
         self.fruitless.store(calls, Ordering::Relaxed);
         self.family.is_dead() || (calls.is_multiple_of(FRUITLESS) && self.is_reset())
     }
 
-    /// Bytes that have arrived and were not read.
+    /// Returns the number of bytes that have arrived and were not read.
     pub fn arrived(&self) -> usize {
         let stream = self.stream();
         let theirs = Tail(stream.into.mine.tail.load(Ordering::Acquire)).position();
@@ -368,7 +375,7 @@ impl Endpoint {
         usize::try_from(count).unwrap_or(0).min(4 << 20)
     }
 
-    /// Bytes that were sent and not read by the other side.
+    /// Returns the number of bytes that were sent and that the peer has not read.
     pub fn unread(&self) -> usize {
         let stream = self.stream();
         let head = stream.out.mine.head.load(Ordering::Acquire);
@@ -376,7 +383,8 @@ impl Endpoint {
         usize::try_from(count).unwrap_or(0)
     }
 
-    /// Has the processor fetch what [`Endpoint::ready`] and a transfer look at, for who will call them soon.
+    /// Prefetches the memory that [`Endpoint::ready`] and a transfer look at, for a caller of
+    /// either soon.
     #[inline]
     pub fn fetch(&self) {
         fetch(self.words(), entry::WORDS * 8);
@@ -385,25 +393,27 @@ impl Endpoint {
         fetch(inbox.data_wanted, 1);
     }
 
-    /// The same for the first bytes that have arrived.
+    /// Prefetches the first bytes that have arrived: one cache line.
     #[inline]
     pub fn fetch_data(&self) {
         self.stream().fetch_data(FETCHED);
     }
 
-    /// Where the next bytes that are read lie: for [`crate::fetch`] and for nothing else.
+    /// Returns the address of the bytes to read next: for [`crate::fetch`] only.
     #[inline]
     pub fn next_data(&self) -> *const u8 {
         self.stream().next_data().map_or(std::ptr::null(), |(at, _)| at)
     }
 
-    /// Where the next bytes that are sent would go: for [`crate::fetch_to_write`] and for nothing else.
+    /// Returns the address where the bytes to send next will go: for [`crate::fetch_to_write`]
+    /// only.
     #[inline]
     pub fn next_room(&self) -> *const u8 {
         self.stream().next_room()
     }
 
-    /// The bits of poll(2) that are set: IN, OUT, RDHUP, HUP, ERR. Takes no lock and tells nobody.
+    /// Returns the bits of poll(2) that are set: IN, OUT, RDHUP, HUP, ERR. Takes no lock and raises
+    /// no eventfd.
     #[inline]
     pub fn ready(&self) -> i16 {
         const IN: i16 = 1;
@@ -445,8 +455,9 @@ impl Endpoint {
         bits
     }
 
-    /// Asks for the eventfd to be raised when `least` bytes more than none can be read, or there is room to
-    /// send. True: so it is already, and it may not be raised. Costs a barrier of all processors.
+    /// Asks for the eventfd to be raised when `least` bytes, at least one, can be read, or when
+    /// there is room to send. Returns `true` if that is so already: then the eventfd may not be
+    /// raised. Costs a barrier on all processors.
     pub fn arm(&self, half: Half, least: usize) -> bool {
         let Ok(_held) = self.lock(half) else { return true };
         let stream = self.stream();
@@ -457,8 +468,8 @@ impl Endpoint {
         done.unwrap_or(true) || self.is_reset()
     }
 
-    /// The first part of [`Endpoint::arm`], for who arms many: [`crate::heavy`] must follow, once for all, and then
-    /// [`Endpoint::is_armed`] for each.
+    /// The first part of [`Endpoint::arm`], for callers that arm many endpoints: [`crate::heavy`]
+    /// must follow, once for all, and then [`Endpoint::is_armed`] for each.
     pub fn wish(&self, half: Half, least: usize) {
         let Ok(_held) = self.lock(half) else { return };
         match half {
@@ -467,7 +478,7 @@ impl Endpoint {
         }
     }
 
-    /// The last part of [`Endpoint::arm`]: whether it is to be waited for.
+    /// The last part of [`Endpoint::arm`]. Returns whether the caller must wait for the eventfd.
     pub fn is_armed(&self, half: Half, least: usize) -> bool {
         let Ok(_held) = self.lock(half) else { return false };
         let there = match half {
@@ -477,7 +488,7 @@ impl Endpoint {
         !there.unwrap_or(true) && !self.is_reset()
     }
 
-    /// Nothing more will be sent.
+    /// Ends the sending half: the peer reads the rest, and then the end.
     pub fn finish(&self) {
         let Ok(_held) = self.lock(Half::Sending) else { return };
         self.set(option::FINISHED, true);
@@ -486,24 +497,25 @@ impl Endpoint {
         }
     }
 
-    /// Nothing more is wanted; what comes nevertheless can be read.
+    /// Ends the receiving half; bytes that arrive nevertheless can be read.
     pub fn want_no_more(&self) {
         self.set(option::NO_MORE, true);
         self.rouse();
     }
 
-    /// Another process has it from now on: before fork(2), or execve(2) in a child that has this process's memory.
+    /// Counts another process as a holder: before fork(2), or before execve(2) in a child that
+    /// shares this process's memory.
     pub fn hold(&self) {
         self.option(option::HOLDERS).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It has not after all.
+    /// Takes back [`Endpoint::hold`] if the other process was not created.
     pub fn let_go(&self) {
         self.option(option::HOLDERS).fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// This process is done with it. The last one of the family ends the stream as TCP would: in order, or
-    /// with a reset when something was left unread.
+    /// Closes the endpoint in this process. The last process of the family ends the stream as TCP
+    /// would: in order, or with a reset if bytes were left unread.
     pub fn close(&self) {
         let holders = self.option(option::HOLDERS).fetch_sub(1, Ordering::AcqRel) & 0xffff_ffff;
         if holders == 1 {

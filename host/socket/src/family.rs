@@ -1,4 +1,4 @@
-//! What a process has of the engine: its connection, the family's table, the arenas.
+//! A process's attachment to the engine: its connection, the family's table, the arenas.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use crate::lock::{Held, Lock};
 use crate::sharing::Sharing;
 use crate::table::{Table, thread};
 
-/// Where the engine's socket is: `SLIPWAY_SOCKET`, or `socket.sock` in `SLIPWAY_RUN_DIR`, or in the usual run
-/// directory.
+/// Returns the path of the engine's socket: `SLIPWAY_SOCKET`, or `socket.sock` in
+/// `SLIPWAY_RUN_DIR`, or in the usual run directory.
 pub fn engine_path() -> PathBuf {
     let in_run_dir = || {
         let dir = std::env::var_os("SLIPWAY_RUN_DIR");
@@ -27,35 +27,35 @@ pub fn engine_path() -> PathBuf {
     std::env::var_os("SLIPWAY_SOCKET").map_or_else(in_run_dir, PathBuf::from)
 }
 
-/// Why there is no connection.
+/// The reason why the engine made no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotConnected {
-    /// The kernel may have a way there.
+    /// The engine does not know the address: the kernel may reach it.
     NotOurs,
-    /// What connect(2) would say.
+    /// The error that connect(2) would return.
     Failed(Errno),
 }
 
-/// A connection that was made, and the eventfd that its owner sleeps on.
+/// A connection that was opened, and the eventfd that its owner sleeps on.
 pub struct Opened {
-    /// This side of it.
+    /// This side of the connection.
     pub endpoint: Endpoint,
-    /// Raised when what was asked for with [`Endpoint::arm`] is there.
+    /// The eventfd that is raised when the condition of [`Endpoint::arm`] holds.
     pub eventfd: OwnedFd,
 }
 
 /// A listener of the family.
 #[derive(Debug)]
 pub struct Listening {
-    /// Names it.
+    /// The number that identifies the listener.
     pub listener: u64,
-    /// Where it listens.
+    /// The address that it listens at.
     pub at: Address,
-    /// Readable when a connection waits.
+    /// The eventfd that is readable when a connection waits.
     pub eventfd: OwnedFd,
 }
 
-/// A family, as one process of it has it.
+/// A family, as one of its processes sees it.
 pub struct Family {
     control: Lock<Connection>,
     /// The connection's descriptor, for poll sets.
@@ -65,27 +65,27 @@ pub struct Family {
     links: Lock<Vec<Option<Arena>>>,
     dead: AtomicBool,
     sharing: Sharing,
-    /// The thread that has asked something; a handler of a signal may come in between.
+    /// The thread that waits for a reply; a signal handler may interrupt it.
     asking: AtomicU32,
-    /// One more than the entry whose other side such a handler could not raise.
+    /// One more than the entry whose peer's eventfd such a handler could not raise; 0 for none.
     owed: AtomicU64,
 }
 
 impl Family {
-    /// Begins one with the engine at `path`.
+    /// Attaches to the engine at `path` as a new family.
     ///
     /// # Errors
-    /// There is no engine, or it does not want us, or it speaks another version.
+    /// There is no engine, or it refuses this program, or it speaks another version.
     pub fn attach(path: &Path) -> std::io::Result<Arc<Self>> {
         let control = Connection::open(path)?;
         let mut descriptors = attached(control.ask(Request::Attach { version: VERSION }, None)?)?;
         Self::over(control, &mut descriptors)
     }
 
-    /// The one that the image of this process before execve(2) had, by its [`Family::ticket`].
+    /// Attaches as the family of this process's image before execve(2), by its [`Family::ticket`].
     ///
     /// # Errors
-    /// The engine is gone, or the ticket is none, or none any more.
+    /// The engine is gone, or the ticket is invalid or has expired.
     pub fn resume(ticket: OwnedFd) -> std::io::Result<Arc<Self>> {
         let ticket = Connection::of(Hidden::new(ticket)?)?;
         let mut descriptors = attached(ticket.ask(Request::Resume, None)?)?;
@@ -96,7 +96,8 @@ impl Family {
     }
 
     fn over(control: Connection, descriptors: &mut Descriptors) -> std::io::Result<Arc<Self>> {
-        // Mapped for as long as the process lives, with descriptors that are never closed.
+        // The table stays mapped as long as the process lives, and the descriptors are never
+        // closed.
         let table = Table::open(Hidden::new(descriptors.next()?)?.into_inner())?;
         let bell = Hidden::new(descriptors.next()?)?;
         let links = Lock::new((0..table.links()).map(|_| None).collect());
@@ -107,14 +108,15 @@ impl Family {
         Ok(Arc::new(all))
     }
 
-    /// The connection's descriptor: when it hangs up, [`Family::is_dead`].
+    /// Returns the connection's descriptor: when it hangs up, the engine is dead
+    /// ([`Family::bury`]).
     #[inline]
     pub fn descriptor(&self) -> RawFd {
         self.descriptor.load(Ordering::Relaxed)
     }
 
-    /// The connection once more, for who waits for its end elsewhere. The engine believes in this process as long
-    /// as it is open.
+    /// Returns a duplicate of the connection, for a thread that waits for its end elsewhere. The
+    /// engine considers this process alive as long as the duplicate is open.
     ///
     /// # Errors
     /// No descriptors are left.
@@ -122,22 +124,22 @@ impl Family {
         self.control().socket().try_clone_to_owned()
     }
 
-    /// Whether the engine is gone, as far as was noticed.
+    /// Returns whether this process has noticed that the engine is gone.
     #[inline]
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed)
     }
 
-    /// It is: its connection hung up.
+    /// Notes that the engine is gone: its connection hung up.
     pub fn bury(&self) {
         self.dead.store(true, Ordering::Relaxed);
     }
 
-    /// Looks whether the engine is gone, with a system call.
+    /// Checks by a system call whether the engine is gone, and returns the answer.
     pub fn look(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        // SAFETY: the connection lives as long as the family, or is replaced in the child of a fork, which
-        // has one thread.
+        // SAFETY: the connection lives as long as the family, or is replaced in the child of a
+        // fork, which has one thread.
         let socket = unsafe { BorrowedFd::borrow_raw(self.descriptor()) };
         let mut fds = [PollFd::new(&socket, PollFlags::empty())];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -153,8 +155,8 @@ impl Family {
 
     pub(crate) fn signal(&self, entry: usize) {
         if self.table.signal(entry as u64) {
-            // The engine made the bell, and no other program has it: a plain write needs nothing that others could have
-            // taken.
+            // The engine made the bell, and no other program has it: a plain write needs no
+            // resource that others could have used up.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
@@ -169,22 +171,24 @@ impl Family {
             self.asking.store(thread(), Ordering::Relaxed);
             let answer = control.ask(request, with);
             self.asking.store(0, Ordering::Relaxed);
-            // Under the lock: the next reply may name the arena, and a child of fork(2) is not given it again.
+            // Under the lock: the next reply may refer to the arena, and a child of fork(2) is not
+            // given it again.
             answer.map(|answer| self.take_arena(&control, answer))
         };
         let owed = self.owed.swap(0, Ordering::Relaxed);
         if owed > 0 {
-            // The engine raises it as it answers.
+            // The engine raises the eventfd when it answers.
             let _ = self.peer(owed as usize - 1);
         }
         if answer.is_err() {
-            // Whatever it was: nobody knows any more which reply belongs to which request.
+            // After any error, replies can no longer be matched to requests.
             self.bury();
         }
         answer
     }
 
-    /// Keeps the arena that came with a reply. The connection is closed again where that cannot be.
+    /// Keeps the arena that came with a reply. If that fails, closes the connection again and
+    /// refuses it.
     fn take_arena(&self, control: &Connection, mut answer: Answer) -> Answer {
         let Reply::Connected { endpoint, new_link: true, .. } = answer.reply else { return answer };
         if let Err(errno) = self.link(endpoint.place.link, &mut answer.descriptors) {
@@ -197,7 +201,7 @@ impl Family {
     fn link(&self, link: u16, descriptors: &mut Descriptors) -> Result<(), Errno> {
         let mut links = self.links.hold();
         let place = links.get_mut(usize::from(link)).ok_or(Errno::PROTO)?;
-        // The arena of an earlier link of that number is nobody's any more, whatever this one is.
+        // The arena of an earlier link with this number is unused in any case.
         *place = None;
         let file = Hidden::new(descriptors.last()?).map_err(|_| Errno::MFILE)?.into_inner();
         *place = Some(Arena::open(file).map_err(|_| Errno::PROTO)?);
@@ -222,10 +226,10 @@ impl Family {
         }
     }
 
-    /// Listens. `proof`: the kernel's listening socket of that address.
+    /// Listens at `at`. `proof` is the kernel's listening socket of that address.
     ///
     /// # Errors
-    /// What the engine says.
+    /// The engine's error.
     pub fn listen(
         &self,
         at: Address,
@@ -239,35 +243,37 @@ impl Family {
         listening(self.ask(request, proof)?)
     }
 
-    /// Listens no more.
+    /// Removes a listener.
     pub fn unlisten(&self, listener: u64) {
-        // What it says does not matter.
+        // The reply does not matter.
         let _ = self.ask(Request::Unlisten { listener }, None);
     }
 
-    /// The next connection that waits.
+    /// Takes the next connection that waits at a listener.
     ///
     /// # Errors
-    /// `EAGAIN`: there is none; else what the engine says.
+    /// `EAGAIN`: no connection waits; otherwise the engine's error.
     pub fn accept(self: &Arc<Self>, listener: u64) -> Result<Opened, Errno> {
         self.tell_whether_to_share();
         let Answer { reply, descriptors } = self.ask(Request::Accept { listener }, None)?;
         self.open(reply, descriptors, true)
     }
 
-    /// After [`Family::resume`]: the connection with the lowest entry from `from` on that the image before had.
+    /// Takes over, after [`Family::resume`], the connection with the lowest entry not below `from`
+    /// that the former image had.
     ///
     /// # Errors
-    /// `ENOENT`: there is none; else what the engine says.
+    /// `ENOENT`: there is none; otherwise the engine's error.
     pub fn held(self: &Arc<Self>, from: u64) -> Result<Opened, Errno> {
         let Answer { reply, descriptors } = self.ask(Request::Held { entry: from }, None)?;
         self.open(reply, descriptors, false)
     }
 
-    /// The same of listeners, by their numbers.
+    /// Takes over, after [`Family::resume`], the listener with the lowest number not below `from`
+    /// that the former image had.
     ///
     /// # Errors
-    /// As for [`Family::held`].
+    /// Those of [`Family::held`].
     pub fn held_listener(&self, from: u64) -> Result<Listening, Errno> {
         let answer = self.ask(Request::HeldListener { listener: from }, None)?;
         listening(answer)
@@ -286,7 +292,8 @@ impl Family {
         };
         let entry = granted.entry;
         self.open_granted(granted, group, peer_later, descriptors, is_new).inspect_err(|_| {
-            // The engine counts it as held by this process until it is told. If it is gone it knows.
+            // The engine counts the endpoint as held by this process until it is told. A dead
+            // engine needs no message.
             let _ = self.control().tell(Request::Close { entry }, None);
         })
     }
@@ -324,17 +331,18 @@ impl Family {
         links.get(usize::from(link)).and_then(Clone::clone).ok_or(Errno::PROTO)
     }
 
-    /// This process has closed its last descriptor of the endpoint.
+    /// Tells the engine that this process has closed its last descriptor of the endpoint.
     pub(crate) fn close(&self, entry: usize, shared: bool) {
         self.sharing.closed(shared);
-        // If the engine is gone it knows.
+        // A dead engine needs no message.
         let _ = self.control().tell(Request::Close { entry: entry as u64 }, None);
     }
 
-    /// What the other side of one of this process's endpoints sleeps on.
+    /// Asks the engine for the eventfd that the peer of an endpoint sleeps on.
     ///
     /// # Errors
-    /// `EAGAIN`: nobody has it; else what the engine says.
+    /// `EAGAIN`: nobody holds the other side, or this thread is inside a request; otherwise the
+    /// engine's error.
     pub(crate) fn peer(&self, entry: usize) -> Result<Hidden, Errno> {
         if self.asking.load(Ordering::Relaxed) == thread() {
             self.owed.store(entry as u64 + 1, Ordering::Relaxed);
@@ -355,12 +363,12 @@ impl Family {
 
     fn tell_whether_to_share(&self) {
         if let Some(on) = self.sharing.changes() {
-            // If the engine is gone, the request that follows finds that out.
+            // If the engine is gone, the request that follows notices.
             let _ = self.control().tell(Request::Share { on }, None);
         }
     }
 
-    /// Before fork(2): the child's connection.
+    /// Returns a connection for the child, before fork(2).
     ///
     /// # Errors
     /// The engine is gone, or has no descriptors left.
@@ -368,11 +376,11 @@ impl Family {
         self.copy(Request::Fork)
     }
 
-    /// Before execve(2): what the new image can [`Family::resume`] by, within ten seconds. It holds all that this
-    /// process holds.
+    /// Returns a ticket, before execve(2), by which the new image can [`Family::resume`] within ten
+    /// seconds. It holds all that this process holds.
     ///
     /// # Errors
-    /// As for [`Family::fork`].
+    /// Those of [`Family::fork`].
     pub fn ticket(&self) -> Result<OwnedFd, Errno> {
         self.copy(Request::Exec)
     }
@@ -386,7 +394,7 @@ impl Family {
         }
     }
 
-    /// In the child: goes on with its own connection, or without any.
+    /// Continues in the child of fork(2) with a connection of its own, or without any.
     pub fn forked(&self, connection: Option<OwnedFd>) {
         let own = connection.map(|fd| Hidden::new(fd).and_then(Connection::of));
         let Some(Ok(own)) = own else {
@@ -397,13 +405,13 @@ impl Family {
         *self.control() = own;
     }
 
-    /// Keeps other threads from being in the middle of something while this one forks.
+    /// Locks out other threads while this one forks.
     pub fn hold(&self) {
         self.control.take();
         self.links.take();
     }
 
-    /// After [`Family::hold`], in the parent and in the child.
+    /// Undoes [`Family::hold`], in the parent and in the child.
     pub fn release(&self) {
         self.links.release();
         self.control.release();

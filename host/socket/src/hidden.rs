@@ -1,20 +1,20 @@
-//! Descriptors that the program does not know of.
+//! Descriptors that are hidden from the program.
 //!
-//! They are moved to high numbers, so that the program's own stay as low as ever, and noted, so that a
-//! loop that closes every number spares them.
+//! They are moved to high numbers, so that the program's own stay as low as ever, and recorded, so
+//! that a loop that closes every number spares them.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use rustix::process::{Resource, Rlimit};
 
-/// Numbers that are looked after; a larger one is never hidden.
+/// Descriptor numbers that can be recorded as hidden; a larger one is never hidden.
 pub const NUMBERS: usize = 1 << 20;
-/// The first hidden one, where the limit allows.
+/// The first hidden number, if the limit allows.
 const BASE: RawFd = 16_384;
 
 static NOTED: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
-/// Where hidden ones begin; 0: not decided yet.
+/// The number where hidden descriptors begin; 0 if not decided yet.
 static FROM: AtomicI32 = AtomicI32::new(0);
 
 fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
@@ -22,34 +22,34 @@ fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((NOTED.get(fd / 64)?, 1 << (fd % 64)))
 }
 
-/// Whether `fd` is one that the program does not know of.
+/// Returns whether `fd` is hidden from the program.
 #[inline]
 pub fn is_hidden(fd: RawFd) -> bool {
     bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
-/// The first hidden number under the hard limit `most`.
+/// Returns the first hidden number under the hard limit `most`.
 fn base(most: u64) -> RawFd {
     if most > BASE as u64 * 2 { BASE } else { RawFd::try_from(most / 2).unwrap_or(64) }
 }
 
-/// What survives execve(2) for the new image to find.
+/// A descriptor that survives execve(2) for the new image to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survivor {
-    /// The connection to go on by.
+    /// The connection for [`Family::resume`](crate::Family::resume).
     Ticket = 1,
-    /// Which number is which endpoint.
+    /// The list of which descriptor number is which endpoint.
     Numbers = 2,
 }
 
 impl Survivor {
-    /// The lowest number that any of them may have, in this image.
+    /// Returns the lowest number that a survivor may have in this image.
     pub fn first() -> RawFd {
         Self::Numbers.places().0
     }
 
-    /// The number that it has, and where this image may find that of its predecessor, whose limit may have been
-    /// another.
+    /// Returns this survivor's number, and the numbers where this image may find the one of its
+    /// predecessor, which may have had another limit.
     pub fn places(self) -> (RawFd, [RawFd; 2]) {
         let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(1 << 20);
         let own = base(hard.min(1 << 20)) - self as RawFd;
@@ -57,7 +57,8 @@ impl Survivor {
     }
 }
 
-/// Makes sure that there are numbers beyond the program's: its soft limit is raised to the hard one.
+/// Returns the number where hidden descriptors begin. The first call raises the soft limit to the
+/// hard one, so that there are numbers beyond the program's.
 fn begin() -> RawFd {
     let known = FROM.load(Ordering::Relaxed);
     if known > 0 {
@@ -67,7 +68,7 @@ fn begin() -> RawFd {
     let (soft, hard) = (limit.current.unwrap_or(1 << 20), limit.maximum.unwrap_or(1 << 20));
     if soft < hard.min(1 << 20) {
         let raised = Rlimit { current: Some(hard.min(1 << 20)), maximum: limit.maximum };
-        // Without it there are fewer descriptors for all.
+        // If this fails, there are fewer descriptors for all.
         let _ = rustix::process::setrlimit(Resource::Nofile, raised);
     }
     let from = base(hard.min(1 << 20));
@@ -75,12 +76,12 @@ fn begin() -> RawFd {
     from
 }
 
-/// A descriptor that was moved out of the way.
+/// A descriptor that was moved to a high number and recorded as hidden.
 #[derive(Debug)]
 pub struct Hidden(OwnedFd);
 
 impl Hidden {
-    /// Moves `fd`.
+    /// Moves and records `fd`.
     ///
     /// # Errors
     /// There are no numbers left.
@@ -92,11 +93,11 @@ impl Hidden {
         Ok(Self(fd))
     }
 
-    /// For somebody who keeps it open for ever, and keeps it hidden.
+    /// Returns the descriptor to a caller that keeps it open for ever; it stays recorded as hidden.
     pub fn into_inner(self) -> OwnedFd {
         let raw = self.0.as_raw_fd();
         std::mem::forget(self);
-        // SAFETY: it was this value's, which is gone without closing it.
+        // SAFETY: this value owned the descriptor, and is gone without closing it.
         unsafe { OwnedFd::from_raw_fd(raw) }
     }
 }
@@ -121,9 +122,10 @@ impl Drop for Hidden {
     }
 }
 
-/// Closes a descriptor by the system call itself: close(2) of libc may be the program's, see `front/preload`.
+/// Closes a descriptor by the system call itself: libc's close(2) may be replaced in the program,
+/// see `front/preload`.
 pub fn close(fd: OwnedFd) {
-    // SAFETY: it was owned, and is not used again.
+    // SAFETY: the descriptor was owned, and is not used again.
     unsafe { rustix::io::close(fd.into_raw_fd()) };
 }
 

@@ -1,33 +1,37 @@
-//! Sockets of the socket plane (SG-IOV) in a program: byte streams to other programs of the node through
-//! shared memory, which an engine introduces to each other and then leaves alone.
+//! Sockets of the socket plane (SG-IOV) in a program: byte streams to other programs of the node
+//! through shared memory. An engine introduces the programs to each other, and then takes no part.
 //!
-//! [`Family::attach`] says hello to the engine; [`Family::connect`], [`Family::listen`] and
+//! [`Family::attach`] attaches to the engine; [`Family::connect`], [`Family::listen`] and
 //! [`Family::accept`] ask it for connections. An [`Endpoint`] is one side of a connection:
-//! [`Endpoint::send`] and [`Endpoint::recv`] copy into and out of its FIFOs without a system call and never
-//! wait; [`Endpoint::wait`] polls for a while, if traffic was recent, and then sleeps on the endpoint's
-//! eventfd, which the program may also have in its own poll set, after [`Endpoint::arm`].
+//! [`Endpoint::send`] and [`Endpoint::recv`] copy into and out of its FIFOs without a system call
+//! and never wait; [`Endpoint::wait`] polls for a while, if traffic was recent, and then sleeps on
+//! the endpoint's eventfd. After [`Endpoint::arm`], a program may also have the eventfd in its own
+//! poll set.
 //!
-//! `libslipway.so` (`front/preload`) puts libc's socket functions on top of it.
+//! `libslipway.so` (`front/preload`) implements libc's socket functions with this crate.
 //!
-//! # Who shares what
-//! Processes that come of each other by fork(2) are a *family*: both halves' indices, locks and options of an
-//! open socket lie in a table that they share (`slipway_sgiov_spec::table`), and so belong to the open
-//! file description, as POSIX has it. A lock is a word with the holder's thread id; that of a holder who died is
-//! taken over. What is the process's own: the connection to the engine, and the mappings.
+//! # Sharing
+//! Processes that come of each other by fork(2) are a *family*. The indices of both halves, the
+//! locks and the options of an open socket lie in a table that the family shares
+//! (`slipway_sgiov_spec::table`), and so belong to the open file description, as POSIX demands. A
+//! lock is a word with the holder's thread id; the lock of a holder that died is taken over. Each
+//! process has its own connection to the engine and its own mappings.
 //!
 //! # Descriptors
-//! Those that a program does not know of are moved out of its way ([`hidden`]), so that it neither
-//! meets nor closes them.
+//! Descriptors that the program does not know of are moved to high numbers ([`hidden`]), so that it
+//! neither meets nor closes them.
 //!
 //! # Eventfds
-//! An endpoint sleeps on an eventfd, which the other side raises. With very many endpoints that would be most of what
-//! an idle one costs; then some share one ([`Endpoint::is_shared`]).
+//! An endpoint sleeps on an eventfd, which the other side raises. With very many endpoints, the
+//! eventfds would be most of an idle endpoint's cost; then some endpoints share one
+//! ([`Endpoint::is_shared`]).
 //!
 //! # When the engine dies
-//! All endpoints of the family are reset: whoever sleeps has the engine's connection in the poll set.
+//! All endpoints of the family are reset: every sleeping thread has the engine's connection in its
+//! poll set.
 //!
-//! Dependencies: `rustix` for system calls with no C library in between, since the C library's are what
-//! `front/preload` replaces.
+//! Dependencies: `rustix` for system calls without the C library, since `front/preload` replaces
+//! functions of the C library.
 #![allow(unsafe_code)] // a futex is half of a shared word; a lock that a fork holds
 
 mod connection;

@@ -1,10 +1,11 @@
-//! A lock that a fork can be held off with: in the child it can be opened by who did not take it.
+//! A lock that can be held across fork(2): in the child, a thread that did not take it can release
+//! it.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Guards what is touched for a moment: who finds it taken yields.
+/// A lock for short critical sections: a thread that finds it taken yields.
 #[derive(Default)]
 pub struct Lock<T> {
     taken: AtomicBool,
@@ -14,22 +15,22 @@ pub struct Lock<T> {
 // SAFETY: the value is reached by one holder at a time.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// A lock, held.
+/// Guard of a [`Lock`].
 pub struct Held<'a, T>(&'a Lock<T>);
 
 impl<T> Lock<T> {
-    /// Around `value`.
+    /// Makes a lock around `value`.
     pub const fn new(value: T) -> Self {
         Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// Takes it until the guard goes.
+    /// Takes the lock until the guard is dropped.
     pub fn hold(&self) -> Held<'_, T> {
         self.take();
         Held(self)
     }
 
-    /// Takes it without a guard: before fork(2).
+    /// Takes the lock without a guard: before fork(2).
     pub fn take(&self) {
         while self
             .taken
@@ -40,17 +41,17 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The value, for who took it without a guard.
+    /// Returns the value to a thread that took the lock without a guard.
     ///
     /// # Safety
-    /// The caller has taken it.
+    /// The caller has taken the lock.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn peek(&self) -> &mut T {
         // SAFETY: the caller's duty.
         unsafe { &mut *self.value.get() }
     }
 
-    /// After fork(2), for who took it, or its child.
+    /// Releases the lock after fork(2), in the parent or in the child.
     pub fn release(&self) {
         self.taken.store(false, Ordering::Release);
     }

@@ -1,26 +1,29 @@
-//! Whether a process's endpoints share eventfds (`slipway_sgiov_spec::control::Request::Share`).
+//! The decision whether a process's new endpoints share eventfds
+//! (`slipway_sgiov_spec::control::Request::Share`).
 //!
-//! An eventfd for each endpoint is the fastest, and with few endpoints the best. With many, eventfds are most of what idle
-//! ones cost, and who waits for many at a time does not mind that a few wake together. A thread for each endpoint
-//! would mind: where threads sleep on shared ones, each alone, new ones are not shared.
+//! An eventfd for each endpoint is the fastest, and with few endpoints the best. With many,
+//! eventfds are most of an idle endpoint's cost, and a thread that waits for many at a time does
+//! not mind that a few wake it together. A program with a thread for each endpoint would mind: if
+//! threads sleep on shared endpoints, each on one alone, new endpoints do not share.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Endpoints of a process that have an eventfd each, where `SLIPWAY_SOCKET_EVENTFDS` does not say.
+/// The most endpoints of a process with an eventfd each, unless `SLIPWAY_SOCKET_EVENTFDS` says
+/// otherwise.
 const FEW: u32 = 64;
-/// One in so many shared ones may be slept on alone.
+/// One in this many shared endpoints may have a thread that sleeps on it alone.
 const RARE: u32 = 8;
 
-/// Of one process.
+/// The counters of one process.
 #[derive(Default)]
 pub struct Sharing {
-    /// Endpoints that the process has.
+    /// Endpoints that the process holds.
     held: AtomicU32,
-    /// Those of them that share, and those that a thread has slept on.
+    /// Held endpoints that share, and shared endpoints that a thread has ever slept on alone.
     shared: AtomicU32,
     alone: AtomicU32,
-    /// What the engine was told.
+    /// The last value that the engine was told.
     told: AtomicBool,
 }
 
@@ -43,12 +46,12 @@ impl Sharing {
         self.shared.fetch_sub(shared.into(), Ordering::Relaxed);
     }
 
-    /// A thread sleeps on a shared endpoint for the first time.
+    /// Counts a shared endpoint on which a thread sleeps alone for the first time.
     pub fn slept_alone(&self) {
         self.alone.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What the engine is to be told now, if it is something new.
+    /// Returns whether new endpoints should share, if the engine must be told so now.
     pub fn changes(&self) -> Option<bool> {
         let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
         let few = few();

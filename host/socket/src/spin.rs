@@ -1,35 +1,36 @@
 //! How long it pays to poll before going to sleep.
 //!
-//! A wake-up costs tens of microseconds, so looking a little longer is worth it while the other side is
-//! busy too, and a waste when it is not. Each wait that ended while polling earns credit, each that did not
-//! costs some; without credit nobody polls, until sleeps turn out short again.
+//! A wake-up costs tens of microseconds, so polling a little longer is worth it while the other
+//! side is busy too, and a waste when it is not. A wait that ends while polling restores the
+//! credit, one that does not costs some; without credit nobody polls, until sleeps turn out short
+//! again.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Nanoseconds that are polled at most: longer than a sleeper needs to wake up, so that two who both slept
-/// find each other awake.
+/// The most nanoseconds to poll: longer than a sleeper needs to wake up, so that two sides that
+/// both slept find each other awake.
 const LONGEST: u64 = 100_000;
-/// A sleep that was shorter might have been polled through.
+/// Nanoseconds below which a sleep might have been polled through.
 const SHORT: u64 = 250_000;
-/// Waits that may fail before nobody polls.
+/// Consecutive waits that may fail before polling stops.
 const CREDIT: u32 = 6;
-/// Of so many short sleeps one earns a try.
+/// Consecutive short sleeps that earn one more attempt at polling.
 const TRY_AFTER: u32 = 8;
 
-/// Monotonic nanoseconds.
+/// Returns monotonic nanoseconds.
 #[inline]
 pub(crate) fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
-/// What was learnt about one thing that is waited for.
+/// The history of waiting for one thing.
 #[derive(Debug)]
 pub struct Spin {
     credit: AtomicU32,
     short: AtomicU32,
     slept: AtomicU64,
-    /// Since when somebody looks again and again, 0: nobody.
+    /// The time since when callers of [`Spin::again`] poll; 0 if none does.
     looking: AtomicU64,
 }
 
@@ -42,7 +43,8 @@ impl Default for Spin {
 }
 
 impl Spin {
-    /// Polls `ready` for as long as it seems worth it, at most `limit` nanoseconds. Whether it was.
+    /// Polls `ready` for as long as it seems worth it, at most `limit` nanoseconds. Returns whether
+    /// it was ready.
     pub fn until(&self, limit: u64, mut ready: impl FnMut() -> bool) -> bool {
         let credit = self.credit.load(Ordering::Relaxed);
         if credit == 0 {
@@ -63,13 +65,15 @@ impl Spin {
                 return ready();
             }
             if passed > 2_000 {
-                // The other side may want this very processor; which ones it may use nobody knows here.
+                // The other side may need this very processor; which ones it may use is unknown
+                // here.
                 rustix::thread::sched_yield();
             }
         }
     }
 
-    /// For who does other things between two looks: whether to look once more, rather than to sleep.
+    /// Returns whether to poll once more rather than to sleep, for callers that do other work
+    /// between two polls.
     pub fn again(&self) -> bool {
         let credit = self.credit.load(Ordering::Relaxed);
         if credit == 0 {
@@ -88,7 +92,7 @@ impl Spin {
         more
     }
 
-    /// What was looked for with [`Spin::again`], or slept for, is there.
+    /// Notes that a wait ended with success, after [`Spin::again`] or [`Spin::sleeps`].
     pub fn found(&self) {
         if self.looking.load(Ordering::Relaxed) != 0 {
             self.looking.store(0, Ordering::Relaxed);
@@ -100,12 +104,12 @@ impl Spin {
         }
     }
 
-    /// Sleep begins.
+    /// Notes that a sleep begins.
     pub fn sleeps(&self) {
         self.slept.store(now(), Ordering::Relaxed);
     }
 
-    /// Sleep ended with what was waited for.
+    /// Notes that a sleep ended with success.
     pub fn woke(&self) {
         let length = now().wrapping_sub(self.slept.load(Ordering::Relaxed));
         if length > SHORT {
@@ -148,7 +152,7 @@ mod tests {
         }
         assert_eq!(sleeps, CREDIT);
         assert!(!spin.again());
-        // Eight short ones one after the other, as soon as this thread has them.
+        // Eight consecutive short sleeps, as soon as this thread gets them.
         while !spin.again() {
             spin.sleeps();
             spin.found();

@@ -14,7 +14,7 @@ thread_local! {
     static THREAD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// This thread's id, as it stands in a lock.
+/// Returns this thread's id, as locks hold it.
 #[inline]
 pub(crate) fn thread() -> u32 {
     let known = THREAD.get();
@@ -26,18 +26,18 @@ pub(crate) fn thread() -> u32 {
     id
 }
 
-/// In the child of a fork: the thread has another id now.
+/// Forgets the cached thread id, in the child of a fork, whose thread has another one.
 pub fn forget_thread() {
     THREAD.set(0);
 }
 
-/// Whether nobody has the thread id `id`.
+/// Returns whether no thread has the id `id`.
 pub(crate) fn is_gone(id: u32) -> bool {
     let pid = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw);
     pid.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH))
 }
 
-/// The family's table, mapped.
+/// The mapped table of a family.
 pub struct Table {
     words: Lasting,
     entries: usize,
@@ -45,10 +45,10 @@ pub struct Table {
 }
 
 impl Table {
-    /// The table in `file`.
+    /// Maps the table in `file`.
     ///
     /// # Errors
-    /// `InvalidData`: it is none, or of another version.
+    /// `InvalidData`: the file is no table, or one of another version.
     pub fn open(file: OwnedFd) -> std::io::Result<Self> {
         let words = Lasting::of(file)?;
         let word = |at: usize| words.words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
@@ -63,17 +63,17 @@ impl Table {
         Ok(Self { words, entries, links })
     }
 
-    /// Links that there can be at a time.
+    /// Returns the number of links that can exist at a time.
     pub(crate) fn links(&self) -> usize {
         self.links
     }
 
-    /// Whether there is such an entry.
+    /// Returns whether the table has the entry.
     pub(crate) fn has(&self, entry: u64) -> bool {
         entry < self.entries as u64
     }
 
-    /// The words of an entry.
+    /// Returns the words of an entry.
     #[inline]
     pub(crate) fn entry(&self, entry: usize) -> &[AtomicU64; entry::WORDS] {
         let at = (layout::ENTRIES + entry * layout::ENTRY) / 8;
@@ -81,14 +81,15 @@ impl Table {
         words.try_into().unwrap_or_else(|_| unreachable!("a slice of that length"))
     }
 
-    /// The bits of a link's regions.
+    /// Returns the allocation bitmap of a link's regions.
     #[inline]
     pub(crate) fn regions(&self, link: usize) -> &[AtomicU64] {
         let at = (layout::links(self.entries) + link * layout::LINK) / 8;
         &self.words.words()[at..at + Regions::WORDS]
     }
 
-    /// Leaves a signal for the engine. Whether the engine sleeps, and its bell is to be raised.
+    /// Leaves a signal for the engine. Returns whether the engine sleeps and its bell must be
+    /// raised.
     pub(crate) fn signal(&self, event: u64) -> bool {
         let words = self.words.words();
         if let Ok(_held) = lock(&words[layout::SIGNAL_LOCK / 8]) {
@@ -105,20 +106,20 @@ impl Table {
         } else {
             words[layout::OVERFLOW / 8].store(1, Ordering::Release);
         }
-        // The engine stores ASLEEP, then looks at the signals once more; here it is the other way round.
+        // Pairs with the engine, which stores ASLEEP and then looks at the signals once more.
         std::sync::atomic::fence(Ordering::SeqCst);
         let asleep = &words[layout::ASLEEP / 8];
         asleep.load(Ordering::Relaxed) == 1 && asleep.swap(0, Ordering::Relaxed) == 1
     }
 }
 
-/// The low half of a word, for a futex.
+/// Returns the low half of a word, for a futex.
 pub(crate) fn low_half(word: &AtomicU64) -> &AtomicU32 {
     // SAFETY: a word of 8 bytes has two of 4; both are only ever used as atomics of that size.
     unsafe { &*std::ptr::from_ref(word).cast::<AtomicU32>() }
 }
 
-/// A lock in the table, held.
+/// Guard of a lock in the table.
 pub(crate) struct Held<'a>(&'a AtomicU64);
 
 impl Drop for Held<'_> {
@@ -128,10 +129,10 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Takes a lock.
+/// Takes a lock in the table.
 ///
 /// # Errors
-/// `EDEADLK`: this very thread has it, since a signal handler came in between.
+/// `EDEADLK`: this very thread holds the lock, and a signal handler has interrupted it.
 #[inline]
 pub(crate) fn lock(word: &AtomicU64) -> Result<Held<'_>, Errno> {
     let me = u64::from(thread());
@@ -157,8 +158,9 @@ fn lock_slowly(word: &AtomicU64, me: u64, mut holder: u64) -> Result<Held<'_>, E
                 let _ = rustix::thread::nanosleep(&pause);
             }
         }
-        // The engine has it until it has given a page back, among programs that have no reason to fear each other. It is
-        // believed to be gone after some ten seconds, as where it does not answer.
+        // A holder whose low half is 0 is the engine, which holds the lock until it has given a
+        // page back, among programs that need not fear each other. After some ten seconds it counts
+        // as gone, as when it does not answer.
         let gone = || if holder as u32 == 0 { rounds >= 100_000 } else { is_gone(holder as u32) };
         let dead = rounds.is_multiple_of(1000) && holder != 0 && gone();
         let from = if dead { holder } else { 0 };

@@ -1,11 +1,13 @@
 //! Sleeping on an endpoint's eventfd, by any number of threads and processes.
 //!
-//! An eventfd that one empties wakes nobody else. So one of those who sleep, the leader, polls it, and the
-//! others sleep on a futex in the table: who emptied the eventfd changes the futex's word (the turn) and wakes
-//! them, and each looks for itself whether it was meant. Turn first, then arm, then sleep: a wake-up in between
-//! shows as another turn. A leader that was killed is missed within a second.
+//! Draining an eventfd wakes nobody else who sleeps on it. So one of the sleeping threads, the
+//! leader, polls the eventfd, and the others sleep on a futex in the table. A leader that drained
+//! the eventfd changes the futex's word (the turn) and wakes the others, and each checks for itself
+//! whether its condition holds. The order is: read the turn, then arm, then sleep. A wake-up in
+//! between shows as another turn. If a leader was killed, another thread notices within a second.
 //!
-//! An eventfd that several endpoints share nobody empties: each who sleeps on it waits for its edge ([`Edge`]).
+//! An eventfd that several endpoints share is never drained: each thread that sleeps on it waits
+//! for its edge ([`Edge`]).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -20,30 +22,30 @@ use crate::endpoint::{Endpoint, Half, option};
 use crate::spin::now;
 use crate::table::{is_gone, low_half, thread};
 
-/// Until when somebody waits.
+/// The time until which a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline(Option<u64>);
 
 impl Deadline {
-    /// For ever.
+    /// No limit.
     pub const NEVER: Self = Self(None);
 
-    /// So many nanoseconds from now.
+    /// Returns the deadline this many nanoseconds from now.
     pub fn after(nanoseconds: u64) -> Self {
         Self(Some(now().saturating_add(nanoseconds)))
     }
 
-    /// Monotonic nanoseconds.
+    /// Returns monotonic nanoseconds.
     pub fn now() -> u64 {
         now()
     }
 
-    /// Nanoseconds that are left; None: for ever.
+    /// Returns the nanoseconds that are left, or `None` for a deadline that never passes.
     pub fn left(self) -> Option<u64> {
         self.0.map(|until| until.saturating_sub(now()))
     }
 
-    /// Whether it has passed.
+    /// Returns whether the deadline has passed.
     pub fn has_passed(self) -> bool {
         self.left() == Some(0)
     }
@@ -57,7 +59,7 @@ fn timespec(nanoseconds: u64) -> Timespec {
 const SECOND: u64 = 1_000_000_000;
 
 impl Endpoint {
-    /// Waits until `half` may be worth another look: polls, then sleeps on `eventfd`.
+    /// Waits until another attempt at `half` may succeed: polls, then sleeps on `eventfd`.
     ///
     /// # Errors
     /// `EINTR`: a signal came. `EAGAIN`: the deadline has passed.
@@ -74,7 +76,7 @@ impl Endpoint {
         if self.arm(half, 1) || self.family.is_dead() {
             return Ok(());
         }
-        // Who may not be told looks often.
+        // Without a barrier on other processors, a wake-up may be missed: look often.
         let longest = if slipway_ring::cross::is_told_surely() { SECOND } else { SECOND / 1000 };
         let left = until.left().unwrap_or(longest).min(longest);
         if left == 0 {
@@ -112,7 +114,7 @@ impl Endpoint {
         slept
     }
 
-    /// Wakes those who sleep on the futex.
+    /// Wakes the threads that sleep on the futex.
     pub(crate) fn rouse(&self) {
         let turn = low_half(self.option(option::TURN));
         turn.fetch_add(1, Ordering::AcqRel);
@@ -128,7 +130,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Waits for `eventfd`, or the engine's end. Whether it was `eventfd`.
+    /// Waits for `eventfd`, or the engine's end. Returns whether `eventfd` is readable.
     fn watch(&self, eventfd: BorrowedFd<'_>, left: u64) -> Result<bool, Errno> {
         // SAFETY: see `Family::look`.
         let engine = unsafe { BorrowedFd::borrow_raw(self.family.descriptor()) };

@@ -1,4 +1,4 @@
-//! Connections between families, through an engine that does the least.
+//! Connections between families, through a minimal engine.
 #![allow(clippy::unwrap_used)]
 
 mod engine;
@@ -32,7 +32,7 @@ impl World {
         Family::attach(&self.path).unwrap()
     }
 
-    /// Two families and a connection between them.
+    /// Returns both ends of a connection between two families.
     fn pair(&self) -> (Opened, Opened) {
         let (server, client) = (self.family(), self.family());
         let here = Address::v4([127, 0, 0, 1], 0);
@@ -194,7 +194,7 @@ fn a_port_where_nobody_listens_is_not_ours() {
     assert!(matches!(family.connect(to, Address::ANY), Err(NotConnected::NotOurs)));
 }
 
-/// The child's copies count: only the last one's end is the stream's.
+/// The child's copies count: only the close of the last copy ends the stream.
 #[test]
 fn who_shares_an_endpoint_shares_its_end() {
     let world = World::new();

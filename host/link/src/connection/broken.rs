@@ -5,7 +5,7 @@ use slipway_warp::TransformError;
 
 use crate::handshake::{HandshakeError, errno};
 
-/// Why a connection ends.
+/// The reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     #[error("connection broken: {0}")]
@@ -30,13 +30,13 @@ pub(crate) enum Broken {
     Dropped,
     #[error("more connections than an engine has for a tenant")]
     Many,
-    /// Nobody needs it any more.
+    /// The connection has no streams and is not needed any more.
     #[error("not needed any more")]
     Idle,
 }
 
 impl Broken {
-    /// What a program is told that was about to connect.
+    /// Returns the error number that a program gets if it was waiting for the connection.
     pub(crate) fn errno(&self) -> u32 {
         let told = match self {
             Self::Handshake(error) => return errno(error),

@@ -1,4 +1,4 @@
-//! What the other side says: the handshake, then frames.
+//! The receiving half of a connection: the handshake, then the peer's frames.
 
 use std::os::fd::AsFd;
 
@@ -12,12 +12,12 @@ use crate::receiver::{Received, Receiver};
 use crate::sender::Sender;
 use crate::stream::{Phase, Stream};
 
-/// Frames that may wait to be sent: a peer that asks and does not listen gets no further.
+/// Frames that may wait to be sent: a peer that asks and does not read the answers gets no further.
 const WAITING: usize = 1 << 18;
-/// Streams that a peer may have asked for and the owner not answered, also those that the peer reset meanwhile: each is
-/// an event that waits.
+/// Streams that a peer may have asked for and the owner has not answered, including those that the
+/// peer has reset meanwhile: each is an event in the owner's queue.
 const UNANSWERED: usize = 1024;
-/// Credit that a peer may grant in all.
+/// The most unused credit that a peer may grant to a stream.
 const CREDIT: u64 = 1 << 40;
 
 impl Connection {
@@ -39,7 +39,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// The handshake is done.
+    /// Makes the connection ready for records after the handshake.
     fn begin(&mut self, session: Session, around: &mut Around<'_>) -> Result<(), Broken> {
         let Session { hello, sealer, opener, rest } = session;
         let engine = around.settings.engine_named(hello.engine.as_str());
@@ -56,12 +56,13 @@ impl Connection {
         let sender = Sender::new(sealer, around.settings.record, around.settings.rekey);
         let receiver = Receiver::new(opener, &rest);
         (self.state, self.receiver) = (State::Up(sender.into()), Some(receiver));
-        // What came with the handshake.
+        // Records that arrived together with the last bytes of the handshake.
         self.dispatch(around)?;
         Ok(())
     }
 
-    /// Takes what came, until it is `budget` bytes or more. Whether there was something.
+    /// Receives and dispatches until `budget` bytes or more have come. Returns whether anything
+    /// came.
     pub(crate) fn receive(
         &mut self,
         budget: usize,
@@ -89,9 +90,9 @@ impl Connection {
         }
     }
 
-    /// All frames of all records that are there.
+    /// Handles all frames of all complete records in the buffer.
     fn dispatch(&mut self, around: &mut Around<'_>) -> Result<(), Broken> {
-        // Taken out, so that its bytes can be lent while streams and frames change.
+        // The receiver is taken out so that its bytes can be lent while streams and frames change.
         let Some(mut receiver) = self.receiver.take() else { return Ok(()) };
         let done = self.dispatch_all(&mut receiver, around);
         self.receiver = Some(receiver);
@@ -116,7 +117,7 @@ impl Connection {
         Ok(())
     }
 
-    /// What a frame of the other side says.
+    /// Handles one frame of the peer.
     pub(crate) fn frame(
         &mut self,
         frame: Frame,
@@ -142,7 +143,8 @@ impl Connection {
         Ok(())
     }
 
-    /// A frame for a stream that is not there: it was, or the other side lies.
+    /// Accepts a frame for an unknown stream if that stream existed once. Any other number is a
+    /// violation.
     fn late(&self, number: u32) -> Result<(), Broken> {
         let own = number % 2 == self.next % 2;
         let was = if own { number < self.next } else { number <= self.last };
@@ -154,7 +156,7 @@ impl Connection {
         let open = Open::decode(body).filter(|_| theirs).ok_or(Broken::Frame)?;
         self.last = number;
         let full = self.streams.len() >= around.settings.streams;
-        // An engine speaks for its own programs only.
+        // An engine may name only addresses of its own programs as a source.
         let forged = around.settings.engine_of(&self.tenant, open.source.ip) != self.engine;
         let refused = match (forged, full || self.unanswered.len() >= UNANSWERED) {
             (true, _) => Some(Errno::ADDRNOTAVAIL),
@@ -210,7 +212,7 @@ impl Connection {
                 }
             }
             Kind::Fin => stream.ended = true,
-            // As TCP: who sends to a program that is gone learns of it.
+            // As in TCP, data for a program that is gone is answered by a reset.
             _ if stream.left => {
                 self.break_off(frame.stream, around);
                 return Ok(());
@@ -236,7 +238,8 @@ mod tests {
     use crate::logs::Logs;
     use crate::settings::{Peer, Settings};
 
-    /// Streams that are asked for and reset at once, or with another engine's address, are no work for the owner.
+    /// Streams that are opened and reset at once, or opened with another engine's address, do not
+    /// pile up as work for the owner.
     #[test]
     fn an_engine_asks_for_so_much_before_it_is_answered_and_for_its_own_programs() {
         let mut settings = Settings::for_tests();
@@ -260,7 +263,7 @@ mod tests {
         assert_eq!(asked, UNANSWERED);
         connection.refuse(1, 111, now);
         assert_eq!(ask(&mut connection, &settings, 4001), UNANSWERED + 1);
-        // With another engine's address.
+        // An open with another engine's address as its source.
         connection.refuse(3, 111, now);
         settings.engine = toml::from_str::<HashMap<String, Vec<Peer>>>(
             "engine = [{ name = 'a', at = '127.0.0.1:1', addresses = ['::/0'] }]",
@@ -273,7 +276,8 @@ mod tests {
         assert_eq!(ask(&mut connection, &settings, 4005), UNANSWERED + 2);
     }
 
-    /// What a hostile engine says after an honest beginning, and what becomes of it.
+    /// Plays `frames` of a hostile engine after a valid beginning. Returns the bytes held beside
+    /// FIFOs.
     fn after_open(frames: &[(Kind, u32, u64, &[u8])]) -> Result<usize, Broken> {
         let settings = Settings::for_tests();
         let now = Instant::now();
@@ -298,19 +302,20 @@ mod tests {
         let open: &[u8] = &[0; 48];
         let window = Settings::for_tests().window as usize;
         for frames in [
-            // A number of this side's, one used before, one that never was.
+            // A number of this side, one used before, one never used.
             &[(Kind::Open, 6, 0, open)][..],
             &[(Kind::Open, 3, 0, open)],
             &[(Kind::Open, 5, 0, open)],
             &[(Kind::Data, 7, 1, &[1])],
             &[(Kind::Reset, 4, 0, &[])],
-            // To a stream that it opened and that nobody accepted, and an answer from the wrong side.
+            // Frames to a stream that the peer opened and nobody accepted, and an answer from the
+            // wrong side.
             &[(Kind::Data, 5, 1, &[1])],
             &[(Kind::Credit, 5, 1, &[])],
             &[(Kind::Accepted, 5, 0, &[])],
             &[(Kind::Accepted, 2, 0, &[])],
             &[(Kind::Refused, 2, 111, &[])],
-            // After its end; more credit than there is anything for; more bytes than credit.
+            // Frames after the end, more credit than the limit, more bytes than credit.
             &[(Kind::Fin, 2, 0, &[]), (Kind::Data, 2, 1, &[1])],
             &[(Kind::Fin, 2, 0, &[]), (Kind::Fin, 2, 0, &[])],
             &[(Kind::Credit, 2, 1 << 40, &[])],
@@ -320,7 +325,7 @@ mod tests {
             assert!(after_open(frames).is_err(), "{:?}", &frames[0].0);
         }
         assert_eq!(after_open(&[(Kind::Data, 2, 1, &vec![1; window])]).unwrap(), window);
-        // Last words may cross.
+        // Frames may cross a reset or a refusal.
         assert!(after_open(&[(Kind::Reset, 2, 0, &[]), (Kind::Data, 2, 1, &[1])]).is_ok());
         assert!(after_open(&[(Kind::Open, 9, 0, open), (Kind::Credit, 7, 1, &[])]).is_ok());
     }

@@ -1,7 +1,7 @@
 //! One connection: another engine, a tenant, and their streams.
 //!
-//! What the engine asks of its streams is in `streams`, what the other side says in `incoming`, what is sent in
-//! `outgoing` (and there which stream is next), what is due by the clock in `time`.
+//! The module `streams` has the engine's operations on streams, `incoming` the handling of the
+//! peer's frames, `outgoing` the sending and the choice of the next stream, `time` the timers.
 
 mod broken;
 mod incoming;
@@ -25,7 +25,7 @@ use crate::stream::Stream;
 
 pub(crate) use broken::Broken;
 
-/// What a connection sees of its engine.
+/// The parts of its engine that a connection uses.
 pub(crate) struct Around<'a> {
     pub(crate) now: Instant,
     pub(crate) settings: &'a Settings,
@@ -33,32 +33,32 @@ pub(crate) struct Around<'a> {
     pub(crate) logs: &'a mut Logs,
 }
 
-/// What a connection did.
+/// Counters of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Report {
     /// The other engine; empty during a handshake that it began.
     pub engine: String,
-    /// The tenant; as above.
+    /// The tenant; empty during a handshake that the other engine began.
     pub tenant: String,
     /// Streams.
     pub streams: usize,
-    /// Bytes given to the socket: records, with all that belongs to them.
+    /// Bytes given to the socket: records with headers and tags.
     pub sent: u64,
-    /// Bytes taken from it.
+    /// Bytes taken from the socket.
     pub received: u64,
     /// Generation of the key that is sealed under: how often it was replaced.
     pub generation: u32,
-    /// Time that the engine's core was busy with it.
+    /// Time that the engine's core was busy with this connection.
     pub busy: Duration,
 }
 
 enum State {
-    /// Between two others.
+    /// Placeholder while one state is replaced by another.
     None,
     /// The socket is not connected yet.
     Connecting(Box<Handshake>),
     Handshake(Box<Handshake>),
-    /// Records go.
+    /// The handshake is done, and records flow.
     Up(Box<Sender>),
 }
 
@@ -71,7 +71,7 @@ impl State {
     }
 }
 
-/// What its socket is to be watched for.
+/// The events that epoll should watch for on a connection's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interest {
     pub(crate) read: bool,
@@ -82,11 +82,11 @@ pub(crate) struct Connection {
     key: u32,
     pub(crate) socket: OwnedFd,
     state: State,
-    /// There since the handshake is done.
+    /// `Some` once the handshake is done.
     receiver: Option<Receiver>,
     coalescing: Coalescing,
     pub(crate) engine: Option<usize>,
-    /// Whose address it came from, if the other side began it.
+    /// The address that the peer connected from, if the peer began the connection.
     pub(crate) from: Option<Network>,
     pub(crate) tenant: String,
     since: Instant,
@@ -94,33 +94,36 @@ pub(crate) struct Connection {
     streams: HashMap<u32, Stream>,
     /// Number of the next stream that this side opens.
     next: u32,
-    /// Number of the last one that the other side opened.
+    /// Number of the last stream that the other side opened.
     last: u32,
-    /// Bytes that a stream may send at once, over there.
+    /// Initial credit of a stream: bytes that the peer accepts before it grants more.
     window: u32,
     hot: VecDeque<u32>,
-    /// Those that nothing was found of for a while.
+    /// Streams that had nothing to do for a while and are about to stop being polled.
     cooling: Vec<u32>,
     resting: VecDeque<(Instant, u32)>,
     /// Streams that this side asks for, and when they are given up.
     asking: VecDeque<(Instant, u32)>,
-    /// Streams that the other side asked for and the owner has not answered, also those that are no more.
+    /// Streams that the other side asked for and the owner has not answered, including ended ones.
     unanswered: HashSet<u32>,
-    /// When something was heard last, when a ping was sent, since when there are no streams.
+    /// The last time that something was received, the last ping, and the time since when there are
+    /// no streams.
     heard: Instant,
     pinged: Instant,
     emptied: Instant,
-    /// The other side opens no stream here any more; this one does not.
+    /// The peer opens no stream here any more (`away`); this side opens none (`leaving`).
     away: bool,
     leaving: bool,
-    /// Its tenant has sent enough until then.
+    /// The connection must not send before this time: its tenant has sent enough, or its way is
+    /// busy.
     pub(crate) held: Option<Instant>,
     pub(crate) busy: Duration,
     pub(crate) interest: Option<Interest>,
 }
 
 impl Connection {
-    /// A socket that connects, or is connected, and what begins there. `connects`: this side did.
+    /// Makes a connection of a socket and its handshake. `connects` is the engine and the tenant if
+    /// this side connects, `None` if it accepted.
     pub(crate) fn new(
         key: u32,
         socket: OwnedFd,
@@ -168,7 +171,7 @@ impl Connection {
         }
     }
 
-    /// One whose handshake is done, with a peer that is never heard.
+    /// Makes a connection whose handshake is done, with a peer that never sends.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn for_tests(socket: OwnedFd, settings: &Settings, now: Instant) -> Self {
         let secret = slipway_warp::Secret::derive(&[7; 32], &[]);
@@ -179,7 +182,7 @@ impl Connection {
         Self { receiver: Some(Receiver::new(opener, &[])), window: settings.window, ..up }
     }
 
-    /// Bytes that wait beside FIFOs.
+    /// Returns the bytes that wait beside FIFOs.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn held(&self) -> usize {
         self.streams.values().map(Stream::held).sum()
@@ -193,7 +196,7 @@ impl Connection {
         matches!(self.state, State::Up(_))
     }
 
-    /// Whether this side began it.
+    /// Returns whether this side began the connection.
     pub(crate) fn is_own(&self) -> bool {
         self.next % 2 == 1
     }
@@ -223,14 +226,14 @@ impl Connection {
         report
     }
 
-    /// Whether there may be something to send, and the socket takes it.
+    /// Returns whether there may be something to send and the socket takes it.
     pub(crate) fn wants_to_send(&self, writable: bool) -> bool {
         let State::Up(sender) = &self.state else { return false };
         let free = (!sender.blocked || writable) && self.held.is_none();
         free && (!self.hot.is_empty() || !self.frames.is_empty() || sender.is_due())
     }
 
-    /// Whether the socket took no more.
+    /// Returns whether the socket's send buffer is full.
     pub(crate) fn is_blocked(&self) -> bool {
         matches!(&self.state, State::Up(sender) if sender.blocked)
     }

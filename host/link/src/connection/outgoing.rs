@@ -1,4 +1,4 @@
-//! What a connection sends: which stream is next, and what of it goes into the record.
+//! The sending half of a connection: which stream is next, and how much of it goes into the record.
 
 use std::os::fd::AsFd;
 
@@ -14,10 +14,10 @@ use crate::sender::Sender;
 use crate::settings::Settings;
 use crate::stream::{Found, Phase, Stream};
 
-/// Looks at a stream that find nothing before it is to tell by itself.
+/// Polls of a stream that find nothing before its program is asked to signal instead.
 const LOOKS: u8 = 64;
 
-/// What came of serving a stream.
+/// The result of serving a stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Served {
     Something,
@@ -29,8 +29,8 @@ enum Served {
 }
 
 impl Connection {
-    /// Fills records with what streams have, seals and sends them, until it is `budget` bytes or more. Whether there
-    /// was something.
+    /// Fills records with the bytes of streams, seals and sends them, until `budget` bytes or more
+    /// were sent. Returns whether there was something to do.
     pub(crate) fn send(&mut self, budget: usize, around: &mut Around<'_>) -> Result<bool, Broken> {
         let (mut worked, mut sent) = (false, 0);
         loop {
@@ -48,7 +48,8 @@ impl Connection {
         }
     }
 
-    /// Serves each hot stream once, as far as there is room. Whether there was something.
+    /// Serves each hot stream once, as far as there is room. Returns whether any stream had
+    /// something to do.
     fn fill(&mut self, around: &mut Around<'_>) -> Result<bool, Broken> {
         let mut some = false;
         for _ in 0..self.hot.len() {
@@ -104,14 +105,16 @@ impl Connection {
         }
     }
 
-    /// A look found nothing: the stream is looked at again, or tells by itself from now on.
+    /// Keeps an idle stream hot for some more polls, then moves it to `cooling`, where its program
+    /// is asked to signal.
     fn cool(&mut self, number: u32) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
         stream.idle = stream.idle.saturating_add(1);
         if stream.idle <= LOOKS { self.hot.push_back(number) } else { self.cooling.push(number) }
     }
 
-    /// Has those streams ask to be told that nothing was found of for a while. True: a barrier is due, one for all.
+    /// Asks the programs of all cooling streams to signal. Returns whether a barrier is due, one
+    /// for all of them.
     fn wish(&mut self, around: &mut Around<'_>) -> bool {
         let mut due = false;
         for at in 0..self.cooling.len() {
@@ -125,7 +128,8 @@ impl Connection {
         due
     }
 
-    /// After the barrier, if one was due: those that something is there of are hot still.
+    /// Decides about the cooling streams, after the barrier if one was due: those with something to
+    /// do stay hot.
     fn settle(&mut self, around: &mut Around<'_>) {
         for number in std::mem::take(&mut self.cooling) {
             let Some(stream) = self.streams.get_mut(&number) else { continue };
@@ -143,22 +147,23 @@ impl Connection {
         }
     }
 
-    /// Whether nothing can be sent, whatever streams have.
+    /// Returns whether nothing can be sent, whatever the streams have.
     fn is_held_up(&self) -> bool {
         !matches!(&self.state, State::Up(sender) if !sender.blocked) || self.held.is_some()
     }
 
-    /// Bytes given to the socket.
+    /// Returns the number of bytes given to the socket.
     pub(crate) fn sent(&self) -> u64 {
         if let State::Up(sender) = &self.state { sender.bytes } else { 0 }
     }
 
-    /// Bytes taken from it.
+    /// Returns the number of bytes taken from the socket.
     pub(crate) fn received(&self) -> u64 {
         self.receiver.as_ref().map_or(0, |receiver| receiver.bytes)
     }
 
-    /// Has all streams ask to be told. True: a barrier is due. [`Connection::rested`] is in any case.
+    /// Asks the programs of all streams to signal. Returns whether a barrier is due.
+    /// [`Connection::rested`] must follow in any case.
     pub(crate) fn rest(&mut self, around: &mut Around<'_>) -> bool {
         if self.is_held_up() {
             return false;
@@ -167,7 +172,7 @@ impl Connection {
         self.wish(around)
     }
 
-    /// Whether nothing is left to be done now.
+    /// Returns whether nothing is left to be done now. Follows [`Connection::rest`].
     pub(crate) fn rested(&mut self, around: &mut Around<'_>) -> bool {
         if self.is_held_up() {
             return true;
@@ -176,8 +181,8 @@ impl Connection {
         self.hot.is_empty() && self.frames.is_empty()
     }
 
-    /// Has the hot streams ask to be told, for a short sleep: they are looked at after it, told or not, and so stay
-    /// hot.
+    /// Asks the programs of the hot streams to signal, for a short sleep. The streams stay hot and
+    /// are polled after the sleep, with or without a signal.
     pub(crate) fn doze(&mut self, around: &mut Around<'_>) {
         for at in 0..self.hot.len() {
             let number = self.hot[at];
@@ -188,7 +193,7 @@ impl Connection {
         }
     }
 
-    /// Whether nothing is left to be done now.
+    /// Returns whether nothing is left to be done now. Follows [`Connection::doze`].
     pub(crate) fn dozes(&mut self, around: &mut Around<'_>) -> bool {
         if self.is_held_up() {
             return true;
@@ -206,7 +211,8 @@ impl Connection {
     }
 }
 
-/// Passes on what came for `stream`, grants what it has room for, and sends what it has.
+/// Passes on bytes that arrived for `stream`, grants credit for the room that it has, and sends its
+/// bytes.
 fn serve(
     stream: &mut Stream,
     number: u32,

@@ -1,4 +1,4 @@
-//! What the engine asks of a connection's streams.
+//! Operations of the engine on a connection's streams.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::links::{Ended, Event, StreamId};
 use crate::stream::{End, Phase, Stream};
 
 impl Connection {
-    /// Opens a stream. None: there are as many as there may be, or no numbers left.
+    /// Opens a stream. Returns `None` if there are as many streams as allowed, or no numbers left.
     pub(crate) fn open(&mut self, open: Open, around: &Around<'_>) -> Option<StreamId> {
         let number = self.next;
         if self.streams.len() >= around.settings.streams {
@@ -27,14 +27,16 @@ impl Connection {
         Some(self.id(number))
     }
 
-    /// A stream comes to a connection that may have been silent for long.
+    /// Restarts the silence timers when the first stream comes to a connection that may have been
+    /// silent for long.
     pub(super) fn occupy(&mut self, now: Instant) {
         if self.streams.is_empty() {
             (self.heard, self.pinged) = (now, now);
         }
     }
 
-    /// Gives the end back when there is no such stream any more.
+    /// Attaches the local FIFO's end to a stream. Returns `end` as the error if there is no such
+    /// stream any more.
     pub(crate) fn attach(&mut self, number: u32, end: End) -> Result<(), End> {
         self.unanswered.remove(&number);
         let Some(stream) = self.streams.get_mut(&number) else { return Err(end) };
@@ -55,7 +57,7 @@ impl Connection {
         }
     }
 
-    /// Looks at the stream in the turns to come.
+    /// Marks the stream for polling in the next turns.
     pub(crate) fn heat(&mut self, number: u32) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
         stream.idle = 0;
@@ -65,11 +67,11 @@ impl Connection {
         }
     }
 
-    /// The local program has let go of the stream.
+    /// Handles that the local program has closed the stream.
     pub(crate) fn leave(&mut self, number: u32, around: &mut Around<'_>) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
         stream.left = true;
-        // As TCP: who goes without having read all breaks off.
+        // As in TCP, closing with unread bytes resets the stream.
         if stream.phase != Phase::Open || stream.is_unread() {
             self.break_off(number, around);
         } else {
@@ -77,7 +79,7 @@ impl Connection {
         }
     }
 
-    /// Ends the stream here and there.
+    /// Ends the stream on both sides.
     pub(crate) fn break_off(&mut self, number: u32, around: &mut Around<'_>) {
         let Some(stream) = self.streams.get(&number) else { return };
         match stream.phase {
@@ -90,7 +92,7 @@ impl Connection {
         self.drop_stream(number, Ended::Reset, around);
     }
 
-    /// Ends the stream here.
+    /// Ends the stream on this side only.
     pub(super) fn drop_stream(&mut self, number: u32, ended: Ended, around: &mut Around<'_>) {
         if let Some(stream) = self.forget(number, around.now) {
             if ended != Ended::Finished {
@@ -110,7 +112,7 @@ impl Connection {
         stream
     }
 
-    /// The end of all its streams.
+    /// Ends all streams of the connection.
     pub(crate) fn end(&mut self, broken: &Broken, around: &mut Around<'_>) {
         let numbers: Vec<u32> = self.streams.keys().copied().collect();
         for number in numbers {
@@ -120,7 +122,7 @@ impl Connection {
         }
     }
 
-    /// The local program spoiled its FIFO, or broke it off.
+    /// Ends a stream whose FIFO the local program spoiled or reset.
     pub(super) fn fail(&mut self, number: u32, error: cross::Error, around: &mut Around<'_>) {
         if error == cross::Error::Spoiled {
             let what = format!("tenant {}: {error}", self.tenant);

@@ -1,4 +1,4 @@
-//! What is due by the clock.
+//! Work of a connection that is due by the clock.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,16 @@ use crate::links::Ended;
 use crate::settings::Settings;
 use crate::stream::Phase;
 
-/// After so long without a byte an empty FIFO gives up its memory.
+/// The idle time after which an empty FIFO gives up its memory.
 pub(super) const REST: Duration = Duration::from_secs(1);
 
-/// How long it may take, with connecting and the handshake, until the other side says whether it takes a stream. Less
-/// than a program waits for its engine: another engine that does not answer is not to look like this one's end.
+/// Time until the other side must have accepted or refused a stream, with connecting and the
+/// handshake. Less than a program waits for its engine: another engine that does not answer must
+/// not look like the end of this one.
 pub(super) const ANSWER: Duration = Duration::from_secs(8);
 
 impl Connection {
-    /// Does what is due by the clock.
+    /// Does all work that is due by the clock.
     pub(crate) fn tend(&mut self, around: &mut Around<'_>) -> Result<(), Broken> {
         let (now, settings) = (around.now, around.settings);
         self.give_up(around);
@@ -67,8 +68,9 @@ impl Connection {
         }
     }
 
-    /// Without streams: a connection that was not used for long is left, and ends when the other side leaves it
-    /// too. (A stream of its own may be on its way.)
+    /// Ends a connection without streams. Sends GoAway after the linger time, and ends the
+    /// connection once the peer has sent GoAway, too, or after another linger time: the peer may
+    /// have opened a stream before it saw ours.
     fn part(&mut self, now: Instant, settings: &Settings) -> Result<(), Broken> {
         let due = now >= self.emptied + settings.linger();
         if self.away || due && self.leaving {
@@ -81,7 +83,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether streams may be opened here.
+    /// Returns whether this side may open streams on the connection.
     pub(crate) fn is_open(&self) -> bool {
         !self.away && !self.leaving
     }
@@ -98,17 +100,18 @@ impl Connection {
         }
     }
 
-    /// Whether what the socket has is to be taken now, be it little.
+    /// Returns whether the bytes in the socket must be received now, however few.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.coalescing.until().is_some_and(|until| until <= now)
     }
 
-    /// Whether what is left in the socket is left there until there is more.
+    /// Returns whether the socket is left unread until more bytes are there.
     pub(crate) fn coalesces(&self) -> bool {
         self.coalescing.waits()
     }
 
-    /// When [`Connection::tend`] has something to do, or [`Connection::receive`] unless it has earlier.
+    /// Returns when [`Connection::tend`] or [`Connection::receive`] must be called even if nothing
+    /// happens.
     pub(crate) fn deadline(&self, settings: &Settings) -> Option<Instant> {
         let asking = self.asking.front().map(|(when, _)| *when);
         if !self.is_up() {

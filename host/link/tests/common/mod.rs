@@ -19,7 +19,7 @@ pub fn openssl(dir: &Path, words: &str) {
     assert!(done.status.success(), "openssl {words}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// An authority.
+/// Makes an authority.
 pub fn authority(dir: &Path, name: &str) {
     openssl(
         dir,
@@ -30,11 +30,12 @@ pub fn authority(dir: &Path, name: &str) {
     );
 }
 
-/// A certificate of `authority` for `name`, in files called `file`, valid from and to the days that openssl is told.
+/// Makes a certificate of `authority` for `name`, in files called `file`, valid for the days that
+/// are given to openssl.
 pub fn certificate(dir: &Path, authority: &str, name: &str, file: &str, days: &str) {
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     openssl(dir, &format!("req -new {key} -keyout {file}.key -out {file}.csr -subj /CN={name}"));
-    // `openssl ca`, as only it lets every version choose the days.
+    // `openssl ca`: no other command lets every version choose the days.
     let database = dir.join(format!("{file}.db"));
     std::fs::write(&database, "").unwrap();
     let config = format!(
@@ -52,15 +53,16 @@ pub fn certificate(dir: &Path, authority: &str, name: &str, file: &str, days: &s
     );
 }
 
-/// An authority `ca` and certificates for `left` and `right`.
+/// Makes an authority `ca` and certificates for `left` and `right`.
 pub fn certificates(dir: &Path) {
     authority(dir, "ca");
     certificate(dir, "ca", "left", "left", "-days 2");
     certificate(dir, "ca", "right", "right", "-days 2");
 }
 
-/// Settings of `name`, whose only other engine is at `at`, with everything in 10.`net`.0.0/16. A busy machine may leave a
-/// test without a processor for seconds, which is no silence.
+/// Returns settings of `name`, whose only peer `other` is at `at` and has all addresses in
+/// 10.`net`.0.0/16. The silence limit is long: a busy machine may leave a test without a processor
+/// for seconds.
 pub fn settings(dir: &Path, name: &str, other: &str, at: &str, net: u8) -> Settings {
     let dir = dir.display();
     toml::from_str(&format!(
@@ -100,7 +102,7 @@ impl Memory {
         Self { arena, engine: zeros(Regions::WORDS), programs: zeros(Regions::WORDS), next: 0 }
     }
 
-    /// A program's socket, and the engine's end of it.
+    /// Returns a program's socket, and the engine's end of it.
     pub fn socket(&mut self) -> (Program, End) {
         let number = self.next;
         self.next += 1;
@@ -120,14 +122,14 @@ impl Memory {
         Program { arena, regions, number, words: Default::default(), bell }
     }
 
-    /// The program's side of socket `number`, which has not moved a byte yet.
+    /// Returns the program's side of socket `number`, which has not moved a byte yet.
     pub fn program(&self, number: u32) -> Program {
         let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
         self.of(number, bell)
     }
 }
 
-/// What a program does with its socket.
+/// The program's side of a socket.
 pub struct Program {
     pub arena: Arena,
     regions: Arc<[AtomicU64]>,
@@ -143,7 +145,7 @@ impl Program {
         Stream::new(&self.arena, self.number, Side::Zero, out, into)
     }
 
-    /// How many bytes went; the engine is to be told when it asked to be.
+    /// Returns how many bytes were written; calls `tell` if the engine asked for a signal.
     pub fn write(&self, bytes: &[u8], tell: impl FnMut()) -> Result<usize, Error> {
         let regions = Regions::new(&self.regions, self.arena.shape());
         self.stream().write(bytes, 512 << 10, regions, tell)
@@ -166,7 +168,7 @@ impl Program {
     }
 }
 
-/// An engine with the events that it told of.
+/// An engine, and the events that it has reported.
 pub struct Engine {
     pub links: Links,
     pub memory: Memory,
@@ -199,7 +201,7 @@ impl Engine {
     }
 }
 
-/// Both engines go on until `done`, or for far too long.
+/// Runs both engines until `done`; panics after a minute.
 pub fn until(
     left: &mut Engine,
     right: &mut Engine,
@@ -215,14 +217,14 @@ pub fn until(
     }
 }
 
-/// Two engines over loopback.
+/// Starts two engines over loopback.
 pub fn two(dir: &Path) -> (Engine, Engine) {
     let right = Engine::new(right(dir, "127.0.0.1:1"));
     let left = Engine::new(left(dir, &right.at()));
     (left, right)
 }
 
-/// A stream between two programs, one at each engine.
+/// Opens a stream between two programs, one at each engine.
 pub fn joined(left: &mut Engine, right: &mut Engine) -> (Joined, Joined) {
     joined_for(left, right, "blue")
 }
@@ -241,7 +243,7 @@ pub fn joined_for(left: &mut Engine, right: &mut Engine, tenant: &str) -> (Joine
 
 pub type Joined = (Program, StreamId);
 
-/// Byte `at` of the stream numbered `seed`.
+/// Returns byte `at` of the stream numbered `seed`.
 pub fn pattern(seed: u64, at: u64) -> u8 {
     let mixed = (at / 8 + (seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> (at % 8 * 8)) as u8

@@ -1,8 +1,9 @@
 //! The sockets of a network's name server.
 //!
-//! What a sandbox may use is bounded: so many questions under way to the host's resolvers, so many
-//! connections, so long for each, and of each a share that leaves something for the others. What is more is
-//! dropped, as a busy server would.
+//! The resources of a sandbox are limited: the number of queries in flight to the host's resolvers,
+//! the number of connections, the time for each, and the sandbox's share of each number, which
+//! leaves something for the others. The server drops queries and connections beyond that, as a busy
+//! server would.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -20,14 +21,14 @@ use crate::shares::Shares;
 use crate::sockets::{self, Kind};
 use crate::{Error, Result};
 
-/// Questions under way to the host's resolvers, for each network; see [`Shares`].
+/// The most queries in flight to the host's resolvers, for each network; see [`Shares`].
 const UNDER_WAY: usize = 512;
-/// Connections, for each network; likewise.
+/// The most connections, for each network; see [`Shares`].
 const CONNECTIONS: usize = 128;
-/// How long a connection may say nothing.
+/// The longest time to wait for the next query of a connection, and for room for an answer.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// A network's name server. It ends when it is dropped, with all that it was about.
+/// A network's name server. Dropping it ends all of its tasks.
 pub struct Server {
     zone: Arc<ArcSwap<Zone>>,
     tasks: JoinSet<()>,
@@ -41,11 +42,11 @@ struct Shared {
 }
 
 impl Server {
-    /// Serves `zone` at these addresses, on the runtime `on`; `resolv_conf` names who is asked for
-    /// other names.
+    /// Serves `zone` at these addresses, on the runtime `on`. The file `resolv_conf` names the
+    /// resolvers that are asked for other names.
     ///
     /// # Errors
-    /// [`Error::Host`]: an address is not there, or somebody else listens on it.
+    /// [`Error::Host`]: the host does not have an address, or another program listens on it.
     pub fn start(
         addresses: &[SocketAddr],
         zone: Zone,
@@ -73,12 +74,12 @@ impl Server {
         Ok(Self { zone, tasks })
     }
 
-    /// Ends it: on return its addresses are free.
+    /// Ends the server: on return its addresses are free.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
     }
 
-    /// From now on these are the names.
+    /// Replaces the zone.
     pub fn set(&self, zone: Zone) {
         self.zone.store(Arc::new(zone));
     }
@@ -92,12 +93,13 @@ impl Shared {
 
 async fn datagrams(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
     let mut buffer = vec![0; MAX_UDP];
-    // They end with this task.
+    // These tasks end with this one.
     let mut questions = JoinSet::new();
     loop {
         while questions.try_join_next().is_some() {}
         let Ok((length, client)) = socket.recv_from(&mut buffer).await else {
-            // An error that the network reported of an earlier answer; or none that goes away.
+            // Either an error that the network reported about an earlier answer, or a permanent
+            // one.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
@@ -111,7 +113,8 @@ async fn datagrams(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
             Answer::Forward => {
                 let Some(share) = shared.under_way.take(client.ip()) else { continue };
                 let asking = forward(shared.resolv_conf.clone(), query.to_vec());
-                // Who waits for an answer does not keep the address from the next server.
+                // A weak reference: a query in flight must not keep the address from the next
+                // server.
                 let socket: Weak<UdpSocket> = Arc::downgrade(&socket);
                 questions.spawn(async move {
                     let reply = asking.await;
@@ -125,7 +128,7 @@ async fn datagrams(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
     }
 }
 
-/// What the host's resolvers say to a question that came by UDP.
+/// Returns the reply of the host's resolvers to a query that came by UDP.
 async fn forward(resolv_conf: PathBuf, query: Vec<u8>) -> Vec<u8> {
     let servers = upstream::servers(&resolv_conf).await;
     let reply = upstream::ask(&servers, &query).await;
@@ -133,12 +136,12 @@ async fn forward(resolv_conf: PathBuf, query: Vec<u8>) -> Vec<u8> {
 }
 
 async fn streams(shared: Arc<Shared>, listener: TcpListener) {
-    // They end with this task.
+    // These tasks end with this one.
     let mut conversations = JoinSet::new();
     loop {
         while conversations.try_join_next().is_some() {}
         let Ok((stream, client)) = listener.accept().await else {
-            // No descriptors left, most likely.
+            // No descriptors are left, most likely.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -148,14 +151,14 @@ async fn streams(shared: Arc<Shared>, listener: TcpListener) {
         let Some(share) = shared.connections.take(client.ip()) else { continue };
         let shared = Arc::clone(&shared);
         conversations.spawn(async move {
-            // Who breaks off has no answer to get.
+            // A client that breaks off gets no answer.
             let _ = converse(&shared, stream).await;
             drop(share);
         });
     }
 }
 
-/// One query after the other, each behind its length (RFC 1035, section 4.2.2).
+/// Answers one query after the other, each with its length before it (RFC 1035, section 4.2.2).
 async fn converse(shared: &Shared, mut stream: TcpStream) -> std::io::Result<()> {
     loop {
         let query = tokio::time::timeout(SILENCE, read(&mut stream)).await??;

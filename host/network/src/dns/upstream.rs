@@ -9,15 +9,15 @@ use tokio::net::{TcpStream, UdpSocket};
 
 use super::MAX_UDP;
 
-/// How long one resolver may take.
+/// The longest time for one resolver's answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// As many as resolv.conf(5) has.
+/// The most resolvers: as many as resolv.conf(5) has.
 const MAX_SERVERS: usize = 3;
-/// Largest file that is read.
+/// The largest file that is read.
 const MAX_FILE: u64 = 64 << 10;
 const PORT: u16 = 53;
 
-/// The resolvers that `path`, a resolv.conf(5), names.
+/// Returns the resolvers that the resolv.conf(5) at `path` names.
 pub async fn servers(path: &Path) -> Vec<SocketAddr> {
     let small = tokio::fs::metadata(path).await.is_ok_and(|file| file.len() <= MAX_FILE);
     let text = if small { tokio::fs::read_to_string(path).await } else { Ok(String::new()) };
@@ -28,13 +28,13 @@ fn parse(text: &str) -> Vec<SocketAddr> {
     let named = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         let word = (words.next() == Some("nameserver")).then(|| words.next()).flatten()?;
-        // A scope ("%eth0") is left out: such a server is not reached.
+        // An address with a scope ("%eth0") does not parse: such a server is left out.
         word.parse::<IpAddr>().ok().map(|address| SocketAddr::new(address, PORT))
     });
     named.take(MAX_SERVERS).collect()
 }
 
-/// Asks one after the other over UDP until one answers.
+/// Asks one resolver after the other over UDP until one answers.
 pub async fn ask(servers: &[SocketAddr], query: &[u8]) -> Option<Vec<u8>> {
     for server in servers {
         if let Ok(Ok(reply)) = tokio::time::timeout(PATIENCE, ask_one(*server, query)).await {
@@ -49,8 +49,8 @@ async fn ask_one(server: SocketAddr, query: &[u8]) -> std::io::Result<Vec<u8>> {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // A port of its own for each query, and an identifier that the sandbox did not choose: guessing
-    // both is what keeps others from answering (RFC 5452, section 9.2).
+    // Each query has a port of its own, and an identifier that the sandbox did not choose: others
+    // would have to guess both in order to forge an answer (RFC 5452, section 9.2).
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
     let mut asked = query.to_vec();
@@ -68,7 +68,7 @@ async fn ask_one(server: SocketAddr, query: &[u8]) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// Asks one after the other over TCP until one answers.
+/// Asks one resolver after the other over TCP until one answers.
 pub async fn ask_stream(servers: &[SocketAddr], query: &[u8]) -> Option<Vec<u8>> {
     for server in servers {
         let asked = tokio::time::timeout(PATIENCE, ask_stream_one(*server, query)).await;
@@ -97,14 +97,14 @@ async fn ask_stream_one(server: SocketAddr, query: &[u8]) -> std::io::Result<Vec
     Ok(reply)
 }
 
-/// A header, of an answer, to this question.
+/// Returns whether `reply` has a header and answers the query with `identifier`.
 fn matches(reply: &[u8], identifier: [u8; 2]) -> bool {
     reply.len() >= 12 && reply[..2] == identifier && reply[2] & 0x80 != 0
 }
 
 fn identifier() -> [u8; 2] {
     let mut bytes = [0; 2];
-    // Never fails for so few bytes once the system has started.
+    // This never fails for so few bytes once the system has started.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     bytes
 }

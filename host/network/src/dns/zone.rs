@@ -1,4 +1,4 @@
-//! What a network's name server says to a query.
+//! The answers of a network's name server.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,15 +12,16 @@ use simple_dns::{
 use crate::dns::{HOST, OURS};
 use crate::ledger::Network;
 
-/// Seconds that an answer may be remembered: the next sandbox of that name has another address.
+/// Seconds that an answer may be cached: short, since the next sandbox of that name has another
+/// address.
 const TTL: u32 = 1;
 
 /// The names of one network.
 #[derive(Debug)]
 pub struct Zone {
-    /// Lower case, with a dot before it.
+    /// The network's name in lower case, after a dot.
     suffix: String,
-    /// By the name in lower case.
+    /// Addresses by the sandbox's name in lower case.
     names: HashMap<String, (Ipv4Addr, Ipv6Addr)>,
     /// Full names by address.
     addresses: HashMap<IpAddr, String>,
@@ -30,19 +31,19 @@ pub struct Zone {
     host: (Ipv4Addr, Ipv6Addr),
 }
 
-/// What becomes of a query.
+/// The decision about a query.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// This is sent back.
+    /// These bytes are sent back.
     Reply(Vec<u8>),
-    /// It is for the host's resolvers.
+    /// The host's resolvers are asked.
     Forward,
-    /// Nothing: it is no query.
+    /// Nothing is sent: the message is no query.
     Nothing,
 }
 
 impl Zone {
-    /// The names that `network` has now.
+    /// Returns the names that `network` has now.
     pub fn of(network: &Network) -> Self {
         let suffix = format!(".{}", network.name.to_ascii_lowercase());
         let mut zone = Self {
@@ -70,7 +71,7 @@ impl Zone {
         self.names.insert(name, (ipv4, ipv6));
     }
 
-    /// Whether whoever has this address is answered.
+    /// Returns whether a client with this address is answered.
     pub fn serves(&self, client: IpAddr) -> bool {
         match client {
             IpAddr::V4(client) => self.subnet.contains(&client),
@@ -78,8 +79,8 @@ impl Zone {
         }
     }
 
-    /// Names of sandboxes may have dots. Such a one is found below the network's name only: elsewhere it
-    /// is not for a sandbox to say what `example.org` is.
+    /// Returns the addresses of a name. A sandbox's name with dots is found below the network's
+    /// name only: a sandbox must not decide what `example.org` is elsewhere.
     fn find(&self, name: &str) -> Option<(Ipv4Addr, Ipv6Addr)> {
         if name == HOST {
             return Some(self.host);
@@ -88,8 +89,8 @@ impl Zone {
         self.names.get(own?).copied()
     }
 
-    /// Whether nobody else could know the name: it is of one label, below the network's name, or below
-    /// Slipway's.
+    /// Returns whether no other server could know the name: it has one label, or is below the
+    /// network's name or Slipway's.
     fn owns(&self, name: &str) -> bool {
         let below =
             |name: &str, top: &str| name.strip_suffix(top).is_some_and(|n| n.ends_with('.'));
@@ -100,10 +101,10 @@ impl Zone {
     }
 }
 
-/// Decides on `query`, whatever it is.
+/// Decides about `query`, which may be any bytes.
 pub fn answer(zone: &Zone, query: &[u8]) -> Answer {
-    // Longer than a header, and not itself an answer (RFC 1035, section 4.1.1): else two servers could
-    // talk to each other for ever.
+    // At least as long as a header, and not itself an answer (RFC 1035, section 4.1.1): two servers
+    // must not talk to each other for ever.
     if query.len() < 12 || query[2] & 0x80 != 0 {
         return Answer::Nothing;
     }
@@ -125,7 +126,7 @@ pub fn answer(zone: &Zone, query: &[u8]) -> Answer {
     match records(zone, &name, question) {
         Some(Ok(records)) => reply(&packet, question, records, RCODE::NoError),
         Some(Err(NoName)) => reply(&packet, question, Vec::new(), RCODE::NameError),
-        // A network from which nothing leads out has no way out by names either.
+        // An internal network must not lead out by names either.
         None if zone.internal => Answer::Reply(failure(query, RCODE::Refused)),
         None => Answer::Forward,
     }
@@ -133,7 +134,7 @@ pub fn answer(zone: &Zone, query: &[u8]) -> Answer {
 
 struct NoName;
 
-/// What is known of a name; `None`: it is not ours.
+/// Returns the records of a name, or `None` if another server must be asked.
 fn records(
     zone: &Zone,
     name: &str,
@@ -169,22 +170,23 @@ fn reply(
     let record = |data| ResourceRecord::new(question.qname.clone(), CLASS::IN, TTL, data);
     reply.answers = records.into_iter().map(record).collect();
     reply.questions = vec![question.clone()];
-    // What could be read can be written again.
+    // A question that was parsed can be written again.
     reply.build_bytes_vec().map_or(Answer::Nothing, Answer::Reply)
 }
 
-/// A reply to `query` that says only why there is no other; no question is repeated, since it may be
-/// what cannot be read. Shorter than a header: nothing.
+/// Returns a reply to `query` with an error code only. The reply does not repeat the question,
+/// which may be unreadable. The reply is empty if `query` is shorter than a header.
 pub fn failure(query: &[u8], code: RCODE) -> Vec<u8> {
     let Some(&[a, b, flags, ..]) = query.get(..12) else { return Vec::new() };
-    // QR, and of theirs the opcode and RD; RA and the code (RFC 1035, section 4.1.1).
+    // QR is set, the opcode and RD are the query's, RA is set, and the code follows (RFC 1035,
+    // section 4.1.1).
     let head = [a, b, 0x80 | flags & 0x79, 0x80 | code as u8 & 0xf];
     let mut bytes = head.to_vec();
     bytes.resize(12, 0);
     bytes
 }
 
-/// A name in lower case without its last dot; `None` if it is not text as host names are.
+/// Returns a name in lower case without the last dot, or `None` if a label is not printable ASCII.
 fn text(name: &Name<'_>) -> Option<String> {
     let mut text = String::new();
     for label in name.as_bytes() {
@@ -199,8 +201,8 @@ fn text(name: &Name<'_>) -> Option<String> {
     Some(text)
 }
 
-/// The address that a name of `in-addr.arpa` (RFC 1035, section 3.5) or `ip6.arpa` (RFC 3596, section
-/// 2.5) stands for.
+/// Returns the address that a name of `in-addr.arpa` (RFC 1035, section 3.5) or `ip6.arpa` (RFC
+/// 3596, section 2.5) stands for.
 fn reversed(name: &str) -> Option<IpAddr> {
     if let Some(rest) = name.strip_suffix(".in-addr.arpa") {
         let mut parts: Vec<&str> = rest.split('.').collect();
@@ -232,7 +234,7 @@ mod tests {
         let prefix = "fd00:1::/64".parse().unwrap();
         let mut network = Network::new("Blue".into(), "slip0".into(), subnet, prefix);
         network.internal = internal;
-        // Some call themselves what is not theirs to be.
+        // Some sandboxes have names that belong to others.
         let names = ["web", "DB_1.x", "example.org", "web.blue", HOST, "host.slipway"];
         for (number, name) in (2_u8..).zip(names) {
             let ipv4 = Ipv4Addr::new(10, 0, 1, number);
@@ -333,7 +335,8 @@ mod tests {
             bytes
         };
         assert_eq!(answer(&zone, &with(2, 0x81)), Answer::Nothing);
-        // Another operation (status), two questions where one is, a name that points at itself.
+        // Another operation (status), two questions announced where there is one, a name that
+        // points at itself.
         assert_eq!(code(&with(2, 0x11)), 4);
         assert_eq!(code(&with(5, 2)), 1);
         let mut pointer = good[..12].to_vec();
@@ -341,7 +344,7 @@ mod tests {
         assert_eq!(code(&pointer), 1);
         // Class CHAOS.
         assert_eq!(code(&with(good.len() - 1, 3)), 5);
-        // A label that is no text.
+        // A label that is not text.
         assert_eq!(code(&with(13, 0)), 1);
     }
 }

@@ -1,7 +1,8 @@
-//! Memory ports of a network: for programs of the host, kept in the ledger until somebody removes them.
+//! Memory ports of a network: for programs of the host, kept in the ledger until they are removed.
 //!
-//! The plane has the ports themselves; here is what outlives it. A network with ports is up like one with
-//! sandboxes, and when it comes up its ports are made: the first time, and by the next daemon.
+//! The plane has the ports themselves; this module has the part that outlives the plane. A network
+//! with ports is up like one with sandboxes. Whenever it comes up, for the first time or by the
+//! next daemon, its ports are made.
 
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
@@ -17,10 +18,10 @@ const HEADER: u32 = 18;
 const SLOT: u32 = 2048;
 
 impl Networks {
-    /// Makes a memory port of a network, which comes up for it.
+    /// Makes a memory port of a network, and brings the network up if needed.
     ///
     /// # Errors
-    /// [`Error`]; nothing is left then.
+    /// [`Error`]; no port is left then.
     pub async fn create_port(&self, request: &v1::CreatePortRequest) -> Result<v1::HostPort> {
         let (name, network) = (&request.name, &request.network);
         check_name(name)?;
@@ -42,7 +43,7 @@ impl Networks {
             refused => refused,
         };
         if let Err(error) = made {
-            // What it says was said by the first failure.
+            // The first failure is reported; a second one adds nothing.
             let _ = self.close_port(name).await;
             self.settle_down(&mut state, network).await;
             return Err(error);
@@ -50,10 +51,10 @@ impl Networks {
         self.describe_port(find(&state, network)?, name)
     }
 
-    /// Removes a memory port under its client.
+    /// Removes a memory port, even while a client uses it.
     ///
     /// # Errors
-    /// [`Error::UnknownPort`]; [`Error::File`]: it stays then.
+    /// [`Error::UnknownPort`]; [`Error::File`], and then the port stays; [`Error::Plane`].
     pub async fn remove_port(&self, name: &str) -> Result<()> {
         let mut state = self.state.lock().await;
         let has = |network: &&Network| network.ports.contains_key(name);
@@ -63,7 +64,7 @@ impl Networks {
         self.close_port(name).await
     }
 
-    /// Makes the ports of a network that has come up; one that cannot be made is reported.
+    /// Makes the ports of a network that has come up; logs those that cannot be made.
     pub(super) async fn open_ports(&self, network: &Network) {
         for (name, port) in &network.ports {
             if let Err(error) = self.open_port(&network.name, name, port).await {
@@ -72,7 +73,7 @@ impl Networks {
         }
     }
 
-    /// As people see a port.
+    /// Describes a port for users.
     pub(super) fn describe_port(&self, network: &Network, name: &str) -> Result<v1::HostPort> {
         let port = network.ports.get(name).ok_or_else(|| Error::UnknownPort(name.to_owned()))?;
         Ok(v1::HostPort {
@@ -116,7 +117,7 @@ impl Networks {
         }
     }
 
-    /// Changes a network's ports in the ledger, and then here.
+    /// Changes a network's ports in the ledger first, and then in memory.
     fn note(
         &self,
         state: &mut State,
@@ -130,7 +131,7 @@ impl Networks {
         Ok(())
     }
 
-    /// A network that came up for nothing goes down.
+    /// Takes down a network that came up for a port that was not made.
     async fn settle_down(&self, state: &mut State, name: &str) {
         if find(state, name).is_ok_and(|network| !network.is_used()) {
             self.take_down(state, name).await;
@@ -141,7 +142,7 @@ impl Networks {
     }
 }
 
-/// What the port is to be, from what was asked for.
+/// Returns the port's parameters for a request.
 fn choose(network: &Network, request: &v1::CreatePortRequest) -> Result<HostPort> {
     let mac = match request.mac.as_str() {
         "" => None,

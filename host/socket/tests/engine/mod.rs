@@ -1,4 +1,4 @@
-//! The least of an engine that a client can be tested with: one tenant, no policy, nothing given back.
+//! A minimal engine for tests of clients: one tenant, no policy, nothing given back.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::{IoSlice, IoSliceMut};
@@ -25,9 +25,9 @@ struct Family {
     table: Lasting,
     bell: OwnedFd,
     next: u64,
-    /// The other family's number, and the arena.
+    /// The other family's number, and the arena, of each link.
     links: Vec<(usize, Arena)>,
-    /// Of each entry: who holds it, the eventfds.
+    /// The holders and eventfds of each entry.
     open: BTreeMap<u64, Open>,
 }
 
@@ -236,7 +236,7 @@ impl Engine {
             }
             Request::Connect { to, .. } => self.connect(id, to),
             Request::Close { entry } => self.release(id, family, entry),
-            // Nobody has to.
+            // An engine need not share eventfds.
             Request::Share { .. } => {}
             Request::Peer { .. } => self.send(id, Reply::Refused(11), &[]),
             Request::Report | Request::Function { .. } => self.send(id, Reply::Refused(38), &[]),
@@ -329,7 +329,7 @@ impl Engine {
         self.grant(id, endpoint, open);
     }
 
-    /// The link from family `from` to family `to`, with an arena that both know.
+    /// Returns the link from family `from` to family `to`, with an arena that both know.
     fn link(&mut self, from: usize, to: usize) -> (u16, u16, Arena) {
         let find = |engine: &Self, a: usize, b: usize, skip: usize| {
             let links = engine.families[a].links.iter().enumerate();
