@@ -1,4 +1,4 @@
-//! The agent's state: containers by id, and what the host may ask of the whole sandbox.
+//! The agent's state: containers by id, and operations on the whole sandbox.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,7 +16,7 @@ use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::stages::Stages;
 
-/// What ends the sandbox after a shutdown was answered.
+/// The function that ends the sandbox after a shutdown was answered.
 pub type PowerOff = Box<dyn Fn() + Send + Sync>;
 
 /// The agent.
@@ -25,14 +25,14 @@ pub struct Agent {
     pub stages: Arc<Stages>,
     reaper: Arc<Reaper>,
     power_off: PowerOff,
-    /// The socket engine was started.
+    /// Set once the socket engine was started.
     sockets: AtomicBool,
-    /// `None`: being made.
+    /// Containers by id; `None` while a container is being created.
     containers: Mutex<HashMap<String, Option<Arc<Container>>>>,
 }
 
 impl Agent {
-    /// `power_off` runs a moment after a shutdown was answered.
+    /// Makes an agent. `power_off` is called a moment after a shutdown was answered.
     pub fn new(
         places: Places,
         stages: Arc<Stages>,
@@ -43,7 +43,7 @@ impl Agent {
         Agent { places, stages, reaper, power_off, sockets, containers }
     }
 
-    /// Creates a container; on an error nothing of it is left.
+    /// Creates a container. After an error, the id is free again.
     pub async fn create(&self, request: CreateContainerRequest) -> Result<(), Status> {
         check_name(&request.id).map_err(invalid)?;
         let process = request.process.as_ref().context("no process given").map_err(invalid)?;
@@ -72,7 +72,7 @@ impl Agent {
         }
     }
 
-    /// Configures the network interface once it is there; its name.
+    /// Configures the network interface once it exists. Returns its name.
     pub async fn network(&self, wanted: crate::network::Wanted) -> Result<String, Status> {
         self.stages.network_begins();
         self.stages.modules_loaded().await;
@@ -105,7 +105,7 @@ impl Agent {
         Ok(pid(&container.main))
     }
 
-    /// Kills and forgets a container.
+    /// Kills and removes a container.
     pub async fn remove(&self, id: &str) -> Result<(), Status> {
         let container = self.container(id)?;
         let removed = container.remove().await;
@@ -113,7 +113,7 @@ impl Agent {
         removed.map_err(|error| Status::internal(format!("removing container {id}: {error}")))
     }
 
-    /// Sets one more process of a container up.
+    /// Sets up another process in a container. Returns its process id.
     pub async fn exec(&self, request: ExecRequest) -> Result<u32, Status> {
         let process = request.process.clone().unwrap_or_default();
         let container = self.container(&process.container_id)?;
@@ -130,7 +130,7 @@ impl Agent {
         Ok(pid)
     }
 
-    /// The container `id`, once it is made.
+    /// Returns the container `id`. Fails while the container is being created.
     pub fn container(&self, id: &str) -> Result<Arc<Container>, Status> {
         match self.containers().get(id) {
             Some(Some(container)) => Ok(container.clone()),
@@ -139,7 +139,7 @@ impl Agent {
         }
     }
 
-    /// The process that `reference` names.
+    /// Returns the process that `reference` names.
     pub fn process(&self, reference: &ProcessRef) -> Result<Arc<Process>, Status> {
         let container = self.container(&reference.container_id)?;
         container.process(&reference.exec_id).ok_or_else(|| {
@@ -150,7 +150,7 @@ impl Agent {
         })
     }
 
-    /// Figures of the sandbox.
+    /// Returns statistics of the sandbox.
     pub fn stats(&self) -> StatsReply {
         let containers = self.containers();
         let processes = containers.values().flatten().map(|container| container.processes()).sum();
@@ -158,10 +158,10 @@ impl Agent {
         StatsReply { processes: processes as u32, ..crate::stats::collect(&self.places.sysfs) }
     }
 
-    /// Ends all containers, which unmounts what they had mounted, and writes everything back.
+    /// Ends all containers, which unmounts their file systems, and writes back all data.
     pub async fn shutdown(&self) {
         let all: Vec<_> = self.containers().drain().collect();
-        // All signalled first, so that they end side by side.
+        // All containers are signalled first, so that they end in parallel.
         for (_, container) in &all {
             if let Some(container) = container {
                 let _ = container.signal_all(libc::SIGKILL as u32);
@@ -194,7 +194,8 @@ fn invalid(error: anyhow::Error) -> Status {
     Status::invalid_argument(format!("{error:#}"))
 }
 
-/// A failure as gRPC says it. The program's own faults carry [`EXIT_STATUS_METADATA`].
+/// Converts a failure to a gRPC status. A failure of the program itself carries
+/// [`EXIT_STATUS_METADATA`].
 pub fn status(failure: &Failure) -> Status {
     let code = match failure.exit_status {
         crate::init::NOT_FOUND => Code::NotFound,

@@ -1,5 +1,5 @@
-//! A container's cgroup (kernel documentation, "Control Group v2"): who belongs to it, killing
-//! them all, what the out-of-memory killer did, which devices they may open.
+//! A container's cgroup (kernel documentation, "Control Group v2"): listing and killing its
+//! processes, detecting out-of-memory kills, and restricting devices.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,27 +10,29 @@ use anyhow::{Context, Result};
 use crate::device_policy;
 use crate::init::VolumeSpec;
 
-/// Removing waits this long for the last process to leave.
+/// The time that removing a cgroup waits for the last process to leave.
 const LEAVE: Duration = Duration::from_secs(2);
 
-/// The directory below which containers get their cgroups.
+/// The directory below which containers have their cgroups.
 pub struct Hierarchy {
     directory: PathBuf,
     restricts_devices: bool,
 }
 
 impl Hierarchy {
-    /// Uses `directory` of a cgroup2 file system and hands what controllers there are down to it.
+    /// Uses `directory` of a cgroup2 file system, and enables the available controllers for the
+    /// cgroups in it.
     ///
     /// # Errors
-    /// No cgroup2 at that place.
+    /// There is no cgroup2 at that place.
     pub fn new(directory: &Path) -> io::Result<Hierarchy> {
         let parent = directory.parent().unwrap_or(Path::new("/"));
         std::fs::metadata(parent.join("cgroup.procs"))?;
         make(directory)?;
         for level in [parent, directory] {
             for controller in ["+cpu", "+memory", "+pids", "+io"] {
-                // One by one: a controller that the kernel lacks must not take the others along.
+                // Controllers are enabled one by one, so that a missing one does not keep the
+                // others from being enabled.
                 let _ = std::fs::write(level.join("cgroup.subtree_control"), controller);
             }
         }
@@ -38,12 +40,12 @@ impl Hierarchy {
         Ok(Hierarchy { directory: directory.to_owned(), restricts_devices })
     }
 
-    /// Whether the kernel has the means for [`Cgroup::restrict_devices`].
+    /// Returns whether the kernel supports [`Cgroup::restrict_devices`].
     pub fn restricts_devices(&self) -> bool {
         self.restricts_devices
     }
 
-    /// Creates the cgroup of container `id`, an already checked name.
+    /// Creates the cgroup of container `id`. The name must have been checked.
     pub fn create(&self, id: &str) -> Result<Cgroup> {
         let path = self.directory.join(id);
         make(&path).with_context(|| format!("creating cgroup {}", path.display()))?;
@@ -62,28 +64,28 @@ fn make(path: &Path) -> io::Result<()> {
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Its directory.
+    /// Returns the cgroup's directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// From now on its processes may open the standard devices and `volumes` only.
+    /// Restricts the container's processes to opening the standard devices and `volumes`.
     pub fn restrict_devices(&self, volumes: &[VolumeSpec]) -> io::Result<()> {
         device_policy::attach(&self.0, volumes)
     }
 
-    /// Process ids, in the agent's PID namespace.
+    /// Returns the ids of the processes, in the agent's PID namespace.
     pub fn processes(&self) -> Vec<i32> {
         let list = std::fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
         list.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// Kills every process, those below included.
+    /// Kills every process in this cgroup and in those below it.
     pub fn kill(&self) -> io::Result<()> {
         std::fs::write(self.0.join("cgroup.kill"), "1")
     }
 
-    /// Sends `signal` to every process that is in it now.
+    /// Sends `signal` to every process that is in the cgroup now.
     pub fn signal(&self, signal: u32) -> io::Result<()> {
         if signal == libc::SIGKILL as u32 && self.kill().is_ok() {
             return Ok(());
@@ -91,13 +93,14 @@ impl Cgroup {
         self.processes().into_iter().try_for_each(|pid| crate::signal::send(pid, signal))
     }
 
-    /// Whether the out-of-memory killer chose one of its processes.
+    /// Returns whether the out-of-memory killer killed one of the processes.
     pub fn out_of_memory(&self) -> bool {
         let events = std::fs::read_to_string(self.0.join("memory.events")).unwrap_or_default();
         oom_kills(&events) > 0
     }
 
-    /// Removes it and what its processes made below, once they are gone.
+    /// Removes the cgroup and those that its processes created below it, once the processes are
+    /// gone.
     pub async fn remove(&self) -> io::Result<()> {
         let deadline = tokio::time::Instant::now() + LEAVE;
         loop {
@@ -115,7 +118,7 @@ impl Cgroup {
     }
 }
 
-/// The files of a cgroup directory go with it; only the directories count.
+/// Removes a cgroup directory and those below it. The files in it disappear with it.
 fn remove_tree(path: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;

@@ -18,28 +18,30 @@ use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::sockets::Files;
 
-/// A killed process is gone within this time, unless it hangs in a device.
+/// The time within which a killed process is gone, unless it hangs in a device.
 const KILL: Duration = Duration::from_secs(10);
 
-/// Ended execs whose status somebody may still ask for.
+/// The number of ended execs at which all ended ones are dropped. Until then, their status can be
+/// requested.
 const KEPT_EXECS: usize = 64;
 
-/// Where the parts of the machine are.
+/// The paths of the agent's parts in the machine.
 pub struct Places {
-    /// The program that a process's first stage runs: this one.
+    /// The program of a process's first stage, which is this program.
     pub program: PathBuf,
     /// An existing directory on which containers build their roots, each in its own namespace.
     pub base: PathBuf,
-    /// sysfs.
+    /// The path of sysfs.
     pub sysfs: PathBuf,
-    /// The socket engine's.
+    /// The paths of the socket engine's files.
     pub sockets: Files,
-    /// Cgroups; `None` on a kernel without cgroup2.
+    /// The cgroups; `None` if the kernel has no cgroup2.
     pub hierarchy: Option<Hierarchy>,
 }
 
 impl Places {
-    /// Without a device policy CAP_MKNOD would open every device, so containers do without it.
+    /// Returns whether the kernel supports device policies. Without one, CAP_MKNOD would open every
+    /// device, so containers do not get CAP_MKNOD.
     fn restricts_devices(&self) -> bool {
         self.hierarchy.as_ref().is_some_and(Hierarchy::restricts_devices)
     }
@@ -47,17 +49,17 @@ impl Places {
 
 /// A created container.
 pub struct Container {
-    /// Its first process.
+    /// The container's first process.
     pub main: Arc<Process>,
-    /// Its cgroup, where the kernel has cgroup2.
+    /// The container's cgroup; `None` if the kernel has no cgroup2.
     pub cgroup: Option<Cgroup>,
-    /// Its sockets are devices.
+    /// Set if the container's sockets are devices.
     sockets: bool,
     execs: Mutex<HashMap<String, Arc<Process>>>,
 }
 
 impl Container {
-    /// Builds the container; its first process waits for [`Process::start`].
+    /// Builds the container. Its first process waits for [`Process::start`].
     pub async fn create(
         places: &Places,
         reaper: &Arc<Reaper>,
@@ -103,7 +105,7 @@ impl Container {
         };
         let (main, execs, sockets) = (Arc::new(main), Mutex::default(), spec.sockets);
         let container = Container { main, cgroup, sockets, execs };
-        // Not before: the first process had the root's devices to open.
+        // Devices are restricted only now, since the first process had to open those of the root.
         if !request.privileged
             && places.restricts_devices()
             && let Some(cgroup) = &container.cgroup
@@ -118,7 +120,7 @@ impl Container {
         Ok(container)
     }
 
-    /// Sets one more process up; it waits for [`Process::start`].
+    /// Sets up another process, which waits for [`Process::start`].
     pub async fn exec(
         &self,
         places: &Places,
@@ -140,7 +142,8 @@ impl Container {
         Process::prepare(&places.program, reaper, &spec).await
     }
 
-    /// A process by its exec id; the first one for "".
+    /// Returns the process with this exec id, or the first process for "". Returns `None` if there
+    /// is none.
     pub fn process(&self, exec_id: &str) -> Option<Arc<Process>> {
         match exec_id {
             "" => Some(self.main.clone()),
@@ -148,12 +151,12 @@ impl Container {
         }
     }
 
-    /// Whether an exec of that id is known.
+    /// Returns whether there is an exec with this id.
     pub fn has_exec(&self, id: &str) -> bool {
         self.execs().contains_key(id)
     }
 
-    /// Registers an exec; forgets some that ended long ago.
+    /// Registers an exec. Drops the ended ones if there are too many.
     pub fn add_exec(&self, id: String, process: Arc<Process>) {
         let mut execs = self.execs();
         if execs.values().filter(|process| !process.is_alive()).count() >= KEPT_EXECS {
@@ -170,7 +173,7 @@ impl Container {
         }
     }
 
-    /// How many processes it has.
+    /// Returns the number of processes.
     pub fn processes(&self) -> usize {
         match &self.cgroup {
             Some(cgroup) => cgroup.processes().len(),
@@ -178,8 +181,8 @@ impl Container {
         }
     }
 
-    /// Kills everything in it. Its PID namespace, and with its mount namespace every mount, ends
-    /// with the first process, which does not end before the others have.
+    /// Kills every process. The first process ends only after the others, and with it the PID
+    /// namespace, the mount namespace and every mount in it.
     pub async fn kill(&self) {
         if let Err(error) = self.signal_all(libc::SIGKILL as u32) {
             log!("killing a container's processes: {error}");
@@ -190,7 +193,7 @@ impl Container {
         }
     }
 
-    /// Kills what is left of it and removes its cgroup.
+    /// Kills the remaining processes and removes the cgroup.
     pub async fn remove(&self) -> std::io::Result<()> {
         self.kill().await;
         match &self.cgroup {
@@ -204,7 +207,7 @@ impl Container {
     }
 }
 
-/// The cgroup of a container that did not come to be.
+/// Removes the cgroup of a container that could not be created.
 async fn discard(cgroup: Option<Cgroup>) {
     if let Some(cgroup) = cgroup {
         let _ = cgroup.kill();
@@ -246,8 +249,8 @@ async fn volumes(places: &Places, volumes: &[Volume]) -> Result<Vec<VolumeSpec>>
     Ok(specs)
 }
 
-/// Names become file names: letters, digits, `_`, `.` and `-`, the first a letter or a digit, at
-/// most 128.
+/// Checks a name, since names become file names: at most 128 letters, digits, `_`, `.` and `-`,
+/// beginning with a letter or a digit.
 pub fn check_name(name: &str) -> Result<()> {
     let ordinary = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     let starts = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -257,7 +260,7 @@ pub fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The parts of a process's description that can be refused before anything is made.
+/// Checks the parts of a process's description that can be refused before anything is created.
 pub fn check_process(process: &ProcessSpec) -> Result<()> {
     if process.args.first().is_none_or(String::is_empty) {
         bail!("no command given");

@@ -1,9 +1,11 @@
-//! Which devices a container may open: a BPF_PROG_TYPE_CGROUP_DEVICE program on its cgroup.
+//! The devices that a container may open, enforced by a BPF_PROG_TYPE_CGROUP_DEVICE program on its
+//! cgroup.
 //!
-//! Containers keep CAP_MKNOD, as elsewhere, so the absence of a node protects nothing: without
-//! this, root in a container could make a node for the agent's port, another container's volume
-//! or the image. Making any node is allowed, opening is by list. The program is a chain of
-//! comparisons assembled here; instruction format as in the kernel's "BPF Instruction Set".
+//! Containers keep CAP_MKNOD, as in other runtimes, so the absence of a node protects nothing:
+//! without this program, root in a container could create a node for the agent's port, another
+//! container's volume or the image. The program allows creating any node, but opening only the
+//! listed ones. It is a chain of comparisons assembled here; the instruction format is that of the
+//! kernel's "BPF Instruction Set".
 
 use std::ffi::CStr;
 use std::io;
@@ -24,7 +26,7 @@ const CHARACTER: u16 = 2;
 const ACCESS_MKNOD: i32 = 1;
 const ACCESS_WRITE: i32 = 4;
 
-/// A device, or with no minor number a whole major, that may be opened.
+/// A device that may be opened, or without a minor number all devices of one major number.
 struct Rule {
     kind: u16,
     major: u32,
@@ -36,7 +38,7 @@ const fn character(major: u32, minor: Option<u32>) -> Rule {
     Rule { kind: CHARACTER, major, minor, read_only: false }
 }
 
-/// null, zero, full, random, urandom; tty, console, ptmx; terminals.
+/// The standard devices: null, zero, full, random, urandom; tty, console, ptmx; terminals.
 const STANDARD: [Rule; 9] = [
     character(1, Some(3)),
     character(1, Some(5)),
@@ -52,7 +54,7 @@ const STANDARD: [Rule; 9] = [
 /// Loads the program for `volumes` and attaches it to the cgroup at `directory`.
 ///
 /// # Errors
-/// The kernel lacks CONFIG_CGROUP_BPF, or refuses.
+/// The kernel lacks CONFIG_CGROUP_BPF or refuses the program.
 pub fn attach(directory: &Path, volumes: &[VolumeSpec]) -> io::Result<()> {
     let volumes = volumes.iter().filter_map(|volume| {
         let device = volume.device?;
@@ -70,7 +72,7 @@ pub fn attach(directory: &Path, volumes: &[VolumeSpec]) -> io::Result<()> {
     bpf(PROG_ATTACH, &mut attributes).map(drop)
 }
 
-/// Whether the kernel takes such programs.
+/// Returns whether the kernel supports such programs.
 pub fn is_supported() -> bool {
     load(&assemble(STANDARD.into_iter())).is_ok()
 }
@@ -105,14 +107,14 @@ fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
         log_size: 0,
         log_buf: 0,
     };
-    // The kernel's verifier gives up with EAGAIN when a signal is pending, and the end of any
-    // child sends one.
+    // The kernel's verifier gives up with EAGAIN if a signal is pending, and the end of any child
+    // sends one.
     let fd = without_signals(|| bpf(PROG_LOAD, &mut attributes))?;
     // SAFETY: the kernel just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Calls `work` with every signal of this thread held back until it has returned.
+/// Calls `work` with all signals of this thread blocked until it returns.
 fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are this function's own; the previous mask is put back as it was.
     unsafe {
@@ -157,8 +159,8 @@ const JUMP_IF_NOT_EQUAL: u8 = 0x55;
 const JUMP_IF_SET: u8 = 0x45;
 const EXIT: u8 = 0x95;
 
-/// The context is `struct bpf_cgroup_dev_ctx`: access << 16 | kind, major, minor. After the
-/// prologue: r2 kind, r3 access, r4 major, r5 minor.
+/// Assembles the program. Its context is `struct bpf_cgroup_dev_ctx`: access << 16 | kind, major,
+/// minor. After the prologue, r2 is the kind, r3 the access, r4 the major and r5 the minor number.
 fn assemble(rules: impl Iterator<Item = Rule>) -> Vec<Instruction> {
     let mut program = vec![
         instruction(LOAD_WORD, 0x12, 0, 0),
@@ -167,7 +169,7 @@ fn assemble(rules: impl Iterator<Item = Rule>) -> Vec<Instruction> {
         instruction(SHIFT_RIGHT, 3, 0, 16),
         instruction(LOAD_WORD, 0x14, 4, 0),
         instruction(LOAD_WORD, 0x15, 8, 0),
-        // Only making a node.
+        // Only creating a node is allowed here.
         instruction(JUMP_IF_NOT_EQUAL, 3, 2, ACCESS_MKNOD),
         instruction(MOVE, 0, 0, 1),
         instruction(EXIT, 0, 0, 0),
@@ -181,7 +183,7 @@ fn assemble(rules: impl Iterator<Item = Rule>) -> Vec<Instruction> {
         tests.extend(rule.read_only.then_some((JUMP_IF_SET, 3, ACCESS_WRITE)));
         let count = tests.len();
         for (index, (code, register, immediate)) in tests.into_iter().enumerate() {
-            // Past the remaining tests and the two instructions that allow.
+            // Jumps past the remaining tests and the two instructions that allow the access.
             let skip = (count - index - 1 + 2) as i16;
             program.push(instruction(code, register, skip, immediate));
         }
@@ -197,7 +199,7 @@ fn assemble(rules: impl Iterator<Item = Rule>) -> Vec<Instruction> {
 mod tests {
     use super::*;
 
-    /// Runs a program as the kernel would; only what `assemble` uses.
+    /// Runs a program as the kernel would. Supports only instructions of `assemble`.
     fn allows(program: &[Instruction], kind: u16, access: i32, major: i64, minor: i64) -> bool {
         let mut registers = [0i64; 16];
         let mut at = 0;

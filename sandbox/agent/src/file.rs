@@ -1,4 +1,4 @@
-//! Descriptors of pipes and terminals under the runtime.
+//! Descriptors of pipes and terminals, registered with the runtime.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Registers `fd` with the runtime that this is called in.
+/// Registers `fd` with the current runtime.
 pub fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd refers to one open descriptor from now until the AsyncFd, its owner
     // then, has deregistered and dropped it.
@@ -17,18 +17,19 @@ pub fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>>
 
 /// A pipe's end or a terminal's master side.
 ///
-/// A terminal whose other side is closed reports EIO; here that is an end of file like a pipe's.
+/// A terminal whose other side is closed reports EIO, which is treated as end of file.
 #[derive(Debug)]
 pub struct AsyncFile(AsyncFd<OwnedFd>);
 
 impl AsyncFile {
-    /// Makes `fd` non-blocking; must be called inside the runtime.
+    /// Makes `fd` non-blocking and registers it. Must be called inside the runtime.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(AsyncFile(register(fd, Interest::READABLE | Interest::WRITABLE)?))
     }
 
-    /// Reads what is there now, up to `buffer`'s length; `WouldBlock` when there is nothing.
+    /// Reads the available bytes, up to `buffer`'s length. Returns 0 at the end of file, and
+    /// `WouldBlock` if no bytes are available.
     pub fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match rustix::io::read(self.0.get_ref(), &mut *buffer) {
@@ -40,7 +41,7 @@ impl AsyncFile {
         }
     }
 
-    /// Reads into `buffer` when there is something; 0 at the end.
+    /// Reads into `buffer` when bytes are available. Returns 0 at the end of file.
     pub fn poll_read(
         &self,
         context: &mut Context<'_>,
@@ -55,7 +56,7 @@ impl AsyncFile {
         }
     }
 
-    /// Writes all of `bytes`, waiting for the reader as long as it takes.
+    /// Writes all of `bytes`, and waits for the reader as long as it takes.
     pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let mut guard = self.0.writable().await?;
@@ -69,7 +70,7 @@ impl AsyncFile {
         Ok(())
     }
 
-    /// Reads and drops everything up to the end.
+    /// Reads and drops everything up to the end of file.
     pub async fn discard(&self) {
         let mut buffer = [0; 4096];
         while matches!(

@@ -1,19 +1,20 @@
-//! What a process wrote and the host has not recorded yet.
+//! Output of a process that the host has not recorded yet.
 //!
-//! Every byte of a process's output has a position: how many it wrote before, to standard output
-//! and standard error together, in the order in which the agent read them. The host says up to
-//! which position it keeps the bytes itself; what follows stays here, so that a host that comes
-//! after one that died asks for the rest and gets no byte twice and misses none. What fits here is
-//! bounded: when it is full nothing more is read, and the process waits as for any slow reader.
+//! Every byte of a process's output has a position: the number of bytes before it, of standard
+//! output and standard error together, in the order in which the agent read them. The host says up
+//! to which position it has recorded the bytes; the bytes after it are kept here. So a new host,
+//! after one that died, asks for the rest, and gets every byte exactly once. The store is bounded:
+//! when it is full, nothing more is read, and the process waits as for any slow reader.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
 
-/// Largest piece, bytes: what a pipe holds.
+/// The largest piece in bytes: the capacity of a pipe.
 pub const PIECE: usize = 64 << 10;
-/// Bytes that may be kept; at least four pieces, so that the host can say now and then what it has.
+/// The most bytes that are kept: at least four pieces, so that the host need not report for every
+/// piece.
 const ROOM: usize = 256 << 10;
-/// Pieces that may be kept: many tiny ones weigh more than their bytes.
+/// The most pieces that are kept, since many tiny ones take more memory than their bytes.
 const PIECES: usize = 4096;
 
 struct Piece {
@@ -28,23 +29,24 @@ impl Piece {
     }
 }
 
-/// The kept end of a process's output.
+/// The unrecorded end of a process's output.
 #[derive(Default)]
 pub struct Kept {
     pieces: VecDeque<Piece>,
     bytes: usize,
     end: u64,
-    /// Who waits for room.
+    /// The waker of the task that waits for room.
     waker: Option<Waker>,
 }
 
 impl Kept {
-    /// The first position that is kept, and that of the next byte to come.
+    /// Returns the range of positions that are kept; it ends at the position of the next byte to
+    /// come.
     pub fn range(&self) -> std::ops::Range<u64> {
         self.pieces.front().map_or(self.end, |piece| piece.position)..self.end
     }
 
-    /// Adds at most [`PIECE`] bytes, which must have room.
+    /// Adds at most [`PIECE`] bytes, for which there must be room.
     pub fn push(&mut self, stderr: bool, bytes: &[u8]) {
         self.bytes += bytes.len();
         match self.pieces.back_mut() {
@@ -59,7 +61,8 @@ impl Kept {
         self.end += bytes.len() as u64;
     }
 
-    /// What follows `position`: whether it is of standard error, and the bytes.
+    /// Returns the bytes from `position` to the end of their piece, and whether they are of
+    /// standard error. Returns `None` if there are none.
     pub fn after(&self, position: u64) -> Option<(bool, &[u8])> {
         let index = self.pieces.partition_point(|piece| piece.end() <= position);
         let piece = self.pieces.get(index)?;
@@ -67,7 +70,7 @@ impl Kept {
         Some((piece.stderr, piece.bytes.get(skipped..)?))
     }
 
-    /// Forgets what precedes `position`.
+    /// Drops the bytes before `position`.
     pub fn recorded(&mut self, position: u64) {
         while let Some(first) = self.pieces.front_mut() {
             if first.end() <= position {
@@ -87,7 +90,7 @@ impl Kept {
         }
     }
 
-    /// Ready when there is room for one more piece.
+    /// Returns `Ready` when there is room for one more piece.
     pub fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.bytes + PIECE <= ROOM && self.pieces.len() < PIECES {
             return Poll::Ready(());
@@ -101,7 +104,7 @@ impl Kept {
 mod tests {
     use super::*;
 
-    /// All from `position` on, as (standard error, text).
+    /// Returns everything from `position` on, as (standard error, text).
     fn rest(kept: &Kept, mut position: u64) -> Vec<(bool, String)> {
         let mut all = Vec::new();
         while let Some((stderr, bytes)) = kept.after(position) {
@@ -142,7 +145,7 @@ mod tests {
         assert_eq!(rest(&kept, 0), pieces(&[(false, "abcd"), (true, "ef"), (false, "gh")]));
         kept.recorded(3);
         assert_eq!(rest(&kept, 3), pieces(&[(false, "d"), (true, "ef"), (false, "gh")]));
-        // Said twice, or of more than there is: no harm.
+        // A repeated position, or one beyond the end, does no harm.
         kept.recorded(1);
         kept.recorded(u64::MAX);
         assert_eq!((rest(&kept, 8), kept.range()), (vec![], 8..8));
@@ -162,7 +165,7 @@ mod tests {
         assert!(kept.poll_room(&mut context).is_pending());
         kept.recorded(PIECE as u64);
         assert!(kept.poll_room(&mut context).is_ready());
-        // Tiny pieces fill it by their number.
+        // Tiny pieces fill the store by their number.
         let mut kept = Kept::default();
         let mut count = 0;
         while kept.poll_room(&mut context).is_ready() {

@@ -1,4 +1,4 @@
-//! The sandbox as a machine: what PID 1 of an initramfs has to do before and besides containers.
+//! The sandbox as a machine: the tasks of PID 1 in an initramfs besides containers.
 
 use std::ffi::CStr;
 use std::io::{self, Write};
@@ -14,36 +14,38 @@ use slipway_agent_protocol::v1::ConfigureRequest;
 use crate::log;
 use crate::stages::Stages;
 
-/// Where the kernel's file systems are.
+/// The path of sysfs.
 pub const SYSFS: &str = "/sys";
-/// Where containers build their roots.
+/// The directory on which containers build their roots.
 pub const BASE: &str = "/containers";
-/// Containers' cgroups.
+/// The directory of containers' cgroups.
 pub const CGROUPS: &str = "/sys/fs/cgroup/containers";
 const MODULES: &str = "/modules";
-/// Modules that few sandboxes need.
+/// The folder of modules that few sandboxes need.
 const EXTRA_MODULES: &str = "/modules/extra";
-/// Modules that a sandbox with a network needs.
+/// The folder of modules that a sandbox with a network needs.
 const NETWORK_MODULES: &str = "/modules/network";
-/// Modules that the kernel asks for when an interface of a VLAN is made.
+/// The folder of modules that the kernel requests when a VLAN interface is created.
 const VLAN_MODULES: &str = "/modules/vlan";
-/// Modules that a sandbox with a socket function needs.
+/// The folder of modules that a sandbox with a socket function needs.
 const SOCKETS_MODULES: &str = "/modules/sockets";
-/// The socket engine and the libraries of its programs.
+/// The folder of the socket engine and the libraries of its programs.
 pub const SOCKETS: &str = "/sockets";
-/// Where the socket engine's socket is.
+/// The folder of the socket engine's socket.
 pub const SOCKETS_RUN: &str = "/run/slipway";
-/// Whom the kernel starts when it lacks a module (Linux, *admin-guide/sysctl/kernel.rst*), by its path in
-/// the kernel's own root: the initramfs, where the agent is `/init`.
+/// The setting with the program that the kernel starts if it lacks a module (Linux,
+/// *admin-guide/sysctl/kernel.rst*). Its path is in the kernel's own root: the initramfs, where the
+/// agent is `/init`.
 const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 const SELF: &str = "/run/agent";
 
-/// Writes a line to the kernel's console; a console that takes none stops nothing.
+/// Writes a line to the kernel's console. A failure is ignored.
 pub fn write_log(arguments: std::fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "slipway-agent: {arguments}");
 }
 
-/// A panic in PID 1 would be a kernel panic with a useless trace: say why, then end the sandbox.
+/// Makes a panic log its message and end the sandbox, since a panic of PID 1 would be a kernel
+/// panic with a useless trace.
 pub fn end_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         log!("{panic}");
@@ -51,10 +53,10 @@ pub fn end_on_panic() {
     }));
 }
 
-/// Mounts the kernel's file systems and makes a root that containers can pivot away from.
+/// Mounts the kernel's file systems, and makes a root from which containers can pivot away.
 pub fn mount_all() -> Result<()> {
-    // pivot_root(2) refuses to leave the initramfs itself, but does leave a mount on top of it.
-    // Everything is mounted on that, so it disappears from a container's namespace as a whole.
+    // pivot_root(2) refuses to leave the initramfs itself, but not a mount on top of it. Everything
+    // is mounted on that mount, so all of it disappears from a container's namespace.
     mount_bind("/", "/run").context("binding the root")?;
     rustix::process::chdir("/run")?;
     mount_move("/run", "/").context("moving the root")?;
@@ -80,7 +82,8 @@ pub fn mount_all() -> Result<()> {
     Ok(())
 }
 
-/// The kernel opens `/dev/console` for PID 1 only if the initramfs has that node.
+/// Opens the console as the standard streams. The kernel opens `/dev/console` for PID 1 only if the
+/// initramfs has that node.
 fn open_console() {
     let flags = OFlags::RDWR | OFlags::NOCTTY;
     let Ok(console) = rustix::fs::open("/dev/console", flags, Mode::empty()) else { return };
@@ -89,8 +92,8 @@ fn open_console() {
     let _ = rustix::stdio::dup2_stderr(&console);
 }
 
-/// The agent's program through a read-only mount. A container that an exec joins could otherwise
-/// reach the program through `/proc/PID/exe` and write to it.
+/// Returns the path of the agent's program in a read-only mount. Otherwise a container that an exec
+/// joins could reach the program through `/proc/PID/exe` and write to it.
 pub fn read_only_program() -> Result<PathBuf> {
     std::fs::write(SELF, "").context("making the agent's mount point")?;
     mount_bind("/init", SELF).context("binding the agent")?;
@@ -106,13 +109,13 @@ pub fn load_modules(stages: &Stages) {
     stages.modules_end();
 }
 
-/// Loads the modules that are loaded only when they are needed, unless they are loaded.
+/// Loads the modules that few sandboxes need, unless they are loaded already.
 pub fn load_extra_modules() {
     load_modules_of(Path::new(EXTRA_MODULES));
 }
 
-/// Loads the modules of the network interface, unless they are loaded, and has the kernel ask the agent
-/// for those that few need of it.
+/// Loads the modules of the network interface, unless they are loaded already. Makes the kernel
+/// request further modules, such as VLAN's, from the agent.
 pub fn load_network_modules() {
     load_modules_of(Path::new(NETWORK_MODULES));
     if let Err(error) = std::fs::write(MODPROBE, "/init") {
@@ -120,15 +123,16 @@ pub fn load_network_modules() {
     }
 }
 
-/// Loads the driver of the socket function, unless it is loaded.
+/// Loads the driver of the socket function, unless it is loaded already.
 pub fn load_sockets_modules() {
     load_modules_of(Path::new(SOCKETS_MODULES));
 }
 
-/// How the kernel asks for a module: `-q -- NAME`.
+/// The first argument of the kernel's request for a module: `-q -- NAME`.
 pub const MODPROBE_OPTION: &str = "-q";
 
-/// Loads what the kernel asks for, by the module's name or an alias. False: there is no such module here.
+/// Loads the module that the kernel requests by name or alias. Returns `false` if there is no such
+/// module.
 pub fn load_asked(name: &str) -> bool {
     let there = matches!(name, "8021q" | "rtnl-link-vlan");
     if there {
@@ -181,7 +185,7 @@ pub fn loopback_up() -> io::Result<()> {
     }
 }
 
-/// Applies the host's settings: name, clock, random seed.
+/// Applies the host's settings: host name, clock, random seed.
 pub fn configure(request: &ConfigureRequest) -> Result<()> {
     if !request.hostname.is_empty() {
         rustix::system::sethostname(request.hostname.as_bytes())
@@ -200,7 +204,8 @@ pub fn configure(request: &ConfigureRequest) -> Result<()> {
     Ok(())
 }
 
-/// random(4): RNDADDENTROPY takes a count of bits, a length and the bytes.
+/// Seeds the kernel's random pool. RNDADDENTROPY takes a count of bits, a length and the bytes
+/// (random(4)).
 fn seed(entropy: &[u8]) -> io::Result<()> {
     const MAX_SEED: usize = 512;
     // linux/random.h: _IOW('R', 0x03, int[2]).
@@ -227,8 +232,9 @@ fn seed(entropy: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Ends the machine. Without ACPI there is no power switch and the kernel would only halt; a
-/// restart then makes the hypervisor end it (it is told to exit instead of resetting).
+/// Ends the machine. Without ACPI there is no power switch, and the kernel would only halt. A
+/// restart then makes the hypervisor end the machine, since it is told to exit instead of
+/// resetting.
 pub fn power_off() {
     let has_switch = Path::new("/sys/firmware/acpi").exists();
     let command = if has_switch { RebootCommand::PowerOff } else { RebootCommand::Restart };

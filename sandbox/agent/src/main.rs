@@ -6,37 +6,40 @@
 //! # How the pieces meet
 //!
 //! [`machine`] mounts the kernel's file systems and loads modules, [`port`] turns the port into a
-//! sequence of connections, [`mod@service`] answers requests with [`agent`], which holds containers by
-//! id. [`container`] builds one: its devices ([`nvme`], [`uevent`]), its [`cgroup`] with the
-//! [`device_policy`], its processes. A [`process`] begins as this program again in the role of
-//! [`init`], which sets itself up inside the container's namespaces and executes. [`stdio`] carries
-//! its streams ([`kept`] what the host may ask for again), the [`reaper`] its end. [`trace`] tells how long the NVMe driver and the block layer
-//! took over commands, while a host asks. [`network`] configures the
-//! sandbox's interface beside all that. [`sockets`] starts the socket engine of a sandbox whose sockets are
-//! devices.
+//! sequence of connections, and [`mod@service`] answers requests with [`agent`], which holds
+//! containers by id. [`container`] builds one container: its devices ([`nvme`], [`uevent`]), its
+//! [`cgroup`] with the [`device_policy`], its processes. A [`process`] begins as this program in
+//! the role of [`init`], which sets itself up inside the container's namespaces and executes the
+//! container's program. [`stdio`] carries a process's streams, [`kept`] keeps output that the host
+//! may ask for again, and the [`reaper`] reports the process's end. [`trace`] measures the time
+//! that the NVMe driver and the block layer take for commands, while a host asks for it.
+//! [`network`] configures the sandbox's interface. [`sockets`] starts the socket engine of a
+//! sandbox whose sockets are devices.
 //!
 //! # What keeps a container in
 //!
-//! The virtual machine keeps a container from the host. Inside the sandbox these keep it from the
-//! agent and its neighbours: namespaces (mount, PID, IPC, UTS, cgroup), the usual default
-//! capabilities, masked and write-protected kernel paths, and a device policy in BPF: CAP_MKNOD
-//! stays, as elsewhere, but opening a node that is not the container's own fails, the agent's port
-//! among them. On a kernel without such policies CAP_MKNOD is dropped instead. A privileged
-//! container can do all that root in the sandbox can, and take the sandbox with it.
+//! The virtual machine separates a container from the host. Inside the sandbox, a container is
+//! separated from the agent and its neighbours by namespaces (mount, PID, IPC, UTS, cgroup), the
+//! usual default capabilities, masked and write-protected kernel paths, and a device policy in BPF.
+//! CAP_MKNOD stays, as in other runtimes, but a container cannot open a node of a device that is
+//! not its own, such as the agent's port. On a kernel without such policies, CAP_MKNOD is dropped
+//! instead. A privileged container can do everything that root in the sandbox can, including ending
+//! the sandbox.
 //!
 //! # Not implemented
 //!
-//! A network namespace for each container (all share the sandbox's),
-//! user namespaces, seccomp filters, limits by cgroup, volumes with a file system other than ext4,
-//! resuming input that was on the way to a process when the host's connection broke.
+//! A network namespace for each container (all share the sandbox's), user namespaces, seccomp
+//! filters, limits by cgroup, volumes with a file system other than ext4, resuming input that was
+//! in flight to a process when the host's connection broke.
 //!
 //! # Dependencies
 //!
-//! `tokio` (one thread) and `tonic` serve gRPC, as the host's end does; `prost` also encodes what
-//! a process-to-be is told. `rustix` gives system calls safe types. `libc` has what it lacks:
-//! clone into namespaces, execve, signals by number, bpf, two ioctls; these, the adoption of
-//! inherited descriptors and the runtime's registration of descriptors are the `unsafe` blocks.
-//! `slipway-netlink` configures the interface. `serde_json` writes histograms. `anyhow` because every error here ends as text for the host.
+//! `tokio` (one thread) and `tonic` serve gRPC, as on the host's end; `prost` also encodes the
+//! description of a process for [`init`]. `rustix` gives system calls safe types. `libc` has those
+//! that `rustix` lacks: clone into namespaces, execve, signals by number, bpf, two ioctls. These
+//! calls, the adoption of inherited descriptors and the runtime's registration of descriptors are
+//! the `unsafe` blocks. `slipway-netlink` configures the interface. `serde_json` writes histograms.
+//! `anyhow` is used because every error here ends as text for the host.
 #![allow(unsafe_code)]
 
 mod agent;
@@ -88,11 +91,11 @@ fn main() {
     let first_instruction = stages::now();
     let mut args = std::env::args().skip(1);
     let result = match args.next().as_deref() {
-        // The kernel hands options that it does not know to PID 1, so its arguments mean nothing.
+        // The kernel passes options that it does not know to PID 1, so PID 1 ignores its arguments.
         _ if std::process::id() == 1 => run_as_init(first_instruction),
         Some(init::SUBCOMMAND) => init::run(args),
         Some("serve") => serve_socket(first_instruction, args.collect()),
-        // What it asks for is mostly not there, which nobody wants to read of.
+        // Requested modules are mostly absent, which is not worth a log line.
         Some(machine::MODPROBE_OPTION) => {
             let there = args.nth(1).is_some_and(|name| machine::load_asked(&name));
             std::process::exit(i32::from(!there))
@@ -118,7 +121,8 @@ fn run_as_init(first_instruction: u64) -> Result<()> {
     machine::mount_all()?;
     let stages = Arc::new(Stages::new(first_instruction));
     let loader = stages.clone();
-    // Beside the port: it opens as soon as its own driver is in, not after the last module.
+    // Modules are loaded in parallel to opening the port, which needs only its own driver and not
+    // the last module.
     std::thread::Builder::new()
         .name("modules".into())
         .spawn(move || machine::load_modules(&loader))
@@ -145,8 +149,8 @@ fn run_as_init(first_instruction: u64) -> Result<()> {
     })
 }
 
-/// `serve SOCKET BASE SYSFS CGROUP`: the agent as an ordinary root process on a Unix socket, for
-/// tests and development: it changes nothing of the machine it runs on.
+/// Runs `serve SOCKET BASE SYSFS CGROUP`: the agent as an ordinary root process on a Unix socket,
+/// for tests and development. It changes nothing of the machine that it runs on.
 fn serve_socket(first_instruction: u64, args: Vec<String>) -> Result<()> {
     let [socket, base, sysfs, cgroup] = args.as_slice() else {
         bail!("serve SOCKET BASE SYSFS CGROUP");
@@ -173,7 +177,7 @@ fn serve_socket(first_instruction: u64, args: Vec<String>) -> Result<()> {
     })
 }
 
-/// A server on whose connections one stalled stream holds up no other call.
+/// Makes a server whose connections have room for calls beside stalled streams.
 fn server() -> Server {
     Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
@@ -195,7 +199,7 @@ fn service(
     AgentServer::new(Service(Arc::new(Agent::new(places, stages, reaper, power_off))))
 }
 
-/// Records the driver's stage beside everything else.
+/// Starts a task that records the driver's stage.
 fn watch_driver(stages: &Arc<Stages>, sysfs: &Path) {
     let (stages, sysfs) = (stages.clone(), sysfs.to_owned());
     tokio::spawn(async move { stages.watch_driver(sysfs).await });

@@ -1,5 +1,5 @@
-//! The sandbox's network interface: the host says which it is and what it is called on the network, so
-//! that nothing has to be asked for there.
+//! The sandbox's network interface. The host gives its MAC address and all of its settings, so that
+//! nothing must be requested on the network.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -12,22 +12,21 @@ use slipway_netlink::{Address, Link, LinkChange, Netlink, Route};
 
 use crate::{log, machine, uevent};
 
-/// An interface that is not there by then does not come: a guest under emulation on a busy host takes
-/// seconds.
+/// The longest wait for the interface. A guest under emulation on a busy host takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is to become of the interface.
+/// The requested settings of the interface.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wanted {
     mac: [u8; 6],
-    /// With the lengths of their networks' prefixes.
+    /// The addresses with the lengths of their networks' prefixes.
     addresses: Vec<(IpAddr, u8)>,
     gateways: Vec<IpAddr>,
     mtu: Option<u32>,
 }
 
 impl Wanted {
-    /// Takes a request apart.
+    /// Parses a request.
     pub fn parse(request: &ConfigureNetworkRequest) -> Result<Self> {
         let address = |text: &str| -> Result<IpAddr> {
             text.parse().with_context(|| format!("{text:?} is no IP address"))
@@ -51,9 +50,10 @@ impl Wanted {
     }
 }
 
-/// Waits for the interface and configures it; its name.
+/// Waits for the interface and configures it. Returns its name.
 pub async fn configure(wanted: Wanted) -> Result<String> {
-    // Drivers talk to their device while they are loaded: not on the thread that serves the host.
+    // Drivers talk to their device while they are loaded, so this must not run on the thread that
+    // serves the host.
     tokio::task::spawn_blocking(machine::load_network_modules).await?;
     let find = || Netlink::open()?.links().map(|links| with_mac(links, wanted.mac));
     let found = uevent::wait_for(PATIENCE, find).await.context("looking for the interface")?;
@@ -71,10 +71,10 @@ fn with_mac(links: Vec<Link>, mac: [u8; 6]) -> Option<Link> {
     links.into_iter().find(|link| link.mac == Some(mac))
 }
 
-/// Done again it changes nothing.
+/// Applies the settings. A repetition changes nothing.
 fn apply(link: &Link, wanted: &Wanted) -> Result<()> {
     let mut netlink = Netlink::open()?;
-    // The host has said everything: nobody on the network has a say in it.
+    // The host gives all settings, so router advertisements are ignored.
     let setting = format!("/proc/sys/net/ipv6/conf/{}/accept_ra", link.name);
     if let Err(error) = std::fs::write(&setting, "0") {
         log!("{setting}: {error}");
@@ -127,7 +127,8 @@ mod tests {
         assert!(bad(|r| r.gateways[0] = "x".into()).contains("no IP address"));
     }
 
-    /// On the loopback interface of a namespace of its own, which has a MAC address of zeros.
+    /// Uses the loopback interface of a network namespace of its own, which has a MAC address of
+    /// zeros.
     #[test]
     fn an_interface_is_configured_as_root() {
         let done = std::thread::spawn(|| {
@@ -138,7 +139,7 @@ mod tests {
             }
             let mut netlink = Netlink::open().unwrap();
             let mut wanted = Wanted { mac: [0; 6], ..Wanted::parse(&request()).unwrap() };
-            // Nothing is behind this interface in IPv6.
+            // The interface has no neighbour in IPv6.
             wanted.gateways.pop();
             let link = with_mac(netlink.links().unwrap(), wanted.mac).unwrap();
             for _ in 0..2 {

@@ -1,10 +1,11 @@
 //! Disks of the sandbox's PCI functions, found in sysfs: namespaces of NVMe controllers, and virtio
 //! block devices.
 //!
-//! A PCI function ADDR has its controller at `bus/pci/devices/ADDR/nvme/nvmeC`, and that its
-//! namespaces as `nvmeCnN`. With native multipath a controller has paths `nvmeScCnN` instead (no
-//! device number), and the namespace is the subsystem's disk `nvmeSnN`. The number N in a name is
-//! a count, not the namespace identifier: that is the attribute `nsid`.
+//! A PCI function ADDR has its controller at `bus/pci/devices/ADDR/nvme/nvmeC`, and the
+//! controller's directory has its namespaces as `nvmeCnN`. With native multipath, a controller has
+//! paths `nvmeScCnN` instead (without a device number), and the namespace is the subsystem's disk
+//! `nvmeSnN`. The number N in a name is a count. The namespace identifier is in the attribute
+//! `nsid`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,19 +16,19 @@ use slipway_agent_protocol::v1::BlockDevice;
 use crate::init::Device;
 use crate::{machine, uevent};
 
-/// A controller that is going to appear does so within this time of being asked for.
+/// The longest wait for a controller or a namespace to appear.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A namespace of a controller.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// Namespace identifier.
+    /// The namespace identifier.
     pub nsid: u32,
-    /// Name of the disk, as in `/sys/class/block`.
+    /// The name of the disk, as in `/sys/class/block`.
     pub disk: String,
 }
 
-/// Finds `wanted`, waiting for the driver if it is not there yet.
+/// Returns the device number of `wanted`. Waits for the driver if the device is not there yet.
 pub async fn find(sysfs: &Path, wanted: &BlockDevice) -> Result<Device> {
     if wanted.nsid == 0 {
         machine::load_extra_modules();
@@ -38,7 +39,7 @@ pub async fn find(sysfs: &Path, wanted: &BlockDevice) -> Result<Device> {
     }
 }
 
-/// Whether any namespace is there.
+/// Returns whether any namespace exists.
 pub fn any(sysfs: &Path) -> bool {
     let all = controllers(sysfs).unwrap_or_default();
     all.iter().any(|controller| !namespaces(controller).is_empty())
@@ -56,7 +57,8 @@ fn look(sysfs: &Path, wanted: &BlockDevice) -> Result<Option<Device>> {
     number(&sysfs.join("class/block").join(&found.disk))
 }
 
-/// The virtio block device that the function at `address` is: `virtioN/block/vdX` in its directory.
+/// Returns the virtio block device of the function at `address`: `virtioN/block/vdX` in the
+/// function's directory. Returns `None` if it is not there yet.
 fn virtio(sysfs: &Path, address: &str) -> Result<Option<Device>> {
     let function = function(sysfs, address)?;
     let devices = entries(&function).into_iter().map(|entry| entry.join("block"));
@@ -66,11 +68,12 @@ fn virtio(sysfs: &Path, address: &str) -> Result<Option<Device>> {
     }
 }
 
-/// The device number of the disk whose directory this is.
+/// Returns the device number of the disk with this directory. Returns `None` if the disk is not
+/// there yet.
 fn number(disk: &Path) -> Result<Option<Device>> {
     match std::fs::read_to_string(disk.join("dev")) {
         Ok(text) => parse_number(&text).map(Some),
-        // The disk's own directory follows a moment later.
+        // The disk's own directory appears a moment later.
         Err(_) => Ok(None),
     }
 }
@@ -104,13 +107,13 @@ fn controllers(sysfs: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries(&sysfs.join("class/nvme")))
 }
 
-/// A directory's entries, none if it does not exist.
+/// Returns a directory's entries, or none if the directory does not exist.
 fn entries(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-/// The namespaces of the controller at `directory`.
+/// Returns the namespaces of the controller at `directory`.
 pub fn namespaces(directory: &Path) -> Vec<Namespace> {
     entries(directory).iter().filter_map(|path| namespace(path)).collect()
 }
@@ -121,7 +124,8 @@ fn namespace(path: &Path) -> Option<Namespace> {
     Some(Namespace { nsid, disk })
 }
 
-/// `nvme0n1` for itself, and for the path `nvme0c3n1`.
+/// Returns the disk's name for an entry: `nvme0n1` for itself, and for the path `nvme0c3n1`.
+/// Returns `None` if the entry is not a namespace.
 fn disk_name(entry: &str) -> Option<String> {
     let rest = entry.strip_prefix("nvme")?;
     let (instance, namespace) = rest.split_once('n')?;

@@ -1,17 +1,17 @@
 //! The virtio-serial port as a sequence of connections.
 //!
-//! A port is a character device, not a socket: there is no accept, the host's coming and going
-//! shows as POLLHUP appearing and vanishing, and bytes of two hosts follow each other without a
-//! border. So a connection begins with HTTP/2's client preface (RFC 9113, section 3.4): what
-//! precedes it lingered from the connection before and is dropped. A preface at the start of a
+//! A port is a character device, not a socket. It has no accept, a host's coming and going shows
+//! only as POLLHUP appearing and vanishing, and the bytes of two hosts follow each other without a
+//! boundary. So a connection begins with HTTP/2's client preface (RFC 9113, section 3.4): bytes
+//! before it are left from the previous connection and are dropped. A preface at the start of a
 //! read in mid-connection means that the host left and came back before this side noticed: the old
 //! connection ends there and the new one begins with it. (A message from the host starts a buffer
-//! of its own, so a preface is never torn off its front. Standard input that happens to look like
-//! one at a buffer's start costs a reconnect, nothing more.)
+//! of its own, so the beginning of a preface is never torn off. Standard input that happens to look
+//! like a preface at a buffer's start costs a reconnect, nothing more.)
 //!
-//! POLLHUP is level-triggered and final for the runtime's registrations, so waiting for it to go
-//! away by registering the port itself would spin. The port is instead registered, edge-triggered,
-//! with an epoll instance of its own, and that instance with the runtime.
+//! POLLHUP is level-triggered and final for the runtime's registrations, so registering the port
+//! itself and waiting for POLLHUP to vanish would spin. Instead, the port is registered,
+//! edge-triggered, with an epoll instance of its own, and that instance with the runtime.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -33,20 +33,20 @@ use tonic::transport::server::Connected;
 
 use crate::uevent;
 
-/// RFC 9113, section 3.4.
+/// The client preface of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A sandbox whose port does not appear is of no use to anybody.
+/// The longest wait for the port to appear. A sandbox without the port is useless.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Reads while looking for a preface; the driver's buffers are pages.
+/// The size of reads while looking for a preface; the driver's buffers are pages.
 const PAGE: usize = 4096;
 
 /// The open port.
 pub struct Port {
     device: OwnedFd,
     events: AsyncFd<OwnedFd>,
-    /// Of the reader and the writer: an event is taken by one of them and concerns both.
+    /// The wakers of the reader and the writer. One of them takes an event, which concerns both.
     wakers: Mutex<[Option<Waker>; 2]>,
     /// The beginning of the next connection, read by the last one.
     ahead: Mutex<Vec<u8>>,
@@ -59,7 +59,7 @@ enum Side {
 }
 
 impl Port {
-    /// Waits for the port of that name and opens it.
+    /// Waits for the port of this name and opens it.
     pub async fn open(sysfs: &Path, name: &str) -> Result<Port> {
         let class = sysfs.join("class/virtio-ports");
         let found = uevent::wait_for(PATIENCE, || {
@@ -67,7 +67,7 @@ impl Port {
             let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
             match rustix::fs::open(Path::new("/dev").join(node), flags, Mode::empty()) {
                 Ok(device) => Ok(Some(device)),
-                // The node follows the sysfs entry.
+                // The device node appears after the sysfs entry.
                 Err(Errno::NOENT | Errno::NXIO) => Ok(None),
                 Err(error) => Err(error),
             }
@@ -89,7 +89,7 @@ impl Port {
         })
     }
 
-    /// The connections of this port, each after the one before has ended.
+    /// Returns the connections of this port, each after the previous one has ended.
     pub fn connections(self) -> ReceiverStream<io::Result<Connection>> {
         let (sender, receiver) = mpsc::channel(1);
         let port = Arc::new(self);
@@ -112,7 +112,7 @@ impl Port {
         ReceiverStream::new(receiver)
     }
 
-    /// Waits until a host is there.
+    /// Waits until a host is connected.
     async fn connected(&self) -> io::Result<()> {
         while !self.host_is_there()? {
             std::future::poll_fn(|context| self.poll_event(context, Side::Reader)).await?;
@@ -126,7 +126,7 @@ impl Port {
         Ok(!fds[0].revents().contains(PollFlags::HUP))
     }
 
-    /// Ready after something happened to the port since the last time.
+    /// Returns `Ready` after something has happened to the port since the last call.
     fn poll_event(&self, context: &mut Context<'_>, side: Side) -> Poll<io::Result<()>> {
         lock(&self.wakers)[side as usize] = Some(context.waker().clone());
         let mut guard = ready!(self.events.poll_read_ready(context))?;
@@ -140,7 +140,7 @@ impl Port {
         Poll::Ready(Ok(()))
     }
 
-    /// 0 when the host is gone.
+    /// Reads from the port. Returns 0 if the host is gone.
     fn poll_read(&self, context: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             match rustix::io::read(&self.device, &mut *buffer) {
@@ -172,7 +172,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The device node's name of the port called `name`.
+/// Returns the name of the device node of the port called `name`. Returns `None` if there is no
+/// such port.
 fn find(class: &Path, name: &str) -> Option<std::ffi::OsString> {
     let entries = std::fs::read_dir(class).ok()?;
     entries.filter_map(Result::ok).find_map(|entry| {
@@ -181,12 +182,12 @@ fn find(class: &Path, name: &str) -> Option<std::ffi::OsString> {
     })
 }
 
-/// One host's connection.
+/// The connection of one host.
 pub struct Connection {
     port: Arc<Port>,
-    /// Read, but not handed on yet.
+    /// Bytes that were read, but not returned to the reader yet.
     head: Vec<u8>,
-    /// The preface was seen.
+    /// Set once the preface was seen.
     synchronised: bool,
     _alive: oneshot::Sender<()>,
 }
@@ -197,7 +198,8 @@ impl Connected for Connection {
 }
 
 impl Connection {
-    /// Drops bytes until the preface is at the front of `head`; `false` at the end.
+    /// Drops bytes until the preface is at the front of `head`. Returns `false` if the host is
+    /// gone.
     fn poll_synchronise(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
             if discard_to_preface(&mut self.head) {
@@ -213,7 +215,8 @@ impl Connection {
     }
 }
 
-/// Whether `bytes` begin with the preface now; otherwise only its possible beginning is left.
+/// Drops bytes before the preface. Returns whether `bytes` begin with the preface now; otherwise
+/// only a possible beginning of it is left.
 fn discard_to_preface(bytes: &mut Vec<u8>) -> bool {
     let found = bytes.windows(PREFACE.len()).position(|window| window == PREFACE);
     let keep_from = found.unwrap_or(bytes.len().saturating_sub(PREFACE.len() - 1));
@@ -283,7 +286,7 @@ mod tests {
         assert!(discard_to_preface(&mut bytes));
     }
 
-    /// A packet socket keeps the borders of writes, as the port does.
+    /// Makes a pair of packet sockets, which keep the boundaries of writes, as the port does.
     fn pair() -> (OwnedFd, OwnedFd) {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
         let flags = SocketFlags::NONBLOCK;

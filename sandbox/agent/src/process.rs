@@ -22,16 +22,17 @@ use crate::init::{InitSpec, SUBCOMMAND};
 use crate::kept::Kept;
 use crate::reaper::{Exit, Reaper};
 
-/// Mounts and look-ups take milliseconds; a device that answers nothing must not hold the caller
-/// for ever. The NVMe driver gives a command up after 30 s.
+/// The deadline for setting a process up. Mounts and look-ups take milliseconds, but a device that
+/// does not answer must not block the caller for ever. The NVMe driver gives up a command after 30
+/// s.
 const SETUP_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Why a process is not there.
+/// The reason why a process could not be set up or started.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// 126 or 127 when the program itself is the reason, as docker counts; else 0.
+    /// 126 or 127 if the program itself is the reason, as in docker; otherwise 0.
     pub exit_status: u32,
-    /// For the user.
+    /// The message for the user.
     pub message: String,
 }
 
@@ -41,28 +42,28 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Standard output and standard error; both are one terminal's master side or none's.
+/// Standard output and standard error. With a terminal, its master side is standard output.
 #[derive(Default)]
 pub struct Outputs {
     pub stdout: Option<Arc<AsyncFile>>,
     pub stderr: Option<Arc<AsyncFile>>,
 }
 
-/// A process that was set up; it runs after [`Process::start`].
+/// A process that was set up. It runs after [`Process::start`].
 pub struct Process {
     pid: Pid,
     exit: Exit,
     channel: Mutex<Option<AsyncFd<OwnedFd>>>,
     stdin: Mutex<Option<Arc<AsyncFile>>>,
     terminal: Option<Arc<AsyncFile>>,
-    /// Locked by the attached Stdio stream.
+    /// The streams, locked by the attached Stdio stream.
     pub outputs: Arc<tokio::sync::Mutex<Outputs>>,
-    /// What was read from them and is not the host's yet.
+    /// Output that was read and that the host has not recorded yet.
     kept: Mutex<Kept>,
 }
 
 impl Process {
-    /// Sets a process up with the program `agent` (this one) as its first stage. `terminal` and
+    /// Sets up a process, with the program `agent` (this one) as its first stage. `terminal` and
     /// `stdin` are those of `spec.process`.
     pub async fn prepare(
         agent: &Path,
@@ -72,8 +73,8 @@ impl Process {
         let starting = reaper.starting();
         let (channel, mut pipes) = launch(agent, spec)?;
         let channel = register(channel, Interest::READABLE)?;
-        // Both stages report on one channel, so the inner one may be ready before the outer one
-        // has said which process it made.
+        // Both stages report on one channel, so the inner stage may be ready before the outer stage
+        // has reported the process id.
         let mut early = None;
         let pid = loop {
             match receive(&channel).await? {
@@ -124,7 +125,7 @@ impl Process {
         })
     }
 
-    /// Runs the program; returns once it executes. `false`: it was started before.
+    /// Runs the program, and returns once it executes. Returns `false` if it was started before.
     pub async fn start(&self) -> Result<bool, Failure> {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(channel) = channel else { return Ok(false) };
@@ -137,24 +138,24 @@ impl Process {
         }
     }
 
-    /// In the agent's PID namespace.
+    /// Returns the process id in the agent's PID namespace.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Whether it has not ended yet. While it has not, its id is not used again.
+    /// Returns whether the process has not ended. Its id is not reused before it has.
     pub fn is_alive(&self) -> bool {
         self.exit.borrow().is_none()
     }
 
-    /// Waits for its end: 0 to 255, or 128 + n for signal n.
+    /// Waits for the process's end. Returns its exit status: 0 to 255, or 128 + n for signal n.
     pub async fn ended(&self) -> u32 {
         let mut exit = self.exit.clone();
-        // The reaper outlives every process; 255 only if it is gone.
+        // The reaper outlives every process; 255 means that the reaper is gone.
         exit.wait_for(Option::is_some).await.ok().and_then(|status| *status).unwrap_or(255)
     }
 
-    /// Sends `signal` (1 to 64); no error if it has ended.
+    /// Sends `signal` (1 to 64). A process that has ended is no error.
     pub fn signal(&self, signal: u32) -> io::Result<()> {
         if !self.is_alive() {
             return Ok(());
@@ -162,18 +163,18 @@ impl Process {
         crate::signal::send(self.pid.as_raw_nonzero().get(), signal)
     }
 
-    /// What it wrote and the host has not recorded yet.
+    /// Returns the output that the host has not recorded yet.
     pub fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where standard input goes, while it is open.
+    /// Returns the write side of standard input. Returns `None` if it is closed.
     pub fn stdin(&self) -> Option<Arc<AsyncFile>> {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends standard input. A terminal has no end of input: a program reading it sees the end
-    /// when its user types one.
+    /// Closes standard input. A terminal has no end of input: a program sees the end when the user
+    /// types it.
     pub fn close_stdin(&self) {
         if self.terminal.is_some() {
             return;
@@ -181,7 +182,7 @@ impl Process {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// The terminal's master side, if it has a terminal.
+    /// Returns the terminal's master side. Returns `None` if the process has no terminal.
     pub fn terminal(&self) -> Option<&AsyncFile> {
         self.terminal.as_deref()
     }
@@ -194,8 +195,8 @@ struct Pipes {
     stderr: Option<Arc<AsyncFile>>,
 }
 
-/// Starts the first stage. No await in here: what it opens without close-on-exec must not reach
-/// another process that starts meanwhile.
+/// Starts the first stage. There is no await in here, since the descriptors that are opened without
+/// close-on-exec must not leak into another process that starts meanwhile.
 fn launch(agent: &Path, spec: &InitSpec) -> io::Result<(OwnedFd, Pipes)> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -222,12 +223,12 @@ fn launch(agent: &Path, spec: &InitSpec) -> io::Result<(OwnedFd, Pipes)> {
         if !terminal {
             command.stdin(read);
         }
-        // With a terminal this only says that input is wanted; the terminal takes its place.
+        // With a terminal, this pipe only marks that input is wanted; the terminal replaces it.
         pipes.stdin = Some(Arc::new(AsyncFile::new(write.into())?));
     }
     fcntl_setfd(&theirs, FdFlags::empty())?;
     fcntl_setfd(&memfd, FdFlags::empty())?;
-    // The reaper collects it: dropping std's handle neither waits nor kills.
+    // The reaper collects the child: dropping std's handle neither waits nor kills.
     drop(command.spawn()?);
     Ok((ours, pipes))
 }

@@ -1,7 +1,8 @@
-//! The one place that waits for children.
+//! The only place that waits for children.
 //!
-//! PID 1 inherits every orphan, so it waits for any child (`waitpid(-1)`) and tells those who
-//! asked; nobody else may wait for a process id. Statuses nobody asked for are dropped: orphans.
+//! PID 1 inherits every orphan, so it waits for any child (`waitpid(-1)`) and passes the status to
+//! the watchers of its process id; no other code may wait for a process id. Statuses of unwatched
+//! processes are dropped, since those are orphans.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,23 +11,23 @@ use rustix::process::{Pid, WaitOptions, WaitStatus};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-/// `Some(status)` once the process has ended: 0 to 255, or 128 + n for signal n.
+/// A receiver with `Some(status)` once the process has ended: 0 to 255, or 128 + n for signal n.
 pub type Exit = watch::Receiver<Option<u32>>;
 
-/// Dispatches exit statuses.
+/// The dispatcher of exit statuses.
 #[derive(Default)]
 pub struct Reaper(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     waiting: HashMap<Pid, watch::Sender<Option<u32>>>,
-    /// Processes that ended before their starter learned their id; kept while any start is
-    /// under way.
+    /// Statuses of processes that ended before their starter knew their id, kept while any start is
+    /// in progress.
     early: HashMap<Pid, u32>,
     starting: usize,
 }
 
-/// While it lives, no exit status is lost between a process's start and [`Reaper::watch`].
+/// A guard during which no exit status is lost between a process's start and [`Reaper::watch`].
 pub struct Starting(Arc<Reaper>);
 
 impl Drop for Starting {
@@ -40,13 +41,13 @@ impl Drop for Starting {
 }
 
 impl Reaper {
-    /// To be held from before a process is started until it is watched.
+    /// Returns a guard to be held from before a process is started until it is watched.
     pub fn starting(self: &Arc<Self>) -> Starting {
         self.table().starting += 1;
         Starting(self.clone())
     }
 
-    /// Announces the end of `pid`, a child of this process.
+    /// Returns a receiver of the exit status of `pid`, a child of this process.
     pub fn watch(&self, pid: Pid) -> Exit {
         let mut table = self.table();
         if let Some(status) = table.early.remove(&pid) {
@@ -57,10 +58,10 @@ impl Reaper {
         receiver
     }
 
-    /// Reaps for ever.
+    /// Reaps children for ever.
     ///
     /// # Errors
-    /// No handler for SIGCHLD can be installed.
+    /// The handler for SIGCHLD cannot be installed.
     pub async fn run(self: Arc<Self>) -> std::io::Result<()> {
         let mut signals = signal(SignalKind::child())?;
         loop {

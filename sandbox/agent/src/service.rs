@@ -1,4 +1,4 @@
-//! The gRPC service: requests to calls on [`Agent`], nothing more.
+//! The gRPC service, which maps requests to calls on [`Agent`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::agent::{Agent, status};
 use crate::log;
 use crate::stdio::Attachment;
 
-/// Time for the reply to a shutdown to leave before the sandbox does.
+/// The time for the reply to a shutdown to be sent before the sandbox ends.
 const FAREWELL: Duration = Duration::from_millis(100);
-/// Traces under way to a host that reads slowly.
+/// The most traces in flight to a host that reads slowly.
 const TRACES: usize = 4;
 
-/// The service of one agent.
+/// The gRPC service of one agent.
 #[derive(Clone)]
 pub struct Service(pub Arc<Agent>);
 
 impl Service {
-    /// Runs `work` to its end even if the host disconnects meanwhile, so that nothing is left
-    /// half made.
+    /// Runs `work` to its end even if the host disconnects meanwhile, so that nothing is left half
+    /// made.
     async fn complete<T, F>(&self, work: impl FnOnce(Arc<Agent>) -> F) -> Result<T, Status>
     where
         T: Send + 'static,

@@ -1,12 +1,12 @@
-//! Sending signals by their Linux number, real-time ones included.
+//! Sending signals by their Linux number, including real-time signals.
 
 use std::io;
 
-/// Sends `signal` (1 to 64) to the process `pid`; a process that is gone is no error.
+/// Sends `signal` (1 to 64) to the process `pid`. A process that is gone is no error.
 pub fn send(pid: i32, signal: u32) -> io::Result<()> {
     let invalid = || io::Error::new(io::ErrorKind::InvalidInput, format!("no signal {signal}"));
     let number = i32::try_from(signal).map_err(|_| invalid())?;
-    // Non-positive ids address groups, or every process there is.
+    // Non-positive ids address groups or all processes.
     if !(1..=64).contains(&number) || pid <= 0 {
         return Err(invalid());
     }

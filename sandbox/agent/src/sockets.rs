@@ -1,8 +1,9 @@
-//! The sandbox's socket engine: a program of its own on the function that the host's engine serves.
+//! The sandbox's socket engine: a separate program that uses the function that the host's engine
+//! serves.
 //!
-//! The agent starts it and looks after it. When it ends, containers' connections are reset and their new
-//! ones are the kernel's, which the library sees to; it is not started again, since the host has
-//! ended what it served.
+//! The agent starts and watches the engine. When the engine ends, containers' connections are
+//! reset, and the library gives them the kernel's sockets for new ones. The engine is not started
+//! again, since the host has ended the function.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,18 +18,18 @@ use crate::init::{SocketsSpec, sockets};
 use crate::log;
 use crate::reaper::{Exit, Reaper};
 
-/// How long the engine may take to serve: under emulation, on a loaded machine.
+/// The longest wait until the engine serves, under emulation and on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks.
+/// The pause between two checks whether the engine serves.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The engine's program.
+/// The file name of the engine's program.
 const PROGRAM: &str = "slipway-guest-sockets";
 
-/// Where the engine's files are.
+/// The paths of the engine's files.
 pub struct Files {
-    /// The program and the libraries.
+    /// The folder of the program and the libraries.
     pub fixed: PathBuf,
-    /// The engine's socket, made when it starts.
+    /// The folder of the engine's socket, created when the engine starts.
     pub run: PathBuf,
 }
 
@@ -37,7 +38,7 @@ impl Files {
         self.run.join("socket.sock")
     }
 
-    /// What a container is given.
+    /// Returns the folders that are mounted into a container.
     pub fn spec(&self) -> Result<SocketsSpec> {
         let engine = self.run.join("socket.d");
         let text =
@@ -46,10 +47,10 @@ impl Files {
     }
 }
 
-/// Starts the engine; on return programs can attach to it.
+/// Starts the engine. When this returns, programs can attach to it.
 ///
 /// # Errors
-/// It is not there, it ended, or it did not serve in time; it does not run then.
+/// The engine's program is missing, it ended, or it did not serve in time. It does not run then.
 pub async fn start(files: &Files, reaper: &Arc<Reaper>) -> Result<()> {
     std::fs::create_dir_all(&files.run).with_context(|| files.run.display().to_string())?;
     let starting = reaper.starting();
@@ -96,7 +97,7 @@ async fn serving(files: &Files, exit: Exit) -> Result<()> {
 }
 
 async fn ended(mut exit: Exit) -> u32 {
-    // The reaper outlives every process; 255 only if it is gone.
+    // The reaper outlives every process; 255 means that the reaper is gone.
     exit.wait_for(Option::is_some).await.ok().and_then(|status| *status).unwrap_or(255)
 }
 

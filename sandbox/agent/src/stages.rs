@@ -1,4 +1,5 @@
-//! When the guest reached its stages, in CLOCK_BOOTTIME, which starts with the guest's kernel.
+//! Times at which the guest reached its stages, in CLOCK_BOOTTIME, which starts with the guest's
+//! kernel.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -10,16 +11,16 @@ use tokio::sync::watch;
 
 use crate::{nvme, uevent};
 
-/// A namespace that is not there by then is not worth watching for the record's sake.
+/// The longest wait for a namespace, whose time is only for the record.
 const DRIVER_PATIENCE: Duration = Duration::from_secs(60);
 
-/// ns since the kernel started.
+/// Returns the time since the kernel started, in ns.
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// Points in time, each set once.
+/// The times of the stages, each set once.
 pub struct Stages {
     first_instruction: u64,
     modules_from: OnceLock<u64>,
@@ -31,7 +32,7 @@ pub struct Stages {
 }
 
 impl Stages {
-    /// `first_instruction`: when the agent began.
+    /// Makes the stages. `first_instruction` is the time at which the agent began.
     pub fn new(first_instruction: u64) -> Stages {
         Stages {
             first_instruction,
@@ -44,12 +45,12 @@ impl Stages {
         }
     }
 
-    /// Loading modules begins.
+    /// Records that loading modules begins.
     pub fn modules_begin(&self) {
         let _ = self.modules_from.set(now());
     }
 
-    /// All modules are loaded, or there are none.
+    /// Records that all modules are loaded, or that there are none.
     pub fn modules_end(&self) {
         self.modules.send_replace(true);
     }
@@ -61,29 +62,29 @@ impl Stages {
         let _ = modules.wait_for(|loaded| *loaded).await;
     }
 
-    /// The first request can be answered. Later calls change nothing.
+    /// Records that requests can be answered. Later calls change nothing.
     pub fn serving(&self) {
         let _ = self.serving_at.set(now());
     }
 
-    /// The host has asked for the network interface.
+    /// Records that the host has requested the network interface.
     pub fn network_begins(&self) {
         let _ = self.network_from.set(now());
     }
 
-    /// The interface can be used.
+    /// Records that the interface is usable.
     pub fn network_ends(&self) {
         let _ = self.network_at.set(now());
     }
 
-    /// Records when the first NVMe namespace is there.
+    /// Waits for the first NVMe namespace and records its time.
     pub async fn watch_driver(&self, sysfs: PathBuf) {
         let probe = || Ok::<_, std::convert::Infallible>(nvme::any(&sysfs).then(now));
         let Ok(at) = uevent::wait_for(DRIVER_PATIENCE, probe).await;
         *self.namespaces_at.lock().unwrap_or_else(PoisonError::into_inner) = at;
     }
 
-    /// The stages that are over.
+    /// Returns the stages that have ended.
     pub fn list(&self) -> Vec<GuestStage> {
         let first = self.first_instruction;
         let stage =

@@ -1,4 +1,4 @@
-//! Figures of the sandbox, from procfs and sysfs.
+//! Statistics of the sandbox, from procfs and sysfs.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use slipway_agent_protocol::v1::{BlockStats, StatsReply};
 
 use crate::nvme;
 
-/// Bytes of a sector in `/sys/block/*/stat`, whatever the device's own are.
+/// The bytes of a sector in `/sys/block/*/stat`, whatever the device's block size.
 const SECTOR: u64 = 512;
 
-/// Collects everything but the number of processes.
+/// Collects all statistics but the number of processes.
 pub fn collect(sysfs: &Path) -> StatsReply {
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -28,7 +28,8 @@ fn meminfo(text: &str, name: &str) -> u64 {
     kilobytes.saturating_mul(1024)
 }
 
-/// proc(5): user, nice, system, idle, iowait, irq, softirq, steal. User includes guest time.
+/// Returns the busy time in ticks: user, nice, system, irq and softirq of the fields user, nice,
+/// system, idle, iowait, irq, softirq, steal (proc(5)). User includes guest time.
 fn busy_ticks(text: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
     let field = |text: &str| text.parse::<u64>().unwrap_or(0);
@@ -54,8 +55,8 @@ fn blocks(sysfs: &Path) -> Vec<BlockStats> {
     blocks
 }
 
-/// Kernel documentation, "Block layer statistics": reads, merges, sectors, ms, writes, merges,
-/// sectors.
+/// Parses the statistics of one block device: reads, merges, sectors, ms, writes, merges, sectors
+/// (kernel documentation, "Block layer statistics"). Returns `None` if fields are missing.
 fn block(nsid: u32, text: &str) -> Option<BlockStats> {
     let fields: Vec<u64> = text.split_whitespace().map_while(|field| field.parse().ok()).collect();
     Some(BlockStats {

@@ -1,9 +1,9 @@
 //! One attached Stdio stream: bytes from a process's pipes or terminal to the host and back.
 //!
-//! Output is read from the pipe only when HTTP/2 has room for it, so a host that stops reading
-//! fills the pipe and stops the process; what was not read waits there for the next stream. Bytes
-//! already handed to a connection that breaks are lost with it, unless the host wants to resume:
-//! then they are [kept](crate::kept) until it has recorded them.
+//! Output is read from the pipe only when HTTP/2 has room for it. So a host that stops reading
+//! fills the pipe and stops the process, and unread output waits in the pipe for the next stream.
+//! Bytes that were already passed to a connection that breaks are lost with it, unless the host
+//! wants to resume: then they are [kept](crate::kept) until the host has recorded them.
 
 use std::io;
 use std::pin::Pin;
@@ -21,17 +21,18 @@ use crate::file::AsyncFile;
 use crate::kept::PIECE;
 use crate::process::{Outputs, Process};
 
-/// A stream that its host gave up is released when the runtime gets to it, not at once.
+/// The time for the runtime to release a stream that its host gave up.
 const RELEASE: Duration = Duration::from_secs(1);
 
-/// The outgoing half; dropping it detaches.
+/// The outgoing half of a Stdio stream. Dropping it detaches.
 pub struct Attachment {
     process: Arc<Process>,
     outputs: OwnedMutexGuard<Outputs>,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
     has_ended: bool,
     announced: bool,
-    /// The host says what it has recorded; without that, sent is recorded.
+    /// Set if the host reports what it has recorded. Otherwise bytes count as recorded once they
+    /// are sent.
     resumable: bool,
     /// The position up to which everything was sent.
     sent: u64,
@@ -41,7 +42,8 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Takes the process's streams and starts forwarding `input`. `from`: the host resumes there.
+    /// Locks the process's streams and starts forwarding `input`. `from` is the position at which
+    /// the host resumes.
     ///
     /// # Errors
     /// `ALREADY_EXISTS` while another stream is attached.
@@ -57,8 +59,9 @@ impl Attachment {
         let waiter = process.clone();
         let kept = {
             let mut kept = process.kept();
-            // Who asks from there on has what precedes it. Were it kept, it might fill the store, and a
-            // host with nothing to record says nothing that would empty it.
+            // A host that resumes at a position has recorded everything before it. If that were
+            // kept, it might fill the store, and a host with nothing new to record would not report
+            // anything that empties it.
             kept.recorded(from.unwrap_or(0));
             kept.range()
         };
@@ -78,13 +81,13 @@ impl Attachment {
         })
     }
 
-    /// Reads from one of the process's streams what it has; false: nothing now.
+    /// Reads available bytes of one of the process's streams. Returns whether there were any.
     fn read_output(&mut self, stderr: bool, context: &mut Context<'_>) -> bool {
         let output = if stderr { &mut self.outputs.stderr } else { &mut self.outputs.stdout };
         let Some(file) = output else { return false };
         let result = match file.poll_read(context, &mut self.buffer) {
             Poll::Ready(result) => result,
-            // Readiness may lag behind the process's end; the pipe itself does not.
+            // The runtime's readiness may lag behind the process's end, so the pipe itself is read.
             Poll::Pending if self.has_ended => file.read_now(&mut self.buffer),
             Poll::Pending => return false,
         };
@@ -94,13 +97,13 @@ impl Attachment {
                 return true;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => release(output.take()),
-            // The end; an error of a pipe or terminal is one too.
+            // This is the end of the stream; an error of a pipe or terminal counts as the end.
             _ => *output = None,
         }
         false
     }
 
-    /// The next of what was read and not sent on this stream.
+    /// Returns the next output that was not sent on this stream. Returns `None` if there is none.
     fn take(&mut self) -> Option<StdioOut> {
         let mut kept = self.process.kept();
         let (stderr, bytes) = kept.after(self.sent)?;
@@ -113,8 +116,8 @@ impl Attachment {
     }
 }
 
-/// The process has ended, but one that it left behind holds the pipe: what comes now belongs to
-/// nobody, and must neither block nor kill its writer.
+/// Discards the output of processes that an ended process left behind with its pipe. Nobody wants
+/// that output, but writing it must neither block nor kill the writer.
 fn release(file: Option<Arc<AsyncFile>>) {
     if let Some(file) = file {
         tokio::spawn(async move { file.discard().await });
@@ -143,7 +146,7 @@ impl Stream for Attachment {
             self.has_ended = true;
         }
         ready!(self.process.kept().poll_room(context));
-        // Alternating, so that a flood on one does not starve the other.
+        // The streams alternate, so that a flood on one does not starve the other.
         for stderr in [self.stderr_first, !self.stderr_first] {
             if self.read_output(stderr, context) {
                 self.stderr_first = !stderr;
@@ -166,8 +169,8 @@ impl Drop for Attachment {
     }
 }
 
-/// Writes what the host sends to the process, no faster than the process takes it. When the host's
-/// half ends without `stdin_closed`, the process's input stays open for the next stream.
+/// Writes the host's input to the process, as fast as the process takes it. If the host's half ends
+/// without `stdin_closed`, the process's input stays open for the next stream.
 async fn forward_input(process: Arc<Process>, mut input: Streaming<StdioIn>) {
     while let Ok(Some(message)) = input.message().await {
         match message.kind {

@@ -1,5 +1,5 @@
-//! Waiting for devices to appear: the kernel's uevents (netlink(7), NETLINK_KOBJECT_UEVENT) say
-//! when to look again, sysfs says what is there.
+//! Waiting for devices to appear: the kernel's uevents (netlink(7), NETLINK_KOBJECT_UEVENT) tell
+//! when to look again, and sysfs tells which devices exist.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// An event may precede the attribute files of its device, and a burst may overflow the socket:
-/// look again after this time even without one.
+/// The longest time between two looks. An event may precede the attribute files of its device, and
+/// a burst may overflow the socket, so the code looks again even without an event.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Calls `probe` now and after every device event until it finds something or fails; `None`
-/// after `patience`.
+/// Calls `probe` now, and again after every device event, until it finds something or fails.
+/// Returns `None` after `patience`.
 pub async fn wait_for<T, E>(
     patience: Duration,
     mut probe: impl FnMut() -> Result<Option<T>, E>,
@@ -24,7 +24,7 @@ pub async fn wait_for<T, E>(
         return Ok(Some(found));
     }
     let deadline = Instant::now() + patience;
-    // Without events (a network namespace that gets none) the tick alone does.
+    // Without events (in a network namespace that gets none), the tick alone triggers new looks.
     let events = subscribe().ok();
     loop {
         if let Some(found) = probe()? {
@@ -51,7 +51,8 @@ async fn next(events: Option<&AsyncFd<OwnedFd>>) {
         () = sleep(TICK) => {}
         ready = events.readable() => {
             let mut message = [0u8; 1];
-            // Their content does not matter; a datagram is gone once it was read in part.
+            // The content of an event does not matter; a datagram is removed even if it is read in
+            // part.
             #[allow(clippy::disallowed_methods, reason = "a netlink socket's peer is the kernel")]
             while recv(events.get_ref(), &mut message, RecvFlags::empty()).is_ok() {}
             if let Ok(mut guard) = ready {

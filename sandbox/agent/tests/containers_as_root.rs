@@ -1,4 +1,5 @@
-//! Containers on this machine's kernel. Needs root, loop devices, EROFS, overlayfs, cgroup2.
+//! Tests of containers on this machine's kernel. They need root, loop devices, EROFS, overlayfs and
+//! cgroup2.
 
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used)] // a failed unwrap is the failure report
@@ -188,7 +189,8 @@ async fn standard_input_goes_in_and_ends() {
     assert_eq!(run.stdout, "closed\n", "without stdin it is /dev/null");
 }
 
-/// Far more than every window between host and process, sent before the process runs.
+/// The input is far larger than every window between host and process, and is sent before the
+/// process runs.
 #[tokio::test]
 async fn input_that_nobody_reads_holds_up_no_other_call() {
     let mut sandbox = sandbox!("input_that_nobody_reads_holds_up_no_other_call");
@@ -246,7 +248,7 @@ async fn exec_joins_the_container() {
     assert_eq!(run.status, 9);
     let spec = ProcessSpec { terminal: true, ..script("tty") };
     assert!(sandbox.exec("a", spec).await.unwrap().stdout.starts_with("/dev/pts/"));
-    // One that leaves a child behind ends all the same.
+    // An exec that leaves a child behind ends, too.
     let run = sandbox.exec("a", script("sleep 1000 & echo done")).await.unwrap();
     assert_eq!(run.stdout, "done\n");
     sandbox.remove("a").await;
@@ -303,7 +305,7 @@ async fn a_returning_host_finds_the_rest_of_the_output() {
     sandbox.remove("a").await;
 }
 
-/// The output of container "a" from `position` on.
+/// Requests the output of container "a" from `position` on.
 async fn resume(client: &mut AgentClient<Channel>, position: u64) -> Streaming<StdioOut> {
     let resume = stdio_in::Kind::Resume(Resume { process: Some(main("a")), position });
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
@@ -312,8 +314,8 @@ async fn resume(client: &mut AgentClient<Channel>, position: u64) -> Streaming<S
     stream.await.unwrap().into_inner()
 }
 
-/// Hosts that die at any point between receiving and recording: the next one asks from where the
-/// last one's record ends, whatever the agent was told of that.
+/// Hosts die at any point between receiving and recording. The next host resumes at the end of the
+/// last one's record, whatever the agent was told.
 #[tokio::test]
 async fn hosts_that_die_lose_no_byte_and_get_none_twice() {
     let mut sandbox = sandbox!("hosts_that_die_lose_no_byte_and_get_none_twice");
@@ -321,7 +323,7 @@ async fn hosts_that_die_lose_no_byte_and_get_none_twice() {
     let text = format!("seq 1 {LAST} | tee /dev/stderr; exit 6");
     sandbox.create(container("a", script(&text))).await;
     sandbox.start_container("a").await;
-    // What a host has recorded: everything by its position, and each stream.
+    // The host's record: the position up to which it has everything, and the bytes of each stream.
     let (mut position, mut streams) = (0, [Vec::new(), Vec::new()]);
     for host in 0.. {
         let mut client = sandbox.reconnect().await;
@@ -340,7 +342,8 @@ async fn hosts_that_die_lose_no_byte_and_get_none_twice() {
                 stdio_out::Kind::Stdout(bytes) => (0, bytes),
                 stdio_out::Kind::Stderr(bytes) => (1, bytes),
             };
-            // Some die with a message that they have not recorded, some before they say so.
+            // Some hosts die with a message that they have not recorded, some before they report
+            // what they recorded.
             if message == host * 3 + 1 && host % 3 == 0 {
                 break;
             }
@@ -364,8 +367,8 @@ async fn hosts_that_die_lose_no_byte_and_get_none_twice() {
     sandbox.remove("a").await;
 }
 
-/// A host that had recorded all it got, and died before it said so: the next one, which has nothing to
-/// record yet, gets the rest and the end all the same.
+/// A host had recorded everything that it received, and died before it reported that. The next
+/// host, which has nothing to record yet, gets the rest and the end.
 #[tokio::test]
 async fn what_precedes_a_resumed_position_is_recorded() {
     let mut sandbox = sandbox!("what_precedes_a_resumed_position_is_recorded");
@@ -374,7 +377,7 @@ async fn what_precedes_a_resumed_position_is_recorded() {
     sandbox.create(container("a", script(&text))).await;
     sandbox.start_container("a").await;
     let mut position = 0;
-    // The agent keeps 256 KiB and sends no more before it hears what is recorded.
+    // The agent keeps 256 KiB, and sends no more before the host reports what is recorded.
     for (host, upto) in [(0, 192 << 10), (1, LEN)] {
         let mut client = sandbox.reconnect().await;
         let mut stream = resume(&mut client, position).await;
@@ -459,7 +462,8 @@ async fn a_container_opens_no_device_of_others() {
         mknod /dev/m c 1 1; cat /dev/m; echo x > /proc/sys/kernel/hostname; \
         mount -t tmpfs t /home";
     let run = sandbox.run(container("a", script(text))).await.unwrap();
-    // The root has no devices at all; in /dev, making another's node gives no access to it.
+    // The root allows no devices at all. In /dev, creating the node of another's device gives no
+    // access to it.
     for said in [
         "'/b': Permission denied",
         "'/dev/b': Operation not permitted",

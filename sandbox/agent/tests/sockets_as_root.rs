@@ -1,5 +1,5 @@
-//! What containers get of the sandbox's socket engine. The engine's program is one that only runs, and its socket is the
-//! test's: what it serves is tested elsewhere.
+//! Tests of a container's access to the sandbox's socket engine. The engine's program here only
+//! runs, and its socket is the test's: the sockets that it serves are tested elsewhere.
 #![allow(clippy::unwrap_used, dead_code)] // a failed unwrap is the failure report
 #![allow(missing_docs)]
 
@@ -29,7 +29,8 @@ async fn containers_get_library_and_engine() {
     }
     std::fs::write(at("sockets/libslipway.so"), "the library\n").unwrap();
     let program = at("sockets/slipway-guest-sockets");
-    // It ends when the test's folder goes: a child that stays would hold the test's output open.
+    // The program ends when the test's folder is removed, since a remaining child would hold the
+    // test's output open.
     let text =
         "#!/bin/sh\necho \"$@\" >\"$2.args\"; while test -e \"$2.args\"; do sleep 0.1; done\n";
     std::fs::write(&program, text).unwrap();

@@ -7,47 +7,47 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Digest, Error, Result};
 
-/// How a container of this image is to run (OCI image specification, *Image Configuration*,
-/// `config`). Absent fields are empty.
+/// The settings with which a container of this image runs (OCI image specification, *Image
+/// Configuration*, `config`). Absent fields are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ImageConfig {
-    /// `NAME=VALUE` each.
+    /// The environment, as `NAME=VALUE`.
     pub env: Vec<String>,
-    /// The command; arguments of the user replace [`cmd`](Self::cmd) only.
+    /// The command; the user's arguments replace only [`cmd`](Self::cmd).
     pub entrypoint: Vec<String>,
-    /// Default arguments, or the command where there is no entry point.
+    /// The default arguments, or the command if there is no entry point.
     pub cmd: Vec<String>,
-    /// Folder to start in; empty means `/`.
+    /// The working directory; empty means `/`.
     pub working_dir: String,
-    /// `USER`, `UID`, `USER:GROUP`, …; empty means root.
+    /// The user as `USER`, `UID`, `USER:GROUP`, …; empty means root.
     pub user: String,
-    /// `SIGTERM`, `15`, …; empty means SIGTERM.
+    /// The stop signal as `SIGTERM`, `15`, …; empty means SIGTERM.
     pub stop_signal: String,
-    /// `80/tcp`, `53/udp`, `8080`; sorted.
+    /// The exposed ports as `80/tcp`, `53/udp`, `8080`; sorted.
     pub exposed_ports: Vec<String>,
-    /// Folders that the image wants to keep apart from its root; sorted.
+    /// The folders that the image wants to keep apart from its root; sorted.
     pub volumes: Vec<String>,
-    /// Free text by key.
+    /// The labels: free text by key.
     pub labels: BTreeMap<String, String>,
 }
 
-/// What is read from a config document.
+/// The data that are read from a config document.
 #[derive(Debug)]
 pub(crate) struct Parsed {
     pub config: ImageConfig,
-    /// `linux/amd64`.
+    /// The platform, such as `linux/amd64`.
     pub platform: String,
-    /// RFC 3339, as the image says it.
+    /// The time of creation in the image's words (RFC 3339).
     pub created: Option<String>,
-    /// Digests of the uncompressed layers, lowest first.
+    /// The digests of the uncompressed layers, lowest first.
     pub diff_ids: Vec<Digest>,
 }
 
-/// Reads a config document.
+/// Parses a config document.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     let bad = |reason: String| Error::bad_document("the image's config", reason);
-    // Docker writes null where the specification has a map or nothing.
+    // Docker writes null where the specification requires a map or nothing.
     let mut json: serde_json::Value =
         serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
     drop_nulls(&mut json);
@@ -62,7 +62,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     })
 }
 
-/// serde_json refuses documents nested deeper than 128, so this recursion is bounded.
+/// Removes nulls. The recursion is bounded, since serde_json refuses documents nested deeper than
+/// 128.
 fn drop_nulls(json: &mut serde_json::Value) {
     match json {
         serde_json::Value::Object(map) => {

@@ -1,4 +1,4 @@
-//! SHA-256 digests and a reader that computes one on the way.
+//! SHA-256 digests, and a reader and a writer that compute one on the way.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -16,23 +16,23 @@ use crate::Error;
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// The digest of `bytes`.
+    /// Returns the digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// The 64 hexadecimal digits, without `sha256:`; fit for a file name.
+    /// Returns the 64 hexadecimal digits, without `sha256:`; fit for a file name.
     pub fn hex(&self) -> String {
         hex::encode(self.0)
     }
 
-    /// The first twelve digits, for tables.
+    /// Returns the first twelve digits, for tables.
     pub fn short(&self) -> String {
         hex::encode(&self.0[..6])
     }
 
-    /// A UUID (RFC 9562 version 8, "custom") made of the digest's first bytes: the same image
-    /// always becomes the same file system.
+    /// Returns a UUID (RFC 9562 version 8, "custom") of the digest's first bytes, so that the same
+    /// image always becomes the same file system.
     pub(crate) fn uuid(&self) -> String {
         let mut b = [0; 16];
         b.copy_from_slice(&self.0[..16]);
@@ -84,7 +84,7 @@ impl TryFrom<String> for Digest {
     }
 }
 
-/// Counts and digests the bytes that are read through it.
+/// A reader that counts and digests the bytes that pass through it.
 pub(crate) struct DigestReader<R> {
     inner: R,
     hash: Sha256,
@@ -96,12 +96,12 @@ impl<R: Read> DigestReader<R> {
         Self { inner, hash: Sha256::new(), count: 0 }
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// The digest of the bytes so far.
+    /// Returns the digest of the bytes so far.
     pub(crate) fn digest(&self) -> Digest {
         Digest(self.hash.clone().finalize().into())
     }
@@ -116,7 +116,7 @@ impl<R: Read> Read for DigestReader<R> {
     }
 }
 
-/// Counts and digests the bytes that are written through it.
+/// A writer that counts and digests the bytes that pass through it.
 pub(crate) struct DigestWriter<W> {
     inner: W,
     hash: Sha256,
@@ -128,7 +128,7 @@ impl<W: io::Write> DigestWriter<W> {
         Self { inner, hash: Sha256::new(), count: 0 }
     }
 
-    /// The writer below, the digest of what went through, and how many bytes that was.
+    /// Returns the inner writer, the digest of the bytes that passed through, and their number.
     pub(crate) fn finish(self) -> (W, Digest, u64) {
         (self.inner, Digest(self.hash.finalize().into()), self.count)
     }

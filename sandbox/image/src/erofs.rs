@@ -12,38 +12,39 @@ use crate::root::tree::Tree;
 use crate::root::write;
 use crate::{Error, Result};
 
-/// Where and what the superblock's magic number is (Linux, `fs/erofs/erofs_fs.h`).
+/// The position and value of the superblock's magic number (Linux, `fs/erofs/erofs_fs.h`).
 const SUPERBLOCK: u64 = 1024;
 const MAGIC: u32 = 0xe0f5_e1e2;
-/// Kept of what mkfs.erofs complains.
+/// The most bytes that are kept of the error output of mkfs.erofs.
 const MAX_STDERR: u64 = 64 << 10;
 
 /// The programs that images are built with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tools {
-    /// Command and leading arguments of `mkfs.erofs`, version 1.7 or newer (the first that reads
-    /// tar archives from its standard input). More than one word where it runs through the dynamic
-    /// loader of a private tool root.
+    /// The command and leading arguments of `mkfs.erofs`, version 1.7 or newer (the first that
+    /// reads tar archives from its standard input). The command has more than one word if it runs
+    /// through the dynamic loader of a private tool root.
     pub mkfs_erofs: Vec<OsString>,
 }
 
 impl Default for Tools {
-    /// `mkfs.erofs` from `PATH`.
+    /// Returns the tools in `PATH`.
     fn default() -> Self {
         Self { mkfs_erofs: vec!["mkfs.erofs".into()] }
     }
 }
 
-/// What this `mkfs.erofs` can do.
+/// The optional features of a `mkfs.erofs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Features {
-    /// `--mkfs-time` (1.8): `-T` sets the time of the file system only, not of its files.
+    /// Support for `--mkfs-time` (1.8): `-T` then sets the time of the file system only, not of its
+    /// files.
     mkfs_time: bool,
 }
 
 impl Tools {
-    /// The programs of a tool root, as set-up makes it: commands in its `bin`, which run another
-    /// distribution's programs. `None` where `mkfs.erofs` is not in it.
+    /// Returns the programs of a tool root, as set-up makes it: commands in its `bin`, which run
+    /// another distribution's programs. Returns `None` if `mkfs.erofs` is not in it.
     pub fn in_root(root: &Path) -> Option<Self> {
         Some(Self { mkfs_erofs: command_in_root(root, "mkfs.erofs")? })
     }
@@ -61,7 +62,7 @@ impl Tools {
         Error::Tool { command, reason: reason.to_string() }
     }
 
-    /// Checks that the program is there and new enough.
+    /// Checks that the program exists and is new enough, and returns its features.
     pub(crate) fn probe(&self) -> Result<Features> {
         let output = self.command()?.arg("--help").stdin(Stdio::null()).output();
         let output = output.map_err(|e| self.error(e))?;
@@ -73,14 +74,16 @@ impl Tools {
         }
     }
 
-    /// Whether images can be built: `mkfs.erofs` is there and new enough. The error says what is
-    /// missing.
+    /// Checks that images can be built: `mkfs.erofs` exists and is new enough.
+    ///
+    /// # Errors
+    /// [`Error::Tool`] with the reason.
     pub fn check(&self) -> Result<()> {
         self.probe().map(|_| ())
     }
 
-    /// Builds `tree` into a file system image at `out`, which is on disk when this returns.
-    /// Returns its size in bytes.
+    /// Builds `tree` into a file system image at `out`, which is on disk when this returns. Returns
+    /// its size in bytes.
     pub(crate) fn build(
         &self,
         tree: &Tree,
@@ -98,7 +101,7 @@ impl Tools {
             }
             None => Err(io::Error::other("no pipe to mkfs.erofs")),
         };
-        // The pipe is closed now, be it in mid-stream: mkfs.erofs ends in any case.
+        // The pipe is closed now, even in mid-stream, so mkfs.erofs ends in any case.
         let status = child.wait().map_err(|e| Error::io("wait for", "mkfs.erofs".as_ref(), e))?;
         let stderr = stderr.and_then(|thread| thread.join().ok()).unwrap_or_default();
         if !status.success() {
@@ -110,14 +113,15 @@ impl Tools {
 
     fn spawn(&self, features: Features, id: &Digest, out: &Path) -> Result<Child> {
         let mut command = self.command()?;
-        // Uncompressed, 4 KiB blocks: pages are shared with the guest's reads as they are. A fixed
-        // UUID and time make the same image the same bytes.
+        // Uncompressed, with blocks of 4 KiB: pages are shared with the guest's reads as they are.
+        // A fixed UUID and time make the same bytes of the same image.
         command.args(["--tar=f", "-b4096", "-U", &id.uuid()]);
         if features.mkfs_time {
             command.args(["-T0", "--mkfs-time"]);
         }
         command.arg(out);
-        // mkfs.erofs spools what it reads from a pipe: beside the image, not in /tmp.
+        // mkfs.erofs spools its input from a pipe. TMPDIR makes it do so beside the image instead
+        // of in /tmp.
         if let Some(dir) = out.parent() {
             command.env("TMPDIR", dir);
         }
@@ -126,7 +130,8 @@ impl Tools {
     }
 }
 
-/// The command that runs `name` of a tool root.
+/// Returns the command that runs `name` of a tool root. Returns `None` if the root has no such
+/// command.
 pub(crate) fn command_in_root(root: &Path, name: &str) -> Option<Vec<OsString>> {
     let command = root.join("bin").join(name);
     command.exists().then(|| vec![command.into()])
@@ -134,7 +139,7 @@ pub(crate) fn command_in_root(root: &Path, name: &str) -> Option<Vec<OsString>> 
 
 fn read_some(mut pipe: impl Read) -> String {
     let mut bytes = Vec::new();
-    // Nothing can be done about a pipe that fails; what was read is the best there is.
+    // A read error cannot be handled, so the text read so far is used.
     let _ = pipe.by_ref().take(MAX_STDERR).read_to_end(&mut bytes);
     let _ = io::copy(&mut pipe, &mut io::sink());
     String::from_utf8_lossy(&bytes).into_owned()
@@ -151,7 +156,7 @@ fn failure(status: String, stderr: &str, out: &Path) -> Error {
     Error::Mkfs { status, stderr: line.trim().chars().take(300).collect() }
 }
 
-/// Makes sure that the image is one and is on disk.
+/// Checks that the output is an EROFS image, and syncs it to disk. Returns its size in bytes.
 fn seal(out: &Path) -> Result<u64> {
     let failed = |e| Error::io("write", out, e);
     let file = File::options().read(true).write(true).open(out).map_err(failed)?;

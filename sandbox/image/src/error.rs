@@ -1,7 +1,7 @@
-//! What can go wrong with an image, one clear line each.
+//! Errors of images, one clear line each.
 //!
-//! Registries, archives and file names bring text of their own into messages. A message shows it and does
-//! nothing else: what is foreign passes [`shown`] on its way into any message, however the error was made.
+//! Registries, archives and file names put foreign text into messages. Such text must do nothing
+//! but show: it passes [`shown`] on its way into any message, whichever way the error was made.
 
 use std::fmt::Display;
 use std::io;
@@ -12,140 +12,141 @@ use crate::Digest;
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Longest piece of foreign text in a message, characters.
+/// The most characters of a piece of foreign text in a message.
 const MOST: usize = 1000;
 
-/// Foreign text as a message shows it: one line, of bounded length, without control characters.
+/// Makes foreign text safe for a message: one line, of bounded length, without control characters.
 fn shown(text: impl Display) -> String {
     slipway_printable::line(&text.to_string(), MOST)
 }
 
-/// A path as a message shows it: names of files are their owner's choice.
+/// Makes a path safe for a message, since the owner of a file chooses its name.
 fn path_shown(path: &Path) -> String {
     shown(path.display())
 }
 
-/// Why an image could not be had. Every message is one line that says what was wrong and, where
-/// the user can do something about it, what.
+/// The reason why an operation on an image failed. Every message is one line that says what was
+/// wrong and, if the user can do something about it, the next step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is no image reference.
+    /// The text is not an image reference.
     #[error(
         "'{}' is no image reference: {reason} (expected [REGISTRY/]NAME[:TAG][@DIGEST])",
         shown(.text)
     )]
     BadReference {
-        /// What was given.
+        /// The text that was given.
         text: String,
-        /// The rule that it breaks.
+        /// The rule that the text breaks.
         reason: &'static str,
     },
-    /// The text is no `oci:`, `oci-archive:`, `docker-archive:` or `dir:` source.
+    /// The text is not an `oci:`, `oci-archive:`, `docker-archive:` or `dir:` source.
     #[error(
         "'{}' is no image source: use oci:DIR[:TAG], oci-archive:FILE[:TAG], \
          docker-archive:FILE[:NAME] or dir:PATH",
         shown(.0)
     )]
     BadSource(String),
-    /// The text is no SHA-256 digest.
+    /// The text is not a SHA-256 digest.
     #[error("'{}' is no digest: expected sha256: and 64 hexadecimal digits", shown(.0))]
     BadDigest(String),
     /// The registry has no such image.
     #[error("image {} is not in the registry: check its name and tag", shown(.0))]
     NotFound(String),
-    /// The registry refused the credentials, or their absence.
+    /// The registry refused the credentials, or requires some.
     #[error(
         "registry {registry} refuses access to {}: the image does not exist or needs a \
          login (docker login {registry})",
         shown(.reference)
     )]
     Unauthorized {
-        /// Host and port.
+        /// The registry's host and port.
         registry: String,
-        /// The image asked for.
+        /// The requested image.
         reference: String,
     },
-    /// The registry did not answer, or not in a way that makes sense.
+    /// The registry did not answer, or its answer is invalid.
     #[error("registry {registry}: {}", shown(.reason))]
     Registry {
-        /// Host and port.
+        /// The registry's host and port.
         registry: String,
-        /// What happened.
+        /// The cause.
         reason: String,
     },
-    /// A source folder or archive lacks the image, or several are in it and none was chosen.
+    /// A source folder or archive lacks the image, or has several images and none was chosen.
     #[error("{}: {}", shown(.place), shown(.reason))]
     Source {
-        /// The folder or archive.
+        /// The folder's or archive's path.
         place: String,
-        /// What is missing.
+        /// The cause.
         reason: String,
     },
-    /// Bytes do not have the digest under which they were announced.
+    /// The digest of the received bytes is not the announced one.
     #[error(
         "{} is corrupt: its digest is {actual}, not {expected}; pull it again or repair the \
          source",
         shown(.what)
     )]
     DigestMismatch {
-        /// Manifest, config, layer or uncompressed layer, and which.
+        /// The blob: manifest, config, layer or uncompressed layer, and which one.
         what: String,
-        /// Announced.
+        /// The announced digest.
         expected: Digest,
-        /// Computed.
+        /// The computed digest.
         actual: Digest,
     },
     /// A blob is longer or shorter than its descriptor says.
     #[error("{} is corrupt: {actual} bytes where its descriptor says {expected}", shown(.what))]
     SizeMismatch {
-        /// Which blob.
+        /// The blob's name.
         what: String,
-        /// Bytes announced.
+        /// The announced number of bytes.
         expected: u64,
-        /// Bytes seen; a lower bound when the blob is too long.
+        /// The received number of bytes; a lower bound if the blob is too long.
         actual: u64,
     },
-    /// The image exists for other machines only.
+    /// The image exists only for other platforms.
     #[error("{} is not for {wanted}; it offers {}", shown(.image), shown(.offers))]
     WrongPlatform {
-        /// The image.
+        /// The image's name.
         image: String,
-        /// `linux/amd64`.
+        /// The supported platform, `linux/amd64`.
         wanted: &'static str,
-        /// Comma-separated platforms.
+        /// The platforms that the image offers, comma-separated.
         offers: String,
     },
-    /// A manifest, index or config makes no sense or is of a kind that is not supported.
+    /// A manifest, index or config is invalid or of an unsupported kind.
     #[error("{} cannot be used: {}", shown(.what), shown(.reason))]
     BadDocument {
-        /// Which document.
+        /// The document's name.
         what: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// A layer is truncated, garbage, or names something that must not be followed.
+    /// A layer is truncated, garbage, or has a name or link that must not be followed.
     #[error("layer {} cannot be unpacked: {}", shown(.layer), shown(.reason))]
     BadLayer {
-        /// Digest or position of the layer.
+        /// The digest or the position of the layer.
         layer: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// A limit of [`Limits`](crate::Limits) was exceeded: too large, or a decompression bomb.
+    /// A limit of [`Limits`](crate::Limits) was exceeded: the image is too large, or a
+    /// decompression bomb.
     #[error("{} is refused: {}", shown(.what), shown(.reason))]
     TooLarge {
-        /// Which layer or document.
+        /// The layer or document that exceeds the limit.
         what: String,
-        /// Which limit, with its value.
+        /// The limit and its value.
         reason: String,
     },
     /// A plain root folder cannot be read.
     #[error("root folder {}: {}", path_shown(.path), shown(.reason))]
     BadFolder {
-        /// The folder or a file in it.
+        /// The folder, or a file in it.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// `mkfs.erofs` is missing or too old.
@@ -153,32 +154,32 @@ pub enum Error {
     Tool {
         /// The command as configured.
         command: String,
-        /// What it answered.
+        /// The cause, or what the command lacks.
         reason: String,
     },
     /// `mkfs.erofs` failed.
     #[error("mkfs.erofs failed ({status}): {}", shown(.stderr))]
     Mkfs {
-        /// Its exit status.
+        /// The exit status.
         status: String,
-        /// Last line of its complaint.
+        /// The last line of its error output.
         stderr: String,
     },
-    /// The disk with the cache is full. Nothing was left behind.
+    /// The disk with the cache is full. Nothing of the image was left behind.
     #[error(
         "no space left on the disk with {path}: free some, or remove images (slipway image prune)"
     )]
     NoSpace {
-        /// The cache's folder.
+        /// The folder on the full disk, or the file that could not be written.
         path: PathBuf,
     },
     /// The cache has no such image.
     #[error("no image '{}' here (slipway image ls shows what there is)", shown(.0))]
     Unknown(String),
-    /// A short digest fits several images.
+    /// A short digest matches several images.
     #[error("'{}' is ambiguous: it fits several images, give more digits", shown(.0))]
     Ambiguous(String),
-    /// Names of an import stand for other images here.
+    /// Names of an import belong to other images in the cache.
     #[error(
         "there are other images called {} here: --replace takes the names from them, or import it \
          under another name",
@@ -191,55 +192,55 @@ pub enum Error {
     /// The image is used by a sandbox.
     #[error("image {} is in use by a sandbox; remove the sandbox first", shown(.0))]
     InUse(String),
-    /// Asked to remove an image by digest that still has several names.
+    /// An image to be removed by digest has several names.
     #[error("image {digest} has several names ({names}): remove them by name, or force")]
     SeveralNames {
-        /// The image.
+        /// The image's digest.
         digest: Digest,
-        /// Its names, comma-separated.
+        /// The image's names, comma-separated.
         names: String,
     },
     /// The cache's index is unreadable.
     #[error("{path} is damaged ({}): remove it to start with an empty cache", shown(.reason))]
     BadIndex {
-        /// The index file.
+        /// The path of the index file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// The cache's folder, or a file in it, is another user's, who could change every image.
+    /// The cache's folder, or a file in it, belongs to another user, who could change every image.
     #[error(
         "{path} belongs to user {owner}, not to user {me}: give it back with chown, or use another folder"
     )]
     ForeignCache {
-        /// The folder or file.
+        /// The folder's or file's path.
         path: PathBuf,
-        /// Its owner.
+        /// The user id of its owner.
         owner: u32,
-        /// Who opens the cache.
+        /// The user id of the process that opens the cache.
         me: u32,
     },
-    /// Another process did not give the cache back in time, or something else is where a lock's file
-    /// should be.
+    /// Another process holds a lock of the cache for too long, or a file that is not a lock is in a
+    /// lock's place.
     #[error("the image cache is locked: {0}; end the holder if it hangs")]
     Locked(slipway_lock::Error),
     /// A system call on a file failed.
     #[error("{action} {}: {source}", path_shown(.path))]
     Io {
-        /// What was being done: "create", "read", …
+        /// The operation: "create", "read", …
         action: &'static str,
-        /// To which file.
+        /// The file's path.
         path: PathBuf,
-        /// The system's answer.
+        /// The cause.
         source: io::Error,
     },
-    /// A worker thread panicked: a bug, reported instead of spread.
+    /// A worker thread panicked. That is a bug, reported as an error so that the process goes on.
     #[error("internal error in the image worker: {}", shown(.0))]
     Worker(String),
 }
 
 impl Error {
-    /// An I/O error on `path`; a full disk becomes [`Error::NoSpace`].
+    /// Makes an error of an I/O error on `path`. A full disk becomes [`Error::NoSpace`].
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -279,7 +280,8 @@ impl From<slipway_lock::Error> for Error {
 mod tests {
     use super::*;
 
-    /// Clears the screen, sets the title, turns the reading direction, begins a line of its own.
+    /// Text that clears the screen, sets the title, reverses the reading direction, and begins a
+    /// new line.
     const HOSTILE: &str = "a\x1b[2J\x1b]0;owned\x07\u{202e}\u{9b}31m\r\nslipway: all is well";
 
     #[test]

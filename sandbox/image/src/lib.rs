@@ -9,20 +9,21 @@
 //!
 //! 1. A [`Reference`] or a [`Source`] is opened (`source`), and its documents lead through an index
 //!    to the manifest for linux/amd64 and to the config (`manifest`, `config`).
-//! 2. Each layer streams through two digests and a decompressor into a file without a name
-//!    (`spool`): what arrived is what was announced, or it is not used.
+//! 2. Each layer streams through two digests and a decompressor into an unnamed file (`spool`). It
+//!    is used only if both digests are the announced ones.
 //! 3. The layers are merged in memory into one tree (`root::merge`). **No file of an image is ever
-//!    created on the host**, so neither `..` nor a symbolic link has anything to escape to; file
-//!    data stays where it is, and the tree knows offsets.
+//!    created on the host**, so neither `..` nor a symbolic link has anything to escape to. File
+//!    data stays in the layers, and the tree has offsets.
 //! 4. The tree streams as one tar archive into `mkfs.erofs` (`root::write`, `erofs`), and the
 //!    result is renamed into the cache and listed (`cache`).
 //!
-//! A registry is hostile, and so are archives and folders of others: every document is read up to its
-//! limit and within its time, and messages show foreign text without its control characters
-//! (`error`). The cache is its owner's alone (`cache`).
+//! Registries, and other users' archives and folders, are treated as hostile: every document is
+//! read up to its limit and within its time, and messages show foreign text without its control
+//! characters (`error`). Only the owner has access to the cache (`cache`).
 //!
-//! All of a layer is hostile: names, links, sizes, sparse maps, compression ratios. [`Limits`]
-//! bounds whatever can grow. A crash leaves nothing that the next [`Cache::open`] does not remove.
+//! Everything in a layer is treated as hostile: names, links, sizes, sparse maps, compression
+//! ratios. [`Limits`] bounds whatever can grow. A crash leaves nothing that the next
+//! [`Cache::open`] does not remove.
 //!
 //! # What is not implemented
 //!
@@ -35,11 +36,11 @@
 //!
 //! # Third-party crates
 //!
-//! `reqwest` speaks HTTP (TLS by `rustls`) and `http-auth` reads challenges, `oci-spec` has the
+//! `reqwest` speaks HTTP (TLS by `rustls`) and `http-auth` parses challenges, `oci-spec` has the
 //! documents' types, `tar` the header layout, `flate2` and `zstd` decompress, `sha2` and `hex` make
-//! digests, `base64` reads docker's stored logins, `tempfile` makes nameless files, `rustix` has
+//! digests, `base64` decodes docker's stored logins, `tempfile` makes unnamed files, `rustix` has
 //! openat2 and extended attributes, `tokio` and `futures-util` fetch several layers at once,
-//! `serde`/`serde_json` keep the index, `thiserror` writes the errors.
+//! `serde`/`serde_json` store the index, `thiserror` writes the errors.
 
 mod cache;
 mod config;
@@ -67,9 +68,9 @@ pub use reference::Reference;
 pub use source::Source;
 pub use source::registry::{Access, Credentials};
 
-/// Feeds `data` to the layer merger as one uncompressed layer, over itself: must neither panic nor
-/// run away, whatever it is. Then once more with the checksum of every header made right, since a
-/// fuzzer that has to guess checksums never gets past the first header.
+/// Merges `data` as uncompressed layers over each other, which must neither panic nor run away,
+/// whatever `data` is. Then repeats this with the checksum of every header corrected, since a
+/// fuzzer that must guess checksums never gets past the first header.
 #[cfg(feature = "fuzz")]
 pub fn fuzz_layer(data: &[u8]) {
     fuzz_merge(data);
@@ -106,6 +107,6 @@ fn fuzz_merge(data: &[u8]) {
     }
     let layers: Vec<_> = (0..3).filter_map(|_| file.try_clone().ok()).collect();
     let written = root::write::write_tree(&merger.finish(), &layers, std::io::sink(), &mut |_| {});
-    // What was read must be there to be written.
+    // Data that was read by the merger must be there to be written.
     assert!(written.is_ok());
 }

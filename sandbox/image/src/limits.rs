@@ -1,43 +1,44 @@
-//! How large an image may be before it is refused, and how long a registry may take.
+//! Limits on the size of an image and on the time of a registry.
 
 use std::time::Duration;
 
-/// Bounds on what an image may cost. Everything that an image can make grow has one; the defaults
-/// let every ordinary image pass (the largest public machine-learning images are about 20 GiB).
+/// Limits on the cost of an image. Everything that an image can make grow has one. The defaults let
+/// every ordinary image pass (the largest public machine-learning images are about 20 GiB).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a manifest, index or config document. The OCI distribution specification asks
-    /// registries to take manifests of at least 4 MiB.
+    /// The most bytes of a manifest, index or config document. The OCI distribution specification
+    /// asks registries to accept manifests of at least 4 MiB.
     pub document_bytes: u64,
-    /// Longest that a registry may take for a document or for the head of an answer, redirects and
-    /// all: an answer that comes byte by byte ends as well.
+    /// The longest time for a document or for the head of an answer, including redirects. It also
+    /// ends an answer that arrives byte by byte.
     pub document_time: Duration,
-    /// Longest that nothing may come of an answer. Layers have no other limit of time.
+    /// The longest time without a byte of an answer. Layers have no other time limit.
     pub stall_time: Duration,
-    /// Layers of one image.
+    /// The most layers of one image.
     pub layers: usize,
-    /// Compressed bytes of one layer.
+    /// The most compressed bytes of one layer.
     pub layer_compressed: u64,
-    /// Compressed bytes of all layers of an image.
+    /// The most compressed bytes of all layers of an image.
     pub image_compressed: u64,
-    /// Uncompressed bytes of one layer.
+    /// The most uncompressed bytes of one layer.
     pub layer_uncompressed: u64,
-    /// Uncompressed bytes of all layers of an image, and also of all files of the merged root
-    /// (a sparse file counts with its full length).
+    /// The most uncompressed bytes of all layers of an image, and also of all files of the merged
+    /// root (a sparse file counts with its full length).
     pub image_uncompressed: u64,
-    /// How many times its compressed size a layer may grow to, and how many times its uncompressed
-    /// size its files may come to (a sparse file counts with its full length). Only enforced above
-    /// [`ratio_floor`](Self::ratio_floor), since small layers of zeros compress without bound.
+    /// The largest ratio of a layer's uncompressed to its compressed size, and of its files' total
+    /// size to its uncompressed size (a sparse file counts with its full length). It is enforced
+    /// only above [`ratio_floor`](Self::ratio_floor), since small layers of zeros compress without
+    /// bound.
     pub ratio: u64,
-    /// Uncompressed bytes below which [`ratio`](Self::ratio) does not matter.
+    /// The uncompressed bytes below which [`ratio`](Self::ratio) is not enforced.
     pub ratio_floor: u64,
-    /// Files, folders and links of all layers together, whiteouts included.
+    /// The most files, folders and links of all layers together, including whiteouts.
     pub entries: usize,
-    /// Bytes of names, link targets and extended attributes of all layers together: what the
-    /// merged tree keeps in memory.
+    /// The most bytes of names, link targets and extended attributes of all layers together, which
+    /// the merged tree keeps in memory.
     pub metadata_bytes: u64,
-    /// Bytes of a path in the container, leading slash included. Longer ones than 4,095 no program
-    /// could open.
+    /// The most bytes of a path in the container, including the leading slash. No program could
+    /// open a path of more than 4,095.
     pub path_bytes: usize,
 }
 
@@ -65,12 +66,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Uncompressed bytes allowed to a layer of `compressed` bytes.
+    /// Returns the uncompressed bytes allowed for a layer of `compressed` bytes.
     pub(crate) fn layer_bytes(&self, compressed: u64) -> u64 {
         self.by_ratio(compressed).min(self.layer_uncompressed)
     }
 
-    /// Uncompressed bytes allowed to an archive that was compressed as a whole to `compressed` bytes.
+    /// Returns the uncompressed bytes allowed for an archive that was compressed as a whole to
+    /// `compressed` bytes.
     pub(crate) fn archive_bytes(&self, compressed: u64) -> u64 {
         self.by_ratio(compressed).min(self.image_uncompressed)
     }

@@ -1,4 +1,5 @@
-//! Manifests and indexes: from whatever a name stands for to the list of layers to fetch.
+//! Manifests and indexes: the way from the document that a name stands for to the list of layers to
+//! fetch.
 
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
 use serde_json::Value;
@@ -7,9 +8,9 @@ use crate::config::{self, Parsed};
 use crate::source::Fetcher;
 use crate::{Digest, Error, Limits, Result};
 
-/// The machine that sandboxes have.
+/// The platform of sandboxes.
 pub(crate) const PLATFORM: &str = "linux/amd64";
-/// An index may point to an index; nobody nests deeper than this.
+/// The deepest nesting of indexes, which may point to indexes; none in use is deeper.
 const MAX_NESTING: usize = 4;
 
 const MANIFESTS: [&str; 2] = [
@@ -23,7 +24,7 @@ const INDEXES: [&str; 2] = [
 const CONFIGS: [&str; 2] =
     ["application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"];
 
-/// What a registry is asked for.
+/// Returns the media types that are requested from a registry.
 pub(crate) fn accepted() -> Vec<&'static str> {
     MANIFESTS.into_iter().chain(INDEXES).collect()
 }
@@ -31,28 +32,28 @@ pub(crate) fn accepted() -> Vec<&'static str> {
 /// One layer to fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layer {
-    /// Of the blob as it is stored.
+    /// The digest of the blob as it is stored.
     pub digest: Digest,
-    /// Bytes of the blob as it is stored.
+    /// The size in bytes of the blob as it is stored.
     pub size: u64,
-    /// Of the uncompressed tar archive.
+    /// The digest of the uncompressed tar archive.
     pub diff_id: Digest,
 }
 
-/// Everything that is known of an image before its layers are fetched.
+/// The description of an image before its layers are fetched.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// Of the manifest: the image's identity in the cache.
+    /// The digest of the manifest, which identifies the image in the cache.
     pub digest: Digest,
     pub config: Parsed,
-    /// Lowest first.
+    /// The layers, lowest first.
     pub layers: Vec<Layer>,
-    /// False where `.wh.` in a name means nothing.
+    /// Set if `.wh.` at the beginning of a name is a whiteout.
     pub whiteouts: bool,
 }
 
-/// Reads the document `bytes`, goes through indexes to the manifest for [`PLATFORM`], fetches the
-/// config and checks that all of it fits together. `name` is for messages.
+/// Parses the document `bytes`, follows indexes to the manifest for [`PLATFORM`], fetches the
+/// config and checks that they are consistent. `name` is for messages.
 pub(crate) async fn plan(
     fetcher: &Fetcher,
     mut bytes: Vec<u8>,
@@ -95,7 +96,7 @@ async fn plan_manifest(
     Ok(Plan { digest, config, layers, whiteouts: true })
 }
 
-/// Refuses an image whose config is for another machine.
+/// Refuses an image whose config is for another platform.
 pub(crate) fn check_platform(config: &Parsed, name: &str) -> Result<()> {
     match config.platform == PLATFORM {
         true => Ok(()),
@@ -134,8 +135,8 @@ fn layers(manifest: &ImageManifest, config: &Parsed, name: &str) -> Result<Vec<L
         .collect()
 }
 
-/// Which compression it is shows in the layer itself; here only what is no tar archive at all
-/// (encrypted layers, artifacts) is told apart.
+/// Refuses layers that are not tar archives (encrypted layers, artifacts). The compression is
+/// detected in the layer itself.
 fn check_layer_type(kind: &MediaType, name: &str) -> Result<()> {
     let kind = kind.to_string();
     let known = kind.starts_with("application/vnd.oci.image.layer.")
@@ -147,7 +148,7 @@ fn check_layer_type(kind: &MediaType, name: &str) -> Result<()> {
     }
 }
 
-/// Refuses images that are too large by what their manifest says, before anything is fetched.
+/// Refuses images that are too large according to their manifest, before anything is fetched.
 pub(crate) fn check_layers(layers: &[Layer], limits: &Limits, name: &str) -> Result<()> {
     if layers.len() > limits.layers {
         let reason =
@@ -169,7 +170,7 @@ pub(crate) fn check_layers(layers: &[Layer], limits: &Limits, name: &str) -> Res
     }
 }
 
-/// The digest in a descriptor; other algorithms than SHA-256 are refused.
+/// Returns the digest in a descriptor. Other algorithms than SHA-256 are refused.
 pub(crate) fn descriptor_digest(descriptor: &Descriptor) -> Result<Digest> {
     descriptor.digest().to_string().parse()
 }
@@ -179,9 +180,9 @@ enum Document {
     Index(Box<ImageIndex>),
 }
 
-/// Tells manifests from indexes by their media type, or by their fields where it is missing. A
-/// document that could be read as both is refused: two readers might disagree on what a digest
-/// stands for.
+/// Tells manifests from indexes by their media type, or without one by their fields. A document
+/// that could be read as both is refused, since two readers might disagree on what a digest stands
+/// for.
 fn read(bytes: &[u8]) -> Result<Document> {
     let bad = |reason: String| Error::bad_document("the image's manifest", reason);
     let json: Value = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
@@ -212,7 +213,7 @@ fn read(bytes: &[u8]) -> Result<Document> {
     .map_err(|e| bad(e.to_string()))
 }
 
-/// The entry for [`PLATFORM`], or else a single entry that does not say what it is for.
+/// Returns the entry for [`PLATFORM`], or a single entry without a platform if there are no others.
 fn choose<'a>(index: &'a ImageIndex, name: &str) -> Result<&'a Descriptor> {
     let mut silent = Vec::new();
     let mut offers = Vec::new();
@@ -230,7 +231,7 @@ fn choose<'a>(index: &'a ImageIndex, name: &str) -> Result<&'a Descriptor> {
             }
             fitting = Some(entry);
         }
-        // Attestations of build tools call themselves unknown/unknown.
+        // Attestations of build tools have the platform unknown/unknown.
         if !text.starts_with("unknown/") {
             let variant = platform.variant().as_ref().map(|v| format!("/{v}")).unwrap_or_default();
             offers.push(text + &variant);
@@ -251,12 +252,12 @@ fn choose<'a>(index: &'a ImageIndex, name: &str) -> Result<&'a Descriptor> {
     }
 }
 
-/// A manifest for an image that came without one, and its plan: the digest of the manifest depends
-/// on the config and the layers only. Returns an error where `config` is for another machine.
+/// Makes a manifest for an image without one, and returns its plan. The digest of the manifest
+/// depends only on the config and the layers. Returns an error if `config` is for another platform.
 pub(crate) fn synthesise(config: &[u8], layers: Vec<Layer>, name: &str) -> Result<Plan> {
     let parsed = config::parse(config)?;
     check_platform(&parsed, name)?;
-    // Written by hand: its bytes must never depend on a library's version.
+    // The JSON is written by hand, since its bytes must never depend on a library's version.
     let descriptor = |kind: &str, digest: &Digest, size: u64| {
         format!(r#"{{"mediaType":"{kind}","digest":"{digest}","size":{size}}}"#)
     };

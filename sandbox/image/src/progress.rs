@@ -1,17 +1,17 @@
-//! What happens while an image is fetched and built, for whoever draws it.
+//! Events of fetching and building an image, for progress displays.
 
 use crate::{Digest, Reference};
 
-/// Receives [`Event`]s of a pull or an import.
+/// A receiver of [`Event`]s of a pull or an import.
 ///
-/// Called from several threads at once and between reads of at most a few hundred KiB: an
+/// It is called from several threads at once and between reads of at most a few hundred KiB, so an
 /// implementation must be quick and must not block.
 pub trait Progress: Send + Sync {
-    /// Something happened.
+    /// Receives one event.
     fn event(&self, event: Event<'_>);
 }
 
-/// Shows nothing.
+/// A receiver that ignores every event.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 
@@ -19,50 +19,50 @@ impl Progress for Silent {
     fn event(&self, _: Event<'_>) {}
 }
 
-/// One step of a pull or an import, in the order in which they come; events of different layers
+/// One step of a pull or an import, in the order of the events. Events of different layers
 /// interleave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The registry is asked for the manifest.
+    /// The registry is being asked for the manifest.
     Resolving(&'a Reference),
     /// Another process or task works on the same image; this one waits for it.
     Waiting(&'a Digest),
-    /// The layers are known.
+    /// The list of layers is known.
     Layers {
-        /// How many.
+        /// The number of layers.
         count: usize,
-        /// Compressed bytes of all.
+        /// The compressed bytes of all layers.
         bytes: u64,
     },
     /// A layer begins to arrive.
     LayerStarted {
-        /// Position, 0 is the lowest layer.
+        /// The layer's position; 0 is the lowest layer.
         index: usize,
-        /// Its digest as the manifest has it.
+        /// The layer's digest in the manifest.
         digest: &'a Digest,
-        /// Its compressed bytes.
+        /// The layer's compressed bytes.
         bytes: u64,
     },
-    /// More of a layer has arrived.
+    /// More bytes of a layer have arrived.
     LayerBytes {
-        /// Position.
+        /// The layer's position.
         index: usize,
-        /// Compressed bytes so far.
+        /// The compressed bytes so far.
         done: u64,
     },
-    /// A layer is there and both its digests are right.
+    /// A layer is complete and both its digests are right.
     LayerFinished {
-        /// Position.
+        /// The layer's position.
         index: usize,
     },
     /// The layers are being merged.
     Merging,
     /// The file system is being written.
     Building {
-        /// Bytes of file data handed to mkfs.erofs so far.
+        /// The bytes of file data passed to mkfs.erofs so far.
         done: u64,
-        /// Bytes of file data in all.
+        /// The bytes of file data in total.
         total: u64,
     },
     /// The image is in the cache.

@@ -1,4 +1,4 @@
-//! Image references, read as docker reads them.
+//! Image references, parsed as docker parses them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,12 +10,11 @@ use crate::{Digest, Error};
 const DEFAULT_REGISTRY: &str = "docker.io";
 const DEFAULT_TAG: &str = "latest";
 
-/// The name of an image in a registry: `debian:12`, `localhost:5000/team/app:tag`,
-/// `name@sha256:…`.
+/// The name of an image in a registry: `debian:12`, `localhost:5000/team/app:tag`, `name@sha256:…`.
 ///
-/// Short names mean what they mean to docker: no registry is `docker.io`, there a name without a
-/// folder is in `library/`, and no tag is `latest` unless a digest is given. [`Display`](fmt::Display)
-/// writes the full form, [`familiar`](Self::familiar) the short one.
+/// Short names mean the same as in docker. The default registry is `docker.io`, where a name
+/// without a folder is in `library/`. The default tag is `latest`, unless a digest is given.
+/// [`Display`](fmt::Display) writes the full form, [`familiar`](Self::familiar) the short one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Reference {
@@ -26,27 +25,28 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Host and port of the registry, `docker.io` by default.
+    /// Returns the host and port of the registry, `docker.io` by default.
     pub fn registry(&self) -> &str {
         &self.registry
     }
 
-    /// Path within the registry, `library/debian` for `debian`.
+    /// Returns the path within the registry, `library/debian` for `debian`.
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// The tag; `None` only where a digest is given.
+    /// Returns the tag. Returns `None` only if there is a digest and no tag.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// The digest, of a manifest or of an index, if the reference pins one.
+    /// Returns the digest of a manifest or an index. Returns `None` if the reference has none.
     pub fn digest(&self) -> Option<&Digest> {
         self.digest.as_ref()
     }
 
-    /// The shortest form that means the same: `debian:12` for `docker.io/library/debian:12`.
+    /// Returns the shortest form with the same meaning: `debian:12` for
+    /// `docker.io/library/debian:12`.
     pub fn familiar(&self) -> String {
         let full = self.to_string();
         match full.strip_prefix("docker.io/library/").filter(|rest| !rest.contains('/')) {
@@ -55,8 +55,8 @@ impl Reference {
         }
     }
 
-    /// Whether the registry is this machine (`localhost`, 127.0.0.0/8 or `[::1]`, any port): then
-    /// it is spoken to without TLS.
+    /// Returns whether the registry is on this machine (`localhost`, 127.0.0.0/8 or `[::1]`, any
+    /// port). Such a registry is accessed without TLS.
     pub fn is_loopback(&self) -> bool {
         let host = match self.registry.strip_prefix('[') {
             Some(rest) => rest.split(']').next().unwrap_or(rest),
@@ -134,8 +134,8 @@ fn parse(text: &str) -> Result<Reference, &'static str> {
     Ok(Reference { registry: registry.to_owned(), repository, tag, digest })
 }
 
-/// The first part is a registry if it cannot be a folder: it has a dot or a port, is `localhost`,
-/// or has capitals.
+/// Splits a name into registry and repository. The first part is a registry if it cannot be a
+/// folder: it has a dot or a port, is `localhost`, or has capitals.
 fn split_registry(name: &str) -> (&str, &str) {
     match name.split_once('/') {
         Some(("index.docker.io", rest)) => (DEFAULT_REGISTRY, rest),
@@ -184,8 +184,8 @@ fn check_registry(registry: &str) -> Result<(), &'static str> {
     }
 }
 
-/// OCI distribution specification: parts of lower-case letters and digits, within a part joined
-/// by `.`, `_`, `__` or dashes.
+/// Checks a repository (OCI distribution specification): parts of lower-case letters and digits,
+/// joined within a part by `.`, `_`, `__` or dashes.
 fn check_repository(repository: &str) -> Result<(), &'static str> {
     if repository.bytes().any(|b| b.is_ascii_uppercase()) {
         return Err("the name must be in lower case");

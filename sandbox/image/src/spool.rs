@@ -1,4 +1,4 @@
-//! Brings one layer to disk: uncompressed, into a nameless file, with both of its digests checked
+//! Writes one layer to disk, uncompressed and in an unnamed file, with both of its digests checked
 //! and every limit enforced on the way.
 
 use std::fs::File;
@@ -12,19 +12,19 @@ use crate::{Error, Limits, Result};
 
 const CHUNK: usize = 256 << 10;
 
-/// What the layers of one image share.
+/// The state that the layers of one image share.
 #[derive(Debug)]
 pub(crate) struct Spooler<'a> {
-    /// Folder for the nameless files.
+    /// The folder for the unnamed files.
     pub dir: &'a Path,
     pub limits: &'a Limits,
-    /// Uncompressed bytes of all layers so far.
+    /// The uncompressed bytes of all layers so far.
     pub total: &'a AtomicU64,
 }
 
 impl Spooler<'_> {
-    /// Reads the blob of `layer` from `blob`, and returns the uncompressed archive in a file that
-    /// has no name: it is gone when the last handle is, be it by `kill -9`.
+    /// Reads the blob of `layer` from `blob`, and returns the uncompressed archive in an unnamed
+    /// file. The file disappears with its last handle, even after `kill -9`.
     ///
     /// `progress` is called with the bytes of the blob read so far.
     pub(crate) fn spool(
@@ -33,15 +33,15 @@ impl Spooler<'_> {
         layer: &Layer,
         progress: &mut dyn FnMut(u64),
     ) -> Result<File> {
-        // One byte more than announced, to see that there is more.
+        // One byte more than announced is read, to detect a longer blob.
         let mut blob = DigestReader::new(blob.take(layer.size.saturating_add(1)));
         let result = self.decompress(&mut blob, layer, progress);
-        // Not the blob's fault, or known to be too large: no reason to read on.
+        // The blob is not to blame, or is known to be too large, so the rest is not read.
         if let Err(Error::TooLarge { .. } | Error::NoSpace { .. } | Error::Io { .. }) = result {
             return result.map(|(file, _)| file);
         }
-        // What a decompressor leaves unread counts for the digest as well. A wrong digest explains
-        // a failed decompression, so it is looked at first.
+        // The bytes that a decompressor leaves unread also count for the digest. A wrong digest
+        // explains a failed decompression, so it is checked first.
         let rest = io::copy(&mut blob, &mut io::sink());
         check_blob(&blob, rest, layer)?;
         let (file, actual) = result?;
@@ -120,12 +120,12 @@ impl Spooler<'_> {
     }
 }
 
-/// Compares a blob that was read to its end with its descriptor.
+/// Checks a blob that was read to its end against its descriptor.
 fn check_blob(blob: &DigestReader<impl Read>, rest: io::Result<u64>, layer: &Layer) -> Result<()> {
     let what = || format!("layer {}", layer.digest);
     let (actual, count) = (blob.digest(), blob.count());
     match rest {
-        // The source failed, and the missing bytes are its fault.
+        // The source failed, so the missing bytes are its fault.
         Err(e) if count < layer.size => return Err(Error::bad_layer(layer.digest, e)),
         _ => {}
     }
@@ -144,8 +144,8 @@ enum Compression {
     Zstd,
 }
 
-/// By the first bytes, since media types are often wrong: RFC 1952; RFC 8878, with skippable
-/// frames.
+/// Detects the compression by the first bytes (RFC 1952; RFC 8878, with skippable frames), since
+/// media types are often wrong.
 fn compression(magic: &[u8; 4]) -> Compression {
     match magic {
         [0x1f, 0x8b, ..] => Compression::Gzip,
@@ -154,8 +154,8 @@ fn compression(magic: &[u8; 4]) -> Compression {
     }
 }
 
-/// Uncompresses `input` into a nameless file in `dir`, at most `max` bytes of it. For archives of
-/// images that were compressed as a whole; `None` if it was not.
+/// Uncompresses an archive of images that was compressed as a whole into an unnamed file in `dir`,
+/// of at most `max` bytes. Returns `None` if `input` is not compressed.
 pub(crate) fn uncompress_archive(
     input: &File,
     dir: &Path,
@@ -164,7 +164,7 @@ pub(crate) fn uncompress_archive(
 ) -> Result<Option<File>> {
     use std::os::unix::fs::FileExt;
     let mut magic = [0; 4];
-    // Too short for a magic number is too short for anything: the archive reader will tell.
+    // A file that is too short for a magic number is reported by the archive reader.
     if input.read_exact_at(&mut magic, 0).is_err() {
         return Ok(None);
     }
@@ -192,7 +192,7 @@ pub(crate) fn uncompress_archive(
     }
 }
 
-/// Reports how much was read through it.
+/// A reader that reports how many bytes passed through it.
 struct Meter<'a, R> {
     inner: &'a mut DigestReader<R>,
     progress: &'a mut dyn FnMut(u64),

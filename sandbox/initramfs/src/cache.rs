@@ -1,4 +1,4 @@
-//! Files that are either whole or not there.
+//! Cache files, which are either complete or absent.
 
 use std::fs;
 use std::io::Write;
@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, Result};
 
-/// The file in `cache` that holds exactly `content`, written if it is not there. Its name is made
-/// of `stem`, a digest of the content, and `extension`.
+/// Returns the path of the file in `cache` with exactly `content`, and writes the file if it is
+/// absent. Its name consists of `stem`, a digest of the content, and `extension`.
 pub(crate) fn by_content(
     cache: &Path,
     stem: &str,
@@ -17,15 +17,16 @@ pub(crate) fn by_content(
     content: &[u8],
 ) -> Result<PathBuf> {
     let path = cache.join(format!("{stem}-{}.{extension}", digest(content)));
-    // Files get their name when they are whole, so the length is a check against a damaged disk.
+    // Files are renamed into place when complete, so the length is a check against a damaged disk.
     if !fs::metadata(&path).is_ok_and(|meta| meta.len() == content.len() as u64) {
         publish(&path, content)?;
     }
     Ok(path)
 }
 
-/// Writes a file aside and renames it into place. Whoever looks sees the old state or the new one.
-/// Readable by all: the VM runs as another user, and nothing in it is secret.
+/// Writes a file under a temporary name and renames it into place, so that a reader sees either the
+/// old or the new content. All users can read the file: the VM runs as another user, and nothing in
+/// it is secret.
 pub(crate) fn publish(path: &Path, content: &[u8]) -> Result<()> {
     let failed = |source| Error::file("write", path, source);
     let directory = path.parent().unwrap_or(Path::new("."));
@@ -43,7 +44,7 @@ pub(crate) fn publish(path: &Path, content: &[u8]) -> Result<()> {
     })
 }
 
-/// First 128 bits of the SHA-256, in hexadecimal.
+/// Returns the first 128 bits of the SHA-256, in hexadecimal.
 pub(crate) fn digest(content: &[u8]) -> String {
     hex::encode(&Sha256::digest(content)[..16])
 }

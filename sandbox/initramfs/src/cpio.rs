@@ -1,12 +1,12 @@
-//! Archives in the newc format, which the kernel unpacks into its first root
-//! (Linux, *Documentation/driver-api/early-userspace/buffer-format.rst*).
+//! Archives in the newc format, which the kernel unpacks into its initial root file system (Linux,
+//! *Documentation/driver-api/early-userspace/buffer-format.rst*).
 
-/// Lowest bits of a mode that say what kind of file it is (`S_IFDIR`, `S_IFREG`, `S_IFCHR`).
+/// The bits of a mode that give the type of a file (`S_IFDIR`, `S_IFREG`, `S_IFCHR`).
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER: u32 = 0o020_000;
 
-/// An archive as it is put together. Owner, group and time stamps are zero.
+/// An archive under construction. Owner, group and time stamps are zero.
 #[derive(Debug, Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -18,18 +18,18 @@ impl Archive {
         Self::default()
     }
 
-    /// A directory that everybody may read. Parents come before their children.
+    /// Adds a directory that everybody may read. Parents must be added before their children.
     pub(crate) fn directory(&mut self, path: &str) {
         self.entry(path, DIRECTORY | 0o755, (0, 0), &[]);
     }
 
-    /// A file with its content: less than 4 GiB, which the format's 32-bit sizes demand and every
-    /// caller's cap ensures.
+    /// Adds a file with its content. The content must be less than 4 GiB, since the format has
+    /// 32-bit sizes; every caller's cap ensures that.
     pub(crate) fn file(&mut self, path: &str, permissions: u32, content: &[u8]) {
         self.entry(path, REGULAR | permissions, (0, 0), content);
     }
 
-    /// A character device.
+    /// Adds a character device.
     pub(crate) fn character_device(
         &mut self,
         path: &str,
@@ -40,7 +40,7 @@ impl Archive {
         self.entry(path, CHARACTER | permissions, (major, minor), &[]);
     }
 
-    /// Ends the archive.
+    /// Ends the archive and returns its bytes.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes
@@ -67,7 +67,7 @@ impl Archive {
         self.pad();
     }
 
-    /// Headers and contents begin at multiples of four bytes.
+    /// Pads to a multiple of four bytes, at which headers and contents begin.
     fn pad(&mut self) {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }

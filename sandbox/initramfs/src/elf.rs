@@ -1,13 +1,13 @@
-//! As much of ELF as is needed to tell kernels, modules and programs apart (System V ABI, *Object
-//! Files*). The files come from packages and users: every offset is checked, none is trusted.
+//! The part of ELF that tells kernels, modules and programs apart (System V ABI, *Object Files*).
+//! The files come from packages and users, so every offset is checked.
 
 /// `e_machine` of x86-64.
 const EM_X86_64: u16 = 62;
-/// `p_type` of a program that wants a dynamic loader.
+/// `p_type` of the segment that names a program's dynamic loader.
 const PT_INTERP: u32 = 3;
 /// `p_type` of notes.
 const PT_NOTE: u32 = 4;
-/// `XEN_ELFNOTE_PHYS32_ENTRY`: where a PVH boot enters the kernel (Xen, *elfnote.h*).
+/// `XEN_ELFNOTE_PHYS32_ENTRY`: the note with the entry point of a PVH boot (Xen, *elfnote.h*).
 const XEN_PHYS32_ENTRY: u32 = 18;
 
 /// A 64-bit little-endian x86-64 ELF file.
@@ -16,7 +16,7 @@ pub(crate) struct Elf<'a> {
     bytes: &'a [u8],
 }
 
-/// Where a table lies in the file.
+/// The position of a header table in the file.
 struct Table {
     offset: u64,
     entry_size: u64,
@@ -24,7 +24,7 @@ struct Table {
 }
 
 impl<'a> Elf<'a> {
-    /// `None` when it is no such file.
+    /// Returns `None` if `bytes` are not a 64-bit little-endian x86-64 ELF file.
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let elf = Self { bytes };
         // Magic, ELFCLASS64, ELFDATA2LSB, EV_CURRENT.
@@ -32,12 +32,12 @@ impl<'a> Elf<'a> {
         x86_64.then_some(elf)
     }
 
-    /// Whether the program needs a dynamic loader.
+    /// Returns whether the program needs a dynamic loader.
     pub(crate) fn has_interpreter(self) -> bool {
         self.segments().any(|segment| self.u32(segment) == Some(PT_INTERP))
     }
 
-    /// Whether it can be entered by a PVH boot.
+    /// Returns whether a PVH boot can enter the kernel.
     pub(crate) fn has_pvh_entry(self) -> bool {
         self.segments()
             .filter(|&segment| self.u32(segment) == Some(PT_NOTE))
@@ -45,7 +45,7 @@ impl<'a> Elf<'a> {
             .any(notes_have_pvh_entry)
     }
 
-    /// Content of the section with this name.
+    /// Returns the content of the section with this name. Returns `None` if there is none.
     pub(crate) fn section(self, name: &[u8]) -> Option<&'a [u8]> {
         let table = self.section_table()?;
         let names = table.offset + table.entry_size.checked_mul(self.u16(62)?.into())?;
@@ -102,8 +102,8 @@ impl<'a> Elf<'a> {
 }
 
 impl Table {
-    /// The table, if it lies within the file and its entries are as large as the ABI has them;
-    /// then no sum of offset and index overflows.
+    /// Returns the table if it lies within the file and its entries are at least as large as in the
+    /// ABI. Then no sum of offset and index overflows.
     fn checked(self, file_size: usize, entry_size: u64) -> Option<Self> {
         let size = self.entry_size.checked_mul(self.count)?;
         let end = self.offset.checked_add(size)?;
@@ -116,8 +116,8 @@ impl Table {
     }
 }
 
-/// Whether a PVH entry is among these notes: size of name, size of content, type, both padded to
-/// four bytes.
+/// Returns whether a PVH entry is among these notes. A note is the size of its name, the size of
+/// its content, its type, the name and the content, both padded to four bytes.
 fn notes_have_pvh_entry(mut notes: &[u8]) -> bool {
     let word = |at: usize, bytes: &[u8]| -> Option<u32> {
         Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
@@ -139,7 +139,7 @@ fn notes_have_pvh_entry(mut notes: &[u8]) -> bool {
 pub(crate) mod tests {
     use super::*;
 
-    /// A small ELF file with one segment and one section of content.
+    /// A small ELF file with one segment and one section with content.
     pub(crate) struct ElfFile {
         segment: (u32, Vec<u8>),
         section: (&'static [u8], Vec<u8>),

@@ -1,4 +1,4 @@
-//! The guest kernel: where it is, whether it is one, and its fastest form.
+//! The guest kernel: locating it, checking it, and unpacking it to the form that boots fastest.
 
 use std::fs;
 use std::io::Read;
@@ -10,18 +10,18 @@ use crate::elf::Elf;
 use crate::unpack::Compression;
 use crate::{Error, Result};
 
-/// Largest kernel, packed or unpacked, in bytes.
+/// The largest kernel, packed or unpacked, in bytes.
 const MAX_KERNEL: usize = 256 << 20;
 
-/// A kernel to boot sandboxes with.
+/// A kernel that sandboxes boot with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The kernel file: a bzImage, or an ELF with a PVH entry.
+    /// The kernel file: a bzImage, or an ELF file with a PVH entry.
     pub image: PathBuf,
-    /// Its release, as `uname -r` will say, where that is known.
+    /// The kernel's release, as `uname -r` prints it, or `None` if it is unknown.
     pub release: Option<String>,
-    /// Its modules: a directory with `modules.builtin`. `None`: everything that a sandbox needs is
-    /// expected to be built in.
+    /// The directory of the kernel's modules, which has `modules.builtin`. `None` means that
+    /// everything that a sandbox needs is expected to be built in.
     pub modules: Option<PathBuf>,
 }
 
@@ -29,12 +29,12 @@ impl Kernel {
     /// Finds the kernel: `given` by the user, or the one that set-up unpacked in `installed`
     /// (`vmlinuz`, `release`, `modules/`).
     ///
-    /// `given` may be such a directory too. For a file, modules are looked for in `modules/` beside
+    /// `given` may also be such a directory. For a file, modules are searched in `modules/` beside
     /// it and in `/lib/modules` under the release that the file names.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`] when set-up has not been here, [`Error::NoKernel`] when the file is
-    /// something else.
+    /// [`Error::NotInstalled`] if set-up has not run, [`Error::NoKernel`] if the file is not a
+    /// bootable kernel, [`Error::File`] if it cannot be read.
     pub fn locate(given: Option<&Path>, installed: &Path) -> Result<Self> {
         match given {
             None if !installed.join("vmlinuz").exists() => {
@@ -68,20 +68,20 @@ impl Kernel {
         Ok(Self { image: path.to_owned(), release, modules })
     }
 
-    /// The form of this kernel that starts fastest, made in the directory `cache` if it is not
-    /// there: the ELF file inside a bzImage. Its own decompression costs 0.4 to 1 s under
-    /// emulation and some 50 ms on KVM, at every start. A kernel without a PVH entry, or packed
-    /// with something that we do not know, is given as it is.
+    /// Returns the path of the form of this kernel that boots fastest: the ELF file inside a
+    /// bzImage, unpacked into the directory `cache` if it is not there yet. The bzImage's own
+    /// decompression costs 0.4 to 1 s under emulation and some 50 ms on KVM, at every boot. If the
+    /// kernel has no PVH entry or an unknown compression, the kernel file itself is returned.
     ///
-    /// Such a boot has no random base address of the kernel (KASLR), which the bzImage's own
-    /// loader would have chosen.
+    /// The ELF file boots without a random base address of the kernel (KASLR), which the bzImage's
+    /// own loader would have chosen.
     ///
     /// # Errors
-    /// When the kernel cannot be read or the cache not written.
+    /// [`Error`] if the kernel cannot be read or the cache cannot be written.
     pub fn bootable(&self, cache: &Path) -> Result<PathBuf> {
         let meta =
             fs::metadata(&self.image).map_err(|source| Error::file("read", &self.image, source))?;
-        // Replaced or changed in any way, the file is another one.
+        // A file that was replaced or changed in any way gets another identity.
         let identity = format!(
             "{} {}:{} {} {}.{}",
             self.image.display(),
@@ -124,13 +124,13 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Releases become parts of paths.
+/// Returns whether `text` is a safe release name, since releases become parts of paths.
 fn is_release(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+~".contains(c);
     !text.is_empty() && text.len() <= 64 && !text.starts_with('.') && text.chars().all(plain)
 }
 
-/// A kernel file, by what it is.
+/// A kernel file, by its format.
 enum Image<'a> {
     BzImage(BzImage<'a>),
     Elf(&'a [u8]),
@@ -171,28 +171,29 @@ struct BzImage<'a> {
 impl<'a> BzImage<'a> {
     fn parse(bytes: &'a [u8]) -> Option<Self> {
         let image = Self { bytes };
-        // boot_flag, header, and a protocol (2.08) that says where the payload is.
+        // boot_flag, header, and a protocol version (2.08) with payload_offset and payload_length.
         let known = image.u16(0x1fe)? == 0xaa55
             && bytes.get(0x202..0x206)? == b"HdrS"
             && image.u16(0x206)? >= 0x208;
         known.then_some(image)
     }
 
-    /// The text behind `kernel_version`: release, builder, date.
+    /// Returns the text that `kernel_version` points to: release, builder, date.
     fn version(&self) -> Option<&'a [u8]> {
         let at = usize::from(self.u16(0x20e)?);
         if at == 0 { None } else { self.bytes.get(at + 0x200..) }
     }
 
-    /// The ELF file that is packed inside, if it can be unpacked and booted.
+    /// Returns the unpacked ELF file inside. Returns `None` if it cannot be unpacked or has no PVH
+    /// entry.
     fn unpack(&self) -> Option<Vec<u8>> {
         let payload = self.payload()?;
         let elf = Compression::of(payload)?.unpack(payload, MAX_KERNEL).ok()?;
         Elf::parse(&elf)?.has_pvh_entry().then_some(elf)
     }
 
-    /// `payload_offset` counts from the protected-mode code, which begins after the boot sector
-    /// and `setup_sects` sectors.
+    /// Returns the packed payload. `payload_offset` counts from the protected-mode code, which
+    /// begins after the boot sector and `setup_sects` sectors.
     fn payload(&self) -> Option<&'a [u8]> {
         let sectors = match *self.bytes.get(0x1f1)? {
             0 => 4,
@@ -219,7 +220,7 @@ mod tests {
     use crate::elf::tests::ElfFile;
     use crate::unpack::tests::lz4;
 
-    /// A bzImage with one setup sector around a payload.
+    /// Makes a bzImage with one setup sector and a payload.
     fn bzimage(payload: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 1024];
         bytes[0x1f1] = 1;
@@ -300,7 +301,7 @@ mod tests {
         assert_eq!(files.bootable(&bzimage(&lz4(&elf))), elf);
         assert_eq!(files.bootable(&bzimage(&zstd::encode_all(&elf[..], 3).unwrap())), elf);
         assert_eq!(files.bootable(&elf), elf);
-        // A replaced file is another kernel, whatever the cache holds.
+        // A replaced file is another kernel, although the cache has the old one.
         let newer = [&elf[..], b"newer"].concat();
         assert_eq!(files.bootable(&bzimage(&lz4(&newer))), newer);
     }

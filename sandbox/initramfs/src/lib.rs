@@ -1,23 +1,29 @@
-//! What a sandbox boots: the guest kernel, and an initramfs made for it.
+//! Boot files of sandboxes: the guest kernel, and an initramfs made for it.
 //!
 //! [`Kernel::locate`] finds a kernel and its modules: the one that set-up unpacked, or a file of
-//! the user's. [`Kernel::bootable`] gives the form that starts fastest, an uncompressed ELF where
-//! there is a PVH entry. [`build`] makes the initramfs: the agent as `/init`, the modules that a
-//! sandbox needs and this kernel does not have built in, in the order in which they must be loaded
-//! (`/modules/NN-NAME.ko`; `/modules/network` has those of the network interface and `/modules/extra`
-//! those that few need, `/modules/vlan` those that the kernel asks for itself), and the empty directories that the agent mounts on. For a
-//! sandbox with a socket function there is more ([`Sockets`]): the socket engine's program, the libraries
-//! that its containers' programs load, and the driver in `/modules/sockets`. Both results are
-//! kept in a cache directory, written aside and renamed into place, so that an interrupted build
-//! leaves nothing that a later one could take for whole.
+//! the user's. [`Kernel::bootable`] returns the form that boots fastest, an uncompressed ELF file
+//! if the kernel has a PVH entry. [`build`] makes the initramfs:
+//! - the agent as `/init`;
+//! - the modules that a sandbox needs and that are not built into this kernel, in the order in
+//!   which they must be loaded (`/modules/NN-NAME.ko`); `/modules/network` has those of the network
+//!   interface, `/modules/extra` those that few sandboxes need, and `/modules/vlan` those that the
+//!   kernel itself requests;
+//! - the empty directories that the agent mounts on;
+//! - for a sandbox with a socket function ([`Sockets`]): the socket engine's program, the libraries
+//!   that its containers' programs load, and the driver in `/modules/sockets`.
 //!
-//! The initramfs is not compressed: QEMU hands it over as it is, and unpacking it costs the guest
-//! time at every start (under emulation far more than the host saves in memory).
+//! The unpacked kernel and the initramfs are kept in a cache directory. They are written under
+//! temporary names and renamed into place, so that an interrupted build leaves nothing that looks
+//! complete.
 //!
-//! Not here: fetching kernels (set-up does), signatures of modules (the guest kernel checks them),
-//! `modules.dep` (packages come without it; dependencies are read from the modules themselves).
+//! The initramfs is not compressed: QEMU passes it to the guest as it is, and unpacking it would
+//! cost the guest time at every boot (under emulation far more than the host saves in memory).
 //!
-//! Dependencies: `flate2`, `zstd`, `lz4_flex` and `lzma-rust2` since kernels and modules come
+//! Not implemented: fetching kernels (set-up does), checking signatures of modules (the guest
+//! kernel does), reading `modules.dep` (packages come without it; dependencies are read from the
+//! modules).
+//!
+//! Dependencies: `flate2`, `zstd`, `lz4_flex` and `lzma-rust2`, since kernels and modules are
 //! compressed with any of them; `sha2` and `hex` name cache files by content; `thiserror` for
 //! errors at the crate's edge.
 
@@ -40,17 +46,17 @@ use cpio::Archive;
 use elf::Elf;
 use modules::Module;
 
-/// Largest file that is put into an initramfs, in bytes.
+/// The largest file that is put into an initramfs, in bytes.
 const MAX_FILE: u64 = 64 << 20;
 
-/// Where the socket engine's program lies in an initramfs.
+/// The path of the socket engine's program in an initramfs.
 const ENGINE: &str = "sockets/slipway-guest-sockets";
-/// Where the library for glibc's programs lies.
+/// The path of the library for programs that use glibc.
 const LIBRARY: &str = "sockets/libslipway.so";
-/// Where the library for musl's programs lies, if there is one.
+/// The path of the library for programs that use musl, if there is one.
 const MUSL_LIBRARY: &str = "sockets/libslipway-musl.so";
 
-/// Empty directories of the initramfs, for the agent to mount on.
+/// The empty directories of the initramfs, on which the agent mounts.
 const DIRECTORIES: &[&str] = &[
     "dev",
     "proc",
@@ -63,11 +69,11 @@ const DIRECTORIES: &[&str] = &[
     "modules/sockets",
     "modules/vlan",
 ];
-/// Where each group of modules lies.
+/// The directory of each group of modules.
 const GROUPS: [&str; 5] =
     ["modules", "modules/network", "modules/extra", "modules/vlan", "modules/sockets"];
 
-/// What a sandbox with a socket function needs of the host's files.
+/// The host's files that a sandbox with a socket function needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sockets {
     /// The socket engine, a static x86-64 program: `/sockets/slipway-guest-sockets`.
@@ -78,16 +84,16 @@ pub struct Sockets {
     pub musl_library: Option<PathBuf>,
 }
 
-/// Makes the initramfs for `kernel` with `agent` (a static x86-64 program) as its init, or finds
-/// it in the directory `cache`, which is made if it is not there. With `sockets` the guest can have
-/// a socket function.
+/// Returns the path of the initramfs for `kernel` with `agent` (a static x86-64 program) as its
+/// init. Makes the initramfs if it is not in the directory `cache`, which is created if it is
+/// missing. With `sockets` the guest can have a socket function.
 ///
-/// The file's name holds a digest of its content, so a new agent or kernel gives a new file and a
-/// running start never sees its initramfs change. Takes some ten milliseconds.
+/// The file's name contains a digest of its content. So a new agent or kernel makes a new file, and
+/// a running start never sees its initramfs change. Takes some ten milliseconds.
 ///
 /// # Errors
-/// A wanted module that the kernel has neither built in nor beside it, a module or agent that is
-/// none, or a file that cannot be read or written.
+/// [`Error`] if the kernel lacks a wanted module, a module or the agent is invalid, or a file
+/// cannot be read or written.
 pub fn build(
     kernel: &Kernel,
     agent: &Path,
@@ -114,15 +120,16 @@ pub fn build(
     cache::by_content(cache, &format!("initramfs-{release}"), "cpio", &archive)
 }
 
-/// Puts the archive together. Same input, same bytes: every time stamp is zero.
+/// Assembles the archive. The same input makes the same bytes, since every time stamp is zero.
 fn assemble(agent: &[u8], modules: &[Vec<Module>; 5]) -> Archive {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
     }
-    // The kernel opens it as the standard streams of init, before init can mount anything.
+    // The kernel opens /dev/console as the standard streams of init, before init can mount
+    // anything.
     archive.character_device("dev/console", 0o600, 5, 1);
-    // The kernel starts the agent without standard streams when it asks for a module.
+    // When the kernel requests a module, it starts the agent without standard streams.
     archive.character_device("dev/null", 0o666, 1, 3);
     archive.file("init", 0o755, agent);
     for (directory, modules) in GROUPS.iter().zip(modules) {
@@ -134,10 +141,10 @@ fn assemble(agent: &[u8], modules: &[Vec<Module>; 5]) -> Archive {
     archive
 }
 
-/// Whether `path` is a program that can run in an initramfs, as the agent does.
+/// Checks that `path` is a program that can run in an initramfs.
 ///
 /// # Errors
-/// A file that cannot be read or is none for x86-64; one that is linked dynamically.
+/// [`Error`] if the file cannot be read, is not an x86-64 program, or is linked dynamically.
 pub fn check_program(path: &Path) -> Result<()> {
     read_program(path).map(drop)
 }
@@ -168,7 +175,7 @@ mod tests {
     use super::*;
     use crate::elf::tests::ElfFile;
 
-    /// A kernel directory with compressed modules that depend on each other.
+    /// Makes a kernel directory with compressed modules that depend on each other.
     fn kernel_in(directory: &Path) -> Kernel {
         let modules = directory.join("modules/kernel/fs");
         fs::create_dir_all(&modules).unwrap();
@@ -198,7 +205,7 @@ mod tests {
         path
     }
 
-    /// What `cpio -tv` reads from an archive; `None` where there is no cpio.
+    /// Returns the output of `cpio -tv` for an archive. Returns `None` if cpio is not installed.
     fn listed_by_cpio(archive: &[u8]) -> Option<String> {
         let mut child = Command::new("cpio")
             .args(["-itv", "--quiet", "--numeric-uid-gid"])
@@ -259,7 +266,7 @@ mod tests {
         changed.push(0);
         fs::write(&agent, changed).unwrap();
         assert_ne!(build(&kernel, &agent, None, &cache).unwrap(), first);
-        // Only finished files are in the cache.
+        // Only complete files are in the cache.
         let names: Vec<_> = fs::read_dir(&cache).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names.len(), 2, "{names:?}");
     }
@@ -307,8 +314,7 @@ mod tests {
         assert!(build(&kernel, &directory.path().join("absent"), None, directory.path()).is_err());
     }
 
-    /// The kernel that set-up unpacked, with this test's own program standing in for the agent's
-    /// bytes.
+    /// Uses the kernel that set-up unpacked. A small ELF program stands in for the agent.
     #[test]
     fn installed_kernel_has_what_a_sandbox_needs() {
         let installed = Path::new("/var/lib/slipway/kernel");

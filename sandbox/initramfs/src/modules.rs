@@ -1,4 +1,4 @@
-//! Which modules a sandbox needs of a kernel, and in which order they must be loaded.
+//! The kernel modules that a sandbox needs, and the order in which they must be loaded.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -9,13 +9,13 @@ use crate::elf::Elf;
 use crate::unpack::Compression;
 use crate::{Error, Result};
 
-/// Largest module, packed or unpacked, in bytes.
+/// The largest module, packed or unpacked, in bytes.
 const MAX_MODULE: usize = 64 << 20;
 
-/// Deepest chain of dependencies. Real ones have about five links.
+/// The deepest chain of dependencies. Real chains have about five links.
 const MAX_DEPTH: usize = 32;
 
-/// Deepest folder under a modules directory.
+/// The deepest nesting of folders in a modules directory.
 const MAX_FOLDERS: usize = 12;
 
 /// A driver that a sandbox uses.
@@ -23,12 +23,13 @@ const MAX_FOLDERS: usize = 12;
 pub struct Wanted {
     /// The module's name, with underscores.
     pub name: &'static str,
-    /// Whether a kernel without it cannot run sandboxes.
+    /// Set if a kernel without the module cannot run sandboxes.
     pub required: bool,
 }
 
-/// What a sandbox uses of its kernel: the bus of the agent's port and the port itself, the disk,
-/// the image and the layer above it; beside them what volumes and the random number generator want.
+/// The modules that every sandbox uses: the bus of the agent's port and the port itself, the disk,
+/// the image and the layer above it, and optionally the file system of volumes and the random
+/// number generator.
 pub const WANTED: &[Wanted] = &[
     Wanted { name: "virtio_pci", required: true },
     Wanted { name: "virtio_console", required: true },
@@ -39,30 +40,30 @@ pub const WANTED: &[Wanted] = &[
     Wanted { name: "virtio_rng", required: false },
 ];
 
-/// What few sandboxes use, loaded when it is asked for: the disk of a comparison with the VMM's own.
+/// Modules that few sandboxes use, loaded on request: the VMM's own disk, for comparisons.
 pub const EXTRA: &[Wanted] = &[Wanted { name: "virtio_blk", required: false }];
 
-/// What a sandbox with a network needs beside these.
+/// Modules that a sandbox with a network needs in addition.
 pub const NETWORK: &[Wanted] = &[Wanted { name: "virtio_net", required: false }];
 
-/// What a sandbox with a network needs for interfaces of VLANs, loaded when its kernel asks for it.
+/// Modules for VLAN interfaces, loaded when the guest's kernel requests them.
 pub const VLAN: &[Wanted] = &[Wanted { name: "8021q", required: false }];
 
-/// What a sandbox with a socket function needs: a driver that leaves the function to a program.
+/// Modules for a socket function: a driver that leaves the function to a program.
 pub const SOCKETS: &[Wanted] = &[Wanted { name: "uio_pci_generic", required: true }];
 
 /// A module, ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
-    /// Its name, with underscores.
+    /// The module's name, with underscores.
     pub(crate) name: String,
-    /// The object file, unpacked.
+    /// The unpacked object file.
     pub(crate) object: Vec<u8>,
 }
 
-/// The modules under `directory` that each of `groups` asks for and that are not built in, each after
-/// those that it depends on, without those of a group before. All groups may need what the first has,
-/// and nothing else of each other's.
+/// Returns the modules under `directory` that each of `groups` needs and that are not built in,
+/// each after its dependencies. A module of the first group is not repeated in the others: every
+/// group may rely on the first, and on no other group.
 pub(crate) fn resolve<const N: usize>(
     directory: &Path,
     groups: [&[Wanted]; N],
@@ -72,8 +73,8 @@ pub(crate) fn resolve<const N: usize>(
     let mut resolved = [const { Vec::new() }; N];
     for (modules, wanted) in resolved.iter_mut().zip(groups) {
         *modules = resolver.all(wanted)?;
-        // What a later group needs comes with it, even if another later one has it too: it may be
-        // loaded alone.
+        // A later group has all its dependencies, even if another later group has them too, since
+        // it may be loaded alone.
         resolver.visited.clone_from(first.get_or_insert_with(|| resolver.visited.clone()));
     }
     Ok(resolved)
@@ -83,7 +84,7 @@ struct Resolver {
     directory: PathBuf,
     builtin: HashSet<String>,
     files: HashMap<String, PathBuf>,
-    /// Loaded, or being loaded.
+    /// The names of modules that are loaded or are being loaded.
     visited: HashSet<String>,
     order: Vec<Module>,
 }
@@ -100,7 +101,7 @@ impl Resolver {
         Ok(Self { directory, builtin, files, visited: HashSet::new(), order: Vec::new() })
     }
 
-    /// What `wanted` needs beside all that was asked for before.
+    /// Returns the modules that `wanted` needs in addition to those that were visited before.
     fn all(&mut self, wanted: &[Wanted]) -> Result<Vec<Module>> {
         let mut missing = Vec::new();
         for Wanted { name, required } in wanted {
@@ -121,7 +122,8 @@ impl Resolver {
         self.builtin.contains(name) || self.files.contains_key(name)
     }
 
-    /// Appends a module after its dependencies, unless it is there already.
+    /// Appends a module after its dependencies, unless it was visited already. A module in a circle
+    /// of dependencies is appended once.
     fn load(&mut self, name: &str, depth: usize) -> Result<()> {
         if self.builtin.contains(name) || self.visited.contains(name) {
             return Ok(());
@@ -149,8 +151,8 @@ impl Resolver {
         Ok(())
     }
 
-    /// A soft dependency may name an alias (`crc32c`) whose plain implementation is a module of
-    /// nearly that name; what is not there is not needed.
+    /// Appends a soft dependency, if it exists. It may name an alias (`crc32c`) of a module with
+    /// nearly that name (`crc32c_generic`).
     fn load_soft(&mut self, name: &str, depth: usize) -> Result<()> {
         let generic = format!("{name}_generic");
         match [name, &generic].into_iter().find(|candidate| self.has(candidate)) {
@@ -160,14 +162,15 @@ impl Resolver {
     }
 }
 
-/// What a module says that it needs.
+/// The dependencies that a module declares.
 struct Needs {
     hard: Vec<String>,
     soft: Vec<String>,
 }
 
 impl Needs {
-    /// Reads `.modinfo`: `key=value` strings, each ended by a zero (Linux, *MODULE_INFO*).
+    /// Reads `.modinfo`: `key=value` strings, each terminated by a zero byte (Linux,
+    /// *MODULE_INFO*).
     fn of(object: &[u8]) -> Option<Self> {
         let info = Elf::parse(object)?.section(b".modinfo")?;
         let mut needs = Self { hard: Vec::new(), soft: Vec::new() };
@@ -185,18 +188,19 @@ impl Needs {
     }
 }
 
-/// The names after `pre:` in `pre: a b post: c`.
+/// Returns the names after `pre:` in `pre: a b post: c`.
 fn soft_before(rule: &str) -> impl Iterator<Item = &str> {
     let after = rule.split_once("pre:").map_or("", |(_, after)| after);
     after.split_whitespace().take_while(|word| !word.ends_with(':'))
 }
 
-/// Names are the same whether written with `-` or `_`.
+/// Replaces `-` by `_`, since both mean the same in a module's name.
 fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// `kernel/fs/erofs/erofs.ko.xz` is `erofs`.
+/// Returns the module's name of a path: `erofs` for `kernel/fs/erofs/erofs.ko.xz`. Returns `None`
+/// if the file is not a module.
 fn module_name(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     let (name, suffix) = file.split_once(".ko")?;
@@ -204,7 +208,7 @@ fn module_name(path: &Path) -> Option<String> {
 }
 
 /// Finds every module file under a directory. Links are not followed: `build` and `source` of an
-/// installed kernel lead out of it.
+/// installed kernel lead out of the directory.
 fn collect(directory: &Path, depth: usize, files: &mut HashMap<String, PathBuf>) -> Result<()> {
     let failed = |source| Error::file("read", directory, source);
     if depth > MAX_FOLDERS {
@@ -247,7 +251,7 @@ mod tests {
     use super::*;
     use crate::elf::tests::ElfFile;
 
-    /// A modules directory with these modules, each with its information.
+    /// Makes a modules directory with these modules, each with its `.modinfo`.
     fn directory(modules: &[(&str, &str)], builtin: &str) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("kernel")).unwrap();

@@ -1,19 +1,19 @@
-//! Decompression, whatever the format, never past a cap.
+//! Decompression of several formats, with a cap on the result.
 
 use std::io::{self, Read};
 
-/// What something is compressed with, by its first bytes.
+/// The compression format, detected by the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compression {
     Gzip,
     Xz,
     Zstd,
-    /// LZ4's old format without a frame, which kernels are compressed with.
+    /// LZ4's legacy format, with which kernels are compressed.
     Lz4Legacy,
 }
 
 impl Compression {
-    /// `None` when it is none of them.
+    /// Detects the format. Returns `None` if it is not known.
     pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
         [
             (&b"\x1f\x8b"[..], Self::Gzip),
@@ -26,8 +26,8 @@ impl Compression {
         .map(|(_, compression)| compression)
     }
 
-    /// Decompresses the stream that `bytes` begin with; what follows its end is ignored. An error
-    /// when the result would be larger than `cap` bytes.
+    /// Decompresses the stream at the beginning of `bytes`; bytes after its end are ignored.
+    /// Returns an error if the result would be larger than `cap` bytes.
     pub(crate) fn unpack(self, bytes: &[u8], cap: usize) -> io::Result<Vec<u8>> {
         match self {
             Self::Gzip => read_capped(flate2::read::GzDecoder::new(bytes), cap),
@@ -48,9 +48,9 @@ fn read_capped(reader: impl Read, cap: usize) -> io::Result<Vec<u8>> {
     if unpacked.len() > cap { Err(too_large()) } else { Ok(unpacked) }
 }
 
-/// Magic, then blocks of at most 8 MiB, each after its compressed size as a 32-bit number. There
-/// is no end marker; kernels append their unpacked size, which reads like one more size that no
-/// block follows (LZ4, *lz4_Frame_format.md*, Legacy frame).
+/// Unpacks LZ4's legacy format: a magic number, then blocks of at most 8 MiB, each after its
+/// compressed size as a 32-bit number. There is no end marker. Kernels append their unpacked size,
+/// which looks like a size without a block after it (LZ4, *lz4_Frame_format.md*, Legacy frame).
 fn unpack_lz4(bytes: &[u8], cap: usize) -> io::Result<Vec<u8>> {
     const BLOCK: usize = 8 << 20;
     let mut unpacked = Vec::new();
@@ -79,7 +79,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// What is compressed here, and how large it is unpacked.
+    /// The uncompressed text of the tests.
     const TEXT: &[u8] = b"all work and no play makes jack a dull boy, all work and no play";
 
     fn gzip() -> Vec<u8> {
@@ -88,7 +88,7 @@ pub(crate) mod tests {
         encoder.finish().unwrap()
     }
 
-    /// A legacy stream of one block of literals, which any text may be.
+    /// Makes a legacy stream of one block of literals.
     pub(crate) fn lz4(content: &[u8]) -> Vec<u8> {
         let mut block = vec![0xf0];
         let mut more = content.len() - 15;
@@ -102,7 +102,7 @@ pub(crate) mod tests {
         [b"\x02\x21\x4c\x18", &size.to_le_bytes()[..], &block].concat()
     }
 
-    /// `TEXT` as `xz --check=crc32` packs it.
+    /// Compresses `TEXT` with `xz --check=crc32`. Returns `None` if xz is not installed.
     fn xz() -> Option<Vec<u8>> {
         let mut child = std::process::Command::new("xz")
             .args(["--check=crc32", "-c"])
@@ -128,7 +128,7 @@ pub(crate) mod tests {
         for stream in streams() {
             let compression = Compression::of(&stream).unwrap();
             assert_eq!(compression.unpack(&stream, TEXT.len()).unwrap(), TEXT, "{compression:?}");
-            // The size that kernels append.
+            // Kernels append their unpacked size.
             let appended = [&stream[..], &(TEXT.len() as u32).to_le_bytes()].concat();
             assert_eq!(compression.unpack(&appended, TEXT.len()).unwrap(), TEXT);
         }

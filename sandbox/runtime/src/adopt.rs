@@ -1,11 +1,12 @@
-//! Sandboxes that outlived their daemon.
+//! Adoption of sandboxes that outlived their daemon.
 //!
-//! Where a keeper holds what the plane serves, a daemon that is killed or replaced takes none of its
-//! sandboxes along: their VMMs are processes of their own, their functions are the next plane's, and
-//! their containers do not notice. The next daemon adopts each that is whole: its record says that
-//! its container ran, its VMM lives and answers, the plane has its functions with that VMM as the
-//! client, and its agent answers. Whatever is not whole is released, as after any daemon's death.
-//! Nothing is in between: until the last step has succeeded no part of a sandbox was changed.
+//! If a keeper holds what the plane serves, a daemon that is killed or replaced does not end its
+//! sandboxes: their VMMs are separate processes, the next plane serves their functions, and their
+//! containers notice nothing. The next daemon adopts each intact sandbox. A sandbox is intact if
+//! its record says that its container ran, its VMM lives and answers, the plane has its functions
+//! with that VMM as the client, and its agent answers. All others are released, as after any
+//! daemon's death. There is no state in between: until the last step has succeeded, no part of a
+//! sandbox is changed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,25 +22,25 @@ use crate::start::{CONTAINER, Running, agent_socket};
 use crate::stdio::{self, Input};
 use crate::{Error, Result, function, log, network};
 
-/// How long a sandbox may take to be taken over, all steps together: the daemon serves nobody before. Clients of the
-/// last daemon wait longer for the next one ([`RETURN`](crate::start::RETURN)).
+/// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
+/// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::start::RETURN)).
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long it may take to answer once, before the connection is made anew: what the last daemon was
-/// being sent may come first, and is no answer.
+/// The time for one answer of the agent before the connection is made anew. Messages to the last
+/// daemon that are still in flight may arrive first, and are not an answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Between two connections.
+/// The pause between two connections.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Whether a sandbox of this record may have outlived its daemon.
+/// Returns whether the sandbox of this record may have outlived its daemon.
 pub fn may_live(record: &Record) -> bool {
     let ran = matches!(record.state, State::Running | State::Stopping);
     ran && record.exit_status.is_none() && record.vm.is_some() && record.vmm_uid.is_some()
 }
 
-/// Takes a sandbox over that an earlier daemon started.
+/// Adopts a sandbox that an earlier daemon started.
 ///
 /// # Errors
-/// What is missing of it. Its parts are as they were.
+/// An error that names the missing part. The parts of the sandbox are unchanged then.
 pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let adopted = tokio::time::timeout(PATIENCE, take(node, sandbox)).await;
     adopted.map_err(|_| Error::Agent("the sandbox's agent does not answer".to_owned()))?
@@ -79,11 +80,12 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let container = process(CONTAINER, "");
     let (output, from) = stdio::resume(&agent, container.clone(), writer.position(), input).await?;
     if from != writer.position() {
-        // The disk was full: it was not kept, and the container went on.
+        // Bytes are missing from the log: the disk was full, and the container went on.
         let sought = sandbox.lane.run(move || writer.seek(from).map(|()| writer)).await;
         writer = sought.map_err(Error::file("cannot write", &path))?;
     }
-    // Whoever fed a pipe had the last daemon carry it, and may have lost some of it with that.
+    // Piped input was carried by the last daemon, and some of it may be lost. So the process gets
+    // end of file.
     if record.process.stdin && !record.process.terminal {
         let _ = sandbox.input.try_send(Input::Close);
     }
@@ -105,7 +107,8 @@ fn left(node: &Node, record: &Record) -> Option<LeftVm> {
     })
 }
 
-/// The process that is connected to function `id`.
+/// Returns the id of the process that is connected to function `id`, or 0 if the plane has no such
+/// function.
 async fn client_of(node: &Node, id: &str) -> Result<u32> {
     let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
     match node.plane.clone().get_endpoint(request).await {
@@ -115,7 +118,7 @@ async fn client_of(node: &Node, id: &str) -> Result<u32> {
     }
 }
 
-/// Connects to an agent until it answers.
+/// Connects to an agent until it answers. The caller limits the time.
 async fn reach(node: &Node, sandbox: &Sandbox, socket: &std::path::Path) -> Result<Agent> {
     loop {
         let tried =
@@ -133,7 +136,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A record of a sandbox without volumes.
+    /// Makes a record of a sandbox without volumes.
     pub(crate) fn record_of(state: State) -> Record {
         let text = serde_json::json!({
             "id": "0123456789ab", "name": "one", "image": "i", "image_digest": "d",

@@ -1,9 +1,9 @@
 //! The host's side of the agent's protocol.
 //!
-//! The guest at the other end may say anything, and its VMM may be taken over. So this module is the edge:
-//! replies are decoded on the [guests' thread](crate::guests), each has a deadline and a largest size, and
-//! what leaves this module was checked: known names only, numbers in their ranges, messages that are one
-//! printable line.
+//! The guest at the other end may send anything, and its VMM may be compromised. So this module is
+//! the trust boundary: replies are decoded on the [guests' thread](crate::guests), and each has a
+//! deadline and a largest size. Values that leave this module were checked: known names only,
+//! numbers in their ranges, messages that are one printable line.
 
 use std::future::Future;
 use std::path::Path;
@@ -25,18 +25,20 @@ use crate::error::MOST_MESSAGE;
 use crate::guests::Guests;
 use crate::{Error, Result};
 
-/// How long the agent may take for a call that needs no process of the container's.
+/// The deadline of an ordinary call: one that does not wait for a process of the container.
 const CALL: Duration = Duration::from_secs(30);
 
-/// HTTP/2 receive window of one stream, in bytes: what the daemon holds of output that nobody takes. Small,
-/// since h2 gives a connection up over which too many tiny frames came that are not taken yet.
+/// HTTP/2 receive window of one stream, in bytes: the most output that the daemon holds while no
+/// client takes it. It is small, since h2 gives up a connection on which too many tiny frames wait
+/// to be taken.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// Most commands and traces at once in one sandbox. What the daemon may have to hold for them fits into the
-/// connection's window, with room for the container's own output and for calls.
+/// The most commands and traces at once in one sandbox. All data that the daemon may have to hold
+/// for them fits into the connection's window, with room for the container's own output and for
+/// calls.
 const MOST_SESSIONS: usize = 48;
 const _: () = assert!((MOST_SESSIONS as u32 + 8) * STREAM_WINDOW <= CONNECTION_WINDOW);
 
-/// A connection to a sandbox's agent; clones share it.
+/// A connection to a sandbox's agent. Clones share the connection.
 #[derive(Clone)]
 pub struct Agent {
     client: AgentClient<Channel>,
@@ -44,49 +46,50 @@ pub struct Agent {
     sessions: Arc<Semaphore>,
 }
 
-/// What the agent said first.
+/// The agent's answer to the first call.
 pub struct Hello {
-    /// The guest's stages on the host's axis, each of [`STAGES`] at most once.
+    /// The guest's stages on the host's clock, each of [`STAGES`] at most once.
     pub stages: Vec<GuestStage>,
-    /// When the agent answered.
+    /// When the agent's answer arrived: CLOCK_MONOTONIC of the host, ns.
     pub at_ns: u64,
 }
 
 /// A stage that the guest went through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestStage {
-    /// One of [`STAGES`].
+    /// The stage's name, one of [`STAGES`].
     pub name: &'static str,
-    /// CLOCK_MONOTONIC of the host, ns.
+    /// The start: CLOCK_MONOTONIC of the host, ns.
     pub start_ns: u64,
-    /// CLOCK_MONOTONIC of the host, ns.
+    /// The end: CLOCK_MONOTONIC of the host, ns.
     pub end_ns: u64,
 }
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// 0 to 255.
+    /// The exit status, 0 to 255.
     pub status: u32,
-    /// The guest's out-of-memory killer ended it.
+    /// Set if the guest's out-of-memory killer ended the process.
     pub out_of_memory: bool,
 }
 
-/// What the guest has used so far.
+/// The resources that the guest reports to have used so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuestStats {
     /// Memory and processes.
     pub machine: v1::StatsReply,
-    /// All block devices together; `nsid` is 0.
+    /// The sum over all block devices; `nsid` is 0.
     pub blocks: v1::BlockStats,
 }
 
 impl Agent {
-    /// Connects to the VMM's end of the agent's port and waits until the agent answers. The caller limits
-    /// the time. Descriptors that the VMM sends are closed through `bin`, which is the sandbox's.
+    /// Connects to the VMM's socket for the agent's port and waits until the agent answers. There
+    /// is no deadline: the caller must limit the time. Descriptors that the VMM sends are closed
+    /// through `bin`, the sandbox's own.
     ///
     /// # Errors
-    /// [`Error::Agent`]: nothing listens, another protocol.
+    /// [`Error::Agent`] if nothing listens at `socket` or the agent speaks another protocol.
     pub async fn connect(guests: &Guests, socket: &Path, bin: &Bin) -> Result<(Self, Hello)> {
         let (path, bin) = (socket.to_owned(), bin.clone());
         let connector = tower::service_fn(move |_: Uri| {
@@ -96,7 +99,7 @@ impl Agent {
                 Ok::<_, std::io::Error>(TokioIo::new(InTurns::new(stream, &bin)))
             }
         });
-        // A Unix socket has no authority; gRPC wants one all the same.
+        // A Unix socket has no authority, but gRPC requires one.
         let address = Endpoint::from_static("http://slipway.invalid")
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -112,7 +115,7 @@ impl Agent {
         Ok((agent, hello))
     }
 
-    /// Asks for the stages that the guest has behind it.
+    /// Asks for the stages that the guest has completed.
     ///
     /// # Errors
     /// [`Error::Agent`].
@@ -135,10 +138,11 @@ impl Agent {
         Ok(Hello { stages: stages(&reply, at_ns), at_ns })
     }
 
-    /// Makes one call with a deadline.
+    /// Makes one call, with a deadline of 30 seconds.
     ///
     /// # Errors
-    /// [`Error::Agent`] with what the agent said.
+    /// [`Error::Agent`] with the agent's message, or [`Error::Exec`] if a program could not be
+    /// executed.
     pub async fn call<T, F>(
         &self,
         call: impl FnOnce(AgentClient<Channel>) -> F + Send + 'static,
@@ -150,11 +154,11 @@ impl Agent {
         self.call_within(Some(CALL), call).await
     }
 
-    /// Makes one call. Without a `limit` it lasts as long as the connection: a caller must have another
-    /// reason to end it.
+    /// Makes one call. Without a `limit` the call lasts as long as the connection, so the caller
+    /// must have another reason to end it.
     ///
     /// # Errors
-    /// As for [`Agent::call`].
+    /// The errors of [`Agent::call`].
     pub async fn call_within<T, F>(
         &self,
         limit: Option<Duration>,
@@ -169,7 +173,7 @@ impl Agent {
         called.await.map(tonic::Response::into_inner)
     }
 
-    /// Runs `task`, which hears the agent, on the guests' thread.
+    /// Runs `task`, which receives from the agent, on the guests' thread.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         limit: Option<Duration>,
@@ -200,15 +204,16 @@ impl Agent {
         self.run(Some(CALL), open(client)).await
     }
 
-    /// The thread that hears the agent.
+    /// Returns the thread that receives from the agent.
     pub(crate) fn guests(&self) -> &Guests {
         &self.guests
     }
 
-    /// Room for one more command or trace, until it is dropped. `name` is the sandbox's.
+    /// Returns a permit for one more command or trace, to be held while it runs. `name` is the
+    /// sandbox's, for the error.
     ///
     /// # Errors
-    /// [`Error::Busy`].
+    /// [`Error::Busy`] if the sandbox has as many as it may have.
     pub fn session(&self, name: &str) -> Result<OwnedSemaphorePermit> {
         let session = Arc::clone(&self.sessions).try_acquire_owned();
         session.map_err(|_| Error::Busy {
@@ -218,7 +223,7 @@ impl Agent {
         })
     }
 
-    /// Waits for the end of a process, for ever if the guest says nothing.
+    /// Waits for the end of a process, without a deadline: for ever if the guest never answers.
     ///
     /// # Errors
     /// [`Error::Agent`].
@@ -230,7 +235,7 @@ impl Agent {
         Ok(Ended { status: exit_status.min(255), out_of_memory })
     }
 
-    /// What the guest says that it has used.
+    /// Asks the guest for the resources that it has used.
     ///
     /// # Errors
     /// [`Error::Agent`].
@@ -254,9 +259,10 @@ fn sum(all: v1::BlockStats, one: &v1::BlockStats) -> v1::BlockStats {
     }
 }
 
-/// The stages that are known, each at most once, on the host's axis.
+/// Returns the known stages of a reply, each at most once, on the host's clock.
 fn stages(reply: &v1::HelloReply, at_ns: u64) -> Vec<GuestStage> {
-    // The reply's way back is the error of this clock: well under a millisecond when the guest is awake.
+    // The error of this conversion is the reply's travel time: well under a millisecond when the
+    // guest is awake.
     let guest_zero = at_ns.saturating_sub(reply.boottime_ns);
     let host = |ns: u64| guest_zero.saturating_add(ns);
     let known = STAGES.iter().filter_map(|name| {
@@ -266,13 +272,13 @@ fn stages(reply: &v1::HelloReply, at_ns: u64) -> Vec<GuestStage> {
     known.collect()
 }
 
-/// A task that heard an agent panicked.
+/// Returns the error for a task on the guests' thread that panicked.
 fn broken() -> Error {
     Error::Agent("the sandbox's agent cannot be understood".to_owned())
 }
 
-/// The agent's words as an error of ours. A status that carries an exit status is about the
-/// program that should have been run.
+/// Converts the agent's status to an error. A status that carries exit status 126 or 127 is about a
+/// program that could not be executed.
 pub fn refused(status: tonic::Status) -> Error {
     let reason = slipway_printable::line(status.message(), MOST_MESSAGE);
     let exit = status.metadata().get(EXIT_STATUS_METADATA);
@@ -282,7 +288,8 @@ pub fn refused(status: tonic::Status) -> Error {
     }
 }
 
-/// The first process of container `id`, or the one that Exec named `exec_id`.
+/// Returns a reference to the process that Exec named `exec_id` in container `id`, or to the
+/// container's first process if `exec_id` is empty.
 pub fn process(id: &str, exec_id: &str) -> Option<v1::ProcessRef> {
     Some(v1::ProcessRef { container_id: id.to_owned(), exec_id: exec_id.to_owned() })
 }

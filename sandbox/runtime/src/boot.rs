@@ -1,4 +1,4 @@
-//! What a guest boots from: a kernel, and an initramfs made for it.
+//! Boot files of guests: a kernel, and an initramfs made for it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,27 +12,29 @@ use crate::files::Lane;
 use crate::sandbox::lock;
 use crate::{Result, sockets};
 
-/// What a guest boots from.
+/// The files that a guest boots from.
 #[derive(Clone)]
 pub struct BootFiles {
-    /// The kernel.
+    /// The kernel's image.
     pub kernel: PathBuf,
-    /// The agent and the modules it needs.
+    /// The initramfs, with the agent and the modules that it needs.
     pub initramfs: PathBuf,
 }
 
-/// Finds and makes what guests boot from.
+/// A provider of boot files, which finds or makes them.
 pub trait Boot: Send + Sync {
-    /// The files for `kernel`, or for the node's own; with `sockets` for a sandbox with a socket function.
-    /// May take seconds; called from a thread that may wait.
+    /// Returns the boot files for `kernel`, or for the node's own kernel. `sockets` says whether
+    /// the sandbox has a socket function. May take seconds, so it is called on a thread that may
+    /// wait.
     ///
     /// # Errors
-    /// [`Error::Initramfs`](crate::Error::Initramfs): a kernel that is none, modules that are missing; files
-    /// that are not there.
+    /// [`Error::Initramfs`](crate::Error::Initramfs) if `kernel` is no kernel or modules are
+    /// missing; other errors if files are missing.
     fn files(&self, kernel: Option<&Path>, sockets: bool) -> Result<BootFiles>;
 }
 
-/// Boot files by the node's settings: what it has installed, and what is built of that in its cache.
+/// The provider by the node's settings: it uses what the node has installed, and builds the rest in
+/// the node's cache.
 pub struct Installed(pub Config);
 
 impl Boot for Installed {
@@ -46,10 +48,10 @@ impl Boot for Installed {
     }
 }
 
-/// Kernel, and whether there are sockets.
+/// The kernel, and whether the sandbox has a socket function.
 type Key = (Option<PathBuf>, bool);
 
-/// The boot files that were asked for so far.
+/// The boot files that were made so far.
 pub(crate) struct Known {
     boot: Arc<dyn Boot>,
     lane: Lane,
@@ -61,7 +63,7 @@ impl Known {
         Self { boot, lane, files: Mutex::default() }
     }
 
-    /// As [`Boot::files`], made at the first use of each kernel.
+    /// Returns the files of [`Boot::files`], which are made at the first use of each kernel.
     pub(crate) async fn files(&self, kernel: Option<&Path>, sockets: bool) -> Result<BootFiles> {
         let key = (kernel.map(Path::to_path_buf), sockets);
         let cell = Arc::clone(lock(&self.files).entry(key.clone()).or_default());

@@ -1,6 +1,6 @@
 //! A control group for each sandbox's VMM, on cgroup v2 or v1, whichever the host has.
 //!
-//! A host without writable control groups (a container, an odd mount) runs sandboxes without
+//! On a host without writable control groups (a container, an odd mount), sandboxes run without
 //! limits on the VMM; `slipway doctor` says so.
 
 use std::fs;
@@ -9,45 +9,45 @@ use std::path::{Path, PathBuf};
 use crate::{Error, Result};
 
 const ROOT: &str = "/sys/fs/cgroup";
-/// All our groups are below one of this name.
+/// The name of the group that is the parent of all of Slipway's groups.
 const PARENT: &str = "slipway";
-/// v1 hierarchies that are used where they are mounted.
+/// The v1 hierarchies that are used if they are mounted.
 const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
-/// What a VMM may use.
+/// The resource limits of a VMM.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Host memory of the VMM, bytes: guest memory and its own.
+    /// Host memory of the VMM in bytes: guest memory and its own.
     pub memory_bytes: u64,
-    /// CPUs' worth of time.
+    /// CPU time, as a number of CPUs.
     pub cpus: u32,
-    /// Threads.
+    /// The number of threads.
     pub threads: u32,
 }
 
-/// The groups of one sandbox. Its methods read and write files: a daemon calls them in the sandbox's
-/// [lane](crate::files::Lane).
+/// The groups of one sandbox, one in each hierarchy. The methods read and write files, so a daemon
+/// calls them in the sandbox's [lane](crate::files::Lane).
 #[derive(Clone, Debug)]
 pub struct Cgroup {
     dirs: Vec<PathBuf>,
 }
 
-/// Name of the groups of sandbox `id`, from the root of each hierarchy, as proc_pid_cgroup(5)
-/// ends with it.
+/// Returns the name of the groups of sandbox `id`, relative to the root of each hierarchy, as lines
+/// of proc_pid_cgroup(5) end with it.
 pub fn name(id: &str) -> String {
     format!("/{PARENT}/{id}")
 }
 
 impl Cgroup {
-    /// Names the groups of sandbox `id`, whether or not they are there.
+    /// Returns the groups of sandbox `id`, whether or not they exist.
     pub fn of(id: &str) -> Self {
         Self { dirs: hierarchies().into_iter().map(|root| root.join(PARENT).join(id)).collect() }
     }
 
-    /// Makes the groups and sets the limits.
+    /// Creates the groups and sets the limits.
     ///
     /// # Errors
-    /// [`Error::File`] when a hierarchy is there and refuses.
+    /// [`Error::File`] if a group cannot be created or a limit cannot be set.
     pub fn create(&self, limits: Limits) -> Result<()> {
         for dir in &self.dirs {
             fs::create_dir_all(dir).map_err(Error::file("cannot create control group", dir))?;
@@ -64,19 +64,19 @@ impl Cgroup {
         Ok(())
     }
 
-    /// The files to write a process id to for it to join.
+    /// Returns the files to which a process id is written to join the groups.
     pub fn procs_files(&self) -> Vec<PathBuf> {
         self.dirs.iter().map(|dir| dir.join("cgroup.procs")).collect()
     }
 
-    /// Removes the groups; missing ones are fine.
+    /// Removes the groups. Missing groups are no error.
     ///
     /// # Errors
-    /// [`Error::File`] when a process holds one; the others went. A group empties a moment after its last
-    /// process was reaped: it is worth another try.
+    /// [`Error::File`] if a process is in one of the groups; the others are removed. A group
+    /// empties a moment after its last process was reaped, so the caller should retry.
     pub fn remove(&self) -> Result<()> {
         let removed = self.dirs.iter().map(|dir| remove(dir));
-        // All are tried.
+        // `fold` visits all groups, whatever fails.
         removed.fold(Ok(()), Result::and)
     }
 }
@@ -94,12 +94,13 @@ fn is_v2(dir: &Path) -> bool {
     dir.join("cgroup.controllers").exists()
 }
 
-/// Whether groups can be made there; in many containers the hierarchies are mounted read-only.
+/// Returns whether groups can be created in `dir`. In many containers the hierarchies are mounted
+/// read-only.
 fn writable(dir: &Path) -> bool {
     dir.is_dir() && rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-/// Roots of the hierarchies in which groups can be made.
+/// Returns the roots of the hierarchies in which groups can be created.
 fn hierarchies() -> Vec<PathBuf> {
     let root = PathBuf::from(ROOT);
     if is_v2(&root) {
@@ -108,7 +109,7 @@ fn hierarchies() -> Vec<PathBuf> {
     V1_CONTROLLERS.iter().map(|name| root.join(name)).filter(|dir| writable(dir)).collect()
 }
 
-/// Enables the controllers that there are for the children of our parent group.
+/// Enables the available controllers for our parent group and for its children.
 fn delegate(dir: &Path) {
     for controller in ["+memory", "+cpu", "+pids"] {
         for above in dir.ancestors().skip(1).take(2).collect::<Vec<_>>().into_iter().rev() {
@@ -118,7 +119,8 @@ fn delegate(dir: &Path) {
     }
 }
 
-/// File and value of each limit, v2's names and v1's; only those that exist are written.
+/// Returns the file and the value of each limit, with the names of v2 and of v1. Only files that
+/// exist are written.
 fn settings(limits: Limits) -> [(&'static str, String); 6] {
     const PERIOD_US: u64 = 100_000;
     let quota = u64::from(limits.cpus) * PERIOD_US;

@@ -1,5 +1,5 @@
 //! The node's settings: `/etc/slipway/config.toml`, then `/etc/slipway/config.d/*.toml` in name
-//! order, then what the command line says.
+//! order, then the command line's options.
 
 use std::path::{Path, PathBuf};
 
@@ -7,59 +7,65 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Where the settings are read from unless told otherwise.
+/// The settings file that is read unless another is given.
 pub const CONFIG_FILE: &str = "/etc/slipway/config.toml";
 
 /// Settings of a node. Every field has a default; a file needs to name only what differs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Sockets and locks; on a tmpfs. Short, since socket paths hold at most 107 bytes.
+    /// The directory of sockets and locks, on a tmpfs. Its path is short, since socket paths hold
+    /// at most 107 bytes.
     pub run_dir: PathBuf,
-    /// Images, records, logs, scratch volumes.
+    /// The directory of images, records, logs and scratch volumes.
     pub data_dir: PathBuf,
-    /// Tools that the distribution has too old (`bin/qemu-system-x86_64`, `bin/mkfs.erofs`).
+    /// The directory of tools of which the distribution's version is too old
+    /// (`bin/qemu-system-x86_64`, `bin/mkfs.erofs`).
     pub tools_dir: PathBuf,
-    /// The guest kernel: `vmlinuz`, `modules/`, `release`.
+    /// The directory of the guest kernel: `vmlinuz`, `modules/`, `release`.
     pub kernel_dir: PathBuf,
-    /// The static agent; unset: `slipway-agent` beside the running program, then
+    /// The static agent. If unset: `slipway-agent` beside the running program, then
     /// `/usr/libexec/slipway/slipway-agent`.
     pub agent: Option<PathBuf>,
-    /// First of the user ids that VMMs run as, one for each sandbox. No user of the host may have
-    /// an id in `vmm_uid_base..vmm_uid_base + vmm_uid_count`.
+    /// The first of the user ids that VMMs run as, one for each sandbox. No user of the host may
+    /// have an id in `vmm_uid_base..vmm_uid_base + vmm_uid_count`.
     pub vmm_uid_base: u32,
-    /// How many such ids there are: the most sandboxes at once.
+    /// The number of user ids for VMMs, and so the most live sandboxes at once.
     pub vmm_uid_count: u32,
-    /// Memory of a sandbox when `--memory` is not given, bytes.
+    /// Memory in bytes of a sandbox without `--memory`.
     pub memory_bytes: u64,
-    /// Virtual CPUs of a sandbox when `--cpus` is not given.
+    /// Virtual CPUs of a sandbox without `--cpus`.
     pub cpus: u32,
-    /// Size of the volatile layer, bytes: the most that a container can write to its root. It
-    /// takes host memory only as it is written.
+    /// The size of the volatile layer in bytes: the most that a container can write to its root.
+    /// The layer takes host memory only as it is written.
     pub volatile_layer_bytes: u64,
-    /// Most bytes that a container's kept output takes on disk.
+    /// The most bytes that a container's kept output takes on disk.
     pub log_bytes: u64,
-    /// Seconds that a sandbox has to reach its agent.
+    /// The seconds within which a sandbox must reach its agent.
     pub boot_timeout_s: u64,
-    /// "auto", "kvm" or "tcg".
+    /// The accelerator: "auto", "kvm" or "tcg".
     pub accelerator: String,
-    /// Threads that serve devices.
+    /// The number of threads that serve devices.
     pub reactors: u32,
-    /// Microseconds that such a thread looks for more work after the last, at most, before it sleeps;
-    /// how long it really does follows the traffic. 0: it sleeps at once. Up to a second.
+    /// The most microseconds that a thread that serves devices polls after its last work before it
+    /// sleeps, up to a second. The actual time follows the traffic. 0: the thread sleeps at once.
     pub poll_budget_us: u32,
-    /// Sandboxes, named disks and endpoints outlive the daemon: a keeper process holds what they
-    /// consist of while the daemon is restarted, however it ended. Something must start it again.
+    /// Set if sandboxes, named disks and endpoints outlive the daemon. If so, a keeper process
+    /// holds their memory and descriptors while the daemon is restarted, however it ended.
+    /// Something must start the daemon again.
     pub keeper: bool,
-    /// The network of sandboxes for which none is named; "none"; or "auto": the network "default" on a
-    /// host that can have networks, and none elsewhere.
+    /// The network of sandboxes without `--network`: a network's name; "none"; or "auto", which is
+    /// the network "default" on a host that can have networks, and none elsewhere.
     pub network: String,
-    /// Where sandboxes get to beyond the host: "all", or "internet", which leaves out private networks.
-    /// Link-local addresses, and with them a cloud's metadata, are left out by both.
+    /// The destinations beyond the host that sandboxes can reach: "all", or "internet", which
+    /// excludes private networks. Both exclude link-local addresses, and with them a cloud's
+    /// metadata.
     pub network_reach: String,
-    /// Addresses and networks that sandboxes get to all the same, as `["10.1.2.3", "10.8.0.0/16"]`.
+    /// Addresses and networks that sandboxes can reach in any case, as in `["10.1.2.3",
+    /// "10.8.0.0/16"]`.
     pub network_allow: Vec<String>,
-    /// Addresses and networks that they do not get to besides; what is allowed comes first.
+    /// Further addresses and networks that sandboxes cannot reach; `network_allow` takes
+    /// precedence.
     pub network_deny: Vec<String>,
 }
 
@@ -91,10 +97,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads `file` and its drop-ins (`config.d/*.toml` beside it); a missing file is no error.
+    /// Reads `file` and its drop-ins (`config.d/*.toml` beside it). A missing file is no error.
     ///
     /// # Errors
-    /// [`Error::Config`] with the file and what is wrong in it.
+    /// [`Error::Config`] with the file and the reason why it is invalid.
     pub fn load(file: &Path) -> Result<Self> {
         let mut merged = toml::Table::new();
         for path in sources(file)? {
@@ -105,51 +111,53 @@ impl Config {
         toml::Value::Table(merged).try_into().map_err(|error| bad(file, &error))
     }
 
-    /// The daemon's gRPC socket.
+    /// Returns the path of the daemon's gRPC socket.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join("slipway.sock")
     }
 
-    /// Held by the daemon while it runs: one daemon for each data directory.
+    /// Returns the path of the lock that a running daemon holds: one daemon for each data
+    /// directory.
     pub fn lock(&self) -> PathBuf {
         self.data_dir.join("daemon.lock")
     }
 
-    /// What the daemon says.
+    /// Returns the path of the daemon's log.
     pub fn daemon_log(&self) -> PathBuf {
         self.data_dir.join("daemon.log")
     }
 
-    /// Records, logs and scratch volumes of the sandboxes.
+    /// Returns the directory of the sandboxes' records, logs and scratch volumes.
     pub fn sandboxes_dir(&self) -> PathBuf {
         self.data_dir.join("sandboxes")
     }
 
-    /// Networks, and who has which address of them.
+    /// Returns the directory of the networks and their address assignments.
     pub fn networks_dir(&self) -> PathBuf {
         self.data_dir.join("networks")
     }
 
-    /// Sockets of memory ports.
+    /// Returns the directory of the sockets of memory ports.
     pub fn ports_dir(&self) -> PathBuf {
         self.run_dir.join("ports")
     }
 
-    /// The image cache.
+    /// Returns the directory of the image cache.
     pub fn images_dir(&self) -> PathBuf {
         self.data_dir.join("images")
     }
 
-    /// What is made once and can be made again: initramfs, templates of volatile layers.
+    /// Returns the directory of files that can be made again: initramfs files, templates of
+    /// volatile layers.
     pub fn cache_dir(&self) -> PathBuf {
         self.data_dir.join("cache")
     }
 
-    /// The static agent: a build for tests leaves a dynamic one beside its programs, which is passed
-    /// over.
+    /// Returns the path of the static agent. A dynamic one, which a build for tests leaves beside
+    /// its programs, is skipped.
     ///
     /// # Errors
-    /// As for [`Config::find_guest_program`].
+    /// The errors of [`Config::find_guest_program`].
     pub fn find_agent(&self) -> Result<PathBuf> {
         match &self.agent {
             Some(path) => static_among("slipway-agent", std::slice::from_ref(path)),
@@ -157,12 +165,12 @@ impl Config {
         }
     }
 
-    /// A static program that comes with this one and runs in guests: beside it, in a freshly built
-    /// tree, or where it is installed.
+    /// Returns the path of a static program that comes with this one and runs in guests. Searches
+    /// beside this program, in a freshly built tree, and where Slipway is installed.
     ///
     /// # Errors
-    /// [`Error::NoGuestProgram`] with the places looked at; [`Error::Initramfs`] where what is there
-    /// cannot run in every guest.
+    /// [`Error::NoGuestProgram`] with the paths that were tried; [`Error::Initramfs`] if a program
+    /// was found that cannot run in every guest.
     pub fn find_guest_program(&self, name: &str) -> Result<PathBuf> {
         let beside = std::env::current_exe().ok().and_then(|exe| {
             // A freshly built tree keeps the guest's programs under their own target and profile.
@@ -176,11 +184,11 @@ impl Config {
     }
 }
 
-/// A preload library: beside the running program, in `../lib` or `../lib/slipway` of its folder, or where it is
-/// installed.
+/// Returns the path of a preload library. Searches beside the running program, in `../lib` and
+/// `../lib/slipway` of its folder, and where Slipway is installed.
 ///
 /// # Errors
-/// [`Error::NoLibrary`] with the places looked at.
+/// [`Error::NoLibrary`] with the paths that were tried.
 pub fn find_library(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().ok();
     let dir = own.as_deref().and_then(Path::parent).unwrap_or(Path::new("/"));
@@ -238,7 +246,7 @@ mod tests {
             ["dynamic", "absent", "fixed"].map(|name| dir.path().join(name));
         // This test's own program is linked as cargo links by default.
         std::fs::copy(std::env::current_exe().unwrap(), &dynamic).unwrap();
-        // The least that is an x86-64 ELF file: a header without segments.
+        // The smallest x86-64 ELF file: a header without segments.
         let mut header = [0; 64];
         header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         header[18] = 62;

@@ -1,37 +1,37 @@
-//! What can go wrong with a sandbox: one clear line each, with the next step where there is one.
+//! Errors of operations on sandboxes: one clear line each, with the next step where there is one.
 
 use std::path::PathBuf;
 
 use slipway_hypervisor::VmExit;
 use tonic::{Code, Status};
 
-/// Most characters that are kept of what a guest or a VMM says.
+/// The most characters that are kept of a message from a guest or a VMM.
 pub(crate) const MOST_MESSAGE: usize = 512;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation on a sandbox failed.
+/// The reason why an operation on a sandbox failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A settings file does not hold.
+    /// A settings file is invalid.
     #[error("{}: {reason}", path.display())]
     Config {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The reason why the file is invalid.
         reason: String,
     },
-    /// The binary of a program that runs in guests is nowhere.
+    /// The binary of a program that runs in guests was not found.
     #[error("{name} not found in {}; build it with `make build`",
         places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
     NoGuestProgram {
-        /// Its name.
+        /// The program's name.
         name: String,
-        /// Where it was looked for.
+        /// The paths that were tried.
         places: Vec<PathBuf>,
     },
-    /// Something that the caller said makes no sense.
+    /// An argument of the caller's is invalid.
     #[error("{0}")]
     Invalid(String),
     /// Another sandbox has this name.
@@ -39,128 +39,129 @@ pub enum Error {
     NameTaken {
         /// The name.
         name: String,
-        /// Who has it.
+        /// The id of the sandbox that has the name.
         id: String,
     },
     /// No sandbox has this name or id.
     #[error("there is no sandbox \"{0}\"; `slipway ps` lists them")]
     NoSandbox(String),
-    /// Several sandboxes' ids begin so.
+    /// Several sandboxes' ids begin with the given text.
     #[error("\"{0}\" is the beginning of several sandboxes' ids; give more of it")]
     Ambiguous(String),
     /// The image is not in the cache.
     #[error("the image \"{0}\" is not in the cache; `slipway image pull {0}` fetches it")]
     NoImage(String),
-    /// The sandbox is not in a state for this.
+    /// The sandbox's state does not allow the operation.
     #[error("sandbox {name} is {state}: {advice}")]
     WrongState {
-        /// The sandbox.
+        /// The sandbox's name.
         name: String,
-        /// Its state.
+        /// The sandbox's state.
         state: String,
-        /// What to do instead.
+        /// The next step for the user.
         advice: String,
     },
     /// All user ids for VMMs are in use.
     #[error("{0} sandboxes run already, the most that vmm_uid_count in the configuration allows")]
     Full(u32),
-    /// The node keeps as many sandboxes as it may.
+    /// The node keeps as many sandboxes as its limit allows.
     #[error("{0} sandboxes are kept, the most that there may be; `slipway rm` removes ended ones")]
     TooMany(usize),
-    /// A sandbox's record would be larger than this, in bytes.
+    /// A sandbox's record would be larger than this limit, in bytes.
     #[error(
         "what is asked for takes more than {0} bytes to record; give it a shorter command line or environment"
     )]
     TooLarge(usize),
-    /// A sandbox has as many of something as it may have.
+    /// A sandbox has as many clients or sessions of one kind as its limit allows.
     #[error("sandbox {name} has {most} {what}, the most that there may be; end one of them first")]
     Busy {
-        /// The sandbox.
+        /// The sandbox's name.
         name: String,
-        /// Of what.
+        /// The kind of client or session, in the plural.
         what: &'static str,
-        /// How many there may be.
+        /// The limit.
         most: usize,
     },
-    /// An operation on a file of ours failed.
+    /// An operation on one of the daemon's own files failed.
     #[error("{what} {}: {source}", path.display())]
     File {
-        /// What was tried ("cannot create", …).
+        /// The operation that failed ("cannot create", …).
         what: &'static str,
-        /// Where.
+        /// The file's path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
     /// A helper program failed.
     #[error("{program}: {reason}")]
     Tool {
-        /// Its name.
+        /// The program's name.
         program: String,
-        /// What it said, or why it did not run.
+        /// The program's message, or the reason why it did not run.
         reason: String,
     },
-    /// The image cache.
+    /// An error of the image cache.
     #[error(transparent)]
     Image(#[from] slipway_image::Error),
-    /// The guest's initramfs.
+    /// An error of making the guest's initramfs.
     #[error(transparent)]
     Initramfs(#[from] slipway_initramfs::Error),
-    /// The hypervisor.
+    /// An error of the hypervisor.
     #[error(transparent)]
     Hypervisor(#[from] slipway_hypervisor::Error),
-    /// The plane refused.
+    /// The plane refused a request; its message.
     #[error("the plane: {0}")]
     Plane(String),
-    /// The networks refused.
+    /// The networks' service refused a request; its status.
     #[error("{}", .0.message())]
     Network(Box<Status>),
-    /// The socket engine did not serve the sandbox.
+    /// The socket engine does not serve the sandbox.
     #[error("sockets by {}: {reason}", engine.display())]
     Sockets {
-        /// Its socket.
+        /// The path of the engine's socket.
         engine: PathBuf,
-        /// Why not.
+        /// The cause.
         reason: String,
     },
-    /// A preload library is nowhere.
+    /// A preload library was not found.
     #[error("{name} not found in {}; build it with `make build`",
         places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
     NoLibrary {
-        /// Its name.
+        /// The library's name.
         name: String,
-        /// Where it was looked for.
+        /// The paths that were tried.
         places: Vec<PathBuf>,
     },
-    /// The agent did not answer as it should.
+    /// A call of the agent failed, or the agent's answer is invalid.
     #[error("{0}")]
     Agent(String),
-    /// The container's program cannot be run.
+    /// The container's program cannot be executed.
     #[error("{reason}")]
     Exec {
-        /// As a shell has it: 127 not found, 126 not executable.
+        /// The exit status that a shell would use: 127 for not found, 126 for not executable.
         status: u32,
-        /// The agent's words.
+        /// The agent's message.
         reason: String,
     },
-    /// The microVM ended by itself.
+    /// The microVM ended unexpectedly; its last words.
     #[error("the microVM ended unexpectedly: {0}")]
     VmEnded(String),
-    /// The daemon ends.
+    /// The daemon is ending.
     #[error("the node's daemon is ending; try again")]
     Closed,
-    /// Stopped or removed while it started.
+    /// The sandbox was stopped or removed while it started.
     #[error("stopped before its container ran")]
     Stopped,
 }
 
 impl Error {
-    /// A microVM ended by itself. What it printed last is its own word.
+    /// Makes an error of the unexpected end of a microVM. The VMM's last output is untrusted, so it
+    /// is cut and made printable.
     pub(crate) fn vm_ended(exit: &VmExit) -> Self {
         Self::VmEnded(slipway_printable::line(&exit.to_string(), MOST_MESSAGE))
     }
 
-    /// A failed file operation; for `map_err`.
+    /// Returns a closure for `map_err` that adds `what` and `path` to a failed file operation.
     pub(crate) fn file(
         what: &'static str,
         path: impl Into<PathBuf>,

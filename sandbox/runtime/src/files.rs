@@ -1,13 +1,13 @@
-//! The threads that touch the disk, so that the control thread and the guests' thread never do.
+//! The threads that access the disk, so that the control thread and the guests' thread never do.
 //!
-//! Each sandbox has a [`Lane`]. Operations of one lane run one at a time, in the order in which they were
-//! asked for. [`Files`] is a fixed number of threads; each takes the lane that has waited longest, runs one
-//! operation of it, and puts the lane behind the others. So a sandbox that writes much has the same share
-//! as one that writes little, and an operation that does not return (a disk that hangs) holds up its own
-//! sandbox and one thread.
+//! Each sandbox has a [`Lane`]. Operations of one lane run one at a time, in the order of their
+//! calls. [`Files`] is a fixed number of threads. Each thread takes the lane that has waited
+//! longest, runs one operation of it, and puts the lane behind the others. So a sandbox that writes
+//! much has the same share as one that writes little. An operation that does not return (on a disk
+//! that hangs) blocks its own sandbox and one thread.
 //!
-//! Not here: waiting for processes and for other daemons, which may take seconds on a healthy disk
-//! (`tokio::task::spawn_blocking`).
+//! Not here: waiting for processes and for other daemons, which may take seconds even with a
+//! healthy disk (`tokio::task::spawn_blocking`).
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -18,18 +18,19 @@ use tokio::sync::oneshot;
 
 use crate::sandbox::lock;
 
-/// How many threads there are: how many hanging operations leave room for others is one less.
+/// The number of threads. While all but one of them hang, other operations still run.
 pub const THREADS: usize = 4;
 
 type Operation = Box<dyn FnOnce() + Send>;
 
-/// Threads that run file operations. Clones share them; they end with the last clone and the last [`Lane`].
+/// The threads that run file operations. Clones share them. The threads end after the last clone
+/// and the last [`Lane`] are dropped.
 #[derive(Clone)]
 pub struct Files(Arc<Owner>);
 
 struct Owner(Arc<Turns>);
 
-/// The lanes that have something to do.
+/// The lanes with waiting operations.
 #[derive(Default)]
 struct Turns {
     waiting: Mutex<Waiting>,
@@ -42,7 +43,7 @@ struct Waiting {
     closed: bool,
 }
 
-/// The operations of one sandbox, in order.
+/// The operations of one sandbox, run in order.
 #[derive(Clone)]
 pub struct Lane {
     files: Files,
@@ -55,7 +56,7 @@ struct Queue(Mutex<Operations>);
 #[derive(Default)]
 struct Operations {
     waiting: VecDeque<Operation>,
-    /// The lane is in [`Waiting::lanes`], or a thread runs an operation of it.
+    /// Set while the lane is in [`Waiting::lanes`] or a thread runs an operation of it.
     scheduled: bool,
 }
 
@@ -63,7 +64,7 @@ impl Files {
     /// Starts the threads.
     ///
     /// # Errors
-    /// What making a thread says.
+    /// The error of creating a thread.
     pub fn start() -> std::io::Result<Self> {
         let turns = Arc::new(Turns::default());
         let files = Self(Arc::new(Owner(Arc::clone(&turns))));
@@ -75,17 +76,18 @@ impl Files {
         Ok(files)
     }
 
-    /// A lane for one sandbox.
+    /// Makes a lane for one sandbox.
     pub fn lane(&self) -> Lane {
         Lane { files: self.clone(), queue: Arc::default() }
     }
 }
 
 impl Lane {
-    /// Runs `operation` behind the earlier ones of this lane. It runs to its end even if the caller no longer waits.
+    /// Runs `operation` after the earlier ones of this lane. The operation runs to its end even if
+    /// the caller stops waiting.
     ///
     /// # Panics
-    /// If `operation` does.
+    /// If `operation` panics.
     pub async fn run<T: Send + 'static>(
         &self,
         operation: impl FnOnce() -> T + Send + 'static,
@@ -97,7 +99,7 @@ impl Lane {
         match outcome.await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(panic)) => resume_unwind(panic),
-            // The threads live as long as `self`, and each operation answers.
+            // The threads live as long as `self`, and each operation sends its result.
             Err(_) => resume_unwind(Box::new("a file operation was lost") as Box<dyn Any + Send>),
         }
     }
@@ -135,7 +137,7 @@ impl Turns {
         }
     }
 
-    /// Waits for a lane. Returns `None` when there will be none.
+    /// Waits for a lane. Returns `None` after the last handle was dropped.
     fn next(&self) -> Option<Arc<Queue>> {
         let mut waiting = lock(&self.waiting);
         loop {
@@ -179,7 +181,7 @@ mod tests {
         assert_eq!(*lock(&seen), (0..100).collect::<Vec<_>>());
     }
 
-    /// The other lanes' operations end while the hanging ones still hang.
+    /// Operations of other lanes end while the hanging ones still hang.
     #[tokio::test]
     async fn a_lane_that_hangs_holds_up_no_other() {
         let files = Files::start().unwrap();
@@ -200,7 +202,8 @@ mod tests {
         }
     }
 
-    /// One thread is free; the lane that has a thousand operations waiting takes turns with the other.
+    /// With one free thread, a lane with a thousand waiting operations takes turns with the other
+    /// lane.
     #[tokio::test]
     async fn a_lane_that_floods_takes_turns() {
         let files = Files::start().unwrap();

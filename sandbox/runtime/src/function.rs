@@ -1,8 +1,9 @@
-//! The NVMe functions of a sandbox: which disks lie behind which, and where the guest finds them.
+//! The NVMe functions of a sandbox: the disks behind each, and their addresses in the guest.
 //!
 //! The first function has the image as namespace 1, the volatile layer as 2 and volumes from 3. A
-//! volume that wants a function of its own is namespace 1 of that. On the guest's bus these functions
-//! come first, then that of the network (`network`) and that of sockets (`sockets`), then the devices that the VMM emulates.
+//! volume with a function of its own is namespace 1 of that function. On the guest's bus these
+//! functions come first, then the functions of the network (`network`) and of sockets (`sockets`),
+//! then the devices that the VMM emulates.
 
 use std::path::{Path, PathBuf};
 
@@ -17,15 +18,15 @@ use crate::sandbox::Sandbox;
 use crate::start::{CONTAINER, client_memory, process_spec};
 use crate::{Error, Result, network, volume};
 
-/// Namespaces of the first function.
+/// The id of the image's namespace in the first function.
 const IMAGE_NSID: u32 = 1;
 const VOLATILE_NSID: u32 = 2;
 const FIRST_VOLUME_NSID: u32 = 3;
-/// The only namespace of a function of a volume's own.
+/// The only namespace of a function that one volume has for itself.
 const OWN_NSID: u32 = 1;
 
-/// The plane's names of the sandbox's functions, in their order on the bus. The first one's is the
-/// sandbox's.
+/// Returns the plane's ids of the sandbox's NVMe functions, in their order on the bus. The first id
+/// is the sandbox's own.
 pub fn ids(record: &Record) -> impl Iterator<Item = String> {
     let (id, own) = (record.id.clone(), of(record, Device::Function).count());
     (0..=own).map(move |number| match number {
@@ -34,15 +35,16 @@ pub fn ids(record: &Record) -> impl Iterator<Item = String> {
     })
 }
 
-/// The volumes behind such a device.
+/// Returns the volumes behind devices of one kind.
 fn of(record: &Record, device: Device) -> impl Iterator<Item = &Volume> {
     record.volumes.iter().filter(move |volume| volume.device == device)
 }
 
-/// Makes what disks the sandbox lacks; the namespaces of each function, in the order of [`ids`].
+/// Creates the missing disks of the sandbox. Returns the namespaces of each function, in the order
+/// of [`ids`].
 ///
 /// # Errors
-/// As for [`volume::volatile_template`] and [`volume::create_scratch`].
+/// The errors of [`volume::volatile_template`] and [`volume::create_scratch`].
 pub async fn describe(
     node: &Node,
     sandbox: &Sandbox,
@@ -83,10 +85,10 @@ fn numbered(disks: Vec<plane_v1::Disk>) -> Vec<plane_v1::Namespace> {
     namespaces.map(|(nsid, disk)| plane_v1::Namespace { nsid, disk: Some(disk) }).collect()
 }
 
-/// Serves the functions; on return their sockets accept the VMM.
+/// Makes the plane serve the functions. When this returns, their sockets accept the VMM.
 ///
 /// # Errors
-/// [`Error::Plane`].
+/// [`Error::Plane`], and errors of the guest's memory.
 pub async fn serve(
     node: &Node,
     record: &Record,
@@ -117,10 +119,10 @@ pub async fn serve(
     Ok(sockets)
 }
 
-/// Ends what [`serve`] began, as far as it is there.
+/// Removes the functions of [`serve`]. Missing ones are no error.
 ///
 /// # Errors
-/// [`Error::Plane`]: the first; the others went all the same.
+/// [`Error::Plane`] with the first failure. The other functions are removed even so.
 pub async fn remove(node: &Node, record: &Record) -> Result<()> {
     let mut removed = Ok(());
     for id in ids(record) {
@@ -135,7 +137,7 @@ pub async fn remove(node: &Node, record: &Record) -> Result<()> {
     removed
 }
 
-/// The disks whose devices the VMM emulates.
+/// Returns the disks whose devices the VMM emulates.
 pub fn emulated(record: &Record) -> Vec<EmulatedDisk> {
     let emulated = record.volumes.iter().filter_map(|volume| {
         let model = match volume.device {
@@ -148,7 +150,7 @@ pub fn emulated(record: &Record) -> Vec<EmulatedDisk> {
     emulated.collect()
 }
 
-/// What the agent makes of it.
+/// Returns the request with which the agent creates the container.
 pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
     let device = |nsid| Some(block_device(0, nsid));
     agent_v1::CreateContainerRequest {
@@ -167,7 +169,7 @@ pub fn create_request(record: &Record) -> agent_v1::CreateContainerRequest {
     }
 }
 
-/// By address: there may be several NVMe controllers.
+/// Names a block device by its PCI address, since there may be several NVMe controllers.
 fn block_device(function: usize, nsid: u32) -> agent_v1::BlockDevice {
     agent_v1::BlockDevice { pci_address: VmSpec::function_address(function), nsid }
 }
@@ -181,7 +183,7 @@ fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
             Device::Namespace => block_device(0, nsids.next()?),
             Device::Function => block_device(own.next()?, OWN_NSID),
             Device::VmmNvme => block_device(emulated.next()?, 1),
-            // No namespace: the function is the disk.
+            // A virtio block device has no namespaces: the function is the disk.
             Device::VmmVirtioBlk => block_device(emulated.next()?, 0),
         })
     };

@@ -1,10 +1,10 @@
-//! The thread that guests and VMMs are spoken to from.
+//! The thread that communicates with guests and VMMs.
 //!
-//! Whatever the other end of an agent's port or of a control channel may do, this thread does the work that
-//! it causes: taking frames apart, decoding replies, carrying output. The control thread, which serves the
-//! daemon's clients, is handed values that were checked, one reply or one piece of output at a time. The
-//! guests share this thread in turns: a connection reads a bounded number of bytes, then the next one's turn
-//! comes ([`slipway_peer::tokio::InTurns`]).
+//! This thread does all the work that the peer at an agent's port or a control channel can cause:
+//! parsing frames, decoding replies, carrying output. The control thread, which serves the daemon's
+//! clients, receives only checked values, one reply or one piece of output at a time. The guests
+//! share this thread in turns: a connection reads a bounded number of bytes, then the next
+//! connection has its turn ([`slipway_peer::tokio::InTurns`]).
 
 use std::future::Future;
 use std::io::Result;
@@ -14,15 +14,15 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Turns between two looks at what the kernel and other threads have for this one.
+/// The number of turns between two checks for events of the kernel and tasks from other threads.
 const LOOK: u32 = 8;
-/// The guests' thread. Clones share it; it ends with the last one.
+/// The guests' thread. Clones share it; the thread ends with the last clone.
 #[derive(Clone)]
 pub struct Guests(Arc<Thread>);
 
 struct Thread {
     runtime: Handle,
-    /// Its end is the thread's.
+    /// The thread ends when this is dropped.
     _alive: oneshot::Sender<()>,
 }
 
@@ -30,11 +30,11 @@ impl Guests {
     /// Starts the thread.
     ///
     /// # Errors
-    /// What making a thread or its epoll says.
+    /// The error of creating a thread or its epoll.
     pub fn start() -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            // New connections and calls are looked for after so many turns, however many guests flood.
+            // New connections and calls are noticed after so many turns, however many guests flood.
             .event_interval(LOOK)
             .global_queue_interval(LOOK)
             .build()?;
@@ -47,12 +47,12 @@ impl Guests {
         Ok(Self(Arc::new(thread)))
     }
 
-    /// The runtime of the thread.
+    /// Returns the handle of the thread's runtime.
     pub fn runtime(&self) -> &Handle {
         &self.0.runtime
     }
 
-    /// Has the guests' thread run `task`, whether or not anybody waits for it.
+    /// Spawns `task` on the guests' thread. The task runs on if the handle is dropped.
     pub fn spawn<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -60,7 +60,8 @@ impl Guests {
         self.0.runtime.spawn(task)
     }
 
-    /// Has the guests' thread run `task`, as long as the caller waits for it. Returns `None` if it panicked.
+    /// Runs `task` on the guests' thread, and aborts it if the caller stops waiting. Returns `None`
+    /// if the task panicked.
     pub async fn run<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,

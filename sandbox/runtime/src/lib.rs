@@ -1,32 +1,34 @@
-//! A container's life: from an image in the cache and a wish to a process in a microVM of its own,
-//! and back to nothing.
+//! The life of a container: from an image in the cache and a request, to a process in a microVM of
+//! its own, to the release of everything that it used.
 //!
 //! How the pieces meet:
-//! - [`Service`] is the daemon's gRPC interface (`proto/sandbox.proto`); front ends are its
-//!   clients ([`SandboxClient`]);
-//! - [`Node`] owns the node's sandboxes, their names and the ids their VMMs run as, and takes over
+//! - [`Service`] is the daemon's gRPC interface (`proto/sandbox.proto`); front ends are its clients
+//!   ([`SandboxClient`]);
+//! - [`Node`] owns the node's sandboxes, their names and the user ids of their VMMs, and takes over
 //!   what an earlier daemon left;
-//! - [`sandbox::Sandbox`] is one of them: its record on disk ([`record`]) and its handles;
-//! - `function` describes its NVMe functions: the root and most volumes are namespaces of the first;
-//! - [`guests`] is the thread on which sandboxes' lives run and guests are spoken to, [`files`] the threads
-//!   that touch the disk: the control thread, on which [`Service`] runs, does neither;
-//! - [`boot`] finds and makes what a guest boots from;
-//! - `start` leads one through its stages (control group, disks, NVMe functions, VMM, guest,
-//!   container) and releases all of it at the end, in one function that also clears up after a
-//!   daemon that was killed; `adopt` takes over one that outlived its daemon;
-//! - `network` gives it its place in a network, which `slipway-plane-api`'s other half hands out;
-//! - `sockets` gets it a socket function from the node's socket engine;
-//! - `snoop` hands on what the guest tells of its commands' latencies;
+//! - [`sandbox::Sandbox`] is one sandbox: its record on disk ([`record`]) and its handles;
+//! - `function` describes a sandbox's NVMe functions: the root and most volumes are namespaces of
+//!   the first;
+//! - [`guests`] is the thread that runs sandboxes' lives and communicates with guests, and
+//!   [`files`] are the threads that access the disk; the control thread, on which [`Service`] runs,
+//!   does neither;
+//! - [`boot`] finds and makes the files that a guest boots from;
+//! - `start` leads a sandbox through its stages (control group, disks, NVMe functions, VMM, guest,
+//!   container). One function of it releases everything at the end, and also cleans up after a
+//!   daemon that was killed. `adopt` takes over a sandbox that outlived its daemon;
+//! - `network` gives a sandbox its interface in a network, which the networks' service of
+//!   `slipway-plane-api` assigns;
+//! - `sockets` gets a sandbox a socket function from the node's socket engine;
+//! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
 //!
-//! Not here: several containers in one sandbox (the agent's protocol can), templates of
-//! microVMs, pools of control groups.
+//! Not implemented: several containers in one sandbox (which the agent's protocol allows),
+//! templates of microVMs, pools of control groups.
 //!
-//! Dependencies: `tokio`, `tonic` and `prost` for the service; `hyper-util` and `tower` carry calls to an
-//! agent over its port; `serde`, `serde_json` and `toml` for
-//! records and settings; `rustix` and `libc` for system calls and signal numbers; `tracing` for
-//! the daemon's log.
+//! Dependencies: `tokio`, `tonic` and `prost` for the service; `hyper-util` and `tower` carry calls
+//! to an agent over its port; `serde`, `serde_json` and `toml` for records and settings; `rustix`
+//! and `libc` for system calls and signal numbers; `tracing` for the daemon's log.
 
 mod adopt;
 pub mod agent;
@@ -60,7 +62,7 @@ pub use node::{Node, Parts};
 pub use service::Service;
 pub use start::RETURN;
 
-/// Messages, client and server of the sandbox service.
+/// The messages, the client and the server of the sandbox service.
 // Generated; the comments are in the .proto file, and only a stream's first message is large.
 #[allow(missing_docs, clippy::large_enum_variant)]
 pub mod v1 {

@@ -1,11 +1,11 @@
-//! A container's kept output: records of (stream, time, bytes) in two files that take turns, so
-//! that it never takes more than its limit.
+//! A container's kept output: records of (stream, time, bytes) in two files that are used in turn,
+//! so that the log never takes more than its limit.
 //!
 //! Record: stream (1 byte), time (8 bytes, little-endian, ns since the epoch), length (4 bytes,
 //! little-endian), data. A file begins with a record of stream 0 whose data is a position (8 bytes,
-//! little-endian): how many bytes of output come before it. So the log itself says how far it came,
-//! and a daemon that finds it knows what to ask the agent for. One that was killed while it wrote
-//! leaves a record that is cut: its successor cuts it off.
+//! little-endian): the number of bytes of output before the file. So the log itself tells the
+//! position of its end, and a new daemon knows from where to ask the agent for more. A daemon that
+//! was killed while it wrote leaves an incomplete record, which the next writer cuts off.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Write};
@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 
 use crate::time::realtime_ns;
 
-/// Most bytes of data in a record that a reader accepts.
+/// The most bytes of data in a record; a reader refuses longer ones.
 const MOST_DATA: u32 = 1 << 20;
 const HEADER: usize = 13;
-/// In the place of a stream: the data is a position.
+/// The stream number of a record whose data is a position.
 const POSITION: u8 = 0;
 const POSITION_LEN: usize = HEADER + 8;
 
-/// Which standard stream.
+/// A standard stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stream {
@@ -33,23 +33,23 @@ pub enum Stream {
 /// One piece of output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// How many bytes of output came before it, of both streams together.
+    /// The number of bytes of output before this piece, of both streams together.
     pub position: u64,
-    /// Which stream.
+    /// The stream that the piece was written to.
     pub stream: Stream,
-    /// CLOCK_REALTIME, ns since the epoch.
+    /// The time of writing: CLOCK_REALTIME, ns since the epoch.
     pub time_ns: u64,
-    /// What was written.
+    /// The bytes that were written.
     pub data: Vec<u8>,
 }
 
 impl Record {
-    /// The position behind it.
+    /// Returns the position after the last byte of the record.
     pub fn end(&self) -> u64 {
         self.position + self.data.len() as u64
     }
 
-    /// Without what precedes `position`; None: nothing is left.
+    /// Returns the record without the bytes before `position`. Returns `None` if no bytes are left.
     pub fn from(mut self, position: u64) -> Option<Self> {
         let skipped = position.saturating_sub(self.position);
         if skipped >= self.data.len() as u64 {
@@ -61,7 +61,7 @@ impl Record {
     }
 }
 
-/// Appends records.
+/// The writer of a log.
 pub struct Writer {
     path: PathBuf,
     file: File,
@@ -75,14 +75,15 @@ fn older(path: &Path) -> PathBuf {
 }
 
 impl Writer {
-    /// Goes on with the log at `path`, or begins it; it takes at most `limit` bytes in all.
+    /// Opens the log at `path` to append to it, or creates it. The log takes at most `limit` bytes
+    /// in all.
     ///
     /// # Errors
-    /// What opening and reading files says; `InvalidData` for a file that is no log.
+    /// The errors of opening and reading files; `InvalidData` if the file is not a log.
     pub fn open(path: &Path, limit: u64) -> std::io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         let (written, position) = end_of(path)?;
-        // What was cut when its writer was killed.
+        // Cuts off an incomplete record, left by a writer that was killed.
         file.set_len(written)?;
         let mut writer =
             Self { path: path.to_path_buf(), file, written, half: limit / 2, position };
@@ -92,15 +93,15 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Position of the next byte.
+    /// Returns the position of the next byte.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Goes on at another position: what lies between is lost.
+    /// Continues at another position. The output between the two positions is lost.
     ///
     /// # Errors
-    /// What writing says.
+    /// The errors of writing.
     pub fn seek(&mut self, position: u64) -> std::io::Result<()> {
         self.position = position;
         let record = encode(POSITION, &position.to_le_bytes());
@@ -108,13 +109,13 @@ impl Writer {
         self.file.write_all(&record)
     }
 
-    /// Appends `data`. When the file is half the limit, it becomes the older one, and what was
-    /// older goes.
+    /// Appends `data`. Before the file exceeds half the limit, it becomes the older file, and the
+    /// previous older file is removed.
     ///
     /// # Errors
-    /// What writing says, a full disk above all; the record may then be cut.
+    /// The errors of writing, a full disk above all. The last record may then be incomplete.
     pub fn append(&mut self, stream: Stream, data: &[u8]) -> std::io::Result<()> {
-        // A guest says how long a piece is; a reader accepts no longer ones.
+        // The guest chooses the length of a piece, and a reader refuses more than [`MOST_DATA`].
         data.chunks(MOST_DATA as usize).try_for_each(|piece| self.append_one(stream, piece))
     }
 
@@ -142,35 +143,37 @@ fn encode(stream: u8, data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// Length of the whole records of the newest file of a log, and the position behind them.
+/// Returns the length of the complete records in the newest file of a log, and the position after
+/// them.
 fn end_of(path: &Path) -> std::io::Result<(u64, u64)> {
     let mut reader = Reader::of(File::open(path).ok(), path);
     reader.skim()?;
     if reader.places > 0 {
         return Ok((reader.read, reader.position));
     }
-    // Nothing whole is in it: its writer was killed right after it had made it.
+    // The newest file has no complete record: its writer was killed right after it created the
+    // file.
     let mut reader = Reader::of(File::open(older(path)).ok(), path);
     reader.skim()?;
     Ok((0, reader.position))
 }
 
-/// Reads records in order; at the end of what is there it returns None and can be asked again.
+/// A reader of records in order. At the end of the log it returns `None`, and can be asked again.
 pub struct Reader {
     path: PathBuf,
     file: Option<BufReader<File>>,
     pending: Vec<u8>,
-    /// How much of `pending` was given out.
+    /// The number of bytes of `pending` that were parsed.
     taken: usize,
-    /// Position of the next record.
+    /// The position of the next record.
     position: u64,
-    /// Bytes of whole records so far, and how many of these were positions.
+    /// The bytes of complete records so far, and the number of these records that were positions.
     read: u64,
     places: u64,
 }
 
 impl Reader {
-    /// Begins with the oldest record that is kept.
+    /// Opens the log at the oldest record that is kept.
     pub fn open(path: &Path) -> Self {
         Self::of(File::open(older(path)).or_else(|_| File::open(path)).ok(), path)
     }
@@ -180,7 +183,7 @@ impl Reader {
         Self { path, file, pending: Vec::new(), taken: 0, position: 0, read: 0, places: 0 }
     }
 
-    /// Reads to the end of this file.
+    /// Reads to the end of the current file.
     fn skim(&mut self) -> std::io::Result<()> {
         loop {
             while self.take()?.is_some() {}
@@ -190,10 +193,10 @@ impl Reader {
         }
     }
 
-    /// The next record that is whole.
+    /// Returns the next complete record. Returns `None` at the end of the log.
     ///
     /// # Errors
-    /// What reading says; `InvalidData` for a file that is no log.
+    /// The errors of reading; `InvalidData` if the file is not a log.
     pub fn read(&mut self) -> std::io::Result<Option<Record>> {
         loop {
             if let Some(record) = self.take()? {
@@ -205,11 +208,11 @@ impl Reader {
         }
     }
 
-    /// The next records, of at least `bytes` bytes together if there are as many; none at the end of what is
-    /// there.
+    /// Returns the next records, of at least `bytes` bytes together if there are that many. Returns
+    /// no records at the end of the log.
     ///
     /// # Errors
-    /// As for [`read`](Self::read), once the records before the failure were given out.
+    /// The errors of [`read`](Self::read), once the records before the failure were returned.
     pub fn read_some(&mut self, bytes: usize) -> std::io::Result<Vec<Record>> {
         let (mut records, mut held) = (Vec::new(), 0);
         while held < bytes {
@@ -219,14 +222,15 @@ impl Reader {
                     records.push(record);
                 }
                 Err(error) if records.is_empty() => return Err(error),
-                // What cannot be read now cannot be read the next time either.
+                // An error here recurs at the next call, which returns it.
                 Ok(None) | Err(_) => break,
             }
         }
         Ok(records)
     }
 
-    /// Moves on to the file that came after the one at whose end we are.
+    /// Moves on to the file after the current one, whose end was reached. Returns whether there may
+    /// be more to read.
     fn follow(&mut self) -> std::io::Result<bool> {
         let current = match &self.file {
             None => {
@@ -239,14 +243,16 @@ impl Reader {
         if same(&newest.metadata()?, &current) {
             return Ok(false);
         }
-        // Ours is no longer written: what came since its end was last seen comes first.
+        // The current file is no longer written: bytes that were added since its end was last seen
+        // come first.
         if self.fill()? {
             return Ok(true);
         }
-        // Files that took turns twice meanwhile left one between ours and the newest.
+        // If the files were swapped twice meanwhile, there is one between the current and the
+        // newest.
         let between = File::open(older(&self.path)).ok();
         let between = between.filter(|file| file.metadata().is_ok_and(|it| !same(&it, &current)));
-        // What is cut at the end of a file stays cut.
+        // An incomplete record at the end of a file stays incomplete.
         self.pending.clear();
         self.taken = 0;
         self.file = Some(BufReader::new(between.unwrap_or(newest)));
@@ -291,7 +297,7 @@ impl Reader {
     }
 }
 
-/// Whether both are one file; one that is open keeps its number.
+/// Returns whether both are the same file. A file that is open keeps its inode number.
 fn same(one: &std::fs::Metadata, other: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
     (one.dev(), one.ino()) == (other.dev(), other.ino())
@@ -305,7 +311,7 @@ mod tests {
     fn a_follower_loses_nothing_that_is_kept_when_files_take_turns() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("output.log");
-        // Two records of 1 + 13 bytes to a file, behind its position.
+        // A file holds two records of 1 + 13 bytes after its position.
         let mut writer = Writer::open(&path, 98).unwrap();
         writer.append(Stream::Out, b"a").unwrap();
         let mut reader = Reader::open(&path);
@@ -314,7 +320,7 @@ mod tests {
             writer.append(Stream::Out, text).unwrap();
         }
         assert_eq!(texts(&mut reader), [b"b", b"c"]);
-        // Twice at once: the reader's file is gone from the disk, the one after it is not.
+        // Two swaps at once: the reader's file is gone from the disk, but the next one is not.
         for text in [b"d", b"e", b"f", b"g"] {
             writer.append(Stream::Out, text).unwrap();
         }
@@ -392,7 +398,7 @@ mod tests {
         assert!(Reader::open(&path).read().is_err());
     }
 
-    /// A writer that was killed after any number of bytes: the next one goes on behind the last whole
+    /// After a writer was killed at any byte, the next writer continues after the last complete
     /// record, and knows its position.
     #[test]
     fn a_log_says_how_far_it_came() {
@@ -419,7 +425,7 @@ mod tests {
             assert!(all.windows(2).all(|two| two[0].end() == two[1].position), "cut at {cut}");
             assert_eq!(all.last().unwrap().end(), writer.position());
         }
-        // Without the newer file it is the older one that tells.
+        // Without the newer file, the older one tells the position.
         std::fs::remove_file(&path).unwrap();
         let mut writer = Writer::open(&path, 4000).unwrap();
         assert_eq!(writer.position(), position - 4 * records as u64);

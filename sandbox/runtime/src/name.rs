@@ -13,22 +13,22 @@ const NOUNS: [&str; 24] = [
     "sloop", "tern", "yawl",
 ];
 
-/// Fresh random bits from the kernel.
+/// Returns random bits from the kernel.
 pub fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Without the kernel's random pool an id is still unique enough by time; the caller checks.
+    // Without the kernel's random pool, the time makes an id that is still unique enough.
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
         Ok(8) => u64::from_ne_bytes(bytes),
         _ => crate::time::realtime_ns(),
     }
 }
 
-/// A new sandbox id: 12 hexadecimal digits.
+/// Makes a new sandbox id: 12 hexadecimal digits.
 pub fn new_id() -> String {
     format!("{:012x}", random() & 0xffff_ffff_ffff)
 }
 
-/// A name that people can say.
+/// Makes a random name that is easy to say.
 pub fn new_name() -> String {
     let bits = random();
     let adjective = ADJECTIVES[(bits % 24) as usize];
@@ -36,10 +36,10 @@ pub fn new_name() -> String {
     format!("{adjective}-{noun}-{:02x}", bits >> 56)
 }
 
-/// Checks a name that a user chose: it becomes a host name and part of paths.
+/// Checks a name that a user chose, since it becomes a host name and part of paths.
 ///
 /// # Errors
-/// [`Error::Invalid`].
+/// [`Error::Invalid`] if the name is not valid.
 pub fn check(name: &str) -> Result<()> {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));

@@ -1,5 +1,5 @@
-//! A sandbox's place in a network: from the networks' service, through a function of the plane, to the
-//! agent, which configures the interface while the container is being made.
+//! A sandbox's interface in a network: the networks' service assigns it, a function of the plane
+//! provides it, and the agent configures it while the container is being created.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,22 +19,23 @@ use crate::start::client_memory;
 use crate::v1::RunSpec;
 use crate::{Error, Result, process};
 
-/// The stage of the timeline.
+/// The name of the stage on the timeline.
 pub const STAGE: &str = "network";
-/// The word for no network.
+/// The setting for no network.
 const NONE: &str = "none";
-/// The word for the default network, where there can be networks.
+/// The setting for the default network on a host that can have networks.
 const AUTO: &str = "auto";
-/// The network that is made when it is first needed.
+/// The name of the network that is created when it is first needed.
 const DEFAULT: &str = "default";
 
-/// How long the agent may take to configure an interface; it gives up before.
+/// The deadline of the agent's call to configure an interface; the agent itself gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Most queue pairs of an interface.
+/// The most queue pairs of an interface.
 const MAX_QUEUES: u32 = 64;
 
-/// What this host lacks for networks.
+/// Returns the first program or device that networks need and this host lacks. Returns `None` if
+/// networks are possible.
 pub fn missing() -> Option<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if !std::env::split_paths(&path).any(|dir| dir.join("nft").is_file()) {
@@ -47,10 +48,12 @@ fn refusal(status: Status) -> Error {
     Error::Network(Box::new(status))
 }
 
-/// Gives a recorded sandbox the place that `spec` asks for, and records it.
+/// Joins a recorded sandbox to the network that `spec` asks for, and records its interface.
 ///
 /// # Errors
-/// [`Error::Network`] with what is wrong; it has no place then.
+/// [`Error::Network`] if the networks' service refuses, [`Error::Invalid`] for a contradictory
+/// `spec`, [`Error::File`] or [`Error::TooLarge`] if the record cannot be saved. The sandbox has no
+/// interface then.
 pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
     let addresses = !(spec.mac.is_empty() && spec.addresses.is_empty());
     let sockets = !spec.socket_engine.is_empty();
@@ -62,7 +65,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
     }
     let mut network = process::or(&spec.network, &node.config.network);
     if network == AUTO {
-        // Who asks for something is told what is missing.
+        // A user who asks for anything of a network gets the networks' error about what is missing.
         let there = asks || sandbox.lane.run(missing).await.is_none();
         network = if there { DEFAULT } else { NONE }.to_owned();
     }
@@ -110,11 +113,12 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
     recorded
 }
 
-/// Tells the networks which sandboxes there are; what others had is free again.
+/// Tells the networks' service which sandboxes exist. The interfaces and addresses of all others
+/// become free.
 pub async fn reconcile(node: &Node, sandbox_ids: Vec<String>) {
     let request = network_v1::ReconcileRequest { sandbox_ids };
     if let Err(status) = node.networks.clone().reconcile(request).await {
-        // Sandboxes without a network, and those of other networks, run all the same.
+        // Sandboxes without a network, and those of other networks, run even so.
         tracing::warn!(error = status.message(), "networks are not as they should be");
     }
 }
@@ -124,15 +128,16 @@ async fn leave(node: &Node, id: &str) -> Result<()> {
     node.networks.clone().leave(request).await.map(drop).map_err(refusal)
 }
 
-/// The plane's name of the sandbox's network function.
+/// Returns the plane's id of the sandbox's network function.
 pub fn function_id(sandbox_id: &str) -> String {
     format!("{sandbox_id}.net")
 }
 
-/// Serves the network function; on return its socket accepts the VMM.
+/// Makes the plane serve the network function. When this returns, its socket accepts the VMM.
+/// Returns `None` if the sandbox has no network.
 ///
 /// # Errors
-/// [`Error::Plane`].
+/// [`Error::Plane`], and errors of the guest's memory.
 pub async fn serve(
     node: &Node,
     record: &Record,
@@ -162,10 +167,10 @@ pub async fn serve(
     Ok(Some(socket))
 }
 
-/// Ends the network function and gives the place back, as far as they are there.
+/// Removes the network function and releases the interface. Missing ones are no error.
 ///
 /// # Errors
-/// The first; the rest was done all the same.
+/// The first failure. The rest is released even so.
 pub async fn release(node: &Node, record: &Record) -> Result<()> {
     let request = plane_v1::RemoveEndpointRequest { id: function_id(&record.id) };
     let removed = match node.plane.clone().remove_endpoint(request).await {
@@ -174,11 +179,13 @@ pub async fn release(node: &Node, record: &Record) -> Result<()> {
         }
         _ => Ok(()),
     };
-    // Whether or not it was recorded: a daemon may have been killed in between.
+    // The interface is released even if it was not recorded: a daemon may have been killed before
+    // it was.
     removed.and(leave(node, &record.id).await)
 }
 
-/// What the container's files say of names.
+/// Returns the name servers and addresses for the container's name service files. Returns `None` if
+/// the sandbox has no network.
 pub fn names(record: &Record) -> Option<agent_v1::Names> {
     let network = record.network.as_ref()?;
     Some(agent_v1::Names {
@@ -187,20 +194,21 @@ pub fn names(record: &Record) -> Option<agent_v1::Names> {
     })
 }
 
-/// An interface that is being configured. Who drops this lets it go on.
+/// An interface that is being configured. Dropping this does not stop the configuration.
 pub struct Configuring(JoinHandle<Result<()>>);
 
 impl Configuring {
-    /// Waits until it can be used.
+    /// Waits until the interface is usable.
     ///
     /// # Errors
-    /// [`Error::Agent`]: what the agent said.
+    /// [`Error::Agent`] with the agent's message.
     pub async fn done(self) -> Result<()> {
         self.0.await.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
     }
 }
 
-/// Has the agent configure the interface, beside whatever comes next.
+/// Starts a task in which the agent configures the interface, while the caller goes on. Returns
+/// `None` if the sandbox has no network.
 pub fn begin(sandbox: &Arc<Sandbox>, agent: &Agent, record: &Record) -> Option<Configuring> {
     let network = record.network.clone()?;
     let (sandbox, agent) = (Arc::clone(sandbox), agent.clone());

@@ -1,4 +1,5 @@
-//! The sandboxes of a node: who is there, what they share, what was left of those before.
+//! The sandboxes of a node: the table of sandboxes, the resources that they share, and recovery of
+//! those that an earlier daemon left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
@@ -24,31 +25,32 @@ use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{Error, Result, adopt, name, network, process, sockets, start, volume};
 
-/// Least memory of a sandbox: below it no kernel boots with an image mounted.
+/// The least memory of a sandbox: with less, no kernel boots and mounts an image.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
 
-/// Most sandboxes that a node keeps, ended ones included: a list of them is one message.
+/// The most sandboxes that a node keeps, ended ones included, since a list of all must fit into one
+/// message.
 const MOST_SANDBOXES: usize = 8192;
 
-/// What a node is made of beside its settings.
+/// The services and components that a node uses, beside its settings.
 pub struct Parts {
-    /// The plane.
+    /// The client of the plane.
     pub plane: PlaneClient,
-    /// The networks.
+    /// The client of the networks' service.
     pub networks: NetworkClient,
-    /// What runs microVMs.
+    /// The hypervisor that runs microVMs.
     pub hypervisor: Arc<dyn Hypervisor>,
-    /// What guests boot from.
+    /// The provider of kernels and initramfs files.
     pub boot: Arc<dyn Boot>,
     /// The image cache.
     pub images: Cache,
-    /// Sandboxes outlive the daemon.
+    /// Set if sandboxes outlive the daemon.
     pub keeps: bool,
 }
 
 /// A node: the owner of its sandboxes.
 pub struct Node {
-    /// Its settings; constant.
+    /// The node's settings; constant.
     pub config: Config,
     pub(crate) plane: PlaneClient,
     pub(crate) networks: NetworkClient,
@@ -56,25 +58,27 @@ pub struct Node {
     pub(crate) guests: Guests,
     files: Files,
     images: Cache,
-    /// The cache's index has a lock, which somebody else may hold: one thread may wait for it.
+    /// The lane of calls to the image cache. Another process may hold the lock of the cache's
+    /// index, and then one thread may wait for it.
     images_lane: Lane,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     uids: Mutex<BTreeSet<u32>>,
     pub(crate) boot: Known,
     changes: watch::Sender<u64>,
     closed: AtomicBool,
-    /// Sandboxes outlive the daemon.
+    /// Set if sandboxes outlive the daemon.
     pub(crate) keeps: bool,
     opened: Instant,
 }
 
 impl Node {
-    /// Takes over a node's data directory. Of what an earlier daemon left running, sandboxes that are
-    /// whole are adopted if `keeps` says that they outlive daemons; all others are ended and marked
-    /// lost. What it left half-made is removed.
+    /// Takes over a node's data directory. If `keeps` says that sandboxes outlive daemons, intact
+    /// sandboxes that an earlier daemon left running are adopted. All others are ended and marked
+    /// lost. Sandboxes that an earlier daemon left half-made are removed.
     ///
     /// # Errors
-    /// [`Error::File`] when the directory cannot be read or made.
+    /// [`Error::File`] if the directory cannot be read or created, or the node's threads cannot be
+    /// started.
     pub async fn open(config: Config, parts: Parts) -> Result<Arc<Self>> {
         let threads = |error| Error::file("cannot start the threads of", &config.data_dir)(error);
         let (files, guests) = (Files::start().map_err(threads)?, Guests::start().map_err(threads)?);
@@ -99,11 +103,12 @@ impl Node {
         Ok(node)
     }
 
-    /// Reads the directory in place: the daemon serves nobody yet.
+    /// Loads the sandboxes' directory. Reads it on the calling thread, since the daemon serves
+    /// nobody yet.
     async fn load(self: &Arc<Self>) -> Result<()> {
         let dir = self.config.sandboxes_dir();
         std::fs::create_dir_all(&dir).map_err(Error::file("cannot create", &dir))?;
-        // Environments, output and volumes are nobody's but root's.
+        // Environments, output and volumes are for root's eyes only.
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(&dir, private).map_err(Error::file("cannot close", &dir))?;
         let mut loading = tokio::task::JoinSet::new();
@@ -112,13 +117,14 @@ impl Node {
             let store = self.store(&entry.file_name().to_string_lossy());
             match store.load() {
                 Ok(Some(record)) => {
-                    // Before anything takes a new one.
+                    // The user ids in use are marked before any new one is claimed.
                     lock(&self.uids).extend(record.vmm_uid);
                     loading
                         .spawn_on(Arc::clone(self).take_over(record, store), self.guests.runtime());
                 }
                 Ok(None) => store.remove()?,
-                // Not ours to remove: it may hold volumes, and another version knows it.
+                // An unreadable record is not removed: the sandbox may hold volumes, and another
+                // version can read it.
                 Err(error) => tracing::warn!(%error, "a sandbox is passed over"),
             }
         }
@@ -131,7 +137,7 @@ impl Node {
         Ok(())
     }
 
-    /// A sandbox of an earlier daemon lives on, or what is left of it is released.
+    /// Adopts a sandbox of an earlier daemon, or releases what is left of it.
     async fn take_over(self: Arc<Self>, record: Record, store: Store) -> Result<()> {
         let id = record.id.clone();
         let sandbox = Sandbox::new(record, store, self.files.lane());
@@ -151,7 +157,8 @@ impl Node {
                 Err(error) => reason = error.to_string(),
             }
         }
-        // One that was only recorded has lost whoever would have started it.
+        // A created sandbox that was not started is lost, too: the client that would have started
+        // it is gone.
         if record.state.is_live() || record.state == State::Created {
             self.release_lost(&sandbox, reason).await?;
         }
@@ -166,7 +173,8 @@ impl Node {
         Ok(())
     }
 
-    /// Gives back what a dead daemon's sandbox holds. Its container had ended, or is lost with it.
+    /// Releases the resources of a dead daemon's sandbox and marks it exited if its exit status was
+    /// recorded, and lost otherwise.
     async fn release_lost(&self, sandbox: &Sandbox, reason: String) -> Result<()> {
         if let Err(error) = start::release(self, sandbox).await {
             tracing::warn!(sandbox = sandbox.name, %error, "left by an earlier daemon");
@@ -186,12 +194,13 @@ impl Node {
         Ok(())
     }
 
-    /// How long ago the daemon took the node over.
+    /// Returns how long ago the daemon took over the node.
     pub(crate) fn age(&self) -> Duration {
         self.opened.elapsed()
     }
 
-    /// Run directories without a record: a daemon was killed between the two.
+    /// Removes run directories without a record, which a daemon that was killed at the wrong moment
+    /// leaves.
     fn sweep_run_dirs(&self) {
         let Ok(entries) = std::fs::read_dir(self.config.run_dir.join("s")) else { return };
         for entry in entries.flatten() {
@@ -202,12 +211,13 @@ impl Node {
         }
     }
 
-    /// The files of sandbox `id` that last.
+    /// Returns the store of sandbox `id`: its persistent files.
     pub fn store(&self, id: &str) -> Store {
         Store::new(&self.config.sandboxes_dir(), id)
     }
 
-    /// The sockets of sandbox `id` while it lives.
+    /// Returns the directory of the sockets of sandbox `id`, which exists while the sandbox is
+    /// live.
     pub fn run_dir(&self, id: &str) -> PathBuf {
         self.config.run_dir.join("s").join(id)
     }
@@ -215,7 +225,8 @@ impl Node {
     /// Records a new sandbox.
     ///
     /// # Errors
-    /// What is wrong with `spec`, in one line; nothing is left then.
+    /// An error that says in one line what is wrong with `spec`. Nothing of the sandbox is left
+    /// then.
     pub async fn create(&self, spec: &RunSpec) -> Result<Arc<Sandbox>> {
         let lane = self.files.lane();
         let image = self.image(spec).await?;
@@ -225,7 +236,7 @@ impl Node {
         let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
         let record = self.record(spec, &image, id.clone(), volumes)?;
         record::check_size(&record)?;
-        // A kernel that is none is refused here, not after a start that was bound to fail.
+        // An invalid kernel is refused here, since a start with it would fail.
         self.boot.files(record.kernel.as_deref(), record.sockets.is_some()).await?;
         if let Some(engine) = &record.sockets {
             sockets::check(engine).await?;
@@ -248,7 +259,7 @@ impl Node {
         found.ok_or_else(|| Error::NoImage(named.clone()))
     }
 
-    /// Takes the sandbox's name.
+    /// Adds the sandbox to the table, so that its name is taken.
     fn enter(&self, sandbox: &Arc<Sandbox>) -> Result<()> {
         let mut sandboxes = lock(&self.sandboxes);
         if self.closed.load(Ordering::Relaxed) {
@@ -265,7 +276,7 @@ impl Node {
         Ok(())
     }
 
-    /// Records a sandbox, then its place in a network.
+    /// Saves a new sandbox's record, then joins its network.
     async fn keep(&self, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> {
         let store = sandbox.store.clone();
         sandbox.lane.run(move || store.create()).await?;
@@ -314,17 +325,19 @@ impl Node {
         })
     }
 
-    /// Takes no new sandboxes from now on: the daemon ends, and they would lose their disks.
+    /// Refuses new sandboxes from now on: the daemon is about to end, and they would lose their
+    /// disks.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Starts a created sandbox; its life goes on by itself.
+    /// Starts a created sandbox. Returns at once; a task on the guests' thread runs the sandbox to
+    /// its end.
     pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         self.guests.spawn(start::live(Arc::clone(self), Arc::clone(sandbox)));
     }
 
-    /// The sandbox with this name, this id, or the only one whose id begins so.
+    /// Returns the sandbox with this name or id, or the only one whose id begins with `named`.
     ///
     /// # Errors
     /// [`Error::NoSandbox`], [`Error::Ambiguous`].
@@ -341,39 +354,40 @@ impl Node {
         }
     }
 
-    /// All sandboxes, the oldest first.
+    /// Returns all sandboxes, the oldest first.
     pub fn list(&self) -> Vec<Arc<Sandbox>> {
         let mut all: Vec<_> = lock(&self.sandboxes).values().cloned().collect();
         all.sort_by_cached_key(|sandbox| sandbox.look(|record| record.created_ns));
         all
     }
 
-    /// How many sandboxes hold a VMM.
+    /// Returns the number of live sandboxes.
     pub fn live(&self) -> usize {
         let all = lock(&self.sandboxes);
         all.values().filter(|sandbox| sandbox.state().is_live()).count()
     }
 
-    /// Whether a sandbox is lost with the daemon: it holds a VMM, and none that the next one adopts.
+    /// Returns whether a sandbox is lost when the daemon ends: it is live, and the next daemon will
+    /// not adopt it.
     pub fn ends_with_daemon(&self, sandbox: &Sandbox) -> bool {
         let state = sandbox.state();
         state.is_live() && !(self.keeps && matches!(state, State::Running | State::Stopping))
     }
 
-    /// Tells whoever watches that sandboxes came, ended or went.
+    /// Notifies watchers that a sandbox was created, ended or was removed.
     pub(crate) fn settled(&self) {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Changes whenever a sandbox comes, ends or goes.
+    /// Returns a counter that changes whenever a sandbox is created, ends or is removed.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Removes a sandbox with all that is left of it.
+    /// Removes a sandbox and all of its files. With `force`, kills it first if it is live.
     ///
     /// # Errors
-    /// [`Error::WrongState`] when it is alive and `force` is not set.
+    /// [`Error::WrongState`] if the sandbox is live and `force` is not set.
     pub async fn remove(&self, id: &str, force: bool) -> Result<()> {
         let sandbox = self.find(id)?;
         if sandbox.state().is_live() {

@@ -1,11 +1,12 @@
-//! What the kernel says of processes.
+//! Processes, as the kernel's /proc describes them.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// CPU time in nanoseconds and resident memory in bytes of process `pid`; zeros when it is gone.
+/// Returns the CPU time in nanoseconds and the resident memory in bytes of process `pid`. Both are
+/// 0 if the process is gone.
 pub fn usage(pid: i32) -> (u64, u64) {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
     let schedstat = read("stat").and_then(|stat| cpu_ticks(&stat)).unwrap_or(0);
@@ -15,7 +16,8 @@ pub fn usage(pid: i32) -> (u64, u64) {
     (schedstat * (1_000_000_000 / ticks), pages * rustix::param::page_size() as u64)
 }
 
-/// utime + stime of proc_pid_stat(5), in clock ticks. The name in parentheses may hold anything.
+/// Returns utime + stime of proc_pid_stat(5), in clock ticks. The name in parentheses may contain
+/// anything.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     let user: u64 = fields.nth(11)?.parse().ok()?;
@@ -23,14 +25,14 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// What tells a sandbox's processes from all others. The user id alone does not: daemons with
-/// other data directories may use the same ids.
+/// The properties by which a sandbox's processes are recognized. The user id alone is not enough:
+/// daemons with other data directories may use the same ids.
 pub struct Owned<'a> {
-    /// User id of the sandbox's VMM.
+    /// The user id of the sandbox's VMM.
     pub uid: u32,
-    /// The directory of its VMM, whose standard output is a file there.
+    /// The run directory of the sandbox's VMM. The VMM's standard output is a file in it.
     pub run_dir: &'a Path,
-    /// The name of its control groups, which a process without rights cannot leave.
+    /// The name of the sandbox's control groups, which an unprivileged process cannot leave.
     pub cgroup: &'a str,
 }
 
@@ -40,7 +42,7 @@ impl Owned<'_> {
     }
 
     fn in_run_dir(&self, pid: Pid) -> bool {
-        // Its working directory is in a cage.
+        // The working directory would not tell: it is in a cage.
         std::fs::read_link(format!("/proc/{}/fd/1", pid.as_raw_pid()))
             .is_ok_and(|file| file.starts_with(self.run_dir))
     }
@@ -51,15 +53,17 @@ impl Owned<'_> {
     }
 }
 
-/// Kills every process of a sandbox and waits until none is left: a VMM whose process id nobody
-/// had written down yet when the daemon was killed. Blocks. False: one is left after `patience`.
+/// Kills every process of a sandbox and waits until none is left. This finds a VMM whose process id
+/// was not recorded yet when the daemon was killed. Blocks the thread. Returns `false` if a process
+/// is left after `patience`.
 pub fn kill_all(owned: &Owned<'_>, patience: Duration) -> bool {
     let begun = Instant::now();
     loop {
         let mut left = false;
         for pid in processes().filter(|pid| owned.has(*pid)) {
             left = true;
-            // The descriptor names one process for good; whose it is, is asked again behind it.
+            // The descriptor names one process for good, so the owner is checked again after it was
+            // opened.
             let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
             if owned.has(pid) {
                 let _ = pidfd_send_signal(&process, Signal::KILL);
@@ -77,7 +81,7 @@ fn processes() -> impl Iterator<Item = Pid> {
     entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
 }
 
-/// Real user id of a process.
+/// Returns the real user id of a process.
 fn user_of(pid: Pid) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -101,7 +105,8 @@ mod tests {
         assert_eq!(user_of(own), Some(rustix::process::getuid().as_raw()));
     }
 
-    /// A program that sleeps, with its output in `dir`; killed when a test fails.
+    /// A program that sleeps, with its output in `dir`. Dropping this kills it, also when a test
+    /// fails.
     struct Sleeper(std::process::Child);
 
     impl Sleeper {
@@ -126,11 +131,11 @@ mod tests {
         let run_dir = ours.path().canonicalize().unwrap();
         let owned = Owned { uid, run_dir: &run_dir, cgroup: "/slipway/no-such-group" };
         let (mut mine, mut other) = (Sleeper::start(&run_dir), Sleeper::start(theirs.path()));
-        // The child stays a zombie until it is reaped, and a zombie has no descriptors any more.
+        // The child stays a zombie until it is reaped, and a zombie has no descriptors.
         assert!(kill_all(&owned, Duration::from_secs(60)));
         assert!(!mine.0.wait().unwrap().success());
         assert!(other.0.try_wait().unwrap().is_none());
-        // Another user's process is nobody of ours, wherever it runs.
+        // Another user's process is left alone, wherever its output goes.
         let stranger = Owned { uid: u32::MAX - 7, run_dir: theirs.path(), ..owned };
         assert!(kill_all(&stranger, Duration::ZERO));
         assert!(other.0.try_wait().unwrap().is_none());

@@ -1,4 +1,4 @@
-//! From an image's configuration and what the user said to the container's process.
+//! The container's process, from an image's configuration and the user's request.
 
 use slipway_image::ImageConfig;
 
@@ -6,11 +6,12 @@ use crate::record::Process;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 
-/// Applies `spec` to the image's configuration: the user's command replaces the image's, the
-/// user's entrypoint replaces both, environments add up with the user's last.
+/// Applies `spec` to the image's configuration. The user's command replaces the image's, and the
+/// user's entrypoint replaces both. The environments are merged, and the user's entries win.
 ///
 /// # Errors
-/// [`Error::Invalid`] when neither says what to run, or an environment entry is none.
+/// [`Error::Invalid`] if neither the image nor the user names a program, or an entry of the
+/// environment is invalid.
 pub fn process(image: &ImageConfig, spec: &RunSpec) -> Result<Process> {
     let (entrypoint, command) = match &spec.entrypoint {
         Some(entrypoint) => (vec![entrypoint.clone()], spec.command.clone()),
@@ -37,7 +38,7 @@ pub fn process(image: &ImageConfig, spec: &RunSpec) -> Result<Process> {
     })
 }
 
-/// `first`, or `second` where it says nothing.
+/// Returns `first`, or `second` if `first` is empty.
 pub(crate) fn or(first: &str, second: &str) -> String {
     if first.is_empty() { second.to_owned() } else { first.to_owned() }
 }
@@ -55,7 +56,8 @@ fn environment(image: &[String], user: &[String]) -> Result<Vec<String>> {
     Ok(merged)
 }
 
-/// The number of a signal by name ("SIGTERM", "TERM") or number.
+/// Returns the number of a signal that is given by name ("SIGTERM", "TERM") or number. Returns
+/// `None` if there is no such signal.
 pub fn signal_number(name: &str) -> Option<u32> {
     const NAMES: [(&str, i32); 31] = [
         ("HUP", libc::SIGHUP),

@@ -1,4 +1,4 @@
-//! What is known of a sandbox, kept on disk so that it outlives the daemon.
+//! The record of a sandbox, kept on disk so that it outlives the daemon.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,33 +9,33 @@ use slipway_telemetry::Timeline;
 
 use crate::{Error, Result};
 
-/// Where a sandbox is in its life.
+/// A sandbox's state in its life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Recorded, nothing started.
+    /// The sandbox is recorded, and nothing is started.
     Created,
-    /// On the way to its container's process.
+    /// The start is under way; the container's process does not run yet.
     Starting,
     /// The container's process runs.
     Running,
-    /// The container ended; what it held is being given back.
+    /// The sandbox ended; its resources are being released.
     Stopping,
-    /// The container ended by itself or was stopped.
+    /// The container ended, by itself or because it was stopped.
     Exited,
-    /// It never came to run.
+    /// The start failed, or the microVM or its agent failed while the container ran.
     Failed,
-    /// The daemon ended while it ran.
+    /// The daemon ended before the sandbox did, and no later daemon adopted it.
     Lost,
 }
 
 impl State {
-    /// Whether it holds a VMM, an endpoint or a cgroup.
+    /// Returns whether a sandbox in this state may hold a VMM, an endpoint or a cgroup.
     pub fn is_live(self) -> bool {
         matches!(self, Self::Starting | Self::Running | Self::Stopping)
     }
 
-    /// The word that `slipway ps` prints.
+    /// Returns the word that `slipway ps` prints for the state.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
@@ -52,20 +52,21 @@ impl State {
 /// A block volume of a sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Volume {
-    /// `/dev/slipway/NAME` in the container.
+    /// The volume's name; the container finds it at `/dev/slipway/NAME`.
     pub name: String,
-    /// The host's file.
+    /// The file on the host that backs the volume.
     pub path: PathBuf,
-    /// Size of a scratch volume in bytes; None: a file of the user's, which stays.
+    /// The size of a scratch volume in bytes, or `None` for a file of the user's, which is never
+    /// removed.
     pub scratch_bytes: Option<u64>,
-    /// The container cannot write it.
+    /// Set if the volume is read-only in the container.
     pub read_only: bool,
-    /// Where its file system is mounted; empty: nowhere.
+    /// The path at which the volume's file system is mounted; empty: it is not mounted.
     pub mount_point: String,
-    /// Bytes of a logical block, 512 or 4096; 0 stands for 512.
+    /// The size of a logical block in bytes, 512 or 4096; 0 stands for 512.
     #[serde(default)]
     pub block_size: u32,
-    /// What the guest drives.
+    /// The device that the guest drives.
     #[serde(default)]
     pub device: Device,
 }
@@ -74,168 +75,170 @@ pub struct Volume {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Device {
-    /// A namespace of the sandbox's first function, which the plane serves.
+    /// A namespace of the sandbox's first NVMe function, which the plane serves.
     #[default]
     Namespace,
-    /// Namespace 1 of a function of its own, which the plane serves.
+    /// Namespace 1 of an NVMe function of the volume's own, which the plane serves.
     Function,
-    /// An NVMe controller of the VMM's, for comparisons.
+    /// An NVMe controller that the VMM emulates, for comparisons.
     VmmNvme,
-    /// A virtio block device of the VMM's, for comparisons.
+    /// A virtio block device that the VMM emulates, for comparisons.
     VmmVirtioBlk,
 }
 
-/// The container's process as asked for, after the image's configuration was applied.
+/// The container's process, as requested and completed from the image's configuration.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Process {
-    /// Program and arguments; never empty.
+    /// The program and its arguments; never empty.
     pub args: Vec<String>,
-    /// `NAME=value`.
+    /// The environment, as `NAME=value`.
     pub env: Vec<String>,
-    /// Working directory; empty: `/`.
+    /// The working directory; empty: `/`.
     pub cwd: String,
-    /// As in `--user`; empty: root.
+    /// The user, in the form of `--user`; empty: root.
     pub user: String,
-    /// Has a terminal.
+    /// Set if the process has a terminal.
     pub terminal: bool,
-    /// Initial size of the terminal.
+    /// The initial number of rows of the terminal.
     pub rows: u32,
-    /// Initial size of the terminal.
+    /// The initial number of columns of the terminal.
     pub columns: u32,
-    /// Standard input stays open.
+    /// Set if standard input stays open.
     pub stdin: bool,
-    /// (name, soft, hard).
+    /// Resource limits, as (name, soft, hard).
     pub limits: Vec<(String, u64, u64)>,
 }
 
-/// A sandbox's place in a network.
+/// A sandbox's interface in a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
     /// The network's name.
     pub name: String,
-    /// The plane's switch that it lies on.
+    /// The plane's switch that connects the network.
     pub switch: String,
-    /// Of its interface.
+    /// The MAC address of the sandbox's interface.
     pub mac: String,
-    /// Its IPv4 address.
+    /// The sandbox's IPv4 address.
     pub ipv4: String,
-    /// Length of the network's prefix.
+    /// The length of the network's IPv4 prefix.
     pub ipv4_prefix: u32,
-    /// The host's address.
+    /// The host's IPv4 address, which is the gateway.
     pub ipv4_gateway: String,
-    /// Its IPv6 address.
+    /// The sandbox's IPv6 address.
     pub ipv6: String,
-    /// Length of the network's prefix.
+    /// The length of the network's IPv6 prefix.
     pub ipv6_prefix: u32,
-    /// The host's address.
+    /// The host's IPv6 address, which is the gateway.
     pub ipv6_gateway: String,
-    /// Largest packet in bytes.
+    /// The largest packet in bytes.
     pub mtu: u32,
-    /// Who answers names.
+    /// The addresses of the name servers.
     pub name_servers: Vec<String>,
-    /// Ports of the host that lead to it, "8080:80/tcp".
+    /// Published ports: ports of the host that lead to the sandbox, as in "8080:80/tcp".
     pub published: Vec<String>,
-    /// The container's process waits for it.
+    /// Set if the container's process starts only once the network is configured.
     pub wait: bool,
-    /// Queue pairs of its interface; 0: one for each CPU.
+    /// The queue pairs of the sandbox's interface; 0: one for each CPU.
     #[serde(default)]
     pub queues: u32,
 }
 
-/// Everything about a sandbox.
+/// The settings and the state of one sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// 12 hexadecimal digits.
+    /// The sandbox's id: 12 hexadecimal digits.
     pub id: String,
-    /// Unique among the sandboxes of the node.
+    /// The sandbox's name, unique among the sandboxes of the node.
     pub name: String,
-    /// As the user said it.
+    /// The image's name as the user gave it.
     pub image: String,
-    /// Digest of the image's manifest.
+    /// The digest of the image's manifest.
     pub image_digest: String,
-    /// The read-only root, an EROFS file.
+    /// The image's EROFS file: the read-only root.
     pub image_path: PathBuf,
-    /// Where it is in its life.
+    /// The sandbox's state.
     pub state: State,
-    /// CLOCK_REALTIME of its creation, ns since the epoch.
+    /// CLOCK_REALTIME at the sandbox's creation, ns since the epoch.
     pub created_ns: u64,
-    /// Exit status of the container's process, once it ended.
+    /// The exit status of the container's process, once it ended.
     pub exit_status: Option<u32>,
-    /// Why it ended, when that was not the container's own doing.
+    /// Why the sandbox ended, if the container did not end by itself.
     pub reason: String,
-    /// Guest memory.
+    /// The size of guest memory in bytes.
     pub memory_bytes: u64,
-    /// Virtual CPUs.
+    /// The number of virtual CPUs.
     pub cpus: u32,
-    /// In the container's UTS namespace.
+    /// The host name in the container's UTS namespace.
     pub hostname: String,
     /// The container's process.
     pub process: Process,
-    /// Signal number that asks the container to end.
+    /// The number of the signal that asks the container to end.
     pub stop_signal: u32,
-    /// All capabilities and devices.
+    /// Set if the container has all capabilities and devices.
     pub privileged: bool,
-    /// The root is mounted read-only.
+    /// Set if the container's root is mounted read-only.
     pub read_only: bool,
-    /// Block volumes, from namespace 3.
+    /// Block volumes; the first is namespace 3.
     pub volumes: Vec<Volume>,
-    /// A guest kernel of the user's.
+    /// The user's own guest kernel, or `None` for the node's.
     pub kernel: Option<PathBuf>,
-    /// "auto", "kvm" or "tcg".
+    /// The accelerator: "auto", "kvm" or "tcg".
     pub accelerator: String,
     /// The user's labels.
     pub labels: std::collections::BTreeMap<String, String>,
-    /// Removed when it has ended.
+    /// Set if the sandbox is removed when it has ended.
     pub remove: bool,
-    /// Its place in a network, from its creation to its end.
+    /// The sandbox's interface in a network, held from its creation to its end.
     #[serde(default)]
     pub network: Option<Network>,
-    /// Socket of the engine that serves its socket function; None: it has none.
+    /// The socket of the engine that serves the sandbox's socket function, or `None` if the sandbox
+    /// has no such function.
     #[serde(default)]
     pub sockets: Option<PathBuf>,
-    /// User id of the VMM while it runs.
+    /// The user id of the VMM while it runs.
     pub vmm_uid: Option<u32>,
     /// The VMM's process while it runs.
     pub vm: Option<VmRecord>,
-    /// The start, stage by stage; CLOCK_MONOTONIC.
+    /// The timeline of the start, stage by stage; CLOCK_MONOTONIC.
     pub timeline: Timeline,
 }
 
-/// Most bytes of a record as its user asked for it: the command line and environment of its process above all.
+/// The most bytes of a record as its user requested it; the command line and environment of its
+/// process are most of it.
 pub const MOST_ASKED: usize = 1 << 20;
-/// Most bytes of a record on disk. What a guest adds (when its stages were, why it ended) is bounded where it
-/// comes in, and fits between the two.
+/// The most bytes of a record on disk. The guest adds its stages and the reason of its end, which
+/// are bounded where they are received and fit between [`MOST_ASKED`] and this limit.
 pub const MOST_RECORD: usize = MOST_ASKED + (64 << 10);
 
-/// The directory of one sandbox's records. Its methods wait for the disk: a daemon calls them in the
-/// sandbox's [lane](crate::files::Lane).
+/// The directory of one sandbox's record, logs and scratch volumes. The methods wait for the disk,
+/// so a daemon calls them in the sandbox's [lane](crate::files::Lane).
 #[derive(Clone, Debug)]
 pub struct Store {
     dir: PathBuf,
 }
 
 impl Store {
-    /// The store of sandbox `id` under `sandboxes_dir`.
+    /// Returns the store of sandbox `id` under `sandboxes_dir`.
     pub fn new(sandboxes_dir: &Path, id: &str) -> Self {
         Self { dir: sandboxes_dir.join(id) }
     }
 
-    /// The sandbox's directory.
+    /// Returns the sandbox's directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The container's kept output.
+    /// Returns the path of the container's kept output.
     pub fn log(&self) -> PathBuf {
         self.dir.join("output.log")
     }
 
-    /// What the guest kernel and the agent said.
+    /// Returns the path of the console log: the output of the guest kernel and the agent.
     pub fn console(&self) -> PathBuf {
         self.dir.join("console.log")
     }
 
-    /// Makes the directory.
+    /// Creates the directory.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -243,10 +246,11 @@ impl Store {
         fs::create_dir_all(&self.dir).map_err(Error::file("cannot create", &self.dir))
     }
 
-    /// Writes the record so that a crash of the daemon leaves the old one or the new one.
+    /// Writes the record atomically: after a crash of the daemon, either the old or the new one is
+    /// there.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::TooLarge`] for one of more than [`MOST_RECORD`] bytes.
+    /// [`Error::File`]; [`Error::TooLarge`] if the record takes more than [`MOST_RECORD`] bytes.
     pub fn save(&self, record: &Record) -> Result<()> {
         let path = self.dir.join("record.json");
         let new = self.dir.join("record.json.new");
@@ -258,11 +262,11 @@ impl Store {
         fs::rename(&new, &path).map_err(Error::file("cannot write", &path))
     }
 
-    /// Reads the record; None when none was written.
+    /// Reads the record. Returns `None` if none was written.
     ///
     /// # Errors
-    /// [`Error::File`] when it cannot be read, or is another version's: what belongs to it is a
-    /// user's all the same.
+    /// [`Error::File`] if the record cannot be read or parsed, for example because another version
+    /// wrote it. The caller must not remove such a sandbox: its volumes are a user's.
     pub fn load(&self) -> Result<Option<Record>> {
         let path = self.dir.join("record.json");
         let json = match fs::read(&path) {
@@ -273,7 +277,7 @@ impl Store {
         record.map(Some).map_err(Error::file("cannot understand", &path))
     }
 
-    /// Removes everything of the sandbox.
+    /// Removes the sandbox's directory with everything in it.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -292,7 +296,7 @@ fn encode(record: &Record) -> Result<Vec<u8>> {
     json.map_err(Error::file("cannot encode the record of", record.name.clone()))
 }
 
-/// Refuses a record that its user made too large.
+/// Refuses a record that is larger than [`MOST_ASKED`] because its user asked for too much.
 ///
 /// # Errors
 /// [`Error::TooLarge`].
@@ -320,7 +324,7 @@ mod tests {
         store.save(&record).unwrap();
         record.process.env = vec!["x".repeat(MOST_RECORD)];
         assert!(matches!(store.save(&record), Err(Error::TooLarge(_))));
-        // The last one that could be kept is still there.
+        // The last record that was small enough to be saved is still there.
         assert_eq!(store.load().unwrap().unwrap().process.env[0].len(), MOST_ASKED);
     }
 

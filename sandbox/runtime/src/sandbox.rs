@@ -1,4 +1,4 @@
-//! One sandbox in the daemon: its record, its state, and the handles to it while it lives.
+//! One sandbox in the daemon: its record, its state, and its handles while it is live.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -12,28 +12,28 @@ use crate::record::{Record, State, Store};
 use crate::stdio::{Fanout, Input, input};
 use crate::{Error, Result};
 
-/// Most clients that read one sandbox's kept output at once.
+/// The most clients that read one sandbox's kept output at once.
 const MOST_READERS: usize = 32;
 
-/// A sandbox. Shared between its life's task and the calls that concern it.
+/// A sandbox, shared between the task that runs it and the calls that concern it.
 pub struct Sandbox {
-    /// 12 hexadecimal digits; constant.
+    /// The sandbox's id: 12 hexadecimal digits; constant.
     pub id: String,
-    /// Constant.
+    /// The sandbox's name; constant.
     pub name: String,
-    /// Where its files lie.
+    /// The sandbox's persistent files.
     pub store: Store,
-    /// Where operations on its files are run.
+    /// The lane that runs operations on the sandbox's files.
     pub lane: Lane,
-    /// Where things of its VMM's go that must be closed without waiting.
+    /// The bin for descriptors and memory of the VMM, which must be closed without waiting.
     pub bin: Bin,
-    /// Who listens to its output.
+    /// The clients attached to the sandbox's output.
     pub fanout: Fanout,
-    /// Goes to the first process's standard input.
+    /// The queue to the first process's standard input.
     pub input: mpsc::Sender<Input>,
     pub(crate) input_end: Mutex<Option<mpsc::Receiver<Input>>>,
     record: Mutex<Versioned>,
-    /// The version of the record that is on disk. Held while one is written.
+    /// The version of the record that is on disk. The lock is held while a version is written.
     saved: tokio::sync::Mutex<u64>,
     state: watch::Sender<State>,
     stage: watch::Sender<&'static str>,
@@ -43,7 +43,7 @@ pub struct Sandbox {
     readers: Arc<Semaphore>,
 }
 
-/// A record, and how often it was changed.
+/// A record and the number of changes to it.
 #[derive(Clone)]
 struct Versioned {
     record: Record,
@@ -51,7 +51,7 @@ struct Versioned {
 }
 
 impl Sandbox {
-    /// Brings a record to life; nothing is started.
+    /// Makes a sandbox of its record. Nothing is started.
     pub fn new(record: Record, store: Store, lane: Lane) -> Arc<Self> {
         let (input, input_end) = input();
         Arc::new(Self {
@@ -74,18 +74,18 @@ impl Sandbox {
         })
     }
 
-    /// A copy of the record.
+    /// Returns a copy of the record.
     pub fn record(&self) -> Record {
         self.look(Record::clone)
     }
 
-    /// What `look` sees in the record.
+    /// Returns the result of `look` on the record.
     pub fn look<T>(&self, look: impl FnOnce(&Record) -> T) -> T {
         look(&lock(&self.record).record)
     }
 
-    /// Changes the record in memory only. The next [`update`](Self::update) keeps the change, and a daemon
-    /// that is killed before loses it. Returns the record's version.
+    /// Changes the record in memory only. The next [`update`](Self::update) saves the change; a
+    /// daemon that is killed before that loses it. Returns the record's version.
     pub(crate) fn note(&self, change: impl FnOnce(&mut Record)) -> u64 {
         let mut record = lock(&self.record);
         change(&mut record.record);
@@ -93,13 +93,14 @@ impl Sandbox {
         record.version
     }
 
-    /// Changes the record and keeps it on disk; on return it is there. The state is announced after that.
+    /// Changes the record, saves it to disk, and then announces the state. When this returns, the
+    /// change is on disk.
     ///
-    /// Changes that come while the record is being written are written together, so at most one record of a
-    /// sandbox is under way to the disk, whatever happens in the sandbox.
+    /// Changes that arrive while the record is being written are written together. So at most one
+    /// write of a sandbox's record is in flight, whatever happens in the sandbox.
     ///
     /// # Errors
-    /// [`Error::File`], [`Error::TooLarge`]; the change holds in memory all the same.
+    /// [`Error::File`], [`Error::TooLarge`]. The change holds in memory even so.
     pub async fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let version = self.note(change);
         let mut saved = self.saved.lock().await;
@@ -116,29 +117,29 @@ impl Sandbox {
         outcome
     }
 
-    /// Where it is in its life.
+    /// Returns the state that was announced last.
     pub fn state(&self) -> State {
         *self.state.borrow()
     }
 
-    /// Waits until `done` holds for the state.
+    /// Waits until `done` holds for the state, and returns that state.
     pub async fn wait_state(&self, done: impl FnMut(&State) -> bool) -> State {
         let mut watcher = self.state.subscribe();
-        // The sender lives as long as `self`: the wait cannot fail.
+        // The sender lives as long as `self`, so the wait cannot fail.
         watcher.wait_for(done).await.map_or(State::Lost, |state| *state)
     }
 
-    /// Says which stage of its start has begun.
+    /// Announces that a stage of the start has begun.
     pub(crate) fn enter(&self, stage: &'static str) {
         self.stage.send_replace(stage);
     }
 
-    /// The stages as they begin.
+    /// Returns a receiver of the stages as they begin.
     pub fn stages(&self) -> watch::Receiver<&'static str> {
         self.stage.subscribe()
     }
 
-    /// Sets or clears the handles of a running sandbox.
+    /// Sets or clears the handle of the microVM.
     pub(crate) fn set_vm(&self, vm: Option<Arc<dyn Vm>>) {
         *lock(&self.vm) = vm;
     }
@@ -147,15 +148,15 @@ impl Sandbox {
         self.agent.send_replace(agent);
     }
 
-    /// Its microVM, while there is one.
+    /// Returns the microVM while there is one.
     pub fn vm(&self) -> Option<Arc<dyn Vm>> {
         lock(&self.vm).clone()
     }
 
-    /// Its agent.
+    /// Returns the connection to the sandbox's agent.
     ///
     /// # Errors
-    /// [`Error::WrongState`] when its container does not run.
+    /// [`Error::WrongState`] if the container does not run.
     pub fn agent(&self) -> Result<Agent> {
         let agent = self.agent.borrow().clone();
         agent.filter(|_| self.state() == State::Running).ok_or_else(|| {
@@ -171,10 +172,10 @@ impl Sandbox {
         }
     }
 
-    /// Room for one more reader of its kept output, until it is dropped.
+    /// Returns a permit for one more reader of the kept output, to be held while it reads.
     ///
     /// # Errors
-    /// [`Error::Busy`].
+    /// [`Error::Busy`] if the sandbox has as many readers as it may have.
     pub(crate) fn reader(&self) -> Result<OwnedSemaphorePermit> {
         let place = Arc::clone(&self.readers).try_acquire_owned();
         place.map_err(|_| Error::Busy {
@@ -184,12 +185,12 @@ impl Sandbox {
         })
     }
 
-    /// Whether somebody asked it to end.
+    /// Returns whether the sandbox was asked to end.
     pub fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }
 
-    /// Asks it to end at once: a microVM that is there dies, a start that goes on gives up.
+    /// Asks the sandbox to end at once: its microVM is killed, and a start in progress gives up.
     pub fn kill(&self) {
         self.stopping.send_replace(true);
         if let Some(vm) = self.vm()
@@ -200,7 +201,7 @@ impl Sandbox {
     }
 }
 
-/// A panic while a lock was held leaves plain data behind: it can still be used.
+/// Locks a mutex, poisoned or not: a panic while it was held leaves plain data that is still valid.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -219,7 +220,7 @@ mod tests {
         Sandbox::new(record, store, Files::start().unwrap().lane())
     }
 
-    /// A thousand changes while the disk does not answer are one record.
+    /// A thousand changes while the disk does not answer are written as two records at most.
     #[tokio::test]
     async fn changes_that_wait_are_written_together() {
         let dir = tempfile::tempdir().unwrap();

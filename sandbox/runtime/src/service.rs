@@ -23,14 +23,15 @@ use crate::stdio::{self, Input, Pieces};
 use crate::v1::{self, run_in, run_out};
 use crate::{Error, name, snoop, start};
 
-/// Messages under way to a client.
+/// The most messages in flight to a client.
 const QUEUE: usize = 16;
-/// How often a follower of a log looks for more.
+/// The interval at which a follower of a log looks for more.
 const FOLLOW: Duration = Duration::from_millis(100);
-/// Most bytes that are held to find the last lines of a log; output without lines is cut to this.
+/// The most bytes that are held to find the last lines of a log. Output without line ends is cut to
+/// this.
 const MOST_TAIL: usize = 16 << 20;
 
-/// The service.
+/// The gRPC service for sandboxes.
 pub struct Service {
     node: Arc<Node>,
     ends_when_idle: bool,
@@ -41,7 +42,7 @@ type Output<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Reply<T> = Result<Response<T>, Status>;
 
 impl Service {
-    /// Serves the sandboxes of `node`.
+    /// Makes the service for the sandboxes of `node`. `ends_when_idle` is reported by `status`.
     pub fn new(node: Arc<Node>, ends_when_idle: bool) -> Self {
         Self { node, ends_when_idle }
     }
@@ -55,7 +56,7 @@ fn exit_of(record: &Record) -> v1::Exit {
     v1::Exit { status: record.exit_status.unwrap_or(125), reason: record.reason.clone() }
 }
 
-/// Carries a client's messages to a process: what it types, its window, its signals.
+/// Carries a client's messages to a process: input, window sizes and signals.
 async fn forward(
     mut messages: Streaming<v1::RunIn>,
     input: mpsc::Sender<Input>,
@@ -65,14 +66,14 @@ async fn forward(
     while let Ok(Some(message)) = messages.message().await {
         let process = process.clone();
         match message.kind {
-            // Input for a process that has ended, or takes none, goes nowhere.
+            // Input for a process that has ended or takes no input is dropped.
             Some(run_in::Kind::Stdin(data)) => drop(input.send(Input::Data(data)).await),
             Some(run_in::Kind::StdinClosed(_)) => drop(input.send(Input::Close).await),
             Some(run_in::Kind::Resize(size)) => {
                 let v1::Size { rows, columns } = size;
                 if let Some(agent) = agent() {
                     let resize = agent_v1::ResizeRequest { process, rows, columns };
-                    // A process that has just ended has no window any more.
+                    // A process that has just ended has no window.
                     let _ =
                         agent.call(|mut client| async move { client.resize(resize).await }).await;
                 }
@@ -106,7 +107,8 @@ async fn report(
     }
 }
 
-/// True when the container runs (or ran); false when the sandbox ended without it.
+/// Sends the stages of a start to the client until the start ends. Returns `true` if the container
+/// runs or ran, and `false` if the sandbox ended without it.
 async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
     let mut stages = sandbox.stages();
     let settled = sandbox.wait_state(|state| !matches!(state, State::Created | State::Starting));
@@ -123,7 +125,7 @@ async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
             }
         }
     }
-    // A container may have started and ended between two looks.
+    // The container may have started and ended meanwhile.
     let state = sandbox.wait_state(|s| !matches!(s, State::Created | State::Starting)).await;
     let timeline = sandbox.record().timeline;
     let ran = timeline.stage("container").is_some() && state != State::Failed;
@@ -158,8 +160,9 @@ fn output_of(record: log::Record) -> run_out::Kind {
     }
 }
 
-/// Sends a client that lost its daemon the output that it has not had, and the end. `output` began before the
-/// log is read, so that nothing falls between the log's end and its first piece.
+/// Sends a client that lost its daemon the output that it has not received, and the exit. The
+/// caller attached `output` before the log is read here, so that no output is lost between the
+/// log's end and the first piece of `output`.
 async fn report_rest(
     sandbox: Arc<Sandbox>,
     output: mpsc::Receiver<log::Record>,
@@ -193,7 +196,7 @@ async fn report_rest(
     let _ = sender.send(out(run_out::Kind::Exit(exit_of(&sandbox.record())))).await;
 }
 
-/// Makes a sandbox and starts it; returns what its client is told.
+/// Creates and starts a sandbox. Returns the messages for its client.
 async fn begin(
     node: Arc<Node>,
     spec: v1::RunSpec,
@@ -202,7 +205,7 @@ async fn begin(
     let sandbox = node.create(&spec).await?;
     let (sender, receiver) = mpsc::channel(QUEUE);
     let created = v1::Created { id: sandbox.id.clone(), name: sandbox.name.clone() };
-    // Never waits, the queue being empty.
+    // The queue is empty, so this never fails for lack of room.
     let _ = sender.try_send(out(run_out::Kind::Created(created)));
     let output = sandbox.fanout.attach(&sandbox.name)?;
     tokio::spawn(report(Arc::clone(&sandbox), output, spec.detach, sender));
@@ -244,7 +247,8 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let run_in::Kind::Run(spec) = first(&mut messages).await? else {
             return Err(Status::invalid_argument("Run begins with a RunSpec"));
         };
-        // A task of its own: a client that vanishes leaves the sandbox as it is, not half made.
+        // The sandbox is created in a task of its own, so that a client that vanishes leaves no
+        // half-made sandbox.
         let begun = tokio::spawn(begin(Arc::clone(&self.node), spec, messages)).await;
         let receiver = begun.map_err(|error| Status::internal(error.to_string()))??;
         Ok(stream(receiver))
@@ -390,23 +394,24 @@ impl v1::sandboxes_server::Sandboxes for Service {
     }
 }
 
-/// What a client's end means for the container's standard input.
+/// The effect of a client's leaving on the container's standard input.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leaving {
-    /// End of file: whoever fed a pipe is gone, and its reader must not wait for ever.
+    /// The input ends: the client that fed a pipe is gone, and the pipe's reader must not wait for
+    /// ever.
     EndsInput,
-    /// Nothing: a terminal waits for the next one who attaches.
+    /// The input stays open: a terminal waits for the next client.
     KeepsInput,
 }
 
 impl Leaving {
-    /// For the client that made the sandbox.
+    /// Returns the effect for the client that created the sandbox.
     fn of_owner(spec: &v1::RunSpec) -> Self {
         if spec.stdin && !spec.terminal { Self::EndsInput } else { Self::KeepsInput }
     }
 }
 
-/// Carries a client's input to the container's first process, when it takes any.
+/// Carries a client's input to the container's first process, if the process takes any.
 fn join_input(
     sandbox: &Arc<Sandbox>,
     messages: Streaming<v1::RunIn>,
@@ -415,7 +420,7 @@ fn join_input(
 ) {
     let target = Arc::clone(sandbox);
     let agent = move || target.agent().ok();
-    // A process without input gets signals and window sizes all the same; its bytes go nowhere.
+    // A process without input still gets signals and window sizes; bytes are dropped.
     let input = if takes_input { sandbox.input.clone() } else { stdio::input().0 };
     tokio::spawn(async move {
         forward(messages, input.clone(), agent, process(CONTAINER, "")).await;
@@ -445,7 +450,7 @@ fn exec_request(sandbox: &Sandbox, spec: &v1::ExecSpec, exec_id: &str) -> agent_
     }
 }
 
-/// Carries the output of a process to its client, then its end, as long as the client is there.
+/// Carries the output of a process to its client, then its exit, until the client leaves.
 async fn carry_exec(
     output: Pieces,
     agent: Agent,
@@ -500,8 +505,9 @@ async fn send_signal(sandbox: &Sandbox, signal: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// The stop signal, patience, SIGKILL, and at last the microVM itself. A guest that does not answer has no
-/// more time than one whose container does not end.
+/// Ends a sandbox: sends the stop signal, waits for `patience`, sends SIGKILL, and at last kills
+/// the microVM. A guest that does not answer has no more time than one whose container does not
+/// end.
 async fn stop(sandbox: &Sandbox, patience: Duration) {
     let ended = || sandbox.wait_state(|state| !state.is_live());
     if sandbox.state() == State::Running {
@@ -527,7 +533,7 @@ async fn stop(sandbox: &Sandbox, patience: Duration) {
 
 type LogSender = mpsc::Sender<Result<v1::LogRecord, Status>>;
 
-/// The kept output of a sandbox, read in its lane.
+/// The kept output of a sandbox, read in the sandbox's lane.
 struct KeptOutput {
     lane: Lane,
     path: PathBuf,
@@ -536,17 +542,19 @@ struct KeptOutput {
 }
 
 impl KeptOutput {
-    /// Bytes that are read at once.
+    /// The number of bytes that are read at once.
     const BYTES: usize = 256 << 10;
 
+    /// Makes the reader. The file is opened at the first read.
+    ///
     /// # Errors
-    /// [`Error::Busy`].
+    /// [`Error::Busy`] if there are too many readers.
     fn open(sandbox: &Sandbox) -> Result<Self, Error> {
         let (lane, path) = (sandbox.lane.clone(), sandbox.store.log());
         Ok(Self { lane, path, reader: None, _place: sandbox.reader()? })
     }
 
-    /// The next records; none at the end of what is there.
+    /// Returns the next records. Returns no records at the end of the log.
     async fn read(&mut self) -> Result<Vec<log::Record>, Status> {
         let (reader, path) = (self.reader.take(), self.path.clone());
         let read = self.lane.run(move || {
@@ -587,7 +595,8 @@ async fn tell_logs(
         failed?;
     }
     loop {
-        // The state is read before the log's end: what was written before the end is not missed.
+        // The state is read before the log's end, so that no output before the sandbox's end is
+        // missed.
         let over = !sandbox.state().is_live();
         loop {
             let records = reader.read().await?;
@@ -607,7 +616,7 @@ async fn tell_logs(
     }
 }
 
-/// The last `lines` lines of what is there, as far as it can be read.
+/// Returns the last `lines` lines of the log, as far as it can be read.
 async fn read_tail(
     reader: &mut KeptOutput,
     lines: u64,
@@ -632,7 +641,8 @@ async fn read_tail(
     (held, failed)
 }
 
-/// Drops whole records before the last `lines` lines, and what is more than may be held.
+/// Drops the oldest records: those before the last `lines` lines, and those beyond the bytes that
+/// may be held.
 fn drop_oldest(
     held: &mut VecDeque<log::Record>,
     lines: u64,
@@ -675,7 +685,7 @@ async fn send_log(sender: &LogSender, record: log::Record) -> Result<(), ()> {
     sender.send(Ok(record)).await.map_err(|_| ())
 }
 
-/// The command line, or its beginning: a list has many of them in one message.
+/// Returns the command line, cut to 512 characters, since a list has many of them in one message.
 fn command(record: &Record) -> String {
     const MOST: usize = 512;
     let mut command = String::new();
@@ -690,13 +700,14 @@ fn command(record: &Record) -> String {
     command
 }
 
-/// A sandbox as a list shows it. Its state is the one that was announced, by which calls go.
+/// Returns a sandbox's entry in the list. Its state is the announced one, which decides whether
+/// calls are allowed.
 fn summary(sandbox: &Sandbox) -> v1::Sandbox {
     sandbox.look(|record| summary_of(record, sandbox.state()))
 }
 
 fn summary_of(record: &Record, state: State) -> v1::Sandbox {
-    // What has ended has given its addresses back.
+    // A sandbox that has ended has released its addresses.
     let holds = state.is_live() || state == State::Created;
     let network = record.network.as_ref().filter(|_| holds);
     v1::Sandbox {

@@ -1,4 +1,4 @@
-//! What the guest says of its commands' latencies, handed on to a client.
+//! Latencies of the guest's NVMe commands, as the guest reports them, forwarded to a client.
 
 use slipway_agent_protocol::{MOST_REPORT, v1 as agent_v1};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -7,19 +7,21 @@ use tonic::{Status, Streaming};
 use crate::agent::{Agent, refused};
 use crate::{Result, v1};
 
-/// Reports under way to a client.
+/// The most reports in flight to a client.
 const QUEUE: usize = 4;
 
-/// What a client gets.
+/// The stream of reports to a client.
 pub type Reports = mpsc::Receiver<std::result::Result<v1::GuestReport, Status>>;
 
-/// The kinds of commands that a guest may tell of.
+/// The kinds of commands that a guest may report.
 const OPCODES: [&str; 4] = ["read", "write", "flush", "other"];
 
-/// Has the guest trace; it stops when the reports are dropped. `name` is the sandbox's.
+/// Makes the guest trace its commands. Tracing stops when the reports are dropped. `name` is the
+/// sandbox's, for the error.
 ///
 /// # Errors
-/// What the agent says: a kernel without tracepoints, somebody who traces already. [`crate::Error::Busy`].
+/// The agent's error: the kernel has no tracepoints, or another client traces already.
+/// [`crate::Error::Busy`] if the sandbox has too many commands and traces.
 pub async fn start(agent: &Agent, name: &str, interval_ms: u32) -> Result<Reports> {
     let session = agent.session(name)?;
     let request = agent_v1::TraceRequest { interval_ms };
@@ -32,7 +34,7 @@ pub async fn start(agent: &Agent, name: &str, interval_ms: u32) -> Result<Report
     Ok(reports)
 }
 
-/// Runs on the guests' thread; each report is a turn.
+/// Forwards reports. Runs on the guests' thread; each report is one turn.
 async fn carry(
     mut replies: Streaming<agent_v1::TraceReply>,
     sender: mpsc::Sender<std::result::Result<v1::GuestReport, Status>>,
@@ -56,8 +58,8 @@ async fn carry(
     }
 }
 
-/// What was told of the known kinds of commands, one each. The histograms are the guest's word: who reads
-/// them finds out whether they are any.
+/// Returns the latencies of the known kinds of commands, each kind once. The histograms are the
+/// guest's word and unchecked: code that parses them must validate them.
 fn report(reply: &agent_v1::TraceReply) -> v1::GuestReport {
     let known = OPCODES.iter().filter_map(|opcode| {
         let one = reply.latencies.iter().find(|one| one.opcode == *opcode)?.clone();

@@ -1,10 +1,10 @@
-//! A sandbox's socket function: the node's socket engine serves it, the VMM hands it to the guest, and the agent
-//! runs an engine on it for the container's programs.
+//! A sandbox's socket function: the node's socket engine serves it, the VMM passes it to the guest,
+//! and the agent runs an engine on it for the container's programs.
 //!
-//! The engine keeps it as long as the VMM is connected, whatever becomes of the daemon.
+//! The engine serves the function as long as the VMM is connected, whatever happens to the daemon.
 //!
-//! Not here: another engine for a sandbox whose engine died. VMMs do not connect again, so the sandbox has to be
-//! started anew to have its sockets back.
+//! Not implemented: recovery of a sandbox whose engine died. VMMs do not reconnect, so the sandbox
+//! must be started anew to have its sockets back.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -25,17 +25,17 @@ use crate::record::Record;
 use crate::start::client_memory;
 use crate::{Error, Result};
 
-/// The stage of the timeline.
+/// The name of the stage on the timeline.
 pub const STAGE: &str = "sockets";
-/// How long the agent may take; it gives up before.
+/// The deadline of the agent's call; the agent itself gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// The engine in the guest.
+/// The program of the engine in the guest.
 const PROGRAM: &str = "slipway-guest-sockets";
 
-/// What a guest with sockets is given of the host's files.
+/// Returns the host's files that a guest with sockets needs.
 ///
 /// # Errors
-/// What is not there, and where it was looked for.
+/// The errors of finding the engine and the library, with the paths that were tried.
 pub fn files(config: &Config) -> Result<Sockets> {
     Ok(Sockets {
         engine: config.find_guest_program(PROGRAM)?,
@@ -44,10 +44,10 @@ pub fn files(config: &Config) -> Result<Sockets> {
     })
 }
 
-/// Whether an engine serves there.
+/// Checks that an engine serves at `engine`.
 ///
 /// # Errors
-/// [`Error::Sockets`]: none does.
+/// [`Error::Sockets`] if no engine serves there.
 pub async fn check(engine: &Path) -> Result<()> {
     let socket = engine.to_owned();
     let served = tokio::task::spawn_blocking(move || slipway_sgiov::is_served(&socket)).await;
@@ -61,14 +61,16 @@ fn failed(engine: &Path, reason: impl std::fmt::Display) -> Error {
     Error::Sockets { engine: engine.to_owned(), reason: reason.to_string() }
 }
 
-/// A function that the engine serves. It ends with this while no VMM has come to it.
+/// A function that the engine serves. Until the VMM connects to it, the function ends when this is
+/// dropped.
 pub struct Asked {
-    /// Where the VMM finds it.
+    /// The socket to which the VMM connects.
     pub socket: PathBuf,
     _connection: OwnedFd,
 }
 
-/// Has the engine serve the sandbox's function, if it is to have one; on return its socket accepts the VMM.
+/// Makes the engine serve the sandbox's function. When this returns, its socket accepts the VMM.
+/// Returns `None` if the sandbox has no socket engine or no network.
 ///
 /// # Errors
 /// [`Error::Sockets`], [`Error::File`].
@@ -88,7 +90,7 @@ pub async fn serve(
     let function = Function { name: record.name.clone(), tenant, addresses, memory };
     let socket = node.run_dir(&record.id).join("sockets.sock");
     let (at, path) = (engine.clone(), socket.clone());
-    // Waits for the engine, so on no thread that others need.
+    // The call waits for the engine, so it runs on a thread of its own.
     let asked = tokio::task::spawn_blocking(move || {
         let listener = listen(&path, uid).map_err(Error::file("cannot listen at", &path))?;
         slipway_sgiov::serve_function(&at, listener.as_fd(), &function)
@@ -98,7 +100,7 @@ pub async fn serve(
     Ok(Some(Asked { socket, _connection: connection }))
 }
 
-/// A socket that the VMM's user alone may connect to.
+/// Makes a socket to which only the VMM's user may connect.
 fn listen(path: &Path, uid: u32) -> std::io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -118,7 +120,7 @@ fn refusal(error: &std::io::Error) -> String {
     }
 }
 
-/// Has the agent run the guest's engine; on return programs can attach to it.
+/// Makes the agent run the guest's engine. When this returns, programs can attach to the engine.
 ///
 /// # Errors
 /// [`Error::Agent`].
@@ -129,7 +131,8 @@ pub async fn start(agent: &Agent) -> Result<()> {
     agent.call_within(Some(PATIENCE), start).await.map(drop)
 }
 
-/// Why a start failed: the VMM of a function whose engine ends is told nothing of that.
+/// Returns the better explanation of a failed start. When an engine ends, the VMM of its function
+/// is not told, so the engine is checked here.
 pub async fn blame(record: &Record, error: Error) -> Error {
     let Some(engine) = &record.sockets else { return error };
     if matches!(error, Error::VmEnded(_) | Error::Agent(_)) && check(engine).await.is_err() {
@@ -165,7 +168,7 @@ mod tests {
         use std::os::unix::fs::MetadataExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        // Another user's only if root made it.
+        // Only root can give the file to another user.
         let uid = rustix::process::geteuid().as_raw();
         let uid = if uid == 0 { 7 } else { uid };
         let _listener = listen(&path, uid).unwrap();

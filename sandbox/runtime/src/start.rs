@@ -1,8 +1,8 @@
 //! The start of a sandbox, stage by stage, and its end.
 //!
-//! The order is the cheapest that keeps each stage's needs: the NVMe function is served before
-//! the VMM starts, so that the VMM never waits for it, and everything that the guest does not
-//! need is done while the guest boots.
+//! The order of the stages is the cheapest that satisfies each stage's needs. The NVMe function is
+//! served before the VMM starts, so that the VMM never waits for it. Work that the guest does not
+//! depend on is done while the guest boots.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,18 +22,18 @@ use crate::sandbox::{Sandbox, lock};
 use crate::time::realtime_ns;
 use crate::{Error, Result, function, log, name, network, sockets, stdio};
 
-/// Host memory that a VMM needs beside its guest's: QEMU's own, the translator's cache under
+/// Host memory that a VMM needs beside its guest's memory: QEMU's own, the translator's cache under
 /// software emulation, page tables.
 const VMM_OVERHEAD_BYTES: u64 = 768 << 20;
-/// Guest memory that a VMM may have mapped at two places at a time, as it rearranges them.
+/// Guest memory that a VMM may have mapped at two addresses at once while it rearranges mappings.
 const MAPPED_TWICE_BYTES: u64 = 16 << 20;
-/// Name of the only container of a sandbox; its protocol can hold more.
+/// The name of the only container of a sandbox. The agent's protocol allows several.
 pub(crate) const CONTAINER: &str = "main";
 
-/// How long a command whose daemon is gone looks for the next one.
+/// How long a command that lost its daemon tries to reach the next one.
 pub const RETURN: Duration = Duration::from_secs(30);
 
-/// A sandbox's life from its start to its end; the record tells how it went.
+/// Runs a sandbox from its start to its end. The record tells how it ended.
 pub async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     let ended = match start(&node, &sandbox).await {
         Ok(running) => running.wait(&sandbox).await,
@@ -43,15 +43,15 @@ pub async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     remove_ended(&node, &sandbox).await;
 }
 
-/// The rest of the life of a sandbox that outlived its daemon.
+/// Runs an adopted sandbox, which outlived its daemon, to its end.
 pub async fn live_on(node: Arc<Node>, sandbox: Arc<Sandbox>, running: Running) {
     let ended = running.wait(&sandbox).await;
     end_life(&node, &sandbox, ended).await;
     remove_later(node, sandbox).await;
 }
 
-/// Removes a sandbox that wants it, once those had the time to come back who lost it out of sight with
-/// its daemon: they want its output and its exit status.
+/// Removes an ended sandbox if it is to be removed. Before that, clients that lost the sandbox with
+/// the earlier daemon get [`RETURN`] to come back for its output and its exit status.
 pub async fn remove_later(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     if sandbox.record().remove {
         tokio::time::sleep(RETURN.saturating_sub(node.age())).await;
@@ -62,7 +62,7 @@ pub async fn remove_later(node: Arc<Node>, sandbox: Arc<Sandbox>) {
 async fn remove_ended(node: &Node, sandbox: &Sandbox) {
     if sandbox.record().remove {
         match node.remove(&sandbox.id, false).await {
-            // Somebody was quicker.
+            // Another call removed the sandbox first.
             Err(Error::NoSandbox(_)) => {}
             removed => note(sandbox, removed),
         }
@@ -81,7 +81,8 @@ async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
     node.settled();
 }
 
-/// Problems on the way down must not stop the way down: they are said and passed.
+/// Logs a failure while a sandbox ends. Such a failure must not keep the rest of the sandbox from
+/// being released.
 fn note(sandbox: &Sandbox, outcome: Result<()>) {
     if let Err(error) = outcome {
         tracing::warn!(sandbox = sandbox.name, %error, "while it ended");
@@ -104,14 +105,14 @@ fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
         Err(error) => {
             record.state = State::Failed;
             record.exit_status = Some(exit_status_of(&error));
-            // Beside our own words a VMM's or an engine's.
+            // The message may contain text of a VMM's or an engine's beside ours.
             record.reason = slipway_printable::line(&error.to_string(), MOST_MESSAGE);
         }
     }
 }
 
-/// What container runtimes answer when it is not the container's own status: 125, and as a shell
-/// does 127 for a program that is not there and 126 for one that cannot be run.
+/// Returns the exit status that container runtimes use when the container has none of its own: 125,
+/// and as in a shell 127 for a program that was not found and 126 for one that cannot be executed.
 fn exit_status_of(error: &Error) -> u32 {
     match error {
         Error::Exec { status, .. } => *status,
@@ -128,12 +129,12 @@ pub struct Running {
 }
 
 impl Running {
-    /// `carry` carries its output.
+    /// Makes the handle; `carry` is the task that carries the container's output.
     pub fn new(vm: Arc<dyn Vm>, agent: Agent, carry: tokio::task::JoinHandle<Result<()>>) -> Self {
         Self { vm, agent, carry }
     }
 
-    /// Waits for the container's end; its exit status.
+    /// Waits for the container's end and returns its exit status.
     async fn wait(self, sandbox: &Sandbox) -> Result<u32> {
         let ended = tokio::select! {
             ended = self.agent.wait(process(CONTAINER, "")) => match ended {
@@ -142,12 +143,13 @@ impl Running {
             },
             ended = self.vm.wait() => return Err(Error::vm_ended(&ended)),
         };
-        // Everything that it wrote was sent by now; let it reach the log and the attached.
+        // The container's output was sent completely by now; let it reach the log and attached
+        // clients.
         let carried = tokio::time::timeout(Duration::from_secs(60), self.carry).await;
         if !matches!(carried, Ok(Ok(Ok(())))) {
             tracing::warn!(sandbox = sandbox.name, "output may be cut: {carried:?}");
         }
-        // Recorded before its agent goes, which is the only other one that knows.
+        // The exit status is recorded before the agent ends, since only the agent knows it, too.
         let recorded = sandbox.update(|record| {
             record.exit_status = Some(ended.status);
             if ended.out_of_memory {
@@ -161,8 +163,8 @@ impl Running {
     }
 }
 
-/// Why a call of the agent failed: its port breaks a moment before its VMM is known to have ended, and
-/// what the VMM said last tells more.
+/// Returns the better explanation of a failed call of the agent. The agent's port breaks a moment
+/// before the VMM is known to have ended, and then the VMM's last message tells more.
 async fn blame(vm: &dyn Vm, error: Error) -> Error {
     match tokio::time::timeout(Duration::from_secs(3), vm.wait()).await {
         Ok(ended) => Error::vm_ended(&ended),
@@ -170,7 +172,7 @@ async fn blame(vm: &dyn Vm, error: Error) -> Error {
     }
 }
 
-/// What the agent is asked for, or why there will be no answer.
+/// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
 async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
         outcome = asked => match outcome {
@@ -181,11 +183,11 @@ async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Resul
     }
 }
 
-/// Lets the guest write back its volumes, then ends it.
+/// Asks the guest to write back its volumes and power off, then kills the VMM.
 async fn shut_down(agent: &Agent, vm: &dyn Vm) {
     let asked =
         agent.call(|mut client| async move { client.shutdown(agent_v1::ShutdownRequest {}).await });
-    // The guest powers off by itself in a moment; the VMM is killed all the same soon after.
+    // The guest powers off within a moment; the VMM is killed soon after in any case.
     let gone = tokio::time::timeout(Duration::from_secs(10), async {
         tokio::select! { _ = asked => {} _ = vm.wait() => return }
         let _ = tokio::time::timeout(Duration::from_millis(300), vm.wait()).await;
@@ -194,7 +196,7 @@ async fn shut_down(agent: &Agent, vm: &dyn Vm) {
     end(vm).await;
 }
 
-/// Kills the VMM and waits until it is reaped; false when it does not go.
+/// Kills the VMM and waits until it is reaped. Returns `false` if it is not reaped in time.
 async fn end(vm: &dyn Vm) -> bool {
     if let Err(error) = vm.kill() {
         tracing::warn!(%error, "the VMM could not be killed");
@@ -202,13 +204,13 @@ async fn end(vm: &dyn Vm) -> bool {
     tokio::time::timeout(Duration::from_secs(10), vm.wait()).await.is_ok()
 }
 
-/// Marks stages on the sandbox's timeline.
+/// The recorder of stages on the sandbox's timeline.
 struct Stages<'a> {
     sandbox: &'a Sandbox,
 }
 
 impl Stages<'_> {
-    /// Runs one stage; a sandbox that is being stopped does not enter it.
+    /// Runs one stage. Returns [`Error::Stopped`] instead if the sandbox is being stopped.
     async fn run<T>(
         &self,
         name: &'static str,
@@ -224,7 +226,7 @@ impl Stages<'_> {
         outcome
     }
 
-    /// Kept with the record's next change of state.
+    /// Records a stage in memory; the record's next update saves it.
     fn record(&self, name: &'static str, start_ns: u64, end_ns: u64) {
         self.sandbox.note(|record| record.timeline.record(name, start_ns, end_ns));
     }
@@ -233,7 +235,8 @@ impl Stages<'_> {
 async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let stages = Stages { sandbox };
     let uid = node.claim_uid()?;
-    // Kept before anything is started: a daemon that comes later ends what has this user id.
+    // The user id is saved before anything is started: a later daemon ends processes with this user
+    // id.
     let recorded = sandbox.update(|record| {
         record.state = State::Starting;
         record.vmm_uid = Some(uid);
@@ -257,14 +260,15 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
         Ok((paths, asked))
     };
-    // Kept until the VMM runs, whose connection keeps the function from then on.
+    // `_asked` is held until the VMM runs; from then on the VMM's connection keeps the function.
     let (paths, _asked) = stages.run("vf-attach", attach).await?;
     let spec = vm_spec(node, &record, uid, &cgroup, memory.clone(), paths).await?;
     let launched = {
         let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
         stages.run("vmm", launch).await
     };
-    // The guest's memory goes with it if the VMM has ended already, which takes a while.
+    // If the VMM has ended already, this drops the last reference to the guest's memory, which
+    // takes a while.
     sandbox.bin.discard_value((spec, memory));
     let vm: Arc<dyn Vm> = launched?;
     if node.keeps {
@@ -286,7 +290,7 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     }
     let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
     let carry = stages.run("container", or_end(&*vm, container)).await?;
-    // The guest may have been at a stage (its NVMe driver) when it was asked first.
+    // A stage of the guest, such as its NVMe driver's, may not have ended at the first call.
     guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, booted);
     sandbox.set_agent(Some(agent.clone()));
     sandbox.update(|record| record.state = State::Running).await?;
@@ -296,27 +300,28 @@ async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
 fn limits(record: &Record) -> Limits {
     Limits {
         memory_bytes: record.memory_bytes + VMM_OVERHEAD_BYTES,
-        // One more for the VMM's own threads: it must answer while the guest computes.
+        // One CPU more is for the VMM's own threads: the VMM must answer while the guest computes.
         cpus: record.cpus + 1,
         threads: 64 + record.cpus,
     }
 }
 
-/// What of its VMM's memory a function takes: the guest's alone. Otherwise a VMM could pass one file
-/// after the other, and those who serve it would be charged for what they touch.
+/// Returns the memory that a client of a function may pass: this guest's memory only. Otherwise a
+/// VMM could pass file after file, and the servers of the function would be charged for the pages
+/// that they touch.
 pub(crate) fn client_memory(memory: &GuestMemory) -> Result<plane_v1::ClientMemory> {
     let (device, inode) = memory.identity()?;
     let limit_bytes = memory.bytes() + MAPPED_TWICE_BYTES;
     Ok(plane_v1::ClientMemory { limit_bytes, device, inode })
 }
 
-/// Where the agent's port is reached.
+/// Returns the path of the socket that leads to the agent's port.
 pub fn agent_socket(run_dir: &Path) -> PathBuf {
     run_dir.join("agent.sock")
 }
 
-/// The directory of the sandbox's sockets. The VMM has no rights in it: a daemon that comes later
-/// trusts the names there.
+/// Creates the directory of the sandbox's sockets. The VMM has no rights in it, since a later
+/// daemon trusts the names in it.
 fn make_run_dir(dir: &Path) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let mut builder = std::fs::DirBuilder::new();
@@ -353,10 +358,10 @@ async fn vm_spec(
     })
 }
 
-/// The accelerator by its word.
+/// Parses the name of an accelerator.
 ///
 /// # Errors
-/// [`Error::Invalid`].
+/// [`Error::Invalid`] if there is no such accelerator.
 pub fn accelerator(word: &str) -> Result<AccelChoice> {
     match word {
         "" | "auto" => Ok(AccelChoice::Auto),
@@ -366,7 +371,7 @@ pub fn accelerator(word: &str) -> Result<AccelChoice> {
     }
 }
 
-/// Waits for the guest's agent, the guest's death, or the deadline.
+/// Waits until the guest's agent answers. Fails when the VMM ends or the deadline passes.
 async fn boot(node: &Node, sandbox: &Sandbox, vm: &dyn Vm) -> Result<(Agent, Hello)> {
     let socket = agent_socket(&node.run_dir(&sandbox.id));
     let deadline = Duration::from_secs(node.config.boot_timeout_s);
@@ -383,9 +388,10 @@ async fn boot(node: &Node, sandbox: &Sandbox, vm: &dyn Vm) -> Result<(Agent, Hel
     }
 }
 
-/// What the guest measured, on the host's axis. The kernel's stage begins with the VMM's: the
-/// loader's time is before the kernel's own zero. The agent's ends when the host has its answer. The
-/// network's is recorded where it is waited for.
+/// Records the stages that the guest measured, on the host's clock. The kernel's stage begins when
+/// the VMM runs, since the kernel's own clock begins only after the loader. The agent's stage ends
+/// when the host has its answer. The network's stage is left out: the code that waits for the
+/// network records it.
 fn guest_stages(sandbox: &Sandbox, hello: &Hello, booted: u64) {
     sandbox.note(|record| {
         for stage in hello.stages.iter().filter(|stage| stage.name != network::STAGE) {
@@ -401,8 +407,8 @@ fn guest_stages(sandbox: &Sandbox, hello: &Hello, booted: u64) {
     });
 }
 
-/// How long the plane took to map the guest's memory, read off its own clock. The image is a
-/// backend of the function and is never mapped for DMA: its stage is empty by design, and is
+/// Records how long the plane took to map the guest's memory, by the plane's own clock. The image
+/// is a backend of the function and is never mapped for DMA: its stage is empty by design, and is
 /// recorded so that a comparison with FastIOV's figure shows it.
 async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Result<()> {
     let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
@@ -418,7 +424,7 @@ async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes the container and runs its process; returns the task that carries its output.
+/// Creates the container and runs its process. Returns the task that carries its output.
 async fn container(
     sandbox: &Arc<Sandbox>,
     agent: &Agent,
@@ -453,7 +459,7 @@ async fn container(
     Ok(tokio::spawn(carry))
 }
 
-/// The agent's form of a process.
+/// Converts a process of the record to the agent's form.
 pub fn process_spec(process: &crate::record::Process) -> agent_v1::ProcessSpec {
     let limits = process.limits.iter().map(|(name, soft, hard)| agent_v1::ResourceLimit {
         name: name.clone(),
@@ -473,8 +479,9 @@ pub fn process_spec(process: &crate::record::Process) -> agent_v1::ProcessSpec {
     }
 }
 
-/// Ends the VMM of a sandbox that another daemon started, whether or not that daemon came to write
-/// down its process: the user id is the sandbox's own and was written down before.
+/// Ends the VMM of a sandbox that another daemon started. The daemon may not have recorded the
+/// VMM's process, but it recorded the user id before the start, and only this sandbox uses that id.
+/// Returns whether no process is left.
 async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
     const PATIENCE: Duration = Duration::from_secs(5);
     let (vm, uid, name) = (record.vm.clone(), record.vmm_uid, record.name.clone());
@@ -495,7 +502,8 @@ async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
     ended
 }
 
-/// Removes the control groups. They empty a moment after their last process was reaped, hence the tries.
+/// Removes the control groups. They empty a moment after their last process was reaped, so the
+/// removal is retried.
 async fn remove_cgroup(sandbox: &Sandbox) -> Result<()> {
     const TRIES: u32 = 100;
     const AGAIN: Duration = Duration::from_millis(10);
@@ -510,11 +518,11 @@ async fn remove_cgroup(sandbox: &Sandbox) -> Result<()> {
     }
 }
 
-/// Gives back everything that a live sandbox holds on the host; what is not there is fine, so it
-/// also clears up after a daemon that was killed.
+/// Releases everything that a live sandbox holds on the host. Missing resources are no error, so
+/// this also cleans up after a daemon that was killed.
 ///
 /// # Errors
-/// The first failure; the rest was done all the same.
+/// The first failure. The remaining resources are released even so.
 pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     let record = sandbox.record();
     let ended = if let Some(vm) = sandbox.vm() {
@@ -534,7 +542,7 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     });
     let dir = dir.await;
     let cgroup = remove_cgroup(sandbox).await;
-    // No other sandbox may share an id with a process that is left.
+    // The user id is free again only if no process has it: two sandboxes must never share one.
     if let Some(uid) = record.vmm_uid.filter(|_| ended) {
         node.return_uid(uid);
     }

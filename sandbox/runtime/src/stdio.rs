@@ -1,7 +1,7 @@
-//! Standard streams of a process: between the agent, the kept log, and whoever is attached.
+//! Standard streams of a process, carried between the agent, the kept log, and attached clients.
 //!
-//! The output of a container's first process is resumable: its agent keeps what is not in the log
-//! yet, and the log's end says from where a daemon asks for it.
+//! The output of a container's first process is resumable: its agent keeps output that is not in
+//! the log yet, and a daemon asks for it from the position at the log's end.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -18,34 +18,34 @@ use crate::log::{self, Record, Stream};
 use crate::time::realtime_ns;
 use crate::{Error, Result};
 
-/// Pieces of output or input under way to one attached client: a slow client holds the process
-/// back, it never grows the daemon.
+/// The most pieces of output or input in flight to one attached client. A slow client slows the
+/// process down; it never makes the daemon's memory grow.
 const QUEUE: usize = 16;
 
-/// Pieces that were taken from a guest and wait for whoever carries them on.
+/// The most pieces that were received from a guest and wait to be carried on.
 const PIECES: usize = 4;
-/// Most clients that have one sandbox's output at once.
+/// The most clients attached to one sandbox's output at once.
 const MOST_ATTACHED: usize = 32;
 
-/// Bytes after which the agent is told what was recorded: a quarter of what it keeps.
+/// The recorded bytes after which the agent is told: a quarter of the bytes that it keeps.
 const TELL: u64 = 64 << 10;
-/// Pieces after which it is told: a quarter of what it keeps, too. Many of a byte or two are far from
-/// [`TELL`] bytes when it has no room for more.
+/// The recorded pieces after which the agent is told: a quarter of the pieces that it keeps. With
+/// pieces of a byte or two, the agent has no room for more long before [`TELL`] bytes are recorded.
 const TELL_PIECES: u32 = 1024;
 
-/// Further than any output comes.
+/// A position that no output reaches.
 const MOST_POSITION: u64 = 1 << 62;
 
-/// Between two attempts to tell it.
+/// The time between two attempts to tell the agent.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 /// A piece of output.
 pub type Output = (Stream, Vec<u8>);
 
-/// A process's output, piece by piece, and an error if the agent or its sandbox went away.
+/// A process's output, piece by piece; an error comes last if the agent or its sandbox went away.
 pub type Pieces = mpsc::Receiver<Result<Output>>;
 
-/// What goes to a process's standard input.
+/// Input to a process's standard input.
 pub enum Input {
     /// Bytes.
     Data(Vec<u8>),
@@ -53,13 +53,13 @@ pub enum Input {
     Close,
 }
 
-/// A queue for input to a process.
+/// Makes a queue for input to a process.
 pub fn input() -> (mpsc::Sender<Input>, mpsc::Receiver<Input>) {
     mpsc::channel(QUEUE)
 }
 
-/// Opens the agent's stream for `process`; returns its output. What comes out of `input` goes in. The stream
-/// ends when the output is dropped, and `session` with it.
+/// Opens the agent's stream for `process`, to which `input` is sent, and returns the output.
+/// Dropping the output ends the stream and releases `session`.
 ///
 /// # Errors
 /// [`Error::Agent`].
@@ -73,11 +73,11 @@ pub async fn open(
     Ok(open_with(agent, attach, input, Some(session)).await?.0)
 }
 
-/// Like [`open`], with the output from `position` on, if the agent still has that. Returns the
-/// position of what comes first as well.
+/// Opens the agent's stream for `process`, to which `input` is sent, with the output from
+/// `position` on, if the agent still has it. Returns the output and the position of its first byte.
 ///
 /// # Errors
-/// [`Error::Agent`].
+/// [`Error::Agent`] if the agent refuses or its position is implausible.
 pub async fn resume(
     agent: &Agent,
     process: Option<v1::ProcessRef>,
@@ -87,7 +87,8 @@ pub async fn resume(
     let resume = v1::Resume { process, position };
     let (output, from) =
         open_with(agent, Some(stdio_in::Kind::Resume(resume)), input, None).await?;
-    // The guest's word: it may have lost bytes, never gone back, and counts can still be added to.
+    // The position is the guest's word. It may be later than asked (bytes were lost), never
+    // earlier, and it must leave room for counts to be added.
     if !(position..=MOST_POSITION).contains(&from) {
         return Err(Error::Agent("the agent has lost count of the output".to_owned()));
     }
@@ -109,7 +110,7 @@ async fn open_with(
     });
     let opened = agent.open(MOST_OUTPUT, |mut client| async move {
         let mut output = client.stdio(first.chain(rest)).await.map_err(refused)?.into_inner();
-        // The first message says that the streams are attached: nothing is lost from here on.
+        // The first message says that the streams are attached: from here on no output is lost.
         match output.message().await.map_err(refused)? {
             Some(v1::StdioOut { kind: Some(stdio_out::Kind::Attached(attached)) }) => {
                 Ok((output, attached.position))
@@ -123,7 +124,8 @@ async fn open_with(
     Ok((pieces, position))
 }
 
-/// Hands on a guest's output. Runs on the guests' thread; each message is a turn, whatever is in it.
+/// Forwards a guest's output. Runs on the guests' thread; each message is one turn, whatever it
+/// contains.
 async fn take_in(
     mut output: tonic::Streaming<v1::StdioOut>,
     pieces: mpsc::Sender<Result<Output>>,
@@ -149,7 +151,7 @@ async fn take_in(
     }
 }
 
-/// The output in a message; None: there is none.
+/// Returns the output in a message. Returns `None` if the message has none.
 fn piece_of(message: v1::StdioOut) -> Option<Output> {
     let piece = match message.kind? {
         stdio_out::Kind::Stdout(data) => (Stream::Out, data),
@@ -159,21 +161,22 @@ fn piece_of(message: v1::StdioOut) -> Option<Output> {
     Some(piece).filter(|(_, data)| !data.is_empty())
 }
 
-/// The next piece of a process's output; None at its end.
+/// Returns the next piece of a process's output. Returns `None` at the end of the output.
 ///
 /// # Errors
-/// [`Error::Agent`] when the agent or its sandbox is gone.
+/// [`Error::Agent`] if the agent or its sandbox is gone.
 pub async fn next(output: &mut Pieces) -> Result<Option<Output>> {
     output.recv().await.transpose()
 }
 
-/// Hands the output of a container's first process to the log and to all who are attached.
+/// The distributor of the output of a container's first process to the log and to all attached
+/// clients.
 ///
-/// The slowest of the attached sets the pace, as a pipe's reader does: one that stops reading
-/// stops the process once all queues are full, and nothing of the output is dropped. It cannot
-/// stop the sandbox's end.
+/// The slowest client sets the pace, as a pipe's reader does: a client that stops reading stops the
+/// process once all queues are full, and no output is dropped. Such a client cannot stop the
+/// sandbox's end.
 pub struct Fanout {
-    /// None: the output has ended.
+    /// The attached clients' queues, or `None` after the output has ended.
     attached: Mutex<Option<Vec<mpsc::Sender<Record>>>>,
 }
 
@@ -184,11 +187,12 @@ impl Default for Fanout {
 }
 
 impl Fanout {
-    /// Joins: every piece of output from now on, until the container ends; nothing when it has.
-    /// What precedes the first piece is in the log. `name` is the sandbox's.
+    /// Attaches a client. It receives every piece of output from now on until the container ends,
+    /// or nothing if the container has ended. Output before the first piece is in the log. `name`
+    /// is the sandbox's, for the error.
     ///
     /// # Errors
-    /// [`Error::Busy`].
+    /// [`Error::Busy`] if the sandbox has as many attached clients as it may have.
     pub fn attach(&self, name: &str) -> Result<mpsc::Receiver<Record>> {
         let (sender, receiver) = mpsc::channel(QUEUE);
         if let Some(attached) = self.lock().as_mut() {
@@ -202,17 +206,18 @@ impl Fanout {
         Ok(receiver)
     }
 
-    /// Ends everybody's stream, those that join later included.
+    /// Ends the streams of all clients, and at once of those that attach later.
     pub fn close(&self) {
         *self.lock() = None;
     }
 
-    /// Carries the output of `process` until its streams end; `output` begins where `log` ends. A full
-    /// disk costs the log, with a word in the daemon's own log, never the container. A slow disk slows the
-    /// container down: `lane` writes one piece at a time, and the next one is taken from the guest after that.
+    /// Carries the output of `process` until its streams end. `output` begins where `log` ends. If
+    /// the disk is full, output is no longer kept, the daemon's log says so, and the container goes
+    /// on. A slow disk slows the container down: `lane` writes one piece at a time, and the next
+    /// piece is taken from the guest only after that.
     ///
     /// # Errors
-    /// [`Error::Agent`] when the sandbox went away.
+    /// [`Error::Agent`] if the sandbox went away.
     pub async fn carry(
         &self,
         agent: Agent,
@@ -258,25 +263,25 @@ impl Fanout {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<mpsc::Sender<Record>>>> {
-        // A panic elsewhere leaves a list of senders that is still a list of senders.
+        // After a panic elsewhere, the list of senders is still valid.
         self.attached.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// What is recorded of a process's output, and what of that its agent is to be told.
+/// The progress of recording a process's output, and the part of it that the agent is told.
 struct Recorded {
     told: watch::Sender<u64>,
-    /// Recorded since then.
+    /// Pieces recorded since the agent was last told.
     pieces: u32,
 }
 
 impl Recorded {
-    /// Output from `position` on is to come.
+    /// Makes the state for output that begins at `position`.
     fn from(position: u64) -> Self {
         Self { told: watch::Sender::new(position), pieces: 0 }
     }
 
-    /// One more piece is recorded, up to `position`.
+    /// Counts one more recorded piece, which ends at `position`.
     fn upto(&mut self, position: u64) {
         self.pieces += 1;
         if position - *self.told.borrow() >= TELL || self.pieces >= TELL_PIECES {
@@ -286,8 +291,8 @@ impl Recorded {
     }
 }
 
-/// Tells the agent up to which position output is recorded, one call at a time, until there is no
-/// more to come. An agent that cannot be told keeps what it has, and the process waits.
+/// Tells the agent up to which position output is recorded, one call at a time, until the output
+/// ends. If the agent cannot be told, it keeps its output, and the process waits.
 async fn tell(agent: Agent, process: Option<v1::ProcessRef>, mut recorded: watch::Receiver<u64>) {
     while recorded.changed().await.is_ok() {
         loop {

@@ -1,5 +1,5 @@
-//! Volumes and the volatile layer: the host's side of what becomes an NVMe namespace. These functions wait for
-//! the disk: a daemon calls them in the sandbox's [lane](crate::files::Lane).
+//! Volumes and the volatile layer: the files on the host that become NVMe namespaces. These
+//! functions wait for the disk, so a daemon calls them in the sandbox's [lane](crate::files::Lane).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use crate::v1::VolumeSpec;
 use crate::v1::volume_spec::{Device as Asked, Source};
 use crate::{Error, Result, name};
 
-/// Smallest volume: one that a file system fits in.
+/// The smallest volume, which has room for a file system.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// Checks what the user asked for, against the host as it is now.
+/// Checks the requested volumes against the host's current state.
 ///
 /// # Errors
-/// [`Error::Invalid`]: a bad or doubled name, a file that is not there, a size of nothing or
-/// beyond what the disk has free.
+/// [`Error::Invalid`]: a bad or duplicate name, a missing file, a size below 1 MiB or above the
+/// free space of the disk.
 pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
     let mut volumes: Vec<Volume> = Vec::new();
     for spec in specs {
@@ -75,7 +75,7 @@ fn existing(path: &str) -> Result<PathBuf> {
     let invalid = |why: String| Error::Invalid(format!("volume file {path}: {why}"));
     let full = fs::canonicalize(path).map_err(|error| invalid(error.to_string()))?;
     let kind = fs::metadata(&full).map_err(|error| invalid(error.to_string()))?;
-    // Of a character device the plane sees whether it is an NVMe namespace's.
+    // The plane checks whether a character device is an NVMe namespace's.
     let device = kind.file_type().is_block_device() || kind.file_type().is_char_device();
     if !kind.is_file() && !device {
         return Err(invalid("neither a file nor a block device".to_owned()));
@@ -89,7 +89,7 @@ fn existing(path: &str) -> Result<PathBuf> {
     Ok(full)
 }
 
-/// Makes the files of scratch volumes, sparse.
+/// Creates the files of scratch volumes, sparse.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -102,7 +102,7 @@ pub fn create_scratch(volumes: &[Volume]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a scratch volume that could never be filled.
+/// Refuses a scratch volume that is smaller than 1 MiB or could never be filled.
 fn check_size(name: &str, size: u64, dir: &Path) -> Result<()> {
     if size < LEAST_BYTES {
         return Err(Error::Invalid(format!("volume {name}: {size} bytes are less than 1 MiB")));
@@ -124,14 +124,15 @@ fn check_size(name: &str, size: u64, dir: &Path) -> Result<()> {
 
 fn sparse(path: &Path, size: u64) -> Result<()> {
     let file = fs::File::create_new(path).map_err(Error::file("cannot create", path))?;
-    // Whole blocks of 4096: a logical block of a namespace never straddles the end.
+    // The size is a multiple of 4096, so that no logical block of a namespace straddles the end.
     file.set_len(size.next_multiple_of(4096)).map_err(Error::file("cannot size", path))
 }
 
-/// The empty ext4 that volatile layers are copies-on-write of; made once for each size.
+/// Returns the path of the empty ext4 file system whose copies on write are the volatile layers. It
+/// is made once for each size.
 ///
 /// # Errors
-/// [`Error::Tool`] when mkfs.ext4 fails or is missing; [`Error::File`].
+/// [`Error::Tool`] if mkfs.ext4 fails or is missing; [`Error::File`].
 pub fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
     let path = cache.join(format!("volatile-{size}.ext4"));
     if path.exists() {
@@ -154,8 +155,8 @@ fn make_ext4(path: &Path, size: u64) -> Result<()> {
     let tool = |reason: String| Error::Tool { program: "mkfs.ext4".to_owned(), reason };
     let output = std::process::Command::new("mkfs.ext4")
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
-        // No journal: the layer dies with its sandbox. Inode tables are initialised here, in
-        // holes, so that no guest writes them later, into memory.
+        // No journal, since the layer ends with its sandbox. The inode tables are initialized here,
+        // as holes, so that no guest writes them later, which would take memory.
         .args(["-q", "-F", "-m", "0", "-O", "^has_journal", "-E"])
         .arg("lazy_itable_init=0,nodiscard")
         .arg(path)

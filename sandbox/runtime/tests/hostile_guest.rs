@@ -1,4 +1,4 @@
-//! Guests that attack the daemon through the agent's protocol, beside clients and sandboxes that must not
+//! Guests that attack the daemon through the agent's protocol. Other clients and sandboxes must not
 //! notice.
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use harness::{Daemon, Guests, LONG, exit_of};
 use slipway_agent_protocol::v1::GuestStage;
 use slipway_runtime::v1;
 
-/// `attacker` is the guest of the sandbox of this name; others are honest.
+/// Makes `attacker` the guest of the sandbox of this name. Other sandboxes have honest guests.
 fn beside_honest(attacker: Guest) -> Guests {
     Arc::new(move |listener, name| match name {
         "attacker" => attacker.clone().speak(listener),
@@ -20,7 +20,7 @@ fn beside_honest(attacker: Guest) -> Guests {
     })
 }
 
-/// What an honest sandbox and a client that lists sandboxes see while the attacker does its work.
+/// Checks that an honest sandbox and a client that lists sandboxes are not affected by the attack.
 async fn others_go_on(daemon: &Daemon, attack: &str) {
     let listed = daemon.list(200).await;
     assert_eq!(daemon.run_to_end("honest").await.status, 7, "{attack}");
@@ -28,7 +28,7 @@ async fn others_go_on(daemon: &Daemon, attack: &str) {
     println!("{attack}: list of sandboxes: {listed}");
 }
 
-/// A quarter of a megabyte of stages without names.
+/// The reply has a quarter of a megabyte of stages without names.
 #[tokio::test]
 async fn a_reply_of_many_empty_stages_fails_its_own_sandbox() {
     let attacker = Guest { stages: vec![GuestStage::default(); 125_000], ..Guest::default() };
@@ -39,8 +39,8 @@ async fn a_reply_of_many_empty_stages_fails_its_own_sandbox() {
     others_go_on(&daemon, "many stages").await;
 }
 
-/// As many as a reply may have, and each known one twice: a record says each known one once, and is written
-/// as often as that of an honest guest.
+/// The reply has as many stages as fit, and each known one twice. The record has each known stage
+/// once, and is written as often as an honest guest's.
 #[tokio::test]
 async fn stages_are_recorded_by_their_known_names_only() {
     let mut stages = vec![GuestStage::default(); 20_000];
@@ -61,7 +61,8 @@ async fn what_a_guest_says_is_short_and_printable() {
     let words = format!("\x1b]0;title\x07{}", "x".repeat(2000));
     let attacker = Guest { refuses: Some(words), ..Guest::default() };
     let daemon = Daemon::with(beside_honest(attacker)).await;
-    // The guest refuses, and its VMM lives on: the daemon waits for that a moment before it gives up.
+    // The guest refuses, but its VMM lives on: the daemon waits a moment for the VMM's end before
+    // it gives up.
     let exit = daemon.run_to_end("attacker").await;
     assert!(exit.reason.starts_with("\\u001b]0;title"), "{}", exit.reason);
     assert!(exit.reason.len() < 600);
@@ -70,7 +71,7 @@ async fn what_a_guest_says_is_short_and_printable() {
     assert_eq!(daemon.run_to_end("attacker").await.status, 255);
 }
 
-/// It says hello and answers no other call.
+/// The guest says hello and does not answer the following calls.
 #[tokio::test]
 async fn a_silent_guest_holds_up_nobody_and_is_stopped() {
     let attacker = Guest { silent: true, ..Guest::default() };
@@ -85,7 +86,8 @@ async fn a_silent_guest_holds_up_nobody_and_is_stopped() {
     assert_eq!(exit_of(replies).await.status, 137);
 }
 
-/// Pieces of one byte without end; one client has them all, another one lists.
+/// The guest prints pieces of one byte without end. One client reads them all, and another lists
+/// sandboxes.
 #[tokio::test]
 async fn output_without_end_leaves_turns_to_others() {
     let attacker = Guest { prints: 1, ..Guest::default() };
@@ -106,7 +108,8 @@ async fn output_without_end_leaves_turns_to_others() {
     tokio::time::timeout(LONG, reader).await.expect("its client is told").unwrap();
 }
 
-/// Its container's output has as many readers as there may be; the next one is refused, and told why.
+/// The sandbox has as many readers of its output as it may have. The next reader is refused with
+/// the reason.
 #[tokio::test]
 async fn what_one_sandbox_makes_the_daemon_hold_is_bounded() {
     let attacker = Guest { prints: 4096, ..Guest::default() };
@@ -143,7 +146,8 @@ async fn what_one_sandbox_makes_the_daemon_hold_is_bounded() {
         assert!(held.len() < 1000);
     };
     assert!(refused.message().contains("48 commands and traces"), "{refused}");
-    // None of them is read. Others go on all the same, and those who leave make room.
+    // None of the streams is read. Other sandboxes are not affected, and streams that end make
+    // room.
     others_go_on(&daemon, "48 commands that nobody reads").await;
     held.truncate(attached);
     let again = async {

@@ -1,5 +1,5 @@
-//! VMMs that attack the daemon at the agent's port with bytes and frames, beside clients and sandboxes that
-//! must not notice.
+//! VMMs that attack the daemon at the agent's port with bytes and frames. Other clients and
+//! sandboxes must not notice.
 #![allow(clippy::unwrap_used)]
 
 mod harness;
@@ -16,7 +16,7 @@ use harness::guest::Guest;
 use harness::{Daemon, Guests, LONG};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-/// An HTTP/2 frame (RFC 9113, section 4.1).
+/// Encodes an HTTP/2 frame (RFC 9113, section 4.1).
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
     frame.extend([kind, flags]);
@@ -34,12 +34,12 @@ const PING: u8 = 6;
 const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
-/// `:status: 200`, of HPACK's static table.
+/// `:status: 200` in HPACK's static table.
 const STATUS_200: u8 = 0x88;
-/// The daemon's first call.
+/// The stream id of the daemon's first call.
 const CALL: u32 = 1;
 
-/// What the attacker sends once, and then for ever.
+/// An attack: bytes that are sent once, and bytes that are then repeated for ever.
 struct Attack {
     name: &'static str,
     first: Vec<u8>,
@@ -47,12 +47,12 @@ struct Attack {
     pause: Duration,
 }
 
-/// Attacks that HTTP/2 has no limit for: they go on for as long as the attacker wants.
+/// Attacks that no limit of HTTP/2 ends: they last as long as the attacker wants.
 const ENDLESS: [&str; 4] = ["PING", "SETTINGS", "PRIORITY", "unknown frames"];
 
 fn attack(name: &'static str, first: Vec<u8>, rest: &[u8]) -> Attack {
     let pause = Duration::ZERO;
-    // Written in pieces that are as large as a socket takes.
+    // Bytes are written in pieces as large as a socket takes.
     Attack { name, first, rest: rest.repeat((64 << 10) / rest.len()), pause }
 }
 
@@ -60,9 +60,9 @@ fn attacks() -> Vec<Attack> {
     let settings = frame(SETTINGS, 0, 0, &[]);
     let then = |more: Vec<u8>| [settings.clone(), more].concat();
     let open = frame(HEADERS, END_HEADERS, CALL, &[STATUS_200]);
-    // Literals without indexing: name "a", a value of 100 bytes.
+    // Literal headers without indexing: name "a", a value of 100 bytes.
     let header = [&[0, 1, b'a', 100][..], &[b'x'; 100]].concat().repeat(100);
-    // `:status: 103`, a literal with the name's index.
+    // `:status: 103`, a literal with an indexed name.
     let early = [&[0x08, 3][..], b"103"].concat();
     vec![
         attack("garbage", vec![], b"\xffgarbage\0"),
@@ -88,11 +88,11 @@ fn attacks() -> Vec<Attack> {
     ]
 }
 
-/// Attacks every connection until it ends; `sent` counts bytes.
+/// Attacks every connection until the connection ends; `sent` counts bytes.
 fn flood(listener: UnixListener, attack: Arc<Attack>, sent: Arc<AtomicU64>) {
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
-            // Takes the answers, so that they stop nothing.
+            // Reads the answers, so that they do not block the attack.
             let mut answers = stream.try_clone().unwrap();
             std::thread::spawn(move || while matches!(answers.read(&mut [0; 4096]), Ok(1..)) {});
             let _ = send(stream, &attack, &sent);
@@ -109,32 +109,33 @@ fn send(mut stream: UnixStream, attack: &Attack, sent: &AtomicU64) -> std::io::R
     }
 }
 
-/// Sends a socket over the agent's port whose last close lasts an hour, wherever that is.
+/// Sends a socket over the agent's port. Its last close lasts an hour, in whichever process that
+/// happens.
 fn send_lingering(listener: UnixListener) {
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             let (socket, other) = slipway_peer::testing::lingering().unwrap();
-            // It is leaked: without it there is nothing to wait for.
+            // The other end is leaked: without it the close would have nothing to wait for.
             std::mem::forget(other);
             let files = [socket.as_fd()];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
             let parts = [IoSlice::new(b"x")];
-            // Refused by kernels that know the option with which no descriptor is taken.
+            // Kernels with the option to accept no descriptors refuse this.
             let sent = rustix::net::sendmsg(&stream, &parts, &mut control, SendFlags::empty());
             println!("a descriptor sent: {sent:?}");
             if sent.is_ok() {
                 drop(socket);
             } else {
-                // Its end here must not hold up this thread.
+                // Closing the socket must not block this thread.
                 std::mem::forget(socket);
             }
         }
     });
 }
 
-/// Without a bin the guests' thread would close the socket, and sleep.
+/// Without a bin, the guests' thread would close the socket, and sleep.
 #[tokio::test]
 async fn a_descriptor_whose_close_waits_holds_up_nobody() {
     let guests: Guests = Arc::new(|listener, name| match name {
@@ -143,13 +144,14 @@ async fn a_descriptor_whose_close_waits_holds_up_nobody() {
     });
     let daemon = Daemon::with(guests).await;
     let (_, replies) = daemon.run("attacker").await;
-    // It is not HTTP/2 either.
+    // The attacker's byte is not HTTP/2, either.
     assert_eq!(harness::exit_of(replies).await.status, 125);
     assert_eq!(daemon.run_to_end("honest").await.status, 7);
     daemon.remove("attacker").await;
 }
 
-/// CPU time that the control thread and the guests' thread need for 4 MiB more of an attack.
+/// Measures the CPU time that the control thread and the guests' thread need for 4 MiB more of an
+/// attack.
 async fn work_of(sent: &AtomicU64) -> [Duration; 2] {
     let threads = ["control", "guests"];
     let (before, enough) = (threads.map(cpu_time), sent.load(Ordering::Relaxed) + (4 << 20));
@@ -162,7 +164,7 @@ async fn work_of(sent: &AtomicU64) -> [Duration; 2] {
     [after[0].saturating_sub(before[0]), after[1].saturating_sub(before[1])]
 }
 
-/// CPU time of this process's threads of one name.
+/// Returns the CPU time of this process's threads with one name.
 fn cpu_time(name: &str) -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let times = tasks.filter_map(|task| {
@@ -173,8 +175,8 @@ fn cpu_time(name: &str) -> Duration {
     Duration::from_nanos(times.sum())
 }
 
-/// Each attack goes on without end, or ends with its sandbox. Meanwhile sandboxes are listed, an honest one
-/// runs from its start to its end, and at last the attacker is removed.
+/// Each attack lasts without end, or ends with its sandbox. Meanwhile sandboxes are listed and an
+/// honest one runs from its start to its end. At last the attacker is removed.
 #[tokio::test]
 async fn floods_hold_up_nobody_else() {
     for attack in attacks() {

@@ -1,4 +1,4 @@
-//! Disks that do not answer: FIFOs in the place of one sandbox's files.
+//! Disks that do not answer, simulated by FIFOs in place of one sandbox's files.
 #![allow(clippy::unwrap_used)]
 
 mod harness;
@@ -15,14 +15,14 @@ fn fifo(path: &Path) {
     rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
 }
 
-/// Takes what is written into a FIFO, and lets its writer go on.
+/// Reads from a FIFO, so that its writer continues.
 fn release(path: &Path) -> std::os::fd::OwnedFd {
     rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
         .unwrap()
 }
 
-/// The record of one sandbox and the kept output of another cannot be written. The two wait; everybody else
-/// goes on, and so do they once the disk answers.
+/// The record of one sandbox and the kept output of another cannot be written. These two wait, and
+/// everybody else continues. The two continue once the disk answers.
 #[tokio::test]
 async fn a_disk_that_does_not_answer_holds_up_its_own_sandbox() {
     let guests = Arc::new(|listener, _: &str| {
@@ -37,7 +37,8 @@ async fn a_disk_that_does_not_answer_holds_up_its_own_sandbox() {
     }
     let record = daemon.sandbox_dir(&record_id).join("record.json.new");
     let log = daemon.sandbox_dir(&log_id).join("output.log");
-    // Until the VMM runs nothing of either is written: both wait at the gate, their first records are kept.
+    // Nothing of either sandbox is written before the VMM runs: both wait at the gate, and their
+    // first records are saved.
     settled(&daemon.sandbox_dir(&record_id)).await;
     settled(&daemon.sandbox_dir(&log_id)).await;
     fifo(&record);
@@ -52,7 +53,7 @@ async fn a_disk_that_does_not_answer_holds_up_its_own_sandbox() {
     for name in ["record", "log"] {
         assert_eq!(daemon.state(name).await.state, "starting", "{name}");
     }
-    // The next one who opens the log by name finds a file.
+    // A later open of the log by name finds a regular file.
     let held = log.with_extension("held");
     std::fs::hard_link(&log, &held).unwrap();
     std::fs::remove_file(&log).unwrap();
@@ -64,7 +65,7 @@ async fn a_disk_that_does_not_answer_holds_up_its_own_sandbox() {
     assert!(reason.contains("output.log"), "{reason}");
 }
 
-/// Waits until the record says `starting`, which is the last one before the VMM's.
+/// Waits until the saved record says `starting`, which is the last version before the VMM's.
 async fn settled(dir: &Path) {
     loop {
         let text = std::fs::read_to_string(dir.join("record.json")).unwrap_or_default();

@@ -1,7 +1,8 @@
-//! The socket between the agent and one `container-init`: reports one way, "go" the other.
+//! The socket between the agent and one `container-init`: reports in one direction, "go" in the
+//! other.
 //!
-//! A sequenced-packet socket keeps message borders. Its end on the container's side closes on
-//! execute, so the end of the stream tells the agent that the program runs.
+//! A sequenced-packet socket keeps message boundaries. Its end in the container closes on execute,
+//! so the end of the stream tells the agent that the program runs.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,31 +14,33 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Longest report; a longer message is cut.
+/// The longest report; a longer message is cut.
 const MAX_REPORT: usize = 4096;
 const GO: &[u8] = b"go";
 
-/// What a `container-init` tells the agent.
+/// A report of `container-init` to the agent.
 #[derive(Debug)]
 pub enum Report {
-    /// From the outer stage: the inner stage's process id. May come after what that stage reports.
+    /// The outer stage reports the inner stage's process id. This may arrive after the inner
+    /// stage's reports.
     Pid(i32),
-    /// All set up; the program runs at the agent's word. Carries the terminal's master side.
+    /// Setup is complete, and the program runs when the agent says so. Carries the terminal's
+    /// master side.
     Ready(Option<OwnedFd>),
-    /// No program will run. `exit_status` is 126 or 127 when it is the program's fault, else 0.
+    /// No program will run. `exit_status` is 126 or 127 if the program is the reason, otherwise 0.
     Failed {
-        /// For `Wait`.
+        /// The exit status for `Wait`.
         exit_status: u32,
-        /// For the user.
+        /// The message for the user.
         message: String,
     },
 }
 
-/// The end of `container-init`.
+/// The channel's end in `container-init`.
 pub struct Channel(OwnedFd);
 
 impl Channel {
-    /// Takes one end of a sequenced-packet socket pair.
+    /// Uses one end of a sequenced-packet socket pair.
     pub fn new(fd: OwnedFd) -> Self {
         Channel(fd)
     }
@@ -57,7 +60,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Reports [`Report::Ready`] and hands over the terminal's master side.
+    /// Reports [`Report::Ready`] and sends the terminal's master side.
     pub fn ready(&self, master: Option<OwnedFd>) -> Result<()> {
         let Some(master) = master else { return self.report(&Report::Ready(None)) };
         let fds = [master.as_fd()];
@@ -69,7 +72,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Waits for the agent; `false` when it closed its end instead.
+    /// Waits for the agent. Returns `false` if the agent closed its end instead.
     pub fn wait_for_go(&self) -> Result<bool> {
         let mut buffer = [0u8; 8];
         loop {
@@ -87,16 +90,17 @@ impl Channel {
     }
 }
 
-/// The agent's side: lets the program run.
+/// Lets the program run. Called by the agent.
 pub fn go(socket: impl AsFd) -> io::Result<()> {
     rustix::net::send(socket, GO, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
 }
 
-/// The agent's side: receives one report without waiting; `None` at the end of the stream.
+/// Receives one report without waiting. Called by the agent. Returns `None` at the end of the
+/// stream.
 ///
 /// # Errors
-/// `WouldBlock` when there is none yet; `InvalidData` for a message that is none.
+/// `WouldBlock` if there is no report yet; `InvalidData` if the message is malformed.
 pub fn receive(socket: impl AsFd) -> io::Result<Option<Report>> {
     let mut buffer = [0u8; MAX_REPORT];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -10,7 +10,7 @@ use rustix::thread::{
 
 use super::user::User;
 
-/// What other container runtimes leave a container by default.
+/// The default capabilities of a container, the same as in other container runtimes.
 const DEFAULT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FSETID)
@@ -26,7 +26,7 @@ const DEFAULT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::AUDIT_WRITE);
 
-/// Becomes `user` with the capabilities that a (privileged) container has.
+/// Switches to `user`, with the capabilities of an ordinary or a privileged container.
 pub fn drop_to(user: &User, privileged: bool, drop_mknod: bool) -> Result<()> {
     let kept = kept(privileged, drop_mknod);
     for number in 0..64 {
@@ -35,7 +35,7 @@ pub fn drop_to(user: &User, privileged: bool, drop_mknod: bool) -> Result<()> {
             continue;
         }
         match remove_capability_from_bounding_set(capability) {
-            // EINVAL: above the kernel's last capability.
+            // EINVAL means that the number is above the kernel's last capability.
             Ok(()) | Err(rustix::io::Errno::INVAL) => {}
             Err(error) => return Err(error).context("dropping capabilities"),
         }
@@ -46,10 +46,10 @@ pub fn drop_to(user: &User, privileged: bool, drop_mknod: bool) -> Result<()> {
     set_thread_res_gid(gid, gid, gid).context("setgid")?;
     let uid = Uid::from_raw(user.uid);
     set_thread_res_uid(uid, uid, uid).context("setuid")?;
-    // Not every kernel has ambient capabilities to clear; none were raised.
+    // Some kernels have no ambient capabilities to clear; none were raised.
     let _ = clear_ambient_capability_set();
     if user.uid == 0 && !privileged {
-        // Root's sets follow from the bounding set at execute; this closes the stretch up to it.
+        // Root's sets follow from the bounding set at execute; this limits them until then.
         let none = CapabilitySet::empty();
         set_capabilities(
             None,
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn the_default_set_is_the_usual_one() {
-        // CapEff of a container of other runtimes.
+        // The value is CapEff of a container of other runtimes.
         assert_eq!(kept(false, false).bits(), 0xa804_25fb);
         assert!(!kept(false, true).contains(CapabilitySet::MKNOD));
         assert!(kept(true, true).contains(CapabilitySet::SYS_ADMIN));

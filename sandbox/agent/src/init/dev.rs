@@ -1,5 +1,5 @@
-//! The container's `/dev`: the nodes that the OCI runtime specification lists for Linux, and for
-//! a privileged container all that the sandbox has.
+//! The container's `/dev`: the nodes that the OCI runtime specification lists for Linux, and in a
+//! privileged container all nodes of the sandbox.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::{CWD, FileType, Mode, chown, makedev, mknodat};
 
-/// Name, major, minor (Linux's devices.txt).
+/// The standard nodes: name, major, minor (Linux's devices.txt).
 const STANDARD: &[(&str, u32, u32)] = &[
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -25,10 +25,10 @@ const LINKS: &[(&str, &str)] = &[
     ("/proc/self/fd/2", "/dev/stderr"),
 ];
 
-/// A device node to make again elsewhere.
+/// A device node to be created again elsewhere.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Relative to the listed directory.
+    /// The path, relative to the listed directory.
     path: PathBuf,
     kind: FileType,
     mode: u32,
@@ -36,7 +36,7 @@ pub struct Node {
     number: u64,
 }
 
-/// All device nodes below `directory` on its own file system.
+/// Returns all device nodes below `directory` on its own file system.
 pub fn list(directory: &Path) -> Result<Vec<Node>> {
     let mut nodes = Vec::new();
     let device = std::fs::metadata(directory).context("listing devices")?.dev();
@@ -48,7 +48,7 @@ fn walk(base: &Path, below: &Path, device: u64, nodes: &mut Vec<Node>) -> Result
     for entry in std::fs::read_dir(base.join(below)).context("listing devices")? {
         let entry = entry?;
         let path = below.join(entry.file_name());
-        // The device may be gone again by now.
+        // The device may have disappeared meanwhile.
         let Ok(metadata) = entry.metadata() else { continue };
         let kind = metadata.file_type();
         if kind.is_dir() && metadata.dev() == device {
@@ -66,7 +66,7 @@ fn walk(base: &Path, below: &Path, device: u64, nodes: &mut Vec<Node>) -> Result
     Ok(())
 }
 
-/// Fills `/dev` (an empty tmpfs with its mounts) with the standard nodes, links and `extra`.
+/// Fills `/dev` (an empty tmpfs with its mounts) with the standard nodes, the links and `extra`.
 pub fn populate(extra: &[Node]) -> Result<()> {
     for (name, major, minor) in STANDARD {
         let path = Path::new("/dev").join(name);
@@ -90,7 +90,7 @@ pub fn populate(extra: &[Node]) -> Result<()> {
     Ok(())
 }
 
-/// Makes one node.
+/// Creates one device node.
 pub fn make(path: &Path, kind: FileType, mode: u32, number: u64) -> Result<()> {
     mknodat(CWD, path, kind, Mode::from_raw_mode(mode), number)
         .with_context(|| format!("making {}", path.display()))

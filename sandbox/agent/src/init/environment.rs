@@ -1,12 +1,12 @@
-//! The environment: what the host gives, completed as docker does.
+//! The environment of a process: the host's variables, completed as in docker.
 
 use slipway_agent_protocol::v1::ProcessSpec;
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The process's environment with `PATH`, `HOSTNAME`, `TERM` (with a terminal) and `HOME` where
-/// the host gave none. Of a name given twice, the last one counts; an entry without `=` has no
-/// meaning here and is left out.
+/// Returns the process's environment, with `PATH`, `HOSTNAME`, `TERM` (with a terminal) and `HOME`
+/// added if the host gave none. Of duplicate names, the last one counts. Entries without `=` are
+/// left out.
 pub fn complete(process: &ProcessSpec, home: &str) -> Vec<(String, String)> {
     let mut environment: Vec<(String, String)> = Vec::with_capacity(process.env.len() + 4);
     for entry in &process.env {
@@ -28,7 +28,7 @@ pub fn complete(process: &ProcessSpec, home: &str) -> Vec<(String, String)> {
     environment
 }
 
-/// Gives `name` that value, whatever it had.
+/// Sets `name` to `value`, and replaces an earlier value.
 pub fn set(environment: &mut Vec<(String, String)>, name: &str, value: &str) {
     match environment.iter_mut().find(|(existing, _)| existing == name) {
         Some((_, old)) => value.clone_into(old),

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::user::User;
 use super::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
-/// A command line and its environment in the kernel's form.
+/// A program's arguments and environment in the kernel's form.
 pub struct Program {
     name: String,
     search: String,
@@ -20,8 +20,10 @@ pub struct Program {
 }
 
 impl Program {
+    /// Makes a program of its arguments and environment.
+    ///
     /// # Errors
-    /// No arguments, or a NUL byte in one.
+    /// There are no arguments, or one has a NUL byte.
     pub fn new(args: &[String], environment: &[(String, String)]) -> Result<Program> {
         let name = args.first().filter(|name| !name.is_empty()).context("no command given")?;
         let search = environment.iter().find(|(name, _)| name == "PATH");
@@ -37,9 +39,9 @@ impl Program {
         })
     }
 
-    /// The program's path: as given when it holds a slash, else the first executable in `PATH`.
-    /// `user` must be allowed to execute it; the kernel has the last word, this one gives the
-    /// clearer message.
+    /// Returns the program's path: its name if that has a slash, otherwise the first executable in
+    /// `PATH`. `user` must be allowed to execute it. The kernel decides in the end, but this check
+    /// gives the clearer message.
     pub fn find(&self, user: &User) -> Result<CString, Failure> {
         let mut denied = None;
         for candidate in self.candidates() {
@@ -73,12 +75,12 @@ impl Program {
         Failure::Execute { exit_status, message: format!("exec: {:?}: {reason}", self.name) }
     }
 
-    /// Becomes the program; returns only why it could not.
+    /// Executes the program. Returns only if that failed, with the reason.
     pub fn execute(&self, path: &CString) -> Failure {
         reset_signals();
         let error = execve(path, &self.args, &self.environment);
         match error {
-            // ENOENT for a file that is there: its interpreter is missing.
+            // ENOENT for an existing file means that its interpreter is missing.
             Errno::NOENT if Path::new(&*path.to_string_lossy()).exists() => {
                 self.failure(NOT_FOUND, "its interpreter was not found")
             }
@@ -91,7 +93,8 @@ impl Program {
     }
 }
 
-/// Execute permission by mode bits. Root may execute what anyone may (capabilities(7)).
+/// Returns whether the mode bits allow `user` to execute the file. Root may execute a file that
+/// anyone may (capabilities(7)).
 fn may_execute(metadata: &Metadata, user: &User) -> bool {
     let mode = metadata.mode();
     if user.uid == 0 {
@@ -106,7 +109,8 @@ fn may_execute(metadata: &Metadata, user: &User) -> bool {
     mode >> shift & 1 != 0
 }
 
-/// Rust's runtime ignores SIGPIPE; a container's program must find the default.
+/// Restores the default signal actions and mask: Rust's runtime ignores SIGPIPE, but a container's
+/// program must find the default.
 fn reset_signals() {
     // SAFETY: setting a default action touches no memory of ours; an empty set is a valid mask.
     unsafe {

@@ -1,5 +1,6 @@
-//! Directories and files inside the container's root. All of it runs after the root was entered,
-//! so a symbolic link of a hostile image leads to another place of the same container at most.
+//! Directories and files inside the container's root. These functions run after the root was
+//! entered, so a hostile image's symbolic link leads at most to another place in the same
+//! container.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{Mode, OFlags};
 use slipway_agent_protocol::v1::Names;
 
-/// Creates `path` (absolute) and what is missing above it, mode 0755.
+/// Creates the directory `path` (absolute) and its missing parents, with mode 0755.
 pub fn create_directory(path: &str) -> Result<()> {
     if !path.starts_with('/') {
         bail!("{path:?} is not an absolute path");
@@ -20,8 +21,8 @@ pub fn create_directory(path: &str) -> Result<()> {
     }
 }
 
-/// Creates the directory `path` if nothing is there; refuses a symbolic link or anything else,
-/// because a mount over it would land elsewhere.
+/// Creates the directory `path` if it is missing. Refuses a symbolic link or any other file,
+/// because a mount on it would land elsewhere.
 pub fn mount_point(path: &str) -> Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => Ok(()),
@@ -30,8 +31,8 @@ pub fn mount_point(path: &str) -> Result<()> {
     }
 }
 
-/// Replaces the file `path` unless the image has something there that is no plain file; such a
-/// link or directory is the image's own arrangement and stays.
+/// Writes the file `path`, unless the image has a link, a directory or another special file there.
+/// The image has that on purpose, so it stays.
 pub fn replace(path: &str, content: &str) -> Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_file() => {}
@@ -59,17 +60,19 @@ pub fn write_etc(names: Option<&Names>) -> Result<()> {
     replace("/etc/hostname", &format!("{hostname}\n"))?;
     let addresses = names.map_or(&[][..], |names| &names.addresses);
     replace("/etc/hosts", &hosts(&hostname, addresses))?;
-    // Without a name server that can be reached an image's own list would only make lookups wait.
+    // Without a reachable name server, the image's own list would only make lookups wait.
     replace("/etc/resolv.conf", &names.map(resolv_conf).unwrap_or_default())
 }
 
-/// Names of one label are asked for as they are: the others' names are such.
+/// Returns the content of resolv.conf. With ndots:0, names of one label are looked up as they are,
+/// since the names of other sandboxes have one label.
 fn resolv_conf(names: &Names) -> String {
     let servers = names.servers.iter().map(|server| format!("nameserver {server}\n"));
     servers.chain(["options ndots:0\n".to_owned()]).collect()
 }
 
-/// The container's name stands for its addresses; without a network for one of the loopback's.
+/// Returns the content of hosts. The container's name maps to its addresses, and without a network
+/// to one of the loopback's.
 fn hosts(hostname: &str, addresses: &[String]) -> String {
     let own = match (hostname, addresses) {
         ("" | "localhost" | "(none)", _) => String::new(),

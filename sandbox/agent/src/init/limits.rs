@@ -11,7 +11,7 @@ pub fn apply(limits: &[ResourceLimit]) -> Result<()> {
         if limit.soft > limit.hard {
             bail!("limit {}: soft {} is above hard {}", limit.name, limit.soft, limit.hard);
         }
-        // 2^64-1 is the kernel's own "unlimited"; rustix spells it None.
+        // 2^64-1 is the kernel's "unlimited", for which rustix uses `None`.
         let value = |value: u64| (value != u64::MAX).then_some(value);
         let new = Rlimit { current: value(limit.soft), maximum: value(limit.hard) };
         setrlimit(resource, new)

@@ -1,4 +1,4 @@
-//! The container side: what runs between `fork` and the container's program.
+//! Setup of a process of a container: the code between `fork` and the container's program.
 //!
 //! The agent starts itself again as `container-init` for every process. That program has two
 //! stages, because a process cannot move itself into a new PID namespace:
@@ -6,13 +6,13 @@
 //! 1. *outer*: joins the container's cgroup, enters the namespaces (for an exec) and clones the
 //!    inner stage (for a container: into new namespaces) as the agent's own child;
 //! 2. *inner*: mounts the root (for a container), finds the user, opens the terminal, sets limits,
-//!    says [`Report::Ready`], waits for the agent's word, drops privileges and executes.
+//!    reports [`Report::Ready`], waits for the agent's "go", drops privileges and executes.
 //!
-//! A re-executed program may allocate and use ordinary library code, which a bare fork of a
-//! process that may have threads must not. Nothing here is asynchronous.
+//! A re-executed program may allocate and use ordinary library code, which a bare fork of a process
+//! that may have threads must not. Nothing here is asynchronous.
 //!
-//! Everything is mounted in the container's own mount namespace, so the kernel unmounts it all
-//! when the container's last process ends; nothing is left to clean in the agent's.
+//! Everything is mounted in the container's own mount namespace. So the kernel unmounts it when the
+//! container's last process ends, and nothing is left to clean up in the agent's namespace.
 
 pub mod channel;
 mod credentials;
@@ -40,36 +40,38 @@ use slipway_agent_protocol::v1::{Names, ProcessSpec};
 use channel::{Channel, Report};
 pub use terminal::size as window_size;
 
-/// First argument of the program when it runs as a container's process-to-be.
+/// The first argument with which this program runs as `container-init`.
 pub const SUBCOMMAND: &str = "container-init";
 
-/// Exit status of a program that was not found, as shells and docker have it.
+/// The exit status of a program that was not found, as in shells and docker.
 pub const NOT_FOUND: u32 = 127;
-/// Exit status of a program that was found and cannot be executed.
+/// The exit status of a program that was found and cannot be executed.
 pub const NOT_EXECUTABLE: u32 = 126;
 
-/// What an inner stage needs to know; travels through a memfd.
+/// The description of a process for `container-init`, passed through a memfd.
 #[derive(Clone, PartialEq, Message)]
 pub struct InitSpec {
     /// The process to run.
     #[prost(message, optional, tag = "1")]
     pub process: Option<ProcessSpec>,
-    /// All capabilities, no masked paths.
+    /// Set for all capabilities and no masked paths.
     #[prost(bool, tag = "2")]
     pub privileged: bool,
-    /// Without a device policy in the cgroup, CAP_MKNOD would open every device.
+    /// Set to drop CAP_MKNOD. Without a device policy in the cgroup, CAP_MKNOD would open every
+    /// device.
     #[prost(bool, tag = "3")]
     pub drop_mknod: bool,
-    /// Directory of the container's cgroup; empty where there is no cgroup2.
+    /// The directory of the container's cgroup; empty if there is no cgroup2.
     #[prost(string, tag = "4")]
     pub cgroup: String,
-    /// Set for a container's first process.
+    /// The container to build, for a container's first process.
     #[prost(message, optional, tag = "5")]
     pub container: Option<ContainerSpec>,
-    /// Otherwise: a process of the container to join, in the agent's PID namespace.
+    /// The id of a process of the container to join, in the agent's PID namespace, if there is no
+    /// `container`.
     #[prost(int32, tag = "6")]
     pub join: i32,
-    /// Its sockets are devices.
+    /// Set if the container's sockets are devices.
     #[prost(bool, tag = "7")]
     pub sockets: bool,
 }
@@ -77,39 +79,40 @@ pub struct InitSpec {
 /// A container to build.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerSpec {
-    /// An existing directory; covered by a tmpfs in the container's mount namespace.
+    /// The path of an existing directory, which is covered by a tmpfs in the container's mount
+    /// namespace.
     #[prost(string, tag = "1")]
     pub base: String,
-    /// The read-only image.
+    /// The device of the read-only image.
     #[prost(message, optional, tag = "2")]
     pub image: Option<Device>,
-    /// ext4 for the overlay's upper layer; absent: a tmpfs.
+    /// The device of the overlay's upper layer, with ext4; if absent, a tmpfs is used.
     #[prost(message, optional, tag = "3")]
     pub volatile: Option<Device>,
-    /// Mount the root read-only.
+    /// Set to mount the root read-only.
     #[prost(bool, tag = "4")]
     pub read_only: bool,
-    /// Block devices and file systems for the container.
+    /// The container's block devices and file systems.
     #[prost(message, repeated, tag = "5")]
     pub volumes: Vec<VolumeSpec>,
-    /// Empty: inherit.
+    /// The host name; empty: inherited.
     #[prost(string, tag = "6")]
     pub hostname: String,
-    /// How it finds others by name.
+    /// The name servers and addresses of the container.
     #[prost(message, optional, tag = "7")]
     pub names: Option<Names>,
-    /// What it needs for sockets that are devices.
+    /// The folders that a container needs whose sockets are devices.
     #[prost(message, optional, tag = "8")]
     pub sockets: Option<SocketsSpec>,
 }
 
-/// Where the agent has what a container with such sockets is given.
+/// The agent's folders that are mounted into a container whose sockets are devices.
 #[derive(Clone, PartialEq, Message)]
 pub struct SocketsSpec {
-    /// Folder with the libraries.
+    /// The folder with the libraries.
     #[prost(string, tag = "1")]
     pub libraries: String,
-    /// Folder with the engine's socket, and nothing else.
+    /// The folder with the engine's socket only.
     #[prost(string, tag = "2")]
     pub engine: String,
 }
@@ -128,16 +131,16 @@ pub struct Device {
 /// A volume of a container.
 #[derive(Clone, PartialEq, Message)]
 pub struct VolumeSpec {
-    /// The device appears as `/dev/slipway/NAME`.
+    /// The volume's name; the device appears as `/dev/slipway/NAME`.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Its device.
+    /// The volume's device.
     #[prost(message, optional, tag = "2")]
     pub device: Option<Device>,
-    /// Neither the node nor the mount can be written.
+    /// Set if neither the device node nor the mount can be written.
     #[prost(bool, tag = "3")]
     pub read_only: bool,
-    /// Where to mount it; empty: nowhere.
+    /// The path at which to mount the volume; empty: it is not mounted.
     #[prost(string, tag = "4")]
     pub mount_point: String,
 }
@@ -146,7 +149,7 @@ pub struct VolumeSpec {
 pub fn run(mut args: impl Iterator<Item = String>) -> Result<()> {
     let channel = Channel::new(inherited(args.next())?);
     let spec = inherited(args.next())?;
-    // The agent's memory and descriptors are no business of the container that an exec joins.
+    // A container that an exec joins must not get at the agent's memory and descriptors.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("prctl(PR_SET_DUMPABLE)")?;
     if let Err(error) = outer(&channel, spec) {
         channel.report(&Report::Failed { exit_status: 0, message: format!("{error:#}") })?;
@@ -171,7 +174,7 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
     std::fs::File::from(spec).read_to_end(&mut bytes).context("reading the specification")?;
     let spec = InitSpec::decode(bytes.as_slice()).context("decoding the specification")?;
     if !spec.cgroup.is_empty() {
-        // "0" is the writing process.
+        // "0" stands for the writing process.
         std::fs::write(Path::new(&spec.cgroup).join("cgroup.procs"), "0")
             .with_context(|| format!("joining cgroup {}", spec.cgroup))?;
     }
@@ -194,7 +197,7 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
     }
 }
 
-/// Enters all namespaces of process `pid`; the PID namespace takes effect for children.
+/// Enters all namespaces of process `pid`. The PID namespace takes effect for children.
 fn join(pid: i32) -> Result<()> {
     let pid = Pid::from_raw(pid).context("no process to join")?;
     let fd = pidfd_open(pid, PidfdFlags::empty()).context("the container is not running")?;
@@ -207,7 +210,7 @@ fn join(pid: i32) -> Result<()> {
 }
 
 /// Forks into new namespaces. The child's parent is this process's parent, the agent, so that the
-/// agent gets its exit status. `None` in the child.
+/// agent gets its exit status. Returns `None` in the child.
 fn clone_sibling(namespaces: i32) -> Result<Option<Pid>> {
     let flags = (namespaces | libc::CLONE_PARENT | libc::SIGCHLD) as libc::c_ulong;
     // SAFETY: without CLONE_VM this is a fork: the child gets a copy of the address space, with a
@@ -220,7 +223,7 @@ fn clone_sibling(namespaces: i32) -> Result<Option<Pid>> {
     Ok(Pid::from_raw(i32::try_from(pid)?))
 }
 
-/// The inner stage; ends in the container's program or in exit.
+/// Runs the inner stage, which ends in the container's program or in exit.
 fn inner(channel: &Channel, spec: &InitSpec) -> ! {
     let failure = match prepare_and_execute(channel, spec) {
         Ok(never) => match never {},
@@ -233,20 +236,20 @@ fn inner(channel: &Channel, spec: &InitSpec) -> ! {
         Report::Failed { exit_status, .. } if *exit_status != 0 => *exit_status as i32,
         _ => 1,
     };
-    // If the agent is gone there is nobody left to tell.
+    // If the agent is gone, nobody can receive the report.
     let _ = channel.report(&failure);
     std::process::exit(status)
 }
 
-/// Why the program does not run.
+/// The reason why the program does not run.
 pub enum Failure {
-    /// The container could not be set up as asked.
+    /// The container could not be set up as requested.
     Setup(anyhow::Error),
-    /// The program is missing or no program.
+    /// The program is missing or cannot be executed.
     Execute {
-        /// [`NOT_FOUND`] or [`NOT_EXECUTABLE`].
+        /// The exit status, [`NOT_FOUND`] or [`NOT_EXECUTABLE`].
         exit_status: u32,
-        /// For the user.
+        /// The message for the user.
         message: String,
     },
 }
@@ -286,13 +289,13 @@ fn prepare_and_execute(
         sockets::add_environment(&mut environment);
     }
     let program = execute::Program::new(&process.args, &environment)?;
-    // A missing program of an exec is reported before the process counts as created.
+    // If the program of an exec is missing, that is reported before the process counts as created.
     if spec.container.is_none() {
         program.find(&user)?;
     }
     channel.ready(master)?;
     if !channel.wait_for_go()? {
-        // The agent is gone or gave this process up.
+        // The agent is gone or gave up this process.
         std::process::exit(1);
     }
     let path = program.find(&user)?;

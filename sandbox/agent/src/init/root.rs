@@ -15,7 +15,7 @@ use super::{ContainerSpec, Device, dev, files, sockets, volume};
 
 const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
-/// Information about the machine that a container has no use for.
+/// Paths with information about the machine that a container does not need.
 const MASKED: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
@@ -30,7 +30,7 @@ const MASKED: &[&str] = &[
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 ];
-/// Kernel settings that are the sandbox's, not the container's.
+/// Paths of kernel settings, which belong to the sandbox and not to the container.
 const READ_ONLY: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
@@ -40,9 +40,9 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         rustix::system::sethostname(spec.hostname.as_bytes())
             .with_context(|| format!("hostname {:?}", spec.hostname))?;
     }
-    // Modes below are meant exactly; the container's program gets the usual 022.
+    // The modes below are exact; the container's program gets the usual umask 022.
     rustix::process::umask(Mode::empty());
-    // Nothing mounted here may reach the agent's namespace.
+    // Mounts made here must not propagate to the agent's namespace.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .context("making mounts private")?;
     let devices = if privileged { dev::list(Path::new("/dev"))? } else { Vec::new() };
@@ -64,10 +64,10 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     Ok(())
 }
 
-/// Mounts image, volatile layer and overlay below a tmpfs of its own; returns the overlay.
+/// Mounts image, volatile layer and overlay below a tmpfs. Returns the overlay's path.
 fn assemble(spec: &ContainerSpec) -> Result<PathBuf> {
     let base = Path::new(&spec.base);
-    // Not NODEV: the nodes of the image and the volatile layer live here.
+    // The tmpfs must not be NODEV: the nodes of the image and the volatile layer are in it.
     mount("tmpfs", base, "tmpfs", MountFlags::NOSUID, c"mode=0700,size=1m")
         .with_context(|| format!("covering {}", spec.base))?;
     let directory = |name: &str| -> Result<PathBuf> {
@@ -85,7 +85,7 @@ fn assemble(spec: &ContainerSpec) -> Result<PathBuf> {
     let root = directory("root")?;
     let (upper, work) = (volatile.join("upper"), volatile.join("work"));
     for path in [&upper, &work] {
-        // An upper layer that a start left half done is still the container's.
+        // An upper layer from a start that did not complete is used again.
         if !path.is_dir() {
             std::fs::create_dir(path).with_context(|| path.display().to_string())?;
         }
@@ -109,7 +109,7 @@ fn mount_volatile(device: Option<Device>, base: &Path, target: &Path) -> Result<
             .context("mounting the volatile layer (tmpfs)");
     };
     let node = node(base, "volatile-device", device)?;
-    // It dies with the sandbox: nothing in it is worth waiting for a disk.
+    // The layer ends with the sandbox, so nothing in it is worth waiting for a disk.
     let options = c"nobarrier,noauto_da_alloc,noinit_itable";
     mount(&node, target, "ext4", MountFlags::NODEV | MountFlags::NOATIME, options)
         .context("mounting the volatile layer (ext4)")
@@ -123,7 +123,7 @@ fn node(base: &Path, name: &str, device: Device) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Makes `root` this mount namespace's `/`; the sandbox's root disappears from it.
+/// Makes `root` this mount namespace's `/`. The sandbox's root disappears from it.
 fn pivot(root: &Path) -> Result<()> {
     rustix::process::chdir(root)?;
     // pivot_root(2), "pivot_root(".", ".")": the old root is stacked on the new one.
@@ -139,7 +139,7 @@ fn mount_system(privileged: bool) -> Result<()> {
     mount("proc", "/proc", "proc", NO_EXEC, c"").context("mounting /proc")?;
     files::mount_point("/sys")?;
     mount("sysfs", "/sys", "sysfs", NO_EXEC | read_only, c"").context("mounting /sys")?;
-    // Shows the container's own cgroup as the top. Not every kernel has the directory.
+    // The mount shows the container's own cgroup as the top. Some kernels lack the directory.
     if Path::new("/sys/fs/cgroup").is_dir() {
         mount("cgroup2", "/sys/fs/cgroup", "cgroup2", NO_EXEC | read_only, c"")
             .context("mounting /sys/fs/cgroup")?;
@@ -161,7 +161,7 @@ fn mount_system(privileged: bool) -> Result<()> {
         files::mount_point(path)?;
         match mount(kind, path, kind, flags, options) {
             Ok(()) => {}
-            // A kernel without POSIX message queues.
+            // The kernel has no POSIX message queues.
             Err(rustix::io::Errno::NODEV) if kind == "mqueue" => {}
             Err(error) => bail!("mounting {path}: {error}"),
         }
@@ -169,7 +169,7 @@ fn mount_system(privileged: bool) -> Result<()> {
     Ok(())
 }
 
-/// Covers [`MASKED`] paths and write-protects [`READ_ONLY`] ones, where the kernel has them.
+/// Covers the [`MASKED`] paths and write-protects the [`READ_ONLY`] ones that the kernel has.
 fn hide() -> Result<()> {
     for path in MASKED {
         let Ok(metadata) = std::fs::metadata(path) else { continue };
@@ -191,7 +191,7 @@ fn hide() -> Result<()> {
     Ok(())
 }
 
-/// Write-protects the root; what is mounted on it keeps its own state.
+/// Write-protects the root. File systems that are mounted on it keep their own state.
 pub fn make_read_only() -> Result<()> {
     mount_remount("/", MountFlags::BIND | MountFlags::RDONLY | MountFlags::NODEV, c"")
         .context("making the root read-only")

@@ -1,4 +1,4 @@
-//! What a container gets for sockets that are devices: the preload library and the engine's socket, by
+//! Setup of a container whose sockets are devices: the preload library and the engine's socket, in
 //! read-only mounts, and the variables that make its programs use them.
 
 use std::os::fd::OwnedFd;
@@ -12,18 +12,19 @@ use rustix::mount::{
 
 use super::{SocketsSpec, environment, files};
 
-/// Name of the engine's socket in its folder.
+/// The name of the engine's socket in its folder.
 pub const ENGINE: &str = "engine.sock";
-/// The folder of all that, in a container.
+/// The folder of the library and the socket in a container.
 const FOLDER: &str = "/run/slipway";
 const LIBRARY: &str = "/run/slipway/libslipway.so";
 const SOCKETS: &str = "/run/slipway/socket.d";
-/// Loaders of dynamic programs, by which an image's C library is told.
+/// The loaders of dynamic programs, which tell the C library of an image.
 const GLIBC: &str = "/lib64/ld-linux-x86-64.so.2";
 const MUSL: &str = "/lib/ld-musl-x86_64.so.1";
 
-/// Mounts that are nowhere yet: their sources are reached from the sandbox's root, and their places from
-/// the container's alone, where no link of an image's leads elsewhere.
+/// Detached mounts of the libraries and the engine's folder. Their sources can be reached only from
+/// the sandbox's root. Their targets must be resolved in the container's root, where no link of an
+/// image leads out.
 pub struct Detached {
     glibc: OwnedFd,
     musl: Option<OwnedFd>,
@@ -31,7 +32,7 @@ pub struct Detached {
 }
 
 impl Detached {
-    /// To be called before the sandbox's root is left.
+    /// Clones the mounts. Must be called before the sandbox's root is left.
     pub fn take(spec: &SocketsSpec) -> Result<Self> {
         let libraries = Path::new(&spec.libraries);
         let musl = libraries.join("libslipway-musl.so");
@@ -42,7 +43,7 @@ impl Detached {
         })
     }
 
-    /// To be called in the container's root.
+    /// Attaches the mounts. Must be called in the container's root.
     pub fn attach(self) -> Result<()> {
         let musl = Path::new(MUSL).exists() && !Path::new(GLIBC).exists();
         let library = if musl { self.musl } else { Some(self.glibc) };
@@ -76,12 +77,14 @@ fn clone_of(path: &Path) -> Result<OwnedFd> {
 fn attach(tree: &OwnedFd, at: &str) -> Result<()> {
     move_mount(tree, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
         .with_context(|| format!("mounting {at}"))?;
-    // Sockets take connections through a read-only mount. Not NOEXEC: a library is mapped from there.
+    // Connecting to a socket works through a read-only mount. NOEXEC is not set, since a library is
+    // mapped from there.
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     mount_remount(at, flags, c"").with_context(|| format!("write-protecting {at}"))
 }
 
-/// Sets the variables, in a container that has sockets. A library of the image's own stays, after ours.
+/// Sets the variables if the container has the library. A preload library of the image's own stays,
+/// after ours.
 pub fn add_environment(environment: &mut Vec<(String, String)>) {
     if Path::new(LIBRARY).is_file() {
         set_variables(environment);

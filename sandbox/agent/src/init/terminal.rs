@@ -10,14 +10,15 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use super::user::User;
 
-/// A window size; values beyond the kernel's 16 bits are cut to its largest.
+/// Returns a window size. Values beyond the kernel's 16 bits are cut to its largest.
 pub fn size(rows: u32, columns: u32) -> Winsize {
     let cut = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
     Winsize { ws_row: cut(rows), ws_col: cut(columns), ws_xpixel: 0, ws_ypixel: 0 }
 }
 
-/// Opens a terminal in the container's own devpts, makes it the controlling terminal and all three
-/// standard streams, and the container's `/dev/console` if `console`. Returns the master side.
+/// Opens a terminal in the container's own devpts, and makes it the controlling terminal and all
+/// three standard streams; if `console` is set, also the container's `/dev/console`. Returns the
+/// master side.
 pub fn open_terminal(size: Winsize, owner: u32, console: bool) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let master = open("/dev/pts/ptmx", flags, Mode::empty())
@@ -51,7 +52,7 @@ fn open_file(path: &str, flags: OFlags) -> Result<OwnedFd> {
         .with_context(|| path.to_owned())
 }
 
-/// Hands the pipes to the process's user, who may then open `/dev/stdout` and the like.
+/// Gives the pipes to the process's user, who may then open `/dev/stdout` and the like.
 pub fn give_streams(user: &User) -> Result<()> {
     let streams = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
     for stream in streams {

@@ -1,4 +1,4 @@
-//! Who runs the process: `user[:group]` looked up in the container's own `/etc/passwd` and
+//! The user of a process: `user[:group]`, looked up in the container's own `/etc/passwd` and
 //! `/etc/group` (passwd(5), group(5)). The C library's lookups are not used: they load modules of
 //! the container's choosing, and a static program has none.
 
@@ -6,25 +6,25 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// A user as the kernel and the environment need it.
+/// A user in the form that the kernel and the environment need.
 #[derive(Debug, PartialEq, Eq)]
 pub struct User {
-    /// User id.
+    /// The user id.
     pub uid: u32,
-    /// Primary group.
+    /// The primary group.
     pub gid: u32,
-    /// Supplementary groups, sorted.
+    /// The supplementary groups, sorted.
     pub groups: Vec<u32>,
-    /// For `HOME`; `/` when the user has no entry.
+    /// The home directory for `HOME`; `/` if the user has no entry.
     pub home: String,
 }
 
-/// A larger database is refused: nobody reads it line by line at every start.
+/// The largest database in bytes, since it is read whole at every start.
 const MAX_DATABASE: u64 = 16 << 20;
 
 /// Resolves `text`: "", "user", "uid", "user:group", "uid:gid" and mixtures. A number needs no
-/// entry; a name does. Without a group, the user's own and all groups that list it apply; with
-/// one, that group alone does.
+/// entry, but a name does. Without a group, the user's own group and all groups that list the user
+/// apply; with a group, only that group.
 pub fn resolve(root: &Path, text: &str) -> Result<User> {
     let passwd = read(&root.join("etc/passwd"))?;
     let group = read(&root.join("etc/group"))?;
@@ -56,7 +56,7 @@ fn read(path: &Path) -> Result<String> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
         Err(error) => return Err(error).with_context(|| path.display().to_string()),
     };
-    // A FIFO or a device here would block or never end.
+    // A FIFO or a device would block or never end.
     if !metadata.is_file() || metadata.len() > MAX_DATABASE {
         bail!("{} is not a file of a usable size", path.display());
     }
@@ -73,7 +73,7 @@ struct Entry<'a> {
 
 fn find_user<'a>(passwd: &'a str, wanted: &str) -> Option<Entry<'a>> {
     let entries = || passwd.lines().filter_map(parse_user);
-    // A name that looks like a number is a name first, as in docker.
+    // A name that looks like a number is first looked up as a name, as in docker.
     entries().find(|entry| entry.name == wanted).or_else(|| {
         let uid: u32 = wanted.parse().ok()?;
         entries().find(|entry| entry.uid == uid)
@@ -90,7 +90,7 @@ fn parse_user(line: &str) -> Option<Entry<'_>> {
     Some(Entry { name, uid, gid, home })
 }
 
-/// name, gid, members.
+/// Parses an entry to (name, gid, members). Returns `None` if the line is malformed.
 fn parse_group(line: &str) -> Option<(&str, u32, &str)> {
     let mut fields = line.split(':');
     let name = fields.next()?;

@@ -1,4 +1,4 @@
-//! Volumes: block devices of the container, mounted where it asks for it.
+//! Volumes: block devices of the container, mounted where requested.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -10,10 +10,11 @@ use rustix::mount::{MountFlags, mount};
 
 use super::{VolumeSpec, dev, files};
 
-/// ext4's s_magic: offset and value (kernel documentation, "ext4 Data Structures", Super Block).
+/// The offset and the value of ext4's s_magic (kernel documentation, "ext4 Data Structures", Super
+/// Block).
 const EXT4_MAGIC: (u64, [u8; 2]) = (0x400 + 0x38, [0x53, 0xef]);
 
-/// Makes `/dev/slipway/NAME` and mounts it if it has a mount point.
+/// Creates `/dev/slipway/NAME`, and mounts the volume if it has a mount point.
 pub fn publish(volume: &VolumeSpec) -> Result<()> {
     let path = node(volume)?;
     if volume.mount_point.is_empty() {

@@ -1,8 +1,8 @@
-//! The guest's part of a latency: of programs, the block layer and the NVMe driver, by the kernel's
-//! own tracepoints. Nothing is traced unless somebody listens.
+//! The guest's part of a latency, spent in programs, the block layer and the NVMe driver, measured
+//! by the kernel's own tracepoints. Nothing is traced unless a client listens.
 //!
-//! `tracefs` turns tracepoints on and reads their rings, `ring` takes the rings' pages apart,
-//! `pairs` makes durations of them.
+//! `tracefs` enables tracepoints and reads their rings, `ring` parses the rings' pages, and `pairs`
+//! makes durations of the events.
 
 mod pairs;
 mod ring;
@@ -20,25 +20,26 @@ use tonic::Status;
 use pairs::{Class, Latencies, Pairs};
 use tracefs::Tracing;
 
-/// How often the rings are emptied.
+/// The interval at which the rings are emptied.
 const READ: Duration = Duration::from_millis(100);
 
-/// How long somebody who traced has to let go of it: that its listener hung up comes here a moment after
-/// the listener has ended.
+/// The time that an earlier trace has to stop. The end of its listener is noticed here a moment
+/// after the listener has ended.
 const LETTING_GO: Duration = Duration::from_secs(3);
-/// Between two tries.
+/// The pause between two attempts to start.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// CLOCK_MONOTONIC, the clock of the traces, in ns.
+/// Returns CLOCK_MONOTONIC, the clock of the traces, in ns.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// Traces from now on; what was seen in each `interval` goes to `sender`, until it is closed.
+/// Starts to trace. The latencies of each `interval` are sent to `sender` until its receiver is
+/// dropped.
 ///
 /// # Errors
-/// A kernel that cannot; somebody who traces already.
+/// The kernel cannot trace, or another trace runs already.
 pub async fn start(
     sysfs: &Path,
     interval: Duration,
@@ -84,7 +85,7 @@ async fn run(
     }
 }
 
-/// None: nothing happened.
+/// Returns the latencies of one class. Returns `None` if it had no commands.
 fn latency(class: Class, seen: &[Latencies; 4]) -> Option<TraceLatency> {
     let of_class = seen.each_ref().map(|kind| &kind[class as usize]);
     if of_class.iter().all(|histogram| histogram.count() == 0) {

@@ -1,13 +1,14 @@
-//! From events to durations.
+//! Pairing of events to durations.
 
 use std::collections::HashMap;
 
 use slipway_telemetry::Histogram;
 
-/// Beginnings that wait for their ends; more are forgotten, as those of merged requests must be.
+/// The most beginnings that wait for their ends. When there are more, all are dropped; those of
+/// merged requests have no end.
 const MOST_OPEN: usize = 1 << 16;
 
-/// A command's class.
+/// The class of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     Read,
@@ -19,7 +20,7 @@ pub enum Class {
 impl Class {
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Flush, Self::Other];
 
-    /// Of an opcode of the NVM command set.
+    /// Returns the class of an opcode of the NVM command set.
     pub fn of_opcode(opcode: u8) -> Self {
         match opcode {
             0 => Self::Flush,
@@ -29,7 +30,8 @@ impl Class {
         }
     }
 
-    /// Of the block layer's letters for an operation (`blk_fill_rwbs`) and its sectors.
+    /// Returns the class of the block layer's letters for an operation (`blk_fill_rwbs`) and its
+    /// number of sectors.
     pub fn of_letters(letters: &[u8], sectors: u32) -> Self {
         match letters {
             [b'R', ..] => Self::Read,
@@ -40,52 +42,54 @@ impl Class {
     }
 }
 
-/// What was seen at a time.
+/// An event in the guest's I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The driver began a command: controller, queue, identifier.
     Setup((u32, u32, u32), Class),
-    /// It has its end.
+    /// The driver completed a command: controller, queue, identifier.
     Completed((u32, u32, u32)),
-    /// A thread submitted to the block layer: device, sector.
+    /// A thread submitted a request to the block layer: device, sector.
     Queued((u32, u64), Class, Thread),
-    /// The block layer has its end.
+    /// The block layer completed a request: device, sector.
     Ended((u32, u64), Class),
     /// A thread entered a system call that may submit or wait.
     Entered(Thread),
-    /// It is back in its program.
+    /// A thread returned from a system call to its program.
     Returned(Thread),
 }
 
-/// The kernel's number of a thread.
+/// The kernel's id of a thread.
 pub type Thread = u32;
 
 /// Durations in ns, by [`Class`].
 pub type Latencies = [Histogram; Class::ALL.len()];
 
-/// Pairs beginnings and ends, given in the order of their times.
+/// The state for pairing beginnings with ends. Events must be added in the order of their times.
 #[derive(Default)]
 pub struct Pairs {
     commands: HashMap<(u32, u32, u32), (u64, Class)>,
     requests: HashMap<((u32, u64), Class), Request>,
     callers: HashMap<Thread, Caller>,
-    /// From the driver's beginning to its end.
+    /// Durations from the driver's beginning of a command to its completion.
     pub driver: Latencies,
-    /// From the submission to the block layer to its end.
+    /// Durations from the submission to the block layer to the completion.
     pub block: Latencies,
-    /// From the system call that submitted to the return of the one that brought the end: what a
-    /// program waited.
+    /// The time that a program waited: from the entry of the system call that submitted to the
+    /// return of the one that brought the completion.
     pub application: Latencies,
-    /// What the program spent between its calls, for each of those: half of the time since the
-    /// return before the call that submitted, and half of that until the call after the one that
-    /// brought the end. A program with one command at a time thus has all of its time counted once.
+    /// The time that a program spent between its calls, for each command: half of the time since
+    /// the return before the call that submitted, and half of the time until the call after the one
+    /// that brought the completion. So for a program with one command at a time, all of its time is
+    /// counted once.
     pub between: Latencies,
 }
 
-/// A request that the block layer has.
+/// A request in the block layer.
 struct Request {
     from: u64,
-    /// Who submitted it in which system call. None: the kernel for itself, as when it writes back.
+    /// The thread and the system call that submitted the request, or `None` if the kernel submitted
+    /// it for itself, as for writeback.
     caller: Option<(Thread, Call)>,
 }
 
@@ -93,25 +97,27 @@ struct Request {
 #[derive(Clone, Copy)]
 struct Call {
     entered: u64,
-    /// How long its thread had been in its program. None: nobody saw it return there.
+    /// The time that the thread had been in its program before the call, or `None` if no return was
+    /// seen before it.
     before: Option<u64>,
 }
 
-/// A thread that makes such calls.
+/// The state of a thread that submits or waits.
 #[derive(Default)]
 struct Caller {
-    /// The one that it is in.
+    /// The current system call.
     call: Option<Call>,
-    /// When it was back from the last one.
+    /// The time of the last return from a system call.
     returned: Option<u64>,
-    /// Requests that ended and of which it does not know yet, by the calls that submitted them.
+    /// Completed requests that the thread does not know of yet, with the calls that submitted them.
     unseen: Vec<(Call, Class)>,
-    /// Those of which its last call told: how long it had been in its program before.
+    /// Requests whose completion the last call brought, with the time in the program before the
+    /// call that submitted each.
     told: Vec<(u64, Class)>,
 }
 
 impl Pairs {
-    /// Takes an event in.
+    /// Adds an event.
     pub fn add(&mut self, at_ns: u64, what: What) {
         match what {
             What::Setup(key, class) => {
@@ -171,15 +177,16 @@ impl Pairs {
         }
     }
 
-    /// Events were lost: a beginning without its end would pair with a later one.
+    /// Drops all open beginnings. Call this after events were lost, since a beginning without its
+    /// end would pair with a later end.
     pub fn forget(&mut self) {
         self.commands.clear();
         self.requests.clear();
         self.callers.clear();
     }
 
-    /// Gives what was counted, of driver, block layer, application and between, and begins anew;
-    /// what is under way stays.
+    /// Returns the durations of driver, block layer, application and between, and resets them. Open
+    /// beginnings stay.
     pub fn take(&mut self) -> [Latencies; 4] {
         let all = [&mut self.driver, &mut self.block, &mut self.application, &mut self.between];
         all.map(std::mem::take)
@@ -240,7 +247,8 @@ mod tests {
     #[test]
     fn what_a_program_does_between_its_calls_is_halved_between_its_commands() {
         let mut pairs = Pairs::default();
-        // A call that moves nothing, then reads of 100 ns that follow after 10, 20 and 40 ns.
+        // A call that moves no data comes first, then reads of 100 ns, with 10, 20 and 40 ns in the
+        // program around them.
         pairs.add(0, What::Entered(7));
         pairs.add(90, What::Returned(7));
         for (from, sector) in [(100, 1), (220, 2)] {

@@ -1,20 +1,20 @@
-//! Pages of the kernel's trace ring (`trace_pipe_raw`), as `events/header_page` and
-//! `events/header_event` describe them.
+//! Pages of the kernel's trace ring (`trace_pipe_raw`), in the format of `events/header_page` and
+//! `events/header_event`.
 
-/// An event: when, and its record, which begins with the event's number.
+/// An event: its time, and its record, which begins with the event's id.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Event<'a> {
     pub at_ns: u64,
     pub record: &'a [u8],
 }
 
-/// Bytes before a page's first event: time and length.
+/// The bytes before a page's first event: time and length.
 const HEADER: usize = 16;
-/// Bits of the length that say that events were lost before this page.
+/// The bits of a page's length that say that events were lost before this page.
 const MISSED: u64 = 1 << 31 | 1 << 30;
 
-/// Calls `each` for every event of `page`. True when events were lost before it. What is not as it
-/// should be ends the page.
+/// Calls `each` for every event of `page`. Returns whether events were lost before the page.
+/// Parsing ends at the first malformed event.
 pub fn events(page: &[u8], mut each: impl FnMut(Event<'_>)) -> bool {
     let (Some(mut at_ns), Some(length)) = (u64_at(page, 0), u64_at(page, 8)) else { return false };
     let end = (HEADER + (length & 0xf_ffff) as usize).min(page.len());
@@ -24,7 +24,7 @@ pub fn events(page: &[u8], mut each: impl FnMut(Event<'_>)) -> bool {
         let next = u32_at(&page[..end], at + 4);
         let extended = delta | u64::from(next.unwrap_or(0)) << 27;
         let length = match kind {
-            // The rest of the page is empty, or a discarded event.
+            // The rest of the page is empty; with a time delta, this is a discarded event.
             29 if delta == 0 => break,
             29 => next.unwrap_or(0) as usize,
             30 => {
@@ -37,7 +37,8 @@ pub fn events(page: &[u8], mut each: impl FnMut(Event<'_>)) -> bool {
             }
             kind => {
                 at_ns = at_ns.wrapping_add(delta);
-                // A long record has its length, itself included, in a word before it.
+                // The length of a long record, including the length word itself, is in a word
+                // before the record.
                 let (from, length) = match kind {
                     0 => (at + 8, next.unwrap_or(0) as usize),
                     words => (at + 4, words as usize * 4),
@@ -58,12 +59,12 @@ fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// The word at `at`, None beyond the end.
+/// Returns the 32-bit word at `at`. Returns `None` if it does not lie within `bytes`.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes_at(bytes, at).map(u32::from_le_bytes)
 }
 
-/// The double word at `at`, None beyond the end.
+/// Returns the 64-bit word at `at`. Returns `None` if it does not lie within `bytes`.
 pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes_at(bytes, at).map(u64::from_le_bytes)
 }

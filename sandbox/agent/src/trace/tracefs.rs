@@ -1,4 +1,5 @@
-//! The kernel's tracepoints, through an instance of tracefs of our own: others may trace beside us.
+//! The kernel's tracepoints, enabled in a tracefs instance of our own, so that others can trace at
+//! the same time.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -12,14 +13,15 @@ use super::pairs::{Class, Pairs, What};
 use super::ring::{self, u32_at, u64_at};
 
 const INSTANCE: &str = "instances/slipway";
-/// Ring of each CPU. A command leaves four events of 60 to 100 bytes, and two for a system call.
+/// The size of each CPU's ring in KiB. A command makes four events of 60 to 100 bytes, and two for
+/// a system call.
 const RING_KIB: &str = "2048";
-/// The largest page that a ring is read by.
+/// The size of the buffer for pages of a ring, as large as the largest page.
 const PAGE: usize = 64 << 10;
-/// Most pages of one CPU in a round: other work waits meanwhile.
+/// The most pages of one CPU that are read in a round, since other work waits meanwhile.
 const ROUND: usize = 64;
 
-/// Where a tracepoint's record has its fields.
+/// A tracepoint: its id, and the offsets of the fields in its records.
 struct Event {
     id: u16,
     fields: Vec<(String, usize)>,
@@ -58,16 +60,16 @@ impl Event {
     }
 }
 
-/// The tracepoints and where their fields are.
+/// The tracepoints that are used, each with its id and the offsets of its fields.
 struct Layout {
-    /// ctrl_id, qid, cid, opcode.
+    /// Offsets of ctrl_id, qid, cid, opcode.
     setup: (u16, [usize; 4]),
-    /// ctrl_id, qid, cid.
+    /// Offsets of ctrl_id, qid, cid.
     completed: (u16, [usize; 3]),
-    /// dev, sector, nr_sector, rwbs.
+    /// Offsets of dev, sector, nr_sector, rwbs.
     queued: (u16, [usize; 4]),
     ended: (u16, [usize; 4]),
-    /// System calls, where the kernel traces them.
+    /// Ids of the system call events, or `None` if the kernel does not trace them.
     calls: Option<[u16; 2]>,
 }
 
@@ -78,7 +80,7 @@ const TRACEPOINTS: [&str; 4] = [
     "block/block_rq_complete",
 ];
 
-/// Entering a system call and being back.
+/// The tracepoints of entering a system call and of returning from it.
 const CALLS: [&str; 2] = ["raw_syscalls/sys_enter", "raw_syscalls/sys_exit"];
 
 /// The system calls in which programs submit I/O and wait for it.
@@ -100,10 +102,11 @@ const IO_CALLS: [libc::c_long; 15] = [
     libc::SYS_io_uring_enter,
 ];
 
-/// Every record has the number of the thread it is of here (`common_pid`).
+/// The offset of the thread id in every record (`common_pid`).
 const THREAD: usize = 4;
 
-/// The filter that passes [`IO_CALLS`] of others: reading the rings must not fill them.
+/// Returns the filter that passes [`IO_CALLS`] of other threads, since reading the rings must not
+/// fill them.
 fn calls_of_others() -> String {
     let ids = IO_CALLS.map(|call| format!("id == {call}")).join(" || ");
     format!("common_pid != {} && ({ids})", rustix::thread::gettid().as_raw_nonzero())
@@ -129,13 +132,13 @@ impl Layout {
         Some([entered?.id, returned?.id])
     }
 
-    /// What a record tells; None for other events and for admin commands.
+    /// Parses a record. Returns `None` for other events and for admin commands.
     fn what(&self, record: &[u8]) -> Option<What> {
         let id = u32_at(record, 0)? as u16;
         let at = |offset: usize| u32_at(record, offset);
         if id == self.setup.0 {
             let [controller, queue, cid, opcode] = self.setup.1;
-            // The identifier is 16 bits wide here, and 32 at the end.
+            // The command identifier is 16 bits wide in this event, and 32 bits in the completion.
             let key = (at(controller)?, at(queue)?, at(cid)? & 0xffff);
             let class = Class::of_opcode(*record.get(opcode)?);
             return (key.1 > 0).then_some(What::Setup(key, class));
@@ -165,23 +168,24 @@ impl Layout {
     }
 }
 
-/// Tracing that goes on until this is dropped.
+/// A running trace, which stops when this is dropped.
 pub struct Tracing {
     instance: PathBuf,
     layout: Layout,
     rings: Vec<File>,
     page: Vec<u8>,
-    /// Read, and not older than the last look began: a ring that was read before may have older.
+    /// Events that were read, but are newer than the beginning of the last read. A ring that was
+    /// read earlier may still have older ones.
     held: Vec<(u64, What)>,
-    /// How often the kernel dropped events that were not read in time.
+    /// The number of times that the kernel dropped events that were not read in time.
     pub losses: u64,
 }
 
 impl Tracing {
-    /// Begins. None: somebody traces already.
+    /// Starts a trace. Returns `None` if another one runs.
     ///
     /// # Errors
-    /// A kernel without tracefs or these tracepoints.
+    /// The kernel has no tracefs, or lacks one of these tracepoints.
     pub fn start(sysfs: &Path) -> Result<Option<Self>> {
         let root = sysfs.join("kernel/tracing");
         if !root.join("events").is_dir() {
@@ -232,7 +236,7 @@ impl Tracing {
         Ok((layout, rings))
     }
 
-    /// Feeds `pairs` with what happened until now.
+    /// Adds the events until now to `pairs`.
     pub fn read(&mut self, pairs: &mut Pairs) {
         let now = super::now();
         let mut lost = false;
@@ -264,7 +268,7 @@ impl Tracing {
 impl Drop for Tracing {
     fn drop(&mut self) {
         self.rings.clear();
-        // Removing the instance disables its events; the tracepoints are then no-ops again.
+        // Removing the instance disables its events; the tracepoints are no-ops again then.
         if let Err(error) = std::fs::remove_dir(&self.instance) {
             crate::log!("{}: {error}", self.instance.display());
         }

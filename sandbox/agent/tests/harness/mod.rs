@@ -1,5 +1,5 @@
-//! An agent as an ordinary root process, with loop devices in the place of NVMe namespaces: the
-//! agent finds them in a directory laid out like sysfs, everything else is the real thing.
+//! An agent as an ordinary root process, with loop devices in place of NVMe namespaces. The agent
+//! finds them in a directory that is laid out like sysfs; everything else is real.
 
 #![allow(clippy::unwrap_used)] // a failed unwrap is the failure report
 #![allow(missing_docs)]
@@ -19,7 +19,7 @@ use tonic::{Status, Streaming};
 
 const BUSYBOX: &str = "/bin/busybox";
 
-/// Why the tests cannot run here; `None` if they can.
+/// Returns the reason why the tests cannot run here. Returns `None` if they can.
 fn missing() -> Option<&'static str> {
     let works = |program: &str, argument: &str| {
         Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
@@ -39,7 +39,8 @@ fn missing() -> Option<&'static str> {
     checks.iter().find(|(there, _)| !there).map(|(_, what)| *what)
 }
 
-/// Whether `/` is where a process gets that enters this mount namespace, as an exec does.
+/// Returns whether `/` is the root that a process gets that enters this mount namespace, as an exec
+/// does.
 fn is_root_of_namespace() -> bool {
     let root = |command: &mut Command| {
         let output = command.args(["stat", "-c", "%d:%i", "/"]).output().ok()?;
@@ -63,7 +64,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A busybox system as an EROFS image, made once for all tests of this process.
+/// Returns the path of a busybox system as an EROFS image, made once for all tests of this process.
 fn image() -> &'static Path {
     static IMAGE: OnceLock<PathBuf> = OnceLock::new();
     IMAGE.get_or_init(|| {
@@ -117,7 +118,7 @@ impl Drop for Loop {
     }
 }
 
-/// Namespace identifiers in a sandbox's fake controller.
+/// The namespace identifiers of a sandbox's fake controller.
 pub const IMAGE: u32 = 1;
 pub const VOLATILE: u32 = 2;
 pub const FORMATTED: u32 = 3;
@@ -130,12 +131,12 @@ pub struct Sandbox {
     pub cgroup: PathBuf,
     socket: PathBuf,
     _loops: Vec<Loop>,
-    /// Where the agent has its files.
+    /// The directory of the agent's files.
     #[allow(dead_code)] // not every test looks there
     pub directory: tempfile::TempDir,
 }
 
-/// What a finished process left.
+/// The output and the exit status of a finished process.
 #[derive(Debug, Default, PartialEq)]
 pub struct Output {
     pub status: u32,
@@ -144,7 +145,7 @@ pub struct Output {
 }
 
 impl Sandbox {
-    /// `None`, said loudly, where the tests cannot run.
+    /// Starts an agent. Returns `None` after printing why the test is skipped.
     pub async fn start(test: &str) -> Option<Sandbox> {
         if let Some(what) = missing() {
             eprintln!("SKIPPED: {test}: needs {what}");
@@ -186,7 +187,7 @@ impl Sandbox {
         Some(Sandbox { client, agent, cgroup, socket, _loops: loops, directory })
     }
 
-    /// Another connection.
+    /// Opens another connection.
     pub async fn reconnect(&self) -> AgentClient<Channel> {
         connect(&self.socket).await
     }
@@ -203,7 +204,7 @@ impl Sandbox {
         started.map(|_| output)
     }
 
-    /// Opens a Stdio stream and sends `input`, then its end if there was any.
+    /// Opens a Stdio stream and sends `input`, and the end of input if `input` is not empty.
     pub async fn attach(
         &mut self,
         process: &ProcessRef,
@@ -226,7 +227,8 @@ impl Sandbox {
         Ok(self.client.stdio(ReceiverStream::new(receiver)).await?.into_inner())
     }
 
-    /// Like [`Sandbox::attach`], with a sender for whatever is to come.
+    /// Opens a Stdio stream like [`Sandbox::attach`], and returns it with a sender for further
+    /// messages.
     pub async fn attach_interactively(
         &mut self,
         process: &ProcessRef,
@@ -263,7 +265,7 @@ impl Sandbox {
         self.client.remove_container(request).await.unwrap();
     }
 
-    /// Runs one more process to its end.
+    /// Runs another process to its end.
     pub async fn exec(&mut self, id: &str, spec: ProcessSpec) -> Result<Output, Status> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let exec_id = format!("exec{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -282,7 +284,7 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         let _ = self.agent.kill();
         let _ = self.agent.wait();
-        // With the agent gone, what a failed test left alive is ours to end.
+        // The agent is gone, so processes that a failed test left alive are killed here.
         let containers = self.cgroup.join("containers");
         for entry in std::fs::read_dir(&containers).into_iter().flatten().flatten() {
             let _ = std::fs::write(entry.path().join("cgroup.kill"), "1");
@@ -329,17 +331,17 @@ pub async fn drain(stream: &mut Streaming<StdioOut>) -> Output {
     Output { status: 0, stdout: text(stdout), stderr: text(stderr) }
 }
 
-/// The first process of a container.
+/// Returns a reference to the first process of a container.
 pub fn main(id: &str) -> ProcessRef {
     ProcessRef { container_id: id.into(), exec_id: String::new() }
 }
 
-/// A process that runs `args`.
+/// Makes a process that runs `args`.
 pub fn process(args: &[&str]) -> ProcessSpec {
     ProcessSpec { args: args.iter().map(|arg| (*arg).into()).collect(), ..Default::default() }
 }
 
-/// A process that runs a script.
+/// Makes a process that runs a script.
 pub fn script(text: &str) -> ProcessSpec {
     process(&["sh", "-c", text])
 }
@@ -348,7 +350,7 @@ pub fn device(nsid: u32) -> Option<BlockDevice> {
     Some(BlockDevice { pci_address: String::new(), nsid })
 }
 
-/// A container of the test image.
+/// Makes a request for a container of the test image.
 pub fn container(id: &str, process: ProcessSpec) -> CreateContainerRequest {
     CreateContainerRequest {
         id: id.into(),

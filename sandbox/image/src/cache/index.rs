@@ -1,7 +1,7 @@
-//! The one file that says which images there are and what they are called.
+//! The index of the cache: the file that lists the images and their names.
 //!
-//! It is replaced as a whole (new file, fsync, rename), so a crash leaves the old or the new state
-//! and never half of one. An image file that it does not list is a leftover.
+//! It is replaced as a whole (new file, fsync, rename), so a crash leaves either the old or the new
+//! state. An image file that it does not list is a leftover.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use super::lock;
 use crate::{Digest, Error, ImageConfig, Reference, Result};
 
 const VERSION: u32 = 1;
-/// The index to be.
+/// The name of the next index while it is being written.
 const NEW: &str = "index.json.new";
 const NAME: &str = "index.json";
 
@@ -24,7 +24,7 @@ const NAME: &str = "index.json";
 pub(crate) struct Index {
     version: u32,
     pub images: BTreeMap<Digest, Record>,
-    /// A name stands for one image; an image may have several names or none.
+    /// The names of images. A name stands for one image; an image may have several names or none.
     pub references: BTreeMap<Reference, Digest>,
 }
 
@@ -34,33 +34,33 @@ impl Default for Index {
     }
 }
 
-/// What is kept of an image beside its file.
+/// The data of an image that are kept beside its file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub config: ImageConfig,
     pub size_bytes: u64,
     pub created: Option<String>,
-    /// Seconds since the epoch.
+    /// The time when the image was added, in seconds since the epoch.
     pub added: u64,
-    /// Seconds since the epoch.
+    /// The time when the image was last used, in seconds since the epoch.
     pub last_used: u64,
 }
 
 impl Index {
-    /// The index of the cache in `dir` as it is now. Takes no lock: the file is replaced as a whole,
-    /// so this is the state before or after any change.
+    /// Reads the current index of the cache in `dir`. Takes no lock: the file is replaced as a
+    /// whole, so this reads the state before or after any change.
     pub(crate) fn read(dir: &Path) -> Result<Self> {
         read(&dir.join(NAME))
     }
 
-    /// The names of an image.
+    /// Returns the names of an image.
     pub(crate) fn names(&self, digest: &Digest) -> Vec<Reference> {
         let of = self.references.iter().filter(|(_, d)| *d == digest);
         of.map(|(name, _)| name.clone()).collect()
     }
 }
 
-/// The index while nobody else can change it.
+/// The index with its lock, so that no other process can change it.
 pub(crate) struct LockedIndex {
     pub index: Index,
     dir: PathBuf,
@@ -68,19 +68,18 @@ pub(crate) struct LockedIndex {
 }
 
 impl LockedIndex {
-    /// Waits for others to be done with the index of the cache in `dir`, and reads it. Blocks: see
-    /// [`lock::wait`].
+    /// Waits for the lock of the cache in `dir`, and reads the index. Blocks: see [`lock::wait`].
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         let lock = lock::wait(&dir.join("index.lock"))?;
         Ok(Self { index: Index::read(dir)?, dir: dir.to_owned(), _lock: lock })
     }
 
-    /// Removes what a crash in [`save`](Self::save) has left.
+    /// Removes the file that a crash in [`save`](Self::save) leaves.
     pub(crate) fn clear(&self) -> Result<()> {
         super::remove_file(&self.dir.join(NEW))
     }
 
-    /// Writes the index so that it survives whatever happens next.
+    /// Writes the index durably.
     pub(crate) fn save(&self) -> Result<()> {
         let path = self.dir.join(NAME);
         let new = self.dir.join(NEW);
@@ -91,7 +90,7 @@ impl LockedIndex {
         let mut file = options.open(&new).map_err(failed)?;
         let written = file.write_all(&bytes).and_then(|()| file.sync_all());
         if let Err(e) = written.and_then(|()| std::fs::rename(&new, &path)) {
-            // The old index stays; what is left of the new one is in the way of nobody.
+            // The old index stays. If the new file cannot be removed, it does no harm.
             let _ = std::fs::remove_file(&new);
             return Err(failed(e));
         }
@@ -99,7 +98,7 @@ impl LockedIndex {
     }
 }
 
-/// Makes renames in `dir` survive a power cut.
+/// Makes renames in `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| Error::io("write", dir, e))
 }

@@ -1,5 +1,5 @@
 //! Locks between processes and between tasks, on files that no other user can open
-//! (`slipway_lock`): the kernel drops them with the process, so a `kill -9` leaves none behind.
+//! (`slipway_lock`). The kernel drops a lock with its process, so `kill -9` leaves none behind.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,20 +8,20 @@ use slipway_lock::Lock;
 
 use crate::{Error, Result};
 
-/// Longest wait for the index. Its holder does a few file operations and one fsync, which a busy disk
-/// may stretch to seconds.
+/// The longest wait for the index. Its holder does a few file operations and one fsync, which a
+/// busy disk may stretch to seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A held lock whose file goes when the lock does.
+/// A held lock whose file is removed with the lock.
 #[derive(Debug)]
 pub(crate) struct WorkLock {
     path: PathBuf,
-    /// Held as long as this lives.
+    /// The lock is held as long as this lives.
     _lock: Lock,
 }
 
 impl WorkLock {
-    /// Takes the lock at `path`, or returns `None` if somebody has it.
+    /// Takes the lock at `path`. Returns `None` if another process or task holds it.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>> {
         match Lock::try_take(path) {
             Ok(lock) => Ok(Some(Self { path: path.to_owned(), _lock: lock })),
@@ -33,14 +33,14 @@ impl WorkLock {
 
 impl Drop for WorkLock {
     fn drop(&mut self) {
-        // Before the lock goes with its descriptor: `Lock` looks whether the file it has is still the one
-        // at the path. A file that stays does no harm.
+        // The file is removed before the descriptor releases the lock, since `Lock` checks that its
+        // file is still the one at the path. A file that stays does no harm.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Waits for the lock on a file that always stays. Blocks for up to [`PATIENCE`]: not for a thread that
-/// others wait for.
+/// Waits for the lock on a permanent file. Blocks for up to [`PATIENCE`], so it must not run on a
+/// thread that others wait for.
 pub(crate) fn wait(path: &Path) -> Result<Lock> {
     Lock::within(path, PATIENCE).map_err(Error::from)
 }

@@ -1,4 +1,5 @@
-//! From a source to an image in the cache: fetch the layers, merge them, build, and list.
+//! The way from a source to an image in the cache: fetch the layers, merge them, build the image,
+//! and list it.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,44 +20,44 @@ use crate::source::registry::{Access, Registry};
 use crate::source::{Fetcher, Source, Spool, archive, blocking, folder, layout, name_from_path};
 use crate::{Digest, Error, Event, Progress, Reference, Result};
 
-/// Layers fetched at once, as docker does.
+/// The number of layers that are fetched at once, as in docker.
 const CONCURRENT_LAYERS: usize = 3;
-/// Between two looks whether another process has finished the same image.
+/// The interval for checking whether another process has finished the same image.
 const LOCK_POLL: Duration = Duration::from_millis(100);
-/// Bytes of file data between two [`Event::Building`].
+/// The bytes of file data between two [`Event::Building`].
 const BUILD_STEP: u64 = 4 << 20;
 
-/// When [`Cache::ensure`] asks the registry.
+/// The condition under which [`Cache::ensure`] asks the registry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PullPolicy {
-    /// When the image is not in the cache.
+    /// Pulls if the image is not in the cache.
     #[default]
     Missing,
-    /// Always: a tag may have moved. Layers are fetched only if it has.
+    /// Always asks, since a tag may have moved. Layers are fetched only if it has.
     Always,
-    /// Never.
+    /// Never pulls.
     Never,
 }
 
-/// What [`Cache::import`] does with a name that another image has.
+/// The behaviour of [`Cache::import`] for a name that another image has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Taken {
-    /// Refuses the import: names in an archive are its maker's choice.
+    /// Refuses the import, since the maker of an archive chose the names in it.
     #[default]
     Refuse,
-    /// Takes the name from the other image, which stays without it.
+    /// Takes the name from the other image, which stays in the cache without it.
     Replace,
 }
 
 impl Cache {
-    /// Pulls what `reference` names now, unless that very image is in the cache already, and gives
-    /// it that name.
+    /// Pulls the image that `reference` names now, unless exactly this image is in the cache, and
+    /// gives it that name.
     ///
     /// If another task or process makes the same image, this waits for it. Dropping the future
-    /// stops the download; a build that has begun goes on to its end in its thread.
+    /// stops the download; a build that has begun runs to its end in its thread.
     ///
     /// # Errors
-    /// About everything in [`Error`]; nothing is left in the cache then.
+    /// Most of [`Error`]. Nothing is left in the cache then.
     pub async fn pull(
         &self,
         reference: &Reference,
@@ -66,22 +67,23 @@ impl Cache {
         self.check_tools().await?;
         progress.event(Event::Resolving(reference));
         let (for_client, access) = (reference.clone(), access.clone());
-        // Reads the system's certificates.
+        // Making the client reads the system's certificates, so it runs on a blocking thread.
         let limits = self.inner.limits.clone();
         let registry = blocking(move || Registry::new(&for_client, &access, &limits)).await?;
         let bytes = registry.manifest(None, self.inner.limits.document_bytes).await?;
         let fetcher = Fetcher::Registry(Arc::new(registry));
         let name = reference.familiar();
         let plan = manifest::plan(&fetcher, bytes, &name, &self.inner.limits).await?;
-        // What a tag stands for is the registry's to say, and the user asked it.
+        // The registry decides which image a tag stands for, and the user asked this registry.
         self.make(plan, fetcher, (vec![reference.clone()], Taken::Replace), progress).await
     }
 
-    /// The image called `name` from the cache, or else from the registry as `policy` says; marked
+    /// Returns the image called `name` from the cache, or pulls it as `policy` says, and marks it
     /// as used now. `name` may also be the digest of an image in the cache.
     ///
     /// # Errors
-    /// [`Error::Unknown`] where it is not here and may not be pulled, else as [`pull`](Self::pull).
+    /// [`Error::Unknown`] if the image is not in the cache and may not be pulled; the errors of
+    /// [`pull`](Self::pull).
     pub async fn ensure(
         &self,
         name: &str,
@@ -113,12 +115,13 @@ impl Cache {
         blocking(move || cache.touch(&digest)).await
     }
 
-    /// Imports an image that is not in a registry. Without `name` it gets the name it has in the
-    /// source, or one made of the folder's or file's. A name that this very image has already is not
-    /// taken.
+    /// Imports an image that is not in a registry. Without `name`, it gets its name in the source,
+    /// or one made of the folder's or file's name. A name that this same image has already is no
+    /// conflict.
     ///
     /// # Errors
-    /// [`Error::NamesTaken`] where `taken` says so, else as [`pull`](Self::pull).
+    /// [`Error::NamesTaken`] if another image has a name and `taken` is [`Taken::Refuse`]; the
+    /// errors of [`pull`](Self::pull).
     pub async fn import(
         &self,
         source: &Source,
@@ -174,7 +177,7 @@ impl Cache {
         blocking(move || cache.inner.tools.check()).await
     }
 
-    /// Makes the image of `plan` unless it is there, and gives it `names`.
+    /// Makes the image of `plan` unless it is in the cache, and gives it `names`.
     async fn make(
         &self,
         plan: Plan,
@@ -187,7 +190,7 @@ impl Cache {
             return Ok(image);
         }
         let lock = self.lock_work(&plan.digest, &*progress).await?;
-        // Whoever had the lock may have made it.
+        // The previous holder of the lock may have made the image.
         if let Some(image) = self.adopt(&plan.digest, &names).await? {
             progress.event(Event::Finished(&plan.digest));
             return Ok(image);
@@ -195,15 +198,16 @@ impl Cache {
         let layers = self.fetch(&plan, &fetcher, &progress).await?;
         let cache = self.clone();
         blocking(move || {
-            // Held to the end, even if nobody waits for the result any more.
+            // The lock is held to the end, even if the caller stops waiting.
             let _lock = lock;
             cache.build(&plan, &layers, (&names.0, names.1), &*progress)
         })
         .await
     }
 
-    /// The image if it is there, with `names` added to its own. Names that must not be taken are an
-    /// error in any case: better before layers are fetched.
+    /// Adds `names` to the image and returns it. Returns `None` if the image is not in the cache.
+    /// Names that must not be taken are an error in any case, so that they are refused before
+    /// layers are fetched.
     async fn adopt(
         &self,
         digest: &Digest,
@@ -249,7 +253,7 @@ impl Cache {
         }
     }
 
-    /// All layers, lowest first, in nameless files.
+    /// Fetches all layers into unnamed files, lowest first.
     async fn fetch(
         &self,
         plan: &Plan,
@@ -281,7 +285,7 @@ impl Cache {
             .await
     }
 
-    /// Merges, builds and lists.
+    /// Merges the layers, builds the image and lists it.
     fn build(
         &self,
         plan: &Plan,
@@ -289,8 +293,9 @@ impl Cache {
         names: (&[Reference], Taken),
         progress: &dyn Progress,
     ) -> Result<Image> {
-        // Mode 0600, which mkfs.erofs leaves as it is. Removed when dropped, whatever fails. The name is new each time: a mkfs.erofs whose
-        // parent was killed may be about to write to the last one.
+        // The file has mode 0600, which mkfs.erofs keeps. It is removed when dropped, whatever
+        // fails. Its name is new each time, since a mkfs.erofs whose parent was killed may still
+        // write to an earlier one.
         let work = self.work_dir();
         let out = tempfile::Builder::new()
             .prefix(&format!("{}-", plan.digest.hex()))
@@ -333,8 +338,8 @@ impl Cache {
         })
     }
 
-    /// Moves the finished file to its place and lists it. Both under the index's lock, so that no
-    /// [`Cache::open`] in between takes the file for a leftover.
+    /// Moves the finished file to its place and lists it. Both happen under the index's lock, so
+    /// that no [`Cache::open`] in between takes the file for a leftover.
     fn commit(
         &self,
         out: TempPath,
@@ -343,7 +348,8 @@ impl Cache {
         (names, taken): (&[Reference], Taken),
     ) -> Result<Image> {
         let mut locked = self.lock_index()?;
-        // Again: somebody may have used a name while this image was built.
+        // Names are checked again, since another process may have used one while this image was
+        // built.
         check_names(&locked.index, &plan.digest, names, taken)?;
         let path = self.image_path(&plan.digest);
         out.persist(&path).map_err(|e| Error::io("create", &path, e.error))?;
@@ -368,7 +374,7 @@ impl Cache {
     }
 }
 
-/// Refuses names that stand for other images than `digest`, unless they may be taken.
+/// Refuses names that belong to other images than `digest`, unless `taken` allows to take them.
 fn check_names(index: &Index, digest: &Digest, names: &[Reference], taken: Taken) -> Result<()> {
     let of_others = |name: &&Reference| index.references.get(name).is_some_and(|d| d != digest);
     let lost: Vec<_> = names.iter().filter(of_others).map(Reference::familiar).collect();

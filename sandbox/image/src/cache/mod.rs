@@ -1,16 +1,17 @@
 //! Images as files, kept by digest.
 //!
-//! In the cache's folder: `index.json` (see [`index`]), one `HEX.erofs` per image, `index.lock`,
-//! and in `work/` what is being made: `HEX.lock`, held by whoever makes that image, and its
-//! unfinished `HEX-RANDOM.erofs`. Layers lie in nameless files. So a crash leaves unfinished files in
-//! `work/` whose lock nobody holds; the next [`Cache::open`] removes them.
+//! The cache's folder has `index.json` (see [`index`]), one `HEX.erofs` per image, `index.lock`,
+//! and `work/` for images that are being made: `HEX.lock`, held by the maker of that image, and the
+//! unfinished `HEX-RANDOM.erofs`. Layers are in unnamed files. So a crash leaves unfinished files
+//! in `work/` whose lock is free; the next [`Cache::open`] removes them.
 //!
-//! All of it is its owner's alone, folders 0700 and files 0600 (`private`): images hold secrets of who
-//! built them, and a lock that others can open is a lock that others can hold. Nobody else needs to
-//! open an image: the plane opens the file as the cache's owner and serves it as a disk.
+//! Only the owner has access to any of it, with folders of mode 0700 and files of 0600 (`private`):
+//! images hold secrets of the users who built them, and a lock that others can open is a lock that
+//! others can hold. Nobody else needs to open an image: the plane opens the file as the cache's
+//! owner and serves it as a disk.
 //!
-//! Looking something up takes no lock, changing something does: a change blocks for up to half a minute
-//! while another process makes one.
+//! Lookups take no lock; changes do. A change blocks for up to half a minute while another process
+//! makes one.
 
 mod index;
 mod lock;
@@ -34,49 +35,50 @@ use lock::WorkLock;
 /// An image in the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Of the manifest for linux/amd64: what identifies the image.
+    /// The digest of the manifest for linux/amd64, which identifies the image.
     pub digest: Digest,
-    /// Its names; none if a newer image took its name over ("dangling").
+    /// The image's names; empty if a newer image took its name over ("dangling").
     pub references: Vec<Reference>,
-    /// The file system; only the cache's owner may open it. Stays while it is listed.
+    /// The file system image, which stays while it is listed. Only the cache's owner may open it.
     pub erofs_path: PathBuf,
-    /// Bytes of that file.
+    /// The size of the file system image in bytes.
     pub size_bytes: u64,
-    /// How a container of the image runs.
+    /// The settings with which a container of the image runs.
     pub config: ImageConfig,
-    /// When the image was made, in its maker's words (RFC 3339).
+    /// The time when the image was made, as its maker wrote it (RFC 3339).
     pub created: Option<String>,
-    /// When it came into the cache, seconds since the epoch.
+    /// The time when the image was added to the cache, in seconds since the epoch.
     pub added: u64,
-    /// When it was last asked for by [`Cache::ensure`] or marked by [`Cache::touch`], seconds since
-    /// the epoch.
+    /// The time when the image was last requested by [`Cache::ensure`] or marked by
+    /// [`Cache::touch`], in seconds since the epoch.
     pub last_used: u64,
 }
 
-/// What [`Cache::remove`] or [`Cache::prune`] did.
+/// The result of [`Cache::remove`] or [`Cache::prune`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {
-    /// Names that stand for nothing now.
+    /// Names that no longer stand for an image.
     pub untagged: Vec<Reference>,
-    /// Images that are gone.
+    /// Images that were deleted.
     pub deleted: Vec<Digest>,
-    /// Bytes that their files had.
+    /// The total size of the deleted images' files in bytes.
     pub freed_bytes: u64,
 }
 
-/// Which images [`Cache::prune`] removes, of those that nobody uses.
+/// The choice of images that [`Cache::prune`] removes, of those that are not in use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prune {
-    /// Also images that have a name. Otherwise only those that lost theirs.
+    /// Set to remove also images that have a name. Otherwise only images without a name are
+    /// removed.
     pub all: bool,
-    /// Only images not used for at least this long.
+    /// The least time since the last use of an image to be removed.
     pub unused_for: Option<Duration>,
-    /// Images of running or stopped sandboxes: never removed.
+    /// Images of running or stopped sandboxes, which are never removed.
     pub in_use: BTreeSet<Digest>,
 }
 
-/// A folder with images. Cheap to clone; any number of handles, in any number of processes, may
-/// work on the same folder.
+/// A folder with images. A handle is cheap to clone, and any number of handles in any number of
+/// processes may use the same folder.
 #[derive(Debug, Clone)]
 pub struct Cache {
     inner: Arc<Inner>,
@@ -90,12 +92,12 @@ struct Inner {
 }
 
 impl Cache {
-    /// Opens the cache in `dir` (`/var/lib/slipway/images` on a node), makes the folder where it is
-    /// missing, and removes what crashed processes have left.
+    /// Opens the cache in `dir` (`/var/lib/slipway/images` on a node), creates the folder if it is
+    /// missing, and removes files that crashed processes left.
     ///
     /// # Errors
-    /// [`Error::Io`] where the folder cannot be made or written, [`Error::ForeignCache`] where it is
-    /// another user's, [`Error::BadIndex`].
+    /// [`Error::Io`] if the folder cannot be created or written, [`Error::ForeignCache`] if it
+    /// belongs to another user, [`Error::BadIndex`].
     pub fn open(dir: impl Into<PathBuf>, tools: Tools, limits: Limits) -> Result<Self> {
         let cache = Self { inner: Arc::new(Inner { dir: dir.into(), tools, limits }) };
         let work = cache.work_dir();
@@ -107,23 +109,25 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The programs that this cache builds with.
+    /// Returns the programs with which this cache builds images.
     pub fn tools(&self) -> &Tools {
         &self.inner.tools
     }
 
-    /// The image called `name`: a reference, a digest, or the first four or more digits of one. Reads
-    /// files and waits for nobody.
+    /// Returns the image called `name`: a reference, a digest, or the first four or more digits of
+    /// one. Returns `None` if there is none. Reads files and takes no lock.
     ///
     /// # Errors
-    /// [`Error::Ambiguous`], or [`Error::BadReference`] for what cannot be a name at all.
+    /// [`Error::Ambiguous`]; [`Error::BadReference`] if `name` cannot be a name; [`Error::Io`],
+    /// [`Error::BadIndex`].
     pub fn get(&self, name: &str) -> Result<Option<Image>> {
         let index = Index::read(&self.inner.dir)?;
         let found = find(&index, name)?;
         Ok(found.and_then(|digest| self.image(&index, &digest)))
     }
 
-    /// All images, by name, the nameless last. Reads files and waits for nobody.
+    /// Returns all images, sorted by name, those without a name last. Reads files and takes no
+    /// lock.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::BadIndex`].
@@ -135,10 +139,10 @@ impl Cache {
         Ok(images)
     }
 
-    /// Notes that an image is used now.
+    /// Marks an image as used now.
     ///
     /// # Errors
-    /// [`Error::Unknown`] where it is gone.
+    /// [`Error::Unknown`] if the image is gone.
     pub fn touch(&self, digest: &Digest) -> Result<()> {
         let mut locked = self.lock_index()?;
         let record = locked.index.images.get_mut(digest);
@@ -146,10 +150,10 @@ impl Cache {
         locked.save()
     }
 
-    /// Gives the image called `name` one more name, which another image may lose by that.
+    /// Gives the image called `name` another name, and takes it from the image that had it.
     ///
     /// # Errors
-    /// [`Error::Unknown`] where there is no such image.
+    /// [`Error::Unknown`] if there is no such image.
     pub fn tag(&self, name: &str, reference: &Reference) -> Result<()> {
         let mut locked = self.lock_index()?;
         let digest = find(&locked.index, name)?.ok_or_else(|| Error::Unknown(name.to_owned()))?;
@@ -157,11 +161,11 @@ impl Cache {
         locked.save()
     }
 
-    /// Removes as docker does: a name goes, and with its last name the image. An image named by
-    /// digest goes with its name; if it has several, only with `force`.
+    /// Removes a name, and with its last name the image, as docker does. An image given by digest
+    /// is removed with its name; if it has several names, only with `force`.
     ///
     /// # Errors
-    /// [`Error::Unknown`], [`Error::Ambiguous`], [`Error::InUse`] (in spite of `force`),
+    /// [`Error::Unknown`], [`Error::Ambiguous`], [`Error::InUse`] (even with `force`),
     /// [`Error::SeveralNames`].
     pub fn remove(&self, name: &str, in_use: &BTreeSet<Digest>, force: bool) -> Result<Removed> {
         let mut locked = self.lock_index()?;
@@ -186,7 +190,7 @@ impl Cache {
         Ok(removed)
     }
 
-    /// Removes images that nobody uses.
+    /// Removes the images that `prune` selects.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::BadIndex`].
@@ -213,7 +217,7 @@ impl Cache {
         Ok(removed)
     }
 
-    /// Takes images out of the index, then off the disk: in this order a crash leaves a file that
+    /// Removes images from the index, then their files. In this order, a crash leaves a file that
     /// the next [`open`](Self::open) removes, and never an entry without its file.
     fn delete(
         &self,
@@ -243,7 +247,7 @@ impl Cache {
     fn image(&self, index: &Index, digest: &Digest) -> Option<Image> {
         let record = index.images.get(digest)?.clone();
         let erofs_path = self.image_path(digest);
-        // Somebody may have removed the file by hand: then there is no image.
+        // If the file was removed by hand, there is no image.
         erofs_path.exists().then(|| Image {
             digest: *digest,
             references: index.names(digest),
@@ -272,7 +276,7 @@ impl Cache {
         self.work_dir().join(format!("{}.lock", digest.hex()))
     }
 
-    /// Removes everything in `work/` that belongs to an image which nobody is making.
+    /// Removes everything in `work/` that belongs to an image that nobody is making.
     fn clear_work(&self) -> Result<()> {
         for path in listing(&self.work_dir())? {
             let name = path.file_name().and_then(|name| name.to_str());
@@ -281,19 +285,19 @@ impl Cache {
                 Some(digest) => {
                     let lock_path = self.work_lock_path(&digest);
                     let lock = WorkLock::try_take(&lock_path)?;
-                    // The lock's own file goes with the lock, and not before.
+                    // The lock's own file is removed with the lock.
                     if lock.is_some() && path != lock_path {
                         remove_file(&path)?;
                     }
                 }
-                // Nothing else has a name here.
+                // Files with other names do not belong here.
                 None => remove_file(&path)?,
             }
         }
         Ok(())
     }
 
-    /// Removes image files that the index does not list, and entries whose file is gone.
+    /// Removes image files that the index does not list, and entries without a file.
     fn clear_images(&self) -> Result<()> {
         let mut locked = self.lock_index()?;
         locked.clear()?;
@@ -311,7 +315,8 @@ impl Cache {
     }
 }
 
-/// The image that `name` stands for: names come before digits.
+/// Returns the digest of the image called `name`. Names take precedence over digits. Returns `None`
+/// if there is none.
 fn find(index: &Index, name: &str) -> Result<Option<Digest>> {
     let reference = name.parse::<Reference>();
     if let Some(digest) = reference.as_ref().ok().and_then(|r| index.references.get(r)) {
@@ -340,7 +345,7 @@ fn listing(dir: &Path) -> Result<Vec<PathBuf>> {
     read().map_err(|e| Error::io("list", dir, e))
 }
 
-/// Removes a file; one that is gone already is as good.
+/// Removes a file. A missing file is no error.
 fn remove_file(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
@@ -348,7 +353,7 @@ fn remove_file(path: &Path) -> Result<()> {
     }
 }
 
-/// Seconds since the epoch.
+/// Returns the current time in seconds since the epoch.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,5 +1,5 @@
-//! The cache is its owner's alone: made so, and made so again where an older version or a copy left it
-//! open to others.
+//! Access to the cache for its owner only: files are created so, and those that an older version or
+//! a copy left open to others are closed.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -11,14 +11,15 @@ use crate::{Error, Result};
 
 const FOLDER: u32 = 0o700;
 const FILE: u32 = 0o600;
-/// Whatever of a mode is for others than the owner.
+/// The permission bits of other users.
 const OTHERS: u32 = 0o077;
 
-/// Makes the folder `dir` where it is missing, and takes the rights of others off one that is there.
+/// Creates the folder `dir` if it is missing, and removes the rights of other users from an
+/// existing one.
 pub(super) fn make(dir: &Path) -> Result<()> {
     let failed = |e| Error::io("create", dir, e);
     if let Some(parent) = dir.parent() {
-        // Folders above are not this cache's: VMMs pass through them to their own.
+        // The folders above are not the cache's own: VMMs pass through them to theirs.
         std::fs::create_dir_all(parent).map_err(failed)?;
     }
     match DirBuilder::new().mode(FOLDER).create(dir) {
@@ -30,18 +31,19 @@ pub(super) fn make(dir: &Path) -> Result<()> {
     close(&File::from(open), dir, FOLDER)
 }
 
-/// Takes the rights of others off the files in `dir`. Who has opened one before still reads that one.
+/// Removes the rights of other users from the files in `dir`. A process that has opened a file can
+/// still read it.
 pub(super) fn close_files(dir: &Path) -> Result<()> {
     for path in super::listing(dir)? {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        // A lock's file needs more than another mode; `slipway_lock` sees to it.
+        // A lock's file needs more than another mode; `slipway_lock` handles it.
         if !(name.ends_with(".erofs") || name.starts_with("index.json")) {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::open(&path, flags, Mode::empty()) {
             Ok(open) => close(&File::from(open), &path, FILE)?,
-            // Another process has removed it meanwhile.
+            // Another process has removed the file meanwhile.
             Err(rustix::io::Errno::NOENT) => {}
             Err(e) => return Err(Error::io("open", &path, e.into())),
         }
@@ -49,7 +51,7 @@ pub(super) fn close_files(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Gives what is open the mode `mode` if others have any right to it.
+/// Sets `mode` on an open file or folder if other users have any right to it.
 fn close(open: &File, path: &Path, mode: u32) -> Result<()> {
     let failed = |e| Error::io("look at", path, e);
     let meta = open.metadata().map_err(failed)?;

@@ -1,13 +1,14 @@
-//! Lays one layer over another (OCI image specification, *Image Layer Filesystem Changeset*).
+//! Merges a layer into those below it (OCI image specification, *Image Layer Filesystem
+//! Changeset*).
 //!
 //! The rules, as container runtimes have settled them:
-//! * a folder over a folder takes the new attributes and keeps its content; anything else replaces
-//!   what was there, with all below it;
-//! * `.wh.NAME` removes NAME, `.wh..wh..opq` empties its folder, and both touch lower layers only,
-//!   wherever in the layer they stand; other `.wh..wh.` names are aufs's own and are skipped;
+//! * a folder over a folder takes the new attributes and keeps its content; any other combination
+//!   replaces the old file with everything below it;
+//! * `.wh.NAME` removes NAME, and `.wh..wh..opq` empties its folder; both affect lower layers only,
+//!   wherever in the layer they are; other `.wh..wh.` names are internal to aufs and are skipped;
 //! * a hard link shares the inode, which stays when its first name is overwritten or hidden;
-//! * the last name of a path is never followed if it is a symbolic link, the ones before it are,
-//!   within the root.
+//! * the last name of a path is never followed if it is a symbolic link; the names before it are
+//!   followed, within the root.
 
 use std::fs::File;
 
@@ -15,13 +16,13 @@ use super::read::{Entry, TarReader, What};
 use super::tree::{Child, Id, Inode, Kind, Place, ROOT, Tree, show, split_path};
 use crate::Limits;
 
-/// What one entry costs in memory beside its names: inode, vector slot, map node.
+/// The memory of one entry beside its names: inode, vector slot, map node.
 const ENTRY_OVERHEAD: usize = 64;
 
-/// Why a layer was not merged.
+/// The reason why a layer was not merged.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum MergeError {
-    /// Malformed or malicious.
+    /// The layer is malformed or malicious.
     Bad(String),
     /// A limit was exceeded.
     TooLarge(String),
@@ -33,17 +34,17 @@ impl From<String> for MergeError {
     }
 }
 
-/// Builds a root out of layers, lowest first.
+/// The builder of a root from layers, lowest first.
 pub(crate) struct Merger<'a> {
     tree: Tree,
     limits: &'a Limits,
     layers: u32,
     entries: usize,
     metadata: u64,
-    /// Bytes of files, of all layers and of this one.
+    /// Bytes of files, of all layers so far.
     data: u64,
     layer_data: u64,
-    /// What this layer's files may come to: holes make them more than the layer holds.
+    /// The most bytes of this layer's files. Holes make files larger than the layer.
     layer_limit: u64,
 }
 
@@ -62,8 +63,8 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// Lays the uncompressed tar archive `layer` over what there is. Where `whiteouts` is false,
-    /// names that begin with `.wh.` are plain names (a root folder is no changeset).
+    /// Merges the uncompressed tar archive `layer` into the root. If `whiteouts` is false, names
+    /// that begin with `.wh.` are ordinary names, since a root folder is not a changeset.
     pub(crate) fn apply(&mut self, layer: &File, whiteouts: bool) -> Result<(), MergeError> {
         let reader = TarReader::new(layer, self.limits.path_bytes);
         let mut reader = reader.map_err(|e| MergeError::Bad(e.to_string()))?;
@@ -79,12 +80,12 @@ impl<'a> Merger<'a> {
         Ok(())
     }
 
-    /// The merged root.
+    /// Returns the merged root.
     pub(crate) fn finish(self) -> Tree {
         self.tree
     }
 
-    /// Counts what `entry` costs against the limits.
+    /// Counts the memory and the bytes of `entry` against the limits.
     fn charge(&mut self, entry: &Entry) -> Result<(), MergeError> {
         let (link, len, pieces) = match &entry.what {
             What::HardLink(target) | What::Node(Kind::Symlink(target)) => (target.len(), 0, 0),
@@ -112,8 +113,8 @@ impl<'a> Merger<'a> {
         Ok(())
     }
 
-    /// Symbolic links and whiteouts let few bytes cause much work; ordinary images need some ten
-    /// names an entry.
+    /// Limits the work of symbolic links and whiteouts, with which few bytes can cause many
+    /// lookups. Ordinary images need some ten names an entry.
     fn check_work(&self) -> Result<(), MergeError> {
         let allowed = (self.limits.entries as u64).saturating_mul(64).max(1 << 20);
         match self.tree.work(0) > allowed {
@@ -144,7 +145,7 @@ impl<'a> Merger<'a> {
         if whiteouts && let Some(hidden) = name.strip_prefix(b".wh.") {
             return self.whiteout(parents, hidden);
         }
-        // A hard link's target is looked up first: `a` linked to `a` must not lose it.
+        // A hard link's target is looked up first, so that `a` linked to `a` does not lose it.
         let target = match &entry.what {
             What::HardLink(target) => Some(self.link_target(target)?),
             What::Node(_) => None,
@@ -161,7 +162,7 @@ impl<'a> Merger<'a> {
         Ok(())
     }
 
-    /// An entry for the root itself: its attributes.
+    /// Applies an entry for the root itself, which sets the root's attributes.
     fn root(&mut self, entry: Entry) -> Result<(), MergeError> {
         match entry.what {
             What::Node(Kind::Directory(_)) => {
@@ -172,7 +173,8 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// The inode for a new node: an existing folder's if the node is a folder, else a new one.
+    /// Returns the inode for a new node: an existing folder's if the node is a folder, otherwise a
+    /// new one.
     fn node(
         &mut self,
         place: &Place,
@@ -233,7 +235,7 @@ impl<'a> Merger<'a> {
         Ok(())
     }
 
-    /// Removes everything that lower layers put under `folder`.
+    /// Removes everything that lower layers put into `folder`.
     fn purge_below(&mut self, folder: Id) {
         let mut names = Vec::new();
         let mut folders = vec![folder];
@@ -246,13 +248,13 @@ impl<'a> Merger<'a> {
             }
         }
         self.tree.work(names.len() as u64);
-        // From the end: what is in a folder comes before the folder.
+        // In reverse order, the content of a folder comes before the folder.
         for (folder, name, child) in names.into_iter().rev() {
             self.purge(folder, &name, child);
         }
     }
 
-    /// Removes a name unless this layer has given it or has put something under it.
+    /// Removes a name, unless this layer has added it or a file below it.
     fn purge(&mut self, folder: Id, name: &[u8], child: Child) {
         if child.layer < self.layers && self.tree.children(child.id).next().is_none() {
             self.tree.unlink(folder, name);

@@ -1,10 +1,9 @@
-//! Reads the entries of a tar archive in a file: POSIX ustar and PAX, GNU long names, old GNU
-//! sparse files.
+//! A reader of tar archives in files: POSIX ustar and PAX, GNU long names, old GNU sparse files.
 //!
-//! The `tar` crate's own reader is not used for this, since it buffers long names and PAX headers
-//! without a bound and hides where data lies; its header parser is used. What is not read: PAX
-//! sparse files (nothing that writes layers makes them; refused), multi-volume archives (refused),
-//! global PAX headers (skipped, as container runtimes do).
+//! The `tar` crate's own reader is not used, since it buffers long names and PAX headers without a
+//! bound and hides the position of data; its header parser is used. Not supported: PAX sparse files
+//! (refused; no tool writes layers with them), multi-volume archives (refused), global PAX headers
+//! (skipped, as container runtimes do).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,43 +15,43 @@ use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 use super::tree::{Data, Kind, Meta, Piece};
 
 const BLOCK: u64 = 512;
-/// A PAX header holds paths and extended attributes of one file. The kernel allows 64 KiB of
-/// attribute names and 64 KiB for each value.
+/// The most bytes of a PAX header, which has paths and extended attributes of one file. The kernel
+/// allows 64 KiB of attribute names and 64 KiB for each value.
 const MAX_PAX: u64 = 1 << 20;
 /// `XATTR_SIZE_MAX` of Linux.
 const MAX_XATTR: usize = 64 << 10;
 /// `XATTR_NAME_MAX` of Linux.
 const MAX_XATTR_NAME: usize = 255;
-/// Extents of one sparse file: 16 MiB of map.
+/// The most extents of one sparse file: 16 MiB of map.
 const MAX_PIECES: usize = 1 << 20;
 
 /// One file of an archive.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// As stored, not yet checked.
+    /// The path as stored, not checked yet.
     pub path: Vec<u8>,
     pub meta: Meta,
     pub what: What,
 }
 
-/// What an [`Entry`] is.
+/// The type and content of an [`Entry`].
 #[derive(Debug)]
 pub(crate) enum What {
     Node(Kind),
-    /// Another name for the path given, not yet checked.
+    /// Another name for the file at this path, which is not checked yet.
     HardLink(Vec<u8>),
 }
 
-/// A walk over the entries of a tar archive.
+/// A reader of the entries of a tar archive.
 pub(crate) struct TarReader<'a> {
     file: &'a File,
     len: u64,
     at: u64,
-    /// Longest name that is read; the caller checks names again.
+    /// The longest name that is read. The caller checks names again.
     max_name: u64,
 }
 
-/// What PAX and GNU headers say of the entry that follows them.
+/// The values from PAX and GNU headers for the entry that follows them.
 #[derive(Default)]
 struct Extras {
     path: Option<Vec<u8>>,
@@ -65,12 +64,13 @@ struct Extras {
 }
 
 impl<'a> TarReader<'a> {
-    /// Reads `file` from its beginning; names may be up to `max_name` bytes.
+    /// Makes a reader at the beginning of `file`. Names may have up to `max_name` bytes.
     pub(crate) fn new(file: &'a File, max_name: usize) -> io::Result<Self> {
         Ok(Self { file, len: file.metadata()?.len(), at: 0, max_name: max_name as u64 + 64 })
     }
 
-    /// The next entry, `None` at the archive's end, or what is wrong with it.
+    /// Returns the next entry. Returns `None` at the archive's end, or an error that says what is
+    /// wrong with the archive.
     pub(crate) fn next(&mut self) -> Result<Option<Entry>, String> {
         let mut extras = Extras::default();
         loop {
@@ -93,7 +93,7 @@ impl<'a> TarReader<'a> {
         }
     }
 
-    /// The next header block; `None` at a zero block or at the end of the file.
+    /// Returns the next header block. Returns `None` at a zero block or at the end of the file.
     fn header(&mut self) -> Result<Option<Header>, String> {
         if self.at == self.len {
             return Ok(None);
@@ -123,14 +123,14 @@ impl<'a> TarReader<'a> {
             let stored = header.link_name_bytes().map(|l| l.into_owned());
             extras.link.clone().or(stored).unwrap_or_default()
         };
-        // Links, folders and devices have no data whatever their size field says (as GNU tar
-        // and Go's archive/tar read them).
+        // Links, folders and devices have no data, whatever their size field says (as in GNU tar
+        // and Go's archive/tar).
         let size = match extras.size {
             Some(size) => size,
             None => stored_size(header)?,
         };
         let what = match header.entry_type() {
-            // Before POSIX a folder was a file whose name ends with a slash.
+            // Before POSIX, a folder was a file whose name ended with a slash.
             EntryType::Regular if path.ends_with(b"/") => What::Node(Kind::new_directory()),
             EntryType::Regular | EntryType::Continuous => {
                 What::Node(Kind::File(self.plain_data(size)?))
@@ -172,8 +172,8 @@ impl<'a> TarReader<'a> {
         Ok(Data { layer: 0, len: size, pieces })
     }
 
-    /// Old GNU sparse format: four extents in the header, further ones in blocks that follow it
-    /// (GNU tar manual, *Old GNU Format*).
+    /// Reads a file in the old GNU sparse format: four extents in the header, further ones in
+    /// blocks after it (GNU tar manual, *Old GNU Format*).
     fn sparse_data(&mut self, header: &Header, stored: u64) -> Result<Data, String> {
         let gnu = header.as_gnu().ok_or("a sparse file without a GNU header")?;
         let len = gnu.real_size().map_err(|_| "a sparse file without a size")?;
@@ -216,7 +216,7 @@ impl<'a> TarReader<'a> {
         Ok(name)
     }
 
-    /// Reads `size` bytes, which the caller has bounded, and what pads them to a block.
+    /// Reads `size` bytes, which the caller has bounded, and skips their padding to a block.
     fn take(&mut self, size: u64) -> Result<Vec<u8>, String> {
         if size > self.len - self.at {
             return Err("the archive is truncated".into());
@@ -236,7 +236,7 @@ impl<'a> TarReader<'a> {
         Ok(())
     }
 
-    /// Steps over `size` bytes and their padding; the last padding may be missing.
+    /// Skips `size` bytes and their padding. The last padding may be missing.
     fn skip(&mut self, size: u64) -> Result<(), String> {
         if size > self.len - self.at {
             return Err("the archive is truncated".into());
@@ -250,7 +250,8 @@ fn stored_size(header: &Header) -> Result<u64, String> {
     header.entry_size().map_err(|_| "a size that is no number".to_owned())
 }
 
-/// Negative times (base-256 with the sign bit) become the epoch: EROFS counts seconds since then.
+/// Returns the modification time. Negative times (base-256 with the sign bit) become the epoch,
+/// since EROFS counts seconds from there.
 fn mtime(header: &Header) -> u64 {
     let negative = header.as_old().mtime[0] == 0xff;
     header.mtime().ok().filter(|_| !negative).unwrap_or(0)
@@ -276,8 +277,8 @@ fn add_extent(map: &mut Vec<(u64, u64)>, extent: &GnuSparseHeader) -> Result<(),
 }
 
 impl Extras {
-    /// Takes over the records `LENGTH KEY=VALUE\n` of a PAX header (POSIX pax, *Extended Header*).
-    /// An empty value takes an earlier one back.
+    /// Applies the records `LENGTH KEY=VALUE\n` of a PAX header (POSIX pax, *Extended Header*). An
+    /// empty value revokes an earlier one.
     fn read_pax(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         while !bytes.is_empty() {
             let (key, value, rest) = pax_record(bytes).ok_or("a malformed PAX header")?;
@@ -318,9 +319,9 @@ impl Extras {
     }
 }
 
-/// Which attributes get into the image: those that EROFS can store (images made on a Mac come with
-/// `com.apple.…`), and not overlayfs's own, with which a layer could make the guest's overlay
-/// look elsewhere than it should.
+/// Returns whether an attribute gets into the image. EROFS must be able to store it, which excludes
+/// `com.apple.…` of images made on a Mac. Overlayfs's own attributes are excluded, since with them
+/// a layer could redirect the guest's overlay.
 pub(crate) fn is_kept(name: &[u8]) -> bool {
     let overlay = name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.");
     let prefixes: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
@@ -348,7 +349,8 @@ fn pax_number<T: std::str::FromStr>(value: &[u8]) -> Result<Option<T>, String> {
     number.map(Some).ok_or_else(|| "a PAX header with a bad number".to_owned())
 }
 
-/// Whole seconds of a PAX time such as `1700000000.25`; before the epoch is the epoch.
+/// Parses the whole seconds of a PAX time such as `1700000000.25`. Times before the epoch become
+/// the epoch.
 fn pax_time(value: &[u8]) -> Result<Option<u64>, String> {
     match value.split(|&b| b == b'.').next() {
         Some(seconds) if seconds.starts_with(b"-") => Ok(Some(0)),

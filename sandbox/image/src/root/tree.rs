@@ -1,16 +1,16 @@
 //! The merged root as a tree of inodes in memory.
 //!
-//! A path is resolved here as a chroot would resolve it: symbolic links in the middle of a path are
-//! followed within this tree, never on the host.
+//! Paths are resolved as in a chroot: symbolic links in the middle of a path are followed within
+//! this tree, never on the host.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-/// Index of an inode in its [`Tree`]. Two names with the same number are hard links.
+/// The index of an inode in its [`Tree`]. Two names with the same index are hard links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Id(u32);
 
-/// The root folder.
+/// The index of the root folder.
 pub(crate) const ROOT: Id = Id(0);
 
 /// `MAXSYMLINKS` of Linux.
@@ -18,19 +18,19 @@ const MAX_SYMLINKS: usize = 40;
 /// `NAME_MAX` of Linux and `EROFS_NAME_LEN`.
 const MAX_NAME: usize = 255;
 
-/// What a file is apart from its content.
+/// The metadata of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Meta {
     /// Permission bits with set-id and sticky bits, 0 to 0o7777.
     pub mode: u16,
     pub uid: u32,
     pub gid: u32,
-    /// Seconds since the epoch.
+    /// The modification time, in seconds since the epoch.
     pub mtime: u64,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// Content of a file, by type.
+/// The content of a file, by type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     Directory(BTreeMap<Vec<u8>, Child>),
@@ -53,48 +53,48 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Child {
     pub id: Id,
-    /// The layer that gave the name last: a whiteout hides names of lower layers only.
+    /// The last layer that added the name, since a whiteout hides names of lower layers only.
     pub layer: u32,
 }
 
-/// Where a file's bytes are: in the uncompressed layer number `layer`.
+/// The position of a file's bytes in the uncompressed layer with number `layer`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Data {
     pub layer: u32,
-    /// Length of the file.
+    /// The length of the file.
     pub len: u64,
-    /// In ascending order; what they leave out is zeros.
+    /// The runs of bytes in ascending order; the gaps are zeros.
     pub pieces: Vec<Piece>,
 }
 
 /// A run of a file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Offset in the file.
+    /// The offset in the file.
     pub at: u64,
-    /// Offset in the layer.
+    /// The offset in the layer.
     pub from: u64,
     pub len: u64,
 }
 
-/// A file.
+/// A file without its names.
 #[derive(Debug, Clone)]
 pub(crate) struct Inode {
     pub meta: Meta,
     pub kind: Kind,
 }
 
-/// Inodes and, in the folders among them, their names. An inode that lost its last name stays
-/// in the vector: the limit on entries bounds it.
+/// All inodes; those of folders have the names. An inode that lost its last name stays in the
+/// vector, which the limit on entries bounds.
 #[derive(Debug)]
 pub(crate) struct Tree {
     inodes: Vec<Inode>,
     max_path: usize,
-    /// Names looked at so far: what a hostile layer could make grow without growing itself.
+    /// The number of names looked up so far. A small hostile layer could make it large.
     work: Cell<u64>,
 }
 
-/// A folder and the path to it from the root, symbolic links resolved.
+/// A folder and the path from the root to it, with symbolic links resolved.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     /// Every folder from the root on, with the length of its name.
@@ -106,19 +106,19 @@ impl Place {
         Self { chain: vec![(ROOT, 0)] }
     }
 
-    /// The folder itself.
+    /// Returns the folder's index.
     pub(crate) fn id(&self) -> Id {
         self.chain.last().map_or(ROOT, |&(id, _)| id)
     }
 
-    /// Length of the path to `name` in this folder.
+    /// Returns the length of the path to `name` in this folder.
     fn path_len(&self, name: &[u8]) -> usize {
         self.chain.iter().map(|(_, len)| len + 1).sum::<usize>() + name.len()
     }
 }
 
 impl Tree {
-    /// An empty root. Paths (symbolic links resolved) may be up to `max_path` bytes.
+    /// Makes an empty root. Paths (with symbolic links resolved) may have up to `max_path` bytes.
     pub(crate) fn new(max_path: usize) -> Self {
         Self {
             inodes: vec![implicit_directory()],
@@ -135,13 +135,13 @@ impl Tree {
         &mut self.inodes[id.0 as usize]
     }
 
-    /// Counts `names` more names as looked at, and returns how many that makes.
+    /// Counts `names` more names as looked up, and returns the new count.
     pub(crate) fn work(&self, names: u64) -> u64 {
         self.work.set(self.work.get().saturating_add(names));
         self.work.get()
     }
 
-    /// The names in folder `id`; none if it is no folder.
+    /// Returns the names in folder `id`, or no names if it is not a folder.
     pub(crate) fn children(&self, id: Id) -> impl Iterator<Item = (&[u8], Child)> {
         let children = match &self.inode(id).kind {
             Kind::Directory(children) => Some(children),
@@ -150,11 +150,12 @@ impl Tree {
         children.into_iter().flatten().map(|(name, child)| (name.as_slice(), *child))
     }
 
-    /// Visits every name, folders before what is in them and names in byte order, with the path,
-    /// the folder it is in, the name and what it stands for. The paths of folders end with a slash.
+    /// Visits every name, a folder before its content and names in byte order, with the path, the
+    /// index of the folder, the name and the index of the file. The paths of folders end with a
+    /// slash.
     ///
-    /// Here and elsewhere trees are walked without recursion: paths may have two thousand parts,
-    /// and a layer must not choose how deep the stack gets.
+    /// Trees are walked without recursion everywhere: paths may have two thousand parts, and a
+    /// layer must not choose the depth of the stack.
     pub(crate) fn walk<'a, E>(
         &'a self,
         mut visit: impl FnMut(&[u8], Id, &'a [u8], Id) -> Result<(), E>,
@@ -191,14 +192,14 @@ impl Tree {
         matches!(self.inode(id).kind, Kind::Directory(_))
     }
 
-    /// Adds an inode that has no name yet.
+    /// Adds an inode without a name.
     pub(crate) fn add(&mut self, inode: Inode) -> Result<Id, String> {
         let id = u32::try_from(self.inodes.len()).map_err(|_| "too many files")?;
         self.inodes.push(inode);
         Ok(Id(id))
     }
 
-    /// Gives `id` the name `name` in `place`, instead of whatever had it.
+    /// Adds `child` under the name `name` in `place`, and replaces a previous one.
     pub(crate) fn link(&mut self, place: &Place, name: &[u8], child: Child) -> Result<(), String> {
         if place.path_len(name) > self.max_path {
             return Err(format!("a path longer than {} bytes", self.max_path));
@@ -212,14 +213,14 @@ impl Tree {
         }
     }
 
-    /// Takes the name `name` out of `folder`.
+    /// Removes the name `name` from `folder`.
     pub(crate) fn unlink(&mut self, folder: Id, name: &[u8]) {
         if let Kind::Directory(children) = &mut self.inode_mut(folder).kind {
             children.remove(name);
         }
     }
 
-    /// The folder at `path`, or `None` if there is none (or something else than a folder).
+    /// Returns the folder at `path`. Returns `None` if it is missing or not a folder.
     pub(crate) fn find(&self, path: &[&[u8]]) -> Result<Option<Place>, String> {
         let mut walk = Walk::new(path);
         while let Some(name) = walk.left.pop() {
@@ -231,8 +232,8 @@ impl Tree {
         Ok(Some(walk.place))
     }
 
-    /// The folder at `path`, with whatever is missing of it made by `layer` (root's, 0755).
-    /// Returns how many folders were made as well.
+    /// Returns the folder at `path` and the number of folders that were missing. Those are made by
+    /// `layer` (owned by root, 0755).
     pub(crate) fn find_or_make(
         &mut self,
         path: &[&[u8]],
@@ -257,11 +258,12 @@ impl Tree {
         Ok((walk.place, made))
     }
 
-    /// Goes from where `walk` is to `name`, or puts the link found there in front of what is left.
+    /// Moves `walk` to `name`. If `name` is a symbolic link, puts its target in front of the
+    /// remaining path.
     fn step(&self, walk: &mut Walk, name: &[u8]) -> Result<Step, String> {
         self.work(1);
         if name == b".." {
-            // Only links bring us here: names with `..` are refused before.
+            // Only a link's target has `..` here: paths with `..` were refused earlier.
             if walk.place.chain.len() == 1 {
                 return Err("a symbolic link that climbs out of the root".into());
             }
@@ -286,10 +288,10 @@ enum Step {
     NotAFolder,
 }
 
-/// A path on its way through the tree.
+/// The state of a path's resolution.
 struct Walk {
     place: Place,
-    /// What is left to go, last part first.
+    /// The remaining parts, the last part first.
     left: Vec<Vec<u8>>,
     links: usize,
 }
@@ -316,12 +318,12 @@ impl Walk {
     }
 }
 
-/// A folder that no layer describes.
+/// Makes a folder that no layer describes.
 fn implicit_directory() -> Inode {
     Inode { meta: Meta { mode: 0o755, ..Meta::default() }, kind: Kind::new_directory() }
 }
 
-/// The parts of a path in an archive. A leading slash means the image's root, as `.` does.
+/// Splits a path of an archive into parts. A leading slash means the image's root, as `.` does.
 pub(crate) fn split_path(path: &[u8], max: usize) -> Result<Vec<&[u8]>, String> {
     if path.len() > max {
         return Err(format!("a path longer than {max} bytes"));
@@ -339,7 +341,7 @@ pub(crate) fn split_path(path: &[u8], max: usize) -> Result<Vec<&[u8]>, String> 
         .collect()
 }
 
-/// A name for a message: printable, at most 100 characters.
+/// Makes a name printable for a message, with at most 100 characters.
 pub(crate) fn show(name: &[u8]) -> String {
     String::from_utf8_lossy(name).escape_debug().take(100).collect()
 }

@@ -1,4 +1,4 @@
-//! Writes a tree as one tar stream: ustar headers, PAX for whatever they cannot hold.
+//! A writer of a tree as one tar stream: ustar headers, and PAX headers for values that do not fit.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
@@ -11,16 +11,16 @@ use tar::{EntryType, Header};
 use super::tree::{Data, Id, Kind, Meta, ROOT, Tree};
 
 const BLOCK: u64 = 512;
-/// Read and written at once.
+/// Bytes that are read and written at once.
 const CHUNK: usize = 256 << 10;
-/// Largest number of the seven octal digits of a ustar id.
+/// The largest number in the seven octal digits of a ustar id.
 const MAX_OCTAL_ID: u32 = 0o7_777_777;
-/// Largest size of the eleven octal digits of a ustar size.
+/// The largest size in the eleven octal digits of a ustar size.
 const MAX_OCTAL_SIZE: u64 = 0o77_777_777_777;
 static ZEROS: [u8; CHUNK] = [0; CHUNK];
 
-/// Writes `tree` to `out`: folders before what is in them, names in byte order, so that the same
-/// tree gives the same bytes. `layers` are the files that [`Data::layer`] counts. `progress` is
+/// Writes `tree` to `out`: a folder before its content, names in byte order, so that the same tree
+/// makes the same bytes. `layers` are the files to which [`Data::layer`] is an index. `progress` is
 /// called with the bytes of file data written so far.
 pub(crate) fn write_tree(
     tree: &Tree,
@@ -35,7 +35,7 @@ pub(crate) fn write_tree(
     writer.tar.finish()
 }
 
-/// Bytes of file data in `tree`, each inode counted once.
+/// Returns the bytes of file data in `tree`, with each inode counted once.
 pub(crate) fn data_bytes(tree: &Tree) -> u64 {
     let mut seen = HashSet::new();
     let mut total = 0;
@@ -56,8 +56,8 @@ struct Writer<'a, W: Write> {
     tar: TarWriter<W>,
     tree: &'a Tree,
     layers: &'a [File],
-    /// First name of every inode and the folder it is in, for hard links. Not the path: a few
-    /// links make the paths of a million files much longer than the layer that has them.
+    /// The first name of every inode and its folder, for hard links. The path is not stored: a few
+    /// links make the paths of a million files much longer than their layer.
     names: HashMap<Id, (Id, &'a [u8])>,
 }
 
@@ -72,7 +72,7 @@ impl<'a, W: Write> Writer<'a, W> {
     ) -> io::Result<()> {
         let inode = self.tree.inode(id);
         if self.names.contains_key(&id) {
-            // A link has no attributes of its own; those of the inode came with its first name.
+            // A link has no attributes of its own; the inode's were written with its first name.
             let first = self.first_path(id);
             return self.tar.entry(path, &Meta::default(), EntryType::Link, &first, 0);
         }
@@ -91,7 +91,7 @@ impl<'a, W: Write> Writer<'a, W> {
         }
     }
 
-    /// The path under which `id` was written.
+    /// Returns the path under which `id` was written first.
     fn first_path(&self, mut id: Id) -> Vec<u8> {
         let mut parts = Vec::new();
         while let Some((folder, name)) = self.names.get(&id) {
@@ -116,11 +116,11 @@ impl<'a, W: Write> Writer<'a, W> {
     }
 }
 
-/// Writes single tar entries.
+/// A writer of single tar entries.
 pub(crate) struct TarWriter<W> {
     out: W,
     buffer: Vec<u8>,
-    /// File data so far.
+    /// Bytes of file data so far.
     written: u64,
 }
 
@@ -129,13 +129,14 @@ impl<W: Write> TarWriter<W> {
         Self { out, buffer: vec![0; CHUNK], written: 0 }
     }
 
-    /// The two zero blocks at an archive's end.
+    /// Writes the two zero blocks at an archive's end.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.out.write_all(&ZEROS[..2 * BLOCK as usize])?;
         self.out.flush()
     }
 
-    /// The header of an entry; `size` bytes of data and [`pad`](Self::pad) must follow.
+    /// Writes the header of an entry. The caller must write `size` bytes of data and call
+    /// [`pad`](Self::pad).
     pub(crate) fn entry(
         &mut self,
         path: &[u8],
@@ -148,7 +149,7 @@ impl<W: Write> TarWriter<W> {
         self.put(path, meta, link, size, header)
     }
 
-    /// A device with its major and minor number.
+    /// Writes a device with its major and minor number.
     pub(crate) fn device(
         &mut self,
         path: &[u8],
@@ -185,7 +186,7 @@ impl<W: Write> TarWriter<W> {
         self.out.write_all(header.as_bytes())
     }
 
-    /// Copies `len` bytes of `file` from `from` on.
+    /// Copies `len` bytes of `file`, beginning at `from`.
     pub(crate) fn copy(
         &mut self,
         file: &File,
@@ -216,14 +217,15 @@ impl<W: Write> TarWriter<W> {
         Ok(())
     }
 
-    /// Fills the last block of `size` bytes of data.
+    /// Pads `size` bytes of data to a whole block.
     pub(crate) fn pad(&mut self, size: u64) -> io::Result<()> {
         let rest = (BLOCK - size % BLOCK) % BLOCK;
         self.out.write_all(&ZEROS[..rest as usize])
     }
 }
 
-/// A ustar header without its checksum; what does not fit is cut here and stands in the PAX header.
+/// Makes a ustar header without its checksum. Values that do not fit are cut here and complete in
+/// the PAX header.
 fn header(path: &[u8], meta: &Meta, kind: EntryType, link: &[u8], size: u64) -> Header {
     let mut header = Header::new_ustar();
     header.set_entry_type(kind);
@@ -246,7 +248,7 @@ fn copy_cut(to: &mut [u8], from: &[u8]) {
 fn pax_records(path: &[u8], meta: &Meta, link: &[u8], size: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let mut records: BTreeMap<&str, Vec<u8>> = BTreeMap::new();
-    // A field without room for a NUL at its end may puzzle readers: 100 bytes go to PAX too.
+    // Some readers fail on a field without a terminating NUL, so 100 bytes go to PAX, too.
     if path.len() > 99 {
         records.insert("path", path.to_vec());
     }
@@ -273,7 +275,7 @@ fn pax_records(path: &[u8], meta: &Meta, link: &[u8], size: u64) -> Vec<u8> {
     out
 }
 
-/// `LENGTH KEY=VALUE\n`, where the length counts its own digits.
+/// Appends `LENGTH KEY=VALUE\n`, where the length counts its own digits.
 fn pax_record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3;
     let mut len = rest + 1;

@@ -13,9 +13,9 @@ use crate::root::read::{TarReader, What};
 use crate::root::tree::{Kind, split_path};
 use crate::{Digest, Error, Limits, Reference, Result, spool};
 
-/// Files in an archive of one image: some for each layer.
+/// The most files in an archive of one image, which has some for each layer.
 const MAX_MEMBERS: usize = 100_000;
-/// Links from layer to layer, as old versions of docker wrote them.
+/// The longest chain of links from layer to layer, as old versions of docker wrote them.
 const MAX_LINKS: usize = 8;
 
 /// One image in `manifest.json`.
@@ -29,7 +29,8 @@ struct DockerImage {
     layers: Vec<String>,
 }
 
-/// Opens the archive `path`. A compressed one is uncompressed into a nameless file in `dir` first.
+/// Opens the archive `path`. A compressed archive is first uncompressed into an unnamed file in
+/// `dir`.
 pub(crate) fn open(path: &Path, dir: &Path, limits: &Limits) -> Result<Local> {
     let place = path.display().to_string();
     let file = open_regular(path).map_err(|e| Error::io("open", path, e))?;
@@ -40,7 +41,7 @@ pub(crate) fn open(path: &Path, dir: &Path, limits: &Limits) -> Result<Local> {
     Ok(Local { store: Store::Archive(Arc::new(file), members), paths: HashMap::new(), place })
 }
 
-/// Offset and length of every file in the archive, links to files resolved.
+/// Returns the offset and length of every file in the archive, with links to files resolved.
 fn members(file: &File, limits: &Limits) -> Result<HashMap<String, (u64, u64)>, String> {
     let mut reader = TarReader::new(file, limits.path_bytes).map_err(|e| e.to_string())?;
     let (mut files, mut links) = (HashMap::new(), Vec::new());
@@ -80,7 +81,8 @@ fn joined(folder: &str, path: &[u8], limits: &Limits) -> Result<String, String> 
     Ok(if folder.is_empty() { path } else { format!("{folder}/{path}") })
 }
 
-/// `../ID/layer.tar` seen from `folder`, within the archive.
+/// Resolves a link's target such as `../ID/layer.tar`, relative to `folder`. Returns `None` if it
+/// leads out of the archive.
 fn link_target(folder: &str, target: &[u8]) -> Option<String> {
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in std::str::from_utf8(target).ok()?.split('/') {
@@ -93,8 +95,8 @@ fn link_target(folder: &str, target: &[u8]) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The plan for image `name` of a `docker save` archive, or for its only one, and the image's
-/// names. Remembers in `local` where its layers lie.
+/// Returns the plan for image `name` of a `docker save` archive, or for its only image, and the
+/// image's names. Stores the paths of the image's layers in `local`.
 pub(crate) fn plan_docker(
     local: &mut Local,
     name: Option<&str>,
@@ -138,7 +140,7 @@ fn pick<'a>(images: &'a [DockerImage], name: Option<&str>) -> Result<&'a DockerI
     }
 }
 
-/// The config's file is named for its digest: `HEX.json` or `blobs/sha256/HEX`.
+/// Checks the config against the digest in its file's name: `HEX.json` or `blobs/sha256/HEX`.
 fn check_config_name(path: &str, config: &[u8]) -> Result<()> {
     let (expected, actual) = (digest_in_name(path), Digest::of(config));
     match expected {
@@ -170,7 +172,8 @@ fn layers(local: &mut Local, image: &DockerImage, config: &[u8]) -> Result<Vec<L
         let found = local.store.open(path).map_err(|e| Error::io("read", path.as_ref(), e))?;
         let missing = || Error::source(&local.place, format!("{path} is missing"));
         let (_, size) = found.ok_or_else(missing)?;
-        // Blobs are named for what they are, possibly compressed; `ID/layer.tar` is uncompressed.
+        // A blob's name is the digest of its bytes, which may be compressed; `ID/layer.tar` is
+        // uncompressed.
         let blob = path.starts_with("blobs/sha256/");
         let digest = digest_in_name(path).filter(|_| blob).unwrap_or(diff_id);
         local.paths.insert(digest, path.clone());

@@ -1,10 +1,10 @@
-//! Files below a folder whose owner nobody trusts, read by somebody with more rights.
+//! Files below a folder of an untrusted owner, read by a process with more rights.
 //!
-//! The owner may swap a folder for a symbolic link between any two looks at it. So nothing is looked up
-//! twice: [`Beneath::look`] opens a name once, from the folder's own descriptor, with a lookup that the
-//! kernel keeps below that folder and off every link (`openat2(2)`), and with `O_PATH`, which neither
-//! waits for a FIFO nor wakes a device. What it is, its attributes, its names and its content are then
-//! asked of that descriptor.
+//! The owner may swap a folder for a symbolic link between any two accesses. So nothing is looked
+//! up twice. [`Beneath::look`] opens a name once, from the folder's own descriptor, with a lookup
+//! that the kernel keeps below that folder and off every link (`openat2(2)`), and with `O_PATH`,
+//! which neither waits for a FIFO nor wakes a device. Type, attributes, names and content are then
+//! read through that descriptor.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CString, OsStr, OsString};
@@ -20,32 +20,33 @@ use rustix::io::Errno;
 
 use crate::root::read::is_kept;
 
-/// Links on the way to a folder, as the kernel allows (path_resolution(7)).
+/// The most links on the way to a folder, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
-/// Longest value of an extended attribute, and of their list (xattr(7)).
+/// The most bytes of an extended attribute's value, and of the list of names (xattr(7)).
 const MAX_XATTR: usize = 64 << 10;
 
-/// A folder, and what is in it.
+/// A folder and the files below it.
 pub(super) struct Beneath {
     root: OwnedFd,
 }
 
 impl Beneath {
-    /// Opens the folder at `path`. A symbolic link on the way is followed if it is root's or the
-    /// caller's own: another user's link could lead to what only the caller may read.
+    /// Opens the folder at `path`. A symbolic link on the way is followed if it belongs to root or
+    /// to the caller. Another user's link is refused: it could lead to files that only the caller
+    /// may read.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         Ok(Self { root: walk(path)? })
     }
 
-    /// What is at `path`, relative to the folder; `.` is the folder itself. Neither `path` nor any
-    /// folder on the way is followed if it is a link, and `path` may be one.
+    /// Opens the file at `path`, relative to the folder; `.` is the folder itself. Symbolic links
+    /// are not followed, neither on the way nor at the end, where the link itself is opened.
     pub(super) fn look(&self, path: &Path) -> io::Result<Found> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve =
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         match rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve) {
             Ok(found) => Found::new(found),
-            // It was listed a moment ago, and the way there had no link.
+            // The name was listed a moment ago, and the way to it had no link.
             Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::XDEV | Errno::AGAIN) => {
                 Err(changed())
             }
@@ -54,15 +55,15 @@ impl Beneath {
     }
 }
 
-/// The error for what is not any more what it was.
+/// Returns the error for a file that changed while it was read.
 pub(super) fn changed() -> io::Error {
     io::Error::other("changed while it was read")
 }
 
-/// One file of whatever type, open as a place only.
+/// One file of any type, opened with `O_PATH`.
 pub(super) struct Found {
     file: File,
-    /// What the descriptor says.
+    /// The metadata of the open file.
     pub(super) meta: Metadata,
 }
 
@@ -73,20 +74,20 @@ impl Found {
         Ok(Self { file, meta })
     }
 
-    /// This very file by a path, for calls that take no descriptor that is a place only.
+    /// Returns a path to exactly this file, for calls that do not accept an `O_PATH` descriptor.
     fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
     }
 
-    /// The content of a regular file, or the folder, for reading.
+    /// Opens a regular file or a folder for reading.
     pub(super) fn read(&self) -> io::Result<File> {
-        // A file under another process's lease is an error and no wait.
+        // With `O_NONBLOCK`, a file under another process's lease is an error instead of a wait.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(rustix::fs::open(self.path(), flags, Mode::empty())?.into())
     }
 
-    /// The names in a folder, sorted: the same folder must give the same digest. Returns `None` if
-    /// there are more than `most`.
+    /// Returns the names in a folder, sorted, since the same folder must make the same digest.
+    /// Returns `None` if there are more than `most`.
     pub(super) fn names(&self, most: usize) -> io::Result<Option<Vec<OsString>>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::new(self.read()?)? {
@@ -104,12 +105,12 @@ impl Found {
         Ok(Some(names))
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link.
     pub(super) fn target(&self) -> io::Result<Vec<u8>> {
         target(&self.file)
     }
 
-    /// The extended attributes that an image keeps.
+    /// Returns the extended attributes that an image keeps.
     pub(super) fn xattrs(&self) -> io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         let (path, mut found) = (self.path(), BTreeMap::new());
         let mut names = vec![0; MAX_XATTR];
@@ -119,7 +120,7 @@ impl Found {
             Err(errno) => return Err(errno.into()),
         };
         for name in names[..len].split(|&b| b == 0).filter(|name| is_kept(name)) {
-            // Split at NULs, so there is none inside.
+            // The list was split at NULs, so a name contains none.
             let Ok(c_name) = CString::new(name) else { continue };
             let mut value = vec![0; MAX_XATTR];
             match rustix::fs::getxattr(&path, &c_name, &mut value[..]) {
@@ -139,7 +140,7 @@ fn target(link: impl AsFd) -> io::Result<Vec<u8>> {
     Ok(rustix::fs::readlinkat(link, c"", Vec::new())?.into_bytes())
 }
 
-/// Opens the folder at `path` step by step, see [`Beneath::open`].
+/// Opens the folder at `path` step by step, with the checks of [`Beneath::open`].
 fn walk(path: &Path) -> io::Result<OwnedFd> {
     let start = || rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let mut at = start()?;
@@ -183,7 +184,7 @@ fn check_link(link: &Metadata, count: usize) -> io::Result<()> {
     }
 }
 
-/// The names on a path, one after the other.
+/// Returns the names on a path, in order.
 fn parts(path: &Path) -> VecDeque<OsString> {
     let names = path.components().filter(|part| !matches!(part, Component::RootDir));
     names.map(|part| part.as_os_str().to_owned()).collect()

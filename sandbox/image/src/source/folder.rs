@@ -1,6 +1,6 @@
-//! A plain folder as an image of one layer: it is packed into a tar archive once, and from there
-//! on treated like any other layer. Its owner may be anybody, and may change it meanwhile: nothing from
-//! outside the folder gets into the image, see [`beneath`](super::beneath).
+//! A plain folder as an image of one layer. The folder is packed into a tar archive once, which is
+//! then treated like any other layer. Its owner may be any user, and may change it meanwhile:
+//! nothing from outside the folder gets into the image, see [`beneath`](super::beneath).
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -19,7 +19,7 @@ use crate::root::tree::Meta;
 use crate::root::write::TarWriter;
 use crate::{Error, Limits, Result};
 
-/// Packs the folder `root` into a nameless file in `dir`, and plans an image with that one layer
+/// Packs the folder `root` into an unnamed file in `dir`, and plans an image with that one layer
 /// and an empty config.
 pub(crate) fn pack(root: &Path, dir: &Path, limits: &Limits) -> Result<(Plan, File)> {
     let folder = Beneath::open(root).map_err(|e| bad(root, e))?;
@@ -50,7 +50,7 @@ pub(crate) fn pack(root: &Path, dir: &Path, limits: &Limits) -> Result<(Plan, Fi
     Ok((Plan { whiteouts: false, ..plan }, file))
 }
 
-/// What is left of a folder's names.
+/// The remaining names of a folder.
 type Names = std::vec::IntoIter<OsString>;
 
 struct Packer<'a, W: io::Write> {
@@ -58,20 +58,20 @@ struct Packer<'a, W: io::Write> {
     /// The folder's path, for messages only.
     root: &'a Path,
     folder: Beneath,
-    /// The folder's device: what is mounted below is not read.
+    /// The folder's device. Nothing below a mount point of another device is read.
     device: u64,
-    /// First path of files with several names, by device and inode.
+    /// The first path of each file with several names, by device and inode.
     links: HashMap<(u64, u64), Vec<u8>>,
     spool: &'a Path,
     limits: &'a Limits,
     bytes: u64,
-    /// Names listed so far; at most the limit.
+    /// The number of names listed so far, at most the limit.
     entries: usize,
 }
 
 impl<W: io::Write> Packer<'_, W> {
-    /// Packs the folder itself and everything below it, folders before what is in them. Keeps names
-    /// and no descriptors of the folders on the way: there may be thousands.
+    /// Packs the folder itself and everything below it, a folder before its content. For the
+    /// folders on the way, it keeps names and no descriptors, since there may be thousands.
     fn pack(&mut self, root: &Found) -> Result<()> {
         self.put(b"./", root, EntryType::Directory, b"", 0)?;
         let mut path = Vec::new();
@@ -90,7 +90,8 @@ impl<W: io::Write> Packer<'_, W> {
         Ok(())
     }
 
-    /// Packs one file. If it is a folder, returns what is in it, and `path` ends with a slash.
+    /// Packs one file. If it is a folder, returns the names in it and appends a slash to `path`;
+    /// otherwise returns `None`. Also returns `None` for a mount point.
     fn file(&mut self, path: &mut Vec<u8>) -> Result<Option<Names>> {
         if path.len() > self.limits.path_bytes {
             return Err(self.too_many(path));
@@ -102,14 +103,15 @@ impl<W: io::Write> Packer<'_, W> {
         }
         path.push(b'/');
         self.put(path, &found, EntryType::Directory, b"", 0)?;
-        // What is mounted there is not part of the folder.
+        // A file system that is mounted there is not part of the folder.
         if found.meta.dev() != self.device {
             return Ok(None);
         }
         self.names(&found, path).map(Some)
     }
 
-    /// What is in a folder. Every name counts when it is listed, before memory is taken for it.
+    /// Returns the names in a folder. Every name is counted when it is listed, before memory is
+    /// taken for it.
     fn names(&mut self, folder: &Found, path: &[u8]) -> Result<Names> {
         let names = folder.names(self.limits.entries - self.entries);
         let names = names.map_err(|e| self.bad(path, e))?;
@@ -135,13 +137,13 @@ impl<W: io::Write> Packer<'_, W> {
             _ if kind.is_fifo() => self.put(path, found, EntryType::Fifo, b"", 0),
             _ if kind.is_char_device() => self.device(path, found, EntryType::Char),
             _ if kind.is_block_device() => self.device(path, found, EntryType::Block),
-            // A socket means nothing without the process behind it.
+            // A socket is left out, since it is useless without its process.
             _ => Ok(()),
         }
     }
 
-    /// Packs as many bytes as the file has when it is opened; a file that has another length
-    /// afterwards is refused.
+    /// Packs as many bytes as the file had when it was looked up. A file that then has another
+    /// length is refused.
     fn content(&mut self, path: &[u8], found: &Found) -> Result<()> {
         let len = found.meta.len();
         self.bytes = self.bytes.saturating_add(len);
@@ -195,7 +197,7 @@ impl<W: io::Write> Packer<'_, W> {
         })
     }
 
-    /// Where `path` is on this machine, for a message.
+    /// Returns the host's path of `path`, for a message.
     fn shown(&self, path: &[u8]) -> PathBuf {
         self.root.join(OsStr::from_bytes(path))
     }

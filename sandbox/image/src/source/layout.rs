@@ -13,29 +13,29 @@ use rustix::fs::{Mode, OFlags};
 use crate::manifest::{Layer, descriptor_digest};
 use crate::{Digest, Error, Limits, Reference, Result};
 
-/// Annotation with the tag, or sometimes the whole name.
+/// The annotation with the tag, or sometimes the whole name.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
-/// Annotation with the whole name.
+/// The annotation with the whole name.
 const FULL_NAME: &str = "io.containerd.image.name";
 
-/// Blobs on this machine.
+/// An image layout on this machine, from which blobs are read.
 pub(crate) struct Local {
     pub store: Store,
-    /// Where blobs lie that are not at `blobs/sha256/…`.
+    /// The paths of blobs that are not at `blobs/sha256/…`.
     pub paths: HashMap<Digest, String>,
-    /// For messages.
+    /// The path of the folder or archive, for messages.
     pub place: String,
 }
 
 /// A folder, or an archive of one.
 pub(crate) enum Store {
     Folder(PathBuf),
-    /// The archive, and offset and length of its files.
+    /// The archive, and the offset and length of each file in it.
     Archive(Arc<File>, HashMap<String, (u64, u64)>),
 }
 
 impl Store {
-    /// The file at `path`, and its length; `None` if there is none.
+    /// Opens the file at `path` and returns it with its length. Returns `None` if there is none.
     pub(crate) fn open(&self, path: &str) -> io::Result<Option<(Box<dyn Read + Send>, u64)>> {
         match self {
             Self::Folder(dir) => match open_regular(&dir.join(path)) {
@@ -64,7 +64,8 @@ impl Local {
         Ok(Self { store: Store::Folder(dir), paths: HashMap::new(), place })
     }
 
-    /// Reads `path` whole; `None` if there is no such file.
+    /// Reads the whole file at `path`. Returns `None` if there is none, and an error if it is
+    /// longer than `max`.
     pub(crate) fn read(&self, path: &str, max: u64) -> Result<Option<Vec<u8>>> {
         let Some((file, _)) = self.store.open(path).map_err(|e| self.error(path, e))? else {
             return Ok(None);
@@ -78,12 +79,12 @@ impl Local {
         }
     }
 
-    /// A blob of at most `size` bytes, not yet checked.
+    /// Returns a blob of at most `size` bytes, whose digest is not checked yet.
     pub(crate) fn document(&self, digest: &Digest, size: u64) -> Result<Vec<u8>> {
         self.read(&self.blob_path(digest), size)?.ok_or_else(|| self.missing(digest))
     }
 
-    /// A reader of a layer's blob.
+    /// Returns a reader of a layer's blob.
     pub(crate) fn open_layer(&self, layer: &Layer) -> Result<Box<dyn Read + Send>> {
         let path = self.blob_path(&layer.digest);
         let found = self.store.open(&path).map_err(|e| self.error(&path, e))?;
@@ -103,8 +104,8 @@ impl Local {
         Error::io("read", &Path::new(&self.place).join(path), e)
     }
 
-    /// The document that `index.json` has for `tag`, or for its only image, and the image's name
-    /// if it has one.
+    /// Returns the document that `index.json` has for `tag`, or for its only image, and the image's
+    /// name if it has one.
     pub(crate) fn choose(
         &self,
         tag: Option<&str>,
@@ -126,7 +127,8 @@ impl Local {
     }
 }
 
-/// The entry that `tag` names. Without a tag: the only entry, or the one tagged `latest`.
+/// Returns the entry that `tag` names. Without a tag, returns the only entry, or the one tagged
+/// `latest`.
 fn pick<'a>(entries: &'a [Descriptor], tag: Option<&str>) -> Result<&'a Descriptor, String> {
     let names = |entry: &Descriptor| -> Vec<String> {
         [REF_NAME, FULL_NAME].iter().filter_map(|key| annotation(entry, key)).collect()
@@ -149,15 +151,15 @@ fn annotation(entry: &Descriptor, key: &str) -> Option<String> {
     entry.annotations().as_ref()?.get(key).cloned()
 }
 
-/// The name that an entry gives in full; a mere tag is none.
+/// Returns the full name that an entry has. Returns `None` if the entry has only a tag.
 fn full_name(entry: &Descriptor) -> Option<Reference> {
     let text = annotation(entry, FULL_NAME)
         .or_else(|| annotation(entry, REF_NAME).filter(|name| name.contains([':', '/'])))?;
     text.parse().ok()
 }
 
-/// Opens a regular file. Links are followed, since build tools make layouts of links and every blob is
-/// checked against its digest; what is no file (a FIFO, a device) is an error and never a wait.
+/// Opens a regular file. Links are followed, since build tools make layouts of links and every blob
+/// is checked against its digest. Any other file (a FIFO, a device) is an error, without a wait.
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

@@ -1,5 +1,5 @@
-//! Where images come from. [`Source`] is what a user names; a [`Fetcher`] is an opened source,
-//! which hands out documents and layers by digest and checks both.
+//! Sources of images. [`Source`] is the source as a user names it. A [`Fetcher`] is an opened
+//! source, which provides documents and layers by digest and checks both.
 
 pub(crate) mod archive;
 mod beneath;
@@ -25,22 +25,22 @@ use registry::Registry;
 /// An image that is not in a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A folder in OCI image layout, and which image of it where there are several.
+    /// A folder in OCI image layout, and the name of the image if it has several.
     OciLayout(PathBuf, Option<String>),
     /// A tar archive of such a folder, possibly compressed.
     OciArchive(PathBuf, Option<String>),
-    /// What `docker save` writes, possibly compressed.
+    /// An archive of `docker save`, possibly compressed.
     DockerArchive(PathBuf, Option<String>),
-    /// A plain folder that is to be the container's root, for instance of debootstrap. Must not
-    /// change while it is read: what does is an error, and whoever may change it gets nothing from
-    /// outside of it into the image. Nothing below its mount points is read.
+    /// A plain folder that becomes the container's root, for instance of debootstrap. It must not
+    /// change while it is read: a change is an error, and a user who can change it gets nothing
+    /// from outside of the folder into the image. Nothing below its mount points is read.
     Folder(PathBuf),
 }
 
 impl FromStr for Source {
     type Err = Error;
 
-    /// Reads `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]`, `docker-archive:FILE[:NAME]` and
+    /// Parses `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]`, `docker-archive:FILE[:NAME]` and
     /// `dir:PATH`. A path with a colon in its last part needs a tag after it.
     fn from_str(text: &str) -> Result<Self> {
         let bad = || Error::BadSource(text.to_owned());
@@ -69,7 +69,7 @@ impl FromStr for Source {
 }
 
 impl Source {
-    /// Where it is.
+    /// Returns the source's path.
     pub fn path(&self) -> &Path {
         match self {
             Self::OciLayout(path, _)
@@ -85,11 +85,11 @@ impl Source {
 pub(crate) enum Fetcher {
     Registry(Arc<Registry>),
     Local(Arc<Local>),
-    /// The only layer, already uncompressed and in a nameless file.
+    /// The only layer, already uncompressed, in an unnamed file.
     Ready(Arc<File>),
 }
 
-/// What fetching a layer needs beside the source.
+/// The shared settings and state for fetching layers, beside the source.
 pub(crate) struct Spool {
     pub dir: PathBuf,
     pub limits: Limits,
@@ -97,7 +97,7 @@ pub(crate) struct Spool {
 }
 
 impl Fetcher {
-    /// The manifest or index with this digest, checked; at most `size` bytes.
+    /// Returns the manifest or index with this digest, of at most `size` bytes, checked.
     pub(crate) async fn manifest(&self, digest: &Digest, size: u64) -> Result<Vec<u8>> {
         match self {
             Self::Registry(registry) => registry.manifest(Some(digest), size).await,
@@ -105,7 +105,7 @@ impl Fetcher {
         }
     }
 
-    /// The config with this digest, checked; at most `size` bytes.
+    /// Returns the config with this digest, of at most `size` bytes, checked.
     pub(crate) async fn config(&self, digest: &Digest, size: u64) -> Result<Vec<u8>> {
         self.document("config", digest, size).await
     }
@@ -130,7 +130,8 @@ impl Fetcher {
         }
     }
 
-    /// Brings `layer` to disk, uncompressed and checked. `progress` gets the bytes read so far.
+    /// Fetches `layer` to disk, uncompressed and checked. `progress` gets the number of bytes read
+    /// so far.
     pub(crate) async fn layer(
         &self,
         layer: Layer,
@@ -154,8 +155,8 @@ impl Fetcher {
                 let feed = registry.feed(layer.digest, sender);
                 let reader = ChannelReader { receiver, chunk: Vec::new(), used: 0, failed: None };
                 let spool = blocking(move || spool_from(Box::new(reader)));
-                // Not a task of its own: when this future is dropped the channel closes, and the
-                // reader in its thread ends at once.
+                // The feed is not a task of its own: when this future is dropped, the channel
+                // closes, and the reader in its thread ends at once.
                 match tokio::join!(feed, spool) {
                     (Err(network), Err(Error::BadLayer { .. })) => Err(network),
                     (_, result) => result,
@@ -165,7 +166,7 @@ impl Fetcher {
     }
 }
 
-/// Runs what blocks on a thread of its own kind; a panic there becomes an error here.
+/// Runs blocking work on a thread for such work. A panic there becomes an error here.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -175,7 +176,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
 }
 
-/// The receiving end of a stream of chunks, as a blocking reader. An error stays.
+/// The receiving end of a stream of chunks, as a blocking reader. After an error, every read fails.
 struct ChannelReader {
     receiver: mpsc::Receiver<io::Result<Vec<u8>>>,
     chunk: Vec<u8>,
@@ -207,8 +208,8 @@ impl Read for ChannelReader {
     }
 }
 
-/// The message of an error and of the errors below it, which say what really happened
-/// ("connection refused").
+/// Returns the message of an error and of its sources, which name the actual cause ("connection
+/// refused").
 fn reason(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut below = error.source();
@@ -222,7 +223,7 @@ fn reason(error: &dyn std::error::Error) -> String {
     text.lines().collect::<Vec<_>>().join(" ")
 }
 
-/// A name for an image that came without one, made of the folder or file it came from.
+/// Makes a name for an image without one, from the name of its folder or file.
 pub(crate) fn name_from_path(path: &Path, tag: Option<&str>) -> Option<Reference> {
     let name = path.canonicalize().ok()?.file_name()?.to_str()?.to_lowercase();
     let name = name.split(".tar").next().unwrap_or(&name);

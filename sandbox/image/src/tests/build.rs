@@ -75,17 +75,17 @@ async fn merged_layers_as_fsck_erofs_reads_them() {
     assert_eq!(names, expected);
     let text = dump(&image.erofs_path, &format!("/{deep}"));
     assert!(text.contains("Uid: 3000000") && text.contains("Gid: 70000"), "{text}");
-    // As the superblock says it in the text of dump.erofs is enough: the file's bytes do not lie.
+    // The name and value of the attribute occur in the file, which is enough here.
     let bytes = std::fs::read(&image.erofs_path).unwrap();
     let has = |needle: &[u8]| bytes.windows(needle.len()).any(|window| window == needle);
     assert!(has(b"v\n\0w") && has(&CAP_NET_RAW));
     assert!(!has(b"below"), "what is hidden is not in the image");
 }
 
-/// `vfs_cap_data` version 2 with CAP_NET_RAW permitted and effective, as ping has it.
+/// `vfs_cap_data` version 2 with CAP_NET_RAW permitted and effective, as for ping.
 const CAP_NET_RAW: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// What is just within the limits gets through mkfs.erofs as well.
+/// An image that is just within the limits gets through mkfs.erofs, too.
 #[tokio::test]
 async fn extremes() {
     let Some(tools) = tools("extremes") else { return };
@@ -121,7 +121,7 @@ async fn extremes() {
     }
     let text = dump(&image.erofs_path, "/b");
     assert!(text.contains("Uid: 4294967294") && text.contains("Timestamp: 5138-11-16"), "{text}");
-    // dump.erofs itself does not get as deep as this file is.
+    // dump.erofs itself cannot look up a path as deep as this one.
     let bytes = std::fs::read(&image.erofs_path).unwrap();
     for needle in [value.as_slice(), b"deep down here"] {
         assert!(bytes.windows(needle.len()).any(|window| window == needle));
@@ -151,7 +151,7 @@ async fn every_local_source() {
     let layer = plain(&Tar::new().file("x", "1").end());
     let layout = Layout::of(std::slice::from_ref(&layer));
     let from_layout = import(&cache, Source::OciLayout(layout.path().to_owned(), None)).await;
-    // The layout as an archive is the same image.
+    // The layout as an archive makes the same image.
     let mut archive = tar::Builder::new(Vec::new());
     archive.append_dir_all(".", layout.path()).unwrap();
     let path = dir.path().join("layout.tar.gz");
@@ -159,7 +159,7 @@ async fn every_local_source() {
     let from_archive = import(&cache, Source::OciArchive(path, None)).await;
     assert_eq!(from_layout.digest, from_archive.digest);
     assert!(from_archive.references.iter().any(|name| name.familiar() == "layout:latest"));
-    // What docker saves.
+    // The archive is as `docker save` writes it.
     let config = config_json("amd64", std::slice::from_ref(&layer));
     let manifest = r#"[{"Config":"c.json","RepoTags":["app:7"],"Layers":["l/layer.tar"]}]"#;
     let saved = Tar::new()
@@ -205,7 +205,7 @@ async fn a_plain_folder_comes_out_as_it_went_in() {
         assert_eq!(rustix::fs::getxattr(out.join("a/f"), "user.k", &mut value[..]), Ok(2));
         assert_eq!(&value, b"v1");
     }
-    // Unchanged it is the same image, changed another.
+    // The unchanged folder makes the same image, and a changed one another.
     let again = import(&cache, Source::Folder(root.clone())).await;
     assert_eq!(again.digest, image.digest);
     std::fs::write(root.join("a/f"), "DATA").unwrap();
@@ -220,7 +220,7 @@ async fn a_deep_folder() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::open(dir.path().join("c"), tools, Limits::default()).unwrap();
     let root = dir.path().join("r");
-    // As deep as a path from the root of the host may be.
+    // The folder is as deep as a path from the root of the host may be.
     let depth = (4080 - root.as_os_str().len()) / 2;
     std::fs::create_dir_all(root.join("d/".repeat(depth))).unwrap();
     let image = import(&cache, Source::Folder(root)).await;

@@ -43,7 +43,7 @@ async fn names_move_and_images_dangle() {
     let list = cache.list().unwrap();
     assert_eq!(list.iter().map(|i| i.digest).collect::<Vec<_>>(), [new.digest, old.digest]);
     assert!(list[1].references.is_empty());
-    // By name, by digest, by some digits, by name and digest.
+    // Lookups by name, by digest, by some digits, by name and digest.
     let hex = old.digest.hex();
     assert_eq!(cache.get("app:1").unwrap().unwrap().digest, new.digest);
     assert_eq!(cache.get("docker.io/library/app:1").unwrap().unwrap().digest, new.digest);
@@ -54,7 +54,7 @@ async fn names_move_and_images_dangle() {
     }
     assert!(cache.get("app:2").unwrap().is_none());
     assert!(cache.get("A B").is_err());
-    // Pruning takes the nameless one only, and not while it is used.
+    // Pruning removes only the image without a name, and not while it is in use.
     let in_use = BTreeSet::from([old.digest]);
     let removed = cache.prune(&Prune { in_use, ..Prune::default() }).unwrap();
     assert!(removed.deleted.is_empty());
@@ -80,7 +80,7 @@ async fn removal_as_docker_does_it() {
     let several = cache.remove(&digest, &none, false).unwrap_err();
     assert!(matches!(&several, Error::SeveralNames { names, .. } if names == "app:1, app:2"));
     let in_use = BTreeSet::from([image.digest]);
-    // One of several names may go even while the image is used.
+    // One of several names can be removed even while the image is in use.
     let removed = cache.remove("app:1", &in_use, false).unwrap();
     assert_eq!((removed.untagged, removed.deleted), (vec![reference("app:1")], vec![]));
     assert!(matches!(cache.remove("app:2", &in_use, true), Err(Error::InUse(_))));
@@ -114,7 +114,7 @@ async fn concurrent_imports_of_one_image_build_once() {
     let layout = Layout::of(&[gzip(&Tar::new().file("x", "1").end())]);
     let logs: Vec<_> = (0..4).map(|_| Log::new()).collect();
     let works = logs.iter().enumerate().map(|(i, log)| {
-        // A handle each, as different processes have.
+        // Each task has a handle of its own, as different processes have.
         let cache = open(dir.path(), &tools);
         let source = Source::OciLayout(layout.path().to_owned(), None);
         let (name, log) = (reference(&format!("app:{i}")), log.clone());
@@ -171,7 +171,7 @@ async fn failures_leave_nothing() {
         let text = result.unwrap_err().to_string();
         assert!(text.contains("sha256:") && !text.contains('\n'), "{text}");
     }
-    // mkfs.erofs itself fails.
+    // Here mkfs.erofs itself fails.
     let failing = Tools {
         mkfs_erofs: [
             "sh",
@@ -219,7 +219,7 @@ fn a_damaged_index_is_said_to_be_damaged() {
     }
 }
 
-/// As root with a small tmpfs of its own: a disk that fills up in mid-build.
+/// The disk, a small tmpfs that root mounts, fills up in mid-build.
 #[tokio::test]
 async fn root_full_disk_is_told_and_leaves_nothing() {
     const NAME: &str = "root_full_disk_is_told_and_leaves_nothing";
@@ -230,8 +230,8 @@ async fn root_full_disk_is_told_and_leaves_nothing() {
         skip(NAME, "root to mount a tmpfs");
         return;
     }
-    // Not compressible, so that it is as large as a layer (no space for the layer), or fits as a
-    // layer but not as an image beside it.
+    // The data is not compressible. The larger file does not fit as a layer; the smaller one fits
+    // as a layer, but not as an image beside it.
     let result = async {
         let cache = open(dir.path(), &tools);
         for size in [4 << 20, 2 << 20] {

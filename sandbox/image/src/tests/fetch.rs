@@ -75,7 +75,7 @@ async fn config_of_another_digest() {
     );
 }
 
-/// Overwrites the blob of the only layer.
+/// Overwrites the blob of the only layer with `stored`, and returns the error of fetching it.
 async fn with_layer(blob: &Blob, stored: &[u8]) -> Error {
     let layout = Layout::of(std::slice::from_ref(blob));
     std::fs::write(layout.blob_path(&Digest::of(&blob.bytes)), stored).unwrap();
@@ -121,7 +121,7 @@ async fn layer_of_another_diff_id() {
 
 #[tokio::test]
 async fn layer_that_does_not_decompress() {
-    // Right digest, but the maker stored a broken stream.
+    // The digest is right, but the maker stored a broken stream.
     let mut broken = gzip(&tar());
     broken.bytes.truncate(60);
     let error = fetch(&Layout::of(&[broken]), &Limits::default()).await.unwrap_err();
@@ -148,14 +148,14 @@ async fn bombs() {
     let limits = Limits { layer_uncompressed: 100_000, ..Limits::default() };
     let error = fetch(&Layout::of(&[gzip(&zeros)]), &limits).await.unwrap_err();
     assert!(error.to_string().contains("100000"), "{error}");
-    // Each layer is small enough, all together are not.
+    // Each layer is small enough, but all together are not.
     let limits = Limits { image_uncompressed: 3 << 19, ..Limits::default() };
     let error = fetch(&Layout::of(&[gzip(&zeros), zstd(&zeros)]), &limits).await.unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");
     assert_eq!(fetch(&Layout::of(&[gzip(&zeros)]), &limits).await.unwrap().len(), 1);
 }
 
-/// A whole archive that is a bomb: refused by its ratio, long before it fills the disk.
+/// An archive that is a bomb as a whole is refused by its ratio, long before it fills the disk.
 #[test]
 fn a_compressed_archive_is_no_bomb() {
     let dir = tempfile::tempdir().unwrap();
@@ -186,7 +186,7 @@ fn platform(arch: &str, more: &str) -> String {
     format!(r#","platform":{{"os":"linux","architecture":"{arch}"{more}}}"#)
 }
 
-/// An index of images for these architectures; the layers differ.
+/// Makes an index of images for these platforms, with different layers.
 fn multi_arch(platforms: &[(&str, &str)]) -> Layout {
     let mut layout = Layout::empty();
     let mut entries = Vec::new();
@@ -292,7 +292,7 @@ async fn layers_and_config_must_agree() {
 
 #[tokio::test]
 async fn an_index_of_itself_ends() {
-    // A cycle would need a broken hash; a long chain does not.
+    // A cycle would need a broken hash, but a long chain does not.
     let mut layout = Layout::empty();
     let mut document = layout.image("amd64", &[gzip(&tar())]);
     let mut kind = MANIFEST;
@@ -326,7 +326,7 @@ async fn tags_of_a_layout() {
     assert!(text.contains("no image"), "{text}");
 }
 
-/// An archive as `docker save` wrote it up to version 24, with a layer that is a link.
+/// Makes an archive as `docker save` wrote it up to version 24, with a layer that is a link.
 fn docker_archive(config: &str, config_name: &str) -> tempfile::NamedTempFile {
     let manifest = format!(
         r#"[{{"Config":"{config_name}","RepoTags":["team/app:1"],"Layers":["a/layer.tar","b/layer.tar"]}}]"#
@@ -364,10 +364,10 @@ fn docker_archives() {
     assert_eq!(bytes, tar());
     assert!(open(&file, Some("team/app:1")).is_ok());
     assert!(open(&file, Some("team/app:2")).is_err());
-    // The same, compressed as a whole.
+    // The archive is compressed as a whole.
     std::fs::write(file.path(), gzip(&std::fs::read(file.path()).unwrap()).bytes).unwrap();
     assert_eq!(open(&file, None).unwrap().0.digest, plan.digest);
-    // A config that is not what its name says.
+    // The config does not have the digest in its name.
     let file = docker_archive(&config.replace("/bin", "/bad"), &name);
     assert!(matches!(open(&file, None).map(|_| ()), Err(Error::DigestMismatch { .. })));
     let file = docker_archive(&config_json("arm64", &[layer.clone(), layer]), "config.json");

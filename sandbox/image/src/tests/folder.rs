@@ -1,4 +1,4 @@
-//! Folders whose owner swaps what is in them while they are packed. No tool is needed.
+//! Folders whose owner swaps their content while they are packed. No tool is needed.
 
 use std::io::Read;
 use std::os::unix::fs::symlink;
@@ -14,7 +14,7 @@ use crate::{Error, Limits, Result};
 const SECRET: &[u8] = b"nobody else may read this";
 const ROUNDS: usize = 200;
 
-/// A folder with `d/` and a secret beside it; in `stage` lies what the owner swaps in.
+/// A folder with `d/` and a secret beside it. `stage` has the files that the owner swaps in.
 struct Place {
     dir: tempfile::TempDir,
     root: PathBuf,
@@ -55,7 +55,7 @@ fn has_secret(bytes: &[u8]) -> bool {
     bytes.windows(SECRET.len()).any(|window| window == SECRET)
 }
 
-/// Swaps `one` and `other` again and again while `work` runs. Returns how often.
+/// Swaps `one` and `other` again and again while `work` runs. Returns the number of swaps.
 fn while_swapping(one: &Path, other: &Path, mut work: impl FnMut()) -> u64 {
     let (end, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -64,11 +64,11 @@ fn while_swapping(one: &Path, other: &Path, mut work: impl FnMut()) -> u64 {
                 let (cwd, flags) = (rustix::fs::CWD, RenameFlags::EXCHANGE);
                 rustix::fs::renameat_with(cwd, one, cwd, other, flags).unwrap();
                 swaps.fetch_add(1, Ordering::Relaxed);
-                // On one processor the other thread must get a turn in either state.
+                // On one processor, the other thread must get a turn in either state.
                 std::thread::yield_now();
             }
         });
-        // Whatever fails in there, the other thread ends.
+        // The other thread ends even if `work` fails.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut work));
         end.store(true, Ordering::Relaxed);
         if let Err(panic) = outcome {
@@ -86,7 +86,8 @@ fn a_folder_swapped_for_a_link_brings_nothing_from_outside() {
         symlink(place.secret().join(leads_to), &link).unwrap();
         let swaps = while_swapping(&place.root.join(inside), &link, || {
             for round in 0..ROUNDS {
-                // Either of the two states, or an error that says it changed.
+                // The result is either of the two states, or an error that says that the folder
+                // changed.
                 match place.pack() {
                     Ok(bytes) => assert!(!has_secret(&bytes), "{inside}: round {round}"),
                     Err(error) => assert!(error.to_string().contains("changed"), "{error}"),
@@ -97,7 +98,7 @@ fn a_folder_swapped_for_a_link_brings_nothing_from_outside() {
     }
 }
 
-/// Links that simply lie there are links in the image as well.
+/// Links that do not change become links in the image.
 #[test]
 fn links_are_packed_and_not_followed() {
     let place = Place::new();
@@ -115,7 +116,7 @@ fn what_would_block_never_does() {
     let fifo = place.stage.join("fifo");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
-    // It must end: nobody ever opens the FIFO's other end.
+    // Packing must end, although nobody ever opens the FIFO's other end.
     let swaps = while_swapping(&place.root.join("d/f7"), &fifo, || {
         for _ in 0..ROUNDS {
             match place.pack() {
@@ -143,7 +144,7 @@ fn a_file_that_changes_its_length_is_refused() {
                     changes.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            // Copying is nearly all of a round: one with many changes has some while it copies.
+            // Copying takes most of a round, so a round with many changes has some while it copies.
             let (mut busy_rounds, mut refused) = (0, None);
             while busy_rounds < 10 && refused.is_none() {
                 let before = changes.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Layers that want out, or want too much.
+//! Layers that try to escape from the root, or to exhaust resources.
 
 use tar::{EntryType, Header};
 
@@ -48,7 +48,7 @@ fn links_that_climb() {
         let layer = Tar::new().dir("a/").symlink("s", target);
         bad(layer.hard_link("y", "s/x").end(), "climbs out of the root");
     }
-    // As long as nothing goes through it, a link may say what it likes.
+    // A link may have any target as long as no path goes through it.
     assert_eq!(merge(&[Tar::new().symlink("s", "../../x").end()]).unwrap().len(), 1);
 }
 
@@ -78,7 +78,7 @@ fn names_that_are_too_long() {
     let gnu = |size| Tar::new().raw(EntryType::GNULongName, b"L", b"", &vec![b'n'; size]);
     bad(gnu(1 << 20).file("x", "").end(), "a name of 1048576 bytes");
     bad(Tar::new().raw(EntryType::XHeader, b"x", b"", &vec![b'n'; 2 << 20]).end(), "PAX header");
-    // A path gets longer through links than any name in the archive.
+    // Links can make a path longer than any name in the archive.
     let deep = "d/".repeat(1500);
     let layer = Tar::new().pax(&[("path", deep.as_bytes())]).dir("x/");
     let layer = layer.pax(&[("linkpath", deep.as_bytes())]).symlink("s", "x");
@@ -155,7 +155,8 @@ fn limits() {
     bad(Tar::new().pax(&[("SCHILY.xattr.user.k", &[0; 65537])]).file("x", "").end(), "attribute");
 }
 
-/// As deep as paths allow, on a stack that is small: nothing may recurse as deep as a layer says.
+/// A tree as deep as paths allow is merged on a small stack: no recursion may be as deep as a layer
+/// says.
 #[test]
 fn deep_trees_need_no_deep_stack() {
     let deep = "d/".repeat(2040);
@@ -175,7 +176,7 @@ fn deep_trees_need_no_deep_stack() {
     std::thread::Builder::new().stack_size(128 << 10).spawn(work).unwrap().join().unwrap();
 }
 
-/// Few bytes that make the merger walk far are cut off.
+/// Layers of few bytes that cause much work for the merger are refused.
 #[test]
 fn work_is_bounded() {
     let limits = Limits { entries: 100_000, ..Limits::default() };

@@ -1,5 +1,5 @@
-//! A registry that is out to fill the memory of who asks it, or to keep it waiting: on loopback, one thread
-//! for each connection.
+//! A registry on loopback that tries to fill its client's memory or to keep the client waiting,
+//! with one thread for each connection.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,19 +12,20 @@ use crate::source::registry::Registry;
 use crate::source::{Fetcher, Spool};
 use crate::{Access, Credentials, Digest, Error, Limits, Result, manifest};
 
-/// What an endless body really has: so much that a client without a limit has shown that it has none.
+/// The actual size of an endless body: enough to show that a client has no limit.
 const ENDLESS: u64 = 256 << 20;
-/// What may lie in sockets and in the client's buffers of an answer that nobody reads any more.
+/// The most bytes of an answer that may be in sockets and in the client's buffers while nobody
+/// reads it.
 const ON_THE_WAY: u64 = 32 << 20;
-/// Of a document in these tests.
+/// The most bytes of a document in these tests.
 const DOCUMENT: u64 = 64 << 10;
-/// No test here waits so long: whoever does waits for the registry.
+/// The time after which a test counts as waiting for the registry.
 const FOR_EVER: Duration = Duration::from_secs(45);
 
-/// How a body comes.
+/// The way in which a body is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
-    /// Endless, with the length that it really has.
+    /// Endless, with its actual length.
     WithLength,
     /// Endless, in chunks.
     Chunked,
@@ -38,23 +39,24 @@ enum How {
 
 const ENDLESSLY: [How; 3] = [How::WithLength, How::Chunked, How::UntilClosed];
 
-/// What the registry answers.
+/// An answer of the registry.
 #[derive(Clone)]
 enum Answer {
     Body(&'static str, Vec<u8>),
     Hostile(&'static str, How),
-    /// Wants a token of its own token service, and takes none.
+    /// Requires a token of the registry's own token service, and accepts none.
     Challenge,
-    /// The same, and takes the last token that was issued, once.
+    /// Requires a token of the registry's own token service, and accepts the last one that was
+    /// issued, once.
     Guarded(Vec<u8>),
     /// Issues a token.
     Token,
 }
 
-/// Tokens issued, and whether the last one is spent.
+/// The number of tokens issued, and whether the last one is spent.
 static TOKENS: Mutex<(u32, bool)> = Mutex::new((0, true));
 
-/// The registry: answers by what the path ends with; 404 for the rest.
+/// The registry. It answers by the end of the path, and with 404 for other paths.
 struct Hostile {
     host: String,
     routes: Arc<Mutex<Vec<(String, Answer)>>>,
@@ -67,7 +69,7 @@ impl Hostile {
         let host = listener.local_addr().unwrap().to_string();
         let (routes, sent) = (Arc::new(Mutex::new(routes)), Arc::<AtomicU64>::default());
         let (table, count) = (routes.clone(), sent.clone());
-        // Ends with the test's process; its connections end when the client drops them.
+        // The thread ends with the test's process; its connections end when the client drops them.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (table, count) = (table.clone(), count.clone());
@@ -87,7 +89,7 @@ impl Hostile {
         Arc::new(Registry::new(&reference, &access, limits).unwrap())
     }
 
-    /// What a pull does until it knows the layers.
+    /// Does the part of a pull up to the list of layers.
     async fn plan(&self, limits: &Limits) -> Result<manifest::Plan> {
         let registry = self.registry(limits);
         let bytes = registry.manifest(None, limits.document_bytes).await?;
@@ -117,7 +119,7 @@ fn serve(mut stream: TcpStream, table: &Mutex<Vec<(String, Answer)>>, sent: &Ato
     let path = path.split('?').next().unwrap_or_default();
     let table = table.lock().unwrap().clone();
     let found = table.into_iter().find(|(end, _)| path.ends_with(end.as_str()));
-    // A client that has gone is what the tests want to see.
+    // The tests want to see the client hang up, so a failed write is no error.
     let _ = match found.map(|(_, answer)| answer) {
         Some(answer) => send(&mut stream, answer, &shown, sent),
         None => stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
@@ -175,7 +177,7 @@ fn flood(stream: &mut TcpStream, status: &str, how: How, sent: &AtomicU64) -> st
         loop {
             stream.write_all(b"1\r\n{\r\n")?;
             if how == How::Stalls {
-                // Until the client gives up.
+                // The thread waits until the client gives up.
                 return stream.read(&mut [0; 1]).map(drop);
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -204,7 +206,7 @@ fn limits() -> Limits {
     Limits { document_bytes: DOCUMENT, ..Limits::default() }
 }
 
-/// An image whose documents a registry has: what each is reached by, and its bytes.
+/// The documents and the layer of an image in a registry.
 struct Documents {
     index: Vec<u8>,
     manifest: Vec<u8>,
@@ -222,7 +224,7 @@ fn documents() -> Documents {
 }
 
 impl Documents {
-    /// Routes to all of it, with `hostile` in the place of one.
+    /// Returns routes to all documents, with `answer` in the place of the document `hostile`.
     fn routes(&self, hostile: &str, answer: &Answer) -> Vec<(String, Answer)> {
         let blob = |kind: &str, bytes: &[u8]| format!("{kind}/{}", Digest::of(bytes));
         let all = [
@@ -245,7 +247,7 @@ async fn a_well_behaved_registry_on_the_same_code() {
     let hostile = Hostile::start(documents.routes("none", &Answer::Challenge));
     let plan = hostile.plan(&limits()).await.unwrap();
     assert_eq!(plan.digest, Digest::of(&documents.manifest));
-    // One that wants a token, which has expired by the next document.
+    // This registry requires a token, which has expired by the next document.
     let hostile = Hostile::start(documents.routes("none", &Answer::Challenge));
     for (_, answer) in hostile.routes.lock().unwrap().iter_mut() {
         if let Answer::Body(_, bytes) = answer {
@@ -256,7 +258,7 @@ async fn a_well_behaved_registry_on_the_same_code() {
     let plan = hostile.plan(&limits()).await.unwrap();
     assert_eq!(plan.digest, Digest::of(&documents.manifest));
     assert_eq!(TOKENS.lock().unwrap().0, 3, "a token for each document");
-    // And one that never takes a token: it is asked twice, not for ever.
+    // This registry never accepts a token: the client must give up after two requests.
     let hostile = Hostile::start(documents.routes("tag", &Answer::Challenge));
     let token = br#"{"token":"x"}"#.to_vec();
     hostile.routes.lock().unwrap().push(("/token".into(), Answer::Body("200 OK", token)));
@@ -316,7 +318,7 @@ async fn an_endless_layer_is_cut_off_at_its_size() {
     }
 }
 
-/// The registry holds the connection open throughout, so what ends does not wait for it.
+/// The registry keeps the connection open throughout, so the client must end by itself.
 #[tokio::test]
 async fn a_registry_that_stalls_or_drips_is_given_up() {
     let documents = documents();
@@ -324,7 +326,7 @@ async fn a_registry_that_stalls_or_drips_is_given_up() {
     for (how, limits) in [
         (How::Stalls, Limits { stall_time: second, ..limits() }),
         (How::Stalls, Limits { document_time: second, ..limits() }),
-        // Something comes all the time: only the time for all of it helps.
+        // Bytes arrive all the time, so only the limit on the total time helps.
         (How::Drips, Limits { document_time: second, ..limits() }),
     ] {
         for what in ["tag", "manifest", "config", "token"] {
@@ -356,7 +358,8 @@ async fn what_a_registry_says_does_nothing_to_a_terminal() {
     assert!(text.chars().all(slipway_printable::is_printable), "{text:?}");
 }
 
-/// A token goes to the registry that it was made for, and not where that leads.
+/// A token is sent to the registry that it was made for, and not to hosts that the registry
+/// redirects to.
 #[tokio::test]
 async fn credentials_stay_with_their_host() {
     let heard = Arc::new(Mutex::new(String::new()));

@@ -253,7 +253,7 @@ fn root_entry_sets_the_roots_attributes() {
     assert_eq!((tree.inode(ROOT).meta.mode, tree.inode(ROOT).meta.mtime), (0o755, 1));
 }
 
-/// What GNU tar writes in each of its formats is read as it was.
+/// Archives of GNU tar in each of its formats are read correctly.
 #[test]
 fn archives_of_gnu_tar() {
     let dir = tempfile::tempdir().unwrap();
@@ -266,7 +266,7 @@ fn archives_of_gnu_tar() {
     let holes = std::fs::File::create(root.join("holes")).unwrap();
     {
         use std::os::unix::fs::FileExt;
-        // Six separate pieces: more than the header itself has room for.
+        // Six separate extents do not fit into the header itself.
         for i in 0..6 {
             holes.write_all_at(b"data", i * (1 << 20)).unwrap();
         }
@@ -296,7 +296,7 @@ fn archives_of_gnu_tar() {
     }
 }
 
-/// Writing a tree and reading it back gives the same tree, and the same bytes.
+/// A tree that is written and read back is the same tree, and makes the same bytes.
 #[test]
 fn written_tree_reads_the_same() {
     let long = "n".repeat(150);
@@ -325,7 +325,7 @@ fn written_tree_reads_the_same() {
     let mut second = Vec::new();
     write_tree(&again, &files, &mut second, &mut |_| {}).unwrap();
     assert!(first == second);
-    // The `tar` crate's own reader agrees on the names.
+    // The `tar` crate's own reader finds the same names.
     let mut archive = tar::Archive::new(first.as_slice());
     let names: Vec<_> = archive.entries().unwrap().map(|e| e.unwrap().path_bytes().len()).collect();
     assert_eq!(names.len(), 7);

@@ -1,4 +1,5 @@
-//! The cache against other users of the machine, and names against archives that bring them along.
+//! Protection of the cache from other users of the machine, and of names from archives that bring
+//! their own.
 
 use std::io::BufRead;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -38,7 +39,7 @@ fn everything(dir: &Path) -> Vec<PathBuf> {
     names.chain([dir.to_owned()]).collect()
 }
 
-/// What others may do with it.
+/// Returns the permission bits of other users.
 fn rights_of_others(path: &Path) -> u32 {
     std::fs::symlink_metadata(path).unwrap().mode() & 0o077
 }
@@ -53,7 +54,7 @@ async fn the_cache_is_its_owners_alone() {
     for path in everything(&dir) {
         assert_eq!(rights_of_others(&path), 0, "{}", path.display());
     }
-    // As versions before left it.
+    // The files have the modes that earlier versions left.
     for path in everything(&dir) {
         chmod(&path, if path.is_dir() { 0o755 } else { 0o644 });
     }
@@ -65,7 +66,7 @@ async fn the_cache_is_its_owners_alone() {
     assert_eq!(cache.get("app").unwrap().unwrap().digest, image.digest);
 }
 
-/// Whoever has the lock: what only looks does not wait.
+/// Lookups do not wait, even while another process holds the lock.
 #[tokio::test]
 async fn looking_something_up_waits_for_no_lock() {
     let Some(tools) = tools("looking_something_up_waits_for_no_lock") else { return };
@@ -83,11 +84,11 @@ async fn looking_something_up_waits_for_no_lock() {
     looking.join().unwrap();
 }
 
-/// Runs a shell command as the attacker. It ends with this value.
+/// A shell command that runs as the attacker. Dropping this ends it.
 struct Attacker(Child);
 
 impl Attacker {
-    /// Returns once the command has printed a line, which is returned too.
+    /// Starts the command and returns once it has printed a line, together with that line.
     fn run(script: &str, path: &Path) -> (Self, String) {
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh"]).arg(path).uid(NOBODY).gid(NOBODY).process_group(0);
@@ -101,14 +102,15 @@ impl Attacker {
 
 impl Drop for Attacker {
     fn drop(&mut self) {
-        // The shell and what it has started.
+        // The group has the shell and its children.
         let group = rustix::process::Pid::from_child(&self.0);
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         let _ = self.0.wait();
     }
 }
 
-/// The attack that stopped listing and starting: a lock on whatever can be opened for reading.
+/// The attack that used to block listing and starting: a lock on any file that can be opened for
+/// reading.
 const LOCK: &str = "flock -s -n \"$1\" sh -c 'echo held; exec sleep 600' || echo refused";
 const READ: &str = "cat \"$1\" >/dev/null && echo read || echo refused";
 
@@ -120,12 +122,12 @@ async fn another_user_neither_reads_nor_locks_as_root() {
         return skip(NAME, "root to act as another user");
     }
     let place = tempfile::tempdir().unwrap();
-    // Where others come by, as in the data directory.
+    // Other users can pass through the parent, as with the data directory.
     chmod(place.path(), 0o711);
     let dir = place.path().join("images");
     let cache = open(&dir, &tools);
     let image = import(&cache, "x", Some("app"), Taken::Refuse).await.unwrap();
-    // Once behind the folder's mode, once by what its files have of their own.
+    // The first round relies on the folder's mode, the second on the modes of its files.
     for mode in [0o700, 0o755] {
         chmod(&dir, mode);
         for path in [dir.join("index.lock"), dir.join("index.json"), image.erofs_path.clone()] {
@@ -150,7 +152,8 @@ async fn a_cache_of_another_user_is_refused_as_root() {
     assert!(matches!(error, Error::ForeignCache { owner: NOBODY, .. }), "{error}");
 }
 
-/// An archive that calls itself what another image is called: the name is not its maker's to give.
+/// An archive that has the name of another image does not get that name, since its maker has no
+/// right to it.
 #[tokio::test]
 async fn an_import_takes_no_name_from_another_image() {
     let Some(tools) = tools("an_import_takes_no_name_from_another_image") else { return };
@@ -176,19 +179,20 @@ async fn an_import_takes_no_name_from_another_image() {
     assert!(!log.has("Layers"), "refused before anything is unpacked");
     let names = || cache.get("debian:12").unwrap().unwrap().digest;
     assert_eq!((names(), cache.list().unwrap().len()), (debian.digest, 1));
-    // Under a name of its own, whose giver is the user; the image is here now, its names are not.
+    // The user gives the image a name of its own. The image is in the cache then, but its own names
+    // are not.
     let other = Some("mine:1".parse().unwrap());
     let mine = cache.import(&archive, other, Taken::Refuse, log.clone()).await.unwrap();
     assert!(cache.import(&archive, None, Taken::Refuse, log.clone()).await.is_err());
     assert_eq!((names(), mine.references.len()), (debian.digest, 1));
-    // When it is asked for.
+    // The names are taken if the user asks for that.
     let taken = cache.import(&archive, None, Taken::Replace, log.clone()).await.unwrap();
     assert_eq!((taken.digest, names()), (mine.digest, mine.digest));
-    // Its own names are no conflict.
+    // The image's own names are no conflict.
     let again = cache.import(&archive, None, Taken::Refuse, log).await.unwrap();
     assert_eq!(again.references, taken.references);
     assert!(cache.get(&debian.digest.to_string()).unwrap().unwrap().references.is_empty());
-    // A name that the command line gives is no different.
+    // A name from the command line is treated in the same way.
     let error = import(&cache, "third", Some("mine:1"), Taken::Refuse).await.unwrap_err();
     assert!(matches!(&error, Error::NamesTaken { names } if names == "mine:1"), "{error}");
 }

@@ -14,7 +14,7 @@ use crate::{
     Access, Cache, Credentials, Digest, Error, Limits, PullPolicy, Reference, Silent, Tools,
 };
 
-/// A registry with a storage folder of its own; ends with this value.
+/// A registry with a storage folder of its own. Dropping this ends it.
 struct Server {
     child: Child,
     dir: tempfile::TempDir,
@@ -28,7 +28,8 @@ impl Drop for Server {
     }
 }
 
-/// What a test here needs, or a loud word that it is skipped.
+/// Returns a registry and a cache for a test. Returns `None` after printing why the test is
+/// skipped.
 fn setup(test: &str, auth: &str) -> Option<(Server, Cache)> {
     let tools = tools(test)?;
     let server = Server::start(auth);
@@ -45,9 +46,9 @@ fn open(server: &Server, tools: Tools) -> Cache {
 }
 
 impl Server {
-    /// `auth` goes into the registry's configuration.
+    /// Starts a registry; `auth` goes into its configuration.
     fn start(auth: &str) -> Option<Self> {
-        // Somebody else may take the port in between; then this tries another.
+        // Another process may take the port in between; then the loop tries another one.
         for _ in 0..20 {
             let dir = tempfile::tempdir().unwrap();
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -93,8 +94,8 @@ impl Server {
         blobs.join(&hex[..2]).join(hex).join("data")
     }
 
-    /// Pushes everything in `layout`, and `documents` (manifests before indexes), the last of them
-    /// under `tag`.
+    /// Pushes everything in `layout`, and `documents` (manifests before indexes), of which the last
+    /// gets `tag`.
     async fn push(&self, name: &str, tag: &str, layout: &Layout, documents: &[(&str, &str)]) {
         self.push_as(&RegistryAuth::Anonymous, name, tag, layout, documents).await;
     }
@@ -130,7 +131,7 @@ impl Server {
         }
     }
 
-    /// Pushes an image of one layer with the file `x`; returns the layer and the manifest.
+    /// Pushes an image of one layer with the file `x`. Returns the layer and the manifest.
     async fn push_simple(&self, name: &str, tag: &str, content: &str) -> (Blob, String) {
         let layer = gzip(&Tar::new().file("x", content).end());
         let layout = Layout::empty();
@@ -186,12 +187,12 @@ async fn registry_multi_arch_by_tag_and_by_digest() {
     ] {
         assert!(log.has(event), "{event}");
     }
-    // The same again costs a manifest only.
+    // A second pull fetches only the manifest.
     let log = Log::new();
     let again = cache.pull(&reference, &Access::default(), log.clone()).await.unwrap();
     assert_eq!(again.digest, image.digest);
     assert!(!log.has("Layers"));
-    // By the digest of the index, and of the manifest.
+    // Pulls by the digest of the index, and by that of the manifest.
     for text in [&index, &amd] {
         let pinned = server.reference(&format!("a/b@{}", Digest::of(text.as_bytes())));
         assert_eq!(pull(&cache, &pinned).await.unwrap().digest, image.digest);
@@ -255,7 +256,7 @@ async fn registry_whose_blobs_are_corrupt() {
             let error = pull(&cache, &server.reference(&format!("{name}:1"))).await.unwrap_err();
             let corrupt =
                 matches!(error, Error::DigestMismatch { .. } | Error::SizeMismatch { .. });
-            // The registry itself may notice a bad manifest.
+            // The registry itself may detect a bad manifest.
             let noticed = what == "manifest" && matches!(error, Error::Registry { .. });
             assert!(corrupt || noticed, "{name}: {error}");
             assert!(!error.to_string().contains('\n'), "{error}");
@@ -268,7 +269,7 @@ async fn registry_whose_blobs_are_corrupt() {
 #[tokio::test]
 async fn registry_that_wants_a_login() {
     const NAME: &str = "registry_that_wants_a_login";
-    // bcrypt of "secret" for the user "me".
+    // The file has bcrypt of "secret" for the user "me".
     let htpasswd = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(htpasswd.path(), format!("me:{BCRYPT_SECRET}\n")).unwrap();
     let auth =
@@ -298,7 +299,7 @@ async fn registry_that_is_not_there() {
     let Some(tools) = tools("registry_that_is_not_there") else { return };
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::open(dir.path(), tools, Limits::default()).unwrap();
-    // Bound but not listening for HTTP: the port is nobody else's, and closed after this line.
+    // A port is bound and closed at once, so that no process listens on it.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let reference = format!("127.0.0.1:{port}/app").parse().unwrap();
     let text = pull(&cache, &reference).await.unwrap_err().to_string();

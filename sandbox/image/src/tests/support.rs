@@ -14,8 +14,8 @@ use crate::root::merge::{MergeError, Merger};
 use crate::root::tree::{Kind, ROOT, Tree};
 use crate::{Digest, Event, Limits, Progress, Tools};
 
-/// A tar archive in the making. Headers are the `tar` crate's, so that what this crate writes
-/// itself is not checked against itself.
+/// A tar archive under construction. Its headers are made by the `tar` crate, so that this crate's
+/// own writer is not checked against itself.
 #[derive(Default)]
 pub struct Tar(Vec<u8>);
 
@@ -105,8 +105,8 @@ pub fn merge(layers: &[Vec<u8>]) -> Result<Vec<String>, MergeError> {
     merge_with(&Limits::default(), layers).map(|(tree, files)| show(&tree, &files))
 }
 
-/// One line per name: `d a/`, `f a/x content`, `l a/s -> t`, `p fifo`, `c dev 1,3`. Names of one
-/// inode show its number of names.
+/// Returns one line per name: `d a/`, `f a/x content`, `l a/s -> t`, `p fifo`, `c dev 1,3`. Names
+/// that share an inode show its number of names.
 pub fn show(tree: &Tree, layers: &[File]) -> Vec<String> {
     fn content(tree: &Tree, id: crate::root::tree::Id, layers: &[File]) -> String {
         use std::os::unix::fs::FileExt;
@@ -149,7 +149,7 @@ pub fn show(tree: &Tree, layers: &[File]) -> Vec<String> {
     shown.collect()
 }
 
-/// A blob and what it is when uncompressed.
+/// A blob and its uncompressed content.
 #[derive(Clone)]
 pub struct Blob {
     pub bytes: Vec<u8>,
@@ -221,7 +221,7 @@ impl Layout {
         layout
     }
 
-    /// A layout with one image of these layers.
+    /// Makes a layout with one image of these layers.
     pub fn of(layers: &[Blob]) -> Self {
         let mut layout = Self::empty();
         let manifest = layout.image("amd64", layers);
@@ -239,7 +239,7 @@ impl Layout {
         self.dir.path().join("blobs/sha256").join(digest.hex())
     }
 
-    /// Adds the blobs of an image, returns its manifest.
+    /// Adds the blobs of an image and returns its manifest.
     pub fn image(&self, arch: &str, layers: &[Blob]) -> String {
         layers.iter().for_each(|layer| drop(self.blob(&layer.bytes)));
         let config = config_json(arch, layers);
@@ -265,7 +265,7 @@ impl Layout {
     }
 }
 
-/// Keeps every event as text.
+/// A progress receiver that keeps every event as text.
 #[derive(Default)]
 pub struct Log(pub Mutex<Vec<String>>);
 
@@ -285,8 +285,8 @@ impl Log {
     }
 }
 
-/// A command of erofs-utils: of the tool root `$SLIPWAY_TOOLS` (by default the one that set-up
-/// makes), or from `PATH`.
+/// Returns a command of erofs-utils: from the tool root `$SLIPWAY_TOOLS` (by default the one that
+/// set-up makes), or from `PATH`. Returns `None` if there is none.
 fn tool(name: &str) -> Option<Vec<OsString>> {
     let root = std::env::var_os("SLIPWAY_TOOLS").unwrap_or("/var/lib/slipway/tools".into());
     if let Some(command) = command_in_root(root.as_ref(), name) {
@@ -297,13 +297,14 @@ fn tool(name: &str) -> Option<Vec<OsString>> {
     found.map(|program| vec![program.into()])
 }
 
-/// Says that a test is skipped, past the test harness, which would keep it to itself.
+/// Prints that a test is skipped, past the test harness, which would capture the line.
 pub fn skip(test: &str, needs: &str) {
     let line = format!("SKIPPED: {test}: needs {needs}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// A `mkfs.erofs` that is new enough, or a loud word about the test that is skipped.
+/// Returns a `mkfs.erofs` that is new enough. Returns `None` after printing that the test is
+/// skipped.
 pub fn tools(test: &str) -> Option<Tools> {
     let tools = tool("mkfs.erofs").map(|mkfs_erofs| Tools { mkfs_erofs });
     match tools.filter(|tools| tools.check().is_ok()) {
@@ -315,7 +316,7 @@ pub fn tools(test: &str) -> Option<Tools> {
     }
 }
 
-/// Unpacks an image file with `fsck.erofs`, an implementation of the format that is not ours.
+/// Unpacks an image file with `fsck.erofs`, an independent implementation of the format.
 pub fn extract(erofs: &Path) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let command = tool("fsck.erofs").expect("fsck.erofs comes with mkfs.erofs");
@@ -330,7 +331,7 @@ pub fn extract(erofs: &Path) -> tempfile::TempDir {
     dir
 }
 
-/// What `dump.erofs` says of a path in an image file.
+/// Returns the output of `dump.erofs` for a path in an image file.
 pub fn dump(erofs: &Path, path: &str) -> String {
     let command = tool("dump.erofs").expect("dump.erofs comes with mkfs.erofs");
     let output = std::process::Command::new(&command[0])
@@ -342,7 +343,7 @@ pub fn dump(erofs: &Path, path: &str) -> String {
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }
 
-/// What a folder holds: path and content, link or type.
+/// Returns the content of a folder: each path with its content, link target or type.
 pub fn tree_of(dir: &Path) -> BTreeMap<String, String> {
     fn walk(base: &Path, dir: &Path, out: &mut BTreeMap<String, String>) {
         for entry in std::fs::read_dir(dir).unwrap() {

@@ -14,17 +14,18 @@ use tonic::{Request, Response, Status, Streaming};
 type Reply<T> = Result<Response<T>, Status>;
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// What a guest says.
+/// A guest's behaviour and answers.
 #[derive(Clone, Default)]
 pub struct Guest {
     pub stages: Vec<v1::GuestStage>,
-    /// Answers nothing but Hello.
+    /// Set if the guest answers no call but Hello, Stdio, Wait and Trace.
     pub silent: bool,
-    /// Its container's process prints pieces of so many bytes for ever, and does not end; 0: it prints nothing.
+    /// The size of the pieces that the container's process prints for ever, without ending; 0: it
+    /// prints nothing.
     pub prints: usize,
-    /// How its container's process ends.
+    /// The exit status of the container's process.
     pub exit_status: u32,
-    /// The words with which it refuses to run the container.
+    /// The message with which the guest refuses to create the container.
     pub refuses: Option<String>,
 }
 
@@ -33,7 +34,7 @@ pub fn stage(name: &str) -> v1::GuestStage {
 }
 
 impl Guest {
-    /// Speaks at `listener` until the process ends.
+    /// Serves the agent's protocol at `listener` until the process ends.
     pub fn speak(self, listener: UnixListener) {
         std::thread::spawn(move || {
             let runtime =

@@ -1,6 +1,6 @@
-//! A daemon's node and service on a control thread of their own, as in `slipway daemon`, with stand-ins for
-//! the plane, the networks and the VMM. What connects to the agent's socket in the guest's place is up to
-//! each test.
+//! A daemon's node and service on a control thread of their own, as in `slipway daemon`, with
+//! stand-ins for the plane, the networks and the VMM. Each test decides what listens at the agent's
+//! socket in the guest's place.
 
 #![allow(dead_code)] // Each test uses a part of it.
 
@@ -24,17 +24,17 @@ use tokio::net::UnixListener;
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio_stream::wrappers::UnixListenerStream;
 
-/// Longer than anything takes that is not stuck, on a machine that does much else.
+/// A time that only a test that is stuck exceeds, even on a busy machine.
 pub const LONG: Duration = Duration::from_secs(300);
 
 const DIGEST: &str = "sha256:2222222222222222222222222222222222222222222222222222222222222222";
 const LAYER_BYTES: u64 = 1 << 20;
 
-/// What stands at the agent's socket of a sandbox: given the listening socket and the sandbox's name. It ends
-/// with the connection.
+/// The stand-in for a sandbox's guest, given the listening socket of the agent and the sandbox's
+/// name. It ends with the connection.
 pub type Guests = Arc<dyn Fn(std::os::unix::net::UnixListener, &str) + Send + Sync>;
 
-/// A node that is served. It ends with this.
+/// A node with its service. Dropping this ends it.
 pub struct Daemon {
     pub dir: tempfile::TempDir,
     pub client: SandboxClient,
@@ -42,7 +42,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one whose sandboxes have `guests`; a launch waits until `gate` is open.
+    /// Starts a daemon whose sandboxes have `guests`. A launch waits until `gate` is open.
     pub async fn start(guests: Guests, gate: watch::Receiver<bool>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path());
@@ -64,12 +64,12 @@ impl Daemon {
         Self { dir, client: SandboxClient::new(channel), _stop: stop }
     }
 
-    /// One whose launches wait for nothing.
+    /// Starts a daemon whose launches do not wait.
     pub async fn with(guests: Guests) -> Self {
         Self::start(guests, watch::channel(true).1).await
     }
 
-    /// A client with a connection of its own.
+    /// Makes a client with a connection of its own.
     pub async fn another(&self) -> SandboxClient {
         let socket = config(self.dir.path()).socket();
         SandboxClient::new(slipway_plane_api::connect(&socket).await.unwrap())
@@ -79,7 +79,7 @@ impl Daemon {
         config(self.dir.path()).sandboxes_dir().join(id)
     }
 
-    /// Begins a sandbox and returns its id and what it tells from then on.
+    /// Starts a sandbox. Returns its id and its further messages.
     pub async fn run(&self, name: &str) -> (String, tonic::Streaming<v1::RunOut>) {
         let spec = v1::RunSpec {
             name: name.to_owned(),
@@ -96,7 +96,7 @@ impl Daemon {
         (created.id, replies)
     }
 
-    /// Runs a sandbox from its start to its end.
+    /// Runs a sandbox from its start to its end, and returns its exit.
     pub async fn run_to_end(&self, name: &str) -> v1::Exit {
         let (_, replies) = self.run(name).await;
         exit_of(replies).await
@@ -125,7 +125,7 @@ impl Daemon {
         removed.expect("it is removed in time").unwrap();
     }
 
-    /// Asks for the list of sandboxes `count` times; how long each took.
+    /// Asks for the list of sandboxes `count` times, and returns how long each call took.
     pub async fn list(&self, count: usize) -> Latencies {
         let mut latencies = Vec::with_capacity(count);
         for _ in 0..count {
@@ -139,7 +139,7 @@ impl Daemon {
     }
 }
 
-/// Control groups of sandboxes that a test left running. No process is in them.
+/// Removes the control groups of sandboxes that a test left running. No process is in them.
 impl Drop for Daemon {
     fn drop(&mut self) {
         let sandboxes = std::fs::read_dir(config(self.dir.path()).sandboxes_dir());
@@ -152,7 +152,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What a sandbox's stream of replies ends with.
+/// Returns the exit at the end of a sandbox's stream of replies.
 pub async fn exit_of(mut replies: tonic::Streaming<v1::RunOut>) -> v1::Exit {
     let end = async {
         while let Some(message) = replies.message().await.unwrap() {
@@ -165,7 +165,7 @@ pub async fn exit_of(mut replies: tonic::Streaming<v1::RunOut>) -> v1::Exit {
     tokio::time::timeout(LONG, end).await.expect("it ends in time")
 }
 
-/// Sorted.
+/// The latencies of calls, sorted.
 pub struct Latencies(Vec<Duration>);
 
 impl std::fmt::Display for Latencies {
@@ -187,7 +187,7 @@ fn config(dir: &Path) -> Config {
     }
 }
 
-/// An image in the cache, and a volatile layer that needs no mkfs.
+/// Puts an image into the cache, and a volatile layer that needs no mkfs.
 fn prepare(config: &Config) {
     let cache = config.cache_dir();
     for dir in [&config.run_dir, &cache, &config.images_dir()] {
@@ -242,7 +242,7 @@ impl Boot for Nothing {
     }
 }
 
-/// Runs no microVM, but has a guest at the agent's socket.
+/// A hypervisor that runs no microVM, but puts a guest at the agent's socket.
 struct StandIn {
     guests: Guests,
     gate: watch::Receiver<bool>,
@@ -263,7 +263,7 @@ impl Hypervisor for StandIn {
             (self.guests)(listener, &spec.name);
             let record = VmRecord {
                 hypervisor: "stand-in".into(),
-                // Nobody's: what ends left VMs must find none.
+                // No process has this id, so that the code that ends leftover VMMs finds none.
                 pid: 0,
                 start_time_ticks: 0,
                 boot_id: String::new(),

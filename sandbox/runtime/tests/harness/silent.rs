@@ -1,4 +1,4 @@
-//! A plane and networks that agree to everything and have nothing to say.
+//! A plane and a networks' service that accept every call and reply with empty messages.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -12,7 +12,7 @@ use tonic::codegen::http::{Request, Response};
 use tonic::server::NamedService;
 use tonic::transport::Channel;
 
-/// Serves both on the caller's runtime.
+/// Serves the plane and the networks on the caller's runtime.
 pub async fn serve(socket: &Path) -> Channel {
     let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
     let router = tonic::transport::Server::builder().add_service(Plane).add_service(Networks);
@@ -21,7 +21,7 @@ pub async fn serve(socket: &Path) -> Channel {
 }
 
 fn agreed() -> Response<Body> {
-    // One message without a field, and the status in the head.
+    // The body is one message without fields; the status is in the headers.
     Response::builder()
         .header("content-type", "application/grpc")
         .header("grpc-status", "0")

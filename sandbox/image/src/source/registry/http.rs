@@ -1,4 +1,4 @@
-//! Requests and answers, each read up to a limit.
+//! HTTP requests, and answers that are read up to a limit.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,17 +9,18 @@ use serde::Deserialize;
 
 use crate::Digest;
 
-/// Name and version in the registry's log.
+/// Name and version of the client, for the registry's log.
 const USER_AGENT: &str = concat!("slipway/", env!("CARGO_PKG_VERSION"));
-/// Longest body of an error that is looked at, bytes.
+/// The most bytes of an error's body that are read.
 const ERROR_BYTES: u64 = 64 << 10;
-/// For the connection itself.
+/// The timeout for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(15);
 
-/// A client for one registry and where it redirects to. `stall` is the longest time between two reads.
+/// Makes a client for one registry and the hosts that it redirects to. `stall` is the longest time
+/// between two reads.
 pub(super) fn client(plain: bool, loopback: bool, stall: Duration) -> reqwest::Result<Client> {
-    // The TLS library wants its cryptography chosen for the whole process. If the program has done so
-    // already, its choice stands.
+    // The TLS library requires that its cryptography is chosen for the whole process. If the
+    // program has chosen already, its choice stands.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = Client::builder()
         .user_agent(USER_AGENT)
@@ -27,14 +28,14 @@ pub(super) fn client(plain: bool, loopback: bool, stall: Duration) -> reqwest::R
         .read_timeout(stall)
         // Neither a redirect nor a token service may lead credentials and layers out of TLS.
         .https_only(!plain)
-        // Without TLS there are no certificates to check, and a machine without any must still be able
-        // to use a registry of its own.
+        // Without TLS there are no certificates to check. A machine without any CA certificates
+        // must still be able to use its own registry.
         .tls_danger_accept_invalid_certs(plain);
-    // A proxy of the environment must not see what stays on this machine.
+    // A proxy of the environment must not see traffic that stays on this machine.
     if loopback { builder.no_proxy().build() } else { builder.build() }
 }
 
-/// The value of a header that no message shows.
+/// Makes a header value that no message shows.
 pub(super) fn secret(text: &str) -> Result<HeaderValue, String> {
     let value = HeaderValue::from_str(text);
     let mut value = value.map_err(|_| "the credentials are no text for a header".to_owned())?;
@@ -53,26 +54,27 @@ pub(super) async fn get(
     if let Some(accept) = accept {
         request = request.header(ACCEPT, accept);
     }
-    // Not sent along where a redirect leads to another host.
+    // The client does not send this header along if a redirect leads to another host.
     if let Some(value) = authorization {
         request = request.header(AUTHORIZATION, value.clone());
     }
     request.send().await
 }
 
-/// The digest that a registry says its manifest has.
+/// Returns the digest that a registry announces for its manifest. Returns `None` if it announces
+/// none.
 pub(super) fn announced_digest(answer: &Response) -> Option<Digest> {
     answer.headers().get("docker-content-digest")?.to_str().ok()?.parse().ok()
 }
 
-/// Why a body could not be had.
+/// The reason why a body could not be read.
 pub(super) enum Failure {
-    /// It is longer than it may be.
+    /// The body is longer than its limit.
     TooLong,
     Transport(reqwest::Error),
 }
 
-/// The body of an answer, at most `most` bytes. A longer one is not read to its end.
+/// Reads the body of an answer, at most `most` bytes. A longer body is not read to its end.
 pub(super) async fn body(mut answer: Response, most: u64) -> Result<Vec<u8>, Failure> {
     if answer.content_length().is_some_and(|len| len > most) {
         return Err(Failure::TooLong);
@@ -93,7 +95,7 @@ struct Envelope {
     errors: Vec<Told>,
 }
 
-/// One of them.
+/// One error that a registry reports.
 #[derive(Deserialize)]
 pub(super) struct Told {
     pub code: String,
@@ -110,7 +112,8 @@ impl fmt::Display for Told {
     }
 }
 
-/// The first error that an answer tells. Returns `None` if it tells none in the common form, or too much.
+/// Returns the first error in an answer. Returns `None` if the answer has none in the common form,
+/// or is too long.
 pub(super) async fn error_in(answer: Response) -> Option<Told> {
     let bytes = body(answer, ERROR_BYTES).await.ok()?;
     let envelope: Envelope = serde_json::from_slice(&bytes).ok()?;

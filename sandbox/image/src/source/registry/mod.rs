@@ -1,9 +1,9 @@
 //! Images in a registry (OCI distribution specification).
 //!
-//! `reqwest` carries the requests and `http-auth` reads challenges; what a registry's client does beyond
-//! that is here, since a registry may be hostile and every answer needs its bounds: a document or an
-//! error message is read up to its limit and no further, and within its time (`http`), a token likewise
-//! (`token`). A layer is a stream that whoever reads it cuts off.
+//! `reqwest` carries the requests, and `http-auth` parses challenges. The rest of a registry's
+//! client is here, since a registry may be hostile and every answer needs bounds. A document or an
+//! error message is read up to its limit and within its time (`http`), and so is a token (`token`).
+//! A layer is a stream, which its reader cuts off.
 
 mod http;
 mod token;
@@ -21,39 +21,40 @@ use super::reason;
 use crate::{Digest, Error, Limits, Reference, Result, manifest};
 use http::Failure;
 
-/// What docker.io is called by its API.
+/// The host of docker.io's API.
 const DOCKER_HUB: &str = "registry-1.docker.io";
 
-/// How to approach a registry.
+/// The credentials and the transport for a registry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Who asks.
+    /// The credentials of the user.
     pub credentials: Credentials,
-    /// Speak HTTP without TLS. Always done with registries on this machine (see
-    /// [`Reference::is_loopback`]); anywhere else whoever is on the way can swap an image that is
-    /// not named by digest.
+    /// Set to use HTTP without TLS. Registries on this machine are always used without TLS (see
+    /// [`Reference::is_loopback`]). With other registries, anybody on the network path can then
+    /// replace an image that is not named by digest.
     pub plain_http: bool,
 }
 
-/// Who asks for an image.
+/// Credentials for a registry.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Credentials {
-    /// Nobody in particular.
+    /// No credentials.
     #[default]
     Anonymous,
-    /// User name and password, given to the registry or to the token service it names.
+    /// User name and password, sent to the registry or to the token service that the registry
+    /// names.
     Basic {
-        /// The user.
+        /// The user name.
         user: String,
         /// The password or access token.
         password: String,
     },
-    /// A token that the registry takes as it is.
+    /// A token that is sent to the registry unchanged.
     Bearer(String),
 }
 
 impl std::fmt::Debug for Credentials {
-    /// Without secrets.
+    /// Prints no secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Anonymous => f.write_str("Anonymous"),
@@ -64,8 +65,9 @@ impl std::fmt::Debug for Credentials {
 }
 
 impl Access {
-    /// What `docker login` has stored for the registry of `reference`, or anonymous access. Reads
-    /// `auths` of `config.json` in `$DOCKER_CONFIG` or `~/.docker`; credential helpers are not run.
+    /// Returns access with the credentials that `docker login` has stored for the registry of
+    /// `reference`, or anonymous access. Reads `auths` of `config.json` in `$DOCKER_CONFIG` or
+    /// `~/.docker`. Credential helpers are not run.
     pub fn from_docker_config(reference: &Reference) -> Self {
         let dir = std::env::var_os("DOCKER_CONFIG")
             .map(PathBuf::from)
@@ -76,7 +78,8 @@ impl Access {
     }
 }
 
-/// The entry of docker's config file for `registry`.
+/// Returns the credentials in docker's config file for `registry`. Returns `None` if there are
+/// none.
 fn stored_credentials(config: &str, registry: &str) -> Option<Credentials> {
     let json: serde_json::Value = serde_json::from_str(config).ok()?;
     let auths = json.get("auths")?.as_object()?;
@@ -96,14 +99,14 @@ fn stored_credentials(config: &str, registry: &str) -> Option<Credentials> {
     Some(Credentials::Basic { user: user.to_owned(), password: password.to_owned() })
 }
 
-/// One image's registry.
+/// The client of one image's registry.
 pub(crate) struct Registry {
     http: reqwest::Client,
-    /// Of the image's part of the API, with a slash at its end.
+    /// The URL of the image's part of the API, with a slash at its end.
     base: Url,
     reference: Reference,
     credentials: Credentials,
-    /// For the registry itself, as far as it has asked for one.
+    /// The authorization for the registry itself, once the registry has requested one.
     authorization: Mutex<Option<HeaderValue>>,
     document_time: Duration,
 }
@@ -138,7 +141,8 @@ impl Registry {
         })
     }
 
-    /// The document with this digest, or else what the reference names; at most `most` bytes, checked.
+    /// Returns the document with this digest, or without a digest the one that the reference names.
+    /// It has at most `most` bytes, and its digest is checked.
     pub(crate) async fn manifest(&self, digest: Option<&Digest>, most: u64) -> Result<Vec<u8>> {
         const WHAT: &str = "the image's manifest";
         let wanted = digest.or(self.reference.digest()).copied();
@@ -162,7 +166,7 @@ impl Registry {
         }
     }
 
-    /// A blob of at most `size` bytes, not yet checked.
+    /// Returns a blob of at most `size` bytes, whose digest is not checked yet.
     pub(crate) async fn blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>> {
         let what = format!("blob {digest}");
         self.in_time(async {
@@ -172,7 +176,7 @@ impl Registry {
         .await
     }
 
-    /// Sends a blob into `sender` chunk by chunk until it ends or nobody receives it any more.
+    /// Sends a blob to `sender` chunk by chunk, until the blob ends or the receiver is dropped.
     pub(crate) async fn feed(
         &self,
         digest: Digest,
@@ -187,7 +191,7 @@ impl Registry {
                 Err(e) => Err(self.error(e)),
             };
             let failure = chunk.as_ref().err().map(ToString::to_string);
-            // A reader that is gone has reported why itself.
+            // A reader that is gone has reported its own error.
             let sent = sender.send(chunk.map_err(|e| io::Error::other(e.to_string()))).await;
             match (sent, failure) {
                 (Err(_), _) => return Ok(()),
@@ -197,8 +201,8 @@ impl Registry {
         }
     }
 
-    /// The answer with status 200 to a request for `path`, which the registry may ask to be authorised
-    /// for once.
+    /// Requests `path` and returns the answer with status 200. Authorizes the request once if the
+    /// registry requires it.
     async fn get(&self, path: &str, accept: Option<&str>, what: &str) -> Result<Response> {
         let url = self.base.join(path).map_err(|e| self.failure(e.to_string()))?;
         let mut used = self.authorization.lock().await.clone();
@@ -217,8 +221,8 @@ impl Registry {
         }
     }
 
-    /// What a registry that answers 401 wants to see. `used` is what it was shown: if another request has
-    /// got something newer meanwhile, that is it.
+    /// Returns the authorization that a registry that answered 401 requires. `used` is the one that
+    /// was sent: if another request has obtained a newer one meanwhile, that one is returned.
     async fn authorize(
         &self,
         answer: &Response,
@@ -242,7 +246,7 @@ impl Registry {
         Ok(made)
     }
 
-    /// The whole body, unless it is longer than `most` bytes.
+    /// Reads the whole body. Returns an error if it is longer than `most` bytes.
     async fn body(&self, answer: Response, most: u64, what: &str) -> Result<Vec<u8>> {
         match http::body(answer, most).await {
             Ok(bytes) => Ok(bytes),
@@ -254,7 +258,7 @@ impl Registry {
         }
     }
 
-    /// Gives `work` the time that a document has.
+    /// Runs `work` within the time limit of a document.
     async fn in_time<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         match tokio::time::timeout(self.document_time, work).await {
             Ok(outcome) => outcome,
@@ -274,7 +278,7 @@ impl Registry {
     }
 
     fn error(&self, error: reqwest::Error) -> Error {
-        // Addresses of redirects may have secrets in them.
+        // URLs of redirects may contain secrets.
         let error = error.without_url();
         if error.is_connect() {
             return self.failure(format!("cannot be reached: {}", root_cause(&error)));
@@ -285,7 +289,7 @@ impl Registry {
         }
     }
 
-    /// Puts the many ways to refuse a request into the few that a user can act on.
+    /// Maps the many ways to refuse a request to the few errors that a user can act on.
     async fn refusal(&self, status: StatusCode, answer: Response, what: &str) -> Error {
         let told = http::error_in(answer).await;
         let code = told.as_ref().map(|told| told.code.as_str()).unwrap_or_default();
@@ -304,7 +308,7 @@ impl Registry {
     }
 }
 
-/// The last error of the chain: "Connection refused" and not what it kept from happening.
+/// Returns the message of the last error of the chain, such as "Connection refused".
 fn root_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), root_cause)
 }

@@ -1,5 +1,5 @@
-//! What to show a registry that wants to know who asks: a token of the service that it names (distribution
-//! project, *Token Authentication Specification*), or user and password.
+//! Authorization for a registry that requires it: a token of the service that the registry names
+//! (distribution project, *Token Authentication Specification*), or user name and password.
 
 use base64::Engine;
 use http_auth::ChallengeParser;
@@ -10,19 +10,19 @@ use serde::Deserialize;
 use super::Credentials;
 use super::http::{self, Failure};
 
-/// Longest answer of a token service, bytes. Tokens that name many rights have some tens of KiB.
+/// The most bytes of a token service's answer. Tokens with many rights have some tens of KiB.
 const TOKEN_BYTES: u64 = 1 << 20;
 
-/// Why there is nothing to show.
+/// The reason why no authorization could be obtained.
 pub(super) enum Error {
-    /// The registry wants credentials that are not there, or its token service refuses them.
+    /// The registry requires credentials that the user has not, or its token service refuses them.
     Refused,
     Failed(reqwest::Error),
-    /// The answer makes no sense, which is said.
+    /// The answer is invalid; the reason.
     Bad(String),
 }
 
-/// What a registry answers with 401 asks for.
+/// A registry's challenge in an answer with status 401.
 enum Challenge {
     Basic,
     Bearer { realm: String, service: Option<String> },
@@ -35,7 +35,7 @@ struct Answer {
     access_token: Option<String>,
 }
 
-/// Who asks for what.
+/// A request for authorization: the client, the credentials and the repository.
 pub(super) struct Asking<'a> {
     pub http: &'a Client,
     pub credentials: &'a Credentials,
@@ -43,7 +43,7 @@ pub(super) struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// The authorisation that the headers of an answer with status 401 ask for.
+    /// Returns the authorization that the headers of an answer with status 401 require.
     pub(super) async fn answer(&self, headers: &HeaderMap) -> Result<HeaderValue, Error> {
         match challenge(headers).ok_or(Error::Refused)? {
             Challenge::Basic => self.basic()?.ok_or(Error::Refused),
@@ -58,7 +58,7 @@ impl Asking<'_> {
     }
 
     async fn token(&self, realm: &str, service: Option<&str>) -> Result<HeaderValue, Error> {
-        // A token of the user's own that was refused: there is no other.
+        // The user's own token was refused, and there is no other.
         if matches!(self.credentials, Credentials::Bearer(_)) {
             return Err(Error::Refused);
         }
@@ -81,14 +81,15 @@ impl Asking<'_> {
             Failure::TooLong => bad(&format!("sends more than {TOKEN_BYTES} bytes")),
             Failure::Transport(e) => Error::Failed(e),
         })?;
-        // Without serde's message, which may have parts of the token in it.
+        // Serde's message is left out, since it may contain parts of the token.
         let answer: Answer = serde_json::from_slice(&bytes).map_err(|_| bad("sends no token"))?;
         let token = answer.token.or(answer.access_token).ok_or_else(|| bad("sends no token"))?;
         http::secret(&format!("Bearer {token}")).map_err(Error::Bad)
     }
 }
 
-/// What is asked for, a token if there is a choice.
+/// Returns the challenge in the headers, preferably the one for a token. Returns `None` if there is
+/// none.
 fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     let mut basic = None;
     for value in headers.get_all(WWW_AUTHENTICATE) {
