@@ -533,7 +533,10 @@ impl Links {
     /// Returns whether an address may have one more connection in handshake. The address of an
     /// engine may have as many as it has tenants.
     fn has_room_for(&self, from: IpAddr) -> bool {
-        let is_engines = self.settings.engine.iter().any(|peer| peer.at.ip() == from);
+        // A socket for both versions reports an IPv4 address in IPv6's form.
+        let from = from.to_canonical();
+        let is_engines =
+            self.settings.engine.iter().any(|peer| peer.at.ip().to_canonical() == from);
         let own = self.strangers().filter(|(_, other)| *other == Some(network(from))).count();
         is_engines || own < STRANGERS_OF_ONE
     }

@@ -167,7 +167,8 @@ pub enum Error {
     },
     /// The disk with the cache is full. Nothing of the image was left behind.
     #[error(
-        "no space left on the disk with {path}: free some, or remove images (slipway image prune)"
+        "no space left on the disk with {}: free some, or remove images (slipway image prune)",
+        path_shown(.path)
     )]
     NoSpace {
         /// The folder on the full disk, or the file that could not be written.
@@ -306,6 +307,7 @@ mod tests {
             Error::Unknown(text()),
             Error::BadIndex { path: "p".into(), reason: text() },
             Error::Io { action: "read", path: text().into(), source: io::ErrorKind::Other.into() },
+            Error::NoSpace { path: text().into() },
             Error::NamesTaken { names: text() },
             Error::Worker(text()),
         ];

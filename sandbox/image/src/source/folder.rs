@@ -157,6 +157,7 @@ impl<W: io::Write> Packer<'_, W> {
         let copied = self.out.copy(&open, 0, len, &mut |_| {});
         copied.map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => self.bad(path, changed()),
+            io::ErrorKind::StorageFull => Error::io("write to", self.spool, e),
             _ => Error::io("copy", &self.shown(path), e),
         })?;
         if open.metadata().map_err(|e| self.bad(path, e))?.len() != len {
