@@ -1,11 +1,12 @@
-//! What pinned memory spares a file's requests: a disk without and one with it take turns with random
-//! reads into random places of a memory of 64 MiB, on one thread that polls.
+//! Measures the time that pinned memory saves for a file's requests. A disk without and one with
+//! pinning take turns with random reads into random places of a memory of 64 MiB, on one thread
+//! that polls.
 //!
 //! usage: pinned PATH [ROUNDS] [MILLISECONDS]
 //!
-//! PATH is read only: a file with O_DIRECT or a block device, whose speed is in both figures. Says
-//! nanoseconds for each request, the median of the rounds, and the median, least and most of what the
-//! second is of the first in the same round.
+//! PATH is only read: a file with O_DIRECT or a block device, whose speed is part of both figures.
+//! Prints nanoseconds per request, the median of the rounds, and the median, minimum and maximum of
+//! the ratio of the second to the first in the same round.
 
 use std::error::Error;
 use std::os::fd::AsFd;
@@ -42,7 +43,7 @@ fn main() -> Result<()> {
                 took.push(run(disk, &memory, bytes, depth, turn)?);
             }
         }
-        // The first round is the warm-up: it pins.
+        // The first round is the warm-up, in which memory is pinned.
         let parts = (1..=rounds).map(|at| took[1][at] / took[0][at]).collect();
         let [without, with] = took.map(|took| median(took[1..].to_vec()).0);
         let (part, least, most) = median(parts);
@@ -53,7 +54,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Memory as a guest has it, all of it in use.
+/// Makes memory as a guest has it, with all pages in use.
 fn memory() -> Result<Span> {
     let file = rustix::fs::memfd_create("memory", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&file, MEMORY as u64)?;
@@ -65,7 +66,7 @@ fn memory() -> Result<Span> {
     Ok(memory)
 }
 
-/// Keeps `depth` reads in flight for a turn; gives nanoseconds for each.
+/// Keeps `depth` reads in flight for one turn; returns nanoseconds per request.
 fn run(
     disk: &mut dyn Disk,
     memory: &Span,
@@ -112,7 +113,7 @@ fn run(
     }
 }
 
-/// Median, least and most.
+/// Returns the median, the minimum and the maximum.
 fn median(mut values: Vec<f64>) -> (f64, f64, f64) {
     values.sort_by(f64::total_cmp);
     (values[values.len() / 2], values[0], values[values.len() - 1])

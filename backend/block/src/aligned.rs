@@ -3,10 +3,10 @@
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// Largest alignment that a device asks of memory: a page.
+/// The largest memory alignment that a device asks for: a page.
 const ALIGNMENT: usize = 4096;
 
-/// Bytes on the heap that begin at a page.
+/// A page-aligned buffer on the heap.
 #[derive(Debug)]
 pub(crate) struct Aligned {
     base: NonNull<u8>,
@@ -17,12 +17,12 @@ pub(crate) struct Aligned {
 unsafe impl Send for Aligned {}
 
 impl Aligned {
-    /// No bytes.
+    /// Creates a buffer of no bytes.
     pub fn empty() -> Self {
         Self { base: NonNull::dangling(), len: 0 }
     }
 
-    /// `len` zeros; aborts like every allocation when there is no memory.
+    /// Creates a buffer of `len` zeros. Aborts, as every allocation does, if there is no memory.
     pub fn zeroed(len: usize) -> Self {
         if len == 0 {
             return Self::empty();
@@ -40,7 +40,8 @@ impl Aligned {
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `bytes`; `&mut self` makes the borrow unique.
+        // SAFETY: allocated and initialised for `len` bytes (dangling if there are none), owned by
+        // `self`; `&mut self` makes the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 

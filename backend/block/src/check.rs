@@ -1,10 +1,10 @@
-//! What every disk checks before it does anything.
+//! Checks that every disk makes before it carries out a request.
 
 use slipway_ram::Span;
 
 use crate::{Completion, DiskError, Geometry, Operation, Request};
 
-/// A request that was admitted: where it lies on the disk.
+/// The bytes of the disk that an admitted request concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// First byte.
@@ -16,8 +16,8 @@ pub(crate) struct Extent {
 /// Checks a request against the geometry.
 ///
 /// # Panics
-/// When the spans do not hold what the request says: the caller's duty, see [`Disk`](crate::Disk).
-/// A disk that went on would move bytes that were not asked for.
+/// If the spans do not have the length that the request says, which is the caller's duty (see
+/// [`Disk`](crate::Disk)). Going on would move bytes that were not asked for.
 #[inline]
 pub(crate) fn admit(geometry: &Geometry, request: &Request) -> Result<Extent, DiskError> {
     let Request { operation, lba, blocks, .. } = *request;
@@ -27,8 +27,11 @@ pub(crate) fn admit(geometry: &Geometry, request: &Request) -> Result<Extent, Di
     }
 }
 
-/// As [`admit`], for all but a flush, and for what [`Disk::transfer`](crate::Disk::transfer) is asked
-/// for: from logical block `lba` on, `blocks` of them.
+/// Checks `blocks` logical blocks from `lba` against the geometry, for every operation except a
+/// flush, and for [`Disk::transfer`](crate::Disk::transfer).
+///
+/// # Panics
+/// If the spans of a read or write do not have the length of the blocks.
 #[inline]
 pub(crate) fn admit_transfer(
     geometry: &Geometry,
@@ -51,12 +54,12 @@ pub(crate) fn admit_transfer(
     Ok(extent)
 }
 
-/// Ends a request, giving its spans back.
+/// Ends a request and gives its spans back.
 pub(crate) fn complete(request: Request, result: Result<(), DiskError>) -> Completion {
     Completion { tag: request.tag, result, spans: request.spans }
 }
 
-/// Whether `size` is a block size that a disk may have.
+/// Returns whether a disk may have blocks of `size` bytes.
 pub(crate) fn is_block_size(size: u32) -> bool {
     size.is_power_of_two() && (512..=4096).contains(&size)
 }

@@ -4,58 +4,60 @@ use std::os::fd::BorrowedFd;
 
 use slipway_ram::Span;
 
-/// The shape of a disk. Constant but for [`Disk::refresh`].
+/// The shape of a disk. Constant except for [`Disk::refresh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes in a logical block: a power of two, 512 to 4096.
     pub block_size: u32,
     /// Number of logical blocks; at least 1.
     pub blocks: u64,
-    /// Writes are refused with [`DiskError::ReadOnly`].
+    /// Makes the disk refuse writes with [`DiskError::ReadOnly`].
     pub read_only: bool,
 }
 
 impl Geometry {
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_size)
     }
 
-    /// Whether `blocks` blocks from `lba` lie on the disk.
+    /// Returns whether `blocks` blocks from `lba` lie on the disk.
     pub fn holds(&self, lba: u64, blocks: u64) -> bool {
         lba.checked_add(blocks).is_some_and(|end| end <= self.blocks)
     }
 }
 
-/// What to do.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Fill the spans from the blocks.
+    /// Fills the spans from the blocks.
     Read,
-    /// Write the spans to the blocks.
+    /// Writes the spans to the blocks.
     Write,
-    /// Everything acknowledged before this was submitted reaches stable storage. `lba`, `blocks`
+    /// Moves everything acknowledged before this was submitted to stable storage. `lba`, `blocks`
     /// and `spans` are unused.
     Flush,
-    /// The blocks read as zeros afterwards. No spans.
+    /// Makes the blocks read as zeros. No spans.
     WriteZeroes,
-    /// The blocks' content is no longer needed; they read as zeros afterwards. No spans.
+    /// Drops the blocks' content, which is no longer needed; they read as zeros afterwards. No
+    /// spans.
     Discard,
 }
 
 /// One operation on a disk.
 #[derive(Debug)]
 pub struct Request {
-    /// The submitter's name for it, handed back with the completion. Unique among those in flight.
+    /// The submitter's name for the request, handed back with the completion. Unique among the
+    /// requests in flight.
     pub tag: u64,
-    /// What to do.
+    /// The kind of the request.
     pub operation: Operation,
     /// First logical block.
     pub lba: u64,
     /// Number of logical blocks.
     pub blocks: u32,
-    /// The data's places in order, lent until the completion. Together exactly
-    /// `blocks * block_size` bytes for reads and writes, empty otherwise. A span may begin and end
+    /// The data's spans in order, lent until the completion. Their sum is exactly `blocks *
+    /// block_size` bytes for reads and writes; there are none otherwise. A span may begin and end
     /// anywhere, also within a block.
     pub spans: Vec<Span>,
     /// Force unit access: a write is on stable storage before it completes.
@@ -67,31 +69,31 @@ pub struct Request {
 pub struct Completion {
     /// The request's tag.
     pub tag: u64,
-    /// How it ended.
+    /// The outcome.
     pub result: Result<(), DiskError>,
     /// The request's spans, so that their vector can be used again.
     pub spans: Vec<Span>,
 }
 
-/// Why a request failed.
+/// The reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DiskError {
     /// The blocks lie beyond the end.
     #[error("beyond the end of the disk")]
     OutOfRange,
-    /// A write to a read-only disk.
+    /// The request would write to a read-only disk.
     #[error("the disk is read-only")]
     ReadOnly,
-    /// No space left for what was written.
+    /// The medium has no space left for the data.
     #[error("no space left")]
     NoSpace,
-    /// Guest memory vanished or was refused while data moved.
+    /// Guest memory was unmapped or refused while data moved.
     #[error("guest memory: {0}")]
     Memory(#[from] slipway_ram::Fault),
     /// The medium failed: an errno from the host, or 0 for a short read.
     #[error("input/output error {0}")]
     Io(i32),
-    /// [`Disk::cancel`] gave it up.
+    /// [`Disk::cancel`] cancelled the request.
     #[error("given up")]
     Cancelled,
     /// The disk cannot do this operation.
@@ -101,33 +103,35 @@ pub enum DiskError {
 
 /// A disk, owned by one device on one thread.
 ///
-/// Duties of the caller: spans have the length the request says; no tag is used twice at once;
-/// every submitted request is polled for until it has completed, also before the disk is dropped
-/// (its completion is what gives guest memory back).
+/// Duties of the caller: spans have the length that the request says; no two requests in flight
+/// have the same tag; every submitted request is polled for until it has completed, also before the
+/// disk is dropped (the completion gives guest memory back).
 ///
 /// Duties of the implementer: every submitted request completes exactly once, in any order;
-/// `submit` and `poll` never block on the medium; checks `lba` and `blocks` against the geometry
-/// itself; keeps the spans until nothing reads or writes them any more; a completed durable write
-/// or flush survives the host's crash as far as the medium can.
+/// `submit` and `poll` never block on the medium; the disk checks `lba` and `blocks` against the
+/// geometry itself; it keeps the spans until nothing reads or writes them any more; a completed
+/// durable write or flush survives the host's crash as far as the medium can.
 pub trait Disk: Send {
-    /// The shape; constant until [`Disk::refresh`].
+    /// Returns the shape, which is constant until [`Disk::refresh`].
     fn geometry(&self) -> Geometry;
 
-    /// Takes over the size that what is behind the disk has now, and gives the shape; block size
-    /// and protection stay. The caller has no request in flight.
+    /// Takes over the present size of the medium, and returns the new shape; block size and write
+    /// protection stay. The caller has no request in flight.
     fn refresh(&mut self) -> Geometry {
         self.geometry()
     }
 
-    /// Takes all of `requests` (the vector is drained) and starts them. Whatever ends at once is
-    /// appended to `completions`.
+    /// Takes all of `requests` (the vector is drained) and starts them. Appends those that end at
+    /// once to `completions`.
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>);
 
-    /// Carries out a read or a write at once and gives how it ended, for disks that copy in place and
-    /// on which every write is durable or none is. None: nothing has happened, and it is to be
-    /// submitted. The device is spared the request and its completion.
+    /// Carries out a read or a write at once and returns its outcome, which spares the device the
+    /// request and its completion. Only for disks that copy in place and on which every write is
+    /// durable or none is. Returns `None` if nothing has happened; the caller then submits a
+    /// request.
     ///
-    /// `lba`, `blocks` and `spans` are as in a [`Request`]; the spans are given back with the return.
+    /// `lba`, `blocks` and `spans` are as in a [`Request`]; the disk uses the spans only during the
+    /// call.
     fn transfer(
         &mut self,
         operation: Operation,
@@ -139,38 +143,39 @@ pub trait Disk: Send {
         None
     }
 
-    /// A read or write of these blocks follows soon; a disk may have the processor fetch them. A hint:
-    /// they need not be on the disk.
+    /// Announces a read or write of these blocks, which a disk may prefetch into the processor's
+    /// caches. A hint: the blocks need not be on the disk.
     fn expect(&self, operation: Operation, lba: u64, blocks: u32) {
         let _ = (operation, lba, blocks);
     }
 
-    /// Appends what has ended since the last call. Cheap when nothing has.
+    /// Appends the requests that have ended since the last call. Cheap if none has.
     fn poll(&mut self, completions: &mut Vec<Completion>);
 
-    /// Gives up the request `tag`, if it is there and that can still be done. Then this is true,
-    /// and the request ends with [`DiskError::Cancelled`], here or in a later poll; a write may
-    /// have been done in part. False: the request ends as if nobody had asked. Other completions
-    /// may be appended too. A rare operation, which may take a system call.
+    /// Cancels the request `tag` if it is in flight and can still be cancelled. Returns `true` if
+    /// so: the request ends with [`DiskError::Cancelled`], here or in a later poll, and a write may
+    /// have been done in part. Returns `false` if the request ends as if the call had not been
+    /// made. Other completions may be appended too. A rare operation, which may take a system call.
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         let _ = (tag, completions);
         false
     }
 
-    /// Lets go of what it keeps of the guest's memory from request to request. The caller has none in
-    /// flight; a later one has it kept anew.
+    /// Releases the guest memory that the disk keeps pinned from request to request. The caller has
+    /// no request in flight; a later request pins memory anew.
     fn release(&mut self) {}
 
-    /// Whether requests of this kind take the time of the thread that submits them, as copies do, and
-    /// not that of a medium: a device then hands large ones over in pieces, so that others on its
-    /// thread have their turns. Constant.
+    /// Returns whether requests of this kind take the time of the submitting thread, as copies do,
+    /// and not that of a medium. A device then submits large requests in pieces, so that other
+    /// devices on its thread have their turns. Constant.
     fn copies(&self, operation: Operation) -> bool {
         let _ = operation;
         self.wake_descriptor().is_none()
     }
 
-    /// Becomes readable when a completion waits and nobody polls; None when everything completes
-    /// in `submit`. The host registers it with the thread that sleeps; `poll` clears it.
+    /// Returns a descriptor that is readable while a completion waits, for a thread that sleeps
+    /// instead of polling. Returns `None` if everything completes in `submit`. The host registers
+    /// the descriptor with the thread's event loop; `poll` clears it.
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }

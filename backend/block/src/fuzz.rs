@@ -5,11 +5,11 @@ use slipway_ram::Span;
 use crate::model::{Choices, Model, one};
 use crate::{BaseIdentity, Disk, Operation, OverlayDisk, RamDisk, Request, overlay_file};
 
-/// Runs the requests that `data` encodes on a disk in memory and on an overlay, and compares them
+/// Runs the requests that `data` encodes on a disk in memory and on an overlay, and compares each
 /// with a model.
 ///
 /// # Panics
-/// When they differ: that is the finding.
+/// If they differ, which is the finding.
 pub fn disks(data: &[u8]) {
     const BYTES: usize = 1 << 18;
     let Ok(mut ram) = RamDisk::new(BYTES as u64, 512) else { return };
@@ -20,20 +20,20 @@ pub fn disks(data: &[u8]) {
     run(&mut ram);
 }
 
-/// Adopts an overlay whose head and maps were changed as `data` says: it is refused, or a disk like any
-/// other, also for the next one that adopts it.
+/// Adopts an overlay whose head and maps were changed as `data` says. The overlay must be refused,
+/// or work like any other disk, also when it is adopted again.
 ///
 /// # Panics
-/// When it is neither.
+/// If it does neither, which is the finding.
 pub fn adoption(data: &[u8]) {
-    // No map ends with a word.
+    // Neither map fills its last word.
     const BYTES: usize = 11 * 4096;
     const IDENTITY: BaseIdentity = [1, 2, 3, 4];
     let Ok(mut ram) = RamDisk::new(BYTES as u64, 512) else { return };
     let Ok(file) = overlay_file(&ram.geometry(), &IDENTITY) else { return };
     let mut choices = Choices(data);
     for _ in 0..choices.byte() {
-        // The head, or the beginning of a map.
+        // An offset in the head, or near the beginning of a map.
         let at = 4096 * choices.below(3) + choices.below(72);
         let written = rustix::io::pwrite(&file, &[choices.byte()], at);
         assert_eq!(written, Ok(1));

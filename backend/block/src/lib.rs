@@ -1,27 +1,27 @@
-//! Disks: what an NVMe namespace is connected to.
+//! Disks: the storage behind an NVMe namespace.
 //!
-//! One small trait, [`Disk`], batched and poll-driven. The front end (a device) owns buffers,
-//! pinned pieces of guest memory, and lends them with each [`Request`]; it gets them back with the
-//! [`Completion`]. Nothing here knows about PCI, queues of a device, or guests.
+//! One small trait, [`Disk`], batched and poll-driven. The front end (a device) owns the buffers,
+//! which are pinned pieces of guest memory. It lends them with each [`Request`] and gets them back
+//! with the [`Completion`]. Nothing here knows about PCI, a device's queues, or guests.
 //!
 //! - [`NullDisk`] does nothing, to measure everything else;
 //! - [`RamDisk`] is volatile memory;
 //! - [`FileDisk`] is a file or a block device, by io_uring;
 //! - [`PassthroughDisk`] is an NVMe namespace, by commands through io_uring; [`open_file`] chooses
 //!   between the two;
-//! - [`SharedDisk`] is what several disks have in common, each of them on a thread of its own;
-//! - [`OverlayDisk`] is copy-on-write over any of them, volatile;
-//! - [`RamDisk::of`], [`SharedDisk::ram`] and [`OverlayDisk::of`] lie in files that are memory: a process
-//!   that is killed at any instruction leaves a disk from which the next one goes on;
-//! - [`FaultDisk`], [`DelayDisk`] and [`TraceDisk`] wrap a disk: faults by rule, later
-//!   completions, counters.
+//! - [`SharedDisk`] is the common part of several disks, each of which is on a thread of its own;
+//! - [`OverlayDisk`] is copy-on-write over any disk, volatile;
+//! - [`RamDisk::of`], [`SharedDisk::ram`] and [`OverlayDisk::of`] keep their content in memfds: a
+//!   process that is killed at any instruction leaves a disk that its successor goes on with;
+//! - [`FaultDisk`], [`DelayDisk`] and [`TraceDisk`] wrap a disk: faults by rule, later completions,
+//!   counters.
 //!
-//! Not here: rate limits (a device has them), snapshots, image formats other than raw, and a fallback for hosts that
-//! forbid io_uring.
+//! Not here: rate limits (a device has them), snapshots, image formats other than raw, and a
+//! fallback for hosts that forbid io_uring.
 //!
-//! Dependencies: `io-uring` for [`FileDisk`] and [`PassthroughDisk`], `rustix` and `libc` for mappings,
-//! files and the constants of both, `slipway-nvme-spec` and `zerocopy` for what a drive says of itself,
-//! `thiserror` for the errors.
+//! Dependencies: `io-uring` for [`FileDisk`] and [`PassthroughDisk`]; `rustix` and `libc` for
+//! mappings, files and the constants of both; `slipway-nvme-spec` and `zerocopy` for a drive's
+//! identify data; `thiserror` for the errors.
 #![allow(unsafe_code)] // io_uring submissions and anonymous mappings
 
 mod aligned;

@@ -1,4 +1,4 @@
-//! Anonymous memory that costs nothing until it is written.
+//! Memory that takes no pages until it is written.
 
 use std::io;
 use std::ops::Range;
@@ -7,28 +7,28 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Zeroed memory of this process alone, of any size: pages appear when they are written
+/// Zeroed memory for this process's use only, of any size. Pages appear when they are written
 /// (`MAP_NORESERVE`) and can be given back.
 pub(crate) struct Anonymous {
     base: *mut u8,
     len: usize,
-    /// In a file that others may hold, but nobody else uses.
+    /// The memory is a file's, which other processes may hold but do not use.
     shared: bool,
 }
 
 // SAFETY: plain memory owned by this value; `&self` reads it and `&mut self` changes it.
 unsafe impl Send for Anonymous {}
-// SAFETY: as above.
+// SAFETY: plain memory owned by this value; `&self` only reads it.
 unsafe impl Sync for Anonymous {}
 
-/// Smallest page of this machine, in bytes.
+/// Returns the bytes of this machine's smallest page.
 pub(crate) fn page_size() -> usize {
     rustix::param::page_size()
 }
 
-/// Bytes that are fetched ahead of a copy: enough for the processor to find the rest by itself, and
-/// few enough not to fill its queue of outstanding misses for long. (Of 0, 1 and 4 KiB, 1 KiB was
-/// the fastest for random 4 KiB pieces.)
+/// Bytes that are prefetched ahead of a copy: enough for the processor's own prefetcher to find the
+/// rest, and few enough not to fill its queue of outstanding misses for long. (Of 0, 1 and 4 KiB, 1
+/// KiB was the fastest for random 4 KiB pieces.)
 const AHEAD: usize = 1024;
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -51,10 +51,10 @@ fn prefetch_line(line: *const u8, write: bool) {
 fn prefetch_line(_line: *const u8, _write: bool) {}
 
 impl Anonymous {
-    /// `len` zero bytes, at least one.
+    /// Maps `len` zero bytes, at least one.
     ///
     /// # Errors
-    /// What mmap(2) says: no address space, or strict overcommit and not that much memory.
+    /// Those of mmap(2): no address space, or strict overcommit without that much memory.
     pub fn new(len: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -62,17 +62,18 @@ impl Anonymous {
         let base =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len.max(1), prot, flags)? };
         let memory = Self { base: base.cast(), len: len.max(1), shared: false };
-        // What a guest stored is no business of this process's core dump.
+        // Guest data must not appear in this process's core dump.
         memory.advise(Advice::LinuxDontDump);
         Ok(memory)
     }
 
-    /// `len` bytes from `start`, a multiple of the page size, of `file`: a memfd that is sealed against
-    /// shrinking and has that many. Nobody else may map them as long as this value lives. Reading what
-    /// was never written makes a page here, as [`Anonymous::new`]'s does not.
+    /// Maps `len` bytes of `file` from `start`, a multiple of the page size. The file must be a
+    /// memfd that is sealed against shrinking and has that many bytes. Nobody else may use them
+    /// while this value lives. Unlike in [`Anonymous::new`]'s memory, reading an unwritten page
+    /// allocates it.
     ///
     /// # Errors
-    /// As for [`Anonymous::new`].
+    /// Those of [`Anonymous::new`].
     pub fn of(file: &OwnedFd, start: u64, len: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
@@ -84,21 +85,21 @@ impl Anonymous {
         Ok(memory)
     }
 
-    /// Forbids huge pages, so that a small write costs a small page.
+    /// Forbids huge pages, so that a small write takes a small page.
     pub fn small_pages(self) -> Self {
         self.advise(Advice::LinuxNoHugepage);
         self
     }
 
-    /// Asks for huge pages: one costs 2 MiB at the first write to it, and random accesses then need
-    /// few entries of the processor's address translation. A kernel that has none gives small ones.
+    /// Asks for huge pages: each takes 2 MiB at the first write to it, and random accesses then
+    /// need few TLB entries. A kernel without huge pages gives small ones.
     pub fn huge_pages(self) -> Self {
         self.advise(Advice::LinuxHugepage);
         self
     }
 
-    /// Has the processor fetch the first bytes of `range`, up to [`AHEAD`] of them, for reading or
-    /// for writing. A hint; whatever lies outside is not fetched.
+    /// Prefetches the first bytes of `range`, up to [`AHEAD`] of them, for reading or for writing.
+    /// A hint; a range that begins or ends outside the memory is ignored.
     #[inline]
     pub fn prefetch(&self, range: Range<usize>, write: bool) {
         let len = range.len().min(AHEAD);
@@ -110,28 +111,32 @@ impl Anonymous {
         }
     }
 
-    /// All of it. Reading what was never written allocates nothing, unless it is a file's.
+    /// Returns all of the memory. Reading unwritten pages allocates nothing, except those of a
+    /// file.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped readable for `len` bytes as long as `self` lives, private to this
-        // process, and changed through `&mut self` only.
+        // SAFETY: mapped readable for `len` bytes as long as `self` lives, used by nobody else, and
+        // changed through `&mut self` only.
         unsafe { std::slice::from_raw_parts(self.base, self.len) }
     }
 
-    /// All of it, to change.
+    /// Returns all of the memory, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `bytes`; `&mut self` makes the borrow unique.
+        // SAFETY: mapped writable for `len` bytes and used by nobody else; `&mut self` makes the
+        // borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.base, self.len) }
     }
 
-    /// All whole words of it.
+    /// Returns all whole words of the memory.
     pub fn words(&self) -> &[u64] {
-        // SAFETY: as for `bytes`; a mapping begins at a page, and any bytes are words.
+        // SAFETY: mapped readable for `len` bytes and changed through `&mut self` only; a mapping
+        // begins at a page, and any bytes are words.
         unsafe { std::slice::from_raw_parts(self.base.cast(), self.len / 8) }
     }
 
-    /// All whole words of it, to change.
+    /// Returns all whole words of the memory, mutable.
     pub fn words_mut(&mut self) -> &mut [u64] {
-        // SAFETY: as for `words`; `&mut self` makes the borrow unique.
+        // SAFETY: mapped writable for `len` bytes, page-aligned, and any bytes are words; `&mut
+        // self` makes the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.base.cast(), self.len / 8) }
     }
 
@@ -148,29 +153,30 @@ impl Anonymous {
         self.bytes_mut()[last..range.end].fill(0);
     }
 
-    /// Whether the kernel took the pages back; they read as zeros then.
+    /// Gives pages back to the kernel, after which they read as zeros. Returns whether the kernel
+    /// took them.
     fn give_back(&mut self, pages: Range<usize>) -> bool {
         let at = self.bytes_mut()[pages.clone()].as_mut_ptr();
         let advice = if self.shared { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
-        // SAFETY: whole pages of our own mapping, borrowed uniquely: nothing refers to their
-        // bytes. Private anonymous pages read as zeros afterwards (madvise(2), MADV_DONTNEED), and so
-        // do those of a file in memory (MADV_REMOVE).
+        // SAFETY: whole pages of our own mapping, borrowed uniquely: nothing refers to their bytes.
+        // Private anonymous pages read as zeros afterwards (madvise(2), MADV_DONTNEED), and so do
+        // those of a memfd (MADV_REMOVE).
         unsafe { rustix::mm::madvise(at.cast(), pages.len(), advice).is_ok() }
     }
 
     fn advise(&self, advice: Advice) {
-        // SAFETY: our own mapping; these advices change no byte. A kernel that does not know one
-        // loses an economy, nothing else.
+        // SAFETY: our own mapping; these kinds of advice change no byte. A kernel that does not
+        // know one only forgoes an optimisation.
         let _ = unsafe { rustix::mm::madvise(self.base.cast(), self.len, advice) };
     }
 }
 
-/// A file of `bytes` zero bytes that is memory, takes pages as they are written, and outlives this
-/// process as long as somebody holds the descriptor. `seals` keep its size as it is.
+/// Creates a memfd of `bytes` zero bytes, which takes pages as they are written and outlives this
+/// process as long as a process holds the descriptor. `seals` restrict changes of its size.
 ///
 /// # Errors
-/// No descriptors left; strict overcommit, under which the kernel may refuse a page at its first touch,
-/// by a signal.
+/// If no descriptors are left, or under strict overcommit, under which the kernel may refuse a page
+/// at its first touch, by a signal.
 pub(crate) fn memory_file(bytes: u64, seals: SealFlags) -> io::Result<OwnedFd> {
     let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?;
     if overcommit.trim() == "2" {
@@ -185,10 +191,11 @@ pub(crate) fn memory_file(bytes: u64, seals: SealFlags) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Seals of a file whose size is for ever.
+/// The seals of a file whose size never changes.
 pub(crate) const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Size of a file that nobody can shrink; `InvalidData` for others.
+/// Returns the size of a file that is sealed against shrinking, or `InvalidData` for any other
+/// file.
 pub(crate) fn sealed_len(file: &OwnedFd) -> io::Result<u64> {
     let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
     match u64::try_from(rustix::fs::fstat(file)?.st_size) {
@@ -202,7 +209,7 @@ pub(crate) fn sealed_len(file: &OwnedFd) -> io::Result<u64> {
 
 impl Drop for Anonymous {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length; no borrow of it can be alive.
+        // SAFETY: mapped by `new` or `of` with this length; no borrow of it can be alive.
         unsafe { slipway_ram::unmap(self.base, self.len) };
     }
 }

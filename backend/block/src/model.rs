@@ -1,4 +1,4 @@
-//! Any disk against a model: what it should hold, as plain bytes.
+//! A model of a disk in plain bytes, against which any disk is compared.
 
 use std::time::Duration;
 
@@ -7,14 +7,15 @@ use slipway_ram::{Access, Memory, Span};
 
 use crate::{Completion, Disk, DiskError, Operation, Request};
 
-/// Bytes of guest memory that a batch's spans are taken from.
+/// Bytes of guest memory from which a batch's spans are taken.
 const ARENA: usize = 1 << 20;
-/// Most blocks of a request.
+/// The largest number of blocks in a request.
 const MOST_BLOCKS: u64 = 40;
-/// Longest that a disk may take; only a lost wake-up or completion takes so long.
+/// The longest time that a disk may take: only a lost wake-up or completion takes so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Choices that steer a run: a fuzzer's input, or pseudo-random bytes. Zeros at the end.
+/// Choices that steer a run: a fuzzer's input, or pseudo-random bytes. Reads as zeros after its
+/// end.
 pub(crate) struct Choices<'a>(pub &'a [u8]);
 
 impl Choices<'_> {
@@ -24,7 +25,7 @@ impl Choices<'_> {
         first
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         let bytes = [self.byte(), self.byte(), self.byte()];
         u64::from_le_bytes([bytes[0], bytes[1], bytes[2], 0, 0, 0, 0, 0]) % end.max(1)
@@ -35,7 +36,7 @@ impl Choices<'_> {
     }
 }
 
-/// A stream of pseudo-random bytes, the same for the same seed.
+/// Returns pseudo-random bytes, the same for the same seed.
 #[cfg(any(test, feature = "fuzz"))]
 #[allow(dead_code, reason = "fuzz targets bring their own bytes")]
 pub(crate) fn noise(mut seed: u64, len: usize) -> Vec<u8> {
@@ -49,7 +50,7 @@ pub(crate) fn noise(mut seed: u64, len: usize) -> Vec<u8> {
 /// Waits until `count` requests have completed, sleeping on the disk's descriptor.
 ///
 /// # Panics
-/// When they do not.
+/// If they do not complete in time, or more than `count` complete.
 pub(crate) fn await_completions(disk: &mut dyn Disk, count: usize, ended: &mut Vec<Completion>) {
     let deadline = std::time::Instant::now() + PATIENCE;
     disk.poll(ended);
@@ -63,7 +64,7 @@ pub(crate) fn await_completions(disk: &mut dyn Disk, count: usize, ended: &mut V
     assert_eq!(ended.len(), count, "each request completes once");
 }
 
-/// Carries out one request and returns how it ended.
+/// Carries out one request and returns its outcome.
 pub(crate) fn one(disk: &mut dyn Disk, request: Request) -> Result<(), DiskError> {
     let mut ended = Vec::new();
     let tag = request.tag;
@@ -79,18 +80,18 @@ struct Expected {
     places: Vec<(u64, usize)>,
 }
 
-/// A disk and what it should hold.
+/// A disk and its expected content.
 pub(crate) struct Model<'d> {
     disk: &'d mut dyn Disk,
     bytes: Vec<u8>,
     memory: Memory,
     ended: Vec<Completion>,
-    /// Spans begin and end at multiples of this.
+    /// Spans begin and end at multiples of this many bytes.
     grain: u64,
 }
 
 impl<'d> Model<'d> {
-    /// A disk that holds `bytes`.
+    /// Creates the model of a disk that holds `bytes`.
     pub fn new(disk: &'d mut dyn Disk, bytes: Vec<u8>, grain: u64) -> Self {
         assert_eq!(disk.geometry().bytes(), bytes.len() as u64);
         Self { disk, bytes, memory: Memory::heap(ARENA), ended: Vec::new(), grain }
@@ -104,7 +105,7 @@ impl<'d> Model<'d> {
         self.compare();
     }
 
-    /// Up to 16 requests at once, on disjoint blocks: their order is nobody's promise.
+    /// Runs up to 16 requests at once, on disjoint blocks, since a disk may reorder them.
     fn batch(&mut self, choices: &mut Choices<'_>) {
         let geometry = self.disk.geometry();
         let block = geometry.block_size as usize;
@@ -144,7 +145,7 @@ impl<'d> Model<'d> {
         self.check(&expected);
     }
 
-    /// Carries out a request at once, if it is one of those and the disk does; else gives it back.
+    /// Carries out a read or write at once if the disk can; returns any other request.
     fn transfer(&mut self, request: Request) -> Option<Request> {
         let Request { tag, operation, lba, blocks, .. } = request;
         if !matches!(operation, Operation::Read | Operation::Write) {
@@ -158,7 +159,7 @@ impl<'d> Model<'d> {
         None
     }
 
-    /// Spans of `len` bytes in all, cut and placed at will.
+    /// Returns spans of `len` bytes in all, cut and placed as `choices` say.
     fn scatter(
         &self,
         arena: &mut u64,

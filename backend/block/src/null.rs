@@ -10,7 +10,7 @@ use crate::{Completion, Disk, DiskError, Geometry, Operation, Request};
 pub struct NullDisk(Geometry);
 
 impl NullDisk {
-    /// A disk of this shape.
+    /// Creates a disk of this shape.
     pub fn new(geometry: Geometry) -> Self {
         Self(geometry)
     }

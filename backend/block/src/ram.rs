@@ -8,16 +8,16 @@ use crate::check::{Extent, admit, admit_transfer, complete, is_block_size};
 use crate::memory::{Anonymous, FIXED, memory_file, sealed_len};
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 
-/// A volatile disk in this process's memory. Sparse: what was never written costs nothing, in steps
-/// of a huge page (2 MiB) where the kernel has them and of a page where not; Discard and Write
-/// Zeroes give whole pages back. Everything completes in `submit`.
+/// A volatile disk in this process's memory. Sparse: blocks that were never written take no memory,
+/// in steps of a huge page (2 MiB) if the kernel has them, else of a page. Discard and Write Zeroes
+/// give whole pages back. Everything completes in `submit`.
 pub struct RamDisk {
     memory: Anonymous,
     geometry: Geometry,
 }
 
 impl RamDisk {
-    /// A disk of zeros: `bytes` bytes, a multiple of `block_size` (512 to 4096, a power of two).
+    /// Creates a disk of `bytes` zeros, a multiple of `block_size` (512 to 4096, a power of two).
     ///
     /// # Errors
     /// [`OpenError::BlockSize`], [`OpenError::Size`], [`OpenError::Memory`].
@@ -30,11 +30,13 @@ impl RamDisk {
         Ok(Self { memory, geometry })
     }
 
-    /// A disk whose content lies in `file`, which [`ram_file`] made: here or in a predecessor of this
-    /// process, whose content it is then. Nobody else may use the file.
+    /// Creates a disk whose content lies in `file`, which [`ram_file`] made in this process or in a
+    /// predecessor of it. The disk has the content that the predecessor left. Nobody else may use
+    /// the file.
     ///
     /// # Errors
-    /// As for [`RamDisk::new`]; [`OpenError::Memory`] also for a file that is no such memory.
+    /// Those of [`RamDisk::new`], and [`OpenError::Memory`] if the file was not made by
+    /// [`ram_file`].
     pub fn of(file: &OwnedFd, block_size: u32) -> Result<Self, OpenError> {
         let bytes = sealed_len(file).map_err(|source| OpenError::Memory { bytes: 0, source })?;
         let failed = |source| OpenError::Memory { bytes, source };
@@ -53,7 +55,7 @@ impl RamDisk {
         spans: &[Span],
         extent: Extent,
     ) -> Result<(), DiskError> {
-        // The memory is as large as the disk, so what fits the disk fits `usize`.
+        // The memory is as large as the disk, so a range on the disk fits `usize`.
         let range = extent.start as usize..(extent.start + extent.len) as usize;
         match operation {
             Operation::Read => fill_spans(spans, &self.memory.bytes()[range])?,
@@ -65,16 +67,16 @@ impl RamDisk {
     }
 }
 
-/// Memory of `bytes` bytes, all zeros, that outlives this process as long as somebody holds the
-/// descriptor; for [`RamDisk::of`].
+/// Creates a file for [`RamDisk::of`]: memory of `bytes` zeros that outlives this process as long
+/// as a process holds the descriptor.
 ///
 /// # Errors
-/// No descriptors left; strict overcommit (`vm.overcommit_memory` = 2).
+/// If no descriptors are left, or under strict overcommit (`vm.overcommit_memory` = 2).
 pub fn ram_file(bytes: u64) -> std::io::Result<OwnedFd> {
     memory_file(bytes, FIXED)
 }
 
-/// Number of blocks of a disk in memory.
+/// Returns the number of blocks of a disk in memory.
 pub(crate) fn whole_blocks(bytes: u64, block_size: u32) -> Result<u64, OpenError> {
     if !is_block_size(block_size) {
         return Err(OpenError::BlockSize(block_size));
@@ -148,7 +150,7 @@ impl Disk for RamDisk {
         };
         let block = u64::from(self.geometry.block_size);
         let (start, len) = (lba.saturating_mul(block), u64::from(blocks) * block);
-        // Not checked yet: what is not on the disk is not fetched.
+        // The range is not checked yet: blocks beyond the disk are not prefetched.
         let end = start.saturating_add(len).min(self.geometry.bytes());
         self.memory.prefetch(start.min(end) as usize..end as usize, write);
     }

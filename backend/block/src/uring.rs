@@ -1,4 +1,4 @@
-//! Requests on their way through an io_uring, each as a job of one step after the other.
+//! Requests in an io_uring, each as a job that is a sequence of steps.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,68 +11,70 @@ use crate::check::complete;
 use crate::vectors::IoVectors;
 use crate::{Completion, DiskError, Operation, Request};
 
-/// Requests that the kernel works on at a time; more wait in this process. Bounds what a disk pins
-/// in the kernel, and lies far above what a drive works on at once.
+/// The number of requests that the kernel works on at a time; more wait in this process. Bounds the
+/// kernel memory that a disk pins, and is far above a drive's own queue depth.
 pub(crate) const RING_ENTRIES: u32 = 256;
 
-/// What a job does next.
+/// The next action for a job.
 pub(crate) enum Next {
-    /// [`Work::entry`] has another step.
+    /// Submit the next step, which [`Work::entry`] makes.
     Again,
     Done(Result<(), DiskError>),
 }
 
-/// A request and how far it is.
+/// A request and its progress.
 pub(crate) trait Work: Sized {
-    /// What it is carried out on, and what jobs share.
+    /// The object that jobs work on, and the state that they share.
     type Target;
     type Entry: squeue::EntryMarker;
     type Answer: cqueue::EntryMarker;
 
     fn request(&self) -> &Request;
 
-    /// The kernel's next piece of work. `vectors` stay until it has answered, as do the job and the
-    /// target, and with them all memory that the entry names.
+    /// Makes the submission entry of the next step. `vectors`, the job and the target stay until
+    /// the kernel has answered, and with them all memory that the entry names.
     ///
     /// # Errors
-    /// [`DiskError::Memory`] when the data to write vanished before it got that far.
+    /// [`DiskError::Memory`] if the data to write is gone before the step begins.
     fn entry(
         &mut self,
         target: &mut Self::Target,
         vectors: &mut IoVectors,
     ) -> Result<Self::Entry, DiskError>;
 
-    /// Takes the kernel's answer: bytes moved, 0, a status above it, or a negative errno.
+    /// Processes the kernel's answer: bytes moved, 0, a positive status, or a negative errno.
     fn advance(&mut self, result: i32, target: &mut Self::Target) -> Next;
 
-    /// The request, which ends with `result`.
+    /// Returns the request, which ends with `result`.
     fn into_request(self, result: Result<(), DiskError>, target: &mut Self::Target) -> Request;
 }
 
-/// A ring and the jobs that the kernel has. Dropping it waits for what the kernel still works on,
-/// since that uses the spans' memory.
+/// A ring and the jobs that the kernel has. Dropping it waits for them, since they use the spans'
+/// memory.
 pub(crate) struct Engine<J: Work> {
     ring: IoUring<J::Entry, J::Answer>,
     pub target: J::Target,
     slots: Vec<Slot<J>>,
     free: Vec<usize>,
-    /// Bytes of the jobs that the kernel has.
+    /// Bytes that the jobs in the kernel move.
     bytes: u64,
     block_size: u32,
-    /// Kernel's answers of one poll: slot and result.
+    /// The kernel's answers in one poll: slot and result.
     answers: Vec<(usize, i32)>,
 }
 
-/// A place for one request that the kernel works on.
+/// A slot for one request in the kernel.
 struct Slot<J> {
     job: Option<J>,
     vectors: IoVectors,
-    /// The caller was told that the request is not given up, whatever the kernel says of it later.
+    /// The caller was told that the request is not cancelled, so a later answer that it is must be
+    /// retried.
     spared: bool,
 }
 
 impl<J: Work> Engine<J> {
-    /// `witness` is held by the kernel until the last request has ended, however the process does.
+    /// Creates a ring. The kernel holds `witness` until the last request has ended, even if the
+    /// process is killed.
     pub fn new(
         target: J::Target,
         block_size: u32,
@@ -80,24 +82,24 @@ impl<J: Work> Engine<J> {
     ) -> std::io::Result<Self> {
         let ring = IoUring::builder().build(RING_ENTRIES)?;
         if let Some(witness) = witness {
-            // A ring is taken down, its files last, when its last request has ended.
+            // The kernel releases a ring's files last, after its last request has ended.
             ring.submitter().register_files(&[witness.as_raw_fd()])?;
         }
         let (slots, free, answers) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Self { ring, target, slots, free, bytes: 0, block_size, answers })
     }
 
-    /// Requests that the kernel has.
+    /// Returns the number of requests that the kernel has.
     pub fn running(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Bytes that these move.
+    /// Returns the number of bytes that the requests in the kernel move.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes that a request moves.
+    /// Returns the number of bytes that a request moves.
     pub fn moved(&self, request: &Request) -> u64 {
         match request.operation {
             Operation::Read | Operation::Write => {
@@ -107,7 +109,7 @@ impl<J: Work> Engine<J> {
         }
     }
 
-    /// Whether there is a free place; makes one when there may be more.
+    /// Returns whether there is a free slot; adds one if the ring has more entries than slots.
     pub fn has_place(&mut self) -> bool {
         if self.free.is_empty() && self.slots.len() < RING_ENTRIES as usize {
             self.free.push(self.slots.len());
@@ -116,7 +118,8 @@ impl<J: Work> Engine<J> {
         !self.free.is_empty()
     }
 
-    /// Hands `job` to the kernel with the next [`Engine::tell`]. There is a free place.
+    /// Hands `job` to the kernel with the next [`Engine::tell`]. The caller has checked that there
+    /// is a free slot.
     pub fn start(&mut self, job: J, completions: &mut Vec<Completion>) {
         let index = self.free.pop();
         assert!(index.is_some(), "the caller has asked for a place");
@@ -126,7 +129,7 @@ impl<J: Work> Engine<J> {
         }
     }
 
-    /// Puts the next step of `job` into the submission queue, at a slot of its own.
+    /// Puts the next step of `job` into the submission queue, with the slot `index`.
     fn push(&mut self, index: usize, mut job: J, completions: &mut Vec<Completion>) {
         let slot = &mut self.slots[index];
         let mut entry = match job.entry(&mut self.target, &mut slot.vectors) {
@@ -135,29 +138,31 @@ impl<J: Work> Engine<J> {
         };
         squeue::EntryMarker::set_user_data(&mut entry, index as u64);
         slot.job = Some(job);
-        // SAFETY: the buffers and vectors that the entry points to belong to the slot, its job or the
-        // target, which stay until the kernel has answered: `reap` is the only one to take a job, and
-        // dropping the engine waits. The descriptor belongs to `target`, which outlives the slots'
-        // use of it for the same reason.
+        // SAFETY: the buffers and vectors that the entry points to belong to the slot, its job or
+        // the target, which stay until the kernel has answered: only `reap` takes a job out, and
+        // dropping the engine waits. The descriptor belongs to `target`, which stays as long for
+        // the same reason.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        // A slot has one entry under way, and there are as many entries as slots.
+        // A slot has at most one entry in flight, and the queue has as many entries as there are
+        // slots.
         assert!(pushed.is_ok(), "the submission queue has an entry per slot");
     }
 
-    /// Tells the kernel of new entries. An interrupted or refused call (no memory) leaves them in
-    /// the queue and the next time tries again.
+    /// Submits new entries to the kernel. If the call is interrupted or refused (no memory), the
+    /// entries stay in the queue for the next call.
     pub fn tell(&mut self) {
         if !self.ring.submission().is_empty() {
             let _ = self.ring.submit();
         }
     }
 
-    /// Takes the kernel's answers; jobs with more to do go on.
+    /// Processes the kernel's answers; jobs with more steps go on.
     pub fn reap(&mut self, completions: &mut Vec<Completion>) {
         self.reap_or(completions, false);
     }
 
-    /// As [`Engine::reap`]; jobs with more to do end when it is `closing`.
+    /// Processes the kernel's answers. Jobs with more steps go on, unless `closing`, which ends
+    /// them.
     fn reap_or(&mut self, completions: &mut Vec<Completion>, closing: bool) {
         let mut answers = std::mem::take(&mut self.answers);
         answers.extend(self.ring.completion().map(|answer| {
@@ -196,15 +201,16 @@ impl<J: Work> Engine<J> {
         completions.push(complete(request, result));
     }
 
-    /// Gives up the request `tag`; see [`Disk::cancel`](crate::Disk::cancel). Whether the kernel had
-    /// not begun with it, and does not any more.
+    /// Cancels the request `tag`; see [`Disk::cancel`](crate::Disk::cancel). Returns whether the
+    /// kernel had not begun the request and dropped it.
     pub fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         let is_it = |slot: &Slot<J>| slot.job.as_ref().is_some_and(|job| job.request().tag == tag);
         let Some(index) = self.slots.iter().position(is_it) else { return false };
         self.tell();
         let now = Some(types::Timespec::new());
         let request = types::CancelBuilder::user_data(index as u64);
-        // Whatever it says, the completion tells how the request ended. Kernels before 6.0 refuse.
+        // The result is ignored: the completion tells how the request ended. Kernels before 6.0
+        // refuse.
         let _ = self.ring.submitter().register_sync_cancel(now, request);
         let before = completions.len();
         self.reap(completions);
@@ -212,18 +218,18 @@ impl<J: Work> Engine<J> {
         let cancelled = Err(DiskError::Cancelled);
         let given_up =
             completions[before..].iter().any(|one| one.tag == tag && one.result == cancelled);
-        // The kernel may have given it up, and say so in a moment only.
+        // The kernel may have cancelled the request and report it only later.
         let slot = &mut self.slots[index];
         slot.spared |= slot.job.is_some();
         given_up
     }
 
-    /// For what is registered with the ring.
+    /// Returns the interface for registering memory with the ring.
     pub fn submitter(&self) -> Submitter<'_> {
         self.ring.submitter()
     }
 
-    /// The ring's own descriptor: it is readable exactly while a completion waits.
+    /// Returns the ring's own descriptor, which is readable exactly while a completion waits.
     pub fn wake_descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring's descriptor is open as long as the ring, which the borrow keeps.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -231,14 +237,14 @@ impl<J: Work> Engine<J> {
 }
 
 impl<J: Work> Engine<J> {
-    /// Waits for what the kernel still works on.
+    /// Waits until the kernel has no more requests.
     pub fn close(&mut self) {
         let mut ended = Vec::new();
         while self.running() > 0 {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if is_passing(&error) => {}
-                // The kernel may use the memory for ever: it must not be given back.
+                // The kernel may use the memory for ever, so it must not be freed.
                 Err(_) => {
                     self.free.clear();
                     return std::mem::forget(std::mem::take(&mut self.slots));
@@ -256,12 +262,12 @@ impl<J: Work> Drop for Engine<J> {
     }
 }
 
-/// Whether the same call may succeed next time.
+/// Returns whether the same call may succeed next time.
 fn is_passing(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
 
-/// Gives up the request `tag` where it still waits for a place. Whether it did.
+/// Cancels the request `tag` if it still waits in `waiting`. Returns whether it did.
 pub(crate) fn give_up(
     waiting: &mut VecDeque<Request>,
     tag: u64,
@@ -273,7 +279,7 @@ pub(crate) fn give_up(
     true
 }
 
-/// What `request` ends with when the kernel refuses it with `errno`.
+/// Returns the error of `request` after the kernel refused it with `errno`.
 pub(crate) fn refused(errno: i32, request: &Request) -> DiskError {
     match errno {
         libc::ENOSPC | libc::EDQUOT | libc::EFBIG => DiskError::NoSpace,
@@ -286,7 +292,7 @@ pub(crate) fn refused(errno: i32, request: &Request) -> DiskError {
     }
 }
 
-/// The descriptor as io_uring wants it.
+/// Returns the descriptor in io_uring's type.
 pub(crate) fn uring_fd(fd: &OwnedFd) -> types::Fd {
     types::Fd(fd.as_fd().as_raw_fd())
 }

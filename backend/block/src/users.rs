@@ -1,4 +1,4 @@
-//! What the disks on one medium have in common, whatever the medium is.
+//! The state that the disks on one medium share, whatever the medium is.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -7,33 +7,33 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::uring::{Engine, RING_ENTRIES, Work};
 use crate::{DiskError, Request};
 
-/// The disks on a medium.
+/// The number of disks on a medium, and the state that they share.
 pub(crate) struct Users {
-    /// The size to be taken over.
+    /// The number of blocks, which each disk takes over at its next refresh.
     blocks: AtomicU64,
-    /// The first flush that failed, whose disk it was.
+    /// The error of the first flush that failed, on whichever disk.
     lost: OnceLock<DiskError>,
     count: AtomicU32,
 }
 
-/// What the disks on a medium may have with the kernel at a time, each.
+/// The load that each disk on a medium may have in the kernel at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// Requests.
+    /// The largest number of requests.
     requests: usize,
-    /// Bytes that they move; a single request may have more.
+    /// The largest number of bytes that the requests move; a single request may have more.
     bytes: u64,
 }
 
 impl Share {
-    /// Of one that has the medium alone: as many as a ring has places.
+    /// The share of a disk that has the medium alone: as many requests as the ring has entries.
     const ALONE: Self = Self { requests: RING_ENTRIES as usize, bytes: u64::MAX };
-    /// Of one that shares it. What comes after waits for what the medium has: few enough that
-    /// somebody else's request does not stand behind hundreds, and enough for a fast drive's full
-    /// speed.
+    /// The share of a disk on a shared medium. A new request waits for those that the medium has:
+    /// the limit is low enough that another disk's request does not wait behind hundreds, and high
+    /// enough for a fast drive's full speed.
     const SHARED: Self = Self { requests: 32, bytes: 1 << 20 };
 
-    /// Whether the kernel may have the first of the `waiting` requests.
+    /// Returns whether the kernel may have the first of the `waiting` requests.
     pub fn has_room<J: Work>(self, engine: &Engine<J>, waiting: &VecDeque<Request>) -> bool {
         let running = engine.running();
         let Some(next) = waiting.front().filter(|_| running < self.requests) else {
@@ -44,25 +44,25 @@ impl Share {
 }
 
 impl Users {
-    /// Nobody yet, on a medium of so many blocks.
+    /// Creates the state for a medium of `blocks` blocks, without any disk yet.
     pub fn new(blocks: u64) -> Self {
         let (blocks, lost, count) = (AtomicU64::new(blocks), OnceLock::new(), AtomicU32::new(0));
         Self { blocks, lost, count }
     }
 
-    /// There is one disk more.
+    /// Counts one more disk.
     pub fn join(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// There is one less.
+    /// Counts one disk less.
     pub fn leave(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// What each may have with the kernel.
+    /// Returns each disk's share.
     pub fn share(&self) -> Share {
-        // Who comes or goes at this moment makes a difference to the next request.
+        // A disk that joins or leaves concurrently affects only later requests.
         if self.count.load(Ordering::Relaxed) > 1 { Share::SHARED } else { Share::ALONE }
     }
 
@@ -74,13 +74,13 @@ impl Users {
         self.blocks.store(blocks, Ordering::Release);
     }
 
-    /// A flush failed: what it would have vouched for may be lost.
+    /// Records that a flush failed: the writes that it was to cover may be lost.
     pub fn lose(&self, error: DiskError) {
         // The first error stands.
         let _ = self.lost.set(error);
     }
 
-    /// The error of the first flush that failed: that of all later ones.
+    /// Returns the error of the first flush that failed, with which all later flushes fail.
     pub fn lost(&self) -> Option<DiskError> {
         self.lost.get().copied()
     }

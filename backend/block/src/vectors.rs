@@ -1,12 +1,12 @@
-//! Where the kernel shall read and write: raw addresses of spans and buffers.
+//! I/O vectors for the kernel: raw addresses of spans and buffers.
 
 use slipway_ram::{Fault, Span};
 
-/// Most vectors of one call (`UIO_MAXIOV`); a longer request continues as if the kernel had moved less
-/// than asked.
+/// The largest number of vectors in one call (`UIO_MAXIOV`). A request with more continues as after
+/// a short transfer.
 const MAX_VECTORS: usize = 1024;
 
-/// I/O vectors of one submission: raw addresses that only the kernel follows.
+/// The I/O vectors of one submission: raw addresses that only the kernel follows.
 #[derive(Default)]
 pub(crate) struct IoVectors(Vec<libc::iovec>);
 
@@ -14,12 +14,12 @@ pub(crate) struct IoVectors(Vec<libc::iovec>);
 unsafe impl Send for IoVectors {}
 
 impl IoVectors {
-    /// None, with room for those of before.
+    /// Removes all vectors and keeps the capacity.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// One more. The place must be there until the kernel has answered.
+    /// Appends one vector. The memory must stay valid until the kernel has answered.
     pub fn push(&mut self, (base, len): (*mut u8, usize)) {
         self.0.push(libc::iovec { iov_base: base.cast(), iov_len: len });
     }
@@ -28,12 +28,13 @@ impl IoVectors {
         &self.0
     }
 
-    /// Whether there are as many as one call takes.
+    /// Returns whether there are as many vectors as one call takes.
     pub fn is_full(&self) -> bool {
         self.0.len() == MAX_VECTORS
     }
 
-    /// Appends `bytes` bytes of `buffer`, over and over, as many as one call takes; gives how many.
+    /// Appends `bytes` bytes by repeating `buffer`, as far as one call takes the vectors. Returns
+    /// the number of bytes.
     pub fn repeat(&mut self, buffer: &mut [u8], bytes: u64) -> u64 {
         let mut left = bytes;
         while left > 0 && !self.is_full() {
@@ -45,8 +46,8 @@ impl IoVectors {
     }
 }
 
-/// Appends the vectors of the `most` bytes of the spans from byte `skip` on, as many as one call takes;
-/// gives how many bytes these are.
+/// Appends the vectors of up to `most` bytes of the spans from byte `skip` on, as far as one call
+/// takes them. Returns the number of bytes.
 pub(crate) fn gather(spans: &[Span], mut skip: u64, most: u64, vectors: &mut IoVectors) -> u64 {
     let mut left = most;
     for span in spans {
@@ -67,28 +68,28 @@ pub(crate) fn gather(spans: &[Span], mut skip: u64, most: u64, vectors: &mut IoV
     most - left
 }
 
-/// Copies the bytes of the spans from byte `skip` on into a buffer of ours.
+/// Copies bytes of the spans, from byte `skip` on, to all of `into`.
 ///
 /// # Errors
-/// The spans' memory vanished.
+/// If the spans' memory is gone.
 pub(crate) fn copy_in(spans: &[Span], skip: u64, into: &mut [u8]) -> Result<(), Fault> {
     for_pieces(spans, skip, into.len(), |span, offset, at, len| {
         span.read(offset, &mut into[at..at + len])
     })
 }
 
-/// Copies a buffer of ours to the spans, from byte `skip` on.
+/// Copies all of `from` to the spans, from byte `skip` on.
 ///
 /// # Errors
-/// The spans' memory vanished.
+/// If the spans' memory is gone.
 pub(crate) fn copy_out(spans: &[Span], skip: u64, from: &[u8]) -> Result<(), Fault> {
     for_pieces(spans, skip, from.len(), |span, offset, at, len| {
         span.write(offset, &from[at..at + len])
     })
 }
 
-/// Visits `len` bytes of the spans from byte `skip` on: span, offset in it, offset in the `len`
-/// bytes, length.
+/// Visits `len` bytes of the spans from byte `skip` on. `visit` gets the span, the offset in it,
+/// the offset in the `len` bytes, and the length.
 fn for_pieces(
     spans: &[Span],
     mut skip: u64,

@@ -1,48 +1,48 @@
-//! Frames under way from one port to others.
+//! Frames in flight from one port to others.
 
 use slipway_ram::{Fault, Span};
 
-/// Most frames of a burst: enough that what is done once a burst does not count, few enough that their
-/// heads stay in a first-level cache.
+/// The largest number of frames in a burst: large enough that the work for each burst does not
+/// count, small enough that the heads stay in the first-level cache.
 pub const BURST: usize = 256;
-/// Bytes of a frame's private head, which all addresses that the switch judges lie in: the farthest is
-/// the target of a neighbour advertisement, up to 82 with a tag.
+/// Bytes of a frame's private head. All addresses that the switch checks lie in it: the farthest is
+/// the target of a neighbour advertisement, which ends at byte 82 in a tagged frame.
 pub const HEAD: usize = 96;
 /// Bytes of the largest frame: an IP packet of 64 KiB with a tagged header.
 pub const MAX_FRAME: usize = 65_535 + 18;
 
-/// How a frame that is too long for a link is to be cut (virtio 1.2, section 5.1.6.2).
+/// The way to cut a frame that is too long for a link (virtio 1.2, section 5.1.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Segmentation {
-    /// It is not.
+    /// The frame is not to be cut.
     #[default]
     None,
     /// TCP over IPv4.
     Tcp4,
     /// TCP over IPv6.
     Tcp6,
-    /// UDP over either.
+    /// UDP over IPv4 or IPv6.
     Udp,
 }
 
-/// What a frame's sender left to whoever puts it on a wire.
+/// The work on a frame that its sender left to the device that puts it on a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Offload {
-    /// Where the checksum begins and, counted from there, where it goes: the 16 bits there hold the sum
-    /// of the pseudo header.
+    /// The start of the checksummed bytes and, counted from there, the place of the checksum, which
+    /// holds the pseudo header's sum.
     pub checksum: Option<(u16, u16)>,
-    /// Somebody trusted has checked the checksum, or there was no wire that could spoil it.
+    /// A trusted party has checked the checksum, or no wire could have damaged the frame.
     pub valid: bool,
-    /// How to cut it.
+    /// The way to cut the frame.
     pub segmentation: Segmentation,
-    /// Bytes of payload in each piece; meaningless when it is not cut.
+    /// Bytes of payload in each piece; meaningless if the frame is not cut.
     pub segment: u16,
-    /// Congestion was experienced, or may be: CWR is for the first piece only.
+    /// The sender uses ECN, so CWR is for the first piece only.
     pub ecn: bool,
 }
 
 impl Offload {
-    /// Nothing left to do.
+    /// A frame that is complete.
     pub const NONE: Self = Self {
         checksum: None,
         valid: false,
@@ -51,46 +51,47 @@ impl Offload {
         ecn: false,
     };
 
-    /// Whether there is anything left to do.
+    /// Returns whether work is left: a checksum or segmentation.
     #[inline]
     pub fn is_some(&self) -> bool {
         self.checksum.is_some() || self.segmentation != Segmentation::None
     }
 }
 
-/// A frame of a burst: what is known of it without its bytes.
+/// A frame of a burst, without its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Frame {
-    /// Bytes, without a tag that was taken off.
+    /// Bytes of the frame, without a tag that was taken off.
     pub len: u32,
-    /// Which part of the private head is the frame's.
+    /// The part of the private head that is the frame's: start and end.
     head: (u8, u8),
     first_span: u32,
     spans: u16,
-    /// What is left to do.
+    /// The work that is left to do.
     pub offload: Offload,
 }
 
-/// Half lines, so that one after the other they spread over a cache's sets.
+/// A private head, aligned to half a cache line, so that heads spread over a cache's sets.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 struct Head([u8; HEAD]);
 
-/// Frames that a port took from its peer: a private copy of each one's first 96 bytes, which is what
-/// is judged and what is delivered, and spans of the rest, in the peer's memory, which nobody judges.
+/// Frames that a port took from its peer: a private copy of each one's first 96 bytes, which is
+/// both checked and delivered, and spans of the rest in the peer's memory, which are never checked.
 ///
-/// So a peer that rewrites its memory meanwhile changes payload and no address.
+/// So a peer that rewrites its memory meanwhile changes payload, but no address.
 pub struct Burst {
     frames: Vec<Frame>,
     heads: Box<[Head; BURST]>,
-    /// Spans of the frames' rests; the first `used` of them. The others wait to be used again.
+    /// Spans of the frames' rests, of which the first `used` are in use. The others wait to be
+    /// reused.
     spans: Vec<Span>,
     used: usize,
     bytes: u64,
     longest: u32,
-    /// Some frame's sender left something to do.
+    /// Some frame's checksum or segmentation is left to do.
     offloads: bool,
-    /// Nothing is to be said of any frame but its length.
+    /// Every frame has [`Offload::NONE`].
     plain: bool,
 }
 
@@ -101,7 +102,7 @@ impl Default for Burst {
 }
 
 impl Burst {
-    /// An empty burst.
+    /// Creates an empty burst.
     pub fn new() -> Self {
         Self {
             frames: Vec::with_capacity(BURST),
@@ -115,8 +116,8 @@ impl Burst {
         }
     }
 
-    /// Forgets the frames. Spans stay, to be used again: they keep memory alive that was removed, so
-    /// see [`Burst::release`].
+    /// Removes the frames. Spans stay for reuse; they keep the peer's memory alive, even after it
+    /// was removed: see [`Burst::release`].
     #[inline]
     pub fn clear(&mut self) {
         self.frames.clear();
@@ -124,60 +125,60 @@ impl Burst {
         (self.offloads, self.plain) = (false, true);
     }
 
-    /// Lets go of all memory of peers.
+    /// Removes the frames and releases all memory of peers.
     pub fn release(&mut self) {
         self.clear();
         self.spans.clear();
     }
 
-    /// How many frames there are.
+    /// Returns the number of frames.
     #[inline]
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no frames.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Bytes of all frames.
+    /// Returns the bytes of all frames.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of the longest frame.
+    /// Returns the bytes of the longest frame.
     pub(crate) fn longest(&self) -> u32 {
         self.longest
     }
 
-    /// Whether nothing is to be said of any frame but its length: no [`Offload`] need be looked at.
+    /// Returns whether every frame has [`Offload::NONE`], so that none need be looked at.
     #[inline]
     pub fn is_plain(&self) -> bool {
         self.plain
     }
 
-    /// Whether some frame's sender left something to do.
+    /// Returns whether some frame's checksum or segmentation is left to do.
     pub(crate) fn has_offloads(&self) -> bool {
         self.offloads
     }
 
-    /// How many more fit.
+    /// Returns the number of frames that still fit.
     #[inline]
     pub fn room(&self) -> usize {
         BURST - self.frames.len()
     }
 
-    /// The frames, in the order in which they came.
+    /// Returns the frames, in the order in which they came.
     #[inline]
     pub fn frames(&self) -> &[Frame] {
         &self.frames
     }
 
-    /// The private copy of a frame's first bytes, up to [`HEAD`].
+    /// Returns the private copy of a frame's first bytes, up to [`HEAD`].
     ///
     /// # Panics
-    /// When there is no such frame.
+    /// If there is no such frame.
     #[inline]
     pub fn head(&self, frame: usize) -> &[u8] {
         let (from, to) = self.frames[frame].head;
@@ -187,10 +188,10 @@ impl Burst {
     /// Adds a frame that lies in one piece of memory.
     ///
     /// # Errors
-    /// [`Fault`] when its head cannot be read: the burst is as before.
+    /// [`Fault`] if its head cannot be read; the burst is then unchanged.
     ///
     /// # Panics
-    /// When there is no room, or the range leaves the span: programmer's errors.
+    /// If the burst has no room, or the range leaves the span: programmer's errors.
     #[inline]
     pub fn push(
         &mut self,
@@ -211,10 +212,10 @@ impl Burst {
         Ok(())
     }
 
-    /// Begins a frame that lies in several pieces; it is there once the builder is told so.
+    /// Begins a frame that lies in several pieces. [`Builder::finish`] adds it.
     ///
     /// # Panics
-    /// When there is no room.
+    /// If the burst has no room.
     pub fn begin(&mut self) -> Builder<'_> {
         assert!(self.frames.len() < BURST, "no room in the burst");
         Builder { first_span: self.used, head: 0, len: 0, burst: self }
@@ -240,10 +241,10 @@ impl Burst {
         self.used += 1;
     }
 
-    /// Takes the four bytes at offset 12 out of the frame's head: its tag.
+    /// Removes the frame's tag: the four bytes at offset 12 of its head.
     ///
     /// # Panics
-    /// When the head has no 16 bytes.
+    /// If the head has fewer than 16 bytes.
     pub(crate) fn take_tag(&mut self, frame: usize) {
         let Frame { len, head: (from, to), offload, .. } = &mut self.frames[frame];
         assert!(*to - *from >= 16, "a frame without a tag");
@@ -256,8 +257,8 @@ impl Burst {
         }
     }
 
-    /// Takes those of the frames from number `from` on out that `keep` says no to; it is asked once for each,
-    /// in order.
+    /// Removes frames for which `keep` returns `false`, from number `from` on. Calls `keep` once
+    /// for each frame, in order.
     pub(crate) fn retain(&mut self, from: usize, mut keep: impl FnMut() -> bool) {
         let mut kept = from;
         for at in from..self.frames.len() {
@@ -274,10 +275,10 @@ impl Burst {
         self.frames.truncate(kept);
     }
 
-    /// A reader of the frame's bytes, with the tag `tci` put in when that is not 0.
+    /// Returns a reader of the frame's bytes, with the tag `pick.tci` inserted unless that is 0.
     ///
     /// # Panics
-    /// When there is no such frame.
+    /// If there is no such frame.
     #[inline]
     pub fn read(&self, pick: Pick) -> Reader<'_> {
         let frame = &self.frames[usize::from(pick.frame)];
@@ -293,10 +294,11 @@ impl Burst {
         Reader { lead, lead_at: 0, head: &head[12..], spans, skip: 0 }
     }
 
-    /// The frame's bytes, when all of them are in the private head and no tag is to be put in.
+    /// Returns the frame's bytes if all of them are in the private head and no tag is to be
+    /// inserted, else `None`.
     ///
     /// # Panics
-    /// When there is no such frame.
+    /// If there is no such frame.
     #[inline]
     pub fn whole(&self, pick: Pick) -> Option<&[u8]> {
         let number = usize::from(pick.frame);
@@ -310,7 +312,7 @@ impl Burst {
     /// [`Fault`] of the source's or of the destination's memory.
     ///
     /// # Panics
-    /// When there is no such frame, or it leaves `to`.
+    /// If there is no such frame, or it leaves `to`.
     #[inline]
     pub fn copy(&self, pick: Pick, to: &Span, at: usize) -> Result<(), Fault> {
         if pick.tci != 0 {
@@ -328,13 +330,13 @@ impl Burst {
         Ok(())
     }
 
-    /// The frame's bytes with its tag.
+    /// Returns the bytes of the frame with the tag to be inserted.
     #[inline]
     pub fn len_of(&self, pick: Pick) -> usize {
         self.frames[usize::from(pick.frame)].len as usize + if pick.tci == 0 { 0 } else { 4 }
     }
 
-    /// What is left to do for the frame as it is with its tag.
+    /// Returns the offload of the frame with the tag to be inserted.
     #[inline]
     pub fn offload_of(&self, pick: Pick) -> Offload {
         let mut offload = self.frames[usize::from(pick.frame)].offload;
@@ -345,16 +347,16 @@ impl Burst {
     }
 }
 
-/// A frame of a burst that one port is to have.
+/// A frame of a burst for one destination port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Pick {
-    /// Its number in the burst.
+    /// The frame's number in the burst.
     pub frame: u16,
-    /// The control information of the tag to put in; 0: none.
+    /// The control information of the tag to insert; 0 for no tag.
     pub tci: u16,
 }
 
-/// A frame in the making. Dropped before [`Builder::finish`], it was not there.
+/// A frame in the making. Dropping the builder before [`Builder::finish`] discards the frame.
 pub struct Builder<'a> {
     burst: &'a mut Burst,
     first_span: usize,
@@ -363,23 +365,23 @@ pub struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none yet.
+    /// Returns whether there are no bytes yet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends a piece. The caller bounds their number: at most 65,535 to a frame.
+    /// Appends a piece. The caller bounds their number: at most 65,535 in a frame.
     ///
     /// # Errors
-    /// [`Fault`] when a part of it belongs to the head and cannot be read.
+    /// [`Fault`] if a part of the piece belongs to the head and cannot be read.
     ///
     /// # Panics
-    /// When the range leaves the span.
+    /// If the range leaves the span.
     #[inline]
     pub fn append(&mut self, span: &Span, offset: usize, len: usize) -> Result<(), Fault> {
         let to_head = len.min(HEAD - self.head);
@@ -395,7 +397,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The frame is whole.
+    /// Adds the frame to the burst.
     #[inline]
     pub fn finish(mut self, offload: Offload) {
         let Self { burst, first_span, head, len } = &mut self;
@@ -412,26 +414,26 @@ impl Drop for Builder<'_> {
     }
 }
 
-/// Reads a frame from its beginning to its end, into whatever memory its destination has.
+/// Reads a frame from its beginning to its end, into any destination memory.
 pub struct Reader<'a> {
-    /// Addresses and tag, when one was put in.
+    /// Addresses and tag, if a tag is inserted.
     lead: [u8; 16],
     lead_at: u8,
     head: &'a [u8],
     spans: &'a [Span],
-    /// Bytes of the first span that were read.
+    /// Bytes of the first span that have been read.
     skip: usize,
 }
 
 impl Reader<'_> {
-    /// Copies the next bytes, up to `len`, to `at` of `to`. Returns how many: less only at the frame's
-    /// end.
+    /// Copies the next bytes, up to `len`, to `at` of `to`. Returns their number, which is below
+    /// `len` only at the frame's end.
     ///
     /// # Errors
     /// [`Fault`] of the source's or of the destination's memory.
     ///
     /// # Panics
-    /// When the range leaves `to`.
+    /// If the range leaves `to`.
     #[inline]
     pub fn copy_to(&mut self, to: &Span, at: usize, len: usize) -> Result<usize, Fault> {
         let mut done = 0;
@@ -458,7 +460,8 @@ impl Reader<'_> {
         Ok(done)
     }
 
-    /// Copies the next bytes into memory of our own. Returns how many: less only at the frame's end.
+    /// Copies the next bytes into `into`. Returns their number, which is below its length only at
+    /// the frame's end.
     ///
     /// # Errors
     /// [`Fault`] of the source's memory.
@@ -488,9 +491,9 @@ impl Reader<'_> {
         Ok(done)
     }
 
-    /// Gives the pieces of what was not read yet: addresses and lengths for a system call's I/O vectors.
-    /// They are valid as long as the reader and the burst; the kernel answers memory that is gone with
-    /// an error, and nobody else may touch them.
+    /// Passes address and length of each unread piece to `add`, for a system call's I/O vectors.
+    /// They are valid as long as the reader and the burst. Only the kernel may access them: it
+    /// answers memory that is gone with an error.
     pub(crate) fn pieces(&self, add: &mut dyn FnMut(*const u8, usize)) {
         let lead = &self.lead[usize::from(self.lead_at)..];
         for piece in [lead, self.head].into_iter().filter(|piece| !piece.is_empty()) {

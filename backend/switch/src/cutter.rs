@@ -1,5 +1,5 @@
-//! For ports whose peers cannot take what a frame's sender left to do: checksums are filled in, and
-//! frames that are too long for a link are cut, in memory of the switch's own.
+//! Completes frames for ports whose peers cannot do it: fills in checksums, and cuts frames that
+//! are too long for a link, in memory of the switch's own.
 
 use slipway_ram::Span;
 
@@ -11,7 +11,7 @@ use crate::{Abilities, Delivered, Port};
 /// Room for a frame, its tag, and the headers of all the pieces that it may be cut into.
 const OUT: usize = MAX_FRAME + 4 + BURST * MAX_HEADER;
 
-/// Cuts frames, one at a time.
+/// Cuts frames, one at a time. Its memory is allocated at the first use.
 #[derive(Default)]
 pub(crate) struct Cutter(Option<Box<Workplace>>);
 
@@ -22,7 +22,7 @@ struct Workplace {
     picks: Vec<Pick>,
 }
 
-/// What is to be done with a frame for a port.
+/// The way to deliver a frame to a port.
 enum Way {
     Whole,
     Work,
@@ -30,14 +30,14 @@ enum Way {
 }
 
 impl Cutter {
-    /// Whether every frame of the burst can go to a port as it is.
+    /// Returns whether every frame of the burst can go to a port unchanged.
     #[inline]
     pub fn suits(&self, burst: &Burst, abilities: Abilities, config: &PortConfig) -> bool {
         let plain = !burst.has_offloads() || abilities == Abilities::ALL;
         plain && (config.max_frame == 0 || burst.longest() <= config.max_frame)
     }
 
-    /// Delivers the picks in order, those that the port cannot take as they are in a form that it can.
+    /// Delivers the picks in order, and completes those that the port cannot take unchanged.
     #[cold]
     pub fn deliver(
         &mut self,
@@ -60,7 +60,7 @@ impl Cutter {
             sum.refused += done.refused;
             sum.full += done.full;
             if done.full > 0 {
-                // Those behind it do not overtake.
+                // Later frames must not overtake this one.
                 sum.full += (picks.len() - at - 1) as u32;
                 break;
             }
@@ -82,7 +82,7 @@ impl Cutter {
         }
     }
 
-    /// Lets go of its memory.
+    /// Releases all memory.
     pub fn release(&mut self) {
         self.0 = None;
     }
@@ -100,7 +100,7 @@ impl Default for Workplace {
 }
 
 impl Workplace {
-    /// Makes the pieces. None: the frame is not what its sender said.
+    /// Makes the pieces of a frame. Returns `None` if the frame does not match its offload.
     fn prepare(&mut self, burst: &Burst, pick: Pick, abilities: Abilities) -> Option<()> {
         let (len, offload) = (burst.len_of(pick), burst.offload_of(pick));
         self.frame.resize(len, 0);

@@ -1,5 +1,5 @@
-//! The first pass, first half: which frames of a burst the rules of their port let in. All of it is
-//! decided on the burst's private copies.
+//! The first pass, first half: selects the frames of a burst that the source port's settings admit.
+//! All decisions are made on the burst's private copies.
 
 use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TAG, TYPE, ethertype, ipv4, ipv6};
 
@@ -8,21 +8,21 @@ use crate::lookup::{Key, Station};
 use crate::rules::PortConfig;
 use crate::stats::{Drop, PortStats};
 
-/// A frame that its port's rules let in.
+/// A frame that the source port's settings admit.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Kept {
-    /// Its number in the burst.
+    /// The frame's number in the burst.
     pub frame: u16,
-    /// Its VLAN, with the priority of its tag.
+    /// The frame's VLAN, with the priority of its tag.
     pub tci: u16,
 }
 
-/// Addresses that a bridge keeps to itself: 01:80:c2:00:00:00 to 0f (802.1Q, table 8-1).
+/// Addresses for bridges' own protocols: 01:80:c2:00:00:00 to 0f (802.1Q, table 8-1).
 const RESERVED: u64 = Mac([0x01, 0x80, 0xc2, 0, 0, 0]).to_bits();
 const RESERVED_MASK: u64 = 0xf0ff_ffff_ffff;
 
-/// Fills `keys` and `kept` with the frames that are let in, tags taken off, and counts the others.
-/// Returns how many there are.
+/// Fills `keys` and `kept` with the admitted frames, whose tags are taken off, and counts the
+/// others. Returns the number of admitted frames.
 #[inline]
 pub(crate) fn judge(
     config: &PortConfig,
@@ -84,16 +84,17 @@ fn admit(config: &PortConfig, burst: &mut Burst, frame: usize) -> Result<(Key, u
     Ok((key, vlan | priority))
 }
 
-/// Whether what a frame of `len` bytes leaves to do can be done, and told to a guest's driver (virtio 1.2,
-/// section 5.1.6.4.1): a checksum that lies in the frame, and pieces that have one, of some length.
+/// Returns whether the work that a frame of `len` bytes leaves can be done, and passed to a guest's
+/// driver (virtio 1.2, section 5.1.6.4.1): the checksum lies in the frame, and a frame to be cut
+/// has a checksum and a segment length above 0.
 fn is_possible(offload: &Offload, len: u32) -> bool {
     let Some((start, offset)) = offload.checksum else { return false };
     let within = u32::from(start) + u32::from(offset) + 2 <= len;
     within && (offload.segmentation == Segmentation::None || offload.segment > 0)
 }
 
-/// Whether a checksum that begins at `start` leaves addresses alone, wherever it goes from there: it is
-/// filled in after the frame was judged, by the switch or by who gets the frame.
+/// Returns whether a checksum that begins at `start` cannot change addresses, whatever its offset:
+/// it is filled in after the frame was checked, by the switch or by the receiver.
 #[inline]
 fn is_above_ip(kind: u16, network: usize, start: u16) -> bool {
     let header = match kind {
@@ -114,7 +115,7 @@ fn check_sender(
     if config.mac != Some(source) {
         return Err(Drop::SpoofedMac);
     }
-    // Another tag would hide what its receiver takes for the frame's own: kernels take tags off.
+    // Kernels take tags off, so the receiver would see an inner tag as the frame's own.
     let hidden =
         matches!(kind, ethertype::VLAN | ethertype::PROVIDER_VLAN | ethertype::OLD_PROVIDER_VLAN);
     let own = config.addresses.is_empty() || config.owns_sender(kind, packet, summed_later);

@@ -1,27 +1,28 @@
-//! A learning Ethernet switch in user space, in the manner of VALE (*Speeding Up Packet I/O in Virtual
-//! Machines*, section 3.6): frames are forwarded in batches, by one copy from the memory of the port
-//! that they came from into the memory of each port that they go to.
+//! A learning Ethernet switch in user space, in the manner of VALE (*Speeding Up Packet I/O in
+//! Virtual Machines*, section 3.6): frames are forwarded in batches, by one copy from the memory of
+//! their source port into the memory of each destination port.
 //!
 //! How the pieces meet:
 //! - a [`Port`] is one end of a link; its peer is a guest, a program or the host's kernel;
-//! - a [`Burst`] holds frames on their way: private copies of their first 96 bytes, which all decisions
-//!   are made on, and spans of the rest, in the peer's memory;
-//! - a [`Switch`] owns its ports. A [`Switch::turn`] takes a burst from one of them and goes over it
-//!   twice: first it judges each frame by the port's [`PortConfig`] and looks up where it goes
-//!   ([`Lookup`]; [`Learning`] unless somebody has a better one), then it gives each destination all of
-//!   its frames at once;
-//! - frames whose checksum or segmentation was left to others cross as they are, and are worked on only
-//!   for a port whose peer cannot take them so ([`Abilities`]).
-//! - [`spawn`] gives a switch to a reactor: ports have turns while there is something, and are armed and
-//!   cost nothing while there is not. Other threads reach it by [`Handle`].
-//! - [`decorators`] watch what passes a port (captures, traces), lose, delay or slow it down.
+//! - a [`Burst`] holds frames in flight: private copies of their first 96 bytes, on which all
+//!   decisions are made, and spans of the rest, in the peer's memory;
+//! - a [`Switch`] owns its ports. A [`Switch::turn`] takes a burst from one port and goes over it
+//!   twice: first it checks each frame against the port's [`PortConfig`] and looks up its
+//!   destination ([`Lookup`], by default [`Learning`]), then it gives each destination all of its
+//!   frames at once;
+//! - frames whose sender left checksum or segmentation to others cross unchanged, and are completed
+//!   only for a port whose peer cannot take them so ([`Abilities`]);
+//! - [`spawn`] gives a switch to a reactor: ports have turns while they have frames; without frames
+//!   they are armed and cost nothing. Other threads reach the switch by its [`Handle`];
+//! - [`decorators`] observe a port's frames (captures, traces), or lose, delay or slow them.
 //!
-//! What does not fit is dropped where it does not fit, before it is copied, and counted by cause
-//! ([`Drop`]); no port waits for another.
+//! A frame that does not fit is dropped at the destination that has no room, before it is copied,
+//! and counted by cause ([`Drop`]). No port waits for another.
 //!
 //! Not here: spanning trees, link aggregation, IGMP and MLD snooping (groups are flooded), 802.1ad.
 //!
-//! Dependencies: `rustix` for eventfds, `libc` for the requests of TAP interfaces and packet sockets, which
+//! Dependencies: `rustix` for eventfds; `libc` for the ioctls of TAP interfaces and packet sockets,
+//! which `rustix` lacks; `thiserror` for [`BadConfig`].
 //! `rustix` has not, `thiserror` for [`BadConfig`].
 #![allow(unsafe_code)] // requests of TAP interfaces, and vectored writes of pinned memory
 

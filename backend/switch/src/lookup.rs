@@ -1,10 +1,10 @@
-//! Where a frame goes: the part of the switch that can be exchanged.
+//! The lookup of frames' destinations, which is the exchangeable part of the switch.
 
 use slipway_ethernet_spec::Mac;
 
 use crate::PortIndex;
 
-/// An interface in a VLAN: its address in the low 48 bits, the VLAN above.
+/// An interface in a VLAN: the address in the low 48 bits, the VLAN above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Station(pub u64);
 
@@ -12,68 +12,69 @@ impl Station {
     /// No station: a VLAN is never 0.
     pub const NONE: Self = Self(0);
 
-    /// The interface `mac` in `vlan`.
+    /// Returns the station of interface `mac` in `vlan`.
     pub const fn new(mac: Mac, vlan: u16) -> Self {
         Self(mac.to_bits() | (vlan as u64) << 48)
     }
 
-    /// Its address.
+    /// Returns the station's address.
     pub const fn mac(self) -> Mac {
         Mac::from_bits(self.0)
     }
 
-    /// Its VLAN.
+    /// Returns the station's VLAN.
     pub const fn vlan(self) -> u16 {
         (self.0 >> 48) as u16
     }
 
-    /// Stands for several interfaces.
+    /// Returns whether the address is a group's.
     #[inline]
     pub const fn is_group(self) -> bool {
         self.0 & 1 != 0
     }
 }
 
-/// What a frame says of where it came from and where it goes.
+/// The source and the destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Key {
-    /// Who sent it; never a group.
+    /// The sender; never a group.
     pub source: Station,
-    /// Whom to.
+    /// The receiver, which may be a group.
     pub destination: Station,
 }
 
-/// Where a frame goes.
+/// The destination ports of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Target {
-    /// Nowhere.
+    /// No port.
     #[default]
     Drop,
-    /// One port. To the one that it came from: nowhere.
+    /// One port. If it is the frame's source port, the frame is dropped.
     Port(PortIndex),
-    /// All ports of the VLAN but its own: its destination is a group.
+    /// All ports of the VLAN except the source port: the destination is a group.
     Flood,
-    /// One station that nobody knows: all ports that may have unknown ones behind them.
+    /// An unknown station: all ports that may have unknown stations behind them.
     Unknown,
 }
 
-/// Decides where frames go. The switch has applied the rules of the port that they came from, and
-/// applies those of the ports that they go to.
+/// Decides the destinations of frames. The switch has applied the settings of the source port, and
+/// applies those of the destination ports afterwards.
 pub trait Lookup: Send {
-    /// Says for each key of a burst of port `from` where it goes. `targets` is as long as `keys`.
+    /// Writes the target of each key of a burst from port `from`. `targets` is as long as `keys`.
     /// `now` is a time in seconds.
     fn look_up(&mut self, from: PortIndex, keys: &[Key], targets: &mut [Target], now: u32);
 
-    /// `station` is behind `port`, whatever frames say. False: it is fixed behind another one, or there
-    /// is no room.
+    /// Fixes `station` behind `port`, whatever frames say. Returns `false` if the station is fixed
+    /// behind another port, or there is no room.
     fn fix(&mut self, station: Station, port: PortIndex) -> bool;
 
-    /// Forgets everything behind `port`.
+    /// Forgets all stations behind `port`.
     fn remove(&mut self, port: PortIndex);
 
-    /// Forgets what is old, now and then.
+    /// Forgets old stations, now and then.
     fn age(&mut self, now: u32);
 
-    /// What is known: station, port, and the second in which it was seen last unless it is fixed.
+    /// Returns the known stations, each with its port and the second in which it was last seen, or
+    /// `None` if it is fixed.
     fn stations(&self) -> Vec<(Station, PortIndex, Option<u32>)>;
 }

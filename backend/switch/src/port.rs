@@ -5,37 +5,38 @@ use std::os::fd::BorrowedFd;
 use crate::decorators::{Layer, Timed};
 use crate::{Burst, Drop, Link, Pick, PortStats, Waker};
 
-/// What a port's peer can take without the switch's help.
+/// Kinds of frames that a port's peer can take without the switch's help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Abilities {
     /// Frames whose checksum is not filled in yet.
     pub checksum: bool,
-    /// TCP segments over IPv4 to be cut.
+    /// TCP segments over IPv4 that are still to be cut.
     pub tcp4: bool,
-    /// TCP segments over IPv6 to be cut.
+    /// TCP segments over IPv6 that are still to be cut.
     pub tcp6: bool,
-    /// UDP datagrams to be cut.
+    /// UDP datagrams that are still to be cut.
     pub udp: bool,
 }
 
 impl Abilities {
-    /// Everything.
+    /// All kinds of frames.
     pub const ALL: Self = Self { checksum: true, tcp4: true, tcp6: true, udp: true };
-    /// Only frames as they go over a wire.
+    /// Complete frames only, as they go over a wire.
     pub const NONE: Self = Self { checksum: false, tcp4: false, tcp6: false, udp: false };
 }
 
-/// How a delivery went: every pick is counted once, as had, as not fitting, or as refused; here, or later by
-/// [`Port::account`].
+/// The result of a delivery. Every pick is counted once, as delivered, without room, or refused;
+/// here, or later by [`Port::account`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Delivered {
-    /// The peer has them.
+    /// The number of frames that the peer has got.
     pub frames: u32,
-    /// Bytes of those that it has.
+    /// Bytes of those frames.
     pub bytes: u64,
-    /// There was no room.
+    /// The number of frames for which there was no room.
     pub full: u32,
-    /// The peer cannot take a frame of this size, or its memory was gone.
+    /// The number of frames that the peer cannot take, because of their size or since its memory is
+    /// gone.
     pub refused: u32,
 }
 
@@ -49,92 +50,95 @@ impl Delivered {
     }
 }
 
-/// One end of a link to the switch. The *peer* is whoever is at the other end: a guest, a program, the
-/// host's kernel.
+/// One end of a link to the switch. The *peer* is at the other end: a guest, a program, the host's
+/// kernel.
 ///
-/// All calls come from one thread, the switch's. None of them blocks, none allocates once it is warm,
-/// and no peer's doing makes one panic.
+/// All calls come from one thread, the switch's. No call may block, allocate once warm, or panic
+/// because of a peer.
 ///
 /// # Duties of the port
-/// - Everything that the peer says is read once; lengths are bounded ([`crate::MAX_FRAME`]) before they
-///   are used. What is wrong with it is dropped and counted by the port ([`Port::malformed`]).
-/// - A frame that [`Port::take`] gave stays where its spans say until [`Port::release`], as far as the
-///   port is concerned; its peer may change it.
-/// - It wakes the switch (by its [`Port::descriptor`] or its [`Waker`]) when frames come while it is
-///   armed.
+/// - It reads everything that the peer writes once, and bounds lengths ([`crate::MAX_FRAME`])
+///   before it uses them. It drops and counts malformed input ([`Port::malformed`]).
+/// - It keeps the memory of frames that [`Port::take`] returned unchanged until [`Port::release`];
+///   its peer may change it.
+/// - While it is armed, it wakes the switch when frames come, by its [`Port::descriptor`] or its
+///   [`Waker`].
 ///
 /// # Duties of the switch
-/// - `take`, any number of `deliver`s to other ports, a full barrier, `notify` to each of those, and
-///   `release`, in this order; no second `take` before.
+/// - It calls `take`, any number of `deliver`s to other ports, a full barrier, `notify` on each of
+///   those, and `release`, in this order, with no second `take` in between.
 /// - Before it sleeps it calls [`Port::arm`], and sleeps only if that found nothing.
 pub trait Port: Send {
-    /// What the peer can take; may change between two calls.
+    /// Returns the kinds of frames that the peer can take; may change between two calls.
     fn abilities(&self) -> Abilities;
 
-    /// Whether there is a peer that may take frames: the link's state as the peer's side has it.
+    /// Returns whether there is a peer that may take frames: the link's state on the peer's side.
     fn is_up(&self) -> bool;
 
-    /// Appends frames that came from the peer to `burst`, at most `limit` of them, and tells whether
-    /// more wait (or may).
+    /// Appends frames from the peer to `burst`, at most `limit`. Returns whether more wait (or
+    /// may).
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool;
 
-    /// The frames taken last have been carried out: gives their memory back to the peer.
+    /// Gives the memory of the frames taken last, which have been delivered, back to the peer.
     fn release(&mut self);
 
-    /// Gives the peer frames of `burst`, in order, as many as it has room for. A frame that there is no
-    /// room for, and all after it, are left out.
+    /// Gives the peer frames of `burst`, in order, as many as it has room for. The first frame
+    /// without room, and all after it, are left out.
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered;
 
-    /// Tells the peer of what was delivered if it wants to be told. A full barrier lies between: a port
-    /// stores what its peer looks at in `deliver`, and looks here whether the peer sleeps. So one barrier,
-    /// which waits for all stores before it, serves all ports of a turn.
+    /// Notifies the peer of deliveries if it wants that. A full barrier lies between: in `deliver`
+    /// a port stores what its peer reads, and here it reads whether the peer sleeps. So one
+    /// barrier, which waits for all stores before it, serves all ports of a turn.
     fn notify(&mut self) {}
 
-    /// A delivery of `frames` frames follows soon: has the processor fetch what it will write first.
+    /// Prefetches the memory that a delivery of `frames` frames, which follows soon, writes first.
     fn prepare(&self, frames: usize) {
         let _ = frames;
     }
 
-    /// From now on the switch must be woken when a frame comes. Tells whether there is one already:
-    /// then the switch must look and not sleep.
+    /// Makes the port wake the switch when a frame comes. Returns `true` if a frame waits already;
+    /// the switch must then look and not sleep.
     fn arm(&mut self) -> bool;
 
-    /// Told once, when it is attached: how it can have the switch look at it, beside its descriptor.
+    /// Passes a waker, by which the port can wake the switch without a descriptor. Called once,
+    /// when the port is attached.
     fn attached(&mut self, waker: Waker) {
         drop(waker);
     }
 
-    /// Told when it is attached and whenever it may have changed: what the host says of the link, for a
-    /// peer that can be shown a carrier.
+    /// Passes the link state that the host has set, for a peer that can be shown a carrier. Called
+    /// when the port is attached and whenever the state may have changed.
     fn set_link(&mut self, _: Link) {}
 
-    /// Called when the port was woken though its rate does not let it send: other things than frames may
-    /// wait (a peer that wants its memory back), and do not wait for a rate. Between `release` and `take`.
+    /// Handles work other than frames (a peer that wants its memory back), which no rate holds up.
+    /// Called if the port was woken while its rate does not let it send, between `release` and
+    /// `take`.
     fn attend(&mut self) {}
 
-    /// A descriptor that is readable while the port is armed and frames have come. It is watched from
-    /// when the port is attached, level-triggered, until there is none any more.
+    /// Returns a descriptor that is readable while the port is armed and frames have come. It is
+    /// watched, level-triggered, from when the port is attached until this returns `None`.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Frames from the peer that were wrong (no frame, too long, in memory that is not there) since the
-    /// last call.
+    /// Returns the number of malformed frames from the peer since the last call: no frame, too
+    /// long, or in memory that does not exist.
     fn malformed(&mut self) -> u64 {
         0
     }
 
-    /// Adds what happened since the last call and the switch was told nothing of.
+    /// Adds events since the last call that no other result has reported to `stats`.
     fn account(&mut self, stats: &mut PortStats) {
         stats.dropped_in[Drop::Malformed as usize] += self.malformed();
     }
 
-    /// What it does by time. A port that begins or ceases to is attached anew, or decorated.
+    /// Returns the port's timed work, or `None`. A port for which that changes must be attached
+    /// anew, or decorated.
     fn timed(&mut self) -> Option<&mut dyn Timed> {
         None
     }
 
-    /// Of a decorator: the port behind it.
+    /// Returns the port behind a decorator, or `None` for a port that is no decorator.
     fn inner(&mut self) -> Option<(Layer, &mut Box<dyn Port>)> {
         None
     }

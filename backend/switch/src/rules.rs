@@ -1,22 +1,22 @@
-//! What a port may send, and what it gets: the settings that users of SR-IOV expect of a virtual
-//! function, and VLANs.
+//! The settings of a port: what it may send and what it gets, as users of SR-IOV expect them of a
+//! virtual function, and VLANs.
 
 use std::net::IpAddr;
 
 use slipway_ethernet_spec::{Mac, arp, ethertype, ipv4, ipv6, protocol, tci};
 use slipway_rate::Rate;
 
-/// VLANs 1 to 4094, as a set.
+/// A set of VLANs from 1 to 4094.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Vlans(Box<[u64; 64]>);
 
 impl Vlans {
-    /// None.
+    /// Returns the empty set.
     pub fn none() -> Self {
         Self(Box::new([0; 64]))
     }
 
-    /// All of them.
+    /// Returns the set of all VLANs.
     pub fn all() -> Self {
         let mut all = Self(Box::new([u64::MAX; 64]));
         all.0[0] &= !1;
@@ -24,7 +24,7 @@ impl Vlans {
         all
     }
 
-    /// Adds `vlan`. False: it is none that can be used.
+    /// Adds `vlan`. Returns `false` if the number is not usable.
     pub fn insert(&mut self, vlan: u16) -> bool {
         let usable = (1..=tci::LAST_VLAN).contains(&vlan);
         if usable {
@@ -33,7 +33,7 @@ impl Vlans {
         usable
     }
 
-    /// Whether `vlan` is one of them.
+    /// Returns whether `vlan` is in the set.
     #[inline]
     pub fn contains(&self, vlan: u16) -> bool {
         self.0[usize::from(vlan / 64) & 63] >> (vlan % 64) & 1 != 0
@@ -49,19 +49,19 @@ impl std::fmt::Debug for Vlans {
 /// The VLANs of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VlanMode {
-    /// Untagged frames belong to this VLAN; tagged ones are not let in.
+    /// Untagged frames belong to this VLAN; tagged frames are dropped.
     Access(u16),
-    /// Tagged frames of these VLANs, and untagged ones of the native one if there is one.
+    /// Tagged frames of these VLANs, and untagged frames of the native VLAN if there is one.
     Trunk {
         /// The VLAN of untagged frames.
         native: Option<u16>,
-        /// The VLANs that are let through, the native one aside.
+        /// The VLANs that are let through, besides the native one.
         allowed: Vlans,
     },
 }
 
 impl Default for VlanMode {
-    /// All VLANs, untagged frames being of VLAN 1: a switch that does not interfere.
+    /// All VLANs, with untagged frames in VLAN 1: a switch that does not interfere.
     fn default() -> Self {
         Self::Trunk { native: Some(1), allowed: Vlans::all() }
     }
@@ -70,40 +70,42 @@ impl Default for VlanMode {
 /// The state of a port's link, as `ip link set … vf … state` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Link {
-    /// As its peer has it; the peer sees a carrier for as long as its port is attached.
+    /// The state on the peer's side; the peer sees a carrier as long as its port is attached.
     #[default]
     Auto,
-    /// The same, and the peer sees a carrier even when its switch has gone.
+    /// The state on the peer's side; the peer sees a carrier even after its switch has gone.
     Up,
     /// Down, whatever the peer says: nothing passes either way, and the peer sees no carrier.
     Down,
 }
 
-/// Settings of a port.
+/// Settings of a port. `vlans` and `max_frame` come first, since every frame to the port needs
+/// them.
 #[repr(C)] // what every frame to it needs first
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortConfig {
-    /// VLANs.
+    /// The port's VLANs.
     pub vlans: VlanMode,
-    /// Largest frame that goes to it without being cut, header of 14 bytes included, tag not; 0: any.
+    /// The largest frame in bytes that the port gets unless the frame's sender wants it cut, with
+    /// the header of 14 bytes and without a tag; 0 for no limit. Longer frames are refused.
     pub max_frame: u32,
-    /// Its link.
+    /// The state of the port's link.
     pub link: Link,
-    /// It may send from its own addresses only: MAC, and IP (ARP and neighbour advertisements
-    /// included) where any are assigned.
+    /// The port may send only from its own addresses: the MAC, and the IP addresses (in ARP and
+    /// neighbour advertisements, too) if any are assigned.
     pub spoof_check: bool,
-    /// It is believed: it gets frames for stations that nobody knows even though it has an address of
-    /// its own.
+    /// The port is trusted: it gets frames for unknown stations although it has an address of its
+    /// own, and may send router advertisements.
     pub trust: bool,
-    /// The address assigned to it: nobody else has it in its VLANs, and frames for it go here without
-    /// having to be learned.
+    /// The assigned address. No other port has it in this port's access or native VLAN, and frames
+    /// for it come here without learning.
     pub mac: Option<Mac>,
-    /// The IP addresses assigned to it; what [`PortConfig::spoof_check`] goes by, link-local IPv6
-    /// addresses made of the MAC aside.
+    /// The assigned IP addresses, which [`PortConfig::spoof_check`] uses. The link-local IPv6
+    /// address made of the MAC is always allowed.
     pub addresses: Vec<IpAddr>,
-    /// Most bytes per second that it may send, with a burst.
+    /// The largest rate in bytes per second at which the port may send, with a burst.
     pub max_rate: Option<Rate>,
-    /// A name for people: a sandbox's, an interface's.
+    /// A name for display: a sandbox's, an interface's.
     pub name: String,
 }
 
@@ -123,40 +125,40 @@ impl Default for PortConfig {
     }
 }
 
-/// Settings that cannot be.
+/// The reason why settings are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadConfig {
-    /// A group's address, or all zeros.
+    /// The address is a group's or all zeros.
     #[error("{0} is no address that an interface can have: it must be unicast and not all zeros")]
     Mac(Mac),
-    /// Another port has it.
+    /// Another port has the address.
     #[error("{0} belongs to another port of this switch")]
     MacTaken(Mac),
-    /// Out of range.
+    /// The VLAN is out of range.
     #[error("VLAN {0} cannot be used: choose one of 1 to 4094")]
     Vlan(u16),
-    /// Nothing would ever be sent.
+    /// The rate is 0, so the port could never send.
     #[error("a rate of 0 would let nothing pass: leave it out for no limit, or set the link down")]
     Rate,
-    /// A check without anything to check.
+    /// The spoof check has no address to check.
     #[error("a spoof check needs the MAC address that the port may use")]
     NothingToCheck,
-    /// As many ports as there can be.
+    /// The switch has as many ports as it can have.
     #[error("a switch has at most {} ports", crate::MAX_PORTS)]
     Full,
-    /// It has gone, or never was.
+    /// The port does not exist, or no longer.
     #[error("the switch has no such port")]
     NoSuchPort,
-    /// An impairment that cannot be.
+    /// The impairment is invalid.
     #[error(transparent)]
     Impairment(#[from] crate::decorators::BadImpairment),
 }
 
 impl PortConfig {
-    /// Whether a port can have these settings.
+    /// Checks whether a port can have these settings.
     ///
     /// # Errors
-    /// [`BadConfig`].
+    /// The first problem found.
     pub fn check(&self) -> Result<(), BadConfig> {
         if let Some(mac) = self.mac.filter(|mac| !mac.is_unicast()) {
             return Err(BadConfig::Mac(mac));
@@ -177,10 +179,11 @@ impl PortConfig {
         Ok(())
     }
 
-    /// The VLAN of a frame that came with the tag `tci`, or without one.
+    /// Returns the VLAN of a frame that came with the tag `tci`, or without a tag, or `None` if the
+    /// port may not send it.
     #[inline]
     pub(crate) fn vlan_in(&self, tci: Option<u16>) -> Option<u16> {
-        // A tag of VLAN 0 says a priority and nothing of VLANs (802.1Q, table 9-2).
+        // A tag with VLAN 0 only carries a priority (802.1Q, table 9-2).
         let tagged = tci.map(|tci| tci & tci::VLAN).filter(|vlan| *vlan != 0);
         match (&self.vlans, tagged) {
             (VlanMode::Access(vlan), None) => Some(*vlan),
@@ -190,7 +193,8 @@ impl PortConfig {
         }
     }
 
-    /// Which tag a frame of the VLAN in `tci` leaves with: 0 for none. None: it does not leave here.
+    /// Returns the tag with which a frame of the VLAN in `tci` leaves, 0 for no tag. Returns `None`
+    /// if the frame does not leave here.
     #[inline]
     pub(crate) fn tag_out(&self, tci: u16) -> Option<u16> {
         let vlan = tci & tci::VLAN;
@@ -201,7 +205,8 @@ impl PortConfig {
         }
     }
 
-    /// The VLANs that its address is fixed in.
+    /// Returns the VLAN in which the port's address is fixed, or `None` if untagged frames have no
+    /// VLAN.
     pub(crate) fn own_vlan(&self) -> Option<u16> {
         match &self.vlans {
             VlanMode::Access(vlan) => Some(*vlan),
@@ -209,44 +214,45 @@ impl PortConfig {
         }
     }
 
-    /// Whether frames for a station that nobody knows, with the address `mac`, go here as well: its own
-    /// address is known in its own VLAN only, and it may have interfaces in others.
+    /// Returns whether frames for the unknown station `mac` go here as well. The port's own address
+    /// is fixed in its own VLAN only, and it may have interfaces in other VLANs.
     pub(crate) fn takes_unknown(&self, mac: Mac) -> bool {
         self.mac.is_none_or(|own| own == mac) || self.trust
     }
 
-    /// Whether the IP addresses that the frame claims to be from are its own. `packet` is what of the
-    /// frame lies in its head from the end of the Ethernet header on. What is cut short claims nothing
-    /// that its receiver would believe, except where addresses lie beyond the head: that is refused.
-    /// With `summed_later` a checksum will be put somewhere above the IP header.
+    /// Returns whether the IP addresses that the frame claims as its sender's are the port's.
+    /// `packet` is the part of the frame's head after the Ethernet header. A packet whose addresses
+    /// are missing, or lie beyond the head, is refused. `summed_later` says that a checksum will be
+    /// filled in above the IP header.
     pub(crate) fn owns_sender(&self, kind: u16, packet: &[u8], summed_later: bool) -> bool {
         match kind {
             ethertype::IPV4 => field(packet, ipv4::SOURCE).is_some_and(|from: [u8; 4]| {
-                // All zeros: it asks for an address (RFC 2131).
+                // All zeros: the sender asks for an address (RFC 2131).
                 from == [0; 4] || self.has(IpAddr::from(from))
             }),
             ethertype::ARP => field(packet, arp::SENDER_MAC).is_some_and(|mac: [u8; 6]| {
                 let from = field::<4>(packet, arp::SENDER_IP);
                 self.mac == Some(Mac(mac))
-                    // All zeros: it asks whether an address is free (RFC 5227).
+                    // All zeros: the sender asks whether an address is free (RFC 5227).
                     && from.is_some_and(|from| from == [0; 4] || self.has(IpAddr::from(from)))
             }),
             ethertype::IPV6 => field(packet, ipv6::SOURCE).is_some_and(|from: [u8; 16]| {
                 let from = IpAddr::from(from);
-                // Anything but TCP and UDP is summed by who sends it; a sum that is put in later could make
-                // another message of it.
+                // Protocols other than TCP and UDP are summed by their sender. A checksum that is
+                // filled in later could make another message of the packet.
                 let next = packet.get(ipv6::NEXT_HEADER).copied();
                 let fixed = !summed_later || matches!(next, Some(protocol::TCP | protocol::UDP));
                 fixed && (from.is_unspecified() || self.has(from)) && self.owns_advertised(packet)
             }),
-            // Who has addresses of IP speaks IP: nothing else is known well enough to be believed.
+            // A port with assigned IP addresses uses IP; other protocols are not known well enough
+            // to be trusted.
             _ => false,
         }
     }
 
-    /// Whether the packet says nothing of the network that is not the port's to say: neighbour
-    /// advertisements are for its own addresses, and router advertisements and redirects are for
-    /// routers, of whom the switch knows none but those it trusts.
+    /// Returns whether the port may make the packet's claims about the network. Neighbour
+    /// advertisements must be for the port's own addresses. Router advertisements and redirects are
+    /// for routers, and only a trusted port counts as one.
     fn owns_advertised(&self, packet: &[u8]) -> bool {
         let Some(message) = icmpv6(packet) else { return false };
         match message.first() {
@@ -273,15 +279,15 @@ impl PortConfig {
     }
 }
 
-/// The link-local address that an interface makes of its MAC (RFC 4291, appendix A).
+/// Returns the link-local address that an interface makes of its MAC (RFC 4291, appendix A).
 pub fn link_local(mac: Mac) -> [u8; 16] {
     let [a, b, c, d, e, f] = mac.0;
     [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
 }
 
-/// The ICMPv6 message in an IPv6 packet, empty when there is another protocol in it. None: extension
-/// headers reach beyond what is known of the packet, so it cannot be told. (Neighbour discovery in
-/// fragments is refused by its receivers: RFC 6980.)
+/// Returns the ICMPv6 message in an IPv6 packet, which is empty if the packet has another protocol.
+/// Returns `None` if extension headers reach beyond the known part of the packet, so that the
+/// protocol is unknown. (Receivers refuse neighbour discovery in fragments: RFC 6980.)
 fn icmpv6(packet: &[u8]) -> Option<&[u8]> {
     let mut next = *packet.get(ipv6::NEXT_HEADER)?;
     let mut at = ipv6::HEADER;
@@ -293,7 +299,7 @@ fn icmpv6(packet: &[u8]) -> Option<&[u8]> {
             _ => return Some(&[]),
         };
         let [following, length] = field(packet, at)?;
-        // In units, of which the first does not count, or, for authentication, the first two.
+        // The length is in units, not counting the first (for authentication, the first two).
         at += unit * (usize::from(length) + if unit == 8 { 1 } else { 2 });
         next = following;
     }

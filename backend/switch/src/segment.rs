@@ -1,12 +1,13 @@
-//! Cutting frames that are longer than a link takes, and the checksums of what is cut.
+//! Cutting frames that are too long for a link, and the checksums of the pieces.
 //!
-//! The frame is a private copy; what it says is hostile all the same.
+//! The frame is a private copy; its content is hostile all the same.
 
 use slipway_ethernet_spec::{HEADER, TAG, TYPE, ethertype, ipv4, ipv6, protocol};
 
 use crate::burst::{Offload, Segmentation};
 
-/// Bytes of the longest headers that a piece has: a tagged one, and IP and TCP with all options.
+/// Bytes of the longest headers of a piece: a tagged Ethernet header, and IP and TCP with all
+/// options.
 pub(crate) const MAX_HEADER: usize = HEADER + TAG + 60 + 60;
 
 /// Offsets in a TCP header (RFC 9293, section 3.1).
@@ -28,7 +29,7 @@ mod udp {
     pub const HEADER: usize = 8;
 }
 
-/// The sum of 16-bit words of the Internet checksum (RFC 1071), not folded yet.
+/// Returns the sum of 16-bit words of the Internet checksum (RFC 1071), not folded yet.
 fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     // Any word size gives the same sum once it is folded.
@@ -46,28 +47,28 @@ fn fold(mut sum: u64) -> u16 {
     !(sum as u16)
 }
 
-/// Fills in a checksum whose place, `start` and the offset from there, holds the pseudo header's sum.
-/// None: they lie beyond the frame.
+/// Fills in a checksum at `offset` from `start`, where the frame holds the pseudo header's sum.
+/// Returns `None` if that lies beyond the frame.
 pub(crate) fn fill_checksum(frame: &mut [u8], (start, offset): (u16, u16)) -> Option<()> {
     let (start, offset) = (usize::from(start), usize::from(offset));
     let part = frame.get_mut(start..)?;
-    // The place itself is part of what is summed.
+    // The checksum's own place is part of the sum.
     let value = fold(sum(part));
-    // 0 would say that a UDP datagram has none (RFC 768); for others it is the same number.
+    // 0 would mean that a UDP datagram has no checksum (RFC 768); elsewhere both values are equal.
     let value = if value == 0 { 0xffff } else { value };
     part.get_mut(offset..offset + 2)?.copy_from_slice(&value.to_be_bytes());
     Some(())
 }
 
-/// Where the headers of a frame lie.
+/// The offsets of a frame's headers.
 struct Headers {
-    /// Of IP.
+    /// The offset of the IP header.
     network: usize,
     is_ipv4: bool,
-    /// Of TCP or UDP.
+    /// The offset of the TCP or UDP header.
     transport: usize,
     is_tcp: bool,
-    /// Where the payload begins.
+    /// The offset of the payload.
     end: usize,
 }
 
@@ -108,13 +109,14 @@ fn headers(frame: &[u8], segmentation: Segmentation) -> Option<Headers> {
     })
 }
 
-/// Takes a piece's headers, its payload, and what is left to do for it; None: it is refused.
+/// A function that takes a piece's headers, payload and offload, and returns `None` to refuse the
+/// piece.
 pub(crate) type Add<'a> = dyn FnMut(&[u8], &[u8], Offload) -> Option<()> + 'a;
 
-/// Cuts a frame into pieces with up to `offload.segment` bytes of payload each, and gives each one's
-/// headers and payload to `add`, which may refuse. With `leave_checksum` the peer fills checksums in.
+/// Cuts a frame into pieces of up to `offload.segment` bytes of payload, and passes each one's
+/// headers, payload and offload to `add`. With `leave_checksum` the peer fills checksums in.
 ///
-/// None: the frame is not what its sender said, or `add` refused.
+/// Returns `None` if the frame does not match its offload, or if `add` refused a piece.
 pub(crate) fn cut(
     frame: &[u8],
     offload: &Offload,
@@ -146,7 +148,8 @@ pub(crate) fn cut(
 }
 
 impl Headers {
-    /// Makes the headers those of piece `number`, `before` bytes of payload into the frame.
+    /// Changes the headers to those of piece `number`, which begins `before` bytes into the
+    /// payload.
     fn adapt(&self, header: &mut [u8], payload: usize, number: usize, before: usize, last: bool) {
         let above = header.len() - self.transport + payload;
         let (_, ip) = header.split_at_mut(self.network);
@@ -171,11 +174,11 @@ impl Headers {
         sequence.copy_from_slice(&first.wrapping_add(before as u32).to_be_bytes());
         let flags = &mut transport[tcp::FLAGS];
         *flags &= if last { 0xff } else { !(tcp::FIN | tcp::PSH) };
-        // Said once (RFC 3168, section 6.1.2).
+        // CWR is sent once (RFC 3168, section 6.1.2).
         *flags &= if number == 0 { 0xff } else { !tcp::CWR };
     }
 
-    /// The sum of the pseudo header (RFC 9293, section 3.1; RFC 8200, section 8.1).
+    /// Returns the sum of the pseudo header (RFC 9293, section 3.1; RFC 8200, section 8.1).
     fn pseudo(&self, header: &[u8], payload: usize) -> u64 {
         let addresses = match self.is_ipv4 {
             true => self.network + ipv4::SOURCE..self.network + ipv4::SOURCE + 8,
@@ -190,7 +193,7 @@ impl Headers {
         self.transport + if self.is_tcp { tcp::CHECKSUM } else { udp::CHECKSUM }
     }
 
-    /// Puts the pseudo header's sum where the checksum will be.
+    /// Writes the pseudo header's sum to the checksum's place.
     fn begin_checksum(&self, header: &mut [u8], payload: usize) {
         let value = !fold(self.pseudo(header, payload));
         put(header, self.place(), value);
@@ -198,7 +201,8 @@ impl Headers {
 
     fn finish_checksum(&self, header: &mut [u8], payload: &[u8]) {
         put(header, self.place(), 0);
-        // The transport header has an even length, so the payload's words are aligned to its own.
+        // The transport header has an even length, so the payload's words are aligned with its
+        // words.
         let all = self.pseudo(header, payload.len()) + sum(&header[self.transport..]);
         let value = fold(all + sum(payload));
         put(header, self.place(), if value == 0 { 0xffff } else { value });

@@ -1,4 +1,4 @@
-//! The switch: ports, their rules, and the way of a burst from one of them to the others.
+//! The switch: its ports, their settings, and the forwarding of a burst from one port to others.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -18,36 +18,36 @@ use crate::lookup::{Key, Lookup, Station, Target};
 use crate::rules::{BadConfig, Link, PortConfig};
 use crate::stats::{Drop, PortStats};
 
-/// Most ports of a switch.
+/// The largest number of ports of a switch.
 pub const MAX_PORTS: usize = 4096;
-/// A port's number in its switch; used again after the port was detached.
+/// A port's number in its switch; reused after the port was detached.
 pub type PortIndex = u16;
 
-/// How many frames ahead of the look at where a frame may go the processor fetches the port's settings.
+/// The number of frames by which a destination's settings are prefetched ahead.
 const SETTINGS_AHEAD: usize = 16;
-/// How many ports ahead of a delivery it fetches the port, and of that what it is to write.
+/// The number of deliveries by which a destination's port is prefetched ahead.
 const PORT_AHEAD: usize = 16;
 const AHEAD: usize = 8;
 
-/// What a turn of a port found.
+/// The result of a port's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Nothing.
+    /// There were no frames.
     Idle,
-    /// Frames, and that was all.
+    /// There were frames, and no more wait.
     Done,
-    /// Frames, and more wait.
+    /// There were frames, and more wait.
     More,
-    /// Frames may wait, but its rate does not let it send before this time.
+    /// Frames may wait, but the port's rate does not let it send before this time.
     Held(Duration),
 }
 
-/// A place for a port. With many ports most of what a delivery reads has to be fetched: that lies in the
-/// first line, the counters in another.
+/// The state of one port. With many ports, most of what a delivery reads is not in the cache: the
+/// settings are in the first line, and the counters in another.
 #[repr(C, align(64))]
 struct Slot {
     port: Box<dyn Port>,
-    /// It does things by time.
+    /// The port has a [`Timed`](crate::decorators::Timed) decorator.
     timed: bool,
     config: PortConfig,
     stats: PortStats,
@@ -56,7 +56,8 @@ struct Slot {
 }
 
 impl Slot {
-    /// Has the processor fetch what a delivery to the port needs of it; the slot has been fetched.
+    /// Prefetches the memory that a delivery to the port needs; the slot itself has been
+    /// prefetched.
     #[inline]
     fn fetch(&self) {
         fetch(&raw const *self.port);
@@ -66,26 +67,26 @@ impl Slot {
 
 /// A switch. One thread owns it, with all of its ports.
 ///
-/// Nothing here waits, takes a lock, or allocates once it is warm; time is told by whoever calls.
+/// No method waits, takes a lock, or allocates once warm. The caller passes the time.
 pub struct Switch {
     slots: Vec<Option<Box<Slot>>>,
     lookup: Box<dyn Lookup>,
     burst: Burst,
     keys: Box<[Key; BURST]>,
-    /// The frames of the burst that are forwarded, as numbers in it, in step with `keys`.
+    /// The frames of the burst that are forwarded, by number, in step with `keys`.
     kept: Box<[Kept; BURST]>,
     targets: Box<[Target; BURST]>,
     fan: Fan,
     picks: Vec<Pick>,
     cutter: Cutter,
-    /// Ports that do things by time.
+    /// The ports that have a timed decorator.
     timed: Vec<PortIndex>,
-    /// When the present turn began.
+    /// The beginning of the present turn.
     now: Duration,
 }
 
 impl Switch {
-    /// A switch without ports.
+    /// Creates a switch without ports.
     pub fn new(lookup: Box<dyn Lookup>) -> Self {
         Self {
             slots: Vec::new(),
@@ -105,7 +106,7 @@ impl Switch {
     /// Attaches a port.
     ///
     /// # Errors
-    /// [`BadConfig`]; the port is handed back and the switch as before.
+    /// [`BadConfig`] and the port; the switch is then unchanged.
     pub fn attach(
         &mut self,
         port: Box<dyn Port>,
@@ -115,7 +116,7 @@ impl Switch {
         if free == MAX_PORTS {
             return Err((BadConfig::Full, port));
         }
-        // Below MAX_PORTS.
+        // The number is below MAX_PORTS.
         let index = free as PortIndex;
         if let Err(error) = self.settle(index, &config) {
             return Err((error, port));
@@ -134,35 +135,35 @@ impl Switch {
         Ok(index)
     }
 
-    /// Detaches a port and forgets what was behind it.
+    /// Detaches a port and forgets the stations behind it.
     ///
     /// # Errors
-    /// [`BadConfig::NoSuchPort`].
+    /// [`BadConfig::NoSuchPort`] if there is no such port.
     pub fn detach(&mut self, index: PortIndex) -> Result<Box<dyn Port>, BadConfig> {
         let slot = self.slots.get_mut(usize::from(index)).and_then(Option::take);
         let slot = slot.ok_or(BadConfig::NoSuchPort)?;
         self.lookup.remove(index);
         self.timed.retain(|timed| *timed != index);
-        // Spans of an earlier burst may still name the peer's memory.
+        // Spans of an earlier burst may still refer to the peer's memory.
         self.burst.release();
         self.cutter.release();
         Ok(slot.port)
     }
 
-    /// Puts another port in a port's place, which keeps its number, settings, counters and decorators: its
-    /// peer is another one now. Who was behind it is remembered. Gives the former one.
+    /// Replaces a port, which has another peer from now on. The number, settings, counters,
+    /// decorators and the stations known behind it stay. Returns the former port.
     ///
     /// # Errors
-    /// [`BadConfig::NoSuchPort`], and the port back.
+    /// [`BadConfig::NoSuchPort`], and the new port back.
     pub fn replace(
         &mut self,
         index: PortIndex,
         port: Box<dyn Port>,
     ) -> Result<Box<dyn Port>, (BadConfig, Box<dyn Port>)> {
-        // Spans of an earlier burst may still name the former peer's memory.
+        // Spans of an earlier burst may still refer to the former peer's memory.
         self.release();
         let Some(slot) = self.slot_mut(index) else { return Err((BadConfig::NoSuchPort, port)) };
-        // What waits was the former peer's, or for it.
+        // Waiting frames were from the former peer, or for it.
         close(&mut *slot.port);
         slot.port.account(&mut slot.stats);
         let former = replace_innermost(&mut slot.port, port);
@@ -173,12 +174,12 @@ impl Switch {
     /// Changes a port's settings.
     ///
     /// # Errors
-    /// [`BadConfig`]; it then has its former ones.
+    /// [`BadConfig`]; the port then keeps its former settings.
     pub fn configure(&mut self, index: PortIndex, config: PortConfig) -> Result<(), BadConfig> {
         let former = self.config(index).ok_or(BadConfig::NoSuchPort)?.clone();
         self.lookup.remove(index);
         if let Err(error) = self.settle(index, &config) {
-            // They were all right a moment ago.
+            // The former settings were valid before, so this cannot fail.
             let _ = self.settle(index, &former);
             return Err(error);
         }
@@ -187,7 +188,8 @@ impl Switch {
                 slot.bucket = config.max_rate.map(Bucket::new);
             }
             if (config.link, &config.vlans) != (slot.config.link, &slot.config.vlans) {
-                // What waits was judged by the former settings, or will be by the new ones.
+                // Waiting frames were checked against the former settings, or would be against the
+                // new ones.
                 close(&mut *slot.port);
             }
             slot.port.set_link(config.link);
@@ -208,54 +210,54 @@ impl Switch {
         }
     }
 
-    /// A port's settings.
+    /// Returns a port's settings.
     pub fn config(&self, index: PortIndex) -> Option<&PortConfig> {
         self.slot(index).map(|slot| &slot.config)
     }
 
-    /// A port's counters.
+    /// Returns a port's counters.
     pub fn stats(&mut self, index: PortIndex) -> Option<&PortStats> {
         let slot = self.slot_mut(index)?;
         slot.port.account(&mut slot.stats);
         Some(&slot.stats)
     }
 
-    /// A port itself, for whoever knows what it is.
+    /// Returns a port itself, for a caller that knows its type.
     pub fn port_mut(&mut self, index: PortIndex) -> Option<&mut (dyn Port + 'static)> {
         self.slot_mut(index).map(|slot| &mut *slot.port)
     }
 
-    /// Numbers of the ports there are, ascending.
+    /// Returns the numbers of all ports, ascending.
     pub fn ports(&self) -> impl Iterator<Item = PortIndex> {
         let there = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
         there.map(|(index, _)| index as PortIndex)
     }
 
-    /// Who is known behind which port; the last is the second in which they were heard of last, none
-    /// for an assigned address.
+    /// Returns the known stations, each with its port and the second in which it was last heard, or
+    /// `None` for an assigned address.
     pub fn stations(&self) -> Vec<(Station, PortIndex, Option<u32>)> {
         self.lookup.stations()
     }
 
-    /// Forgets stations that were silent for long; to be called every few seconds.
+    /// Forgets stations that were silent for long. The caller calls this every few seconds.
     pub fn age(&mut self, now: Duration) {
         self.lookup.age(seconds(now));
     }
 
-    /// Lets go of what a port's peer shares with the switch, except in the port itself: no span of an
-    /// earlier burst names it any more.
+    /// Releases all memory that a port's peer shares with the switch, except in the port itself: no
+    /// span of an earlier burst refers to it any more.
     pub fn release(&mut self) {
         self.burst.release();
         self.cutter.release();
     }
 
-    /// Has the port tell when frames come; true: there are some already.
+    /// Makes the port wake the switch when frames come. Returns `true` if frames wait already.
     pub fn arm(&mut self, index: PortIndex) -> bool {
         self.slot_mut(index).is_some_and(|slot| slot.port.arm())
     }
 
-    /// Has a port that may not send look at what else there is: nothing of its peer's memory is named by
-    /// the switch after that, but in the port itself.
+    /// Lets a port that may not send handle other work of its peer. Afterwards the switch does not
+    /// refer to the peer's memory, except in the port itself.
     pub fn attend(&mut self, index: PortIndex) {
         self.release();
         if let Some(slot) = self.slot_mut(index) {
@@ -263,8 +265,8 @@ impl Switch {
         }
     }
 
-    /// Takes up to `limit` frames from a port, at most [`BURST`], and gives them to those that they are
-    /// for.
+    /// Takes up to `limit` frames from a port, at most [`BURST`], and delivers them to their
+    /// destinations.
     pub fn turn(&mut self, index: PortIndex, limit: usize, now: Duration) -> Turn {
         let Some(slot) = self.slots.get_mut(usize::from(index)).and_then(Option::as_deref_mut)
         else {
@@ -281,7 +283,7 @@ impl Switch {
         self.burst.clear();
         let more = slot.port.take(&mut self.burst, limit.min(BURST));
         if self.burst.is_empty() {
-            // What was taken may have been malformed only.
+            // Some frames may have been taken that were all malformed.
             slot.port.release();
             return if more { Turn::More } else { Turn::Idle };
         }
@@ -312,7 +314,7 @@ impl Switch {
         if more { Turn::More } else { Turn::Done }
     }
 
-    /// First pass, second half: puts a frame on the lists of those that it is for.
+    /// First pass, second half: puts a frame on the lists of its destinations.
     #[inline]
     fn direct(&mut self, from: PortIndex, kept: Kept, station: Station, target: Target) {
         let nobody = match target {
@@ -328,7 +330,7 @@ impl Switch {
         }
     }
 
-    /// Puts a frame on one port's list. False: the port is not in the frame's VLAN.
+    /// Puts a frame on one port's list. Returns `false` if the port is not in the frame's VLAN.
     #[inline]
     fn address(&mut self, to: PortIndex, kept: Kept) -> bool {
         let Some(Some(slot)) = self.slots.get(usize::from(to)) else { return false };
@@ -349,7 +351,7 @@ impl Switch {
         any
     }
 
-    /// Has the processor fetch the settings of the port that a frame may go to.
+    /// Prefetches the settings of a frame's destination port.
     #[inline]
     fn fetch_slot(&self, target: Target) {
         if let Target::Port(to) = target
@@ -359,7 +361,7 @@ impl Switch {
         }
     }
 
-    /// Second pass: gives each port the frames of its list, then tells those that want to be told.
+    /// Second pass: delivers each port's list, then notifies the ports' peers.
     fn deliver(&mut self) {
         let count = self.fan.len();
         for at in 0..count.min(PORT_AHEAD) {
@@ -378,7 +380,7 @@ impl Switch {
             let to = self.fan.gather(at, &mut self.picks);
             self.drain(to);
         }
-        // See `Port::notify`.
+        // See [`Port::notify`].
         fence(Ordering::SeqCst);
         for at in 0..count {
             if let Some(slot) = self.slot_mut(self.fan.port(at)) {
@@ -388,7 +390,7 @@ impl Switch {
         self.fan.clear();
     }
 
-    /// A delivery to a port follows, but not at once.
+    /// Prefetches the port and counters of a later delivery.
     #[inline]
     fn fetch_port(&self, at: usize) {
         if let Some(slot) = self.slot(self.fan.port(at)) {
@@ -396,7 +398,7 @@ impl Switch {
         }
     }
 
-    /// A delivery to a port follows soon.
+    /// Lets a port prefetch the memory that a delivery soon writes.
     #[inline]
     fn prepare(&self, at: usize) {
         let (port, frames) = self.fan.next(at);
@@ -405,7 +407,7 @@ impl Switch {
         }
     }
 
-    /// Second pass: gives a port the frames of its list.
+    /// Second pass: delivers a port's list to it.
     #[inline]
     fn drain(&mut self, to: PortIndex) {
         let Some(Some(slot)) = self.slots.get_mut(usize::from(to)) else { return };
@@ -424,11 +426,10 @@ impl Switch {
         slot.stats.count_out(&delivered);
     }
 
-    /// Sets what is done to the port's frames from now on, or takes it away. What waits in a former
-    /// impairment is dropped.
+    /// Sets or removes the port's impairment. Frames that wait in a former impairment are dropped.
     ///
     /// # Errors
-    /// [`BadConfig::NoSuchPort`], [`BadConfig::Impairment`]: nothing has changed then.
+    /// [`BadConfig::NoSuchPort`], [`BadConfig::Impairment`]; nothing has changed then.
     pub fn impair(
         &mut self,
         index: PortIndex,
@@ -437,7 +438,8 @@ impl Switch {
         if let Some(impairment) = &impairment {
             impairment.check()?;
         }
-        // From now on frames may go through a decorator's burst, and nothing empties ours of the peer's memory.
+        // Frames may now go through a decorator's burst, so no turn would clear this burst of the
+        // peer's memory.
         self.release();
         let slot = self.slot_mut(index).ok_or(BadConfig::NoSuchPort)?;
         strip(&mut slot.port, Layer::Impairment, &mut slot.stats);
@@ -449,15 +451,15 @@ impl Switch {
         Ok(())
     }
 
-    /// What is done to the port's frames at present.
+    /// Returns the port's present impairment.
     pub fn impairment(&self, index: PortIndex) -> Option<&Impairment> {
         self.slot(index)?.impairment.as_ref()
     }
 
-    /// Has `observer` see what passes the port from now on; `number` names it.
+    /// Makes `observer` see the port's frames from now on; `number` names it.
     ///
     /// # Errors
-    /// [`BadConfig::NoSuchPort`].
+    /// [`BadConfig::NoSuchPort`] if there is no such port.
     pub fn observe(
         &mut self,
         index: PortIndex,
@@ -469,28 +471,29 @@ impl Switch {
         Ok(())
     }
 
-    /// Drops the observer of this number. False: the port has none such.
+    /// Removes the observer with this number. Returns `false` if the port has none.
     pub fn unobserve(&mut self, index: PortIndex, number: u64) -> bool {
         let Some(slot) = self.slot_mut(index) else { return false };
         strip(&mut slot.port, Layer::Observer(number), &mut slot.stats)
     }
 
-    /// Ports that do things by time.
+    /// Returns the ports that have a timed decorator.
     pub(crate) fn timed(&self) -> &[PortIndex] {
         &self.timed
     }
 
-    /// When such a port does something next; with `inward` also: when it has a frame from its peer.
+    /// Returns the time of the next timed work of such a port, with `inward` also that of its next
+    /// frame from its peer. Returns `None` if there is none.
     pub(crate) fn due(&mut self, index: PortIndex, inward: bool) -> Option<Duration> {
         self.slot_mut(index)?.port.timed()?.due(inward)
     }
 
-    /// Has such a port do what is due; true: it wants a turn.
+    /// Does the due timed work of such a port. Returns whether the port wants a turn.
     pub(crate) fn tick(&mut self, index: PortIndex, now: Duration) -> bool {
         self.slot_mut(index).is_some_and(|slot| tick(&mut *slot.port, now))
     }
 
-    /// Takes note of whether the port does things by time.
+    /// Records whether the port has a timed decorator.
     fn settle_time(&mut self, index: PortIndex) {
         self.timed.retain(|timed| *timed != index);
         let Some(slot) = self.slot_mut(index) else { return };
@@ -509,7 +512,7 @@ impl Switch {
     }
 }
 
-/// Tells the port the time; true: it wants a turn.
+/// Passes the time to the port. Returns whether the port wants a turn.
 #[cold]
 fn tick(port: &mut dyn Port, now: Duration) -> bool {
     port.timed().is_some_and(|timed| timed.tick(now))
@@ -522,7 +525,7 @@ fn close(port: &mut dyn Port) {
     }
 }
 
-/// The time in whole seconds, as the table counts it; it wraps after 136 years.
+/// Returns the time in whole seconds, as the table counts it; it wraps after 136 years.
 fn seconds(now: Duration) -> u32 {
     now.as_secs() as u32
 }

@@ -1,12 +1,14 @@
-//! What each transform costs by itself, on one core: GB/s of payload, for pieces of 16 and 128 KiB.
+//! Measures each transform by itself, on one core: GB/s of payload, for pieces of 16 and 128 KiB.
 //!
 //!     cargo run --release -p slipway-warp --example transforms
 //!
-//! And what the scheduler costs: ns for a job of one stage (pick, done, queued again), by number of tenants.
+//! Also measures the scheduler: ns for a job of one stage (pick, done, queue again), by number of
+//! tenants.
 //!
-//! Each piece comes from a ring of 4 MiB, as a socket's would, and goes to memory of the process, or the other
-//! way round. Transforms take turns, ten rounds; the table has each one's median round. Time is the thread's own
-//! on the processor, so that others who run meanwhile take little from the figures.
+//! Each piece comes from a ring of 4 MiB, as a socket's would, and goes to memory of the process,
+//! or the other way round. Transforms take turns, ten rounds; the table has each one's median
+//! round. Time is the thread's own CPU time, so other processes on the machine affect the figures
+//! little.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -24,15 +26,15 @@ const ROUNDS: usize = 10;
 /// Time of one transform in one round.
 const TURN: Duration = Duration::from_millis(25);
 
-/// Pieces between two looks at the clock.
+/// The number of pieces between two readings of the clock.
 const BATCH: usize = 16;
 
-/// What the thread has had of the processor.
+/// Returns the CPU time of the calling thread.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap()
 }
 
-/// The transforms, by the names in the table.
+/// The names of the transforms in the table.
 const TRANSFORMS: [&str; 10] = [
     "copy, ring to ring",
     "copy, ring to memory",
@@ -59,7 +61,7 @@ struct Bench {
 impl Bench {
     fn new(piece: usize) -> Self {
         let (from, to) = (Span::heap(RING), Span::heap(RING));
-        // Words, so that there is something to compress, and not all of it.
+        // Random words with some noise, so that the text compresses in part.
         let mut state = 1u64;
         let words: [&[u8]; 5] =
             [b"harbour ", b"slip ", b"the ", b"crane and cargo ", b"\x13\x9a\x02\xfe"];
@@ -81,14 +83,14 @@ impl Bench {
         Stretch::new(self.position, self.piece as u64, RING as u64).unwrap()
     }
 
-    /// GB/s of one turn.
+    /// Runs one turn and returns its GB/s.
     fn turn(&mut self, name: &str) -> f64 {
         let cipher = if name.contains("256") { Cipher::Aes256Gcm } else { Cipher::Aes128Gcm };
         let (mut bytes, mut spent) = (0u64, Duration::ZERO);
         let mut sealer = Sealer::new(cipher, &self.secret);
         let mut opener = Opener::new(cipher, &self.secret);
         while spent < TURN {
-            // Opening needs fresh records each time, whose sealing is not counted.
+            // Opening needs fresh records each time; sealing them is not counted.
             let mut records = Vec::new();
             if name.ends_with("open") {
                 for _ in 0..BATCH {
@@ -150,7 +152,7 @@ impl Bench {
     }
 }
 
-/// ns for a job with `tenants` of them that all have something to send.
+/// Returns the ns for a job with `tenants` tenants that all have something to send.
 fn schedule(tenants: usize) -> f64 {
     let mut scheduler = Scheduler::new();
     let core = scheduler.add_resource("core", 1);

@@ -4,27 +4,27 @@ use slipway_ram::Span;
 
 use crate::{BrokenFifo, Sink, Source, Stretch};
 
-/// A FIFO with both its ends on one thread: what one stage of a chain writes and the next one reads.
+/// A FIFO with both ends on one thread: one stage of a chain writes it and the next one reads it.
 #[derive(Debug)]
 pub struct Fifo {
     memory: Span,
-    /// Bytes written since ever.
+    /// The number of bytes ever written.
     head: u64,
-    /// Bytes read since ever.
+    /// The number of bytes ever read.
     tail: u64,
 }
 
 impl Fifo {
-    /// An empty ring of `size` bytes, a power of two, in memory of this process.
+    /// Creates an empty ring of `size` bytes, a power of two, in memory of this process.
     ///
     /// # Panics
-    /// When it is none: a programmer's error.
+    /// If `size` is not a power of two: a programmer's error.
     pub fn new(size: usize) -> Self {
         assert!(size.is_power_of_two(), "a ring's size is a power of two");
         Self { memory: Span::heap(size), head: 0, tail: 0 }
     }
 
-    /// Bytes that are there to be read.
+    /// Returns the number of bytes that can be read.
     pub fn length(&self) -> usize {
         self.head.wrapping_sub(self.tail) as usize
     }

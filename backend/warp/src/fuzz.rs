@@ -3,8 +3,8 @@
 use crate::record::{Header, MAX_PAYLOAD, MAX_RECORD};
 use crate::{Cipher, Compression, Input, Opener, Options, Output, Sealer, Secret, Worker};
 
-/// What came from a peer: headers, records in the open, sealed ones. Then honest records made of the same
-/// bytes, some of which are damaged.
+/// Feeds `data` to the parsers as bytes from a peer (headers, plain records, sealed records). Then
+/// makes valid records from the same bytes, and damages some of them.
 pub fn records(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let mut worker = Worker::new();
@@ -23,7 +23,8 @@ pub fn records(data: &[u8]) {
     honest(&mut worker, *choice, data);
 }
 
-/// A record of `data`, as `choice` has it; opened as it is, and damaged.
+/// Makes a record of `data` with the options that `choice` encodes, and opens it intact and
+/// damaged.
 fn honest(worker: &mut Worker, choice: u8, data: &[u8]) {
     if data.is_empty() {
         return;

@@ -1,81 +1,85 @@
-//! Pieces for an executor, from a stretch of the source's ring and one of the sink's.
+//! Cuts a stretch of the source's ring and one of the sink's into pieces for an executor.
 //!
-//! There are eight cases: the source wraps or not, the sink wraps or not, the size changes or not. One
-//! rule makes them few: *what cannot be done in one piece is made smaller at one wrap, and asked again*.
-//! The smaller question has one wrap less, so it ends after two steps at most.
+//! There are eight cases: the source wraps or not, the sink wraps or not, the size changes or not.
+//! One recursive rule covers them: *a piece that the executor cannot do is cut at one wrap, and the
+//! rule is applied to the shorter piece*. That piece has one wrap less, so the recursion ends after
+//! two steps at most.
 //!
-//! - The size stays. Every byte can be done alone: cut where the source wraps, then where the sink does.
-//! - The size changes. What comes out is a *record*, which an executor writes in one go. Where the source
-//!   wraps, two records may do, the first of which ends there; where the sink wraps, a smaller record may
-//!   end just there. Each costs its overhead, so none of less than [`Rule::least`] bytes is cut off:
-//!   instead the piece goes through a bounce buffer, gathered before the executor or scattered behind it.
-//! - A whole record comes in, and what is inside of it goes out. Neither can be cut: bounce.
+//! - The size stays. Every byte can be done alone: cut where the source wraps, then where the sink
+//!   does.
+//! - The size changes. The output is a *record*, which an executor writes in one go. Where the
+//!   source wraps, two records may do, the first of which ends there; where the sink wraps, a
+//!   smaller record may end exactly there. Each record costs its overhead, so none of less than
+//!   [`Rule::least`] bytes is cut off: instead the piece goes through a bounce buffer, gathered
+//!   before the executor or scattered after it.
+//! - A whole record is opened. Neither it nor its payload can be cut: bounce.
 //!
-//! An executor that reads or writes both parts of a ring by itself says so in its [`Needs`], and nothing
-//! is cut or bounced for its sake.
+//! An executor that reads or writes both parts of a ring by itself says so in its [`Needs`];
+//! nothing is then cut or bounced for it.
 
 use crate::Stretch;
 
-/// How many bytes come out of how many.
+/// The relation between the sizes of input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sizes {
-    /// As many as go in; any byte can be done alone.
+    /// The output has as many bytes as the input, and any byte can be done alone.
     Same,
     /// Up to `most` bytes go into a record, which has at most `overhead` bytes more.
     Record {
-        /// Bytes of input that a record may have; at least 1.
+        /// The largest number of input bytes in a record; at least 1.
         most: usize,
-        /// Header, tag, and whatever else is added.
+        /// Bytes of header, tag, and other additions.
         overhead: usize,
-        /// Every record has exactly so many bytes more. Otherwise it may have less (compression), and
-        /// where the next begins is known when it is done.
+        /// Every record has exactly `overhead` bytes more than its input. Otherwise it may have
+        /// fewer (compression), and the next record's beginning is known only when this one is
+        /// done.
         exact: bool,
     },
     /// A record of `input` bytes becomes `output` bytes.
     Whole {
         /// Bytes of the record.
         input: usize,
-        /// Bytes of what is inside.
+        /// Bytes of its payload.
         output: usize,
     },
 }
 
-/// What an executor cannot take in two parts.
+/// The sides of a piece that must be contiguous for an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Needs {
-    /// The source of a piece is contiguous, or gathered first.
+    /// The source must be contiguous, or gathered first.
     pub source: bool,
-    /// The sink of a piece is contiguous, or scattered afterwards.
+    /// The sink must be contiguous, or scattered afterwards.
     pub sink: bool,
 }
 
-/// How to cut.
+/// A rule for cutting stretches into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// How sizes change.
+    /// The relation between the sizes of input and output.
     pub sizes: Sizes,
-    /// What the executor needs contiguous.
+    /// The sides that must be contiguous for the executor.
     pub needs: Needs,
-    /// Bytes of input below which a record of its own is worth less than a copy; at least 1.
+    /// Bytes of input below which a separate record costs more than a copy; at least 1.
     pub least: usize,
 }
 
-/// Something for an executor to do in one go.
+/// A part of the source and of the sink that an executor does in one go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// All of this is consumed.
+    /// The bytes to consume: all of them.
     pub source: Stretch,
-    /// Up to all of this is produced, from its beginning.
+    /// The room for the output, which is written from its beginning and may be shorter.
     pub sink: Stretch,
-    /// The source wraps and the executor cannot: through a bounce buffer.
+    /// The source wraps and the executor needs it contiguous: use a bounce buffer.
     pub gather: bool,
-    /// The sink wraps and the executor cannot: through a bounce buffer.
+    /// The sink wraps and the executor needs it contiguous: use a bounce buffer.
     pub scatter: bool,
 }
 
 impl Rule {
-    /// The first piece. None when the source has nothing (or no whole record), or the sink no room for
-    /// what the least of it becomes.
+    /// Returns the first piece. Returns `None` if the source is empty or has no whole record, or if
+    /// the sink has no room for the smallest possible output.
     pub fn piece(&self, source: Stretch, sink: Stretch) -> Option<Piece> {
         match self.sizes {
             Sizes::Same => self.same(source, sink),
@@ -119,7 +123,7 @@ impl Rule {
         there.then(|| self.uncut(source.first(input), sink.first(output)))
     }
 
-    /// Whether a record of the first `length` bytes is worth having, and one of the others.
+    /// Returns whether the first `length` bytes and the rest are each large enough for a record.
     fn worth_cutting(&self, source: Stretch, length: usize) -> bool {
         let least = self.least.max(1);
         length >= least && source.length() - length >= least
@@ -131,30 +135,30 @@ impl Rule {
         Piece { source, sink, gather, scatter }
     }
 
-    /// Whether a piece produces exactly its sink.
+    /// Returns whether every piece produces exactly as many bytes as its sink has.
     pub(crate) fn is_exact(&self) -> bool {
         !matches!(self.sizes, Sizes::Record { exact: false, .. })
     }
 }
 
-/// The pieces of a stretch, one after the other.
+/// An iterator over the pieces of a stretch, in order.
 #[derive(Clone, Debug)]
 pub struct Pieces {
     rule: Rule,
     source: Stretch,
     sink: Stretch,
-    /// A piece is under way whose end in the sink nobody knows yet.
+    /// A piece is in flight whose end in the sink is not known yet.
     open: bool,
 }
 
 impl Pieces {
-    /// The pieces of `source` that go into `sink`.
+    /// Creates an iterator over the pieces of `source` that fit into `sink`.
     pub fn new(rule: Rule, source: Stretch, sink: Stretch) -> Self {
         Self { rule, source, sink, open: false }
     }
 
-    /// The last piece, given just before, produced `bytes`: needed where sizes are not exact, before the
-    /// next piece can be told.
+    /// Reports that the last piece produced `bytes`. Where sizes are not exact, the caller must do
+    /// this before the next piece.
     pub fn ended(&mut self, bytes: usize) {
         if self.open {
             self.sink = self.sink.after(bytes);
@@ -162,7 +166,7 @@ impl Pieces {
         }
     }
 
-    /// What is left of the source and of the sink.
+    /// Returns the rest of the source and of the sink.
     pub fn rest(&self) -> (Stretch, Stretch) {
         (self.source, self.sink)
     }
@@ -171,7 +175,8 @@ impl Pieces {
 impl Iterator for Pieces {
     type Item = Piece;
 
-    /// None at the end, and until [`Pieces::ended`] where that is needed.
+    /// Returns the next piece. Returns `None` at the end, and until [`Pieces::ended`] where sizes
+    /// are not exact.
     fn next(&mut self) -> Option<Piece> {
         if self.open {
             return None;

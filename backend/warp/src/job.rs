@@ -1,4 +1,4 @@
-//! Jobs: what is handed to an executor, and what comes back.
+//! Jobs for executors, and their completions.
 
 use std::time::Duration;
 
@@ -11,33 +11,32 @@ use crate::{Options, Stretch, TransformError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyId(pub u32);
 
-/// What to do.
+/// The work of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing: the bytes stay where they are and count as moved (class Z).
+    /// Leaves the bytes where they are and counts them as moved (class Z).
     Pass,
-    /// Copies as much as there is room for.
+    /// Copies as much as the sink has room for.
     Copy,
-    /// Copies, and tells the CRC32C of what was copied.
+    /// Copies, and returns the CRC32C of the copied bytes.
     CopyChecked,
-    /// Makes one record of the source; sealed when there is a key.
+    /// Makes one record of the source, sealed if there is a key.
     Seal(Option<KeyId>, Options),
-    /// Opens the one record that the source is, sealed when there is a key.
+    /// Opens the source, which is one record, sealed if there is a key.
     Open(Option<KeyId>),
 }
 
-/// One end of a job.
+/// One end of a job: its source or its sink.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// A stretch of a ring, whose memory is the span.
     Ring(Span, Stretch),
-    /// Memory of this process: as a source its bytes, as a sink what is to be written over, from the
-    /// beginning.
+    /// Memory of this process: a source's bytes, or a sink that is overwritten from its beginning.
     Buffer(Vec<u8>),
 }
 
 impl Place {
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn length(&self) -> usize {
         match self {
             Self::Ring(_, at) => at.length(),
@@ -45,7 +44,7 @@ impl Place {
         }
     }
 
-    /// To be read.
+    /// Returns a view for reading.
     pub fn input(&self) -> Input<'_> {
         match self {
             Self::Ring(memory, at) => Input::Ring(memory, *at),
@@ -53,7 +52,7 @@ impl Place {
         }
     }
 
-    /// To be written.
+    /// Returns a view for writing.
     pub fn output(&mut self) -> Output<'_> {
         match self {
             Self::Ring(memory, at) => Output::Ring(memory, *at),
@@ -62,37 +61,37 @@ impl Place {
     }
 }
 
-/// Something for an executor to do in one go.
+/// A piece of work that an executor does in one go.
 #[derive(Debug)]
 pub struct Job {
-    /// The submitter's name for it, handed back. Unique among those in flight.
+    /// The submitter's tag, which the completion hands back. All jobs of a pipe have the same tag.
     pub tag: u64,
-    /// What to do.
+    /// The work to do.
     pub work: Work,
-    /// Where from; lent until the completion.
+    /// The source's bytes, lent until the completion.
     pub source: Place,
-    /// Where to; lent until the completion.
+    /// The sink's bytes, lent until the completion.
     pub sink: Place,
 }
 
-/// What a job moved.
+/// The result of a successful job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Bytes of the source that are done with.
+    /// The number of bytes of the source that were consumed.
     pub consumed: usize,
-    /// Bytes of the sink that hold something.
+    /// The number of bytes of the sink that were written.
     pub produced: usize,
-    /// The CRC32C of the payload, where the work tells it.
+    /// The CRC32C of the payload, if the work computes it.
     pub checksum: Option<u32>,
 }
 
 /// The end of a job.
 #[derive(Debug)]
 pub struct Completion {
-    /// The job, whose memory is the submitter's again.
+    /// The job, whose memory belongs to the submitter again.
     pub job: Job,
-    /// What it moved, or why not.
+    /// The bytes that the job moved, or the reason why it failed.
     pub result: Result<Moved, TransformError>,
-    /// Time that the executor was busy with it: what capacities are measured by.
+    /// The time that the executor was busy with the job, from which capacities are measured.
     pub busy: Duration,
 }

@@ -1,21 +1,23 @@
-//! Keys of records: derived, counted, replaced.
+//! Record keys: derivation, counters and replacement.
 //!
-//! A [`Secret`] belongs to one direction of one connection of one tenant, and so does the [`Sealer`] made
-//! of it: no two of them ever count under the same key. Each record's nonce is the key's salt (32 bits)
-//! and the record's counter (64 bits, big-endian). After so many records that AES-GCM's bounds come near,
-//! or when somebody asks, the next *generation* begins: its secret is derived from the last one's and the
-//! counter starts anew. The header names the generation, so the other side follows without a message.
-//! A counter is never used twice: when there is no further generation, sealing ends.
+//! A [`Secret`] belongs to one direction of one connection of one tenant, and so does the
+//! [`Sealer`] made from it: no two sealers ever count under the same key. A record's nonce is the
+//! key's salt (32 bits) followed by the record's counter (64 bits, big-endian). The next
+//! *generation* begins before the number of records comes near AES-GCM's bounds, or when the caller
+//! asks: its secret is derived from the previous one and the counter starts at 0. The record's
+//! header names the generation, so the peer follows without a message. A counter is never used
+//! twice: when there is no further generation, sealing ends.
 
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 
 use crate::record::{HEADER, Header, TAG};
 
-/// Records under one key: 2^24, at which AES-GCM with full records is well within RFC 8446, 5.5.
+/// The number of records under one key: 2^24, at which AES-GCM with full records is well within RFC
+/// 8446, 5.5.
 pub const RECORDS_PER_KEY: u64 = 1 << 24;
 
-/// The cipher.
+/// The cipher of a connection's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cipher {
     /// AES-128-GCM.
@@ -33,21 +35,21 @@ impl Cipher {
     }
 }
 
-/// Why a key does not serve.
+/// The reason why a key cannot seal or open a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// All counters of all generations are used.
     #[error("the key is used up")]
     UsedUp,
-    /// A record that is older or newer than the next one.
+    /// The record is older or newer than the next one.
     #[error("record {counter} of generation {generation} is not the next one")]
     NotNext {
-        /// The record's.
+        /// The generation in the record's header.
         generation: u32,
-        /// The record's.
+        /// The counter in the record's header.
         counter: u64,
     },
-    /// The tag is not that of header and body.
+    /// The tag does not match the header and the body: the record is forged or damaged.
     #[error("a forged or damaged record")]
     Forged,
 }
@@ -60,7 +62,7 @@ impl KeyType for Length {
     }
 }
 
-/// 32 bytes that nobody else knows.
+/// A secret of 32 bytes from which keys are derived.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
@@ -71,11 +73,12 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The secret that `context` has (tenant, connection, direction: whatever tells one from the others)
-    /// from `master`, of which at least 16 bytes are random: HKDF with SHA-256 (RFC 5869).
+    /// Derives the secret of one `context` (tenant, connection, direction: all that distinguishes
+    /// it) from `master`, of which at least 16 bytes must be random. Uses HKDF with SHA-256 (RFC
+    /// 5869).
     pub fn derive(master: &[u8], context: &[&[u8]]) -> Self {
         let root = Salt::new(HKDF_SHA256, b"slipway warp 1").extract(master);
-        // Each part with its length, or two contexts could be one.
+        // Prefix each part with its length, or two different contexts could give the same bytes.
         let mut info = Vec::new();
         for part in context {
             info.extend_from_slice(&(part.len() as u64).to_le_bytes());
@@ -93,11 +96,11 @@ impl Secret {
     }
 }
 
-/// The first `N` bytes, at most 255 * 32, that `root` gives for `info`.
+/// Expands `root` with `info` to `N` bytes, at most 255 * 32 (RFC 5869, 2.3).
 fn expand<const N: usize>(root: &Prk, info: &[u8]) -> [u8; N] {
     let mut bytes = [0; N];
     let done = root.expand(&[info], Length(N)).and_then(|okm| okm.fill(&mut bytes));
-    // It fails for more than 255 blocks of output only, and there are never as many.
+    // HKDF fails only for more than 255 blocks of output; `N` is far below.
     assert!(done.is_ok(), "HKDF gives 32 bytes");
     bytes
 }
@@ -115,13 +118,13 @@ impl Generation {
         let algorithm = cipher.algorithm();
         let key: [u8; 32] = secret.part(b"key");
         let key = UnboundKey::new(algorithm, &key[..algorithm.key_len()]);
-        // It fails for a key of another length only.
+        // This fails only for a key of the wrong length.
         let key = LessSafeKey::new(key.unwrap_or_else(|_| unreachable!("the key's own length")));
         let salt = secret.part(b"salt");
         Self { secret, key, salt, number }
     }
 
-    /// None: there is no number for it.
+    /// Returns the next generation, or `None` if generation numbers are exhausted.
     fn next(&self, cipher: Cipher) -> Option<Self> {
         Some(Self::new(cipher, self.secret.next(), self.number.checked_add(1)?))
     }
@@ -138,33 +141,33 @@ impl Generation {
 pub struct Sealer {
     cipher: Cipher,
     now: Generation,
-    /// Of the next record.
+    /// The counter of the next record.
     counter: u64,
-    /// Records under one key.
+    /// The number of records under one key.
     limit: u64,
 }
 
-/// A place in a key's count: used once, by being consumed.
+/// One (generation, counter) pair: used once, since sealing consumes it.
 pub(crate) struct Ticket {
     pub(crate) generation: u32,
     pub(crate) counter: u64,
 }
 
 impl Sealer {
-    /// Begins with generation 0.
+    /// Creates a sealer at generation 0.
     pub fn new(cipher: Cipher, secret: &Secret) -> Self {
         let now = Generation::new(cipher, secret.clone(), 0);
         Self { cipher, now, counter: 0, limit: RECORDS_PER_KEY }
     }
 
-    /// With another number of records under one key, at least 1 and at most [`RECORDS_PER_KEY`].
+    /// Sets the number of records under one key, at least 1 and at most [`RECORDS_PER_KEY`].
     #[must_use]
     pub fn with_limit(mut self, records: u64) -> Self {
         self.limit = records.clamp(1, RECORDS_PER_KEY);
         self
     }
 
-    /// The generation in use.
+    /// Returns the number of the generation in use.
     pub fn generation(&self) -> u32 {
         self.now.number
     }
@@ -172,14 +175,14 @@ impl Sealer {
     /// Begins the next generation now.
     ///
     /// # Errors
-    /// [`KeyError::UsedUp`] when there is none.
+    /// Returns [`KeyError::UsedUp`] if there is no further generation.
     pub fn rekey(&mut self) -> Result<(), KeyError> {
         self.now = self.now.next(self.cipher).ok_or(KeyError::UsedUp)?;
         self.counter = 0;
         Ok(())
     }
 
-    /// The next place in the count, with a new generation where the last is full.
+    /// Takes the next counter. Begins a new generation when the current one has reached its limit.
     pub(crate) fn ticket(&mut self) -> Result<Ticket, KeyError> {
         if self.counter >= self.limit {
             self.rekey()?;
@@ -189,7 +192,7 @@ impl Sealer {
         Ok(Ticket { generation: self.now.number, counter })
     }
 
-    /// Seals `body` in place under the header that names `ticket`.
+    /// Seals `body` in place under `header`, which must carry the ticket's generation and counter.
     pub(crate) fn seal(
         &self,
         ticket: Ticket,
@@ -198,7 +201,7 @@ impl Sealer {
     ) -> Result<[u8; TAG], KeyError> {
         assert_eq!(ticket.generation, self.now.number, "a ticket of another key");
         let (nonce, header) = (self.now.nonce(ticket.counter), Aad::from(header));
-        // It fails for a body beyond 2^36 bytes only; records are far from it.
+        // This fails only for a body beyond 2^36 bytes; records are far smaller.
         let tag = self.now.key.seal_in_place_separate_tag(nonce, header, body);
         let tag = tag.map_err(|_| KeyError::UsedUp)?;
         tag.as_ref().try_into().map_err(|_| KeyError::UsedUp)
@@ -211,27 +214,28 @@ impl Sealer {
     }
 }
 
-/// Opens what a [`Sealer`] sealed, in the same order.
+/// Opens the records that a [`Sealer`] sealed, in the same order.
 pub struct Opener {
     cipher: Cipher,
     now: Generation,
-    /// Of the next record.
+    /// The counter of the next record.
     counter: u64,
 }
 
 impl Opener {
-    /// Begins with generation 0.
+    /// Creates an opener at generation 0.
     pub fn new(cipher: Cipher, secret: &Secret) -> Self {
         Self { cipher, now: Generation::new(cipher, secret.clone(), 0), counter: 0 }
     }
 
-    /// The generation in use.
+    /// Returns the number of the generation in use.
     pub fn generation(&self) -> u32 {
         self.now.number
     }
 
-    /// Opens, in place, a record's body and tag (`body`), whose header is `header`, as it came: `raw`.
-    /// What does not open changes nothing here but `body`.
+    /// Opens a record's body and tag (`body`) in place. `header` is the parsed header and `raw` is
+    /// the same header as received. A record that fails to open changes nothing in the opener, but
+    /// spoils `body`.
     pub(crate) fn open<'a>(
         &mut self,
         header: &Header,

@@ -1,25 +1,28 @@
-//! Warp pipes: how the socket plane's engine moves bytes, transforms them on the way, and shares what does
-//! it among tenants. (SG-IOV's words: a *warp pipe* is a chain from a source FIFO through *executors* to a
-//! sink FIFO; a *job* is one piece of it.)
+//! Warp pipes: how the socket engine moves bytes, transforms them on the way, and shares the
+//! executors among tenants. SG-IOV's terms: a *warp pipe* is a chain from a source FIFO through
+//! *executors* to a sink FIFO, and a *job* is one piece of work of such a chain.
 //!
 //! # How the pieces meet
 //!
-//! - A [`Stretch`] is what of a ring may be read or written: position, length, size; it wraps or not.
-//! - A [`Rule`] cuts two stretches into [`Piece`]s that an executor can do in one go: eight cases, and one
+//! - A [`Stretch`] is the part of a ring that may be read or written: position, length and size. It
+//!   may wrap.
+//! - A [`Rule`] cuts two stretches into [`Piece`]s that an executor can do in one go: eight cases,
+//!   and one recursive rule (module [`generate`]).
 //!   recursive rule (module [`generate`]).
-//! - A [`Worker`] has a host core's transforms: copy, CRC32C, and [`record`]s, which may be compressed
-//!   (LZ4, zstd) and sealed (AES-GCM, by a [`Sealer`] and an [`Opener`]). Nothing there allocates, once
-//!   warm.
-//! - An [`Executor`] takes [`Job`]s and gives [`Completion`]s: [`Core`], the calling thread; [`Simulated`],
-//!   an accelerator of a set rate in a clock's time. Its [`Class`] is one of SG-IOV's letters.
-//! - A [`share::Scheduler`] says whose job is next: dominant resource fairness (module [`share`]).
-//! - A [`Pipe`] makes jobs of what a [`Source`] has and a [`Sink`] takes, and moves both on when they end.
-//!   A chain is pipes with a [`Fifo`] of the engine's own between two. `tests/engine.rs` is a whole engine,
-//!   small.
-//!
+//! - A [`Worker`] has a host core's transforms: copy, CRC32C, and [`record`]s, which may be
+//!   compressed (LZ4, zstd) and sealed (AES-GCM, by a [`Sealer`] and an [`Opener`]). No transform
+//!   allocates, once warm.
+//! - An [`Executor`] takes [`Job`]s and returns [`Completion`]s. [`Core`] is the calling thread;
+//!   [`Simulated`] is an accelerator with a set rate in a clock's time. An executor's [`Class`] is
+//!   one of SG-IOV's letters.
+//! - A [`share::Scheduler`] picks the tenant whose job is next: dominant resource fairness (module
+//!   [`share`]).
+//! - A [`Pipe`] makes jobs from the bytes in a [`Source`] and the room in a [`Sink`], and moves
+//!   both on when the jobs end. A chain is a sequence of pipes with a [`Fifo`] of the engine's own
+//!   between each two. `tests/engine.rs` is a small but complete engine.
 //! # Using it
 //!
-//! An engine that seals what a socket's FIFO has, straight into what its link sends:
+//! An engine that seals the bytes of a socket's FIFO straight into its link's send buffer:
 //!
 //! ```
 //! use slipway_warp::{Cipher, Input, Opener, Options, Output, Sealer, Secret, Stretch, Worker, record};
@@ -46,14 +49,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not here: FIFOs (`base/ring`), sockets, links, tenants' names and policy (`host/sgiov`); real
-//! accelerators, which would be further [`Executor`]s.
+//! Not here: FIFOs (`base/ring`), sockets, links, tenants' names and policy (`host/sgiov`). Real
+//! accelerators would be further [`Executor`]s.
 //!
 //! Dependencies: `slipway-ram` for memory that others change, `slipway-telemetry` for clocks,
-//! `slipway-rate` for caps; `ring` for
-//! AES-GCM and HKDF: it has the assembly with VAES and VPCLMULQDQ, and the tree has it through rustls;
-//! `crc-fast` for CRC32C with the same instructions; `lz4_flex` and `zstd`; `zerocopy` for a record's
-//! header, `thiserror` for the errors.
+//! `slipway-rate` for caps; `ring` for AES-GCM and HKDF, since it has the assembly with VAES and
+//! VPCLMULQDQ and rustls already brings it into the tree; `crc-fast` for CRC32C with the same
+//! instructions; `lz4_flex` and `zstd`; `zerocopy` for a record's header; `thiserror` for the
+//! errors.
 
 mod executor;
 mod fifo;

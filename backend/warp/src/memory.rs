@@ -1,23 +1,23 @@
-//! What a transform reads from and writes to: a ring that others see, or bytes of our own.
+//! Inputs and outputs of transforms: rings that others see, or bytes of this process.
 //!
-//! A ring's bytes may change under us, so a transform never has a slice of them: it copies, in at most
-//! two parts, and decides on the copy.
+//! A peer may change a ring's bytes at any time, so a transform never has a slice of them: it
+//! copies, in at most two parts, and decides on the copy.
 
 use slipway_ram::{Fault, Span};
 
 use crate::{Piece, Stretch};
 
-/// Where bytes come from.
+/// The source of a transform.
 #[derive(Clone, Copy)]
 pub enum Input<'a> {
-    /// A stretch of a ring whose memory is the span. What a peer writes there meanwhile spoils its own
-    /// stream and nothing else.
+    /// A stretch of a ring whose memory is the span. A peer that writes there meanwhile spoils its
+    /// own stream and nothing else.
     Ring(&'a Span, Stretch),
     /// Bytes of this process.
     Bytes(&'a [u8]),
 }
 
-/// Where bytes go.
+/// The destination of a transform.
 pub enum Output<'a> {
     /// A stretch of a ring whose memory is the span.
     Ring(&'a Span, Stretch),
@@ -26,7 +26,7 @@ pub enum Output<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn length(&self) -> usize {
         match self {
             Self::Ring(_, at) => at.length(),
@@ -34,10 +34,10 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// All of it, copied into the beginning of `into`, which has room for it.
+    /// Copies all bytes to the beginning of `into`, which must have room for them.
     ///
     /// # Errors
-    /// When the ring's owner took the memory away.
+    /// If the ring's owner has taken the memory away.
     pub fn read(&self, into: &mut [u8]) -> Result<(), Fault> {
         match self {
             Self::Ring(memory, at) => {
@@ -53,10 +53,11 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Its bytes as a slice: as they are, or copied to `staging`, which has room for them.
+    /// Returns the bytes as a slice. Bytes of a ring are copied to `staging`, which must have room
+    /// for them.
     ///
     /// # Errors
-    /// As for [`Input::read`].
+    /// Those of [`Input::read`].
     pub(crate) fn slice<'b>(&self, staging: &'b mut [u8]) -> Result<&'b [u8], Fault>
     where
         'a: 'b,
@@ -72,7 +73,7 @@ impl<'a> Input<'a> {
 }
 
 impl Output<'_> {
-    /// Bytes that there is room for.
+    /// Returns the number of bytes that fit.
     pub fn room(&self) -> usize {
         match self {
             Self::Ring(_, at) => at.length(),
@@ -80,10 +81,10 @@ impl Output<'_> {
         }
     }
 
-    /// `from` copied to its beginning, which has room for it.
+    /// Copies `from` to the output's beginning, which must have room for it.
     ///
     /// # Errors
-    /// When the ring's owner took the memory away.
+    /// If the ring's owner has taken the memory away.
     pub fn write(&mut self, from: &[u8]) -> Result<(), Fault> {
         match self {
             Self::Ring(memory, at) => {
@@ -99,7 +100,7 @@ impl Output<'_> {
         }
     }
 
-    /// What remains behind the first `bytes`.
+    /// Returns the output after its first `bytes` bytes.
     #[must_use]
     pub(crate) fn after(&mut self, bytes: usize) -> Output<'_> {
         match self {
@@ -109,10 +110,11 @@ impl Output<'_> {
     }
 }
 
-/// Copies `piece`, whose sizes are the same, from one ring to another in as few parts as there are wraps.
+/// Copies `piece`, whose source and sink have the same length, from ring to ring, in as few parts
+/// as the wraps allow.
 ///
 /// # Errors
-/// When a ring's owner took the memory away.
+/// If a ring's owner has taken the memory away.
 pub(crate) fn copy_rings(from: &Span, to: &Span, piece: Piece) -> Result<(), Fault> {
     let (mut source, mut sink) = (piece.source, piece.sink);
     while !source.is_empty() {

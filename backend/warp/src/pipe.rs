@@ -4,69 +4,74 @@ use slipway_ram::Span;
 
 use crate::{Completion, Job, Moved, Pieces, Place, Rule, Stretch, TransformError, Work};
 
-/// A FIFO that is read. Its host adapts whatever ring it has.
+/// The reader's side of a FIFO. A host implements it for its own kind of ring.
 pub trait Source {
-    /// The ring's memory, as large as the stretches say.
+    /// Returns the ring's memory, whose size is that of the stretches.
     fn memory(&self) -> &Span;
-    /// What may be read.
+    /// Returns the stretch that may be read.
     ///
     /// # Errors
-    /// When the other side's index cannot be.
+    /// If the peer's index is out of range.
     fn readable(&mut self) -> Result<Stretch, BrokenFifo>;
-    /// The first `bytes` of it are done with, and the writer's again.
+    /// Releases the first `bytes` of the readable stretch to the writer.
     fn consume(&mut self, bytes: usize);
 }
 
-/// A FIFO that is written.
+/// The writer's side of a FIFO.
 pub trait Sink {
-    /// The ring's memory, as large as the stretches say.
+    /// Returns the ring's memory, whose size is that of the stretches.
     fn memory(&self) -> &Span;
-    /// What may be written.
+    /// Returns the stretch that may be written.
     ///
     /// # Errors
-    /// When the other side's index cannot be.
+    /// If the peer's index is out of range.
     fn writable(&mut self) -> Result<Stretch, BrokenFifo>;
-    /// The first `bytes` of it hold something, and are the reader's now.
+    /// Passes the first `bytes` of the writable stretch, which have been written, to the reader.
     fn produce(&mut self, bytes: usize);
 }
 
-/// An index of the other side that cannot be: the stream has ended.
+/// The peer's index of a FIFO is out of range, which ends the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an index of a FIFO is out of range")]
 pub struct BrokenFifo;
 
-/// Makes jobs for one executor of what a source has and a sink takes, and moves both on when they end.
+/// Makes jobs for one executor from a source's bytes and a sink's room, and moves both on when the
+/// jobs end.
 ///
-/// The executor ends a pipe's jobs in order; so a pipe keeps two sums, and nothing for each job.
+/// The executor completes a pipe's jobs in order, so a pipe keeps two sums and no state for each
+/// job.
 #[derive(Debug)]
 pub struct Pipe {
     work: Work,
     rule: Rule,
-    /// Of the source and the sink, lent to jobs in flight.
+    /// Bytes of the source and of the sink that are lent to jobs in flight.
     lent: (usize, usize),
     in_flight: usize,
 }
 
 impl Pipe {
-    /// A pipe whose executor does `work`, by pieces that `rule` gives.
+    /// Creates a pipe whose executor does `work`, in pieces that `rule` cuts.
     pub fn new(work: Work, rule: Rule) -> Self {
         Self { work, rule, lent: (0, 0), in_flight: 0 }
     }
 
-    /// With [`Sizes::Whole`](crate::Sizes) the sizes of the next record; before any job of it.
+    /// Replaces the rule. With [`Sizes::Whole`](crate::Sizes) the caller sets each record's sizes
+    /// before that record's job is made.
     pub fn set_rule(&mut self, rule: Rule) {
         self.rule = rule;
     }
 
-    /// Jobs that have not ended.
+    /// Returns the number of jobs that have not ended.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Appends up to `limit` jobs, all named `tag`, for what source and sink have room for now; gives their
-    /// number. Where sizes are not exact there is one at a time.
+    /// Appends up to `limit` jobs, all tagged `tag`, for the bytes that `source` has and `sink` has
+    /// room for, and returns their number. A rule whose sizes are not exact has one job in flight
+    /// at a time.
     ///
     /// # Errors
+    /// If an index of the source or the sink is broken.
     /// When an index of either is broken.
     pub fn generate(
         &mut self,
@@ -97,11 +102,11 @@ impl Pipe {
         Ok(made)
     }
 
-    /// Moves source and sink on by what the oldest job of this pipe did.
+    /// Moves source and sink on after the oldest job of this pipe.
     ///
     /// # Errors
-    /// When it failed, or moved less than it was lent (of the sink, where sizes are exact): the pipe is of no
-    /// use then.
+    /// If the job failed or consumed less than its source, or, where sizes are exact, produced less
+    /// than its sink. The pipe must not be used after an error.
     pub fn completed(
         &mut self,
         completion: &Completion,
@@ -112,7 +117,7 @@ impl Pipe {
         self.lent = (self.lent.0 - from, self.lent.1 - to);
         self.in_flight -= 1;
         let moved = completion.result?;
-        // The next piece begins where this one was to end.
+        // The next piece begins where this one was to end, so a short job breaks the stream.
         let short = |done, given| Err(TransformError::Short { done, given });
         match moved {
             Moved { consumed, .. } if consumed != from => return short(consumed, from),

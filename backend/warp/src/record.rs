@@ -1,24 +1,25 @@
-//! Records: what goes between two engines. A header, a body, a tag.
+//! Records, the units that two engines exchange: a header, a body and a tag.
 //!
 //! All numbers are little-endian.
 //!
 //! | offset | what |
 //! |---|---|
 //! | 0 | version, `u8`: 1 |
-//! | 1 | what was done ([`Flags`]), `u8` |
+//! 1 | transforms that were applied ([`Flags`]), `u8` |
 //! | 2 | 0, `u16` |
 //! | 4 | generation of the key, `u32`; 0 unless sealed |
 //! | 8 | bytes of the body, `u32`: at most [`MAX_BODY`] |
-//! | 12 | bytes of the payload, `u32`: what comes out; 1 to [`MAX_PAYLOAD`] |
-//! | 16 | counter, `u64`: records under this key before this one; 0 unless sealed |
+//! 12 | bytes of the payload after opening, `u32`: 1 to [`MAX_PAYLOAD`] |
+//! 16 | counter, `u64`: earlier records under this key; 0 unless sealed |
 //! | 24 | the body |
 //! | after it | the tag of AES-GCM, 16 bytes, over header and body; only if sealed |
 //!
-//! The body is the payload, compressed or not, and after it the payload's CRC32C (`u32`, before
-//! compression) where that is asked for. Sealed, all of the body is ciphertext.
+//! The body is the payload, compressed or not, followed by the payload's CRC32C (`u32`, over the
+//! uncompressed payload) if [`Flags::CHECKED`] is set. In a sealed record all of the body is
+//! ciphertext.
 //!
-//! A record that is not as this page has it is an error, and the connection that brought it is of no use
-//! any more: what follows cannot be told from garbage.
+//! A record that does not conform is an error that ends its connection: the end of the record, and
+//! so the beginning of the next one, is unknown.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -32,43 +33,44 @@ pub const HEADER: usize = 24;
 pub const TAG: usize = 16;
 /// Bytes of a checksum.
 pub const CHECKSUM: usize = 4;
-/// Payload of the largest record: what a peer can make us set aside.
+/// Payload of the largest record: it bounds the memory that a peer can make this process reserve.
 pub const MAX_PAYLOAD: usize = 256 * 1024;
-/// Body of the largest record: what is not smaller when compressed is not compressed.
+/// Body of the largest record. Compression never makes it larger: a payload that does not get
+/// smaller is sent uncompressed.
 pub const MAX_BODY: usize = MAX_PAYLOAD + CHECKSUM;
-/// Bytes that a record has more than its payload, at most.
+/// The largest number of bytes that a record has in addition to its payload.
 pub const OVERHEAD: usize = HEADER + CHECKSUM + TAG;
 /// Bytes of the largest record.
 pub const MAX_RECORD: usize = MAX_PAYLOAD + OVERHEAD;
 
 const VERSION: u8 = 1;
 
-/// What was done with a payload.
+/// Transforms that were applied to a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Flags(u8);
 
 impl Flags {
-    /// AES-GCM.
+    /// Sealed with AES-GCM.
     pub const SEALED: Self = Self(1);
-    /// CRC32C.
+    /// With the payload's CRC32C.
     pub const CHECKED: Self = Self(2);
-    /// LZ4, a block.
+    /// Compressed as an LZ4 block.
     pub const LZ4: Self = Self(4);
-    /// zstd, a frame.
+    /// Compressed as a zstd frame.
     pub const ZSTD: Self = Self(8);
 
-    /// Whether all of `other` is among it.
+    /// Returns whether all flags of `other` are set.
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// With `other`.
+    /// Returns the flags of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether the payload is compressed.
+    /// Returns whether the payload is compressed.
     pub fn is_compressed(self) -> bool {
         self.has(Self::LZ4) || self.has(Self::ZSTD)
     }
@@ -90,14 +92,14 @@ struct Wire {
     counter: U64,
 }
 
-/// A header that can be. Lengths are within their limits and fit each other.
+/// A valid header. Lengths are within their limits and fit each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What was done.
+    /// The transforms that were applied.
     pub flags: Flags,
-    /// Generation of the key.
+    /// The generation of the key.
     pub generation: u32,
-    /// Counter under this key.
+    /// The record's counter under this key.
     pub counter: u64,
     /// Bytes of the body.
     pub body: usize,
@@ -105,19 +107,19 @@ pub struct Header {
     pub payload: usize,
 }
 
-/// Why a header cannot be.
+/// The reason why a header is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// Another version.
+    /// The version is not 1.
     #[error("a record of version {0}")]
     Version(u8),
-    /// Bits that mean nothing, or two that exclude each other.
+    /// A flag is unknown, or two flags exclude each other.
     #[error("a record with flags {0:#x}")]
     Flags(u8),
-    /// Something in a field that is to be 0.
+    /// A field that must be 0 is not.
     #[error("a record with a reserved field in use")]
     Reserved,
-    /// Longer than allowed, empty, or lengths that cannot belong together.
+    /// The payload is empty or too large, or the two lengths do not fit each other.
     #[error("a record with a payload of {payload} bytes in {body}")]
     Length {
         /// Bytes of the body.
@@ -128,10 +130,11 @@ pub enum HeaderError {
 }
 
 impl Header {
-    /// Reads the header of a record that begins with `bytes`. None: it has not all come yet.
+    /// Reads the header of a record that begins with `bytes`. Returns `None` if the header has not
+    /// all arrived yet.
     ///
     /// # Errors
-    /// When it cannot be.
+    /// If the header is invalid.
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>, HeaderError> {
         let Ok((wire, _)) = Wire::read_from_prefix(bytes) else { return Ok(None) };
         let flags = Flags(wire.flags);
@@ -156,7 +159,7 @@ impl Header {
         if header.lengths_fit() { Ok(Some(header)) } else { Err(length) }
     }
 
-    /// The header of `record`, which is exactly one.
+    /// Reads the header of `record`, which must be exactly one record.
     pub(crate) fn of(record: &[u8]) -> Result<Self, TransformError> {
         let there = record.len();
         let header =
@@ -176,7 +179,7 @@ impl Header {
             }
     }
 
-    /// The header's bytes.
+    /// Returns the header in its wire format.
     pub fn bytes(&self) -> [u8; HEADER] {
         let wire = Wire {
             version: VERSION,
@@ -190,22 +193,23 @@ impl Header {
         zerocopy::transmute!(wire)
     }
 
-    /// Bytes of the checksum within the body.
+    /// Returns the bytes of the checksum within the body.
     pub fn checksum(&self) -> usize {
         if self.flags.has(Flags::CHECKED) { CHECKSUM } else { 0 }
     }
 
-    /// Bytes of the whole record.
+    /// Returns the bytes of the whole record.
     pub fn record(&self) -> usize {
         HEADER + self.body + if self.flags.has(Flags::SEALED) { TAG } else { 0 }
     }
 }
 
-/// Seals the record that `record` is to be, in place: its payload lies behind [`HEADER`] bytes, and [`TAG`]
-/// bytes are left behind it. For who fills a payload himself; not compressed, not checked.
+/// Seals a record in place. The caller has put the payload behind [`HEADER`] bytes and leaves
+/// [`TAG`] bytes behind it. The record is neither compressed nor checked.
 ///
 /// # Errors
-/// [`TransformError::NoRoom`]: no payload, or too much; [`TransformError::Key`]: the key is used up.
+/// [`TransformError::NoRoom`] if the payload is empty or too large, [`TransformError::Key`] if the
+/// key is used up.
 pub fn seal(sealer: &mut Sealer, record: &mut [u8]) -> Result<(), TransformError> {
     let room = record.len();
     let payload = room.saturating_sub(HEADER + TAG);
@@ -221,16 +225,16 @@ pub fn seal(sealer: &mut Sealer, record: &mut [u8]) -> Result<(), TransformError
     Ok(())
 }
 
-/// A record's header as it came, and what follows.
+/// Splits a record into its header as received and the rest.
 pub(crate) fn split(record: &mut [u8]) -> Result<(&mut [u8; HEADER], &mut [u8]), TransformError> {
     let there = record.len();
     record.split_first_chunk_mut().ok_or(TransformError::NotWhole { there, record: HEADER })
 }
 
-/// Opens `record`, exactly one that [`seal`] made, in place, and gives its payload.
+/// Opens `record`, exactly one that [`seal`] made, in place, and returns its payload.
 ///
 /// # Errors
-/// All are the peer's doing; `record` is of no use afterwards.
+/// All are the peer's fault; the contents of `record` are undefined afterwards.
 pub fn open<'a>(opener: &mut Opener, record: &'a mut [u8]) -> Result<&'a [u8], TransformError> {
     let header = Header::of(record)?;
     if header.flags != Flags::SEALED {
@@ -300,7 +304,8 @@ mod tests {
         assert_eq!(with(2, 1), Err(HeaderError::Reserved));
         assert_eq!(with(8, 99), Err(HeaderError::Length { body: 99, payload: 100 }));
         assert!(with(15, 1).is_err());
-        // Compressed, and not smaller; checked, and no room for the checksum; empty.
+        // Byte 1: compressed but not smaller. `small`: no room for the checksum. Then an empty
+        // record.
         assert!(with(1, 5).is_err());
         let small =
             Header { flags: Flags::CHECKED, generation: 0, counter: 0, body: 3, payload: 1 };

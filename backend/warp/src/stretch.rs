@@ -1,9 +1,10 @@
-//! A stretch of a ring: from a position on, so many bytes, around the end or not.
+//! Stretches: a position in a ring and a number of bytes from there, which may wrap.
 
 use std::ops::Range;
 
-/// `length` bytes from `position` of a ring whose size is a power of two. Positions count from the
-/// ring's beginning of time and never wrap; the byte's place is the position modulo the size.
+/// A run of `length` bytes from `position` of a ring whose size is a power of two. A position
+/// counts the bytes since the ring's creation (modulo 2^64); the byte's place in memory is the
+/// position modulo the size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
     position: u64,
@@ -12,66 +13,68 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// None when `size` is no power of two, or `length` is more than `size`: the indices of a peer that
-    /// lies, or of one that is broken.
+    /// Returns `None` if `size` is not a power of two or `length` exceeds `size`. A hostile or
+    /// broken peer's indices give such values.
     pub fn new(position: u64, length: u64, size: u64) -> Option<Self> {
         let (length, size) = (usize::try_from(length).ok()?, usize::try_from(size).ok()?);
         (size.is_power_of_two() && length <= size).then_some(Self { position, length, size })
     }
 
-    /// All of `length` bytes of memory that is no ring: it never wraps.
+    /// Returns a stretch of `length` bytes of plain memory, which never wraps.
     pub fn flat(length: usize) -> Self {
         Self { position: 0, length, size: length.next_power_of_two() }
     }
 
-    /// Where it begins, counted from the ring's beginning of time.
+    /// Returns the first byte's position, counted from the ring's creation.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Whether it holds no byte.
+    /// Returns whether the stretch has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Bytes of the whole ring.
+    /// Returns the size of the whole ring in bytes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Where it begins in the ring's memory.
+    /// Returns the first byte's offset in the ring's memory.
     pub fn offset(&self) -> usize {
         (self.position & (self.size as u64 - 1)) as usize
     }
 
-    /// Bytes up to the ring's end, or all.
+    /// Returns the number of bytes before the ring's end, which is all of them if the stretch does
+    /// not wrap.
     pub fn head(&self) -> usize {
         self.length.min(self.size - self.offset())
     }
 
-    /// Whether it goes on at the beginning of the ring's memory.
+    /// Returns whether the stretch continues at the beginning of the ring's memory.
     pub fn wraps(&self) -> bool {
         self.head() < self.length
     }
 
-    /// The first `length` bytes of it, or all.
+    /// Returns the first `length` bytes of the stretch, or all of it if it has fewer.
     pub fn first(&self, length: usize) -> Self {
         Self { length: length.min(self.length), ..*self }
     }
 
-    /// What follows the first `length` bytes; empty when there are no more.
+    /// Returns the part after the first `length` bytes, which is empty if there are no more.
     pub fn after(&self, length: usize) -> Self {
         let gone = length.min(self.length);
         let position = self.position.wrapping_add(gone as u64);
         Self { position, length: self.length - gone, size: self.size }
     }
 
-    /// The ranges of the ring's memory, in order; the second is empty unless it wraps.
+    /// Returns the stretch's ranges in the ring's memory, in order. The second is empty unless the
+    /// stretch wraps.
     pub fn ranges(&self) -> [Range<usize>; 2] {
         let (at, head) = (self.offset(), self.head());
         [at..at + head, 0..self.length - head]

@@ -1,4 +1,4 @@
-//! What a host core does with bytes.
+//! The transforms of a host core: copy, checksum, compress, seal, and back.
 
 use lz4_flex::block::{
     CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
@@ -13,78 +13,78 @@ use crate::record::{
 };
 use crate::{Needs, Rule, Sizes};
 
-/// The level of zstd: its fastest but for the negative ones.
+/// zstd's compression level: its fastest except for the negative ones.
 const ZSTD_LEVEL: i32 = 1;
-/// A part of a ring that is copied to be looked at: it stays in the first cache.
+/// Bytes of a ring that are copied at once for a checksum: they stay in the L1 cache.
 const PART: usize = 8 * 1024;
 
-/// How a payload is compressed. What does not get smaller goes as it is.
+/// The compression of a payload. A payload that does not get smaller is sent uncompressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Compression {
-    /// It is not.
+    /// No compression.
     #[default]
     None,
     /// LZ4: fast.
     Lz4,
-    /// zstd, level 1: smaller.
+    /// zstd, level 1: smaller than LZ4.
     Zstd,
 }
 
-/// What is done with a payload beside sealing it.
+/// Transforms of a payload other than sealing.
 ///
-/// Whoever can choose part of a payload and see a record's length learns something about the rest of the
-/// payload if it is compressed first; so it is off unless somebody asks.
+/// Compression is off by default: an attacker who chooses part of a payload and sees the record's
+/// length learns something about the rest of a payload that is compressed before it is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Options {
-    /// Compression, before all else.
+    /// The compression, which is applied first.
     pub compression: Compression,
-    /// A checksum (CRC32C) of the payload. A sealed record is protected without it.
+    /// Adds a CRC32C of the payload. A sealed record is protected without it.
     pub checksum: bool,
 }
 
-/// Why a transform failed.
+/// The reason why a transform failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransformError {
-    /// Memory of a ring vanished or was refused.
+    /// The memory of a ring was unmapped or refused.
     #[error("ring memory: {0}")]
     Memory(#[from] Fault),
-    /// No room for what comes out, or more input than a record takes, or none.
+    /// The output has no room for the result, the input exceeds a record, or the input is empty.
     #[error("{input} bytes do not fit into {room}")]
     NoRoom {
-        /// Bytes that go in.
+        /// Bytes of input.
         input: usize,
-        /// Bytes of room.
+        /// Bytes of room in the output.
         room: usize,
     },
-    /// Not a record.
+    /// The bytes are not a record.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// The record has not all come yet, or there is more than it.
+    /// The bytes are less than the whole record, or more.
     #[error("{there} bytes of a record of {record}")]
     NotWhole {
-        /// Bytes that are there.
+        /// Bytes that were passed.
         there: usize,
         /// Bytes of the record.
         record: usize,
     },
-    /// The key does not serve.
+    /// The key cannot seal or open the record.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A record in the open where a sealed one is due, or the other way round.
+    /// The record is plain where a sealed one is expected, or sealed where a plain one is.
     #[error("a record that is sealed, or that is not, against what was agreed")]
     Sealing,
-    /// The checksum is not the payload's.
+    /// The checksum does not match the payload.
     #[error("a wrong checksum")]
     Checksum,
     /// The body does not decompress to the payload's length.
     #[error("a damaged compressed body")]
     Compression,
-    /// An executor did less than it was given.
+    /// An executor did less than its job said.
     #[error("{done} bytes done of a piece of {given}")]
     Short {
         /// Bytes that it did.
         done: usize,
-        /// Bytes that it was given.
+        /// Bytes of the job.
         given: usize,
     },
     /// The executor has no such key.
@@ -92,8 +92,8 @@ pub enum TransformError {
     NoKey,
 }
 
-/// How records change sizes, for [`Rule::piece`]: of up to `most` bytes, `sealed` or not, and none of less
-/// than `least` just to spare a copy. `needs` are the executor's.
+/// Returns the [`Rule`] for making records of up to `most` bytes of payload, `sealed` or not. No
+/// record of less than `least` bytes is made just to avoid a copy. `needs` are the executor's.
 pub fn records(most: usize, least: usize, sealed: bool, options: Options, needs: Needs) -> Rule {
     let tag = if sealed { TAG } else { 0 };
     let checksum = if options.checksum { CHECKSUM } else { 0 };
@@ -102,14 +102,14 @@ pub fn records(most: usize, least: usize, sealed: bool, options: Options, needs:
     Rule { sizes: Sizes::Record { most, overhead, exact }, needs, least }
 }
 
-/// The transforms of one host core, with the memory that they need between two copies. Once every
-/// transform was used there are no allocations.
+/// The transforms of one host core, with the staging buffers that they use. Allocates nothing once
+/// each transform has been used.
 pub struct Worker {
-    /// What came out of a ring.
+    /// Staging for bytes read from a ring.
     plain: Vec<u8>,
-    /// A record on its way to a ring, or what was decompressed.
+    /// Staging for a record that goes to a ring, or for a decompressed payload.
     made: Vec<u8>,
-    /// What LZ4 makes; empty until it is used.
+    /// The output of LZ4; empty until its first use.
     packed: Vec<u8>,
     lz4: CompressTable,
     zstd: Option<(Compressor<'static>, Decompressor<'static>)>,
@@ -122,16 +122,16 @@ impl Default for Worker {
 }
 
 impl Worker {
-    /// With its buffers: two records' worth.
+    /// Creates a worker with its buffers, which hold two records.
     pub fn new() -> Self {
         let (plain, made) = (vec![0; MAX_RECORD], vec![0; MAX_RECORD]);
         Self { plain, made, packed: Vec::new(), lz4: CompressTable::large(), zstd: None }
     }
 
-    /// Copies all of `input`, as far as `output` has room, and gives the bytes that it had room for.
+    /// Copies as much of `input` as `output` has room for, and returns the number of bytes.
     ///
     /// # Errors
-    /// When memory vanished.
+    /// If the memory of a ring is gone.
     pub fn copy(&mut self, input: &Input<'_>, output: &mut Output<'_>) -> Result<usize, Fault> {
         let length = input.length().min(output.room());
         match (input, output) {
@@ -148,11 +148,11 @@ impl Worker {
         Ok(length)
     }
 
-    /// As [`Worker::copy`], and the CRC32C of what was copied. The bytes are looked at where nobody
-    /// changes them any more.
+    /// Copies as [`Worker::copy`] does, and also returns the CRC32C of the copied bytes. The
+    /// checksum is taken over a copy that no peer can change any more.
     ///
     /// # Errors
-    /// When memory vanished.
+    /// If the memory of a ring is gone.
     pub fn copy_checked(
         &mut self,
         input: &Input<'_>,
@@ -181,12 +181,13 @@ impl Worker {
         Ok((length, digest.finalize() as u32))
     }
 
-    /// Makes one record of all of `input` (1 to [`MAX_PAYLOAD`] bytes), sealed when there is a sealer, and
-    /// gives its length. An output of [`OVERHEAD`](crate::record::OVERHEAD) bytes more than the input is always enough.
+    /// Makes one record of all of `input` (1 to [`MAX_PAYLOAD`] bytes), sealed if there is a
+    /// sealer, and returns the record's length. An output that is
+    /// [`OVERHEAD`](crate::record::OVERHEAD) bytes longer than the input is always large enough.
     ///
     /// # Errors
-    /// [`TransformError::NoRoom`], [`TransformError::Memory`], or [`TransformError::Key`] when the key is
-    /// used up. Nothing is in the output then that means anything.
+    /// [`TransformError::NoRoom`], [`TransformError::Memory`], or [`TransformError::Key`] if the
+    /// key is used up. The output's contents are then undefined.
     pub fn seal(
         &mut self,
         sealer: Option<&mut Sealer>,
@@ -215,7 +216,7 @@ impl Worker {
         }
     }
 
-    /// Makes a record in `into`, which has room for it.
+    /// Makes a record in `into`, which must have room for it.
     fn make(
         &mut self,
         sealer: Option<&mut Sealer>,
@@ -244,8 +245,8 @@ impl Worker {
         Ok(header.record())
     }
 
-    /// Puts the payload into `body`, compressed if that makes it smaller; gives what was done, the bytes
-    /// that it takes there, and the checksum if one is asked for.
+    /// Writes the payload to `body`, compressed if that makes it smaller. Returns the flags, the
+    /// number of bytes written, and the checksum if `options` ask for one.
     fn fill(
         &mut self,
         options: Options,
@@ -261,7 +262,8 @@ impl Worker {
         let mut plain = std::mem::take(&mut self.plain);
         let filled = input.slice(&mut plain).map(|bytes| {
             let checksum = options.checksum.then(|| crc_fast::crc32_iscsi(bytes));
-            // Nothing is gained by a body that is not smaller than the payload.
+            // A compressed body must be smaller than the payload (`Header::lengths_fit` checks
+            // that).
             match self.compress(options.compression, bytes, &mut body[..length - 1]) {
                 Some((flags, packed)) => (flags, packed, checksum),
                 None => {
@@ -274,7 +276,7 @@ impl Worker {
         Ok(filled?)
     }
 
-    /// None when it does not fit.
+    /// Compresses `from` into `to`. Returns `None` if the result does not fit.
     fn compress(&mut self, how: Compression, from: &[u8], to: &mut [u8]) -> Option<(Flags, usize)> {
         let (flags, packed) = match how {
             Compression::None => return None,
@@ -284,7 +286,8 @@ impl Worker {
         (packed > 0).then_some((flags, packed))
     }
 
-    /// LZ4 wants room for the worst case, which a record does not have.
+    /// Compresses by way of a buffer: LZ4 wants room for its worst case, which a record does not
+    /// have.
     fn lz4(&mut self, from: &[u8], to: &mut [u8]) -> Option<usize> {
         if self.packed.is_empty() {
             self.packed.resize(get_maximum_output_size(MAX_PAYLOAD), 0);
@@ -294,7 +297,8 @@ impl Worker {
         Some(packed)
     }
 
-    /// Both contexts, made at their first use. None when there is no memory for them.
+    /// Returns both zstd contexts, made at their first use, or `None` if there is no memory for
+    /// them.
     fn zstd(&mut self) -> Option<&mut (Compressor<'static>, Decompressor<'static>)> {
         if self.zstd.is_none() {
             self.zstd = Some((Compressor::new(ZSTD_LEVEL).ok()?, Decompressor::new().ok()?));
@@ -302,12 +306,13 @@ impl Worker {
         self.zstd.as_mut()
     }
 
-    /// Opens `record`, exactly one, in place, and writes its payload to `output`; gives its length. With an
-    /// opener the record has to be sealed, without one it must not be. Errors are the peer's doing, but for
-    /// [`TransformError::Memory`] and [`TransformError::NoRoom`]; `record` is of no use afterwards.
+    /// Opens `record`, which is exactly one record, in place, writes its payload to `output` and
+    /// returns the payload's length. With an opener the record must be sealed; without one it must
+    /// not be. All errors but [`TransformError::Memory`] and [`TransformError::NoRoom`] are the
+    /// peer's fault. The contents of `record` are undefined afterwards.
     ///
     /// # Errors
-    /// Any; then nothing is in the output that means anything.
+    /// Any [`TransformError`]; the output's contents are then undefined.
     pub fn open(
         &mut self,
         opener: Option<&mut Opener>,
@@ -331,10 +336,10 @@ impl Worker {
         Ok(header.payload)
     }
 
-    /// As [`Worker::open`] for a record that lies anywhere.
+    /// Opens a record that may lie in a ring, as [`Worker::open`] does, by way of a copy.
     ///
     /// # Errors
-    /// As for [`Worker::open`].
+    /// Those of [`Worker::open`].
     pub fn open_from(
         &mut self,
         opener: Option<&mut Opener>,
@@ -381,7 +386,7 @@ impl Worker {
         written
     }
 
-    /// Whether `from` fills `to`, exactly.
+    /// Decompresses `from` into `to`. Returns whether it filled `to` exactly.
     fn decompress(&mut self, header: &Header, from: &[u8], to: &mut [u8]) -> bool {
         let length = to.len();
         let done = match header.flags.has(Flags::LZ4) {

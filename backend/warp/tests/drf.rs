@@ -1,5 +1,5 @@
-//! Shares that tenants get of simulated executors, against the formula and against a script that knows nothing
-//! of it. In virtual time: exact, and the same in every run.
+//! Compares tenants' shares of simulated executors with the formula and with an independent script.
+//! Runs in virtual time: exact, and the same in every run.
 #![allow(clippy::unwrap_used)]
 
 mod bench;
@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use bench::{Bench, Executor, Mix, Random, Tenant};
 use serde_json::{Value, json};
 
-/// Bytes per second for one unit of the talk's figures.
+/// Bytes per second for one unit of the slides' figures.
 const UNIT: f64 = 1e7;
-/// How far a share may be off.
+/// The largest relative error of a share.
 const MARGIN: f64 = 0.05;
 
 fn talk() -> Mix {
@@ -23,7 +23,7 @@ fn talk() -> Mix {
     }
 }
 
-/// 2 to 16 tenants on 2 to 5 executors, each a resource of its own, chains in any order.
+/// Makes 2 to 16 tenants on 2 to 5 executors, each a resource of its own, with random chains.
 fn random_mix(random: &mut Random) -> Mix {
     let count = 2 + random.below(4);
     let executors: Vec<_> = (0..count)
@@ -43,7 +43,7 @@ fn random_tenant(random: &mut Random, executors: usize) -> Tenant {
     Tenant { job, ..Tenant::on(&all) }
 }
 
-/// What the script says; None when there is no Python here.
+/// Returns the script's shares of each mix, or `None` if there is no Python.
 fn script(mixes: &[Mix]) -> Option<Vec<Vec<f64>>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/progressive_filling.py");
     let mut command = Command::new("python3");
@@ -69,7 +69,7 @@ fn in_json(mix: &Mix) -> Value {
     })
 }
 
-/// Panics unless all are within the margin; gives the largest deviation.
+/// Panics unless all are within the margin; returns the largest deviation.
 fn compare(what: &str, measured: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(measured.len(), expected.len());
     let off =
@@ -83,7 +83,7 @@ fn compare(what: &str, measured: &[f64], expected: &[f64]) -> f64 {
     worst
 }
 
-/// The measured shares of all mixes against the script's.
+/// Compares the measured shares of all mixes with the script's.
 fn against_the_script(test: &str, mixes: &[Mix]) {
     let Some(expected) = script(mixes) else {
         println!("SKIPPED: {test}: needs python3");
@@ -144,7 +144,7 @@ fn a_tenant_that_floods_changes_nobodys_share() {
         let mix = random_mix(&mut random);
         let quiet = Bench::new(&mix).run();
         let mut flooding = mix.clone();
-        // A hundred times as much queued, in the largest jobs, or in the smallest.
+        // A hundred times as many jobs queued, of the largest or of the smallest size.
         flooding.tenants[0].queued *= 100;
         flooding.tenants[0].job = [65_536, 2048][number % 2];
         let loud = Bench::new(&flooding).run();
@@ -162,7 +162,7 @@ fn what_nobody_uses_is_there_for_the_others() {
     compare("one is silent", &bench.run()[..1], &[37.5 * UNIT]);
     bench.silence(2);
     compare("A is alone", &bench.run()[..1], &[60.0 * UNIT]);
-    // Who comes back has its share at once and no arrears.
+    // A tenant that comes back has its share at once and no arrears.
     bench.wake(1);
     compare("B is back", &bench.run()[..2], &[37.5 * UNIT, 62.5 * UNIT]);
 }

@@ -1,5 +1,6 @@
-//! A whole engine, small: sockets of several tenants, each with a chain of two pipes (seal, open) and a ring between
-//! them, on executors that share a core; the scheduler says whose turn it is. In virtual time.
+//! A small but complete engine: sockets of several tenants, each with a chain of two pipes (seal,
+//! open) and a ring between them, on executors that share a core. The scheduler picks the next
+//! socket. Runs in virtual time.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -13,28 +14,28 @@ use slipway_warp::{
     Pipe, Rule, Sealer, Secret, Simulated, Sink, Sizes, Source, Work, records,
 };
 
-/// Payload of a record, at most.
+/// The largest payload of a record.
 const RECORD: usize = 4096;
 
 struct Socket {
     chain: ChainId,
     tenant: usize,
-    /// From the application, between the stages, to the application.
+    /// The rings from the application, between the stages, and to the application.
     rings: [Fifo; 3],
     pipes: [Pipe; 2],
     given: u64,
     got: u64,
-    /// It is in a queue, or an executor has its job.
+    /// The socket is queued, or an executor has its job.
     busy: bool,
 }
 
-/// The byte that a socket's stream has at `at`.
+/// Returns the byte at `at` of a socket's stream.
 fn byte(socket: usize, at: u64) -> u8 {
     (at * 31 + at / 251 + socket as u64 * 7) as u8
 }
 
 impl Socket {
-    /// The application sends as much as it can and reads what there is, byte by byte checked.
+    /// The application sends as much as it can, and reads and checks all bytes that have arrived.
     fn application(&mut self, number: usize) {
         let room = self.rings[0].writable().unwrap();
         let bytes: Vec<u8> =
@@ -52,7 +53,7 @@ impl Socket {
         self.rings[2].consume(there.length());
     }
 
-    /// The pipe's next job at a stage.
+    /// Returns the pipe's next job at a stage.
     fn job(&mut self, stage: usize, needs: slipway_warp::Needs) -> Option<Job> {
         let [first, middle, last] = &mut self.rings;
         let (source, sink) = if stage == 0 { (first, middle) } else { (middle, last) };
@@ -87,7 +88,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// Tenants with as many sockets each as `counts` says.
+    /// Creates an engine whose tenants have as many sockets as `counts` says.
     fn new(counts: &[usize]) -> Self {
         let clock = ManualClock::new();
         let mut scheduler = Scheduler::new();
@@ -128,7 +129,7 @@ impl Engine {
         self.sockets.push(Socket { chain, tenant, rings, pipes, given: 0, got: 0, busy: false });
     }
 
-    /// One turn: applications, then one job.
+    /// Runs one turn: all applications, then one job.
     fn turn(&mut self) {
         for (number, socket) in self.sockets.iter_mut().enumerate() {
             socket.application(number);
@@ -168,7 +169,8 @@ fn every_stream_arrives_whole_and_tenants_share_the_core_whatever_their_number_o
     }
     let mut bytes = [0; 3];
     engine.sockets.iter().for_each(|socket| bytes[socket.tenant] += socket.got);
-    // 1/200 + 1/100 of a second for each million bytes: 66.7 MB/s for all, 22.2 for each.
+    // 1/200 + 1/100 of a second for each million bytes: 66.7 MB/s in all, 22.2 MB/s for each
+    // tenant.
     for (tenant, bytes) in bytes.into_iter().enumerate() {
         let rate = bytes as f64 / 0.4;
         assert!((rate / 22.2e6 - 1.0).abs() < 0.05, "tenant {tenant}: {rate}");

@@ -1,5 +1,5 @@
-//! Nothing on the way of a job allocates once it is warm: counted. (zstd's own heap is C's and not seen here; its
-//! contexts are made once.)
+//! Counts allocations: a job allocates nothing once all is warm. (zstd's own heap is C's and is not
+//! counted; its contexts are made once.)
 #![allow(clippy::unwrap_used)]
 #![allow(unsafe_code)] // an allocator that counts
 
@@ -23,17 +23,19 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is the system's own, with the same arguments; counting allocates nothing (the cell needs
-// neither initialisation nor a destructor).
+// SAFETY: every call goes to the system allocator with the same arguments; counting allocates
+// nothing, since the cell needs neither initialisation nor a destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's duties are the same.
+        // SAFETY: the caller upholds `GlobalAlloc::alloc`'s contract, which is the system
+        // allocator's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller passes memory and layout of `alloc`, which took them from the system
+        // allocator.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -41,7 +43,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations of this thread during `work`, whose first round does not count.
+/// Returns the number of allocations of this thread in 100 calls of `work`, after three uncounted
+/// ones.
 fn allocations(mut work: impl FnMut()) -> u64 {
     (0..3).for_each(|_| work());
     let before = COUNT.with(Cell::get);
@@ -96,7 +99,7 @@ fn jobs_are_scheduled_done_and_queued_again_without_an_allocation() {
         .collect();
     chains.iter().for_each(|chain| scheduler.push(*chain, 4000, *chain).unwrap());
     let (mut jobs, mut ended) = (VecDeque::new(), Vec::new());
-    // Virtual time that stands still: capacities are as guessed, and weights are not made anew.
+    // Virtual time stands still: capacities stay as guessed, and weights are not recomputed.
     let (now, busy) = (Duration::ZERO, Duration::from_micros(4));
     let count = allocations(|| {
         for tag in 0..1000 {

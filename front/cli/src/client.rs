@@ -1,4 +1,4 @@
-//! Reaching the daemon, and starting one where none runs.
+//! Connects to the daemon, and starts one if none runs.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt;
@@ -13,23 +13,24 @@ use tonic::transport::Channel;
 
 use crate::args::NodeArgs;
 
-/// How long a daemon may take to serve.
+/// The longest time that a daemon may take until it serves.
 const START: Duration = Duration::from_secs(20);
-/// How long to wait before another start, when the last one left the work to another daemon.
+/// The time before another daemon is started, if the last one ended in favour of another.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Between two looks for the daemon that comes after one.
+/// The time between two attempts to reach the next daemon.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long a daemon that accepts connections may take to answer; it serves hundreds of starts
-/// with one thread.
+/// The longest time that a daemon which accepts connections may take to answer; it serves hundreds
+/// of starts with one thread.
 const ANSWER: Duration = Duration::from_secs(30);
-/// A daemon's log of more bytes is moved to `daemon.log.1` when the next daemon starts.
+/// The size of the daemon's log in bytes above which the next daemon's start moves it to
+/// `daemon.log.1`.
 const LARGEST_LOG: u64 = 8 << 20;
-/// Largest message either way, bytes.
+/// The size of the largest message in either direction, bytes.
 const LARGEST: usize = 16 << 20;
 
-/// The settings that the command line's options make of the files.
+/// Reads the settings and applies the command line's options to them.
 pub fn config(args: &NodeArgs) -> Result<Config> {
-    // Without settings of its own a node has the defaults; a file that was asked for is not one.
+    // The default file may be missing, but not one that the user named.
     let asked = args.config.as_path() != Path::new(slipway_runtime::config::CONFIG_FILE);
     if asked && !args.config.exists() {
         bail!("there is no settings file {}", args.config.display());
@@ -47,17 +48,17 @@ pub fn config(args: &NodeArgs) -> Result<Config> {
     Ok(config)
 }
 
-/// Connects to the node's sandboxes; starts a daemon where none runs.
+/// Connects to the node's sandboxes. Starts a daemon if none runs.
 pub async fn connect(args: &NodeArgs, config: &Config) -> Result<SandboxClient> {
     Ok(sandboxes(channel(args, config).await?))
 }
 
-/// Connects to the node's plane; starts a daemon where none runs.
+/// Connects to the node's plane. Starts a daemon if none runs.
 pub async fn connect_plane(args: &NodeArgs, config: &Config) -> Result<PlaneClient> {
     Ok(PlaneClient::new(channel(args, config).await?))
 }
 
-/// Connects to the node's networks; starts a daemon where none runs.
+/// Connects to the node's networks. Starts a daemon if none runs.
 pub async fn connect_networks(args: &NodeArgs, config: &Config) -> Result<NetworkClient> {
     Ok(NetworkClient::new(channel(args, config).await?))
 }
@@ -68,7 +69,7 @@ fn sandboxes(channel: Channel) -> SandboxClient {
         .max_encoding_message_size(LARGEST)
 }
 
-/// A channel to the node's daemon; starts one that ends when it is idle where none runs.
+/// Returns a channel to the node's daemon. If none runs, starts one that ends when it is idle.
 async fn channel(args: &NodeArgs, config: &Config) -> Result<Channel> {
     if let Some(channel) = try_connect(config).await? {
         return Ok(channel);
@@ -83,7 +84,7 @@ async fn channel(args: &NodeArgs, config: &Config) -> Result<Channel> {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
         if starting.left_it_to_another()? && try_connect(config).await?.is_none() {
-            // The other one still starts, or is on its way out and serves nobody any more.
+            // The other daemon is still starting, or is ending and does not serve any more.
             tokio::time::sleep(AGAIN).await;
             starting = Starting::begin(args, config)?;
         }
@@ -91,7 +92,7 @@ async fn channel(args: &NodeArgs, config: &Config) -> Result<Channel> {
     bail!("the daemon did not serve within {} s; {}", START.as_secs(), starting.last_words())
 }
 
-/// None: no daemon answers.
+/// Connects to the daemon. Returns `None` if no daemon answers.
 async fn try_connect(config: &Config) -> Result<Option<Channel>> {
     let socket = config.socket();
     if let Err(error) = rustix::fs::access(&socket, rustix::fs::Access::WRITE_OK) {
@@ -102,7 +103,7 @@ async fn try_connect(config: &Config) -> Result<Option<Channel>> {
         };
     }
     let Ok(channel) = slipway_plane_api::connect(&socket).await else { return Ok(None) };
-    // A daemon that is on its way out still accepts for a moment; asking it something tells.
+    // A daemon that is ending accepts connections for a moment, so a request is the only sure test.
     let mut client = sandboxes(channel.clone());
     match tokio::time::timeout(ANSWER, client.status(v1::Empty {})).await {
         Ok(Ok(status)) => is_the_one(config, status.get_ref()).map(|()| Some(channel)),
@@ -114,8 +115,8 @@ async fn try_connect(config: &Config) -> Result<Option<Channel>> {
     }
 }
 
-/// Fails when the daemon at this socket keeps its things elsewhere: what this command makes would
-/// not be where it was asked for.
+/// Fails if the daemon at this socket has another data directory: this command's results would be
+/// elsewhere than the user expects.
 fn is_the_one(config: &Config, status: &v1::StatusReply) -> Result<()> {
     let (theirs, ours) = (Path::new(&status.data_dir), config.data_dir.as_path());
     let same = theirs == ours
@@ -133,7 +134,7 @@ fn is_the_one(config: &Config, status: &v1::StatusReply) -> Result<()> {
     )
 }
 
-/// Fails with a hint when this user is not root.
+/// Fails with a hint if this user is not root.
 pub fn need_root(what: &str) -> Result<()> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
@@ -141,11 +142,11 @@ pub fn need_root(what: &str) -> Result<()> {
     bail!("{what} needs root; try again with sudo")
 }
 
-/// A daemon that was started and is to outlive this command.
+/// A daemon that this command started and that is to outlive it.
 struct Starting {
     child: Child,
     log: PathBuf,
-    /// Where in the log this daemon's words begin.
+    /// The position in the log where this daemon's output begins.
     from: u64,
 }
 
@@ -169,15 +170,15 @@ impl Starting {
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
-            // A group of its own: ^C at this terminal is not for it.
+            // Its own process group: ^C at this terminal does not reach it.
             .process_group(0)
             .spawn()
             .context("cannot start the daemon")?;
         Ok(Self { child, log, from })
     }
 
-    /// Fails with the daemon's own words when it has given up. Of two that start at once, one
-    /// leaves the work to the other and ends well: true then.
+    /// Returns whether the daemon ended in favour of another one that started at the same time.
+    /// Fails with the daemon's own message if the daemon failed.
     fn left_it_to_another(&mut self) -> Result<bool> {
         match self.child.try_wait() {
             Ok(Some(status)) if !status.success() => Err(anyhow!("{}", self.last_words())),
@@ -202,15 +203,15 @@ impl Starting {
     }
 }
 
-/// Moves a log that has grown beyond [`LARGEST_LOG`] aside. A daemon that still writes to it goes on
-/// there. If it cannot be moved it is appended to.
+/// Moves a log that has grown beyond [`LARGEST_LOG`] aside. A running daemon keeps writing to the
+/// moved file. If the move fails, the log stays and grows.
 fn rotate(log: &Path) {
     if log.metadata().is_ok_and(|log| log.len() > LARGEST_LOG) {
         let _ = std::fs::rename(log, log.with_extension("log.1"));
     }
 }
 
-/// The daemon went away in the middle of a call.
+/// The error of a call during which the daemon went away.
 #[derive(Debug)]
 pub struct Lost(String);
 
@@ -222,10 +223,10 @@ impl std::fmt::Display for Lost {
 
 impl std::error::Error for Lost {}
 
-/// The daemon that comes after one that went away, where sandboxes outlive it.
+/// Waits for the daemon that follows one that went away, where sandboxes outlive their daemon.
 ///
 /// # Errors
-/// None serves in time.
+/// If no daemon serves in time.
 pub async fn next_daemon(config: &Config) -> Result<SandboxClient> {
     let begun = Instant::now();
     while begun.elapsed() < slipway_runtime::RETURN {
@@ -240,9 +241,10 @@ pub async fn next_daemon(config: &Config) -> Result<SandboxClient> {
     )
 }
 
-/// A refusal of the daemon's, without the transport's wrapping; [`Lost`] if it is none.
+/// Converts a status to the daemon's refusal, without the transport's wrapping, or to [`Lost`] if
+/// it is none.
 pub fn refused(status: &tonic::Status) -> anyhow::Error {
-    // Only what the transport itself says has a source; what the daemon says has none.
+    // The transport's own errors have a source; the daemon's have none.
     if std::error::Error::source(status).is_some() {
         return Lost(status.message().to_owned()).into();
     }

@@ -1,4 +1,4 @@
-//! `slipway daemon`: the node's plane and its sandboxes behind one Unix socket.
+//! `slipway daemon`: serves the node's plane and its sandboxes behind one Unix socket.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -27,19 +27,20 @@ use crate::args::DaemonArgs;
 use crate::client::need_root;
 use crate::{image, keeper};
 
-/// How long nobody may be there before an embedded daemon ends.
+/// The time without clients and work after which an embedded daemon ends.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// How long clients have to take what they still get when the daemon ends.
+/// The time that clients have to receive their last replies when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The same where sandboxes outlive the daemon: their clients look for the next one.
+/// The time for last replies where sandboxes outlive the daemon: clients then look for the next
+/// one.
 const SHORT_FAREWELL: Duration = Duration::from_millis(300);
 
-/// Longest that a thread which serves devices may look for more work before it sleeps.
+/// The longest time that a thread which serves devices may poll before it sleeps.
 const LONGEST_POLLING: Duration = Duration::from_secs(1);
 
-/// Serves until told to end, or, with `ends_when_idle`, until nobody needs it.
+/// Serves until it is told to end, or, with `ends_when_idle`, until it is idle.
 pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     let ends_when_idle = args.ends_when_idle;
     let poll_budget = poll_budget_of(&config, args)?;
@@ -48,20 +49,21 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     make_private_dir(&config.run_dir, 0o711)?;
     make_private_dir(&config.ports_dir(), 0o711)?;
     if ends_when_idle && keeper::waits(&config) {
-        // What it holds is nothing for a daemon that nobody starts again. The caller waits for another.
+        // The keeper's state is of no use to a daemon that ends when idle. The caller waits for
+        // another daemon.
         eprintln!("slipway: the node's keeper waits for its daemon; `slipway daemon` starts it");
         return Ok(0);
     }
     let _lock = match lock(&config.lock(), &config)? {
         Lock::Ours(file) => file,
-        // Another command was quicker: its daemon serves this one's caller too.
+        // Another command was quicker, and its daemon serves this one's caller, too.
         Lock::Theirs(socket) if ends_when_idle && socket == config.socket() => return Ok(0),
         Lock::Theirs(socket) => {
             let (data, socket) = (config.data_dir.display(), socket.display());
             bail!("another daemon has {data}; it serves {socket}");
         }
     };
-    // Its socket and its sandboxes' would be taken for leftovers as well.
+    // Another daemon's socket and its sandboxes' would be taken for leftovers, too.
     let _run_lock = match lock(&config.run_dir.join("daemon.lock"), &config)? {
         Lock::Ours(file) => file,
         Lock::Theirs(_) => {
@@ -71,7 +73,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     };
     raise_descriptor_limit();
     let socket = config.socket();
-    // Bound under a name that nobody looks for, so that nobody finds a daemon that still starts.
+    // Bound under a temporary name, so that no client connects before the daemon serves.
     let unborn = config.run_dir.join(".slipway.sock.new");
     let _ = std::fs::remove_file(&unborn);
     let _ = std::fs::remove_file(&socket);
@@ -80,7 +82,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     std::fs::set_permissions(&unborn, std::fs::Permissions::from_mode(0o600))?;
     let connections = watch::Sender::new(0_usize);
     let (stop, stopped) = watch::channel(false);
-    // One that ends by itself when it is idle is not restarted by anybody.
+    // A daemon that ends when idle is not restarted, so nothing is kept for the next one.
     let keeps = config.keeper && !ends_when_idle;
     let plane = plane(&config, poll_budget, keeps)?;
     let router = tonic::transport::Server::builder()
@@ -101,19 +103,19 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     let serving = router.serve_with_incoming_shutdown(incoming, told(stopped.clone()));
     tokio::select! {
         served = serving => served?,
-        // A client that was suspended takes no farewell.
+        // A suspended client would delay the end for ever.
         () = async { told(stopped).await; tokio::time::sleep(farewell).await } => {}
     }
     watcher.await?;
     networks.close().await;
     if keeps {
-        // Without ending endpoints and sandboxes: the next daemon goes on with them.
+        // Exits without ending endpoints and sandboxes: the next daemon takes them over.
         std::process::exit(0);
     }
     Ok(0)
 }
 
-/// What the command line says, or the settings.
+/// Returns the poll budget of the command line, or else of the settings. Fails if it is too long.
 fn poll_budget_of(config: &Config, args: &DaemonArgs) -> Result<Duration> {
     let set = Duration::from_micros(config.poll_budget_us.into());
     let budget = args.poll_budget.unwrap_or(set);
@@ -123,7 +125,7 @@ fn poll_budget_of(config: &Config, args: &DaemonArgs) -> Result<Duration> {
     Ok(budget)
 }
 
-/// The plane; with `keeps` it goes on with what the last one left.
+/// Starts the plane. With `keeps` it takes over what the last daemon left.
 fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
     let settings = slipway_plane::Settings { reactors: config.reactors, poll_budget };
     if !keeps {
@@ -136,27 +138,27 @@ fn plane(config: &Config, poll_budget: Duration, keeps: bool) -> Result<Plane> {
 }
 
 async fn told(mut stopped: watch::Receiver<bool>) {
-    // The sender's end is the end as well.
+    // The end of the sender means stop, too.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
 fn make_private_dir(dir: &Path, mode: u32) -> Result<()> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    // VMMs run as other users and pass through here to their own directories, without reading.
+    // VMMs run as other users and pass through this directory to their own, without reading it.
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("cannot set the permissions of {}", dir.display()))
 }
 
 #[derive(Debug)]
 enum Lock {
-    /// Held until the file is closed, at the latest by the kernel.
+    /// This daemon's lock. It is released when its file is closed, at the latest by the kernel.
     Ours(slipway_lock::Lock),
-    /// Another daemon has it, and serves this socket.
+    /// Another daemon's lock, and the socket that it serves.
     Theirs(PathBuf),
 }
 
-/// One daemon for each data directory and for each run directory: a second one would take the first
-/// one's sandboxes for leftovers.
+/// Takes the lock of a data or run directory, which allows one daemon for each: a second daemon
+/// would take the first one's sandboxes for leftovers.
 fn lock(path: &Path, config: &Config) -> Result<Lock> {
     match slipway_lock::Lock::try_take(path) {
         Ok(lock) => {
@@ -165,13 +167,15 @@ fn lock(path: &Path, config: &Config) -> Result<Lock> {
             file.write_all(config.socket().as_os_str().as_encoded_bytes())?;
             Ok(Lock::Ours(lock))
         }
-        // It took the lock while the file was open to everybody, as older versions left it.
+        // The holder took the lock while the file was readable to everybody, as older versions
+        // created it.
         Err(slipway_lock::Error::Held { holders, .. }) if holders.are_strangers() => {
             bail!("{} is locked by {holders}, which is no daemon: end it", path.display())
         }
         Err(slipway_lock::Error::Held { .. }) => {
             let socket = std::fs::read_to_string(path).unwrap_or_default();
-            // It has not written its socket yet: it is starting, most likely for the same reason.
+            // The other daemon has not written its socket yet: it is starting, most likely for the
+            // same command.
             let socket = if socket.is_empty() { config.socket() } else { socket.into() };
             Ok(Lock::Theirs(socket))
         }
@@ -179,7 +183,8 @@ fn lock(path: &Path, config: &Config) -> Result<Lock> {
     }
 }
 
-/// A sandbox takes about thirty descriptors; the usual soft limit of 1024 would end at thirty.
+/// Raises the descriptor limit: a sandbox takes about thirty descriptors, so the usual soft limit
+/// of 1024 would allow about thirty sandboxes.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
@@ -189,7 +194,8 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Networks reach the plane by its interface only, over a socket pair within this process.
+/// Opens the networks, which use the plane only by its interface, over a socket pair within this
+/// process.
 async fn open_networks(config: &Config, plane: &Plane) -> Result<Networks> {
     let plane = slipway_plane_api::PlaneClient::new(plane.connect().await?);
     let Config { network_reach, network_allow, network_deny, .. } = config;
@@ -204,18 +210,19 @@ async fn open_networks(config: &Config, plane: &Plane) -> Result<Networks> {
     Ok(Networks::open(settings, plane)?)
 }
 
-/// The packet filter's table: each data directory, and with it each daemon, has its own.
+/// Returns the name of the packet filter's table. Each data directory, and so each daemon, has its
+/// own.
 fn table(config: &Config) -> String {
     if config.data_dir == Config::default().data_dir {
         return "slipway".to_owned();
     }
-    // FNV-1a: short, and the same in every build.
+    // FNV-1a: short, and stable across builds.
     let bytes = config.data_dir.as_os_str().as_encoded_bytes();
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     format!("slipway_{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))
 }
 
-/// The node reaches plane and networks likewise.
+/// Opens the node, which uses the plane and the networks only by their interfaces.
 async fn open_node(
     config: &Config,
     plane: &Plane,
@@ -233,7 +240,8 @@ async fn open_node(
     Ok(Node::open(config.clone(), parts).await?)
 }
 
-/// Waits for a reason to end, ends the sandboxes that do not outlive this daemon, then says stop.
+/// Waits for a reason to end, then ends the sandboxes that do not outlive this daemon, then sets
+/// `stop`.
 async fn end(
     node: Arc<Node>,
     plane: Plane,
@@ -255,7 +263,8 @@ async fn end(
         () = asked => tracing::info!("asked to end"),
         () = idle(&node, &plane, &connections), if ends_when_idle => tracing::info!("idle, ending"),
     }
-    // From here on nobody finds this daemon; whoever connected just now is served to the end.
+    // From here on no new client finds this daemon; clients that are connected are served to the
+    // end.
     let _ = std::fs::remove_file(&socket);
     node.close();
     let live: Vec<_> = node.list().into_iter().filter(|s| node.ends_with_daemon(s)).collect();
@@ -266,13 +275,14 @@ async fn end(
     let _ = stop.send(true);
 }
 
-/// Returns when for [`IDLE`] nothing was served and nobody was connected.
+/// Returns after [`IDLE`] without work and without connections.
 async fn idle(node: &Node, plane: &Plane, connections: &watch::Sender<usize>) {
     let mut connected = connections.subscribe();
     let mut changes = node.changes();
     loop {
         let connected_now = *connected.borrow_and_update();
-        // Endpoints, disks and memory ports come and go over connections only, so their changes are noticed here.
+        // Endpoints, disks and memory ports change only by requests over connections, so
+        // `connected` covers them.
         let disks = !plane.list_disks().is_empty();
         let served = !plane.list().is_empty() || disks || plane.count_ports() > 0;
         let busy = node.live() > 0 || connected_now > 0 || served;
@@ -379,7 +389,8 @@ mod tests {
         assert_eq!(mode & 0o7777, 0o600);
     }
 
-    /// Another user's lock on the daemon's file: what keeps a node from its next daemon.
+    /// Checks that another user cannot lock the daemon's file, which would keep the node from its
+    /// next daemon.
     #[test]
     fn another_user_holds_no_lock_of_the_daemons_as_root() {
         if !rustix::process::geteuid().is_root() {
@@ -388,7 +399,7 @@ mod tests {
             );
         }
         let dir = tempfile::tempdir().unwrap();
-        // As the daemon has its data directory: others pass through.
+        // The same mode as the daemon's data directory: other users can pass through.
         make_private_dir(dir.path(), 0o711).unwrap();
         let config = config_in(dir.path());
         drop(lock(&config.lock(), &config).unwrap());
@@ -407,7 +418,8 @@ mod tests {
         assert_eq!(said, "", "the attacker has the lock");
         child.wait().unwrap();
         assert!(matches!(lock(&config.lock(), &config).unwrap(), Lock::Ours(_)));
-        // One that was there before the file was closed to it is named, and is no daemon.
+        // A lock that was taken before the file was closed to others is reported with its holder,
+        // which is no daemon.
         std::fs::set_permissions(config.lock(), PermissionsExt::from_mode(0o644)).unwrap();
         let (mut child, said) = attack();
         assert_eq!(said, "held\n");

@@ -1,4 +1,4 @@
-//! `slipway disk`: named disks, which endpoints share.
+//! `slipway disk`: manages named disks, which endpoints share.
 
 use anyhow::Result;
 use slipway_plane_api::v1;

@@ -1,4 +1,4 @@
-//! `slipway doctor`: what this host can do, what is missing, and the command that mends it.
+//! `slipway doctor`: reports what this host can do, what is missing, and the command that mends it.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use slipway_runtime::Config;
 use crate::args::DoctorArgs;
 use crate::table::table;
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Fine,
-    /// Works, but worse than it could.
+    /// The host works, but worse than it could.
     Lesser,
-    /// Sandboxes cannot run.
+    /// A necessity is missing: sandboxes cannot run.
     Missing,
 }
 
@@ -38,10 +38,10 @@ struct Finding {
     mend: &'static str,
 }
 
-/// What set-up does; also from an installed copy.
+/// The command that sets a host up; an installed copy names it, too.
 const SET_UP: &str = "make setup (in Slipway's source tree)";
 
-/// Checks everything; status 1 when sandboxes cannot run.
+/// Runs all checks. The exit status is 1 if sandboxes cannot run.
 pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
     let findings = [
         root(),
@@ -83,7 +83,7 @@ fn row(finding: &Finding) -> [String; 4] {
     [finding.what.to_owned(), word.to_owned(), finding.detail.clone(), mend.to_owned()]
 }
 
-/// A finding that is fine with `Ok`'s words and missing with `Err`'s.
+/// Makes a finding: fine with the detail in `Ok`, or missing with the detail in `Err`.
 fn needed(what: &'static str, outcome: Result<String, String>, mend: &'static str) -> Finding {
     let (verdict, detail) = match outcome {
         Ok(detail) => (Verdict::Fine, detail),

@@ -1,4 +1,4 @@
-//! `slipway endpoint`: NVMe functions for programs other than sandboxes.
+//! `slipway endpoint`: serves NVMe functions to programs other than sandboxes.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::client::{connect_plane, refused};
 use crate::size::{parse_size, show};
 use crate::table::table;
 
-/// One `--disk`.
+/// The value of one `--disk`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskArg(v1::Disk);
 
@@ -27,7 +27,7 @@ impl FromStr for DiskArg {
                 "\"{text}\": expected ram:SIZE, null:SIZE, file:PATH, overlay:PATH or disk:NAME"
             )
         };
-        // A name has no colon; "NAME:ro" is one with a word behind it.
+        // A disk's name contains no colon, so "NAME:ro" is a name with an option.
         let (kind, rest) = match text.split_once(':') {
             Some((name, "ro")) if !name.is_empty() => ("disk", name),
             Some(parts) => parts,
@@ -58,13 +58,13 @@ impl FromStr for DiskArg {
 }
 
 impl DiskArg {
-    /// As the plane's interface has it.
+    /// Returns the disk in the form of the plane's interface.
     pub fn disk(&self) -> v1::Disk {
         self.0.clone()
     }
 }
 
-/// The daemon's working directory is another one.
+/// Makes a path absolute, since the daemon has another working directory.
 fn absolute(path: &str) -> Result<String, String> {
     let full = std::path::absolute(path).map_err(|error| format!("{path}: {error}"))?;
     Ok(full.to_string_lossy().into_owned())
@@ -150,7 +150,7 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
     })
 }
 
-/// None where no limit is asked for.
+/// Returns the limits, or `None` if no limit is asked for.
 fn limits_of(args: &LimitArgs) -> Result<Option<v1::Limits>> {
     anyhow::ensure!(args.bandwidth != Some(0), "a bandwidth is at least a byte per second");
     Ok((args.iops.is_some() || args.bandwidth.is_some()).then(|| v1::Limits {
@@ -161,7 +161,7 @@ fn limits_of(args: &LimitArgs) -> Result<Option<v1::Limits>> {
     }))
 }
 
-/// As `ls` shows them: "1000 IOPS, 100.0 MiB/s", "none".
+/// Formats limits as `ls` shows them: "1000 IOPS, 100.0 MiB/s", "none".
 fn show_limits(limits: Option<&v1::Limits>) -> String {
     let limits = limits.copied().unwrap_or_default();
     let commands = limits.commands_per_second;
@@ -172,7 +172,8 @@ fn show_limits(limits: Option<&v1::Limits>) -> String {
     if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
 }
 
-/// A number is a namespace, anything else a disk's name: names are not digits alone.
+/// Makes a request to detach `disk`: a number is a namespace, anything else is a disk's name, since
+/// names are not digits alone.
 fn detach(endpoint: &str, disk: &str) -> v1::DetachDiskRequest {
     use v1::detach_disk_request::Namespace;
     let name = disk.strip_prefix("disk:").unwrap_or(disk);
@@ -202,8 +203,9 @@ fn dma_bytes(endpoint: &v1::Endpoint) -> u64 {
     endpoint.dma_regions.iter().map(|region| region.size_bytes).sum()
 }
 
-/// The numbers of the threads that serve an endpoint, that of its control messages first. A client whose memory
-/// made one of them sleep is served by a thread of its own, which has no number.
+/// Returns the numbers of the threads that serve an endpoint; the first is that of its control
+/// messages. A client whose memory made one of them sleep is served by a thread of its own, which
+/// has no number.
 fn reactors(endpoint: &v1::Endpoint) -> String {
     let all = std::iter::once(endpoint.reactor).chain(endpoint.lane_reactors.iter().copied());
     let numbers: Vec<_> = all.map(|number| number.to_string()).collect();

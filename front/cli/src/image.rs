@@ -1,4 +1,4 @@
-//! `slipway image`, and fetching what `run` needs.
+//! `slipway image`, and fetching images for `run`.
 
 use std::collections::BTreeSet;
 
@@ -16,12 +16,13 @@ use crate::progress::Fetch;
 use crate::size::show;
 use crate::table::{ago, table};
 
-/// The programs that images are built with: set-up's, where the distribution's are too old.
+/// Returns the programs that build images: those installed by set-up, where the distribution's are
+/// too old.
 pub fn tools(config: &Config) -> Tools {
     Tools::in_root(&config.tools_dir).unwrap_or_default()
 }
 
-/// Opens the node's image cache, which is its owner's alone.
+/// Opens the node's image cache, which only its owner may use.
 pub fn cache(config: &Config) -> Result<Cache> {
     let dir = config.images_dir();
     let opened = Cache::open(&dir, tools(config), Limits::default());
@@ -31,7 +32,7 @@ pub fn cache(config: &Config) -> Result<Cache> {
     Ok(opened?)
 }
 
-/// Whether the cache is somebody else's.
+/// Returns whether the error means that the cache belongs to another user.
 fn is_refusal(error: &slipway_image::Error) -> bool {
     match error {
         slipway_image::Error::ForeignCache { .. } => true,
@@ -42,7 +43,7 @@ fn is_refusal(error: &slipway_image::Error) -> bool {
     }
 }
 
-/// Has the image called `named` in the cache, fetched when `policy` says so.
+/// Ensures that the image `named` is in the cache, and fetches it if `policy` says so.
 pub async fn ensure(config: &Config, named: &str, policy: Pull) -> Result<Image> {
     let policy = match policy {
         Pull::Missing => PullPolicy::Missing,
@@ -50,7 +51,7 @@ pub async fn ensure(config: &Config, named: &str, policy: Pull) -> Result<Image>
         Pull::Never => PullPolicy::Never,
     };
     let cache = cache(config)?;
-    // What is no reference may still be a digest in the cache: `ensure` knows.
+    // A name that is no reference may still be a digest in the cache: `ensure` finds out.
     let access = named.parse().map(|reference| Access::from_docker_config(&reference));
     Ok(cache.ensure(named, &access.unwrap_or_default(), policy, Fetch::new()).await?)
 }
@@ -95,8 +96,8 @@ pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
     Ok(0)
 }
 
-/// Digests of the images of all sandboxes, running or not. Read off their records, so that it
-/// needs no daemon.
+/// Returns the digests of the images of all sandboxes, running or not. It reads the sandboxes'
+/// records, so it needs no daemon.
 fn in_use(config: &Config) -> Result<BTreeSet<Digest>> {
     let dir = config.sandboxes_dir();
     let entries = match std::fs::read_dir(&dir) {
@@ -106,7 +107,7 @@ fn in_use(config: &Config) -> Result<BTreeSet<Digest>> {
     let ids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     let mut used = BTreeSet::new();
     for id in ids {
-        // An image that may be in use must not go: a record that cannot be read is an error.
+        // An image in use must not be removed, so a record that cannot be read is an error.
         let record = Store::new(&dir, &id).load()?;
         used.extend(record.and_then(|record| record.image_digest.parse::<Digest>().ok()));
     }

@@ -1,4 +1,4 @@
-//! `slipway keeper`, and how the daemon finds its keeper.
+//! `slipway keeper`, and how the daemon reaches its keeper.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use slipway_keeper::Keeper;
 use slipway_runtime::Config;
 
-/// How long a keeper may take to listen.
+/// The longest time that a keeper may take to listen.
 const START: Duration = Duration::from_secs(10);
 
 fn socket(config: &Config) -> PathBuf {
@@ -26,12 +26,12 @@ pub fn serve(config: &Config) -> Result<i32> {
     Ok(0)
 }
 
-/// Whether a keeper waits for the node's daemon.
+/// Returns whether a keeper waits for the node's daemon.
 pub fn waits(config: &Config) -> bool {
     config.keeper && Keeper::is_there(&socket(config))
 }
 
-/// The keeper that runs, or one that is started now and outlives the daemon.
+/// Connects to the running keeper, or starts one that outlives the daemon.
 pub fn connect(config: &Config) -> Result<Keeper> {
     let socket = socket(config);
     if let Ok(keeper) = Keeper::connect(&socket) {
@@ -43,14 +43,14 @@ pub fn connect(config: &Config) -> Result<Keeper> {
         .arg(&config.run_dir)
         .current_dir("/")
         .stdin(Stdio::null())
-        // A group of its own: what ends the daemon's group is not for it.
+        // Its own process group: signals to the daemon's group do not reach it.
         .process_group(0)
         .spawn()
         .context("cannot start the keeper")?;
     let begun = Instant::now();
     while begun.elapsed() < START {
         if let Ok(keeper) = Keeper::connect(&socket) {
-            // Reaped when it ends; until then the thread sleeps.
+            // The thread sleeps until the keeper ends, and reaps it.
             std::thread::spawn(move || child.wait());
             return Ok(keeper);
         }

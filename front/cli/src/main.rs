@@ -1,15 +1,14 @@
-//! The `slipway` command: all of Slipway that a person types.
+//! The `slipway` command line, for people.
 //!
-//! `args` is the command line as data; every other file is one group of commands. Only `daemon`
-//! serves anything; all other commands are clients of the daemon's socket (`client`), except
-//! `image`, `doctor`, `pktgen` and `completions`, which need none.
+//! `args` is the command line as data; every other file is one group of commands. `daemon`,
+//! `keeper` and `socket engine` serve. The other commands are clients of the daemon's socket
+//! (`client`), except `image`, `doctor`, `pktgen` and `completions`, which need no daemon.
 //!
 //! Dependencies: `clap` (parser, help), `clap_complete` and `clap_mangen` (completions and man
 //! pages from the same definition), `indicatif` (progress), `anyhow` (errors that are shown and
 //! never matched on), `tokio`, `tokio-stream` and `tonic` (gRPC), `futures-util` (many starts at
-//! once), `rustix` (terminals, locks), `libc` (signal numbers), `tempfile` (sockets and
-//! files of benchmarks), `serde_json` (`--json`), `tracing`
-//! with its subscriber (the daemon's log).
+//! once), `rustix` (terminals, locks), `libc` (signal numbers), `tempfile` (sockets and files of
+//! benchmarks), `serde_json` (`--json`), `tracing` with its subscriber (the daemon's log).
 
 mod args;
 mod bench;
@@ -57,11 +56,11 @@ fn main() -> std::process::ExitCode {
         complain(&error);
         OWN_FAILURE
     });
-    // Threads that read a terminal would hold a normal return back.
+    // A normal return would wait for threads that read a terminal.
     std::process::exit(status);
 }
 
-/// Help and version as clap prints them; a usage error as one line, with the usual status 2.
+/// Prints help and version as clap does, and a usage error as one line, with the usual status 2.
 fn end_usage(error: &clap::Error) -> ! {
     let help = clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if !error.use_stderr() || error.kind() == help {
@@ -86,7 +85,7 @@ fn dispatch(cli: &Cli) -> Result<i32> {
             clap_mangen::generate_to(Cli::command(), dir)?;
             return Ok(0);
         }
-        // None of them has to do with the daemon.
+        // The next commands do not use the daemon through `config`.
         Command::Socket(args) => return socket::command(&cli.node, args),
         Command::Bench(BenchCommand::Block(args)) => return bench::block(&cli.node, args),
         Command::Bench(BenchCommand::Packet(args)) => return bench::packet(args),
@@ -102,7 +101,7 @@ fn dispatch(cli: &Cli) -> Result<i32> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(command(cli, config));
-    // A blocked helper thread must not hold the end of the command back.
+    // A blocked helper thread must not delay the end of the command.
     runtime.shutdown_background();
     outcome
 }

@@ -1,4 +1,4 @@
-//! Commands about sandboxes that exist: ps, logs, wait, stop, kill, rm, inspect, stats.
+//! Commands about existing sandboxes: ps, logs, wait, stop, kill, rm, inspect, stats.
 
 use std::io::Write;
 use std::time::Duration;
@@ -23,7 +23,7 @@ async fn list(client: &mut SandboxClient) -> Result<Vec<v1::Sandbox>> {
     Ok(reply.into_inner().sandboxes)
 }
 
-/// `slipway ps`.
+/// Runs `slipway ps`.
 pub async fn ps(mut client: SandboxClient, args: &PsArgs) -> Result<i32> {
     let mut sandboxes = list(&mut client).await?;
     sandboxes.retain(|one| !args.running || one.state == "running");
@@ -78,14 +78,14 @@ fn row(sandbox: &v1::Sandbox) -> [String; 8] {
     [id, name, image, command, created, address, sandbox.published.join(", "), state]
 }
 
-/// `slipway logs`.
+/// Runs `slipway logs`.
 pub async fn logs(mut client: SandboxClient, config: &Config, args: &LogsArgs) -> Result<i32> {
     let (name, follow) = (args.name.clone(), args.follow);
     let mut request = v1::LogsRequest { name, follow, tail: args.tail, position: 0 };
     let mut fresh_line = [true; 2];
     loop {
         match print_logs(client, &mut request, args.timestamps, &mut fresh_line).await {
-            // Goes on with the next daemon, from where this one was.
+            // Continues with the next daemon, from the position that this one reached.
             Err(error) if error.is::<Lost>() && args.follow && keeper::waits(config) => {
                 client = next_daemon(config).await?;
                 request.tail = request.tail.filter(|_| request.position == 0);
@@ -95,7 +95,7 @@ pub async fn logs(mut client: SandboxClient, config: &Config, args: &LogsArgs) -
     }
 }
 
-/// Prints what `request` asks for; on an error it asks for the rest.
+/// Prints the logs that `request` asks for. On an error, `request` asks for the rest.
 async fn print_logs(
     mut client: SandboxClient,
     request: &mut v1::LogsRequest,
@@ -118,7 +118,7 @@ async fn print_logs(
             std::io::stdout().write_all(&data).and_then(|()| std::io::stdout().flush())
         };
         if written.is_err() {
-            // Whoever read our output has left.
+            // The reader of our output has left.
             return Ok(());
         }
     }
@@ -140,7 +140,7 @@ fn stamp(record: &v1::LogRecord, fresh_line: &mut bool) -> Vec<u8> {
     text
 }
 
-/// RFC 3339 in UTC, to the microsecond.
+/// Formats a time by RFC 3339 in UTC, to the microsecond.
 fn utc(time_ns: u64) -> String {
     let (seconds, micros) = (time_ns / 1_000_000_000, time_ns % 1_000_000_000 / 1000);
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -158,7 +158,7 @@ fn utc(time_ns: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
 }
 
-/// `slipway wait`.
+/// Runs `slipway wait`.
 pub async fn wait(mut client: SandboxClient, config: &Config, args: &NamesArg) -> Result<i32> {
     for name in &args.names {
         let exit = loop {
@@ -174,7 +174,7 @@ pub async fn wait(mut client: SandboxClient, config: &Config, args: &NamesArg) -
     Ok(0)
 }
 
-/// Does `action` for each name, complains about each failure, prints each success.
+/// Calls `action` for each name, and prints each success and each error.
 async fn each<F>(names: &[String], action: impl Fn(String) -> F) -> Result<i32>
 where
     F: Future<Output = Result<(), tonic::Status>>,
@@ -193,7 +193,7 @@ where
     Ok(status)
 }
 
-/// `slipway stop`.
+/// Runs `slipway stop`.
 pub async fn stop(client: SandboxClient, args: &StopArgs) -> Result<i32> {
     each(&args.names.names, |name| {
         let mut client = client.clone();
@@ -205,7 +205,7 @@ pub async fn stop(client: SandboxClient, args: &StopArgs) -> Result<i32> {
     .await
 }
 
-/// `slipway kill`.
+/// Runs `slipway kill`.
 pub async fn kill(client: SandboxClient, args: &KillArgs) -> Result<i32> {
     let Some(signal) = signal_number(&args.signal) else {
         bail!("\"{}\" is no signal: a name as TERM, or a number from 1 to 64", args.signal);
@@ -217,7 +217,7 @@ pub async fn kill(client: SandboxClient, args: &KillArgs) -> Result<i32> {
     .await
 }
 
-/// `slipway rm`.
+/// Runs `slipway rm`.
 pub async fn rm(mut client: SandboxClient, args: &RmArgs) -> Result<i32> {
     let names = if args.all {
         let all = list(&mut client).await?;
@@ -234,7 +234,7 @@ pub async fn rm(mut client: SandboxClient, args: &RmArgs) -> Result<i32> {
     .await
 }
 
-/// `slipway inspect`.
+/// Runs `slipway inspect`.
 pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> {
     let mut all = Vec::new();
     for name in &args.names {
@@ -245,7 +245,7 @@ pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> 
     Ok(0)
 }
 
-/// `slipway stats`.
+/// Runs `slipway stats`.
 pub async fn stats(mut client: SandboxClient, args: &StatsArgs) -> Result<i32> {
     loop {
         let rows = measure(&mut client, &args.names).await?;
@@ -254,7 +254,7 @@ pub async fn stats(mut client: SandboxClient, args: &StatsArgs) -> Result<i32> {
             crate::say!("{}", serde_json::to_string_pretty(&all)?);
         } else {
             if args.follow {
-                // Home and clear: the table stands still.
+                // Escape sequences: cursor home, clear the screen.
                 crate::out::draw(format_args!("\x1b[H\x1b[2J"));
             }
             let header =
@@ -285,7 +285,7 @@ async fn measure(
     for name in wanted {
         match client.stats(named(&name)).await {
             Ok(reply) => rows.push((name, reply.into_inner())),
-            // One that has just ended is no reason to show nothing of the others.
+            // A sandbox that has just ended must not hide the figures of the others.
             Err(status) if names.is_empty() => tracing::debug!(%status, name, "no figures"),
             Err(status) => crate::complain(&refused(&status)),
         }

@@ -1,4 +1,4 @@
-//! `slipway network`: networks, which sandboxes join.
+//! `slipway network`: manages networks, which sandboxes join.
 
 use anyhow::Result;
 use slipway_plane_api::network_v1 as v1;

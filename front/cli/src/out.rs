@@ -1,18 +1,18 @@
-//! Standard output for tables and answers, standard error for errors.
+//! Prints tables and answers on standard output, and errors on standard error.
 //!
-//! Names, reasons and messages come from registries, archives and guests. Whatever is printed here loses
-//! its control characters on the way (`slipway_printable`), in tables, errors and JSON alike. Two things do
-//! not pass: what this program draws itself ([`draw`]), and the output of containers (`run`, `exec`,
-//! `attach`, `logs`), which is theirs byte by byte.
+//! Names, reasons and messages come from registries, archives and guests. Everything printed here
+//! has its control characters escaped (`slipway_printable`), in tables, errors and JSON alike.
+//! There are two exceptions: what this program draws itself ([`draw`]), and the output of
+//! containers (`run`, `exec`, `attach`, `logs`), which is passed on byte by byte.
 
-/// Prints to standard output, with every control character but line breaks and tabs escaped. Whoever
-/// read it may have left, as `head` does: then this command has nothing more to do and ends well.
+/// Prints to standard output, with every control character but line breaks and tabs escaped. If the
+/// reader has left, as `head` does, the command ends successfully.
 pub fn print(text: std::fmt::Arguments<'_>) {
     draw(format_args!("{}", slipway_printable::block(&text.to_string())));
 }
 
-/// As [`print()`], for what this program has drawn itself: colours and the cursor's movements go through.
-/// Foreign text in it must have been made printable before.
+/// Prints what this program has drawn itself: unlike [`print()`], it leaves colours and cursor
+/// movements as they are. The caller has made foreign text printable.
 pub fn draw(text: std::fmt::Arguments<'_>) {
     use std::io::Write;
     let mut stdout = std::io::stdout().lock();
@@ -25,18 +25,18 @@ pub fn draw(text: std::fmt::Arguments<'_>) {
     }
 }
 
-/// A line on standard error for an error, whoever worded it.
+/// Prints one line about an error on standard error, whoever worded the error.
 pub fn complain(error: &anyhow::Error) {
     eprintln!("slipway: {}", error_line(error));
 }
 
-/// An error and what caused it in one printable line of bounded length.
+/// Formats an error and its causes as one printable line of bounded length.
 fn error_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}").trim_end().replace('\n', " ");
     slipway_printable::line(&text, slipway_printable::MESSAGE)
 }
 
-/// A line on standard output.
+/// Prints a line on standard output.
 #[macro_export]
 macro_rules! say {
     ($($arguments:tt)*) => {

@@ -1,4 +1,5 @@
-//! `slipway port`: the ports of switches, with what passed them, and memory ports for programs.
+//! `slipway port`: manages the ports of switches, with their traffic, and memory ports for
+//! programs.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,7 +14,7 @@ use crate::port_tools;
 use crate::size::{MaxRate, show, show_rate};
 use crate::table::table;
 
-/// A port, and the switch that it is of.
+/// A port, and the network whose switch it belongs to.
 struct Port {
     network: String,
     port: v1::SwitchPort,
@@ -140,7 +141,7 @@ async fn set(node: &NodeArgs, config: &Config, wanted: &PortSetArgs) -> Result<i
     Ok(0)
 }
 
-/// What of a port's settings is not as usual.
+/// Describes those settings of a port that differ from the defaults.
 fn settings(port: &v1::SwitchPort) -> String {
     let mut all = Vec::new();
     if !port.spoof_check && !port.mac.is_empty() {
@@ -189,7 +190,7 @@ fn link(port: &v1::SwitchPort) -> String {
     }
 }
 
-/// As the port's peer sees it: sent is what came in.
+/// Formats a port's counters from the peer's point of view: frames that came in were sent.
 fn counter_row(Port { network, port }: &Port) -> [String; 8] {
     [
         network.clone(),

@@ -1,4 +1,4 @@
-//! `slipway port impair`, `capture` and `trace`: what is done to a port's frames, and what passes it.
+//! `slipway port impair`, `capture` and `trace`: degrade a port's link, and show its traffic.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::args::{CaptureArgs, Direction, ImpairArgs, NodeArgs, TraceArgs};
 use crate::client::{connect, connect_plane, refused};
 use crate::table::table;
 
-/// The port that is meant by `text`: NETWORK/PORT, a sandbox, or what the plane knows it by.
+/// Finds the port named `text`: NETWORK/PORT, a sandbox, or the plane's own name for the port.
 pub async fn reference(node: &NodeArgs, config: &Config, text: &str) -> Result<v1::PortReference> {
     let (switch, port) = text.split_once('/').unwrap_or(("", text));
     let mut sandboxes = connect(node, config).await?;
@@ -22,8 +22,8 @@ pub async fn reference(node: &NodeArgs, config: &Config, text: &str) -> Result<v
     Ok(v1::PortReference { switch: switch.to_owned(), port })
 }
 
-/// Whether `text`, by which `sandbox` was found, means it: a sandbox is found by how its id begins as well,
-/// but a number is a port's.
+/// Returns whether `text`, by which `sandbox` was found, really names it. A sandbox is also found
+/// by the beginning of its id, but a number names a port.
 fn is_meant(sandbox: &sandbox_v1::Sandbox, text: &str) -> bool {
     sandbox.name == text || sandbox.id == text || text.parse::<u32>().is_err()
 }
@@ -66,7 +66,7 @@ pub async fn impair(node: &NodeArgs, config: &Config, args: &ImpairArgs) -> Resu
     Ok(0)
 }
 
-/// What is done to a port's frames, in a few words.
+/// Describes an impairment in a few words.
 pub fn describe(impairment: &v1::Impairment) -> String {
     let mut words = Vec::new();
     if impairment.loss > 0.0 {
@@ -114,13 +114,13 @@ pub async fn capture(node: &NodeArgs, config: &Config, args: &CaptureArgs) -> Re
         };
         let Some(chunk) = chunk else { break };
         match file.write_all(&chunk.pcapng).and_then(|()| file.flush()) {
-            // Whoever reads has enough.
+            // The reader of the capture has left.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => break,
             written => written.with_context(|| format!("cannot write {}", args.write.display()))?,
         }
         (captured, missed) = (chunk.captured, chunk.missed);
         if !told {
-            // The first one says that it has begun.
+            // The first chunk reports that the capture has begun.
             eprintln!("capturing on {}", args.port);
             told = true;
         }
@@ -186,7 +186,7 @@ pub async fn trace(node: &NodeArgs, config: &Config, args: &TraceArgs) -> Result
     Ok(0)
 }
 
-/// The time of day, UTC.
+/// Formats the time of day, UTC.
 fn clock(time_ns: u64) -> String {
     let (seconds, micros) = (time_ns / 1_000_000_000, time_ns % 1_000_000_000 / 1000);
     let of_day = seconds % 86_400;

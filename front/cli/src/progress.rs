@@ -1,4 +1,4 @@
-//! What shows on a terminal while something takes long. Elsewhere nothing shows.
+//! Progress of long operations, shown on a terminal only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -8,11 +8,12 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use slipway_image::{Event, Progress};
 
 fn style(template: &str) -> ProgressStyle {
-    // The templates are constants of this file: a broken one shows the default bar.
+    // The templates are constants of this file; an invalid one falls back to the default bar.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// A spinner that names the stage of a start; with `count`, how many run already.
+/// Returns a spinner that names the stage of a start; with `count` above 1, also how many run
+/// already.
 pub fn stage_spinner(count: u32) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(count.into()), ProgressDrawTarget::stderr());
     bar.set_style(style(match count {
@@ -23,7 +24,7 @@ pub fn stage_spinner(count: u32) -> ProgressBar {
     bar
 }
 
-/// Draws the fetching of an image: one bar for each layer.
+/// Shows the progress of fetching an image: one bar for each layer.
 pub struct Fetch {
     bars: MultiProgress,
     state: Mutex<Bars>,
@@ -36,7 +37,7 @@ struct Bars {
 }
 
 impl Fetch {
-    /// Draws to standard error, when that is a terminal.
+    /// Makes a display on standard error, which draws only if that is a terminal.
     pub fn new() -> Arc<Self> {
         let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
         Arc::new(Self { bars, state: Mutex::default() })

@@ -1,4 +1,4 @@
-//! Timelines shown and written.
+//! Shows and writes timelines of starts.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -9,8 +9,8 @@ use slipway_telemetry::Timeline;
 
 use crate::session::terminal_size;
 
-/// Prints a table and the bars of several starts, on standard error: standard output is the
-/// containers'.
+/// Prints a table and the bars of several starts on standard error. Standard output belongs to the
+/// containers.
 pub fn show(statistics: &Statistics, timelines: &[Timeline]) {
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let width = match terminal_size() {
@@ -21,7 +21,7 @@ pub fn show(statistics: &Statistics, timelines: &[Timeline]) {
     eprintln!("{}", slipway_bench::bars(timelines, width, colour));
 }
 
-/// Writes timelines: JSON for `.json`, the picture otherwise; says where.
+/// Writes timelines as JSON if the path ends in `.json`, or else as a picture, and prints the path.
 pub fn write(path: &Path, timelines: &[Timeline], image: &str) -> Result<()> {
     let json = path.extension().is_some_and(|extension| extension == "json");
     let text = if json {

@@ -16,10 +16,10 @@ use crate::client::{Lost, connect, next_daemon, refused};
 use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
 use crate::{image, keeper, progress, report};
 
-/// Exit status of `run` when Slipway, not the container, failed.
+/// The exit status of `run` if Slipway, not the container, failed.
 pub const OWN_FAILURE: i32 = 125;
 
-/// Runs `slipway run`; the exit status.
+/// Runs `slipway run`. Returns the exit status.
 pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32> {
     if args.count > 1 && (args.process.interactive || args.process.tty) {
         bail!("--count and --interactive or --tty do not go together: whose input would it be?");
@@ -42,17 +42,17 @@ pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32
     }
 }
 
-/// When the image of a run was being fetched, or found: the stage that all its sandboxes share.
+/// The time in which the image of a run was found or fetched: a stage that all its sandboxes share.
 #[derive(Clone, Copy)]
 pub struct Fetched {
-    /// CLOCK_MONOTONIC, ns: the beginning of the run's time axis.
+    /// Start of the stage and of the run's time axis, CLOCK_MONOTONIC in ns.
     pub began: u64,
-    /// CLOCK_MONOTONIC, ns.
+    /// End of the stage, CLOCK_MONOTONIC in ns.
     pub ended: u64,
 }
 
 impl Fetched {
-    /// Puts timelines of the run onto its time axis, with their common stage.
+    /// Moves timelines of the run onto its time axis, and adds the common stage.
     pub fn align(self, mut timelines: Vec<Timeline>) -> Vec<Timeline> {
         for timeline in &mut timelines {
             timeline.record("image", self.began, self.ended);
@@ -135,21 +135,21 @@ async fn many(
     Ok(worst)
 }
 
-/// The outcome of a run.
+/// The outcome of one sandbox's run.
 pub struct Start {
     /// The sandbox's name.
     pub name: String,
-    /// None: detached from.
+    /// The container's exit, or `None` if the user detached.
     pub exit: Option<v1::Exit>,
-    /// None: it never ran.
+    /// The timeline of the start, or `None` if the container never ran.
     pub timeline: Option<Timeline>,
 }
 
-/// Output of one of several sandboxes: whole lines, each behind the sandbox's name.
+/// Prints the output of one of several sandboxes: whole lines, each after the sandbox's name.
 pub struct Prefixed {
     prefix: Arc<Mutex<String>>,
     lines: [Vec<u8>; 2],
-    /// Steps aside while lines are printed.
+    /// Hidden while lines are printed.
     spinner: ProgressBar,
 }
 
@@ -173,12 +173,12 @@ impl Prefixed {
         self.spinner.suspend(|| Plain.write(error, &text))
     }
 
-    /// Prints what is left of lines that were not ended.
+    /// Prints the rest of unfinished lines.
     fn finish(&mut self) {
         for error in [false, true] {
             let left = self.lines[usize::from(error)].len();
             if left > 0 {
-                // Nobody reads any more: nothing to say it to.
+                // Fails if the reader has left, and then nothing is to be done.
                 let _ = self.print(error, left);
             }
         }
@@ -230,7 +230,8 @@ pub async fn start(
     start_with(client, None, spec, wishes, sink, spinner, |_| {}).await
 }
 
-/// With `config`, a session goes on with the next daemon where sandboxes outlive theirs.
+/// Starts one sandbox and carries its streams to the end. With `config`, the session continues with
+/// the next daemon where sandboxes outlive theirs.
 async fn start_with(
     mut client: SandboxClient,
     config: Option<&Config>,
@@ -286,7 +287,8 @@ async fn start_with(
     Ok(Start { name, exit, timeline })
 }
 
-/// Counts what was written, which is where a session goes on that lost its daemon.
+/// Counts the bytes written, which is the position where a session continues after it lost its
+/// daemon.
 struct Counting<'a> {
     sink: &'a mut (dyn Sink + Send),
     bytes: u64,
@@ -300,7 +302,7 @@ impl Sink for Counting<'_> {
     }
 }
 
-/// Carries a session on whose daemon went away, with the next one, and the one after that.
+/// Continues a session that lost its daemon, with the next daemon, and with those after it.
 async fn rejoin(
     config: &Config,
     name: &str,
@@ -308,7 +310,7 @@ async fn rejoin(
     sink: &mut Counting<'_>,
 ) -> Result<Option<v1::Exit>> {
     if wishes.stdin {
-        // What was under way to the process may be lost.
+        // Input in flight to the process may be lost.
         bail!("the daemon went away; sandbox {name} goes on: `slipway attach {name}` joins it");
     }
     loop {
@@ -329,7 +331,7 @@ async fn rejoin(
     }
 }
 
-/// The exit status; says why when it is not the container's own.
+/// Returns the exit status, and prints the reason if the status is not the container's own.
 fn status(name: &str, exit: &v1::Exit) -> i32 {
     if !exit.reason.is_empty() {
         eprintln!("slipway: {name}: {}", crate::table::printable(&exit.reason));
@@ -345,7 +347,7 @@ fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
         name: args.name.clone().unwrap_or_default(),
         image: args.image.clone(),
         image_digest: digest.to_owned(),
-        // 0 stands for "not said"; nobody means it.
+        // 0 stands for "not given", so an explicit 0 becomes 1.
         memory_bytes: memory.map_or(0, |bytes| bytes.max(1)),
         cpus: cpus.unwrap_or(0),
         command: args.command.clone(),
@@ -377,13 +379,13 @@ fn spec(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
     })
 }
 
-/// The socket engine that programs would use here.
+/// Returns the path of the socket engine that programs started here would use.
 fn socket_engine(run_dir: &Path) -> Result<String> {
     let named = std::env::var_os("SLIPWAY_SOCKET").filter(|path| !path.is_empty());
     absolute(&named.map_or_else(|| run_dir.join("socket.sock"), Into::into))
 }
 
-/// The daemon's working directory is another one.
+/// Makes a path absolute, since the daemon has another working directory.
 fn absolute(path: &Path) -> Result<String> {
     let full = std::path::absolute(path).with_context(|| path.display().to_string())?;
     Ok(full.to_string_lossy().into_owned())
@@ -392,7 +394,7 @@ fn absolute(path: &Path) -> Result<String> {
 fn environment(args: &ProcessArgs) -> Result<Vec<String>> {
     let entry = |text: &String| match text.contains('=') {
         true => Some(text.clone()),
-        // Not set here: not set there, as docker has it.
+        // A variable that is unset here is left out, as docker does.
         false => Some(format!("{text}={}", std::env::var(text).ok()?)),
     };
     Ok(args.env.iter().filter_map(entry).collect())
@@ -421,7 +423,7 @@ fn limit(text: &str) -> Result<v1::Limit> {
     Ok(v1::Limit { name: name.to_owned(), soft, hard })
 }
 
-/// Runs `slipway exec`; the exit status.
+/// Runs `slipway exec`. Returns the exit status.
 pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i32> {
     if args.process.tty && !std::io::stdin().is_terminal() {
         bail!("--tty needs a terminal at standard input; without one, leave it out");
@@ -448,7 +450,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
     Ok(exit.map_or(OWN_FAILURE, |exit| status(&args.name, &exit)))
 }
 
-/// Runs `slipway attach`; the exit status.
+/// Runs `slipway attach`. Returns the exit status.
 pub async fn attach(node: &NodeArgs, config: &Config, name: &str) -> Result<i32> {
     let mut client = connect(node, config).await?;
     let request = v1::Name { name: name.to_owned() };

@@ -1,4 +1,4 @@
-//! Standard streams between this terminal and a process in a sandbox.
+//! Carries standard streams between this terminal and a process in a sandbox.
 
 use std::io::{IsTerminal, Read, Write};
 use std::sync::{Arc, Mutex};
@@ -13,31 +13,31 @@ use tonic::Streaming;
 
 use crate::client::refused;
 
-/// Messages under way to the daemon.
+/// The number of messages that may be queued to the daemon.
 const QUEUE: usize = 16;
-/// Interrupts in a row after which the user means it.
+/// The number of interrupts in a row that end the process by SIGKILL.
 const INSIST: u32 = 3;
-/// Interrupts further apart are not in a row.
+/// The longest time between two interrupts in a row.
 const ROW: Duration = Duration::from_secs(3);
-/// How long the process may take to go once the user insisted.
+/// The longest time that the process may take to end after that.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What a session carries.
+/// The settings of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes {
-    /// Standard input goes there.
+    /// Standard input is forwarded.
     pub stdin: bool,
-    /// The process has a terminal: ours becomes raw.
+    /// The process has a terminal, so ours becomes raw.
     pub tty: bool,
 }
 
-/// The size of this terminal, rows and columns; zeros when there is none.
+/// Returns the size of this terminal in rows and columns, or zeros if there is none.
 pub fn terminal_size() -> (u32, u32) {
     tcgetwinsize(std::io::stdout())
         .map_or((0, 0), |size| (u32::from(size.ws_row), u32::from(size.ws_col)))
 }
 
-/// A terminal in raw mode; as it was again on drop.
+/// The settings of a terminal before it became raw, restored on drop.
 struct RawTerminal(Termios);
 
 impl RawTerminal {
@@ -52,31 +52,31 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // A terminal that is gone needs no restoring.
+        // Fails if the terminal is gone, which needs no restoring.
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Drain, &self.0);
     }
 }
 
-/// What a session tells its caller beside output.
+/// An event that a session reports to its caller, beside output.
 pub enum Event {
-    /// The sandbox's name.
+    /// The sandbox was created, with this name.
     Created(String),
-    /// A stage of the start began.
+    /// This stage of the start began.
     Stage(String),
-    /// The process runs.
+    /// The process runs; these are the stages of its start.
     Started(Vec<v1::Stage>),
 }
 
-/// Where output goes.
+/// The receiver of a session's output.
 pub trait Sink {
     /// Writes a piece of standard output, or of standard error.
     ///
     /// # Errors
-    /// When the writing fails: the session ends then.
+    /// If writing fails; the session ends then.
     fn write(&mut self, error: bool, data: &[u8]) -> std::io::Result<()>;
 }
 
-/// Output as it comes.
+/// Writes output unchanged to this program's own streams.
 pub struct Plain;
 
 impl Sink for Plain {
@@ -91,7 +91,7 @@ impl Sink for Plain {
     }
 }
 
-/// The first message of a stream of requests and the queue for the rest.
+/// Makes a stream of requests that begins with `first`, and the sender for the rest.
 pub fn requests(
     first: run_in::Kind,
 ) -> (mpsc::Sender<RunIn>, impl tokio_stream::Stream<Item = RunIn>) {
@@ -101,10 +101,10 @@ pub fn requests(
     (sender, first.chain(tokio_stream::wrappers::ReceiverStream::new(receiver)))
 }
 
-/// Carries a session to its end. None: it was detached from before the process ended.
+/// Carries a session to its end. Returns `None` if the user detached before the process ended.
 ///
 /// # Errors
-/// When the daemon refuses or goes away, or output cannot be written.
+/// If the daemon refuses or goes away, or output cannot be written.
 pub async fn carry(
     mut replies: Streaming<RunOut>,
     requests: mpsc::Sender<RunIn>,
@@ -121,7 +121,8 @@ pub async fn carry(
     loop {
         let message = tokio::select! {
             message = replies.message() => message.map_err(|status| refused(&status))?,
-            // A process that reads no input holds up what is behind the input, signals as well.
+            // A process that reads no input blocks everything queued behind the input, signals
+            // included.
             () = &mut given_up => bail!(
                 "interrupted {INSIST} times; it may still run: `slipway ps` tells, `slipway rm -f` \
                  ends it"
@@ -152,13 +153,13 @@ pub async fn carry(
 
 fn write(sink: &mut (dyn Sink + Send), error: bool, data: &[u8]) -> Result<()> {
     sink.write(error, data).map_err(|error| match error.kind() {
-        // Whoever read our output has left, as `head` does: end as a program would.
+        // The reader of our output has left, as `head` does: end as other programs do.
         std::io::ErrorKind::BrokenPipe => anyhow!("the reader of the output is gone"),
         _ => anyhow!("cannot write the output: {error}"),
     })
 }
 
-/// Reads standard input on a thread of its own: a read of a terminal cannot be cancelled.
+/// Reads standard input on a thread of its own: a read from a terminal cannot be cancelled.
 fn forward_stdin(requests: mpsc::Sender<RunIn>) {
     std::thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
@@ -177,16 +178,16 @@ fn forward_stdin(requests: mpsc::Sender<RunIn>) {
     });
 }
 
-/// Tells a user who interrupts now and then from one who wants it to end.
+/// Counts interrupts, to find a user who insists that the process ends.
 #[derive(Default)]
 struct Insistence {
-    /// Interrupts in a row, and when the last one came.
+    /// The number of interrupts in a row, and the time of the last one.
     row: Mutex<(u32, Option<Instant>)>,
     insisted: tokio::sync::Notify,
 }
 
 impl Insistence {
-    /// Counts a signal that came `now`; true when the user insists.
+    /// Counts a signal that came at `now`. Returns whether the user insists.
     fn count(&self, signal: i32, now: Instant) -> bool {
         if signal != libc::SIGINT && signal != libc::SIGTERM {
             return false;
@@ -200,14 +201,14 @@ impl Insistence {
         row.0 >= INSIST
     }
 
-    /// Returns when the user insisted and nothing came of it.
+    /// Returns when the user has insisted and the process has not ended within [`PATIENCE`].
     async fn given_up(&self) {
         self.insisted.notified().await;
         tokio::time::sleep(PATIENCE).await;
     }
 }
 
-/// Tasks that carry signals; they end with the session.
+/// Tasks that forward signals, aborted with the session.
 struct Forwarders(Vec<tokio::task::JoinHandle<()>>);
 
 impl Drop for Forwarders {
@@ -235,12 +236,13 @@ impl Forwarders {
                 let mut stream = signal(kind).ok()?;
                 Some(tokio::spawn(async move {
                     while stream.recv().await.is_some() {
-                        // The first process of a container ignores what it has no handler for.
+                        // A container's first process ignores signals that it has no handler for.
                         let insists = insistence.count(number, Instant::now());
                         let number = if insists { libc::SIGKILL } else { number };
                         let kind = Some(run_in::Kind::Signal(number as u32));
                         let requests = requests.clone();
-                        // On its own: behind input that nobody reads it waits, the next must not.
+                        // A task of its own: this message may wait behind input that the process
+                        // does not read; the next signal must not.
                         tokio::spawn(async move { requests.send(RunIn { kind }).await });
                     }
                 }))

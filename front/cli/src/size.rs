@@ -1,8 +1,9 @@
-//! Sizes and times as people write them.
+//! Parses and formats sizes, times and rates.
 
 use std::time::Duration;
 
-/// Bytes from "512", "64K", "512M", "2G" or "1T" (powers of 1024; "MiB" and "mb" mean the same).
+/// Reads a size in bytes: "512", "64K", "512M", "2G" or "1T" (powers of 1024; "MiB" and "mb" mean
+/// the same).
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -21,10 +22,11 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("\"{text}\" is too large"))
 }
 
-/// Longest time that [`parse_duration`] takes: clocks have room for so much from any moment on.
+/// The longest time that [`parse_duration`] accepts: adding it to any clock's time does not
+/// overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Reads a time as people write it: "250ms", "2s", "5m"; a number alone is of seconds. A year at most.
+/// Reads a time: "250ms", "2s", "5m"; a plain number is in seconds. A year at most.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -42,8 +44,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| format!("\"{text}\" is too long: 365 days at most"))
 }
 
-/// Bytes per second from a rate in bits as tc(8) has it: "10Mbit", "1gbit", "64kbit", "8000bit" (powers of
-/// 1000).
+/// Reads a rate in bits as tc(8) does: "10Mbit", "1gbit", "64kbit", "8000bit" (powers of 1000).
+/// Returns bytes per second.
 pub fn parse_bit_rate(text: &str) -> Result<u64, String> {
     let wrong = || format!("\"{text}\" is no rate, as 10Mbit or 64kbit");
     let lower = text.to_ascii_lowercase();
@@ -64,7 +66,7 @@ pub fn parse_bit_rate(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A fraction from "1%" or "0.01".
+/// Reads a fraction: "1%" or "0.01".
 pub fn parse_fraction(text: &str) -> Result<f64, String> {
     let (number, scale) = match text.strip_suffix('%') {
         Some(number) => (number, 100.0),
@@ -77,11 +79,11 @@ pub fn parse_fraction(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Most bytes per second; none: any number.
+/// The highest rate in bytes per second, or `None` without a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxRate(pub Option<u64>);
 
-/// A rate as [`parse_bit_rate`] reads it, or "none".
+/// Reads a rate as [`parse_bit_rate`] does, or "none".
 pub fn parse_max_rate(text: &str) -> Result<MaxRate, String> {
     if text == "none" {
         return Ok(MaxRate(None));
@@ -89,7 +91,7 @@ pub fn parse_max_rate(text: &str) -> Result<MaxRate, String> {
     parse_bit_rate(text).map(|rate| MaxRate(Some(rate)))
 }
 
-/// A rate in bytes per second as people read it: "100 Mbit/s".
+/// Formats a rate in bytes per second as bits: "100 Mbit/s".
 pub fn show_rate(bytes: u64) -> String {
     let bits = bytes as f64 * 8.0;
     let (value, unit) = match bits {
@@ -101,7 +103,7 @@ pub fn show_rate(bytes: u64) -> String {
     format!("{} {unit}", (value * 10.0).round() / 10.0)
 }
 
-/// A VLAN, 1 to 4094, or "none", which is 0.
+/// Reads a VLAN, 1 to 4094, or "none", which is 0.
 pub fn parse_vlan(text: &str) -> Result<u32, String> {
     let number = match text {
         "none" => Some(0),
@@ -110,7 +112,7 @@ pub fn parse_vlan(text: &str) -> Result<u32, String> {
     number.ok_or_else(|| format!("\"{text}\" is no VLAN: 1 to 4094, or none"))
 }
 
-/// Bytes as people read them: "1.5 GiB".
+/// Formats bytes: "1.5 GiB".
 pub fn show(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -122,7 +124,7 @@ pub fn show(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// The bytes of a logical block: 512 or 4096, also as "4k".
+/// Reads the bytes of a logical block: 512 or 4096, also as "4k".
 pub fn parse_block_size(text: &str) -> Result<u32, String> {
     match text {
         "512" => Ok(512),

@@ -1,12 +1,12 @@
-//! Tables on a terminal: columns as wide as their widest cell. Every cell is made printable, whoever
-//! filled it.
+//! Tables on a terminal: columns as wide as their widest cell. Every cell is made printable,
+//! whatever its source.
 
-/// Lines of `rows` under `header`, two spaces between columns, nothing behind the last.
+/// Formats `rows` under `header`, with two spaces between columns and no trailing spaces.
 pub fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
     columns(&header, rows)
 }
 
-/// As [`table`], where the number of columns is known at run time.
+/// Formats a table as [`table`] does, with a number of columns that is known at run time.
 pub fn columns(header: &[&str], rows: &[impl AsRef<[String]>]) -> String {
     let shown = |row: &[String]| row.iter().map(|cell| printable(cell)).collect::<Vec<_>>();
     let rows: Vec<Vec<String>> = rows.iter().map(|row| shown(row.as_ref())).collect();
@@ -27,15 +27,15 @@ fn line(row: &[String], widths: &[usize]) -> String {
     format!("{}\n", text.trim_end())
 }
 
-/// Longest cell, characters.
+/// The longest cell, in characters.
 const CELL: usize = 1000;
 
-/// What a hostile guest could put into a cell, on one line of bounded length that moves no cursor.
+/// Makes text from a guest safe to print: one line of bounded length without control characters.
 pub fn printable(text: &str) -> String {
     slipway_printable::line(text, CELL)
 }
 
-/// "3 minutes ago" from a CLOCK_REALTIME in ns.
+/// Formats the age of a CLOCK_REALTIME in ns: "3 minutes ago".
 pub fn ago(then_ns: u64) -> String {
     let seconds = slipway_runtime::time::realtime_ns().saturating_sub(then_ns) / 1_000_000_000;
     let (count, unit) = match seconds {

@@ -1,4 +1,4 @@
-//! `--volume`: `NAME:SIZE[:4k][:/DIR]` or `file:PATH[:ro][:4k][:/DIR]`.
+//! Parses `--volume`: `NAME:SIZE[:4k][:/DIR]` or `file:PATH[:ro][:4k][:/DIR]`.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use slipway_runtime::v1::{VolumeSpec, volume_spec::Source};
 
 use crate::size::parse_size;
 
-/// One `--volume`.
+/// The value of one `--volume`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VolumeArg(pub VolumeSpec);
 
@@ -52,7 +52,7 @@ fn file(rest: &str) -> Result<VolumeSpec, String> {
     };
     let (rest, block_size) = rest.strip_suffix(":4k").map_or((rest, 0), |rest| (rest, 4096));
     let (path, read_only) = rest.strip_suffix(":ro").map_or((rest, false), |path| (path, true));
-    // The daemon's working directory is another one.
+    // The daemon has another working directory.
     let full = std::path::absolute(path).map_err(|error| format!("file:{path}: {error}"))?;
     let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let (name, source) = (name.to_owned(), Source::Path(full.to_string_lossy().into_owned()));

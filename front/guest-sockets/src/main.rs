@@ -1,19 +1,22 @@
 //! `slipway-guest-sockets`: the socket engine of a sandbox's guest.
 //!
-//! A sandbox with sockets has a PCI function of the machine's socket engine (`slipway_sgiov_spec::function`). This
-//! program takes it by the kernel's own driver for user space, and is to the guest's programs what
-//! `slipway socket engine` is to a host's: they attach with the same library, talk to each other through memory
-//! that they share, and to other sandboxes through the function. The agent starts it; it is linked statically and
-//! lies in the initramfs.
+//! A sandbox with sockets has a PCI function of the machine's socket engine
+//! (`slipway_sgiov_spec::function`). This program drives the function by the kernel's driver for
+//! user space. It is to the guest's programs what `slipway socket engine` is to a host's: they
+//! attach with the same library, talk to each other through shared memory, and to other sandboxes
+//! through the function. The agent starts this program, which is linked statically and lies in the
+//! initramfs.
 //!
-//! - [`sysfs`]: finds the function and has `uio_pci_generic` bound to it;
-//! - [`uio`]: its registers and interrupts;
-//! - [`pages`]: huge pages, and where they are in the guest's physical memory.
+//! - [`sysfs`]: finds the function and binds `uio_pci_generic` to it;
+//! - [`uio`]: the function's registers and interrupts;
+//! - [`pages`]: huge pages, and their addresses in the guest's physical memory.
 //!
-//! It needs root, the modules `uio` and `uio_pci_generic`, and huge pages of 2 MiB, of which it reserves an
-//! eighth of the memory. What is missing is said in one line on standard error.
+//! The program needs root, the modules `uio` and `uio_pci_generic`, and huge pages of 2 MiB, for
+//! which it reserves an eighth of the memory. It reports what is missing in one line on standard
+//! error.
 //!
-//! Dependencies: `anyhow` for what is said of errors, `tracing` with `tracing-subscriber` for the engine's log.
+//! Dependencies: `anyhow` for the context of errors, `tracing` with `tracing-subscriber` for the
+//! engine's log.
 #![allow(unsafe_code)] // registers in mapped memory
 
 mod pages;
@@ -41,7 +44,7 @@ It takes the PCI function 1af4:10f5 with uio_pci_generic, reserves huge pages fo
 serves until it is ended. The agent of a sandbox with sockets starts it.
 ";
 
-/// Descriptors that it wants to have: a few for each connection.
+/// The limit of descriptors to set: a few for each connection.
 const DESCRIPTORS: u64 = 1 << 20;
 
 struct Options {
@@ -68,7 +71,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// None: it is asked for help.
+/// Reads the command line. Returns `None` if it asks for help.
 fn options(arguments: &[String]) -> Result<Option<Options>> {
     let mut options = Options { socket: "/run/slipway/socket.sock".into(), interrupts: true };
     let mut rest = arguments.iter();

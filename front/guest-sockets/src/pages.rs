@@ -1,4 +1,4 @@
-//! Huge pages: reserved early, since memory that is in pieces has none, and found in physical memory.
+//! Huge pages: reserved early, before memory is fragmented, and located in physical memory.
 
 use std::fs::{read_to_string, write};
 use std::os::unix::fs::FileExt;
@@ -11,10 +11,10 @@ use slipway_sgiov::guest::Piece;
 use slipway_sgiov_spec::function::PIECE;
 
 const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-/// Huge pages that it wants at least and at most: one for control, and one for each arena.
+/// The fewest and the most huge pages to reserve: one for control, and one for each arena.
 const LEAST: u64 = 4;
 const MOST: u64 = 64;
-/// Without these there is not one arena.
+/// Fewer huge pages than this leave no room for an arena.
 const NEEDED: u64 = 2;
 
 /// Bits of a word of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst).
@@ -22,10 +22,10 @@ const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 const SMALL: u64 = 4096;
 
-/// Reserves an eighth of the memory in huge pages, and says how many there are.
+/// Reserves an eighth of the memory in huge pages. Returns how many there are.
 ///
 /// # Errors
-/// The kernel has none.
+/// If the kernel has no huge pages.
 pub fn reserve(root: &Path) -> Result<u64> {
     let pool = root.join(POOL);
     let wanted = wanted(&read_to_string(root.join("proc/meminfo")).context("/proc/meminfo")?)?;
@@ -57,13 +57,13 @@ fn wanted(meminfo: &str) -> Result<u64> {
     Ok((bytes / 8 / PIECE as u64).clamp(LEAST, MOST))
 }
 
-/// A huge page, and where it is.
+/// Takes a huge page and finds its physical address.
 ///
 /// # Errors
-/// None is left, or the kernel does not say where it is.
+/// If no huge page is left, or the kernel does not report the address.
 pub fn piece() -> std::io::Result<Piece> {
     let memory = Lasting::huge("slipway-sockets")?;
-    // Where a page is that was never touched nobody knows.
+    // A page has no physical address before it is touched.
     memory.words()[0].store(0, Ordering::Relaxed);
     let at = physical(memory.as_ptr() as u64)?;
     if !at.is_multiple_of(PIECE as u64) {
@@ -72,14 +72,14 @@ pub fn piece() -> std::io::Result<Piece> {
     Ok(Piece { memory, at })
 }
 
-/// The physical address of a page of this process's.
+/// Returns the physical address of a page of this process.
 fn physical(address: u64) -> std::io::Result<u64> {
     let mut word = [0; 8];
     let pagemap = std::fs::File::open("/proc/self/pagemap")?;
     pagemap.read_exact_at(&mut word, address / SMALL * 8)?;
     let word = u64::from_le_bytes(word);
     let frame = word & FRAME;
-    // Frames read as 0 to who may not know.
+    // The kernel reports frame 0 to a reader without the privilege.
     if word & PRESENT == 0 || frame == 0 {
         return Err(std::io::Error::other("the kernel does not say where a page is: not root?"));
     }
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(reserve(dir.path()).unwrap(), 16);
     }
 
-    /// Needs root and a free huge page; without them there is nothing to see but the error.
+    /// Needs root and a free huge page, and does nothing without them.
     #[test]
     fn a_piece_is_where_the_kernel_says() {
         let Ok(piece) = piece() else { return };

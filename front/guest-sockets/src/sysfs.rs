@@ -1,4 +1,4 @@
-//! The function in sysfs: where it is, and the kernel's driver for user space.
+//! The function in sysfs: its address, and the kernel's driver for user space.
 
 use std::fmt::{Display, Formatter};
 use std::fs::{read_dir, read_to_string, write};
@@ -12,7 +12,7 @@ const DRIVER: &str = "uio_pci_generic";
 /// A socket function on the PCI bus.
 pub struct Function {
     bus: PathBuf,
-    /// Its address, such as `0000:00:06.0`.
+    /// The PCI address, such as `0000:00:06.0`.
     address: String,
 }
 
@@ -23,10 +23,10 @@ impl Display for Function {
 }
 
 impl Function {
-    /// The first one there is.
+    /// Finds the first socket function on the bus.
     ///
     /// # Errors
-    /// There is none.
+    /// If there is none.
     pub fn find(sysfs: &Path) -> Result<Self> {
         let bus = sysfs.join("bus/pci");
         let devices = bus.join("devices");
@@ -45,20 +45,20 @@ impl Function {
         Ok(Self { bus, address })
     }
 
-    /// Its folder.
+    /// Returns the function's folder in sysfs.
     pub fn folder(&self) -> PathBuf {
         self.bus.join("devices").join(&self.address)
     }
 
-    /// Whether the kernel has an interrupt for its pin.
+    /// Returns whether the kernel has an interrupt for the function's pin.
     pub fn has_interrupt(&self) -> bool {
         number(&self.folder().join("irq")).is_some_and(|irq| irq != 0)
     }
 
-    /// Gives it to the kernel's driver for user space. The driver's device file.
+    /// Binds the function to the kernel's driver for user space. Returns the driver's device file.
     ///
     /// # Errors
-    /// The driver is not there, or does not take it.
+    /// If the driver is missing, or does not take the function.
     pub fn bind(&self) -> Result<PathBuf> {
         let folder = self.folder();
         let drivers = self.bus.join("drivers").join(DRIVER);

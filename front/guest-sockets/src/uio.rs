@@ -1,8 +1,9 @@
 //! Registers and interrupts of the function, by the kernel's driver for user space.
 //!
-//! The driver masks the pin at each interrupt (Command, Interrupt Disable), counts it, and leaves the rest to this
-//! program, which clears that bit again in configuration space. When this program ends, however it does, the driver
-//! takes Bus Master away, by which the machine knows that nobody is there.
+//! At each interrupt the driver masks the pin (Command, Interrupt Disable) and counts the
+//! interrupt. This program does the rest, and clears that bit again in configuration space. When
+//! this program ends in any way, the driver clears Bus Master, which tells the machine that the
+//! guest's engine is gone.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -24,13 +25,14 @@ const MEMORY_SPACE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 const INTERRUPT_DISABLE: u16 = 1 << 10;
 
-/// The function, taken.
+/// The function, in use by this program.
 pub struct Uio {
     registers: Registers,
     config: File,
-    /// As it is to be while interrupts are allowed.
+    /// The value of the Command register while interrupts are allowed.
     command: u16,
-    /// None: without interrupts. The device stays open all the same: what closes it ends the function.
+    /// The device file for interrupts, or `None` without them. `_device` stays open all the same,
+    /// since closing it ends the function.
     interrupt: Option<File>,
     _device: File,
 }
@@ -39,7 +41,7 @@ impl Uio {
     /// Enables the function and maps its registers.
     ///
     /// # Errors
-    /// A file of it is missing or may not be used.
+    /// If a file of the function is missing or may not be used.
     pub fn open(function: &Function, uio: &Path, interrupts: bool) -> Result<Self> {
         let folder = function.folder();
         let device = open(uio)?;
@@ -94,7 +96,7 @@ impl Device for Uio {
 
     fn unmask(&mut self) {
         if self.interrupt.is_some() {
-            // Fails when the function is gone, and then nothing interrupts any more.
+            // Fails if the function is gone, and then nothing interrupts any more.
             let _ = self.config.write_all_at(&self.command.to_le_bytes(), COMMAND);
         }
     }
@@ -104,7 +106,7 @@ impl Device for Uio {
     }
 }
 
-/// BAR 0, mapped.
+/// The registers of BAR 0, mapped.
 struct Registers(*mut u32);
 
 // SAFETY: the mapping belongs to this value alone, and any thread may reach it.
@@ -135,7 +137,8 @@ impl Registers {
     }
 
     fn write(&self, offset: u64, value: u32) {
-        // SAFETY: as for `read`.
+        // SAFETY: `at` lies within the mapping and is aligned. Device memory: written once, by one
+        // access of 4 bytes.
         unsafe { self.at(offset).write_volatile(value.to_le()) };
     }
 }

@@ -1,27 +1,27 @@
-//! What a run reports.
+//! The figures that a run reports.
 
 use serde::Serialize;
 use slipway_telemetry::Histogram;
 
-/// Latencies in nanoseconds.
+/// Distribution of latencies, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Latency {
-    /// The shortest.
+    /// The shortest latency.
     pub min: u64,
-    /// Half of them were shorter.
+    /// The median.
     pub p50: u64,
-    /// 90 % were shorter.
+    /// The 90th percentile.
     pub p90: u64,
-    /// 99 % were shorter.
+    /// The 99th percentile.
     pub p99: u64,
-    /// 99.9 % were shorter.
+    /// The 99.9th percentile.
     pub p999: u64,
-    /// The longest.
+    /// The longest latency.
     pub max: u64,
 }
 
 impl Latency {
-    /// Of what was recorded; None: nothing was.
+    /// Returns the distribution in `histogram`, or `None` if nothing was recorded.
     pub fn of(histogram: &Histogram) -> Option<Self> {
         (histogram.count() > 0).then(|| Self {
             min: histogram.least(),
@@ -34,41 +34,41 @@ impl Latency {
     }
 }
 
-/// Figures of a second, or of a whole run.
+/// Figures of one second, or of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
-    /// How long it took, in seconds.
+    /// The duration in seconds.
     pub seconds: f64,
-    /// Frames: sent, or received by a sink; of a ping those that came back.
+    /// The number of frames that were sent, that a sink received, or that came back to a ping.
     pub frames: u64,
-    /// Their bytes, without check sequences.
+    /// The bytes of those frames, without check sequences.
     pub bytes: u64,
-    /// Frames in a second.
+    /// Frames per second.
     pub pps: f64,
-    /// Their bits in a second, in 10^9.
+    /// 10^9 bits per second.
     pub gbit_s: f64,
-    /// Frames that did not arrive; absent where that cannot be told.
+    /// The number of frames that did not arrive; absent where that cannot be told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
-    /// Frames that came after later ones.
+    /// The number of frames that came after later ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub late: Option<u64>,
-    /// Frames that came again.
+    /// The number of frames that had come before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duplicates: Option<u64>,
-    /// Frames that were of nobody's run.
+    /// The number of frames that belong to no run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub others: Option<u64>,
-    /// Frames that the interface refused.
+    /// The number of frames that the interface refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<u64>,
-    /// Of a sink from the making of a frame to its arrival, of a ping there and back.
+    /// Latencies: for a sink from the making of a frame to its arrival, for a ping there and back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<Latency>,
 }
 
 impl Figures {
-    /// With rates.
+    /// Makes figures with rates.
     pub fn new(seconds: f64, frames: u64, bytes: u64) -> Self {
         let per = if seconds > 0.0 { 1.0 / seconds } else { 0.0 };
         Self {

@@ -3,15 +3,17 @@
 //! | offset | what |
 //! |---|---|
 //! | 0 | destination, source, type IPv4 |
-//! | 14 | IPv4: addresses of 198.18.0.0/15, which are for benchmarks (RFC 2544, appendix C.2.2); the identification is the run's |
+//! | 14 | IPv4: addresses of 198.18.0.0/15; the identification is the run's |
 //! | 34 | UDP, without a checksum (RFC 768 allows that over IPv4) |
-//! | 42 | `0x5167`, the number of the frame (8 bytes), the sender's monotonic clock in ns (8 bytes) |
+//! | 42 | `0x5167`, the frame's number (8 bytes), the sender's monotonic clock in ns (8 bytes) |
+//!
+//! 198.18.0.0/15 is reserved for benchmarks (RFC 2544, appendix C.2.2).
 
 use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TYPE, ethertype, ipv4};
 
-/// Bytes of the shortest frame: that of Ethernet, which the fields just fill.
+/// Bytes of the shortest frame. It is Ethernet's shortest, which the fields just fill.
 pub const SHORTEST: usize = slipway_ethernet_spec::MIN_FRAME;
-/// Bytes of the longest: an IPv4 packet as long as can be.
+/// Bytes of the longest frame: the header and the longest IPv4 packet.
 pub const LONGEST: usize = HEADER + 65_535;
 
 const UDP: usize = HEADER + ipv4::MIN_HEADER;
@@ -19,12 +21,13 @@ const MARK: usize = UDP + 8;
 const MARK_WORD: [u8; 2] = [0x51, 0x67];
 const NUMBER: usize = MARK + 2;
 const TIME: usize = NUMBER + 8;
-/// The discard service's port (RFC 863): whoever gets such a datagram by mistake throws it away.
+/// The port of the discard service (RFC 863): a host that gets such a datagram by mistake discards
+/// it.
 const PORT: u16 = 9;
-/// First of the sources' ports.
+/// The lowest source port.
 const FIRST_PORT: u16 = 1024;
 
-/// What differs between the flows of a run.
+/// The fields that differ between the flows of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vary {
     /// The source MAC address.
@@ -37,25 +40,25 @@ pub struct Vary {
 
 /// Makes the frames of a run.
 pub struct Stream {
-    /// All that is the same in all of them.
+    /// The bytes that are equal in all frames.
     template: [u8; SHORTEST],
     vary: Vary,
     flows: u32,
-    /// Sum of the IPv4 header's words without those that differ.
+    /// Sum of the IPv4 header's words, without those that differ between flows.
     sum: u32,
     number: u64,
 }
 
 impl Stream {
-    /// Frames from `from` to `to` of as many flows, which differ in what `vary` says; `id` tells the run
-    /// from others.
+    /// Makes frames from `from` to `to` in `flows` flows, which differ in the fields of `vary`.
+    /// `id` tells the run from others.
     pub fn new(from: Mac, to: Mac, id: u16, flows: u32, vary: Vary) -> Self {
         let mut template = [0; SHORTEST];
         template[..6].copy_from_slice(&to.0);
         template[SOURCE..TYPE].copy_from_slice(&from.0);
         template[TYPE..HEADER].copy_from_slice(&ethertype::IPV4.to_be_bytes());
         let ip = &mut template[HEADER..UDP];
-        // Version 4, five words of header; lives for 64 hops; UDP.
+        // Version 4, five words of header; 64 hops; UDP.
         (ip[0], ip[8], ip[ipv4::PROTOCOL]) = (0x45, 64, 17);
         ip[ipv4::IDENTIFICATION..][..2].copy_from_slice(&id.to_be_bytes());
         ip[ipv4::SOURCE..][..4].copy_from_slice(&[198, 18, 0, 1]);
@@ -67,17 +70,17 @@ impl Stream {
         Self { template, vary, flows: flows.max(1), sum, number: 0 }
     }
 
-    /// How many were made: the number of the next.
+    /// Returns the number of frames made, which is the number of the next frame.
     pub fn made(&self) -> u64 {
         self.number
     }
 
-    /// Makes the next frame at the beginning of `slot`, `len` bytes long in all; what lies behind the first
-    /// 60 bytes stays what it is.
+    /// Makes the next frame, of `len` bytes, at the beginning of `slot`. Bytes behind the first 60
+    /// keep their contents.
     ///
     /// # Panics
-    /// When the slot is shorter than 60 bytes, or the frame shorter than that or longer than [`LONGEST`]:
-    /// a programmer's error.
+    /// If the slot is shorter than 60 bytes, or `len` is below 60 or above [`LONGEST`]: a
+    /// programmer's error.
     #[inline]
     pub fn make(&mut self, slot: &mut [u8], len: usize, now_ns: u64) {
         assert!((SHORTEST..=LONGEST).contains(&len), "a frame of {len} bytes");
@@ -88,13 +91,13 @@ impl Stream {
         if flow > 0 {
             let [_, b, c, d] = flow.to_be_bytes();
             if self.vary.mac {
-                // The address's own bytes stay apart from those of other runs.
+                // The address's own bytes still tell it from those of other runs.
                 for (byte, more) in frame[SOURCE + 3..TYPE].iter_mut().zip([b, c, d]) {
                     *byte ^= more;
                 }
             }
             if self.vary.ip {
-                // 198.18.0.1 and up, within 198.18.0.0/16.
+                // Addresses from 198.18.0.1, within 198.18.0.0/16.
                 let host = 1 + (flow % u32::from(u16::MAX)) as u16;
                 frame[HEADER + ipv4::SOURCE + 2..][..2].copy_from_slice(&host.to_be_bytes());
                 sum += u32::from(host) - 1;
@@ -118,19 +121,19 @@ impl Stream {
     }
 }
 
-/// What a frame of a run says.
+/// The payload of a run's frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// The run.
+    /// The id of the run.
     pub id: u16,
-    /// The frame's number in it.
+    /// The number of the frame in the run.
     pub number: u64,
-    /// When it was made, by the sender's clock.
+    /// The time when the frame was made, by the sender's clock.
     pub time_ns: u64,
 }
 
 impl Probe {
-    /// Reads it. None: the frame is of nobody's run.
+    /// Reads the payload of `frame`. Returns `None` if the frame belongs to no run.
     #[inline]
     pub fn read(frame: &[u8]) -> Option<Self> {
         let head: &[u8; SHORTEST] = frame.get(..SHORTEST)?.try_into().ok()?;
@@ -146,10 +149,10 @@ impl Probe {
     }
 }
 
-/// Turns a frame round: its addresses and ports exchanged. The sums stay right.
+/// Exchanges a frame's source and destination, in addresses and ports. The checksum stays right.
 ///
 /// # Panics
-/// When it has no 60 bytes: a programmer's error.
+/// If the frame is shorter than 60 bytes: a programmer's error.
 pub(crate) fn turn_round(frame: &mut [u8]) {
     let (to, from) = frame[..TYPE].split_at_mut(SOURCE);
     to.swap_with_slice(from);
@@ -159,8 +162,8 @@ pub(crate) fn turn_round(frame: &mut [u8]) {
     source.swap_with_slice(&mut rest[..2]);
 }
 
-/// A frame that tells a switch where the station `mac` is (type 0x88b5, for experiments), and nobody
-/// anything else.
+/// Makes a frame that only tells a switch where the station `mac` is (type 0x88b5, for
+/// experiments).
 pub(crate) fn announcement(slot: &mut [u8], mac: Mac) -> usize {
     slot[..SHORTEST].fill(0);
     slot[..SOURCE].fill(0xff);

@@ -1,22 +1,19 @@
-//! A packet generator: what `slipway pktgen` does.
+//! The packet generator behind `slipway pktgen`.
 //!
 //! How the pieces meet:
-//! - a [`Wire`] is where frames go and come from: a memory port, a TAP interface or an interface of the
+//! - a [`Wire`] sends and receives frames: a memory port, a TAP interface or an interface of the
 //!   host;
-//! - [`Stream`] makes frames of one run: UDP over IPv4 whose payload says which run, which number, and
-//!   when; [`Probe`] reads that back;
-//! - [`Sizes`] and [`Pacer`] say how long the next frame is and when it is due;
-//! - [`Sequence`] tells from the numbers of what arrived how much is lost, late, or twice there;
-//! - [`source`], [`sink`], [`ping`] and [`pong`] are the runs, each of which reports every second and at
-//!   its end ([`Figures`]).
+//! - [`Stream`] makes the frames of one run: UDP over IPv4, with the run, the frame's number and
+//!   the time in the payload; [`Probe`] reads the payload back;
+//! - [`Sizes`] and [`Pacer`] decide the next frame's length and time;
+//! - [`Sequence`] counts lost, late and duplicate frames by their numbers;
+//! - [`source`], [`sink`], [`ping`] and [`pong`] are the runs. Each reports every second and at its
+//!   end ([`Figures`]).
 //!
-//! One thread does all of a run, on whatever processor it is. Latencies are between processes of one host,
-//! which have one monotonic clock.
+//! A run uses one thread, on any processor. Latencies are measured between processes of one host,
+//! which share a monotonic clock.
 //!
-//! Not here: TCP, IPv6, tags, replayed captures, payloads that are verified beyond their first 18 bytes.
-//!
-//! Dependencies: `anyhow` for errors that are shown and never matched on, `serde` for reports, `rustix`
-//! for poll(2).
+//! Not here: TCP, IPv6, VLAN tags, replayed captures, verification of payloads beyond 18 bytes.
 
 mod figures;
 mod frame;

@@ -1,11 +1,11 @@
-//! When frames are due.
+//! Decides when frames are due.
 
 use std::time::{Duration, Instant};
 
-/// Frames that are overdue for longer are not sent any more: who was kept from running for a while goes on
-/// at its rate, and does not flood.
+/// The longest delay that is made up for. A sender that could not run for longer goes on at its
+/// rate, and does not flood.
 const LATEST: Duration = Duration::from_millis(10);
-/// Waits that are shorter are spent looking at the clock: a sleep takes longer.
+/// Shorter waits spin, since a sleep takes longer.
 const SHORT: Duration = Duration::from_micros(100);
 
 /// The slowest rate, in frames per second: a frame in about eleven days.
@@ -14,7 +14,7 @@ const SLOWEST: f64 = 1e-6;
 /// Reads a rate in frames per second: "5M", "100k", "1.5M", "20"; 0.000001 at least, 1G at most.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that says what is wrong with `text`.
 pub fn parse_rate(text: &str) -> Result<f64, String> {
     let (number, factor) = match text.strip_suffix(['k', 'K', 'm', 'M', 'g', 'G']) {
         Some(number) => {
@@ -45,24 +45,24 @@ pub fn parse_rate(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Keeps a rate, in bursts.
+/// Keeps a rate, in bursts of frames.
 #[derive(Debug)]
 pub struct Pacer {
-    /// Seconds for each frame; None: no limit.
+    /// Seconds per frame, or `None` without a limit.
     each: Option<f64>,
-    /// The clock of the rate begins here.
+    /// The start of the rate's clock.
     begin: Instant,
-    /// Frames let go since.
+    /// The number of frames sent since `begin`.
     gone: u64,
 }
 
 impl Pacer {
-    /// A rate in frames per second, 10^-6 at least, from `now` on; None: as fast as can be.
+    /// Starts at `now` with `rate` frames per second, 10^-6 at least; `None` is without a limit.
     pub fn new(rate: Option<f64>, now: Instant) -> Self {
         Self { each: rate.map(|rate| 1.0 / rate.max(SLOWEST)), begin: now, gone: 0 }
     }
 
-    /// How many of `wanted` frames are due: all or none. Else how long until they are.
+    /// Returns `wanted` if that many frames are due now, or else the time until they are.
     pub fn due(&mut self, wanted: u32, now: Instant) -> Result<u32, Duration> {
         let Some(each) = self.each else { return Ok(wanted) };
         let at = self.begin + Duration::from_secs_f64(self.gone as f64 * each);
@@ -75,12 +75,12 @@ impl Pacer {
         Ok(wanted)
     }
 
-    /// So many were sent.
+    /// Counts `count` frames as sent.
     pub fn went(&mut self, count: u64) {
         self.gone += count;
     }
 
-    /// Waits for a part of `early` at most; more than half of it is left only when it is short.
+    /// Waits for a part of `early`. More than half of it is left only if it is short.
     pub fn rest(early: Duration) {
         if early > SHORT {
             std::thread::sleep((early - SHORT / 2).min(Duration::from_millis(50)));
@@ -123,13 +123,13 @@ mod tests {
         assert_eq!(pacer.due(4, at(1)), Err(Duration::from_millis(3)));
         assert_eq!(pacer.due(4, at(4)), Ok(4));
         pacer.went(4);
-        // Late, but not too late: it catches up.
+        // Late, but within the limit: the pacer catches up.
         assert_eq!(pacer.due(4, at(17)), Ok(4));
         pacer.went(4);
         assert_eq!(pacer.due(4, at(17)), Ok(4));
         pacer.went(4);
         assert!(pacer.due(4, at(15)).is_err());
-        // Far too late: from now on.
+        // Far too late: the rate starts anew.
         assert_eq!(pacer.due(4, at(1000)), Ok(4));
         pacer.went(4);
         assert_eq!(pacer.due(4, at(1000)), Err(Duration::from_millis(4)));

@@ -1,4 +1,4 @@
-//! The runs.
+//! The runs: source, sink, ping and pong.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,51 +12,51 @@ use crate::figures::{Figures, Latency};
 use crate::frame::{Probe, Stream, Vary, announcement, turn_round};
 use crate::{Pacer, Sequence, Sizes, Wire};
 
-/// Time between two reports.
+/// The time between two reports.
 const REPORT: Duration = Duration::from_secs(1);
-/// Longest time without a look whether the run is to end.
+/// The longest time between two checks whether the run is to end.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long frames that were made may take to go out at the end.
+/// The longest time at the end of a run to send frames that were made.
 const FLUSH: Duration = Duration::from_secs(1);
-/// Frames taken at a time.
+/// The most frames taken at a time.
 const TAKE: usize = 256;
-/// Runs that a sink tells apart; what is of more counts as others'.
+/// The most runs that a sink tells apart. Frames of further runs count as others'.
 const RUNS: usize = 1024;
 
-/// When a run ends.
+/// The conditions that end a run; the first that is met counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// After so many frames.
+    /// The number of frames.
     pub count: Option<u64>,
-    /// After this time.
+    /// The duration.
     pub time: Option<Duration>,
-    /// When somebody says so.
+    /// Set by the caller to end the run.
     pub stop: &'a AtomicBool,
 }
 
-/// What is sent.
+/// The frames that a run sends.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// To whom.
+    /// The destination address.
     pub to: Mac,
-    /// From whom; None: what the wire has to say, or one of the run's own.
+    /// The source address. `None` stands for the address of the wire, or one of the run's own.
     pub from: Option<Mac>,
-    /// How long frames are.
+    /// The lengths of frames.
     pub sizes: Sizes,
-    /// Frames per second; None: as fast as can be.
+    /// Frames per second, or `None` without a limit.
     pub rate: Option<f64>,
-    /// Frames at a time, 1 to 256.
+    /// Frames per burst, 1 to 256.
     pub burst: u32,
-    /// Flows, 1 or more.
+    /// The number of flows, 1 or more.
     pub flows: u32,
-    /// What differs between them.
+    /// The fields that differ between flows.
     pub vary: Vary,
-    /// Tells the run from others.
+    /// The run's id, which tells it from others.
     pub id: u16,
 }
 
 impl Plan {
-    /// The frames of this plan over a wire, which is told of their lengths.
+    /// Makes the stream of this plan's frames, and tells the wire their greatest length.
     fn stream(&self, wire: &mut dyn Wire) -> Result<Stream> {
         wire.reserve(self.sizes.longest())?;
         let own = wire.mac();
@@ -76,7 +76,7 @@ impl Plan {
     }
 }
 
-/// Time of a run, and reports on the way.
+/// The time and the counts of a run, with its reports every second.
 struct Course<'a, 'b> {
     limits: Limits<'a>,
     begin: Instant,
@@ -93,19 +93,20 @@ impl<'a, 'b> Course<'a, 'b> {
         Self { limits, begin, last: begin, frames: 0, bytes: 0, lost: 0, report }
     }
 
-    /// Whether to go on, with so many frames behind.
+    /// Returns whether the run goes on after `frames` frames.
     fn goes_on(&self, frames: u64, now: Instant) -> bool {
         self.limits.count.is_none_or(|count| frames < count)
             && self.limits.time.is_none_or(|time| now - self.begin < time)
             && !self.limits.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether a second is over.
+    /// Returns whether a second is over.
     fn is_over(&self, now: Instant) -> bool {
         now - self.last >= REPORT
     }
 
-    /// Reports it, given frames, bytes and losses so far and its own latencies.
+    /// Reports the second that is over, given the run's frames, bytes and losses so far and the
+    /// second's latencies.
     fn tell(
         &mut self,
         now: Instant,
@@ -115,7 +116,7 @@ impl<'a, 'b> Course<'a, 'b> {
     ) {
         let seconds = (now - self.last).as_secs_f64();
         let mut figures = Figures::new(seconds, frames - self.frames, bytes - self.bytes);
-        // What was lost a second ago may have come since.
+        // Frames that counted as lost a second ago may have arrived since.
         figures.lost = lost.map(|lost| lost.saturating_sub(self.lost));
         figures.latency_ns = latency_ns;
         (self.report)(&figures);
@@ -123,7 +124,7 @@ impl<'a, 'b> Course<'a, 'b> {
         self.lost = lost.unwrap_or(0);
     }
 
-    /// How long may be waited for anything.
+    /// Returns the longest time that the run may wait for anything.
     fn left(&self, now: Instant) -> Duration {
         let end = self.limits.time.map_or(LOOK, |time| time.saturating_sub(now - self.begin));
         end.min(LOOK)
@@ -134,10 +135,10 @@ impl<'a, 'b> Course<'a, 'b> {
     }
 }
 
-/// Sends; `report` is called every second, and the whole run's figures are returned.
+/// Sends frames. Calls `report` every second, and returns the figures of the whole run.
 ///
 /// # Errors
-/// The wire is gone, or does not take what is planned.
+/// If the wire is gone, or does not take the planned frames.
 pub fn source(
     wire: &mut dyn Wire,
     plan: &Plan,
@@ -188,24 +189,24 @@ pub fn source(
     Ok(Figures { refused, ..Figures::new(course.seconds(), frames, bytes) })
 }
 
-/// What has come of runs.
+/// The frames that a run received.
 #[derive(Default)]
 struct Seen {
     runs: BTreeMap<u16, Sequence>,
-    /// Of the second that is not over yet.
+    /// Latencies of the second that is not over yet.
     second: Histogram,
-    /// Of those before.
+    /// Latencies of the seconds before.
     latency: Histogram,
     frames: u64,
     bytes: u64,
     others: u64,
-    /// When the first frame of a run came, and the last.
+    /// The time when the first frame of a run came; `last` is that of the last.
     first: Option<Instant>,
     last: Option<Instant>,
 }
 
 impl Seen {
-    /// A frame came at `now_ns`.
+    /// Counts a frame that came at `now_ns`.
     #[inline]
     fn look(&mut self, frame: &[u8], len: usize, now_ns: u64) {
         let Some(probe) = Probe::read(frame) else {
@@ -229,7 +230,7 @@ impl Seen {
         self.runs.values().map(of).fold(0, u64::saturating_add)
     }
 
-    /// Latencies since the last call.
+    /// Takes the latencies recorded since the last call.
     fn take_second(&mut self) -> Option<Latency> {
         let latency = Latency::of(&self.second);
         self.latency.merge(&self.second);
@@ -250,10 +251,11 @@ impl Seen {
     }
 }
 
-/// Receives. The switch is told where `mac` is, so that frames to it come here and nowhere else. Rates are
-/// over the time from the first frame to the last.
+/// Receives frames. Tells the switch where `mac` is, so that frames to it come only here. Rates
+/// cover the time from the first frame to the last.
 ///
 /// # Errors
+/// If the wire is gone.
 /// The wire is gone.
 pub fn sink(
     wire: &mut dyn Wire,
@@ -278,7 +280,7 @@ pub fn sink(
         }
         let left = limits.count.map_or(u64::MAX, |count| count - seen.frames);
         let limit = (TAKE as u64).min(left) as usize;
-        // One look at the clock for all that is there.
+        // The clock is read once for all frames that are there.
         let mut time = None;
         let there = wire.receive(limit, &mut |frame, len| {
             seen.look(frame, len, *time.get_or_insert_with(monotonic_ns));
@@ -294,14 +296,14 @@ pub fn sink(
 
 /// Tells a switch where `mac` is.
 fn announce(wire: &mut dyn Wire, mac: Mac) -> Result<()> {
-    // A wire that has no room is no reason to stop: there is another second.
+    // If the wire has no room, the next announcement is a second later.
     wire.send(1, &mut |slot| announcement(slot, mac)).map(drop)
 }
 
-/// Sends frames back where they came from, until its limits are reached.
+/// Sends frames back to their senders, until a limit is reached.
 ///
 /// # Errors
-/// The wire is gone.
+/// If the wire is gone.
 pub fn pong(
     wire: &mut dyn Wire,
     mac: Mac,
@@ -311,7 +313,7 @@ pub fn pong(
     let mut reserved = 0;
     let mut course = Course::new(limits, report);
     let (mut frames, mut bytes) = (0_u64, 0_u64);
-    // What the switch gave and what is to go back: the head, and how long the frame was.
+    // The frames to send back: head and whole length.
     let mut turned: Vec<([u8; crate::SHORTEST], usize)> = Vec::with_capacity(TAKE);
     announce(wire, mac)?;
     loop {
@@ -343,7 +345,7 @@ pub fn pong(
             reserved = longest;
         }
         let mut at = 0;
-        // What there is no room for is lost, as on any wire.
+        // A frame without room is lost, as on any wire.
         let sent = wire.send(turned.len(), &mut |slot| {
             let (head, len) = turned[at];
             slot[..head.len()].copy_from_slice(&head);
@@ -355,11 +357,11 @@ pub fn pong(
     }
 }
 
-/// Sends a frame, waits for it to come back from a [`pong`], and sends the next. One that does not come
-/// within `patience` is lost.
+/// Sends a frame, waits for it to come back from a [`pong`], and sends the next. A frame that does
+/// not come back within `patience` is lost.
 ///
 /// # Errors
-/// The wire is gone, or does not take what is planned.
+/// If the wire is gone, or does not take the planned frames.
 pub fn ping(
     wire: &mut dyn Wire,
     plan: &Plan,
@@ -373,7 +375,7 @@ pub fn ping(
     let mut seen = Seen::default();
     loop {
         let now = Instant::now();
-        // Whoever forges replies may have more of them come than were due.
+        // Forged replies may make more frames come back than were sent.
         let back = seen.frames.saturating_sub(seen.sum(Sequence::duplicates));
         let lost = stream.made().saturating_sub(back);
         if !course.goes_on(stream.made(), now) {
@@ -411,7 +413,8 @@ pub fn ping(
     }
 }
 
-/// Looks at what came back; whether frame `number` of run `id`, the last that was sent, is among it.
+/// Counts the frames that came back. Returns whether frame `number` of run `id`, the last one sent,
+/// is among them.
 fn take_replies(wire: &mut dyn Wire, (id, number): (u16, u64), seen: &mut Seen) -> Result<bool> {
     let mut back = false;
     wire.receive(TAKE, &mut |frame, len| match Probe::read(frame) {

@@ -1,15 +1,15 @@
-//! What arrived of a run, by its numbers.
+//! Counts lost, late and duplicate frames of a run, by their numbers.
 
-/// Numbers that are remembered, to tell who is late from who is there twice.
+/// The number of recent frames that are remembered, to tell late frames from duplicates.
 const WINDOW: u64 = 4096;
 
 /// Counts of one run's frames. A number that is missing is lost until it comes.
 #[derive(Clone, Debug)]
 pub struct Sequence {
-    /// The number that is due next; None: nothing has come.
+    /// The number that is due next, or `None` before the first frame.
     next: Option<u64>,
     first: u64,
-    /// Which of the last numbers came.
+    /// One bit for each of the last numbers: set if the frame came.
     seen: Box<[u64; WINDOW as usize / 64]>,
     received: u64,
     lost: u64,
@@ -25,7 +25,7 @@ impl Default for Sequence {
 }
 
 impl Sequence {
-    /// A frame of this number came.
+    /// Counts a frame with this number.
     #[inline]
     pub fn see(&mut self, number: u64) {
         let next = *self.next.get_or_insert(number);
@@ -54,7 +54,7 @@ impl Sequence {
     #[cold]
     fn see_late(&mut self, number: u64, next: u64) {
         if next - number > WINDOW || number < self.first {
-            // Too late to tell whether it was there before.
+            // Too old: nothing tells whether it came before.
             self.late += 1;
         } else if self.seen[(number % WINDOW / 64) as usize] >> (number % 64) & 1 != 0 {
             self.duplicates += 1;
@@ -70,22 +70,22 @@ impl Sequence {
         self.seen[(number % WINDOW / 64) as usize] |= 1 << (number % 64);
     }
 
-    /// Frames that came, those that came twice counted twice.
+    /// Returns the number of frames that came, duplicates included.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Frames that did not, between the first that did and the last.
+    /// Returns the number of frames that are missing between the first and the last that came.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Frames that came after one with a higher number.
+    /// Returns the number of frames that came after one with a higher number.
     pub fn late(&self) -> u64 {
         self.late
     }
 
-    /// Frames that had come already.
+    /// Returns the number of frames that had come before.
     pub fn duplicates(&self) -> u64 {
         self.duplicates
     }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(counts([0, 1, 4, 5]), (4, 2, 0, 0));
         assert_eq!(counts([0, 1, 4, 3, 2, 5]), (6, 0, 2, 0));
         assert_eq!(counts([0, 1, 1, 4, 3, 3]), (6, 1, 1, 2));
-        // A gap that is longer than what is remembered, and what lay in its place before.
+        // A gap longer than the window, which reuses the slots of older numbers.
         assert_eq!(counts([0, 4097, 1, 4098]), (4, 4096, 1, 0));
         assert_eq!(counts([0, 4096, 1, 4097]), (4, 4094, 1, 0));
         assert_eq!(counts([0, 10_000, 1]), (3, 9999, 1, 0));

@@ -1,18 +1,18 @@
-//! How long frames are.
+//! The lengths of frames.
 
 use std::str::FromStr;
 
 use crate::frame::{LONGEST, SHORTEST};
 
-/// Simple IMIX: of twelve packets seven are short, four of medium length and one is long.
+/// Simple IMIX, as (length, share): of twelve packets seven are short, four medium and one is long.
 const IMIX: [(usize, usize); 3] = [(64, 7), (576, 4), (1500, 1)];
 
-/// Lengths of frames in bytes, without the check sequence that no software sees.
+/// Lengths of frames in bytes, without the check sequence, which software never sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sizes {
-    /// One after the other, and again.
+    /// These lengths in turn, repeated.
     Cycle(Vec<usize>),
-    /// Anything between the two, all as often.
+    /// Lengths between the two, evenly distributed.
     Range(usize, usize),
 }
 
@@ -25,7 +25,7 @@ impl Default for Sizes {
 impl FromStr for Sizes {
     type Err = String;
 
-    /// "64", "64,512,1500", "64-1500" or "imix".
+    /// Reads "64", "64,512,1500", "64-1500" or "imix".
     fn from_str(text: &str) -> Result<Self, String> {
         if text.eq_ignore_ascii_case("imix") {
             let each = IMIX.iter().flat_map(|(len, times)| std::iter::repeat_n(*len, *times));
@@ -52,14 +52,15 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 impl Sizes {
-    /// The length of frame `number`.
+    /// Returns the length of frame `number`.
     #[inline]
     pub fn of(&self, number: u64) -> usize {
         match self {
             Self::Cycle(all) if all.len() == 1 => all[0],
             Self::Cycle(all) => all[(number % all.len() as u64) as usize],
             Self::Range(least, most) => {
-                // SplitMix64's mixing: each number has a length of its own, the same in every run.
+                // SplitMix64's mixing step: each number gets a length of its own, the same in every
+                // run.
                 let mixed = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
                 let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
                 let mixed = mixed ^ mixed >> 31;
@@ -68,7 +69,7 @@ impl Sizes {
         }
     }
 
-    /// The longest.
+    /// Returns the greatest length.
     pub fn longest(&self) -> usize {
         match self {
             Self::Cycle(all) => all.iter().copied().max().unwrap_or(SHORTEST),

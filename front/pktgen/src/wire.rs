@@ -1,4 +1,4 @@
-//! Where frames go and come from.
+//! The interfaces that frames are sent to and received from.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,65 +15,65 @@ use slipway_switch::{BURST, Burst, Offload, Pick, Port};
 
 use crate::frame::{LONGEST, SHORTEST};
 
-/// How long a daemon that went away may take to come back.
+/// The longest time that a daemon may take to come back.
 const RETURN: Duration = Duration::from_secs(30);
 
 /// One end of a link.
 pub trait Wire {
-    /// Has up to `count` frames made and sends them: `make` is given memory of at least the longest frame
-    /// that was announced ([`Wire::reserve`]) and tells the frame's length. How many were made; each of
-    /// them goes out, now or with the next call. 0: there is no room at present.
+    /// Makes and sends up to `count` frames. `make` gets memory for the longest frame that was
+    /// announced ([`Wire::reserve`]) and returns the frame's length. Returns the number of frames
+    /// made; each is sent now or with the next call. 0: there is no room at present.
     ///
     /// # Errors
-    /// The wire is gone.
+    /// If the wire is gone.
     fn send(&mut self, count: usize, make: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize>;
 
-    /// Takes up to `limit` frames that are there: `look` is given each one's first bytes, 60 at least
-    /// unless the frame is shorter, and its whole length. How many there were.
+    /// Takes up to `limit` frames that have arrived. `look` gets each frame's first bytes (at least
+    /// 60 unless the frame is shorter) and its whole length. Returns the number of frames.
     ///
     /// # Errors
-    /// The wire is gone.
+    /// If the wire is gone.
     fn receive(&mut self, limit: usize, look: &mut dyn FnMut(&[u8], usize)) -> Result<usize>;
 
     /// Waits until there may be a frame, for `timeout` at most.
     ///
     /// # Errors
-    /// The wire is gone.
+    /// If the wire is gone.
     fn wait(&mut self, timeout: Duration) -> Result<()>;
 
-    /// Sends what was made and has not gone out; whether all of it has.
+    /// Sends frames that were made and not sent yet. Returns whether all were sent.
     ///
     /// # Errors
-    /// The wire is gone.
+    /// If the wire is gone.
     fn flush(&mut self) -> Result<bool>;
 
-    /// The only address that may be sent from, if there is such a one.
+    /// Returns the only source address that is allowed, or `None` if any is.
     fn mac(&self) -> Option<Mac>;
 
-    /// Frames will be up to `longest` bytes long.
+    /// Announces that frames will be up to `longest` bytes long.
     ///
     /// # Errors
-    /// They cannot be.
+    /// If the wire cannot carry them.
     fn reserve(&mut self, longest: usize) -> Result<()>;
 
-    /// Frames that were made and that nobody took: the interface refused them.
+    /// Returns the number of frames that were made and that the interface refused.
     fn refused(&self) -> u64 {
         0
     }
 
-    /// Looks whether the other side is still there; called about once a second.
+    /// Checks whether the other side is still there. Called about once a second.
     ///
     /// # Errors
-    /// It is gone for good.
+    /// If the other side is gone for good.
     fn check(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// A memory port. When its daemon goes away it attaches to the next one's.
+/// A memory port. If its daemon goes away, it attaches to the next daemon's.
 pub struct MemoryWire {
     port: MemoryPort,
-    /// A frame that is longer than a slot is made here.
+    /// Buffer for a frame that is longer than a slot.
     long: Vec<u8>,
 }
 
@@ -81,12 +81,12 @@ impl MemoryWire {
     /// Attaches to the port whose socket is at `path`.
     ///
     /// # Errors
-    /// What [`MemoryPort::connect`] says.
+    /// Those of [`MemoryPort::connect`].
     pub fn connect(path: &Path) -> Result<Self> {
         Ok(Self { port: MemoryPort::connect(path)?, long: Vec::new() })
     }
 
-    /// Goes on after an error of the port if it can.
+    /// Attaches again after an error of the port, if the error allows it.
     fn recover(&mut self, error: Error) -> Result<()> {
         if !matches!(error, Error::Gone) {
             return Err(error.into());
@@ -154,14 +154,14 @@ impl Wire for MemoryWire {
     }
 }
 
-/// A TAP interface or an interface of the host, as a switch would use it.
+/// A TAP interface or an interface of the host, used as a switch uses it.
 pub struct PortWire {
     port: Box<dyn Port>,
     name: String,
-    /// Frames that are made, [`PortWire::stride`] bytes apart.
+    /// Frames that were made, [`PortWire::stride`] bytes apart.
     memory: Span,
     scratch: Vec<u8>,
-    /// Frames under way out; those before `done` have gone.
+    /// Frames on their way out; those before `done` were sent.
     out: Burst,
     done: usize,
     into: Burst,
@@ -169,11 +169,11 @@ pub struct PortWire {
 }
 
 impl PortWire {
-    /// Makes the TAP interface `name` and brings it up; opens it if it is there. One that was made goes
-    /// with the wire.
+    /// Opens the TAP interface `name`, makes it if need be, and brings it up. An interface that was
+    /// made disappears with the wire.
     ///
     /// # Errors
-    /// The kernel has no such interface to give, or gives it to somebody else.
+    /// If the kernel does not grant the interface, or another process uses it.
     pub fn tap(name: &str) -> Result<Self> {
         let port =
             TapPort::open(name).with_context(|| format!("cannot have the TAP interface {name}"))?;
@@ -186,10 +186,10 @@ impl PortWire {
         Ok(Self::new(Box::new(port), name))
     }
 
-    /// Sends and receives at the interface `name` of the host.
+    /// Opens the interface `name` of the host.
     ///
     /// # Errors
-    /// There is none, or it takes root.
+    /// If there is no such interface, or opening it takes root.
     pub fn interface(name: &str) -> Result<Self> {
         let port = PacketPort::open(name).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => anyhow::anyhow!("{error}"),
@@ -216,7 +216,7 @@ impl PortWire {
         self.scratch.len().next_multiple_of(64)
     }
 
-    /// Hands over what has not gone yet; whether all has.
+    /// Sends the frames that were not sent yet. Returns whether all were sent.
     fn deliver(&mut self) -> Result<bool> {
         if !self.port.is_up() {
             bail!("the interface {} was removed", self.name);
@@ -247,7 +247,7 @@ impl Wire for PortWire {
         for number in 0..count {
             let len = make(&mut self.scratch);
             let at = number * self.stride();
-            // Memory of our own is there.
+            // The span is memory of our own, so the write cannot fail.
             let _ = self.memory.write(at, &self.scratch[..len]);
             let _ = self.out.push(&self.memory, at, len, Offload::NONE);
         }

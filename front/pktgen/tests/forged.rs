@@ -1,4 +1,4 @@
-//! A ping whose replies somebody forges.
+//! A ping whose replies are forged.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
 use std::sync::atomic::AtomicBool;
@@ -8,12 +8,12 @@ use anyhow::Result;
 use slipway_ethernet_spec::Mac;
 use slipway_pktgen::{Limits, Plan, SHORTEST, Sizes, Vary, Wire, ping};
 
-/// Where the frame's number lies.
+/// The position of the frame's number.
 const NUMBER: std::ops::Range<usize> = 44..52;
 
-/// Answers each frame with those of other numbers.
+/// Answers each frame with frames of other numbers.
 struct Forger<F> {
-    /// The numbers of the replies to a frame of this number.
+    /// Returns the numbers of the replies to a frame with this number.
     replies: F,
     waiting: Vec<Vec<u8>>,
 }
@@ -55,7 +55,7 @@ impl<F: Fn(u64) -> Vec<u64>> Wire for Forger<F> {
     }
 }
 
-/// Frames that came back, that were lost, and that were nobody's, of two sent.
+/// Sends two frames. Returns the numbers of frames that came back, were lost, and belong to no run.
 fn two(replies: impl Fn(u64) -> Vec<u64>, patience: Duration) -> (u64, u64, u64) {
     let plan = Plan {
         to: Mac::local(1),
@@ -81,7 +81,8 @@ fn numbers_that_were_not_sent_are_nobodys() {
 
 #[test]
 fn more_replies_than_frames_are_no_losses() {
-    // The first of the replies is of the second frame, so those of the first are late and not duplicates.
+    // The first reply has the second frame's number, so those with the first frame's are late and
+    // not duplicates.
     let late = |number| if number == 0 { vec![] } else { vec![1, 0, 0, 0, 0] };
     assert_eq!(two(late, Duration::ZERO), (5, 0, 0));
 }

@@ -1,4 +1,4 @@
-//! Descriptors come and go: close(2), dup(2) and theirs.
+//! Closing and copying descriptors: close(2), dup(2) and their relatives.
 
 use libc::{c_int, c_uint};
 use slipway_socket::{Errno, hidden};
@@ -8,7 +8,7 @@ use crate::guard::guard;
 use crate::numbers;
 use crate::real::{self, fail, sys};
 
-/// Numbers up to which loops that close all may go.
+/// The highest number that loops which close all descriptors visit.
 const LAST: c_int = hidden::NUMBERS as c_int - 1;
 
 #[unsafe(no_mangle)]
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     between_hidden(first, last, flags)
 }
 
-/// Closes what lies between hidden ones.
+/// Closes a range of descriptors, except for the hidden ones.
 fn between_hidden(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let mut from = first;
     let mut done = 0;
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     new
 }
 
-/// `new` is a copy of `fd` now, unless that failed.
+/// Records that `new` is a copy of `fd` now, unless the call failed.
 pub fn copied(fd: c_int, new: c_int) {
     if new >= 0 && fds::is_borrowed() {
         return numbers::copied(fd, new);

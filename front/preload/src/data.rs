@@ -1,4 +1,4 @@
-//! read(2), write(2), send(2), recv(2), and those of their relatives that have one buffer.
+//! read(2), write(2), send(2), recv(2), and their relatives with a single buffer.
 
 use libc::{c_int, c_void, size_t, sockaddr, socklen_t, ssize_t};
 use slipway_socket::Errno;
@@ -112,8 +112,7 @@ pub unsafe extern "C" fn recvfrom(
     // SAFETY: as the caller says.
     let got = guard(|| unsafe { recv_into(&object, fd, buffer, length, flags) });
     if got >= 0 && !sender.is_null() && !sender_length.is_null() {
-        // A stream names nobody.
-        // SAFETY: as above.
+        // A connection's bytes have no sender address (recvfrom(2)).
         unsafe { *sender_length = 0 };
     }
     got
@@ -159,7 +158,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
     unsafe { recvfrom(fd, buffer, length, flags, sender, sender_length) }
 }
 
-/// What `_FORTIFY_SOURCE` promises: a program that would write beyond its buffer ends here.
+/// Ends a program that would write beyond its buffer, as `_FORTIFY_SOURCE` promises.
 pub fn assert_fits(length: usize, room: usize) {
     if length > room {
         let text = "*** buffer overflow detected ***: terminated\n";

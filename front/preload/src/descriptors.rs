@@ -1,5 +1,5 @@
-//! What the kernel says of this process's descriptors, in `/proc`: also in a child of vfork(2), so without taking
-//! memory.
+//! The kernel's reports about this process's descriptors, in `/proc`. All of this runs in a child
+//! of vfork(2) too, so nothing here allocates memory.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use slipway_socket::hidden::Survivor;
 use crate::fds;
 use crate::real::{self, sys};
 
-/// What a descriptor is, as far as it is of interest.
+/// The kind of a descriptor, as far as this library cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     Eventfd,
@@ -17,13 +17,13 @@ pub enum What {
     Listener,
 }
 
-/// A path, in no memory but the stack.
+/// A path on the stack, zero-terminated: building it allocates nothing.
 struct Path([u8; 64]);
 
 impl Path {
     fn of(text: std::fmt::Arguments<'_>) -> Self {
         let mut bytes = [0; 64];
-        // Too long is none that exists; the last byte stays zero.
+        // A path that is too long is cut and names no file; the last byte stays zero.
         let _ = (&mut bytes[..63]).write_fmt(text);
         Self(bytes)
     }
@@ -40,7 +40,7 @@ impl Path {
     }
 }
 
-/// Tells of every descriptor of the program's that survives execve(2) and may be of ours.
+/// Calls `each` with every descriptor that survives execve(2) and may be ours.
 pub fn surviving(mut each: impl FnMut(c_int, What)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let folder = sys!(SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), flags) as c_int;
@@ -64,12 +64,12 @@ pub fn surviving(mut each: impl FnMut(c_int, What)) {
     real::close(folder);
 }
 
-/// Aligned as the kernel's entries want it.
+/// A buffer with the alignment of the kernel's directory entries.
 #[repr(align(8))]
 struct Entries([u8; 2048]);
 
-/// The numbers that are names in `entries`, as getdents64(2) gives them: inode and offset of 8 bytes each, the
-/// entry's length of 2, a type of 1, the name.
+/// Calls `each` with every file name in `entries` that is a number. `entries` is the output of
+/// getdents64(2): inode and offset of 8 bytes each, the entry's length of 2, a type of 1, the name.
 fn numbers(entries: &[u8], mut each: impl FnMut(c_int)) {
     let mut rest = entries;
     while let Some(length) = rest.get(16..18) {
@@ -101,7 +101,8 @@ fn what_survives(folder: c_int, fd: c_int) -> Option<What> {
     listens.then_some(What::Listener)
 }
 
-/// What tells eventfds apart that are open at the same time: their number, as the kernel counts them (Linux 5.2).
+/// Returns the kernel's id of the eventfd `fd` of `process`, or `None` if `fd` is no eventfd. The
+/// id is unique among the eventfds that are open at the same time (Linux 5.2).
 pub fn eventfd_of(process: impl std::fmt::Display, fd: c_int) -> Option<u32> {
     let mut text = [0; 512];
     let got = Path::of(format_args!("/proc/{process}/fdinfo/{fd}")).read(&mut text);
@@ -109,7 +110,7 @@ pub fn eventfd_of(process: impl std::fmt::Display, fd: c_int) -> Option<u32> {
     text.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
 }
 
-/// Whether `fd`, of a child of vfork(2), is one of the parent's connections.
+/// Returns whether `fd`, a descriptor of a child of vfork(2), is one of the parent's connections.
 pub fn is_a_streams(fd: c_int) -> bool {
     let Some(own) = eventfd_of("self", fd) else { return false };
     let parent = fds::owner();
@@ -118,7 +119,8 @@ pub fn is_a_streams(fd: c_int) -> bool {
         .any(|(fd, _)| eventfd_of(parent, fd) == Some(own))
 }
 
-/// Whether a process before this one, or another thread, left [`Survivor::Numbers`] under this number: a memfd.
+/// Returns whether `fd` is a memfd that a previous image, or another thread, left as
+/// [`Survivor::Numbers`].
 pub fn are_numbers(fd: c_int) -> bool {
     let mut link = [0; 32];
     let name = Path::of(format_args!("/proc/self/fd/{fd}"));
@@ -129,7 +131,7 @@ pub fn are_numbers(fd: c_int) -> bool {
         && link.starts_with(b"/memfd:slipway-numbers")
 }
 
-/// Whether a process before this one, or another thread, left a ticket under this number.
+/// Returns whether `fd` is a ticket that a previous image, or another thread, left.
 pub fn is_ticket(fd: c_int) -> bool {
     let flags = sys!(SYS_fcntl, fd, libc::F_GETFD, 0);
     flags >= 0

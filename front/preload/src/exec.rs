@@ -1,15 +1,18 @@
-//! execve(2) and its relatives: connections whose descriptors survive are the next image's.
+//! execve(2) and its relatives: the next image takes over connections whose descriptors survive.
 //!
-//! The new image's library asks the engine for what this one had, by a *ticket* ([`Family::ticket`]): a connection
-//! that survives at a number that both know ([`hidden::survivor`]). Which descriptors are which connections it sees
-//! by itself (`inherit`), so they may have been moved by dup2(2) in a child of vfork(2), or by posix_spawn(3).
+//! The new image's library asks the engine for this image's connections, by a *ticket*
+//! ([`Family::ticket`]): a connection to the engine that survives at a number that both images know
+//! ([`hidden::survivor`]). The new image finds out by itself which descriptors are which
+//! connections (`inherit`), so dup2(2) in a child of vfork(2), or posix_spawn(3), may have moved
+//! them.
 //!
-//! Where the new program will not have the library (its environment does not name it, it is static, for another C
-//! library, or of another user's rights) its connections end here: each descriptor becomes a socket whose other
-//! end is closed, so that it reads the end, and gets `EPIPE`.
+//! If the new program will not have the library (its environment does not name it, it is static,
+//! for another C library, or of another user's rights), its connections end here. Each descriptor
+//! is replaced by a socket whose other end is closed: it reads end-of-file, and writes fail with
+//! `EPIPE`.
 //!
-//! All this may happen in a child of vfork(2): nothing here takes memory from the heap or changes what is the
-//! parent's, but for counts that are set right when the call fails.
+//! All this may happen in a child of vfork(2). So nothing here allocates from the heap or changes
+//! the parent's state, except for counts that are corrected when the call fails.
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -31,19 +34,19 @@ unsafe extern "C" {
     static environ: Strings;
 }
 
-/// Descriptors whose connections end with a program that does not have the library, at most.
+/// The most descriptors whose connections are ended or handed on.
 const MOST: usize = 512;
-/// Arguments of execl(3), at most.
+/// The most arguments of execl(3).
 const ARGUMENTS: usize = 2048;
 
-/// What survives that may be ours.
+/// Descriptors that survive execve(2) and may be ours.
 #[derive(Default)]
 pub struct Survivors {
     pub streams: Streams,
     listens: bool,
 }
 
-/// Descriptors of connections.
+/// Descriptors of connections: an array and the number of its entries in use.
 pub struct Streams([c_int; MOST], usize);
 
 impl Default for Streams {
@@ -81,32 +84,33 @@ impl Survivors {
     }
 }
 
-/// Whether there is anything that could be handed on.
+/// Returns whether this process has connections or listeners that could be handed on.
 pub fn has_ours() -> bool {
     fds::all(0, c_int::MAX - 1)
         .any(|(_, object)| matches!(object.kind(), Kind::Stream(_) | Kind::Listener(_)))
 }
 
-/// Counts the child in, or out, as one who has what this process has.
+/// Adds a child to each connection's count of users (`child`), or removes it again.
 fn count(child: bool) {
     crate::process::streams_of_all(
         |endpoint| if child { endpoint.hold() } else { endpoint.let_go() },
     );
 }
 
-/// A ticket where the next image finds it.
+/// A ticket at the number where the next image looks for it.
 pub struct Ticket {
     number: c_int,
-    /// Where it finds which number is what.
+    /// The number of the memfd that says which descriptor is which endpoint.
     numbers: Option<c_int>,
     counted: bool,
 }
 
 impl Ticket {
-    /// `child`: another process becomes the new image, not this one.
+    /// Places a ticket and `numbers`. `child`: another process becomes the new image, not this one.
+    /// Returns `None` if there is no family or no ticket, or if the ticket's number is in use.
     pub fn new(child: bool, numbers: &Numbers) -> Option<Self> {
         let (number, _) = Survivor::Ticket.places();
-        // The program's own; or another thread's ticket, which is its child's.
+        // The number is in use by the program, or by another thread's ticket for its child.
         if sys!(SYS_fcntl, number, libc::F_GETFD, 0) >= 0 {
             return None;
         }
@@ -122,13 +126,13 @@ impl Ticket {
         Some(Self { number, numbers: numbers.leave(), counted: child })
     }
 
-    /// Not for this process any more.
+    /// Closes this process's copies.
     pub fn close(&self) {
         real::close(self.number);
         self.numbers.into_iter().for_each(|number| _ = real::close(number));
     }
 
-    /// The call failed.
+    /// Undoes [`Ticket::new`] after the call failed.
     pub fn take_back(self) {
         self.close();
         if self.counted {
@@ -137,7 +141,8 @@ impl Ticket {
     }
 }
 
-/// Connections that ended, with what their descriptors were.
+/// Connections that were ended, with copies of their descriptors, so that a failed call can restore
+/// them.
 struct Ended {
     streams: Streams,
     before: [c_int; MOST],
@@ -164,7 +169,7 @@ impl Ended {
         Self { streams, before }
     }
 
-    /// The call failed.
+    /// Restores the connections after the call failed.
     fn take_back(self) {
         let all = self.streams.all().iter().zip(self.before);
         for (fd, before) in all.filter(|(_, before)| *before >= 0) {
@@ -174,7 +179,8 @@ impl Ended {
     }
 }
 
-/// Does `call`, which becomes `program` or fails.
+/// Makes `call`, which becomes `program` or fails. Hands connections on before it, or ends them,
+/// and undoes that if `call` fails.
 fn become_program(
     program: Program<'_>,
     environment: Strings,
@@ -187,7 +193,7 @@ fn become_program(
     let survivors = Survivors::look();
     let takes = survivors.are_any().then(|| program::takes_library(program, environment));
     let ticket = takes.filter(|takes| *takes).and_then(|_| {
-        // Another thread's child was to get the one that may lie there.
+        // A ticket that another thread placed for its child may lie there.
         forget_ticket();
         Ticket::new(fds::is_borrowed(), &Numbers::of(survivors.streams.all(), 0))
     });
@@ -206,19 +212,19 @@ fn become_program(
     failed
 }
 
-/// libc's own function of a name; it calls the kernel by itself.
+/// Returns libc's own function `name`, which makes its system calls directly.
 pub fn function_of_libc(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let found = known.load(Ordering::Relaxed);
     if !found.is_null() {
         return found;
     }
-    // SAFETY: a name, and the handle that means those after this library.
+    // SAFETY: a C string, and the handle that means the libraries after this one.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     known.store(found, Ordering::Relaxed);
     found
 }
 
-/// Calls libc's `$name` with these arguments; `$type` is its type.
+/// Calls libc's function `$name`, of type `$type`, with these arguments.
 macro_rules! libcs {
     ($name:literal as $type:ty, ($($argument:expr),*)) => {{
         static KNOWN: std::sync::atomic::AtomicPtr<libc::c_void> =
@@ -235,10 +241,11 @@ macro_rules! libcs {
 
 pub(crate) use libcs;
 
-/// Finds libc's functions, so that no child of vfork(2) has to.
+/// Looks up libc's functions early, so that no child of vfork(2) has to.
 pub fn begin() {
     for name in [c"execvpe", c"posix_spawn", c"posix_spawnp"] {
-        // SAFETY: as above. That the loader knows the name is what it is for.
+        // SAFETY: a C string and a valid handle. The result is not used: the loader resolves the
+        // symbol now.
         unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     }
 }
@@ -250,7 +257,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, env: St
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: libc's own variable; as the caller says.
+    // SAFETY: `environ` is libc's own variable; the caller vouches for the rest.
     unsafe { execve(path, arguments, environ) }
 }
 
@@ -275,7 +282,7 @@ pub unsafe extern "C" fn fexecve(file: c_int, arguments: Strings, env: Strings) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, env: Strings) -> c_int {
-    // libc looks for the program, and runs a script without `#!` by a shell.
+    // libc searches for the program, and runs a script without `#!` by a shell.
     become_program(Program::InPath(file), env, || {
         libcs!(
             c"execvpe" as unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int,
@@ -286,11 +293,11 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, env: S
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: as for execv.
+    // SAFETY: `environ` is libc's own variable; the caller vouches for the rest.
     unsafe { execvpe(file, arguments, environ) }
 }
 
-/// The child of a fork has no use for a ticket that another thread's child was to get.
+/// Closes a ticket and a list of numbers that another thread placed for its own child.
 pub fn forget_ticket() {
     let (file, _) = Survivor::Numbers.places();
     if descriptors::are_numbers(file) {
@@ -298,12 +305,12 @@ pub fn forget_ticket() {
     }
     let (number, _) = Survivor::Ticket.places();
     if descriptors::is_ticket(number) {
-        // SAFETY: nobody of this process knows it.
+        // SAFETY: nothing else in this process knows the number.
         hidden::close(unsafe { OwnedFd::from_raw_fd(number) });
     }
 }
 
-/// Which function of execl(3)'s family was called.
+/// The function of execl(3)'s family that was called.
 #[derive(Clone, Copy)]
 enum List {
     Path = 0,
@@ -311,7 +318,7 @@ enum List {
     Environment = 2,
 }
 
-/// The arguments of a variadic function: those that came in registers, then those on the stack.
+/// The arguments of a variadic function: first those in registers, then those on the stack.
 struct Variadic {
     registers: Strings,
     count: usize,
@@ -320,7 +327,7 @@ struct Variadic {
 
 impl Variadic {
     /// # Safety
-    /// The caller gave so many arguments.
+    /// The caller passed more than `at` arguments.
     unsafe fn get(&self, at: usize) -> *const c_char {
         // SAFETY: as the caller says.
         unsafe {
@@ -329,7 +336,8 @@ impl Variadic {
     }
 }
 
-/// What the entries of execl(3)'s family below come to.
+/// Collects the arguments of a function of execl(3)'s family and calls its execv(3) counterpart.
+/// The naked entries below jump here.
 unsafe extern "C" fn execute_list(
     path: *const c_char,
     registers: Strings,
@@ -347,7 +355,8 @@ unsafe extern "C" fn execute_list(
             continue;
         }
         let list = arguments.as_ptr();
-        // SAFETY: as the caller says; behind the null pointer of execle's list is the environment.
+        // SAFETY: the caller vouches for the arguments; execle's environment follows the null
+        // pointer that ends its list.
         return unsafe {
             match which {
                 which if which == List::Search as usize => execvp(path, list),
@@ -361,14 +370,15 @@ unsafe extern "C" fn execute_list(
     real::fail(slipway_socket::Errno::TOOBIG) as c_int
 }
 
-/// An entry of a variadic function, which lays its arguments out in memory.
+/// Defines the entry of a variadic function, which stores its register arguments in memory.
 macro_rules! list {
     ($name:ident, $which:expr) => {
         #[cfg(target_arch = "x86_64")]
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name() {
-            // Five words are pushed, with the return address six: the stack is aligned for the call.
+            // Five words are pushed; with the return address they are six, so the stack is aligned
+            // for the call.
             std::arch::naked_asm!(
                 "push r9", "push r8", "push rcx", "push rdx", "push rsi",
                 "mov rsi, rsp",

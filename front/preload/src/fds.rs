@@ -1,8 +1,8 @@
-//! Which descriptors are ours.
+//! The table of our descriptors, by number.
 //!
-//! A table by number holds what each one is. An object is kept while a number or a call refers to it; its
-//! memory is never given back, only used again, so that a call which lost a race against close(2) looks at an
-//! object, if perhaps at another one, and sees that by the table.
+//! An object is kept while a number or a call refers to it. An object's memory is never freed, only
+//! reused. So a call that lost a race against close(2) still reads a valid object, though perhaps a
+//! different one, and the table shows which.
 
 use std::cell::UnsafeCell;
 use std::ops::Deref;
@@ -17,27 +17,29 @@ use crate::epoll::Set;
 use crate::open::Listener;
 use slipway_socket::lock::Lock;
 
-/// What a descriptor is.
+/// The kind of a descriptor.
 pub enum Kind {
     /// A connection.
     Stream(Stream),
-    /// A kernel's listener that also has a queue of the engine's.
+    /// A kernel listener that also has a queue at the engine.
     Listener(Listener),
-    /// A kernel's epoll with something of ours in it.
+    /// A kernel epoll set with something of ours in it.
     Epoll(Set),
-    /// A kernel's TCP socket that waits in sets of epoll and may become ours.
+    /// A kernel TCP socket that waits in epoll sets and may become ours.
     Plain,
-    /// Nothing.
+    /// The kind of a free object.
     Nothing,
 }
 
 pub struct Stream {
     pub endpoint: Endpoint,
-    /// `AF_INET` or `AF_INET6`: how addresses are written.
+    /// `AF_INET` or `AF_INET6`: the format of addresses.
     pub domain: c_int,
-    /// A non-blocking send found too little room: who waits for an edge wants to know.
+    /// Set when a non-blocking send found too little room: an edge-triggered poller then needs an
+    /// event as soon as there is room.
     pub blocked: std::sync::atomic::AtomicBool,
-    /// Where the connection that was reported after this one will read and write: to be fetched, and nothing else.
+    /// Addresses where the connection reported after this one will read and write. They are only
+    /// prefetched, never dereferenced.
     pub reads_next: AtomicPtr<u8>,
     pub writes_next: AtomicPtr<u8>,
 }
@@ -50,14 +52,15 @@ impl Stream {
 }
 
 pub struct Object {
-    /// Calls and numbers that refer to it; 0: it is free.
+    /// The number of calls and descriptor numbers that refer to the object; 0: the object is free.
     refs: AtomicU32,
-    /// Numbers that refer to it.
+    /// The number of descriptor numbers that refer to the object.
     numbers: AtomicU32,
     kind: UnsafeCell<Kind>,
-    /// The last round that it was in, see [`next_round`].
+    /// The last walk over the table that met the object, see [`next_round`].
     round: AtomicU32,
-    /// The sets of epoll that it is in: (number of the set, number it has there).
+    /// The epoll sets that contain the object: (number of the set, number of the object in the
+    /// set).
     pub sets: Lock<Vec<(c_int, c_int)>>,
 }
 
@@ -65,11 +68,12 @@ pub struct Object {
 unsafe impl Sync for Object {}
 
 static TABLE: [AtomicPtr<Object>; NUMBERS] = [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS];
-/// Objects that nobody refers to.
+/// Objects without references, for reuse.
 pub static FREE: Lock<Vec<Free>> = Lock::new(Vec::new());
-/// One more than the highest number that ever was in the table.
+/// One more than the highest number that was ever in the table.
 static HIGHEST: AtomicI32 = AtomicI32::new(0);
-/// The process that the table is of: a child of vfork(2) is another one with the same memory.
+/// The id of the process that the table describes. A child of vfork(2) has another id and the same
+/// memory.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 pub struct Free(*const Object);
@@ -80,13 +84,14 @@ unsafe impl Send for Free {}
 pub struct Ref(&'static Object);
 
 impl Object {
-    /// What it is. For who has a reference, or has it in a set that it leaves before the last one goes.
+    /// Returns the object's kind. The caller holds a reference, or has the object in an epoll set,
+    /// which the object leaves before its last reference goes.
     pub fn kind(&self) -> &Kind {
-        // SAFETY: it does not change while there is a reference.
+        // SAFETY: the kind does not change while there is a reference.
         unsafe { &*self.kind.get() }
     }
 
-    /// Whether it has not been in that round yet; now it has.
+    /// Marks the object as met in `round`. Returns whether this was the first time.
     pub fn is_first_in(&self, round: u32) -> bool {
         self.round.swap(round, Ordering::Relaxed) != round
     }
@@ -98,7 +103,7 @@ impl Object {
 }
 
 impl Ref {
-    /// The object itself.
+    /// Returns the object itself.
     pub fn object(&self) -> &'static Object {
         self.0
     }
@@ -130,7 +135,7 @@ impl Drop for Ref {
 
 #[cold]
 fn retire(object: &'static Object) {
-    // SAFETY: nobody refers to it, and nobody will before it is in the list of free ones.
+    // SAFETY: nobody refers to the object, and nobody will before it is in the list of free ones.
     let kind = unsafe { std::mem::replace(&mut *object.kind.get(), Kind::Nothing) };
     match &kind {
         Kind::Stream(stream) => stream.endpoint.close(),
@@ -145,13 +150,13 @@ fn slot(fd: c_int) -> Option<&'static AtomicPtr<Object>> {
     TABLE.get(usize::try_from(fd).ok()?)
 }
 
-/// Whether `fd` is in the table at all.
+/// Returns whether `fd` is in the table.
 #[inline]
 pub fn is_known(fd: c_int) -> bool {
     slot(fd).is_some_and(|slot| !slot.load(Ordering::Relaxed).is_null())
 }
 
-/// The object that `fd` is, if it is ours.
+/// Returns the object of `fd`, or `None` if `fd` is not ours.
 #[inline]
 pub fn get(fd: c_int) -> Option<Ref> {
     let slot = slot(fd)?;
@@ -179,13 +184,13 @@ fn get_slowly(slot: &AtomicPtr<Object>) -> Option<Ref> {
     }
 }
 
-/// The connection that `fd` is.
+/// Returns the object of `fd`, or `None` if `fd` is no connection of ours.
 #[inline]
 pub fn stream(fd: c_int) -> Option<Ref> {
     get(fd).filter(|object| object.stream().is_some())
 }
 
-/// A new object, in no table yet.
+/// Makes an object that has no number yet.
 pub fn make(kind: Kind) -> Ref {
     let free = FREE.hold().pop();
     let object: &'static Object = match free {
@@ -199,7 +204,7 @@ pub fn make(kind: Kind) -> Ref {
             sets: Lock::new(Vec::new()),
         })),
     };
-    // SAFETY: nobody refers to it.
+    // SAFETY: nobody refers to the object yet.
     unsafe { *object.kind.get() = kind };
     object.sets.hold().clear();
     object.numbers.store(0, Ordering::Relaxed);
@@ -207,7 +212,7 @@ pub fn make(kind: Kind) -> Ref {
     Ref(object)
 }
 
-/// `fd` is `object` from now on. What it was is let go.
+/// Puts `object` into the table at `fd`, and releases the object that was there before.
 pub fn put(fd: c_int, object: &Ref) {
     let Some(slot) = slot(fd) else { return };
     if OWNER.load(Ordering::Relaxed) == 0 {
@@ -221,7 +226,7 @@ pub fn put(fd: c_int, object: &Ref) {
     let_go(before);
 }
 
-/// `fd` is nothing of ours any more: just before, or after, it is closed.
+/// Removes `fd` from the table, just before or after it is closed.
 pub fn remove(fd: c_int) {
     if let Some(slot) = slot(fd) {
         let_go(slot.swap(ptr::null_mut(), Ordering::AcqRel));
@@ -231,45 +236,47 @@ pub fn remove(fd: c_int) {
 fn let_go(object: *mut Object) {
     // SAFETY: objects are never freed.
     let Some(object) = (unsafe { object.as_ref::<'static>() }) else { return };
-    // The reference that the number had.
+    // The reference of the number itself.
     let held = Ref(object);
     if object.numbers.fetch_sub(1, Ordering::AcqRel) == 1 {
         crate::epoll::forget(&held);
     }
 }
 
-/// This process is the one whose descriptors the table has.
+/// Makes this process the owner of the table.
 pub fn own() {
     OWNER.store(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
 }
 
-/// That process.
+/// Returns the id of the process that owns the table, or 0 before there is one.
 pub fn owner() -> u32 {
     OWNER.load(Ordering::Relaxed)
 }
 
-/// Whether this process shares its memory with the parent, whose table this is.
+/// Returns whether this process is a child of vfork(2), which shares the memory and the table of
+/// its parent.
 pub fn is_borrowed() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     owner != 0 && owner != rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Every number in the table from `first` to `last`, with its object.
+/// Returns the numbers in the table from `first` to `last`, with their objects.
 pub fn all(first: c_int, last: c_int) -> impl Iterator<Item = (c_int, Ref)> {
     let end = last.saturating_add(1).min(HIGHEST.load(Ordering::Relaxed));
     (first.max(0)..end).filter_map(|fd| get(fd).map(|object| (fd, object)))
 }
 
-/// A walk over the table that meets each object once.
+/// Returns the number of a new walk over the table, for [`Object::is_first_in`].
 pub fn next_round() -> u32 {
     static ROUND: AtomicU32 = AtomicU32::new(0);
     ROUND.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// In the child of a fork: calls that other threads were in are not in here.
+/// Sets reference counts right in the child of a fork, where the parent's other threads and their
+/// calls do not exist.
 pub fn recount() {
     for (_, object) in all(0, c_int::MAX - 1) {
-        // One for each number, and `object`.
+        // One for each number, and one for `object`.
         let numbers = object.numbers.load(Ordering::Relaxed);
         object.refs.store(numbers + 1, Ordering::Relaxed);
     }

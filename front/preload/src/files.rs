@@ -1,4 +1,4 @@
-//! sendfile(2) and splice(2): bytes between a FIFO and another descriptor.
+//! sendfile(2) and splice(2): move bytes between a FIFO and another descriptor.
 
 use libc::{c_int, c_uint, off_t, size_t, ssize_t};
 use slipway_socket::{Errno, Half};
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn splice(
     })
 }
 
-/// From the socket to a pipe: what the pipe takes is taken.
+/// Moves bytes from the socket to a pipe. Takes as many out of the socket as the pipe accepted.
 fn splice_out(
     from: c_int,
     object: &fds::Ref,
@@ -121,7 +121,8 @@ fn splice_out(
     recv_all(from, stream, &mut piece[..taken], libc::MSG_DONTWAIT)
 }
 
-/// From a pipe to the socket: no more than there is room for is taken out of the pipe.
+/// Moves bytes from a pipe to the socket. Takes no more out of the pipe than the socket has room
+/// for.
 fn splice_in(
     pipe: c_int,
     to: c_int,
@@ -138,7 +139,8 @@ fn splice_in(
         let until = deadline(&stream.endpoint, Half::Sending);
         wait(to, &stream.endpoint, Half::Sending, until)?;
     }
-    // An empty FIFO has a page, one that is half empty as much.
+    // A FIFO that is writable has room for 2048 bytes: an empty one has a page, and half of that
+    // counts as writable.
     let got = sys!(SYS_read, pipe, piece.as_mut_ptr(), count.min(2048));
     let got = usize::try_from(got).map_err(|_| Errno::from_raw_os_error(real::errno()))?;
     send_all(to, stream, &piece[..got], how)

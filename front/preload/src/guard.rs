@@ -6,7 +6,7 @@ use slipway_socket::Errno;
 
 use crate::real::fail;
 
-/// What `call` says, with errno set when it failed; a panic is `EIO`.
+/// Runs `call` and returns its result, or -1 with errno set if `call` failed. A panic is `EIO`.
 #[inline]
 pub fn guard(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     match catch_unwind(AssertUnwindSafe(call)) {

@@ -1,4 +1,5 @@
-//! A new image of a process goes on with the connections that survived execve(2): see `exec`.
+//! Resumes, in a new image of a process, the connections that survived execve(2). See
+//! [`exec`](crate::exec).
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::open::{Listener, own_address};
 use crate::real::{self, sys};
 use crate::{exec, program, session};
 
-/// The loader calls it before the program begins.
+/// The loader calls `begin` before the program's main function.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
@@ -28,7 +29,8 @@ extern "C" fn begin() {
         exec::begin();
         let (_, places) = Survivor::Ticket.places();
         if let Some(number) = places.into_iter().find(|number| descriptors::is_ticket(*number)) {
-            // SAFETY: whoever left it there left it to this image, where nobody knows it yet.
+            // SAFETY: the previous image left the descriptor to this one, where nothing else knows
+            // it yet.
             go_on(unsafe { OwnedFd::from_raw_fd(number) });
         }
         Ok(0)
@@ -36,12 +38,12 @@ extern "C" fn begin() {
     real::set_errno(saved);
 }
 
-/// What survived: eventfds with their numbers, and listening sockets.
+/// The surviving descriptors: eventfds with their kernel ids, and listening sockets.
 #[derive(Default)]
 struct Found {
     eventfds: Vec<(c_int, u32)>,
     listeners: Vec<c_int>,
-    /// Which of them are which of the endpoints that share an eventfd.
+    /// The previous image's list of which descriptor is which endpoint of a shared eventfd.
     numbers: Option<Numbers>,
 }
 
@@ -101,7 +103,7 @@ fn listeners(family: &Arc<Family>, mut sockets: Vec<c_int>) {
         let mut its: Vec<c_int> = Vec::new();
         if let Some(first) = sockets.iter().position(is_its) {
             let first = sockets.swap_remove(first);
-            // Its copies, by the socket's inode.
+            // Copies of the socket have the same inode.
             let socket = inode(first);
             its.extend(sockets.iter().filter(|fd| inode(**fd) == socket));
             its.push(first);
@@ -118,7 +120,7 @@ fn listeners(family: &Arc<Family>, mut sockets: Vec<c_int>) {
             family: family.clone(),
             number,
             eventfd,
-            // Nobody says what it was; the engine's limit is the kernel's.
+            // The program's backlog is not known any more; the engine has the kernel's limit.
             backlog: libc::SOMAXCONN,
             not_before: 0.into(),
             domain: real::tcp_domain(fd).unwrap_or(libc::AF_INET),

@@ -1,9 +1,10 @@
-//! Which number is which endpoint, for the next image of a process.
+//! Maps descriptor numbers to endpoints, for the next image of a process.
 //!
-//! An endpoint that has an eventfd of its own is known by it, wherever its descriptor was moved to. Those that share one
-//! are not: so where they may have been moved out of this library's table is noted, by dup2(2) in a child of
-//! vfork(2) and by the actions of posix_spawn(3), and all that survives is written down ([`Survivor::Numbers`]). The new image
-//! believes a number only if it is an eventfd that the endpoint sleeps on.
+//! An endpoint with its own eventfd is recognized by that eventfd, wherever its descriptor was
+//! moved to. Endpoints that share an eventfd are not. So this module records copies that this
+//! library's table does not see: by dup2(2) in a child of vfork(2), and by the actions of
+//! posix_spawn(3). All descriptors that survive are written to a memfd ([`Survivor::Numbers`]). The
+//! new image accepts a number only if it is an eventfd that the endpoint sleeps on.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -14,17 +15,19 @@ use slipway_socket::lock::Lock;
 use crate::fds;
 use crate::real::{self, sys};
 
-/// Descriptors that are written down, at most.
+/// The most descriptors that are written down.
 const MOST: usize = 512;
-/// Copies that are remembered at a time.
+/// The most copies that are remembered at a time.
 const COPIED: usize = 64;
 
-/// Copies that children of vfork(2) made: process and number, then the entry. They have this process's memory.
+/// Copies that children of vfork(2), which share this memory, made: process and number, then the
+/// entry.
 static COPIES: [[AtomicU64; 2]; COPIED] =
     [const { [AtomicU64::new(0), AtomicU64::new(0)] }; COPIED];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// What lists of actions do: the list, the number, the one that becomes a copy of it. Held while this process forks.
+/// Copies that lists of posix_spawn(3) actions will make: the list, the original number, the number
+/// of the copy. Locked while this process forks.
 pub static ACTIONS: Lock<Vec<(usize, c_int, c_int)>> = Lock::new(Vec::new());
 
 fn key(fd: c_int) -> u64 {
@@ -32,7 +35,7 @@ fn key(fd: c_int) -> u64 {
     u64::from(process) << 32 | u64::from(fd.unsigned_abs())
 }
 
-/// The entry of the shared endpoint that `fd` is, also in a child of vfork(2).
+/// Returns the entry of the shared endpoint that `fd` stands for, also in a child of vfork(2).
 fn entry_of(fd: c_int) -> Option<u64> {
     let copied = || {
         let (next, wanted) = (NEXT.load(Ordering::Relaxed), key(fd));
@@ -40,7 +43,7 @@ fn entry_of(fd: c_int) -> Option<u64> {
         let mut found = latest_first.filter(|copy| copy[0].load(Ordering::Acquire) == wanted);
         let copy = found.next()?;
         let entry = copy[1].load(Ordering::Acquire);
-        // Another child may have written there meanwhile.
+        // Another child may have overwritten the slot meanwhile.
         (copy[0].load(Ordering::Relaxed) == wanted).then_some(entry)
     };
     let copied = if fds::is_borrowed() { copied() } else { None };
@@ -51,7 +54,7 @@ fn entry_of(fd: c_int) -> Option<u64> {
     })
 }
 
-/// In a child of vfork(2): `new` is a copy of `fd` now.
+/// Records in a child of vfork(2) that `new` is a copy of `fd` now.
 pub fn copied(fd: c_int, new: c_int) {
     if let Some(entry) = entry_of(fd) {
         let [process, is] = &COPIES[NEXT.fetch_add(1, Ordering::Relaxed) % COPIED];
@@ -61,21 +64,22 @@ pub fn copied(fd: c_int, new: c_int) {
     }
 }
 
-/// `actions` will make `new` a copy of `fd`.
+/// Records that `actions` will make `new` a copy of `fd`.
 pub fn will_copy(actions: usize, fd: c_int, new: c_int) {
     ACTIONS.hold().push((actions, fd, new));
 }
 
-/// There are no such `actions`, or none yet.
+/// Forgets the copies of `actions`, which were destroyed, or are initialised just now.
 pub fn forget(actions: usize) {
     ACTIONS.hold().retain(|(list, ..)| *list != actions);
 }
 
-/// Numbers with the entries that they are.
+/// Descriptor numbers with their endpoints' entries, and how many there are.
 pub struct Numbers([[u64; 2]; MOST], usize);
 
 impl Numbers {
-    /// Those of `fds` that are shared endpoints, and what `actions` make of others.
+    /// Lists those of `fds` that are shared endpoints, and the copies of them that `actions` will
+    /// make.
     pub fn of(fds: &[c_int], actions: usize) -> Self {
         let mut all = Self([[0; 2]; MOST], 0);
         for fd in fds {
@@ -98,8 +102,9 @@ impl Numbers {
         }
     }
 
-    /// Writes them down where the next image finds them: at the number that is returned. None: there are none, or there
-    /// is no way, and those connections end.
+    /// Writes the list to a memfd at the number where the next image looks for it, and returns that
+    /// number. Returns `None` if the list is empty, the number is in use or a system call failed;
+    /// the connections end then.
     pub fn leave(&self) -> Option<c_int> {
         let Self(all, count) = self;
         let (number, _) = Survivor::Numbers.places();
@@ -118,7 +123,7 @@ impl Numbers {
         left.then_some(number)
     }
 
-    /// What the image before this one left at `file`.
+    /// Reads the list that the previous image left in `file`.
     pub fn read(file: c_int) -> Self {
         let mut all = [[0; 2]; MOST];
         let got = sys!(SYS_pread64, file, all.as_mut_ptr(), size_of_val(&all), 0);
@@ -126,7 +131,7 @@ impl Numbers {
         Self(all, count)
     }
 
-    /// The entry that `fd` is: as was noted last.
+    /// Returns the entry of `fd`: the latest one noted.
     pub fn entry(&self, fd: c_int) -> Option<u64> {
         let mut latest_first = self.0[..self.1].iter().rev();
         latest_first.find(|[number, _]| *number == fd as u64).map(|[_, entry]| *entry)

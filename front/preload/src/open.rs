@@ -1,4 +1,4 @@
-//! Making and ending connections: connect(2), listen(2), accept(2), shutdown(2).
+//! Makes and ends connections: connect(2), listen(2), accept(2), shutdown(2).
 
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
@@ -15,26 +15,27 @@ use crate::real::{self, fail, sys};
 use crate::session;
 use crate::transfer::{interrupted, restarts};
 
-/// A kernel's listener with a queue of the engine's. The kernel's socket does not block any more, so that
-/// nobody waits for one queue alone.
+/// A kernel listener that also has a queue at the engine. The kernel's socket is made non-blocking,
+/// so that no thread waits for one of the two queues alone.
 pub struct Listener {
     pub family: Arc<Family>,
     pub number: u64,
-    /// Readable when a connection waits in the engine's queue.
+    /// An eventfd that is readable when a connection waits in the engine's queue.
     pub eventfd: Hidden,
     pub domain: c_int,
-    /// As the program gave it to listen(2).
+    /// The backlog that the program gave to listen(2).
     pub backlog: c_int,
-    /// Monotonic milliseconds before which it is not registered again.
+    /// Monotonic milliseconds before which the listener is not registered again.
     pub not_before: AtomicU64,
-    /// What the program set as `O_NONBLOCK`.
+    /// The program's own `O_NONBLOCK` setting.
     pub nonblock: AtomicBool,
-    /// `SO_RCVTIMEO` in milliseconds, as it was when it began to listen.
+    /// `SO_RCVTIMEO` in milliseconds, read when the socket began to listen.
     pub timeout: AtomicI32,
 }
 
 impl Listener {
-    /// Sets `O_NONBLOCK`. The next image of this process reads it off the eventfd, on which nobody ever waits.
+    /// Sets `O_NONBLOCK`. Sets it on the eventfd, too, where the next image of this process finds
+    /// it; nobody ever blocks on that eventfd.
     pub fn set_nonblock(&self, nonblock: bool) {
         self.nonblock.store(nonblock, Ordering::Relaxed);
         let flags = if nonblock { libc::O_NONBLOCK } else { 0 };
@@ -46,10 +47,10 @@ impl Listener {
     }
 }
 
-/// The address in `address`, if it is one of an IP family.
+/// Reads the IP address in `address`, or returns `None` if it is of another family.
 ///
 /// # Safety
-/// `length` bytes can be read there.
+/// `length` bytes can be read at `address`.
 pub unsafe fn read_address(address: *const sockaddr, length: socklen_t) -> Option<Address> {
     if address.is_null() || length < 2 {
         return None;
@@ -57,11 +58,11 @@ pub unsafe fn read_address(address: *const sockaddr, length: socklen_t) -> Optio
     // SAFETY: as the caller says.
     let family = c_int::from(unsafe { address.cast::<libc::sa_family_t>().read_unaligned() });
     if family == libc::AF_INET && length as usize >= size_of::<sockaddr_in>() {
-        // SAFETY: as above, and long enough.
+        // SAFETY: the caller guarantees `length` bytes, and that is enough.
         let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
         return Some(Address::v4(v4.sin_addr.s_addr.to_ne_bytes(), u16::from_be(v4.sin_port)));
     }
-    // RFC 2133's structure is 4 bytes shorter, and enough.
+    // RFC 2133's structure is 4 bytes shorter and suffices.
     if family == libc::AF_INET6 && length as usize >= 24 {
         // SAFETY: the 24 bytes that are read are there.
         let bytes = unsafe { address.cast::<[u8; 24]>().read_unaligned() };
@@ -71,10 +72,10 @@ pub unsafe fn read_address(address: *const sockaddr, length: socklen_t) -> Optio
     None
 }
 
-/// Writes `address` as a socket of `domain` would, cut to what fits.
+/// Writes `address` in the format of `domain`, cut to the room that the caller has.
 ///
 /// # Safety
-/// As for getsockname(2).
+/// The contract of getsockname(2).
 pub unsafe fn write_address(
     address: Address,
     domain: c_int,
@@ -102,13 +103,13 @@ pub unsafe fn write_address(
     }
 }
 
-/// The address that a socket of the kernel's has.
+/// Returns the local address of a kernel socket.
 pub fn own_address(fd: c_int) -> Option<Address> {
     let mut bytes = [0u64; 4];
     let mut length: socklen_t = 32;
     let at = bytes.as_mut_ptr().cast::<sockaddr>();
     let got = sys!(SYS_getsockname, fd, at, &raw mut length);
-    // SAFETY: the kernel wrote `length` bytes at most 32.
+    // SAFETY: the kernel wrote `length` bytes, at most 32.
     if got == 0 { unsafe { read_address(at, length.min(32)) } } else { None }
 }
 
@@ -144,7 +145,8 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen
     sys!(SYS_connect, fd, to, length) as c_int
 }
 
-/// Whether the socket is non-blocking, so that the caller expects to wait.
+/// Connects through the engine. Returns whether the socket is non-blocking; the program then
+/// expects `EINPROGRESS`.
 fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnected> {
     if real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) != Some(0) || is_connected(fd) {
         return Err(NotConnected::NotOurs);
@@ -224,11 +226,11 @@ fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
     }
 }
 
-/// Milliseconds from one try to register a listener again to the next.
+/// Milliseconds between two attempts to register a listener again.
 const PAUSE: u64 = 200;
 
-/// Registers a listener again whose engine has gone: at a connection by the kernel, which is what connections are
-/// until then.
+/// Registers a listener again whose engine has gone. Called when a connection arrives through the
+/// kernel, as all do until then.
 #[cold]
 fn register_again(fd: c_int, before: &Ref) {
     let Kind::Listener(old) = before.kind() else { return };
@@ -252,7 +254,7 @@ fn register_again(fd: c_int, before: &Ref) {
     }
 }
 
-/// Tells the engine of a socket of the kernel's that listens.
+/// Registers a listening kernel socket with the engine.
 fn register(
     fd: c_int,
     backlog: c_int,
@@ -265,7 +267,7 @@ fn register(
     let option = |level, name| real::option(fd, level, name).unwrap_or(0);
     let shared = option(libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
     let v6_only = domain == libc::AF_INET6 && option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
-    // SAFETY: the caller's descriptor, which it has open.
+    // SAFETY: the caller's descriptor, which is open during the call.
     let proof = unsafe { BorrowedFd::borrow_raw(fd) };
     let waiting = u32::try_from(backlog).unwrap_or(4096);
     let listening = match family.listen(at, waiting, shared, v6_only, Some(proof)) {
@@ -292,7 +294,8 @@ fn register(
     Some(listener)
 }
 
-/// A new descriptor of the kernel's: if its number was ours, that was closed behind our back.
+/// Handles a new kernel descriptor: if its number was ours, that one was closed without this
+/// library.
 fn fresh(fd: c_int) {
     if fds::is_known(fd) && !fds::is_borrowed() {
         fds::remove(fd);
@@ -348,7 +351,7 @@ fn accept_either(
         if let Some(new) = take_ours(listener, flags)? {
             let object = fds::get(new).ok_or(Errno::BADF)?;
             if let Some(stream) = object.stream() {
-                // SAFETY: the caller's, as for accept(2).
+                // SAFETY: the caller's pointers, under the contract of accept(2).
                 unsafe { write_address(stream.endpoint.remote(), stream.domain, from, length) };
             }
             return Ok(new as usize);
@@ -389,7 +392,8 @@ fn wait_for_either(fd: c_int, listener: &Listener, until: Deadline) -> Result<()
     }
 }
 
-/// The next connection in the engine's queue, as a descriptor of ours.
+/// Takes the next connection from the engine's queue, as a descriptor of ours. Returns `None` if
+/// the queue is empty.
 fn take_ours(listener: &Listener, flags: c_int) -> Result<Option<c_int>, Errno> {
     if !take_one(&listener.eventfd) {
         return Ok(None);
@@ -398,13 +402,13 @@ fn take_ours(listener: &Listener, flags: c_int) -> Result<Option<c_int>, Errno> 
         Ok(opened) => opened,
         Err(Errno::AGAIN) => return Ok(None),
         Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS)) => return Err(errno),
-        // The engine is gone, or knows the listener no more: the kernel's queue is what is left.
+        // The engine is gone, or no longer knows the listener: only the kernel's queue remains.
         Err(_) => return Ok(None),
     };
     Ok(Some(admit(opened, listener.domain, flags)))
 }
 
-/// Takes one of the connections that the eventfd counts. Whether there was one.
+/// Takes one from the eventfd's count of waiting connections. Returns whether there was one.
 fn take_one(eventfd: &Hidden) -> bool {
     let current = u64::MAX;
     let mut count = [0; 8];
@@ -413,10 +417,11 @@ fn take_one(eventfd: &Hidden) -> bool {
     if taken.is_err() {
         return false;
     }
-    // One that is no semaphore gave all.
+    // A non-semaphore eventfd returns its whole count; write the surplus back.
     let rest = u64::from_ne_bytes(count).saturating_sub(1);
     if rest > 0 {
-        // Fails when somebody has spoilt it, who spoilt the own listener then.
+        // Fails only if another holder of the eventfd filled its counter, which harms that holder's
+        // own listener.
         let _ = rustix::io::write(eventfd, &rest.to_ne_bytes());
     }
     true
@@ -458,8 +463,8 @@ fn shut(object: &Ref, how: c_int) -> Result<usize, Errno> {
     Ok(0)
 }
 
-/// `fd`, for calls that only look.
+/// Borrows `fd` for a call that does not close it.
 pub fn borrowed<'a>(fd: c_int) -> BorrowedFd<'a> {
-    // SAFETY: the program's own descriptor, that it has open during the call.
+    // SAFETY: the program's own descriptor, which it has open during the call.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }

@@ -1,4 +1,4 @@
-//! Options and names of sockets, as TCP would answer.
+//! Socket options and names, answered as TCP would.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use crate::guard::guard;
 use crate::open::write_address;
 use crate::real::{self, fail, sys};
 
-/// Options that are remembered and mean nothing here, with the bit that remembers them.
+/// On/off options that are stored but have no effect, each with the bit that stores it.
 const SWITCHES: [(c_int, c_int, u32); 11] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 1),
@@ -25,7 +25,7 @@ const SWITCHES: [(c_int, c_int, u32); 11] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 10),
 ];
 
-/// Numbers that may be set to anything and are always this.
+/// Integer options that may be set to anything and always read as the given value.
 const NUMBERS: [(c_int, c_int, c_int); 20] = [
     (libc::SOL_SOCKET, libc::SO_TYPE, libc::SOCK_STREAM),
     (libc::SOL_SOCKET, libc::SO_PROTOCOL, libc::IPPROTO_TCP),
@@ -48,7 +48,7 @@ const NUMBERS: [(c_int, c_int, c_int); 20] = [
     (libc::IPPROTO_IP, libc::IP_TOS, 0),
     (libc::IPPROTO_IP, libc::IP_TTL, 64),
 ];
-/// What a buffer has when nobody said, and the most it gets.
+/// The default size of a buffer, and the largest one, in bytes.
 const BUFFER: u64 = 1 << 20;
 const LARGEST: u64 = 4 << 20;
 
@@ -72,7 +72,7 @@ fn store(endpoint: &Endpoint, word: usize, is_high: bool, value: u64) {
     let _ = place.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
 }
 
-/// Milliseconds of a kernel socket's timeout; 0: none.
+/// Returns a kernel socket's timeout in milliseconds; 0: none.
 pub fn timeout_of(fd: c_int, name: c_int) -> u64 {
     let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let mut length = size_of::<libc::timeval>() as socklen_t;
@@ -85,7 +85,7 @@ fn milliseconds(time: libc::timeval) -> u64 {
     seconds * 1000 + u64::try_from(time.tv_usec).unwrap_or(0).div_ceil(1000)
 }
 
-/// What was set on the kernel's socket before it became ours.
+/// Copies the options that were set on the kernel's socket before it became ours.
 pub fn take_over(fd: c_int, endpoint: &Endpoint) {
     for (level, name, _) in SWITCHES {
         if let Some(bit) = switch_of(level, name)
@@ -175,7 +175,7 @@ fn read_option(
             Ok(16)
         }
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-            // ESTABLISHED or CLOSE_WAIT; the rest does not exist here.
+            // The state is ESTABLISHED or CLOSE_WAIT; TCP's other states do not exist here.
             into[0] = if endpoint.ready() & 0x2000 == 0 { 1 } else { 8 };
             into[16..20].copy_from_slice(&65_483u32.to_ne_bytes());
             Ok(232)
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, length: socklen_t)
     }
 }
 
-/// fcntl(2) is variadic; its argument comes as this one does.
+/// fcntl(2). In C it is variadic; one integer argument is passed the same way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     let Some(object) = fds::get(fd) else {
@@ -360,14 +360,14 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -
     unsafe { fcntl(fd, command, argument) }
 }
 
-/// ioctl(2) is variadic; its argument comes as this one does.
+/// ioctl(2). In C it is variadic; one pointer argument is passed the same way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::Ioctl, argument: *mut c_int) -> c_int {
     let Some(object) = fds::get(fd) else {
         return sys!(SYS_ioctl, fd, request, argument) as c_int;
     };
     let kernel = || sys!(SYS_ioctl, fd, request, argument) as c_int;
-    // SAFETY: what these requests point to is an int.
+    // SAFETY: the argument of the requests below points to an int.
     let number = || unsafe { argument.as_mut() };
     match (object.kind(), request) {
         (Kind::Listener(listener), libc::FIONBIO) => {

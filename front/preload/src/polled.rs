@@ -1,40 +1,41 @@
-//! The list that the kernel polls for a set of poll(2).
+//! The list of descriptors that the kernel polls on behalf of a poll(2) set.
 //!
-//! Another thread may close or open any number while a set is polled. So each number is looked at once: what was
-//! found then decides how long the list is, what lies where in it, and how the answers are read.
+//! Another thread may close or open any number while a set is polled. So each number is looked up
+//! once. The result of that lookup decides the length of the list, the position of each descriptor
+//! in it, and how the answers are read.
 
 use libc::{c_int, pollfd};
 
-/// Descriptors that are polled without taking memory.
+/// The number of descriptors that are polled without allocating.
 const FEW: usize = 32;
 const NOTHING: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
 
-/// What a number of a set was when it was looked at.
+/// The owner of a set's number when it was looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// No connection and no listener of ours: the kernel answers for it.
     Kernels,
     /// A connection of ours.
     Stream {
-        /// Tells it from what may have the number later.
+        /// The connection's identity, which tells it from a later owner of the number.
         object: usize,
-        /// The kernel polls its eventfd.
+        /// The kernel polls the connection's eventfd.
         sleeps: bool,
     },
-    /// A listener with a second queue, which this eventfd tells of.
+    /// A listener with a second queue, and the eventfd that reports connections in that queue.
     Listener(c_int),
 }
 
-/// How the answers for a number of the set are read.
+/// How the answer for a number of the set is read.
 #[derive(Clone, Copy)]
 enum Role {
     Kernels,
     Stream(usize),
-    /// The place of the second queue's eventfd in the list.
+    /// The position in the list of the second queue's eventfd.
     Listener(usize),
 }
 
-/// A vector whose first few elements take no memory.
+/// A vector that stores its first few elements without allocating.
 struct Short<T> {
     few: [T; FEW],
     many: Vec<T>,
@@ -71,7 +72,7 @@ pub struct Polled {
 }
 
 impl Polled {
-    /// The list for `set`, each of whose numbers is looked at by one call of `look`.
+    /// Builds the list for `set`. Calls `look` once for each number.
     pub fn new(set: &[pollfd], mut look: impl FnMut(c_int) -> Found) -> Self {
         let (mut list, mut roles) = (Short::new(NOTHING), Short::new(Role::Kernels));
         set.iter().for_each(|polled| _ = list.push(*polled));
@@ -93,23 +94,24 @@ impl Polled {
         Self { list, roles }
     }
 
-    /// Has one descriptor more polled. The result is its place, for [`Polled::said`].
+    /// Adds one descriptor. Returns its position, for [`Polled::said`].
     pub fn add(&mut self, fd: c_int, events: i16) -> usize {
         self.list.push(pollfd { fd, events, revents: 0 })
     }
 
-    /// What the kernel is given.
+    /// Returns the list to pass to the kernel.
     pub fn list(&mut self) -> &mut [pollfd] {
         self.list.all()
     }
 
-    /// What the kernel said of what [`Polled::add`] put at `place`.
+    /// Returns the kernel's answer for the descriptor that [`Polled::add`] put at `place`.
     pub fn said(&mut self, place: usize) -> i16 {
         self.list.all()[place].revents
     }
 
-    /// Tells the set, which it was made for, what the kernel said of its own descriptors and of listeners. Returns how
-    /// many are ready. Connections of ours whose eventfd was raised are named to `raised`, by number and object.
+    /// Stores the kernel's answers for kernel descriptors and listeners in `set`, which the list
+    /// was built for. Returns how many are ready. Calls `raised` with number and identity of each
+    /// connection of ours whose eventfd was raised.
     pub fn tell(mut self, set: &mut [pollfd], mut raised: impl FnMut(c_int, usize)) -> usize {
         let (list, mut ready) = (self.list.all(), 0);
         for (at, (polled, role)) in set.iter_mut().zip(self.roles.all()).enumerate() {

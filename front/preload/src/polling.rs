@@ -1,4 +1,4 @@
-//! poll(2) and select(2), with descriptors of both kinds.
+//! poll(2) and select(2), with our descriptors and the kernel's in one set.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -13,12 +13,12 @@ use crate::real::{self, sys};
 use crate::session;
 
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
-/// Nanoseconds that are slept at a time where another thread may empty the eventfd first; where nobody may be
-/// told at all the second.
+/// The longest sleeps in nanoseconds. The first is usual: another thread may drain the eventfd
+/// before this one sees it. The second applies where a wake-up may be lost.
 const AT_A_TIME: (u64, u64) = (1_000_000_000, 1_000_000);
 
 /// # Safety
-/// As for ppoll(2).
+/// The contract of ppoll(2).
 unsafe fn set<'a>(fds: *mut pollfd, count: nfds_t) -> Result<&'a mut [pollfd], Errno> {
     match usize::try_from(count) {
         Ok(0) => Ok(&mut []),
@@ -70,8 +70,7 @@ pub unsafe extern "C" fn ppoll(
         // SAFETY: as above.
         return guard(|| unsafe { poll_both(set(fds, count)?, until, mask) }) as c_int;
     }
-    // The system call changes the timeout, libc's function does not.
-    // SAFETY: as above.
+    // The system call writes the remaining time to the timeout; libc's function does not.
     let own = unsafe { timeout.as_ref() }.copied();
     let at = own.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     sys!(SYS_ppoll, fds, count, at, mask, 8) as c_int
@@ -100,17 +99,17 @@ unsafe fn has_ours(fds: *const pollfd, count: nfds_t) -> bool {
     !fds.is_null() && (0..count as usize).any(|at| fds::is_known(unsafe { (*fds.add(at)).fd }))
 }
 
-/// The bits of `object` that `events` asks for.
+/// Returns the events of `object` that `events` asks for.
 fn bits(object: &Ref, events: i16) -> i16 {
     object.stream().map_or(0, |stream| stream.endpoint.ready() & (events | ALWAYS))
 }
 
-/// The connections in a set, by their place.
+/// Returns the connections in a set, with their positions.
 fn streams(set: &[pollfd]) -> impl Iterator<Item = (usize, Ref)> + '_ {
     set.iter().enumerate().filter_map(|(at, polled)| Some((at, fds::stream(polled.fd)?)))
 }
 
-/// Fills in what is ready of ours; how many.
+/// Fills in the ready events of our connections. Returns how many are ready.
 fn look(set: &mut [pollfd]) -> usize {
     let mut ready = 0;
     for polled in set.iter_mut() {
@@ -137,7 +136,7 @@ fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Resu
         }
         let (longest, edge) = match &edge {
             Ok(edge) => (None, edge.as_ref()),
-            // Who has no descriptor for it looks often.
+            // Without a descriptor for the shared eventfds' edges, the thread looks often.
             Err(_) => (Some(AT_A_TIME.1), None),
         };
         let left = slice(set, until).into_iter().chain(longest).min();
@@ -154,12 +153,13 @@ fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Resu
     }
 }
 
-/// Looks for a while, if there are few enough of ours for it and traffic was recent.
+/// Busy-polls for a while, if all descriptors are ours, they are at most eight and traffic was
+/// recent. Returns how many are ready.
 fn spin(set: &mut [pollfd], until: Deadline) -> usize {
     let ours = streams(set).take(9).count();
     let Some((_, first)) = streams(set).next() else { return 0 };
     let Some(stream) = first.stream() else { return 0 };
-    // What is the kernel's does not wait for ours.
+    // A kernel descriptor's events must not wait while we spin for ours.
     if ours > 8 || ours < set.iter().filter(|polled| polled.fd >= 0).count() {
         return 0;
     }
@@ -173,7 +173,7 @@ fn spin(set: &mut [pollfd], until: Deadline) -> usize {
     ready
 }
 
-/// How long to sleep at a time.
+/// Returns the longest time to sleep, in nanoseconds; `None` is for ever.
 fn slice(set: &[pollfd], until: Deadline) -> Option<u64> {
     let (usual, short) = AT_A_TIME;
     let longest = if is_told_surely() { usual } else { short };
@@ -183,7 +183,8 @@ fn slice(set: &[pollfd], until: Deadline) -> Option<u64> {
     }
 }
 
-/// Has the eventfds raised for what is asked for, with one barrier. False: something is there by now.
+/// Asks the other sides to raise the eventfds, with one barrier. Returns `false` if something is
+/// ready by now.
 fn arm(set: &[pollfd]) -> bool {
     for (at, object) in streams(set) {
         wishes(&object, set[at].events, |endpoint, half, least| endpoint.wish(half, least));
@@ -199,7 +200,8 @@ fn arm(set: &[pollfd]) -> bool {
     nothing
 }
 
-/// What `events` need to be told of: room, and so many bytes at least, or the end.
+/// Calls `wish` with what `events` wait for: room to send, and arrived bytes (at least so many) or
+/// the end.
 fn wishes(object: &Ref, events: i16, mut wish: impl FnMut(&Endpoint, Half, usize)) {
     let Some(stream) = object.stream() else { return };
     let endpoint = &stream.endpoint;
@@ -210,7 +212,8 @@ fn wishes(object: &Ref, events: i16, mut wish: impl FnMut(&Endpoint, Half, usize
     wish(endpoint, Half::Receiving, if wants { 1 } else { endpoint.arrived() + 1 });
 }
 
-/// The edges of eventfds in `set` that are shared, from now on. None: there are no such.
+/// Watches the edges of the shared eventfds in `set` from now on. Returns `None` if none are
+/// shared.
 fn edge(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
     let mut edge = None;
     for (at, object) in streams(set) {
@@ -230,8 +233,9 @@ fn edge(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
     Ok(edge)
 }
 
-/// Polls the kernel's in `set`, and with `sleep` the eventfds of ours, of shared ones those in `edge`.
-/// How many of the kernel's are ready.
+/// Polls the kernel's descriptors in `set`. With `sleep`, also polls the eventfds of our
+/// connections, or for shared eventfds the edges in `edge`. Returns how many of the kernel's
+/// descriptors are ready.
 fn poll_kernel(
     set: &mut [pollfd],
     left: Option<u64>,
@@ -260,19 +264,19 @@ fn poll_kernel(
         family.bury();
     }
     Ok(polled.tell(set, |fd, object| {
-        // Not when the number is something else by now: what waits there is for somebody else.
+        // Not if the number was reused meanwhile: the eventfd's count is meant for its new owner.
         if fds::get(fd).is_some_and(|now| identity(&now) == object) {
             slipway_peer::eventfd::drain(crate::open::borrowed(fd));
         }
     }))
 }
 
-/// Tells an object from another one. It is a number alone: nothing is kept by it.
+/// Returns a number that tells an object from others. It keeps no reference.
 fn identity(object: &Ref) -> usize {
     std::ptr::from_ref(object.object()).addr()
 }
 
-/// What a number is now, for a poll that sleeps or for one that only looks.
+/// Returns what a number stands for now, for a poll that sleeps or for one that only looks.
 fn found(fd: c_int, sleep: bool) -> Found {
     let Some(object) = fds::get(fd) else { return Found::Kernels };
     match object.kind() {
@@ -289,13 +293,14 @@ const READ: usize = 0;
 const WRITE: usize = 1;
 const EXCEPT: usize = 2;
 const WANTED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
-/// What poll(2) says that counts as each of select(2)'s sets (its manual page).
+/// The events of poll(2) that count for each of select(2)'s sets (its manual page).
 const COUNTS: [i16; 3] =
     [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
 
 type Sets = [*mut fd_set; 3];
 
-/// A word of a set, and the bit of `fd` in it. Sets may be longer than `fd_set`.
+/// Returns the word of a set that holds the bit of `fd`, and that bit. Sets may be longer than
+/// `fd_set`.
 unsafe fn word(set: *mut fd_set, fd: c_int) -> (*mut c_ulong, c_ulong) {
     let place = set.cast::<c_ulong>().wrapping_add(fd as usize / 64);
     (place, 1 << (fd as usize % 64))
@@ -330,8 +335,7 @@ pub unsafe extern "C" fn select(
     });
     // SAFETY: as above.
     let got = guard(|| unsafe { select_both(count, sets, until, std::ptr::null()) }) as c_int;
-    // Linux says what is left.
-    // SAFETY: as above.
+    // Linux stores the remaining time.
     if let (Some(time), Some(left)) = (unsafe { timeout.as_mut() }, until.left()) {
         time.tv_sec = (left / 1_000_000_000) as _;
         time.tv_usec = (left % 1_000_000_000 / 1000) as _;
@@ -397,7 +401,8 @@ unsafe fn select_both(
             if one.events & WANTED[which] == 0 {
                 continue;
             }
-            // SAFETY: as the caller says; the set is there, since the bit was in it.
+            // SAFETY: the caller guarantees valid pointers; the set is not null, since the bit was
+            // in it.
             let (place, bit) = unsafe { word(sets[which], one.fd) };
             if one.revents & COUNTS[which] != 0 {
                 ready += 1;

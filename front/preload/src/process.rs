@@ -1,4 +1,4 @@
-//! fork(2): the child is of the same family, with a connection to the engine of its own.
+//! fork(2): the child belongs to the same family, and gets its own connection to the engine.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::fds::{self, Kind};
 use crate::session::FAMILY;
 use slipway_socket::lock::Lock;
 
-/// What the forking thread prepared: the child's connection.
+/// The child's connection to the engine, made by the forking thread.
 static PREPARED: Lock<Option<OwnedFd>> = Lock::new(None);
 
-/// Once, when there is a family.
+/// Installs the fork handlers. Called once, when there is a family.
 pub fn begin() {
     // SAFETY: functions that live as long as the library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
@@ -22,7 +22,7 @@ fn current() -> Option<Arc<Family>> {
     FAMILY.hold().clone()
 }
 
-/// Each connection of the living family once, whatever numbers it has: at the first of them.
+/// Calls `each` once for each connection of the living family, however many numbers it has.
 pub fn streams_of_all(mut each: impl FnMut(&slipway_socket::Endpoint)) {
     let round = fds::next_round();
     for (_, object) in fds::all(0, i32::MAX - 1) {
@@ -42,10 +42,11 @@ extern "C" fn prepare() {
         Some(connection)
     });
     PREPARED.take();
-    // SAFETY: taken just now; `Held` would release it at the end of this function.
+    // SAFETY: the lock was taken just above; a `Held` guard would release it at the end of this
+    // function.
     *unsafe { PREPARED.peek() } = connection;
     FAMILY.take();
-    // SAFETY: taken just now.
+    // SAFETY: the lock was taken just above.
     if let Some(family) = unsafe { FAMILY.peek() } {
         family.hold();
     }
@@ -58,19 +59,19 @@ fn release() -> Option<OwnedFd> {
     crate::epoll::release_all();
     crate::numbers::ACTIONS.release();
     fds::FREE.release();
-    // SAFETY: taken by `prepare`.
+    // SAFETY: `prepare` took the lock.
     if let Some(family) = unsafe { FAMILY.peek() } {
         family.release();
     }
     FAMILY.release();
-    // SAFETY: taken by `prepare`.
+    // SAFETY: `prepare` took the lock.
     let connection = unsafe { PREPARED.peek() }.take();
     PREPARED.release();
     connection
 }
 
 extern "C" fn parent() {
-    // The child has its own copy.
+    // The child has its own copy of the connection.
     drop(release());
 }
 

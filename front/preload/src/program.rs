@@ -1,5 +1,6 @@
-//! Whether a program will have this library, before it is executed. A guess that is wrong costs a connection its
-//! place, and nothing else: whoever does not resume a ticket is done with it after a while.
+//! Predicts whether a program will load this library, before the program is executed. A wrong guess
+//! costs connections their slots for a while, and nothing else: the engine drops a ticket that
+//! nobody resumes.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -8,32 +9,33 @@ use libc::{c_char, c_int};
 
 use crate::real::{self, sys};
 
-/// What is to be executed.
+/// The program that is to be executed.
 #[derive(Clone, Copy)]
 pub enum Program<'a> {
     Path(*const c_char),
-    /// As execvp(3) looks for it.
+    /// A name that is searched for as execvp(3) does.
     InPath(*const c_char),
-    /// As execveat(2) has it.
+    /// Directory, path and flags of execveat(2).
     At(c_int, *const c_char, c_int),
-    /// A path of ours.
+    /// A path in this library's memory.
     Named(&'a CStr),
 }
 
-/// Scripts whose interpreters are scripts, at most.
+/// The deepest nesting of scripts whose interpreters are scripts.
 const DEPTH: usize = 4;
 const PT_INTERP: u32 = 3;
-/// Paths that are longer are not looked at.
+/// The longest path that is examined, in bytes.
 const LONGEST: usize = 1024;
 
 static OWN: OnceLock<Vec<u8>> = OnceLock::new();
 
-/// Learns what this library's own file is called, as the loader was told.
+/// Learns the path of this library's own file, as the loader knows it.
 pub fn begin() {
     static MARK: u8 = 0;
     // SAFETY: all of it may be zero.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: an address of this library, and room for the answer, whose name lives as long as the library.
+    // SAFETY: an address of this library, and room for the answer, whose name lives as long as the
+    // library.
     let name = unsafe {
         let known = libc::dladdr((&raw const MARK).cast(), &raw mut found) != 0;
         if !known || found.dli_fname.is_null() {
@@ -45,7 +47,7 @@ pub fn begin() {
     let _ = OWN.set(name.map(|name| name.to_bytes().to_vec()).unwrap_or_default());
 }
 
-/// Whether `program` with the environment `env` will have this library.
+/// Returns whether `program` will load this library if it is executed with the environment `env`.
 pub fn takes_library(program: Program<'_>, env: *const *const c_char) -> bool {
     is_named(env) && is_of_our_kind(program, DEPTH)
 }
@@ -61,12 +63,12 @@ fn variable<'a>(env: *const *const c_char, name: &[u8]) -> Option<&'a [u8]> {
         return None;
     }
     for at in 0.. {
-        // SAFETY: an environment, which ends with a null pointer, as the caller of execve(2) says.
+        // SAFETY: the caller of execve(2) guarantees an environment that ends with a null pointer.
         let one = unsafe { *env.add(at) };
         if one.is_null() {
             return None;
         }
-        // SAFETY: as above, a string.
+        // SAFETY: each entry of an environment is a string.
         let text = unsafe { CStr::from_ptr(one) }.to_bytes();
         if let Some(value) = text.strip_prefix(name) {
             return Some(value);
@@ -75,7 +77,7 @@ fn variable<'a>(env: *const *const c_char, name: &[u8]) -> Option<&'a [u8]> {
     None
 }
 
-/// A file that is open while it is looked at.
+/// An open file, closed on drop.
 struct File(c_int);
 
 impl Drop for File {
@@ -96,7 +98,7 @@ impl File {
         usize::try_from(got).unwrap_or(0)
     }
 
-    /// Whether it runs with other rights than who executes it: the loader does not listen to the environment then.
+    /// Returns whether executing the file changes privileges. The loader then ignores `LD_PRELOAD`.
     fn is_privileged(&self) -> bool {
         // SAFETY: all of it may be zero.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -114,14 +116,15 @@ impl File {
     }
 }
 
-/// One that cannot be looked at is taken to be: execve(2) will say what is wrong with it.
+/// Returns whether `program` is dynamically linked against this library's C library. A program that
+/// cannot be examined counts as such: execve(2) will report what is wrong with it.
 fn is_of_our_kind(program: Program<'_>, depth: usize) -> bool {
     let file = match program {
         Program::Path(path) => File::open(libc::AT_FDCWD, path),
         Program::Named(path) => File::open(libc::AT_FDCWD, path.as_ptr()),
         Program::InPath(name) => find(name),
         Program::At(folder, path, flags) => {
-            // SAFETY: a string, as the caller of execveat(2) says.
+            // SAFETY: the caller of execveat(2) guarantees a string.
             let empty = unsafe { path.is_null() || *path == 0 };
             if empty && flags & libc::AT_EMPTY_PATH != 0 {
                 let copy = sys!(SYS_fcntl, folder, libc::F_DUPFD_CLOEXEC, 0);
@@ -140,13 +143,14 @@ fn is_of_our_kind(program: Program<'_>, depth: usize) -> bool {
     let head = &head[..got];
     match head.strip_prefix(b"#!") {
         Some(line) => script(line, depth),
-        // execvp(3) has a shell for what the kernel does not know.
+        // execvp(3) runs a file that the kernel does not recognize by a shell.
         None if !head.starts_with(b"\x7fELF") => true,
         None => loader(&file, head).unwrap_or(false),
     }
 }
 
-/// Of a script it is the interpreter that counts. What `env` starts is executed by it once more.
+/// Returns whether the interpreter of a script will load the library. `/usr/bin/env` calls
+/// execve(2) again for the program that it starts, so that program is examined then.
 fn script(line: &[u8], depth: usize) -> bool {
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let word = line.split(|byte| b" \t".contains(byte)).find(|word| !word.is_empty());
@@ -157,7 +161,7 @@ fn script(line: &[u8], depth: usize) -> bool {
     depth > 0 && is_of_our_kind(Program::Named(path), depth - 1)
 }
 
-/// Whether an ELF file of this machine's kind has a loader, of this library's C library.
+/// Returns whether an ELF file of this machine's kind names the loader of this library's C library.
 fn loader(file: &File, head: &[u8]) -> Option<bool> {
     // 64 bits, little-endian.
     if head.get(4..6)? != b"\x02\x01" {
@@ -183,9 +187,9 @@ fn loader(file: &File, head: &[u8]) -> Option<bool> {
     Some(false)
 }
 
-/// The file that execvp(3) executes.
+/// Opens the file that execvp(3) would execute.
 fn find(name: *const c_char) -> Option<File> {
-    // SAFETY: a string, as the caller of execvp(3) says.
+    // SAFETY: the caller of execvp(3) guarantees a string.
     let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
     if bytes.contains(&b'/') {
         return File::open(libc::AT_FDCWD, name);

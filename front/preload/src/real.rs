@@ -1,7 +1,7 @@
-//! The system calls themselves. libc's wrappers have the names that this library exports, and syscall(2) of
-//! libc is one of them.
+//! The system calls themselves. libc's wrappers, syscall(2) among them, have the names that this
+//! library exports.
 
-/// A system call: -1 and errno when it failed.
+/// Makes a system call; -1 and errno if it failed.
 macro_rules! sys {
     ($number:ident) => { $crate::real::call(libc::$number, [0; 6]) };
     ($number:ident, $($argument:expr),+ $(,)?) => {{
@@ -18,7 +18,7 @@ pub(crate) use sys;
 use libc::c_int;
 use slipway_socket::Errno;
 
-/// A system call with its arguments: -1 and errno when it failed.
+/// Makes a system call with these arguments; -1 and errno if it failed.
 #[inline]
 pub fn call(number: libc::c_long, arguments: [libc::c_long; 6]) -> libc::c_long {
     let result = trap(number, arguments);
@@ -33,8 +33,8 @@ pub fn call(number: libc::c_long, arguments: [libc::c_long; 6]) -> libc::c_long 
 #[inline]
 fn trap(number: libc::c_long, [a, b, c, d, e, f]: [libc::c_long; 6]) -> libc::c_long {
     let result;
-    // SAFETY: the x86-64 convention of Linux; the kernel checks the caller's pointers, and what it does to
-    // memory is what the caller asked for.
+    // SAFETY: the x86-64 convention of Linux; the kernel checks the caller's pointers, and what it
+    // does to memory is what the caller asked for.
     unsafe {
         std::arch::asm!("syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c,
             in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -46,7 +46,8 @@ fn trap(number: libc::c_long, [a, b, c, d, e, f]: [libc::c_long; 6]) -> libc::c_
 #[inline]
 fn trap(number: libc::c_long, [a, b, c, d, e, f]: [libc::c_long; 6]) -> libc::c_long {
     let result;
-    // SAFETY: the AArch64 convention of Linux; else as above.
+    // SAFETY: the AArch64 convention of Linux; the kernel checks the caller's pointers, and what it
+    // does to memory is what the caller asked for.
     unsafe {
         std::arch::asm!("svc 0", in("x8") number, inlateout("x0") a => result, in("x1") b, in("x2") c,
             in("x3") d, in("x4") e, in("x5") f, options(nostack));
@@ -54,7 +55,8 @@ fn trap(number: libc::c_long, [a, b, c, d, e, f]: [libc::c_long; 6]) -> libc::c_
     result
 }
 
-/// syscall(2): libuv closes with it, and accepts. It is variadic; its arguments come as these do.
+/// syscall(2), which libuv closes and accepts with. In C it is variadic; six integer arguments are
+/// passed the same way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: libc::c_long,
@@ -66,7 +68,7 @@ pub unsafe extern "C" fn syscall(
     f: libc::c_long,
 ) -> libc::c_long {
     use crate::{copies, open, vectors};
-    // SAFETY: as the caller says, whose arguments have these types.
+    // SAFETY: the caller vouches for the arguments, which have these types.
     unsafe {
         match number {
             libc::SYS_close => copies::close(a as c_int).into(),
@@ -94,25 +96,25 @@ fn pointer<T>(argument: libc::c_long) -> *mut T {
     std::ptr::with_exposed_provenance_mut(argument as usize)
 }
 
-/// errno of this thread.
+/// Returns errno of this thread.
 pub fn errno() -> c_int {
-    // SAFETY: libc's own place for it.
+    // SAFETY: libc's own variable of this thread.
     unsafe { *libc::__errno_location() }
 }
 
 pub fn set_errno(errno: c_int) {
-    // SAFETY: as above.
+    // SAFETY: libc's own variable of this thread.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// -1, with errno set.
+/// Sets errno and returns -1.
 #[cold]
 pub fn fail(errno: Errno) -> isize {
     set_errno(errno.raw_os_error());
     -1
 }
 
-/// An integer option of a kernel's socket.
+/// Returns an integer option of a kernel socket, or `None` if the call failed.
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     let mut length: libc::socklen_t = 4;
@@ -120,7 +122,7 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (got == 0).then_some(value)
 }
 
-/// The domain of a TCP socket of the kernel's; None: it is none.
+/// Returns the domain of a kernel TCP socket, or `None` if `fd` is none.
 pub fn tcp_domain(fd: c_int) -> Option<c_int> {
     let saved = errno();
     let domain = option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);

@@ -9,9 +9,9 @@ use slipway_socket::{Family, engine_path};
 use slipway_socket::lock::Lock;
 
 pub static FAMILY: Lock<Option<Arc<Family>>> = Lock::new(None);
-/// Monotonic milliseconds before which nobody tries again.
+/// Monotonic milliseconds before which no thread tries to attach again.
 static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
-/// How long to wait after the engine was not there.
+/// Milliseconds to wait after a failed attempt to attach.
 const PAUSE: u64 = 200;
 
 fn now() -> u64 {
@@ -19,14 +19,14 @@ fn now() -> u64 {
     (time.tv_sec as u64).wrapping_mul(1000).wrapping_add(time.tv_nsec as u64 / 1_000_000)
 }
 
-/// One line on standard error, for who set `SLIPWAY_LOG`.
+/// Prints one line on standard error if `SLIPWAY_LOG` is set.
 pub fn log(text: std::fmt::Arguments<'_>) {
     if std::env::var_os("SLIPWAY_LOG").is_some() {
         eprintln!("libslipway: {text}");
     }
 }
 
-/// The family, if this process has one that lives.
+/// Returns the family, or `None` if this process has none or its engine is gone.
 pub fn known() -> Option<Arc<Family>> {
     FAMILY.hold().clone().filter(|family| !family.is_dead())
 }
@@ -36,13 +36,14 @@ fn follow_forks() {
     ONCE.call_once(crate::process::begin);
 }
 
-/// The family is that of this process's image before execve(2).
+/// Takes over the family of this process's image before execve(2).
 pub fn adopt(family: &Arc<Family>) {
     follow_forks();
     *FAMILY.hold() = Some(family.clone());
 }
 
-/// The family: attached now, if it was not. None: there is no engine.
+/// Returns the family, and attaches to the engine first if need be. Returns `None` if there is no
+/// engine.
 pub fn family() -> Option<Arc<Family>> {
     let mut held = FAMILY.hold();
     if let Some(family) = &*held

@@ -1,4 +1,4 @@
-//! posix_spawn(3) and what its children are given: see [`exec`](crate::exec).
+//! posix_spawn(3), and how its children get connections: see [`exec`](crate::exec).
 
 use libc::{c_char, c_int};
 use slipway_socket::lock::Lock;
@@ -7,7 +7,7 @@ use crate::exec::{Strings, Survivors, Ticket, has_ours, libcs};
 use crate::numbers::{self, Numbers};
 use crate::program::{self, Program};
 
-/// One ticket at a time lies in this process where children would get it.
+/// Allows one ticket at a time at the number where a child finds it.
 static SPAWNING: Lock<()> = Lock::new(());
 
 type Spawn = unsafe extern "C" fn(
@@ -19,7 +19,9 @@ type Spawn = unsafe extern "C" fn(
     Strings,
 ) -> c_int;
 
-/// The child is another process at once, and what `actions` do in it nobody sees: whatever it is given survives.
+/// Makes `call`, a posix_spawn(3), with a ticket for the child if the child will have the library.
+/// This process cannot run code between the child's fork and its execve(2), nor read `actions`. So
+/// the ticket covers all connections, and every one that the child has in the end survives.
 fn spawn(
     program: Program<'_>,
     actions: *const libc::posix_spawn_file_actions_t,
@@ -39,7 +41,7 @@ fn spawn(
     let error = call();
     if let Some(ticket) = ticket {
         if error == 0 {
-            // The child has its copy.
+            // The child has its own copy.
             ticket.close();
         } else {
             ticket.take_back();

@@ -1,4 +1,4 @@
-//! Moving bytes between a program's memory and a FIFO, waiting where the program would have waited.
+//! Moves bytes between a program's memory and a FIFO, and waits where a kernel socket would.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -9,20 +9,20 @@ use crate::fds::Stream;
 use crate::open::borrowed;
 use crate::real::{self, sys};
 
-/// Bytes of the next connection's memory that are fetched at most while there is something to do with this one.
+/// The most bytes of the next connection's memory that are prefetched while this one is served.
 const AHEAD: usize = 4 << 10;
-/// Bytes that are copied at a time where there must be a copy.
+/// Bytes that are copied at a time where an intermediate copy is needed.
 pub const PIECE: usize = 16 << 10;
 
 pub fn interrupted() -> bool {
     real::errno() == libc::EINTR
 }
 
-/// Whether a call that a signal interrupted goes on afterwards (signal(7)): all handlers that there are were
-/// installed with `SA_RESTART`. Which signal it was nobody tells.
+/// Returns whether an interrupted call is restarted (signal(7)): every installed handler has
+/// `SA_RESTART`. The kernel does not tell which signal interrupted the call.
 pub fn restarts() -> bool {
     (1..=64).all(|signal| {
-        // `struct sigaction` of the kernel: handler, flags, restorer, mask.
+        // The kernel's `struct sigaction`: handler, flags, restorer, mask.
         let mut action = [0u64; 4];
         let got = sys!(SYS_rt_sigaction, signal, 0, action.as_mut_ptr(), 8);
         let handled = got == 0 && action[0] > 1;
@@ -30,7 +30,7 @@ pub fn restarts() -> bool {
     })
 }
 
-/// `SIGPIPE` for this thread, as a write to a closed connection has it.
+/// Sends `SIGPIPE` to this thread, as the kernel does on a write to a closed connection.
 #[cold]
 fn sigpipe() {
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
@@ -48,7 +48,7 @@ pub fn deadline(endpoint: &Endpoint, half: Half) -> Deadline {
     if milliseconds == 0 { Deadline::NEVER } else { Deadline::after(milliseconds * 1_000_000) }
 }
 
-/// Waits for `half`; a signal whose handlers all restart calls is as if it had not come.
+/// Waits for `half`. Ignores an interruption if all signal handlers restart calls.
 pub fn wait(fd: c_int, endpoint: &Endpoint, half: Half, until: Deadline) -> Result<(), Errno> {
     match endpoint.wait(half, borrowed(fd), until) {
         Err(Errno::INTR) if until == Deadline::NEVER && restarts() => Ok(()),
@@ -56,7 +56,7 @@ pub fn wait(fd: c_int, endpoint: &Endpoint, half: Half, until: Deadline) -> Resu
     }
 }
 
-/// What the next connection will look at, once for each report.
+/// Takes the address to prefetch for the next connection: once for each report.
 #[inline]
 fn once(next: &AtomicPtr<u8>) -> Option<*mut u8> {
     let at = next.load(Ordering::Relaxed);
@@ -67,11 +67,11 @@ fn once(next: &AtomicPtr<u8>) -> Option<*mut u8> {
     Some(at)
 }
 
-/// Sends all of `bytes`, or what can be sent without waiting if that is what is asked for.
+/// Sends all of `bytes`, or as much as fits without waiting on a non-blocking socket or call.
 pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
     if let Some(next) = once(&stream.writes_next) {
-        // Who sends to many in turn sends as much to the next.
+        // A program that sends to many connections in turn likely sends as much to the next.
         fetch_to_write(next, bytes.len().min(AHEAD));
     }
     let mut done = 0;
@@ -97,7 +97,7 @@ pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Resul
             }
             Errno::AGAIN => {
                 stream.blocked.store(true, Ordering::Relaxed);
-                // Somebody may sleep until there is room; if there is by now it is used.
+                // An armed poller must be told when there is room; if there is room by now, use it.
                 if endpoint.arm(Half::Sending, 1) && endpoint.ready() & libc::POLLOUT != 0 {
                     continue;
                 }
@@ -156,7 +156,7 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
     }
 }
 
-/// `MSG_TRUNC`: takes bytes and throws them away (tcp(7)).
+/// `MSG_TRUNC`: receives bytes and discards them (tcp(7)).
 pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Result<usize, Errno> {
     let mut piece = [0; PIECE];
     let mut done = 0;
@@ -173,10 +173,10 @@ pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Resul
     Ok(done)
 }
 
-/// The bytes that the caller wants to send.
+/// Returns the bytes that the caller wants to send.
 ///
 /// # Safety
-/// As for write(2).
+/// The contract of write(2).
 pub unsafe fn from<'a>(buffer: *const c_void, length: size_t) -> Result<&'a [u8], Errno> {
     if length == 0 {
         return Ok(&[]);
@@ -188,8 +188,10 @@ pub unsafe fn from<'a>(buffer: *const c_void, length: size_t) -> Result<&'a [u8]
     Ok(unsafe { std::slice::from_raw_parts(buffer.cast(), length.min(isize::MAX as usize)) })
 }
 
+/// Returns the buffer that the caller wants to receive into.
+///
 /// # Safety
-/// As for read(2). The bytes may be uninitialised: they are only written.
+/// The contract of read(2). The bytes may be uninitialised: they are only written.
 pub unsafe fn into<'a>(buffer: *mut c_void, length: size_t) -> Result<&'a mut [u8], Errno> {
     if length == 0 {
         return Ok(&mut []);

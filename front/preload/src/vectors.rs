@@ -1,4 +1,4 @@
-//! readv(2), writev(2), sendmsg(2), recvmsg(2), and many of the latter at once.
+//! readv(2), writev(2), sendmsg(2), recvmsg(2), sendmmsg(2) and recvmmsg(2).
 
 use libc::{c_int, c_uint, iovec, mmsghdr, msghdr, ssize_t};
 use slipway_socket::Errno;
@@ -9,7 +9,7 @@ use crate::real::sys;
 use crate::transfer::{discard, from, into, recv_all, send_all};
 
 /// # Safety
-/// As for readv(2).
+/// The contract of readv(2).
 unsafe fn vectors<'a>(vectors: *const iovec, count: usize) -> Result<&'a [iovec], Errno> {
     match count {
         0 => Ok(&[]),
@@ -22,7 +22,7 @@ unsafe fn vectors<'a>(vectors: *const iovec, count: usize) -> Result<&'a [iovec]
     }
 }
 
-/// Sends all vectors in turn, until one is sent in part only.
+/// Sends the vectors in turn, and stops at the first that is sent in part only.
 unsafe fn send_vectors(
     fd: c_int,
     stream: &Stream,
@@ -73,10 +73,10 @@ unsafe fn recv_vectors(
     Ok(done)
 }
 
-/// A call with `count` vectors: the kernel's, or of a stream of ours.
+/// Makes a call with `count` vectors: `moves` for a connection of ours, or else `kernel`.
 ///
 /// # Safety
-/// As for readv(2).
+/// The contract of readv(2).
 unsafe fn vectored(
     fd: c_int,
     pieces: *const iovec,
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     guard(|| unsafe { recv_message(fd, &object, message, flags) })
 }
 
-#[allow(clippy::unnecessary_cast)] // as above
+#[allow(clippy::unnecessary_cast)] // musl has an int there
 unsafe fn recv_message(
     fd: c_int,
     object: &fds::Ref,
@@ -172,11 +172,11 @@ unsafe fn recv_message(
     Ok(got)
 }
 
-/// Moves each of `count` messages in turn, until one fails or there is none (None); how many were. An error
-/// of the first one is the call's.
+/// Moves each of `count` messages in turn, until `moves` fails or returns `None` for no message.
+/// Returns how many were moved. An error of the first message is the call's.
 ///
 /// # Safety
-/// As for sendmmsg(2).
+/// The contract of sendmmsg(2).
 unsafe fn each_message(
     messages: *mut mmsghdr,
     count: c_uint,
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn recvmmsg(
         let how = if is_first { flags } else { flags | libc::MSG_DONTWAIT };
         // SAFETY: as the caller says, here and below.
         let got = unsafe { recv_message(fd, &object, message, how) }?;
-        // The end is a message only where it is the first.
+        // No bytes mean the end of the stream, which counts as a message only if it is the first.
         Ok((got > 0 || is_first).then_some(got))
     };
     // SAFETY: as above.

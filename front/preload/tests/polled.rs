@@ -1,4 +1,4 @@
-//! A set of poll(2) whose numbers other threads close and open meanwhile.
+//! A poll(2) set whose numbers other threads close and open meanwhile.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../src/polled.rs"]
@@ -7,7 +7,7 @@ mod polled;
 use libc::{POLLIN, pollfd};
 use polled::{Found, Polled};
 
-/// Looks at numbers, each of which is something else the next time.
+/// A table in which each number stands for something else at its second lookup. Counts lookups.
 struct Changing(Vec<[Found; 2]>, Vec<usize>);
 
 impl Changing {
@@ -22,7 +22,7 @@ fn set(count: usize) -> Vec<pollfd> {
     (0..count).map(|at| pollfd { fd: 100 + at as i32, events: POLLIN, revents: 0 }).collect()
 }
 
-/// Polls as the kernel would if `ready` were readable.
+/// Answers as the kernel would if `ready` were readable.
 fn kernel(list: &mut [pollfd], ready: &[i32]) {
     list.iter_mut().for_each(|one| one.revents = if ready.contains(&one.fd) { POLLIN } else { 0 });
 }
@@ -30,7 +30,7 @@ fn kernel(list: &mut [pollfd], ready: &[i32]) {
 #[test]
 fn each_number_is_looked_at_once_and_keeps_its_place() {
     let stream = Found::Stream { object: 7, sleeps: true };
-    // What each is at first, and what another thread makes of it while it is polled.
+    // What each number stands for at first, and after another thread changed it during the poll.
     let all = [
         [Found::Listener(900), Found::Kernels],
         [Found::Kernels, Found::Listener(901)],
@@ -50,7 +50,7 @@ fn each_number_is_looked_at_once_and_keeps_its_place() {
         let mut raised = Vec::new();
         let ready = polled.tell(&mut set, |fd, object| raised.push((fd, object)));
         assert!(looked.1.iter().all(|looks| *looks == 1));
-        // Every fourth one's second queue has somebody, and nobody else has anything.
+        // Every fourth listener's second queue has a connection; nothing else is ready.
         let told: Vec<_> = (0..count).filter(|at| set[*at].revents != 0).collect();
         let wanted: Vec<_> = (0..count).filter(|at| at % all.len() == 3).collect();
         assert_eq!((ready, told), (wanted.len(), wanted));

@@ -1,5 +1,5 @@
 //! Threads of a program close and open listeners while others poll them, under `libslipway.so`.
-#![allow(clippy::unwrap_used, unsafe_code)] // poll(2) itself
+#![allow(clippy::unwrap_used, unsafe_code)] // the test calls poll(2) itself
 
 #[path = "../../../host/socket/tests/engine/mod.rs"]
 mod engine;
@@ -11,12 +11,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const ROLE: &str = "SLIPWAY_TEST_POLLS";
-/// Numbers that are polled.
+/// The number of descriptors that are polled.
 const NUMBERS: usize = 8;
-/// Listeners that come and go.
+/// The number of listeners that are opened and closed.
 const TURNS: usize = 20_000;
 
-/// The library, which lies beside the tests or above them.
+/// Returns the path of the library, which lies beside the tests or in the folder above.
 fn library() -> Option<PathBuf> {
     let test = std::env::current_exe().unwrap();
     let mut folders = test.ancestors().skip(1).take(2);
@@ -47,7 +47,7 @@ fn a_set_may_change_while_it_is_polled() {
 }
 
 fn program() {
-    // One that stays, so that there is always something of the library's in the set.
+    // This listener stays, so that the set always contains something of the library's.
     let stays = TcpListener::bind("127.0.0.1:0").unwrap();
     let first = stays.as_raw_fd();
     let (ended, numbers) = (AtomicBool::new(false), first..first + NUMBERS as i32);

@@ -1,4 +1,5 @@
-//! A script of socket calls does the same under `libslipway.so` as with the kernel's sockets, errno for errno.
+//! A script of socket calls behaves the same under `libslipway.so` as with kernel sockets, errno
+//! for errno.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../host/socket/tests/engine/mod.rs"]
@@ -7,7 +8,7 @@ mod engine;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The library, which lies beside the tests or above them.
+/// Returns the path of the library, which lies beside the tests or in the folder above.
 fn library() -> Option<PathBuf> {
     let test = std::env::current_exe().unwrap();
     let mut folders = test.ancestors().skip(1).take(2);

@@ -1,4 +1,4 @@
-//! A slower disk.
+//! A decorator that delays a disk's completions.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,29 +11,29 @@ use slipway_telemetry::Clock;
 
 use crate::{Completion, Disk, Geometry, OpenError, Operation, Request};
 
-/// A disk whose completions are handed on no earlier than a fixed time after their submission.
+/// A disk that hands each completion on no earlier than a fixed time after the submission.
 ///
-/// The time is the clock's. Its descriptor wakes by real time, so with a clock that a test turns
-/// by hand the test polls.
+/// The time is the clock's. The wake descriptor uses real time, so a test that steps its clock by
+/// hand must poll.
 pub struct DelayDisk<D> {
     inner: D,
     clock: Arc<dyn Clock>,
     delay: Duration,
-    /// When the requests in flight may end.
+    /// The earliest ends of the requests in flight, by tag.
     due: HashMap<u64, Duration>,
-    /// Ended, in the order of the time they wait for (every request waits equally long).
+    /// Completions that wait, in the order of their earliest ends.
     waiting: VecDeque<(Duration, Completion)>,
     ended: Vec<Completion>,
     timer: OwnedFd,
-    /// Readable when the timer or the inner disk's descriptor is.
+    /// Readable if the timer or the inner disk's descriptor is.
     wake: OwnedFd,
 }
 
 impl<D: Disk> DelayDisk<D> {
-    /// `inner`, every request taking `delay` at least.
+    /// Wraps `inner`, so that every request takes at least `delay`.
     ///
     /// # Errors
-    /// [`OpenError::Wake`] when the process has no descriptor left.
+    /// [`OpenError::Wake`] if the process has no descriptor left.
     pub fn new(inner: D, clock: Arc<dyn Clock>, delay: Duration) -> Result<Self, OpenError> {
         let (timer, wake) = descriptors(&inner).map_err(|errno| OpenError::Wake(errno.into()))?;
         Ok(Self {
@@ -48,7 +48,7 @@ impl<D: Disk> DelayDisk<D> {
         })
     }
 
-    /// Puts what the inner disk ended in line.
+    /// Puts the inner disk's completions in line.
     fn collect(&mut self) {
         for completion in self.ended.drain(..) {
             let due = self.due.remove(&completion.tag).unwrap_or_default();
@@ -65,14 +65,14 @@ impl<D: Disk> DelayDisk<D> {
         self.arm(now);
     }
 
-    /// Sets the timer to the next completion, or off; either clears the descriptor.
+    /// Sets the timer to the next completion, or off; either way the descriptor is cleared.
     fn arm(&self, now: Duration) {
         let wait = self.waiting.front().map_or(Duration::ZERO, |(due, _)| *due - now);
         let value =
             Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         let never = Timespec { tv_sec: 0, tv_nsec: 0 };
         let setting = Itimerspec { it_interval: never, it_value: value };
-        // Fails for no valid time on a descriptor of ours.
+        // This cannot fail with a valid time on a timer descriptor.
         let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting);
     }
 }

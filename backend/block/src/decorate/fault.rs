@@ -1,4 +1,4 @@
-//! Faults where a test wants them.
+//! A decorator that makes requests fail by rules, for tests.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -6,23 +6,24 @@ use std::os::fd::BorrowedFd;
 use crate::check::complete;
 use crate::{Completion, Disk, DiskError, Geometry, Operation, Request};
 
-/// Which requests fail, and how.
+/// A rule for which requests fail, and how.
 #[derive(Clone, Debug)]
 pub struct FaultRule {
-    /// Only this operation; None: any.
+    /// The operation that fails, or `None` for any.
     pub operation: Option<Operation>,
-    /// Only requests that touch one of these blocks; None: any, flushes included.
+    /// The blocks of which a request must touch one to fail, or `None` for any request, flushes
+    /// included.
     pub blocks: Option<Range<u64>>,
-    /// Requests that match and still pass.
+    /// The number of matching requests that pass first.
     pub skip: u64,
-    /// Requests that fail then; after them the rule is over.
+    /// The number of requests that fail then; after them the rule has no effect.
     pub count: u64,
-    /// How they fail.
+    /// The error with which they fail.
     pub error: DiskError,
 }
 
 impl FaultRule {
-    /// Every request fails with `error`.
+    /// Returns a rule by which every request fails with `error`.
     pub fn always(error: DiskError) -> Self {
         Self { operation: None, blocks: None, skip: 0, count: u64::MAX, error }
     }
@@ -37,7 +38,7 @@ impl FaultRule {
                 .is_none_or(|range| request.operation != Operation::Flush && touches(range))
     }
 
-    /// How this request fails, if it does; counts it.
+    /// Counts a request and returns its error, or `None` if the rule does not make it fail.
     fn strikes(&mut self, request: &Request) -> Option<DiskError> {
         if self.count == 0 || !self.matches(request) {
             return None;
@@ -51,21 +52,21 @@ impl FaultRule {
     }
 }
 
-/// A disk that fails requests by rules, in `submit`, without the inner disk seeing them.
+/// A disk that fails requests by rules, in `submit`; the inner disk does not see them.
 pub struct FaultDisk<D> {
     inner: D,
     rules: Vec<FaultRule>,
-    /// Used again by every `submit`.
+    /// A vector that every `submit` reuses.
     passing: Vec<Request>,
 }
 
 impl<D: Disk> FaultDisk<D> {
-    /// `inner` with these rules; the first that strikes decides.
+    /// Wraps `inner` with these rules; the first that applies to a request decides.
     pub fn new(inner: D, rules: Vec<FaultRule>) -> Self {
         Self { inner, rules, passing: Vec::new() }
     }
 
-    /// The rules, to change them between requests.
+    /// Returns the rules, which may be changed between requests.
     pub fn rules(&mut self) -> &mut Vec<FaultRule> {
         &mut self.rules
     }

@@ -1,4 +1,4 @@
-//! Disks around a disk: for tests (faults, delays) and for numbers (traces).
+//! Decorators of disks: for tests (faults, delays) and for statistics (traces).
 
 mod delay;
 mod fault;

@@ -1,4 +1,4 @@
-//! What a disk did, in numbers.
+//! A decorator that counts a disk's requests.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -10,7 +10,8 @@ use slipway_telemetry::Clock;
 
 use crate::{Completion, Disk, Geometry, Operation, Request};
 
-/// Counters of one operation. Each is exact; read together they may be an instant apart.
+/// The counters of one operation. Each is exact; read together, they may be from slightly different
+/// times.
 #[derive(Debug, Default)]
 struct Counters {
     requests: AtomicU64,
@@ -20,20 +21,20 @@ struct Counters {
     longest: AtomicU64,
 }
 
-/// Counters of a disk, per operation; any thread may look.
+/// The counters of a disk, per operation; any thread may read them.
 #[derive(Debug, Default)]
 pub struct DiskStats([Counters; 5]);
 
-/// What the counters of one operation say.
+/// A snapshot of the counters of one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Requests that ended.
+    /// The number of requests that ended.
     pub requests: u64,
-    /// Those of them that failed.
+    /// The number of those that failed.
     pub errors: u64,
-    /// Bytes of the successful ones; 0 for flushes.
+    /// The bytes of the successful requests; 0 for flushes.
     pub bytes: u64,
-    /// Sum of their times from submission to completion, as the poller saw it.
+    /// The sum of the times from submission to the poll that saw the completion.
     pub total: Duration,
     /// The longest of these times.
     pub longest: Duration,
@@ -50,7 +51,7 @@ fn index(operation: Operation) -> usize {
 }
 
 impl DiskStats {
-    /// The figures of one operation.
+    /// Returns the figures of one operation.
     pub fn figures(&self, operation: Operation) -> Figures {
         let counters = &self.0[index(operation)];
         Figures {
@@ -73,14 +74,14 @@ impl DiskStats {
     }
 }
 
-/// A request under way.
+/// A request in flight.
 struct Pending {
     operation: Operation,
     bytes: u64,
     submitted: Duration,
 }
 
-/// A disk that counts what passes through.
+/// A disk that counts its requests.
 pub struct TraceDisk<D> {
     inner: D,
     clock: Arc<dyn Clock>,
@@ -89,12 +90,12 @@ pub struct TraceDisk<D> {
 }
 
 impl<D: Disk> TraceDisk<D> {
-    /// `inner`, counted by times of `clock`.
+    /// Wraps `inner`; requests are timed by `clock`.
     pub fn new(inner: D, clock: Arc<dyn Clock>) -> Self {
         Self { inner, clock, stats: Arc::default(), pending: HashMap::new() }
     }
 
-    /// The counters.
+    /// Returns the counters, which stay up to date.
     pub fn stats(&self) -> Arc<DiskStats> {
         Arc::clone(&self.stats)
     }

@@ -1,4 +1,4 @@
-//! What the disks on one file have in common.
+//! The state that the disks on one file share.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -11,11 +11,11 @@ use super::open::{FileOptions, capacity, failed, file_type, open, size};
 use crate::users::Users;
 use crate::{Geometry, OpenError};
 
-/// An open file or block device. One description for all of its disks: it holds the lock, and the
-/// kernel reports a lost write to it once.
+/// An open file or block device. All of its disks share one open file description, which holds the
+/// lock, and to which the kernel reports a lost write once.
 pub(crate) struct Common {
     pub fd: OwnedFd,
-    /// What O_DIRECT asks of requests; None when the page cache is used.
+    /// The alignment that O_DIRECT requires, or `None` if the page cache is used.
     pub(super) direct: Option<Alignment>,
     shape: Geometry,
     /// See [`FileOptions::pin`].
@@ -30,7 +30,7 @@ impl Common {
         let opened = open(path, options)?;
         let users = Users::new(opened.geometry.blocks);
         let (fd, direct, shape) = (opened.fd, opened.direct, opened.geometry);
-        // Through the page cache the processor copies, and pins nothing.
+        // Through the page cache the processor copies, so nothing is pinned.
         let pin = options.pin && direct.is_some();
         Ok(Self { fd, direct, shape, pin, witness: options.witness.clone(), users })
     }
@@ -40,12 +40,12 @@ impl Common {
     }
 }
 
-/// Bytes that the file or device at `path` has now.
+/// Returns the present size in bytes of the file or device at `path`.
 pub(crate) fn measure(fd: &OwnedFd, path: &Path) -> Result<u64, OpenError> {
     size(fd, path)
 }
 
-/// Gives a regular file another size.
+/// Changes the size of a regular file.
 ///
 /// # Errors
 /// [`OpenError::Fixed`] for a device, [`OpenError::TooLarge`], [`OpenError::File`].
@@ -62,8 +62,8 @@ pub(crate) fn set_size(fd: &OwnedFd, path: &Path, bytes: u64) -> Result<(), Open
     rustix::fs::ftruncate(fd, bytes).map_err(failed(path, "set the size of"))
 }
 
-/// Cuts what a regular file has behind a disk of this shape, at a whole block. What is less than a
-/// block, and devices, stay as they are.
+/// Truncates a regular file to the size of a disk of this shape, if it is longer by at least a
+/// block. A shorter excess, and devices, stay as they are.
 pub(crate) fn cut(fd: &OwnedFd, path: &Path, geometry: &Geometry) -> Result<(), OpenError> {
     let block = u64::from(geometry.block_size);
     let beyond = measure(fd, path)?.saturating_sub(geometry.bytes()) >= block;

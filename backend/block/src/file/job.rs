@@ -1,4 +1,4 @@
-//! One request on its way through the kernel, step by step.
+//! One request of a file's disk, as a sequence of steps for the kernel.
 
 use std::os::fd::OwnedFd;
 
@@ -10,23 +10,23 @@ use crate::uring::{Next, Work, refused, uring_fd};
 use crate::vectors::{IoVectors, copy_in, copy_out, gather};
 use crate::{DiskError, Geometry, Operation, Request};
 
-/// Bytes of a bounce buffer; a longer request goes through it in pieces.
+/// Bytes of a bounce buffer; a longer request goes through the buffer in pieces.
 const BOUNCE: usize = 256 << 10;
-/// Bounce buffers kept for the next request.
+/// The largest number of bounce buffers kept for later requests.
 const KEPT_BOUNCES: usize = 16;
 
-/// What requests are carried out on.
+/// The file that jobs work on, and the state that they share.
 pub(super) struct Target {
     pub fd: OwnedFd,
-    /// What O_DIRECT asks of requests; None when the page cache is used.
+    /// The alignment that O_DIRECT requires, or `None` if the page cache is used.
     pub direct: Option<Alignment>,
-    /// Ways to zero a range that this file turned out not to have.
+    /// The file turned out not to support `FALLOC_FL_ZERO_RANGE`.
     pub lacks_zero_range: bool,
     pub lacks_punch_hole: bool,
     pub bounces: Vec<Aligned>,
-    /// Zeros to write where there is no other way.
+    /// Zeros to write if the file supports neither way to zero a range.
     pub zeros: Option<Aligned>,
-    /// The error of a flush that nobody has heard of yet.
+    /// The error of a failed flush that was not reported to the other disks yet.
     pub lost: Option<DiskError>,
 }
 
@@ -44,16 +44,16 @@ impl Target {
     }
 }
 
-/// Alignment that O_DIRECT asks for, in bytes.
+/// The alignment that O_DIRECT requires, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alignment {
-    /// Of addresses.
+    /// The alignment of addresses.
     pub memory: usize,
-    /// Of file offsets and of every piece's length.
+    /// The alignment of file offsets and of every piece's length.
     pub offset: u64,
 }
 
-/// What the kernel does for a job at the moment.
+/// The step of a job that the kernel carries out.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Moves data between the file and the spans.
@@ -70,20 +70,20 @@ pub(super) enum Step {
     Sync,
 }
 
-/// A request and how far it is.
+/// A request and its progress.
 pub(super) struct Job {
     request: Request,
     start: u64,
     len: u64,
-    /// Bytes that are through in this step.
+    /// Bytes that are done in this step.
     done: u64,
-    /// Under which number the ring has the memory that all of its spans are in.
+    /// The ring's number for the registered memory that all of its spans lie in.
     pinned: Option<u16>,
     step: Step,
 }
 
 impl Job {
-    /// `request` was admitted for a disk of this geometry.
+    /// Creates a job for `request`, which was admitted for a disk of this geometry.
     pub fn new(
         request: Request,
         pinned: Option<u16>,
@@ -102,7 +102,7 @@ impl Job {
         job
     }
 
-    /// Chooses the best way that the file has, for an operation with several.
+    /// Chooses the best of the methods that the file supports, for an operation with several.
     fn choose(&mut self, target: &Target) {
         match self.request.operation {
             Operation::Read | Operation::Write => {
@@ -113,7 +113,7 @@ impl Job {
             }
             Operation::Discard if !target.lacks_punch_hole => self.step = Step::Punch,
             // Zeros are a write: the blocks stay allocated, so that writing them again cannot run
-            // out of space. Only where that cannot be had is a hole punched.
+            // out of space. A hole is punched only if the file cannot zero a range.
             Operation::WriteZeroes | Operation::Discard if !target.lacks_zero_range => {
                 self.step = Step::ZeroRange;
             }
@@ -128,12 +128,12 @@ impl Job {
         let offset = self.start + self.done;
         let read = self.request.operation == Operation::Read;
         let flags = if self.request.durable { libc::RWF_DSYNC } else { 0 };
-        // One that lies in one place spares the kernel the vectors.
+        // A single vector spares the kernel a vector array.
         if let [one] = vectors
             && let Ok(len) = u32::try_from(one.iov_len)
         {
             let at = one.iov_base.cast::<u8>();
-            // A bounce buffer, and zeros, are not pinned.
+            // Bounce buffers and zeros are not registered.
             let pinned = self.pinned.filter(|_| matches!(self.step, Step::Move));
             return match (read, pinned) {
                 (true, None) => opcode::Read::new(fd, at, len).offset(offset).build(),
@@ -166,7 +166,7 @@ impl Job {
         vectors.repeat(zeros.bytes_mut(), self.len - self.done);
     }
 
-    /// Takes the next piece into the bounce buffer, with its data when it is to be written.
+    /// Prepares the bounce buffer for the next piece, with its data if the request is a write.
     fn fill_bounce(&mut self, target: &mut Target, vectors: &mut IoVectors) -> Result<(), Fault> {
         let Step::Bounce(buffer, len) = &mut self.step else { return Ok(()) };
         if buffer.bytes().is_empty() {
@@ -181,7 +181,7 @@ impl Job {
         copy_in(&self.request.spans, self.done, part)
     }
 
-    /// Gives what was read from the bounce buffer to the spans.
+    /// Copies data that was read into the bounce buffer to the spans.
     fn drain_bounce(&self, moved: usize) -> Result<(), Fault> {
         let Step::Bounce(buffer, len) = &self.step else { return Ok(()) };
         copy_out(&self.request.spans, self.done, &buffer.bytes()[..moved.min(*len)])
@@ -200,7 +200,7 @@ impl Job {
                 Next::Done(Ok(()))
             };
         }
-        // Direct input and output stop within a block only at the end of the file.
+        // Direct I/O stops within a block only at the end of the file.
         let ragged = target.direct.is_some_and(|limits| !self.done.is_multiple_of(limits.offset));
         match (moved == 0 || ragged, read) {
             (false, _) => Next::Again,
@@ -209,7 +209,7 @@ impl Job {
         }
     }
 
-    /// The range is zeros; a durable request goes on with a sync.
+    /// Ends the job after its range was zeroed; a durable request syncs first.
     fn zeroed(&mut self) -> Next {
         if !self.request.durable {
             return Next::Done(Ok(()));
@@ -227,13 +227,13 @@ impl Job {
             (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::ZeroRange) => {
                 target.lacks_zero_range = true;
             }
-            // Whatever the kernel has against it: the request goes without.
+            // Whatever the kernel has against the registered memory: retry without it.
             (libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP, Step::Move)
                 if self.pinned.take().is_some() =>
             {
                 return Next::Again;
             }
-            // A file system that wants more alignment than it said.
+            // The file system requires more alignment than it reported.
             (libc::EINVAL, Step::Move) if target.direct.is_some() => {
                 self.step = Step::Bounce(Aligned::empty(), 0);
                 return Next::Again;

@@ -1,27 +1,28 @@
 //! A disk in a file or on a block device, by io_uring.
 //!
 //! Data moves between the file and the spans without a copy (readv and writev on the spans' own
-//! addresses). With O_DIRECT, a request whose spans are not aligned as the device wants goes
-//! through an aligned bounce buffer in pieces. Not through the page cache by a second, buffered
-//! descriptor: a buffered write brings its whole page into the cache, and when a direct write to
-//! the page's other blocks is under way at that time, the page's later write-back undoes it, an
-//! acknowledged write lost.
+//! addresses). With O_DIRECT, a request whose spans are not aligned as the device requires goes
+//! through an aligned bounce buffer in pieces. It does not go through the page cache by a second,
+//! buffered descriptor: a buffered write brings its whole page into the cache, and if a direct
+//! write to the page's other blocks is in flight at that time, the page's later write-back undoes
+//! that write, although it was acknowledged.
 //!
-//! All requests of a `submit` go to the kernel in one call, and so does what a `poll` starts.
+//! All requests of a `submit` go to the kernel in one call, and so do those that a `poll` starts.
 //!
-//! Disks that share a file have few requests each with the kernel (`users`); the
-//! others wait here, in their own disk's queue and in nobody else's way.
+//! Disks that share a file each have few requests in the kernel (`users`); their other requests
+//! wait in their own queue, where they delay no other disk.
 //!
-//! Registered buffers are used when they are asked for ([`FileOptions::pin`], `pinned`), for requests
-//! whose data lies in one place. Not of themselves: they pin pages of guest memory. In the end a guest
-//! takes all that its page cache ever had, and what it gave back, by a hole in its file and without an
-//! unmap, would stay, with the ring reading into pages that are nobody's any more.
+//! Registered buffers are used on demand ([`FileOptions::pin`], `pinned`), for requests whose data
+//! is contiguous. They are not the default, since they pin pages of guest memory: in the end these
+//! are all pages that the guest's page cache ever used. Pages that a guest gives back by a hole in
+//! its file, without an unmap, would stay pinned, and the ring would read into pages that no longer
+//! belong to the guest.
 //!
-//! Registered files are not used: a ring lets go of them when the kernel gets to taking it down, some
-//! time after it was closed. The lock on the file would outlive the disk, and the process that was killed,
-//! and who opens the file next would be told that it is in use. They would spare the kernel two changes
-//! of a reference count; reads of 4 KiB from a disk in memory took 2 % less at depth 1 and 1 % less at
-//! depth 32, which is less than turns differed among themselves.
+//! Registered files are not used: the kernel releases a ring's files some time after the ring was
+//! closed. The lock on the file would outlive the disk, and a killed process, and the next process
+//! to open the file would be told that it is in use. Registered files would save the kernel two
+//! reference-count changes: reads of 4 KiB from a disk in memory took 2 % less at depth 1 and 1 %
+//! less at depth 32, which is less than the spread of the runs.
 //!
 //! The descriptor to wait on is the ring's own: it is readable exactly while a completion waits,
 //! so there is no eventfd to clear on the hot path and no wake-up to lose.
@@ -50,11 +51,11 @@ pub(crate) use open::{failed, file_type};
 
 pub use open::{FileOptions, create_sparse};
 
-/// The disk at `path`: a [`FileDisk`], or a [`PassthroughDisk`] where that is an NVMe namespace's
-/// generic character device.
+/// Opens the disk at `path`: a [`PassthroughDisk`] for an NVMe namespace's generic character
+/// device, else a [`FileDisk`].
 ///
 /// # Errors
-/// Those of the two.
+/// Those of [`FileDisk::open`] and [`PassthroughDisk::open`].
 pub fn open_file(path: &Path, options: &FileOptions) -> Result<Box<dyn Disk>, OpenError> {
     match is_namespace(path) {
         true => Ok(Box::new(PassthroughDisk::open(path, options)?)),
@@ -62,7 +63,7 @@ pub fn open_file(path: &Path, options: &FileOptions) -> Result<Box<dyn Disk>, Op
     }
 }
 
-/// Whether what is at `path` can only be an NVMe namespace's generic character device.
+/// Returns whether `path` is a character device: no disk but a [`PassthroughDisk`] accepts one.
 pub(crate) fn is_namespace(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     std::fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device())
@@ -73,11 +74,11 @@ pub(crate) fn is_namespace(path: &Path) -> bool {
 /// - A completed durable write, and every write acknowledged before a completed flush, is on the
 ///   medium as far as the host's file system and drive tell the truth (`RWF_DSYNC`, fdatasync(2)).
 /// - After a failed flush all later ones fail with the same error: the kernel reports a lost write
-///   once, and a flush that then succeeded would vouch for it.
+/// - Write Zeroes and Discard use fallocate(2), and write zeros if the file system lacks it.
 /// - Write Zeroes and Discard use fallocate(2) and write zeros where the file system cannot.
 /// - A file that shrinks under the disk gives errors, never stale bytes.
 /// - Past `RLIMIT_FSIZE` the kernel sends `SIGXFSZ`, which kills a process that does not ignore it.
-/// - Dropping it waits for what the kernel still works on, since that uses the spans' memory.
+/// - Dropping the disk waits for requests in the kernel, since they use the spans' memory.
 pub struct FileDisk {
     engine: Engine<Job>,
     geometry: Geometry,
@@ -95,7 +96,7 @@ impl FileDisk {
         Self::over(Arc::new(Common::open(path, options)?), options.read_only)
     }
 
-    /// One more disk on an open file; `read_only` protects this one alone.
+    /// Opens one more disk on an open file; `read_only` write-protects this disk alone.
     pub(crate) fn over(common: Arc<Common>, read_only: bool) -> Result<Self, OpenError> {
         let fd = common.fd.try_clone().map_err(OpenError::Wake)?;
         let geometry = common.geometry();
@@ -112,21 +113,22 @@ impl FileDisk {
         })
     }
 
-    /// Equal for the same file, or device, as long as nobody has written to the file: for an overlay
-    /// over it.
+    /// Returns an identity of the file or device for an overlay over it: equal for the same file as
+    /// long as nobody has written to it, and for the same device.
     ///
     /// # Errors
+    /// Those of fstat(2).
     /// What fstat(2) says.
     pub fn identity(&self) -> std::io::Result<BaseIdentity> {
         Ok(open::identity(&self.common.fd)?)
     }
 
-    /// Whether data bypasses the host's page cache.
+    /// Returns whether data bypasses the host's page cache.
     pub fn is_direct(&self) -> bool {
         self.engine.target.direct.is_some()
     }
 
-    /// Whether a request ends without the kernel, and how.
+    /// Returns the outcome of a request that needs no kernel call, or `None` if it needs one.
     fn immediate(&self, request: &Request) -> Option<Result<(), DiskError>> {
         let extent = match admit(&self.geometry, request) {
             Ok(extent) => extent,
@@ -140,7 +142,7 @@ impl FileDisk {
         }
     }
 
-    /// Hands waiting requests to the kernel as long as there is a place.
+    /// Hands waiting requests to the kernel as long as there is room.
     fn start_waiting(&mut self, completions: &mut Vec<Completion>) {
         let share = self.common.users.share();
         while share.has_room(&self.engine, &self.waiting) && self.engine.has_place() {
@@ -156,7 +158,8 @@ impl FileDisk {
         }
     }
 
-    /// Under which number the ring has the memory of the request, if it has.
+    /// Returns the ring's number for the registered memory of the request, or `None` if the memory
+    /// is not registered.
     fn number(&mut self, request: &Request) -> Option<u16> {
         match request.spans.as_slice() {
             [span] if self.common.pin => self.pinned.number(&self.engine.submitter(), span),
@@ -164,26 +167,26 @@ impl FileDisk {
         }
     }
 
-    /// Takes the kernel's answers.
+    /// Processes the kernel's completions.
     fn reap(&mut self, completions: &mut Vec<Completion>) {
         self.engine.reap(completions);
         self.note_lost();
     }
 
-    /// Tells all disks on the file of a flush that failed.
+    /// Reports a failed flush to all disks on the file.
     fn note_lost(&mut self) {
         if let Some(error) = self.engine.target.lost.take() {
             self.common.users.lose(error);
         }
     }
 
-    /// Requests that the kernel has.
+    /// Returns the number of requests that the kernel has.
     #[cfg(test)]
     pub(crate) fn running(&self) -> usize {
         self.engine.running()
     }
 
-    /// Pieces of memory that are pinned.
+    /// Returns the number of registered pieces of memory.
     #[cfg(test)]
     pub(crate) fn pinned(&self) -> usize {
         self.pinned.count()

@@ -11,23 +11,23 @@ use super::job::Alignment;
 use crate::check::is_block_size;
 use crate::{BaseIdentity, Geometry, OpenError};
 
-/// How to open a [`FileDisk`](crate::FileDisk).
+/// Options for opening a [`FileDisk`](crate::FileDisk).
 #[derive(Clone, Debug)]
 pub struct FileOptions {
-    /// Opens the file for reading only; the disk refuses writes. Any number of such disks share a
-    /// file.
+    /// Opens the file for reading only; the disk refuses writes. Any number of such disks may open
+    /// the same file.
     pub read_only: bool,
     /// Bytes in a logical block: a power of two, 512 to 4096.
     pub block_size: u32,
-    /// Bypasses the host's page cache (O_DIRECT) where file system and block size allow it. False
-    /// for what many disks read: the page cache holds it once for all.
+    /// Bypasses the host's page cache (O_DIRECT) if file system and block size allow it. Use
+    /// `false` for a file that many disks read: the page cache then holds it once for all.
     pub direct: bool,
-    /// Has the kernel find and pin pages of the guest's memory once, where data bypasses the page cache,
-    /// and not for each request. They stay as long as they are mapped for the device: what a guest gives
-    /// back without an unmap is not given back, and the device goes on with what it was.
+    /// Pins pages of guest memory in the kernel once, and not for each request, if data bypasses
+    /// the page cache. Pages stay pinned as long as they are mapped for the device: pages that a
+    /// guest gives back without an unmap are not freed, and the device goes on using the old ones.
     pub pin: bool,
-    /// A descriptor that the kernel holds until every request of this disk has ended, even when the
-    /// process is killed: who waits for a lock on it to go knows that.
+    /// A descriptor that the kernel holds until every request of this disk has ended, even if the
+    /// process is killed: a process that waits for a lock on it learns when they have.
     pub witness: Option<Arc<OwnedFd>>,
 }
 
@@ -40,12 +40,12 @@ impl Default for FileOptions {
 
 pub(super) struct Opened {
     pub fd: OwnedFd,
-    /// What O_DIRECT asks of requests; None when the page cache is used.
+    /// The alignment that O_DIRECT requires, or `None` if the page cache is used.
     pub direct: Option<Alignment>,
     pub geometry: Geometry,
 }
 
-/// Names a failed system call.
+/// Returns a closure that makes an [`OpenError::File`] of a failed system call.
 pub(crate) fn failed(path: &Path, action: &'static str) -> impl FnOnce(Errno) -> OpenError {
     move |errno| OpenError::File { path: path.to_owned(), action, source: errno.into() }
 }
@@ -60,7 +60,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, OpenErr
     if blocks == 0 {
         return Err(OpenError::Size { bytes, block_size: options.block_size });
     }
-    // io_uring would hand a non-blocking descriptor's EAGAIN to us instead of waiting.
+    // io_uring would return a non-blocking descriptor's EAGAIN instead of waiting.
     let flags = rustix::fs::fcntl_getfl(&fd).map_err(failed(path, "look at"))?;
     let flags = flags - OFlags::NONBLOCK;
     rustix::fs::fcntl_setfl(&fd, flags).map_err(failed(path, "set up"))?;
@@ -71,10 +71,10 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, OpenErr
     Ok(Opened { fd, direct, geometry })
 }
 
-/// Opens, looks at what it is, and locks it.
+/// Opens the file, checks its type, and locks it.
 fn open_descriptor(path: &Path, options: &FileOptions) -> Result<OwnedFd, OpenError> {
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // Without O_NONBLOCK opening a FIFO would wait for its other end.
+    // Without O_NONBLOCK, opening a FIFO would wait for its other end.
     let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let open = |flags| match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(fd) => Ok(fd),
@@ -84,7 +84,7 @@ fn open_descriptor(path: &Path, options: &FileOptions) -> Result<OwnedFd, OpenEr
     let mut fd = open(flags)?;
     match file_type(&fd, path)? {
         FileType::RegularFile => {}
-        // On a block device O_EXCL refuses what is mounted or in other exclusive use (open(2)).
+        // On a block device, O_EXCL fails if it is mounted or in other exclusive use (open(2)).
         FileType::BlockDevice if !options.read_only => fd = open(flags | OFlags::EXCL)?,
         FileType::BlockDevice => {}
         _ => return Err(OpenError::Kind(path.to_owned())),
@@ -111,8 +111,8 @@ pub(crate) fn file_type(fd: &OwnedFd, path: &Path) -> Result<FileType, OpenError
     Ok(FileType::from_raw_mode(stat.st_mode))
 }
 
-/// See [`FileDisk::identity`](crate::FileDisk::identity). A device's own file is touched by others; of
-/// it only the number counts.
+/// See [`FileDisk::identity`](crate::FileDisk::identity). A device node's own timestamps change for
+/// other reasons, so only the device number counts.
 pub(super) fn identity(fd: &OwnedFd) -> Result<BaseIdentity, Errno> {
     let stat = rustix::fs::fstat(fd)?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -121,13 +121,13 @@ pub(super) fn identity(fd: &OwnedFd) -> Result<BaseIdentity, Errno> {
     }
 }
 
-/// Size in bytes. A block device tells its size as the end to seek to.
+/// Returns the size in bytes. The size of a block device is the offset of its end.
 pub(super) fn size(fd: &OwnedFd, path: &Path) -> Result<u64, OpenError> {
     rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0)).map_err(failed(path, "find the size of"))
 }
 
-/// What O_DIRECT wants, where the file system says so (`STATX_DIOALIGN`, Linux 6.1) and a block of
-/// the disk is no smaller than that.
+/// Returns the alignment that O_DIRECT requires, or `None` if the file system does not report it
+/// (`STATX_DIOALIGN`, Linux 6.1) or the disk's blocks are not a multiple of it.
 fn direct_alignment(fd: &OwnedFd, block_size: u32) -> Option<Alignment> {
     let flags = StatxFlags::DIOALIGN;
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, flags).ok()?;
@@ -144,8 +144,9 @@ fn direct_alignment(fd: &OwnedFd, block_size: u32) -> Option<Alignment> {
 /// Creates a new file of `bytes` bytes that takes space only as it is written.
 ///
 /// # Errors
-/// [`OpenError::TooLarge`] when the file system could not hold it even when empty;
-/// [`OpenError::File`] when the path exists or anything else fails, and then no file is left.
+/// [`OpenError::TooLarge`] if the file system could not hold the file even when empty;
+/// [`OpenError::File`] if the path exists or a system call fails, in which case no new file is
+/// left.
 pub fn create_sparse(path: &Path, bytes: u64) -> Result<(), OpenError> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -160,14 +161,14 @@ pub fn create_sparse(path: &Path, bytes: u64) -> Result<(), OpenError> {
     let fd =
         rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(failed(path, "create"))?;
     rustix::fs::ftruncate(fd.as_fd(), bytes).map_err(|errno| {
-        // Just created, by us alone.
+        // This call created the file.
         let _ = rustix::fs::unlink(path);
         failed(path, "set the size of")(errno)
     })
 }
 
-/// Bytes that the file system of `directory` holds when it is empty; without limit where it does
-/// not know.
+/// Returns the capacity in bytes of the empty file system of `directory`, or `u64::MAX` if the file
+/// system does not report it.
 pub(super) fn capacity(directory: &Path) -> Result<u64, Errno> {
     let stat = rustix::fs::statvfs(directory)?;
     match stat.f_blocks.saturating_mul(stat.f_frsize) {

@@ -1,8 +1,9 @@
-//! Guest memory that a ring has registered: its pages are found and pinned once, not for each request.
+//! Guest memory that a ring has registered, so that its pages are pinned once and not for each
+//! request.
 //!
-//! In pieces, each when a request is the first to touch it: what nothing is read into or written from
-//! stays what it is. A piece stays registered until memory is to be let go of ([`Pinned::release`]),
-//! and keeps its mapping: as long as its address is known here, no other memory comes to be there.
+//! Memory is registered in pieces, each when a request first touches it: memory that no request
+//! uses is not pinned. A piece stays registered until [`Pinned::release`], and keeps its mapping:
+//! as long as its address is known here, no other memory can appear there.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,27 +11,28 @@ use std::ops::Range;
 use io_uring::Submitter;
 use slipway_ram::Span;
 
-/// Bytes of a piece, and what its address is a multiple of.
+/// The size and alignment of a piece, in bytes.
 const PIECE: usize = 2 << 20;
-/// Most pieces that a ring has: 16 GiB.
+/// The largest number of pieces of a ring: 16 GiB.
 const PIECES: usize = 8192;
 
-/// What a ring has registered.
+/// The pieces of memory that a ring has registered.
 #[derive(Default)]
 pub(super) struct Pinned {
-    /// Pieces by where they are, in units of [`PIECE`]: the addresses that a piece has of its unit, and its
-    /// number in the ring's table; None for what the kernel refuses, as memory that cannot be written to.
-    /// Of two mappings in a unit the first to be used has it.
+    /// Pieces by their address in units of [`PIECE`]: the addresses that the piece has in its unit,
+    /// and its number in the ring's table, or `None` if the kernel refused it (as it refuses memory
+    /// that cannot be written). If two mappings lie in one unit, the first to be used has it.
     numbers: HashMap<usize, (Range<usize>, Option<u16>)>,
-    /// All of them.
+    /// All pieces of the table.
     pieces: Vec<Span>,
-    /// The ring has a table, or the kernel refused that: no memory, or a limit.
+    /// The result of asking the kernel for a table, which it may refuse for lack of memory or by a
+    /// limit; `None` before that.
     table: Option<bool>,
 }
 
 impl Pinned {
-    /// The number under which the ring has the piece that `span` is in; registers it if need be. None:
-    /// the request has to go without.
+    /// Returns the ring's number for the piece that `span` lies in, and registers the piece first
+    /// if needed. Returns `None` if the request has to do without.
     pub fn number(&mut self, ring: &Submitter<'_>, span: &Span) -> Option<u16> {
         let wanted = addresses(span);
         if let Some((range, number)) = self.numbers.get(&(wanted.start / PIECE)) {
@@ -49,23 +51,23 @@ impl Pinned {
         registered
     }
 
-    /// Lets go of all memory. The ring has no request that uses it.
+    /// Releases all memory. No request in the ring may use it.
     pub fn release(&mut self, ring: &Submitter<'_>) {
         if self.table == Some(true) {
-            // Without a table there is nothing to let go of.
+            // This can only fail if there is no table, and then nothing is registered.
             let _ = ring.unregister_buffers();
         }
         *self = Self::default();
     }
 
-    /// Pieces that are registered.
+    /// Returns the number of registered pieces.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         self.numbers.values().filter(|(_, number)| number.is_some()).count()
     }
 }
 
-/// Where it is in this process.
+/// Returns the span's addresses in this process.
 fn addresses(span: &Span) -> Range<usize> {
     let (base, len) = span.io_vector();
     base.addr()..base.addr() + len
@@ -74,8 +76,8 @@ fn addresses(span: &Span) -> Range<usize> {
 fn register(ring: &Submitter<'_>, number: u16, piece: &Span) -> bool {
     let (base, len) = piece.io_vector();
     let vector = libc::iovec { iov_base: base.cast(), iov_len: len };
-    // SAFETY: only the kernel follows the address, and pins the pages behind it: requests that name the
-    // piece reach those and nothing else, whatever comes to be at the address. The span keeps the mapping
-    // until `release` anyhow.
+    // SAFETY: only the kernel follows the address, and pins the pages behind it: requests that name
+    // the piece reach those pages and nothing else, whatever is mapped at the address later. The
+    // span also keeps the mapping until `release`.
     unsafe { ring.register_buffers_update(number.into(), &[vector], None) }.is_ok()
 }

@@ -1,4 +1,4 @@
-//! A bitmap of any size that costs memory where bits are set.
+//! A bitmap of any size that takes memory only where bits are set.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -11,30 +11,33 @@ use slipway_ram::Lasting;
 use super::points::point;
 use crate::memory::Anonymous;
 
-/// Bits of a word.
+/// The number of bits in a word.
 const WORD: u64 = 64;
-/// Bytes that are read of a record at a time.
+/// Bytes of a record that are read at a time.
 const CHUNK: usize = 4096;
 
-/// `len` bits, all zero at first, in words. Everything is decided on this process's own copy; with a
-/// *record*, every change is stored there too, for a successor, and never read again.
+/// A bitmap of `len` bits, in words, all zero at first. Every decision uses this process's own
+/// copy. If there is a *record*, every change is also stored there for a successor, and never read
+/// again.
 pub(super) struct Bits {
     own: Anonymous,
     record: Option<Lasting>,
 }
 
 impl Bits {
+    /// Creates a bitmap of zeros without a record.
+    ///
     /// # Errors
-    /// As for [`Anonymous::new`].
+    /// Those of [`Anonymous::new`].
     pub fn new(len: u64) -> std::io::Result<Self> {
         Ok(Self { own: Anonymous::new(bytes_of(len)?)?.small_pages(), record: None })
     }
 
-    /// What a predecessor recorded: in `record`, which is `file` from byte `start` on, and how many bits
-    /// are set. None when one beyond the last is.
+    /// Reads a predecessor's bits from `record`, which is `file` from byte `start` on. Returns the
+    /// bitmap and the number of set bits, or `None` if a bit beyond the last one is set.
     ///
     /// # Errors
-    /// As for [`Anonymous::new`], and of reading the file.
+    /// Those of [`Anonymous::new`], and of reading the file.
     pub fn of(
         len: u64,
         record: Lasting,
@@ -44,7 +47,7 @@ impl Bits {
         let words = bits.own.words_mut();
         let end = start + (words.len() * 8) as u64;
         let (mut at, mut ones) = (start, 0);
-        // By calls, since a look through a mapping would make a page of each hole.
+        // Read by system calls: reading a hole through a mapping would allocate a page.
         while let Some(data) = next_data(file, at)?.filter(|data| *data < end) {
             at = data / CHUNK as u64 * CHUNK as u64;
             let mut chunk = [0; CHUNK];
@@ -69,7 +72,7 @@ impl Bits {
         for (index, mask) in parts(range) {
             let old = self.own.words()[index];
             let new = if value { old | mask } else { old & !mask };
-            // A store would make a page for zeros that are there.
+            // Storing zeros over zeros would allocate a page.
             if new != old {
                 self.own.words_mut()[index] = new;
                 self.record(index, new);
@@ -77,7 +80,7 @@ impl Bits {
         }
     }
 
-    /// Release: who sees the bits sees what was stored before them.
+    /// Stores with Release: a successor that sees the bits also sees the stores before them.
     fn record(&self, index: usize, value: u64) {
         let Some(record) = &self.record else { return };
         point();
@@ -87,7 +90,8 @@ impl Bits {
         point();
     }
 
-    /// End of the run of equal bits that begins at `start`, at most `end`; `start < end`.
+    /// Returns the end of the run of equal bits that begins at `start`, at most `end`; `start <
+    /// end`.
     pub fn run(&self, start: u64, end: u64) -> u64 {
         let value = self.get(start);
         let differs = |(index, mask): (usize, u64)| {
@@ -98,7 +102,7 @@ impl Bits {
         parts(start..end).find_map(differs).unwrap_or(end)
     }
 
-    /// Bits of `range` that are zero.
+    /// Returns the number of bits in `range` that are zero.
     pub fn zeros(&self, range: Range<u64>) -> u64 {
         let zeros = |(index, mask): (usize, u64)| (!self.own.words()[index] & mask).count_ones();
         parts(range).map(|part| u64::from(zeros(part))).sum()
@@ -110,13 +114,13 @@ impl Bits {
     }
 }
 
-/// Bytes of `len` bits: whole words.
+/// Returns the bytes that `len` bits take in whole words.
 pub(super) fn bytes_of(len: u64) -> std::io::Result<usize> {
     usize::try_from(len.div_ceil(WORD) * (WORD / 8))
         .map_err(|_| std::io::ErrorKind::OutOfMemory.into())
 }
 
-/// The words of a range, and which of their bits are in it.
+/// Returns the words of a range, each with a mask of the bits that lie in the range.
 fn parts(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     let words = if range.is_empty() { 0..0 } else { range.start / WORD..range.end.div_ceil(WORD) };
     words.map(move |word| {
@@ -126,7 +130,7 @@ fn parts(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// The first place from `at` on that holds anything; None: there is none.
+/// Returns the first offset from `at` on that holds data, or `None` if there is none.
 fn next_data(file: &OwnedFd, at: u64) -> std::io::Result<Option<u64>> {
     match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) => Ok(Some(data)),

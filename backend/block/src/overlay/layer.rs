@@ -1,5 +1,5 @@
-//! What was written over the base: bytes, and which of them count. The order of stores is that of
-//! `store`, whether anybody could see it or not.
+//! The blocks written over the base: their bytes, and maps of which blocks are written. Stores have
+//! the order that `store` requires, even without a file.
 
 use std::ops::Range;
 
@@ -10,37 +10,39 @@ use super::store::Store;
 use crate::memory::page_size;
 use crate::{DiskError, Geometry};
 
-/// What an unused page reads as.
+/// The content of an unused page.
 static ZEROS: [u8; 4096] = [0; 4096];
 
-/// Memory of the disk's size, of which only written pages exist.
+/// Memory of the disk's size, in which only written pages are allocated.
 pub(super) struct Layer {
     store: Store,
     most_pages: u64,
-    /// Bytes of a logical block and of a page.
+    /// Bytes of a logical block.
     block: u64,
     page: usize,
 }
 
 impl Layer {
-    /// A layer in which what `store` says is the layer's. `most` bytes at most are ever used for data.
+    /// Creates a layer with the content of `store`. Its data takes at most `most` bytes, in whole
+    /// pages.
     pub fn new(geometry: &Geometry, store: Store, most: Option<u64>) -> Self {
         let page = page_size();
         let most_pages = most.map_or(u64::MAX, |bytes| bytes / page as u64);
         Self { store, most_pages, block: u64::from(geometry.block_size), page }
     }
 
-    /// Bytes of memory that data takes at the moment.
+    /// Returns the bytes of memory that data takes at present.
     pub fn used(&self) -> u64 {
         self.store.used_pages * self.page as u64
     }
 
-    /// Whether block `lba` is the layer's, and the end of the run of blocks like it, up to `end`.
+    /// Returns whether block `lba` is in the layer, and the end of the run of such blocks, up to
+    /// `end`.
     pub fn run(&self, lba: u64, end: u64) -> (bool, u64) {
         (self.store.blocks.get(lba), self.store.blocks.run(lba, end))
     }
 
-    /// Copies from byte `at` of the disk into the spans, which hold that much less of the layer.
+    /// Copies from byte `at` of the disk into all spans.
     pub fn read(&self, at: u64, spans: &[Span]) -> Result<(), Fault> {
         let mut at = at as usize;
         for span in spans {
@@ -50,7 +52,8 @@ impl Layer {
         Ok(())
     }
 
-    /// A look at a page that is not used would make one.
+    /// Copies from byte `start` of the disk. Writes zeros for unused pages, since reading one may
+    /// allocate it.
     fn read_span(&self, start: usize, span: &Span) -> Result<(), Fault> {
         let end = start + span.len();
         let mut at = start;
@@ -69,9 +72,9 @@ impl Layer {
         Ok(())
     }
 
-    /// Takes the spans' bytes for the blocks `lba..end`. Without space nothing is changed; when
-    /// guest memory vanishes the blocks that were the layer's hold a mix of old and new bytes, and
-    /// the others are as they were.
+    /// Writes the spans' bytes to the blocks `lba..end`. Nothing changes if there is no space. If
+    /// guest memory vanishes, blocks that were in the layer hold a mix of old and new bytes, and
+    /// the others are unchanged.
     pub fn write(&mut self, lba: u64, end: u64, spans: &[Span]) -> Result<(), DiskError> {
         let bytes = self.bytes(lba, end);
         let pages = self.pages_of(&bytes);
@@ -111,7 +114,7 @@ impl Layer {
         self.store.blocks.set(lba..end, true);
     }
 
-    /// Zeroes parts of at most two pages. A page that is not used is zeros already.
+    /// Zeroes parts of at most two pages. Unused pages are zeros already.
     fn zero_part(&mut self, bytes: Range<usize>) {
         let page = self.page;
         for index in self.pages_of(&bytes).filter(|_| !bytes.is_empty()) {
@@ -125,7 +128,7 @@ impl Layer {
     }
 
     fn bytes(&self, lba: u64, end: u64) -> Range<usize> {
-        // The memory has the disk's size, so what lies on the disk fits `usize`.
+        // The memory has the disk's size, so an offset on the disk fits `usize`.
         (lba * self.block) as usize..(end * self.block) as usize
     }
 

@@ -1,9 +1,10 @@
-//! Copy-on-write over a disk that is only read.
+//! Copy-on-write over a read-only base.
 //!
 //! The layer has the disk's size in address space and one bit per logical block, so a write never
-//! needs to read the base, and making one costs a few system calls whatever the size. A read that
-//! mixes both is cut into requests to the base and copies from the layer. What was written lies in
-//! this process's memory, or in a file from which a successor goes on (`store`).
+//! needs to read the base, and making a layer costs a few system calls whatever the size. A read
+//! that concerns both base and layer is cut into requests to the base and copies from the layer.
+//! Written data lies in this process's memory, or in a file from which a successor goes on
+//! (`store`).
 
 mod bits;
 mod layer;
@@ -24,8 +25,8 @@ pub use store::{BaseIdentity, overlay_file};
 #[cfg(test)]
 pub(crate) use points::testing;
 
-/// A volatile, writable disk over a base that it never writes to; what was written is gone with
-/// it, or with the file that it lies in. A flush ends at once.
+/// A volatile, writable disk over a base that it never writes to. Its data is lost with it, or with
+/// the file that holds the data. A flush ends at once.
 ///
 /// Memory grows by whole pages with what is written or discarded: the data, and a bit per block
 /// (0.02 % of the range with 512-byte blocks). Discard and Write Zeroes give whole pages of data
@@ -34,10 +35,10 @@ pub struct OverlayDisk<D> {
     base: D,
     layer: Layer,
     geometry: Geometry,
-    /// Reads that wait for the base. A request to the base has its index as the tag.
+    /// Reads that wait for the base. The index of a read is the tag of its requests to the base.
     reads: Vec<Option<Read>>,
     free: Vec<usize>,
-    /// Vectors used again.
+    /// A vector that is reused for requests to the base.
     batch: Vec<Request>,
     ended: Vec<Completion>,
     spare: Vec<Vec<Span>>,
@@ -46,32 +47,32 @@ pub struct OverlayDisk<D> {
 /// A read of which the base fills a part.
 struct Read {
     request: Request,
-    /// Requests at the base.
+    /// The number of requests in flight at the base.
     left: usize,
     result: Result<(), DiskError>,
 }
 
-/// Span vectors kept for the next requests to the base.
+/// The largest number of span vectors kept for later requests to the base.
 const SPARE: usize = 64;
 
 impl<D: Disk> OverlayDisk<D> {
-    /// An overlay over `base`, which must not change any more. `most` bounds the memory for data,
-    /// in bytes (whole pages count): a write beyond it fails with [`DiskError::NoSpace`].
+    /// Creates an overlay over `base`, which must not change any more. `most` bounds the memory for
+    /// data, in bytes (whole pages count): a write beyond it fails with [`DiskError::NoSpace`].
     ///
     /// # Errors
-    /// [`OpenError::Memory`] when there is no address space for a layer of this size.
+    /// [`OpenError::Memory`] if there is no address space for a layer of this size.
     pub fn new(base: D, most: Option<u64>) -> Result<Self, OpenError> {
         let store = Store::new(&base.geometry())?;
         Ok(Self::over(base, store, most))
     }
 
-    /// An overlay whose content lies in `file`, which [`overlay_file`] made: here, or in a predecessor
-    /// of this process, and then it is what that one has left, wherever it was killed. `identity` is
-    /// the base's; nobody else may use the file.
+    /// Opens an overlay whose content lies in `file`, which [`overlay_file`] made in this process
+    /// or in a predecessor of it. The overlay has the content that the predecessor left, wherever
+    /// it was killed. `identity` is the base's. Nobody else may use the file.
     ///
     /// # Errors
-    /// [`OpenError::Kept`] when the file is no such memory, of another version, or of another base;
-    /// [`OpenError::Memory`].
+    /// [`OpenError::Kept`] if the file was not made by [`overlay_file`], is of another version, or
+    /// belongs to another base; [`OpenError::Memory`].
     pub fn of(
         base: D,
         most: Option<u64>,
@@ -97,7 +98,7 @@ impl<D: Disk> OverlayDisk<D> {
         }
     }
 
-    /// Bytes of memory that written data takes at the moment.
+    /// Returns the bytes of memory that written data takes at present.
     pub fn used(&self) -> u64 {
         self.layer.used()
     }
@@ -114,7 +115,7 @@ impl<D: Disk> OverlayDisk<D> {
         }
     }
 
-    /// What can be done without the base.
+    /// Does the part of a request that does not need the base.
     fn carry_out(&mut self, request: &Request) -> Result<Outcome, DiskError> {
         let (lba, end) = (request.lba, request.lba.wrapping_add(u64::from(request.blocks)));
         match request.operation {
@@ -126,7 +127,7 @@ impl<D: Disk> OverlayDisk<D> {
         Ok(Outcome::Done)
     }
 
-    /// Fills what is the layer's.
+    /// Fills the blocks that are in the layer.
     fn read_own(&mut self, request: &Request, lba: u64, end: u64) -> Result<Outcome, DiskError> {
         let mut outcome = Outcome::Done;
         let mut at = lba;
@@ -148,7 +149,7 @@ impl<D: Disk> OverlayDisk<D> {
         Ok(copied.map(|()| outcome)?)
     }
 
-    /// Sends one request to the base for every run of blocks that is not the layer's.
+    /// Sends one request to the base for every run of blocks that is not in the layer.
     fn ask_base(&mut self, request: Request) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.reads.push(None);
@@ -176,7 +177,8 @@ impl<D: Disk> OverlayDisk<D> {
         self.reads[index] = Some(Read { request, left, result: Ok(()) });
     }
 
-    /// The parts of the spans of a request from block `first` that belong to `blocks`.
+    /// Appends to `into` the parts of the request's spans that belong to `blocks`. The request
+    /// begins at block `first`.
     fn cut(
         &self,
         request: &Request,
@@ -185,7 +187,7 @@ impl<D: Disk> OverlayDisk<D> {
         into: &mut Vec<Span>,
     ) {
         let block = u64::from(self.geometry.block_size);
-        // Positions within the request's data, which lies in memory.
+        // Offsets in the request's data lie in memory, so they fit `usize`.
         let mut skip = ((blocks.start - first) * block) as usize;
         let mut left = ((blocks.end - blocks.start) * block) as usize;
         for span in &request.spans {
@@ -202,7 +204,7 @@ impl<D: Disk> OverlayDisk<D> {
         }
     }
 
-    /// Takes the base's completions and ends the reads that wait for nothing more.
+    /// Processes the base's completions, and ends the reads that wait for no more of them.
     fn collect(&mut self, completions: &mut Vec<Completion>) {
         for mut part in self.ended.drain(..) {
             part.spans.clear();
@@ -252,7 +254,7 @@ impl<D: Disk> Disk for OverlayDisk<D> {
     }
 
     fn copies(&self, operation: Operation) -> bool {
-        // Reads wait for the base as a rule.
+        // Reads usually wait for the base.
         operation != Operation::Read
     }
 

@@ -1,4 +1,5 @@
-//! Either side of every store that a successor could see: in tests the process may end there.
+//! Kill points before and after every store that a successor could see, at which tests end the
+//! process.
 
 #[cfg(not(test))]
 #[inline(always)]
@@ -13,10 +14,10 @@ pub(crate) mod testing {
 
     thread_local!(static LEFT: Cell<Option<u64>> = const { Cell::new(None) });
 
-    /// What a test's "kill" unwinds with.
+    /// The payload with which a simulated kill unwinds.
     pub struct Killed;
 
-    /// Kills after `points` more points; None: never.
+    /// Kills the process after `points` more points, or never if it is `None`.
     pub fn kill_after(points: Option<u64>) {
         LEFT.set(points);
     }

@@ -1,21 +1,21 @@
-//! The file that a layer lies in when it shall outlive its process.
+//! The memory of a layer, and the file that holds it if it must outlive its process.
 //!
-//! A memfd: a head that says what it is, the map of blocks, the map of pages, the data, each from a
-//! page's beginning on. It takes memory where something was written. The maps are records of
-//! [`Bits`]: this process decides on its own copies.
+//! The file is a memfd of four parts, each of which begins at a page: a head that identifies the
+//! file, the map of blocks, the map of pages, and the data. It takes memory only where something
+//! was written. The maps are records of [`Bits`]: this process decides on its own copies.
 //!
-//! A process that is killed stops between two instructions, so what it leaves is a prefix of its
-//! stores (see [`slipway_ram::Lasting`]). Every prefix is a valid layer, by the order of stores:
-//! - *Write*: the pages count as used; the bytes; the blocks become the layer's. Until then they are
-//!   the base's, whatever lies in their place. So no block is half-visible that was the base's, and
-//!   one that was the layer's already may be half old and half new, as long as its command has not
-//!   ended: its device carries that out again.
-//! - *Write Zeroes, Discard*: zeros, with pages given back; these pages count as unused; the blocks
-//!   become the layer's. So a page that counts as unused reads as zeros.
+//! A process that is killed stops between two instructions, so it leaves a prefix of its stores
+//! (see [`slipway_ram::Lasting`]). The order of stores makes every prefix a valid layer:
+//! - *Write*: mark the pages as used; store the bytes; mark the blocks as the layer's. Until the
+//!   last step the blocks are the base's, whatever lies in their place. So no block of the base is
+//!   ever half-visible. A block that already was the layer's may be half old and half new until its
+//!   command has ended; its device carries an unfinished command out again.
+//! - *Write Zeroes, Discard*: store zeros and give pages back; mark these pages as unused; mark the
+//!   blocks as the layer's. So a page that is marked as unused reads as zeros.
 //! - Nothing is acknowledged before its last store.
 //!
-//! A successor believes the maps, since any bits are a valid layer, and checks all else: size, seals,
-//! versions, the disk's shape, and that the base is the same one.
+//! A successor trusts the maps, since any bits make a valid layer, and checks everything else:
+//! size, seals, versions, the disk's shape, and that the base is the same one.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,17 +27,17 @@ use super::bits::{Bits, bytes_of};
 use crate::memory::{Anonymous, FIXED, memory_file, page_size, sealed_len};
 use crate::{Geometry, OpenError};
 
-/// What a base is told by: equal for the same unchanged base, of any meaning.
+/// The identity of a base: equal for the same unchanged base, otherwise without meaning.
 pub type BaseIdentity = [u64; 4];
 
-/// First word: "SLIPOVER".
+/// The first word of the head: "SLIPOVER".
 const MAGIC: u64 = u64::from_be_bytes(*b"SLIPOVER");
-/// Version of everything that the file's bytes mean.
+/// The version of the file's format.
 const VERSION: u64 = 1;
-/// Words of the head that say something.
+/// The number of words in the head.
 const HEAD: usize = 8;
 
-/// Where the parts begin, in bytes.
+/// The offsets of the parts, in bytes.
 struct Layout {
     blocks: u64,
     pages: u64,
@@ -71,13 +71,12 @@ fn head(geometry: &Geometry, base: &BaseIdentity) -> [u64; HEAD] {
     [MAGIC, version, u64::from(geometry.block_size), geometry.blocks, one, two, three, four]
 }
 
-/// A file for [`OverlayDisk::of`](crate::OverlayDisk::of): memory for an overlay in which nothing was
-/// written, that outlives this process as long as somebody holds the descriptor. `geometry` is the
-/// base's.
+/// Creates a file for [`OverlayDisk::of`](crate::OverlayDisk::of): memory for an empty overlay that
+/// outlives this process as long as a process holds the descriptor. `geometry` is the base's.
 ///
 /// # Errors
-/// [`OpenError::Memory`]: no descriptors left, a size that no memory has, strict overcommit
-/// (`vm.overcommit_memory` = 2).
+/// [`OpenError::Memory`] if no descriptors are left, if the size exceeds any memory, or under
+/// strict overcommit (`vm.overcommit_memory` = 2).
 pub fn overlay_file(geometry: &Geometry, base: &BaseIdentity) -> Result<OwnedFd, OpenError> {
     let made = Layout::of(geometry).and_then(|layout| {
         let file = memory_file(layout.end, FIXED)?;
@@ -90,19 +89,19 @@ pub fn overlay_file(geometry: &Geometry, base: &BaseIdentity) -> Result<OwnedFd,
     made.map_err(|source| OpenError::Memory { bytes: geometry.bytes(), source })
 }
 
-/// A layer's memory.
+/// The memory of a layer.
 pub(super) struct Store {
     pub data: Anonymous,
-    /// A bit per logical block: whether the layer's bytes count, or the base's.
+    /// A bit per logical block: set if the block's bytes are the layer's, clear if the base's.
     pub blocks: Bits,
-    /// A bit per page: whether it is used. What is not reads as zeros.
+    /// A bit per page: set if the page is used. An unused page reads as zeros.
     pub pages: Bits,
-    /// How many of them are.
+    /// The number of used pages.
     pub used_pages: u64,
 }
 
 impl Store {
-    /// Of this process alone.
+    /// Creates a store without a file, for this process alone.
     pub fn new(geometry: &Geometry) -> Result<Self, OpenError> {
         let bytes = geometry.bytes();
         let made = || {
@@ -118,7 +117,7 @@ impl Store {
         made().map_err(|source| OpenError::Memory { bytes, source })
     }
 
-    /// In `file`.
+    /// Opens the store in `file`.
     pub fn of(geometry: &Geometry, base: &BaseIdentity, file: &OwnedFd) -> Result<Self, OpenError> {
         let bytes = geometry.bytes();
         let failed = |source| OpenError::Memory { bytes, source };
@@ -145,7 +144,7 @@ impl Store {
     }
 }
 
-/// Whether the head is the expected one, and what is wrong with it.
+/// Checks that the head is the expected one; the error names the first difference.
 fn check(lasting: &Lasting, expected: &[u64; HEAD]) -> Result<(), OpenError> {
     let found = |at: usize| lasting.words()[at].load(Ordering::Acquire);
     for (at, expected) in expected.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! NVMe commands as Linux takes them from user space.
+//! NVMe commands in the format that Linux takes from user space.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -10,8 +10,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use crate::uring::uring_fd;
 use crate::vectors::IoVectors;
 
-/// A command and where its data is: `struct nvme_uring_cmd`, and `struct nvme_passthru_cmd`, whose last
-/// word is the result. Integers have the machine's order.
+/// A command and the address of its data: `struct nvme_uring_cmd`, and `struct nvme_passthru_cmd`,
+/// whose last word is the result. Integers have the machine's byte order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Command {
@@ -22,26 +22,26 @@ pub(super) struct Command {
     pub cdw2: u32,
     pub cdw3: u32,
     pub metadata: u64,
-    /// Of the data, or of I/O vectors.
+    /// The address of the data, or of an array of I/O vectors.
     pub address: u64,
     pub metadata_len: u32,
-    /// Bytes, or I/O vectors.
+    /// The number of bytes of data, or of I/O vectors.
     pub len: u32,
     pub cdw10: [u32; 6],
-    /// Milliseconds; 0: as long as the driver waits for its own.
+    /// Milliseconds; 0 for the driver's own timeout.
     pub timeout: u32,
     pub last: u32,
 }
 
 const _: () = assert!(size_of::<Command>() == 72);
 
-/// A number of ioctl(2)s of type 'N', as `_IO` (`dir` 0) and `_IOWR` (3) make them.
+/// Returns an ioctl(2) number of type 'N', as `_IO` (`dir` 0) and `_IOWR` (`dir` 3) do.
 const fn number(dir: u32, nr: u32) -> u32 {
     let size = if dir == 0 { 0 } else { size_of::<Command>() as u32 };
     dir << 30 | size << 16 | (b'N' as u32) << 8 | nr
 }
 
-/// `NVME_IOCTL_ID`: gives the namespace's number.
+/// `NVME_IOCTL_ID`: returns the namespace's number.
 const ID: u32 = number(0, 0x40);
 /// `NVME_IOCTL_ADMIN_CMD`.
 const ADMIN: u32 = number(3, 0x41);
@@ -51,18 +51,19 @@ const IO: u32 = number(3, 0x80);
 const IO_VEC: u32 = number(3, 0x81);
 
 impl Command {
-    /// A command of `blocks` logical blocks, at least 1, from `lba` on, with nothing else set.
+    /// Returns a command on `blocks` logical blocks, at least 1, from `lba` on, with nothing else
+    /// set.
     pub fn of_blocks(opcode: u8, nsid: u32, lba: u64, blocks: u32) -> Self {
         let mut command = Self { opcode, nsid, ..Self::new_zeroed() };
         command.cdw10[0] = lba as u32;
         command.cdw10[1] = (lba >> 32) as u32;
-        // NLB, 0's based, in the lower half of dword 12; flags are above it.
+        // NLB, 0's based, in the lower half of dword 12; flags are in the upper half.
         command.cdw10[2] = (blocks - 1) & 0xffff;
         command
     }
 
-    /// As an entry of a ring whose entries are twice as long. What `vectors` name stays until the kernel
-    /// has answered, and so do they.
+    /// Returns a submission entry of double length with the command. `vectors`, and the memory that
+    /// they name, must stay until the kernel has answered.
     pub fn entry(mut self, file: &OwnedFd, vectors: &IoVectors) -> squeue::Entry128 {
         let number = match vectors.as_slice() {
             [] => IO,
@@ -81,10 +82,10 @@ impl Command {
     }
 }
 
-/// The number of the namespace that `file` is a device of.
+/// Returns the number of the namespace whose generic device `file` is.
 ///
 /// # Errors
-/// ENOTTY: it is none.
+/// ENOTTY if `file` is no such device.
 pub(super) fn namespace_id(file: &OwnedFd) -> std::io::Result<u32> {
     // SAFETY: takes no argument.
     let id = unsafe { libc::ioctl(file.as_raw_fd(), libc::Ioctl::from(ID)) };
@@ -94,23 +95,25 @@ pub(super) fn namespace_id(file: &OwnedFd) -> std::io::Result<u32> {
 /// Identify (section 5.15) of the controller.
 ///
 /// # Errors
-/// As [`identify`].
+/// Those of [`identify`].
 pub(super) fn identify_controller(file: &OwnedFd) -> std::io::Result<IdentifyController> {
     let bytes = identify(file, 1, 0)?;
     IdentifyController::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
 }
 
-/// Identify of a namespace.
+/// Identify (section 5.15) of a namespace.
 ///
 /// # Errors
-/// As [`identify`].
+/// Those of [`identify`].
 pub(super) fn identify_namespace(file: &OwnedFd, nsid: u32) -> std::io::Result<IdentifyNamespace> {
     let bytes = identify(file, 0, nsid)?;
     IdentifyNamespace::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
 }
 
+/// Sends Identify and returns its data.
+///
 /// # Errors
-/// What ioctl(2) says; EIO for a command that the drive refused.
+/// Those of ioctl(2), and EIO if the drive refused the command.
 fn identify(file: &OwnedFd, cns: u32, nsid: u32) -> std::io::Result<[u8; IDENTIFY_SIZE]> {
     let mut data = [0_u8; IDENTIFY_SIZE];
     let mut command = Command {
@@ -121,8 +124,8 @@ fn identify(file: &OwnedFd, cns: u32, nsid: u32) -> std::io::Result<[u8; IDENTIF
         ..Command::new_zeroed()
     };
     command.cdw10[0] = cns;
-    // SAFETY: the kernel reads the command, fills `data`, whose length it has, and the command's last
-    // word; both are there for the call.
+    // SAFETY: the kernel reads the command, fills `data`, whose length the command has, and writes
+    // the command's last word; both live until the call returns.
     let status = unsafe {
         libc::ioctl(file.as_raw_fd(), libc::Ioctl::from(ADMIN), std::ptr::from_mut(&mut command))
     };

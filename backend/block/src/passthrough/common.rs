@@ -1,4 +1,4 @@
-//! What the disks on one namespace have in common.
+//! The state that the disks on one namespace share.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::device::Device;
 use crate::users::Users;
 use crate::{FileOptions, Geometry, OpenError};
 
-/// An open namespace. One description for all of its disks: it holds the lock.
+/// An open namespace. All of its disks share one open file description, which holds the lock.
 pub(crate) struct Common {
     pub(super) device: Device,
     /// See [`FileOptions::witness`].
@@ -27,7 +27,7 @@ impl Common {
         Geometry { blocks: self.users.blocks(), ..self.device.geometry }
     }
 
-    /// Blocks that the namespace has now.
+    /// Returns the number of blocks that the namespace has at present.
     pub fn measure(&self, path: &Path) -> Result<u64, OpenError> {
         Ok(self.device.shape(path)?.blocks)
     }

@@ -12,30 +12,30 @@ use crate::check::is_block_size;
 use crate::file::{failed, file_type};
 use crate::{FileOptions, Geometry, OpenError};
 
-/// Most bytes of a command whatever the drive takes: bounds what is pinned for one.
+/// The largest command in bytes, whatever the drive takes: bounds the memory pinned for a command.
 const MOST_BYTES: u64 = 512 << 10;
-/// MDTS counts in the smallest pages of the controller (CAP.MPSMIN), which the kernel does not tell; no
-/// drive has smaller ones, and of larger ones less than all is used.
+/// MDTS counts the controller's smallest pages (CAP.MPSMIN), which the kernel does not report. No
+/// drive has smaller pages than this; on a drive with larger ones, commands stay below its limit.
 const PAGE: u64 = 4096;
 
 /// An open namespace.
 pub(super) struct Device {
     pub file: OwnedFd,
     pub nsid: u32,
-    /// Bytes of a block of the drive; those of the disk are as large or larger.
+    /// Bytes of a block of the drive; the disk's blocks are as large or larger.
     pub lba_size: u32,
-    /// Most bytes of a command.
+    /// The largest command in bytes.
     pub most_bytes: u64,
-    /// It has a volatile write cache.
+    /// The drive has a volatile write cache.
     pub caches: bool,
-    /// It has Write Zeroes.
+    /// The drive has Write Zeroes.
     pub zeroes: bool,
-    /// Its Write Zeroes may deallocate, and what is deallocated reads as zeros.
+    /// Write Zeroes may deallocate, since deallocated blocks read as zeros.
     pub deallocates: bool,
     pub geometry: Geometry,
-    /// What the disk was asked to be.
+    /// The options with which the disk was opened.
     options: FileOptions,
-    /// The block device of the same namespace, taken exclusively.
+    /// The block device of the same namespace, opened exclusively.
     _claim: Option<OwnedFd>,
 }
 
@@ -73,7 +73,7 @@ impl Device {
         })
     }
 
-    /// The shape that a disk opened now would have.
+    /// Returns the shape that a disk opened now would have.
     pub fn shape(&self, path: &Path) -> Result<Geometry, OpenError> {
         let namespace = command::identify_namespace(&self.file, self.nsid).map_err(asked(path))?;
         if namespace.block_size() != self.lba_size {
@@ -85,7 +85,8 @@ impl Device {
 
 #[cfg(test)]
 impl Device {
-    /// A drive of 1,000 blocks of 512 bytes that takes two pages at a time; no command gets anywhere.
+    /// Returns a fake drive of 1,000 blocks of 512 bytes that takes two pages at a time; its
+    /// commands go nowhere.
     pub fn nowhere() -> Self {
         let file = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
         Self {
@@ -111,9 +112,10 @@ fn unusable(path: &Path) -> impl Fn(String) -> OpenError {
     |why| OpenError::Namespace { path: path.to_owned(), why }
 }
 
-/// The shape of a disk on a namespace; or why there can be none.
+/// Returns the shape of a disk on a namespace, or the reason why there can be none.
 fn shape(namespace: &IdentifyNamespace, options: &FileOptions) -> Result<Geometry, String> {
-    // FLBAS bits 6:5 are the index's upper bits since NVMe 2.0: formats that there is no entry for here.
+    // FLBAS bits 6:5 are the format index's upper bits since NVMe 2.0: the table here has no
+    // entries for such formats.
     if namespace.format & 0x60 != 0 {
         return Err("its format is none of the first 16".to_owned());
     }
@@ -121,7 +123,7 @@ fn shape(namespace: &IdentifyNamespace, options: &FileOptions) -> Result<Geometr
     if format & 0xffff != 0 {
         return Err("its blocks have metadata".to_owned());
     }
-    // LBADS, a power of two; 0 is no format.
+    // LBADS, a power of two; 0 means an unused format.
     let lba_size = match format >> 16 & 0xff {
         shift @ 9..=12 => 1_u32 << shift,
         shift => return Err(format!("its blocks have 2^{shift} bytes")),
@@ -146,8 +148,8 @@ fn most_bytes(controller: &IdentifyController) -> u64 {
     }
 }
 
-/// Takes the namespace's block device, which lies beside it, exclusively: that refuses what is mounted
-/// or in other exclusive use (open(2)). None: there is none.
+/// Opens the namespace's block device exclusively, which fails if it is mounted or in other
+/// exclusive use (open(2)). Returns `None` if there is no block device.
 fn claim(path: &Path) -> Result<Option<OwnedFd>, OpenError> {
     let Some(block) = sibling(path) else { return Ok(None) };
     let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
@@ -159,7 +161,8 @@ fn claim(path: &Path) -> Result<Option<OwnedFd>, OpenError> {
     }
 }
 
-/// `/dev/nvme0n1` of `/dev/ng0n1`, links followed.
+/// Returns the path of the block device, e.g. `/dev/nvme0n1` for `/dev/ng0n1`, after following
+/// links.
 fn sibling(path: &Path) -> Option<PathBuf> {
     let path = path.canonicalize().ok()?;
     let rest = path.file_name()?.to_str()?.strip_prefix("ng")?;

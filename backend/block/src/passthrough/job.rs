@@ -1,4 +1,4 @@
-//! One request as commands of the drive, one after the other.
+//! One request as a sequence of the drive's commands.
 
 use std::sync::Arc;
 
@@ -19,23 +19,23 @@ use crate::{DiskError, Operation, Request};
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
 /// Deallocate of Write Zeroes, in dword 12 (section 6.17).
 const DEALLOCATE: u32 = 1 << 25;
-/// Most blocks that a command names (NLB is 16 bits, 0's based).
+/// The largest number of blocks in a command (NLB is 16 bits, 0's based).
 const MOST_BLOCKS: u64 = 1 << 16;
-/// Times that a command is carried out again, at most: as Linux's driver does it for its own.
+/// The largest number of retries of a command, as Linux's driver has it for its own.
 const RETRIES: u8 = 5;
-/// Bytes of a buffer of ours: of zeros, or of data that lies in too many places.
+/// Bytes of a staging buffer: for zeros, or for data that has too many vectors.
 const BUFFER: usize = 128 << 10;
 
-/// What requests are carried out on.
+/// The namespace that jobs work on, and the state that they share.
 pub(super) struct Target {
     pub common: Arc<Common>,
-    /// Most bytes of a command, as far as is known by now.
+    /// The largest command in bytes, as far as known.
     most_bytes: u64,
-    /// Whether the drive has Write Zeroes, as far as is known by now.
+    /// The drive has Write Zeroes, as far as known.
     zeroes: bool,
-    /// Zeros to write where the drive has no Write Zeroes.
+    /// Zeros to write if the drive has no Write Zeroes.
     zeros: Option<Aligned>,
-    /// The error of a flush that nobody has heard of yet.
+    /// The error of a failed flush that was not reported to the other disks yet.
     pub lost: Option<DiskError>,
 }
 
@@ -50,38 +50,40 @@ impl Target {
     }
 }
 
-/// What the drive does for a job at the moment.
+/// The step of a job that the drive carries out.
 enum Step {
-    /// Moves data between drive and spans.
+    /// Moves data between the drive and the spans.
     Move,
-    /// Moves data between drive and a buffer: a block lies in more places than a call has vectors for.
+    /// Moves data between the drive and a staging buffer: one block has more vectors than a call
+    /// takes.
     Bounce(Aligned),
-    /// Write Zeroes.
+    /// Zeroes blocks with Write Zeroes.
     Zero,
     /// Writes zeros.
     WriteZeros,
     Flush,
 }
 
-/// A request and how far it is.
+/// A request and its progress.
 pub(super) struct Job {
     request: Request,
     start: u64,
     len: u64,
-    /// Bytes that are through.
+    /// Bytes that are done.
     done: u64,
-    /// Bytes that the drive has.
+    /// Bytes of the command that the drive has.
     piece: u64,
-    /// Most bytes of a command after the kernel refused a larger one; `u64::MAX` before. The target's
-    /// too as soon as such a command has succeeded: what was refused may not have been its size.
+    /// The largest command in bytes after the kernel refused a larger one; `u64::MAX` before. The
+    /// target takes the limit over only after such a command has succeeded: the kernel may have
+    /// refused the larger one for another reason than its size.
     most_bytes: u64,
-    /// Times that the command was carried out again.
+    /// The number of retries of the current command.
     retries: u8,
     step: Step,
 }
 
 impl Job {
-    /// `request` was admitted for the disk.
+    /// Creates a job for `request`, which was admitted for the disk.
     pub fn new(request: Request, target: &Target) -> Self {
         let block = u64::from(target.device().geometry.block_size);
         let (start, len) = match request.operation {
@@ -97,7 +99,7 @@ impl Job {
         Self { request, start, len, done: 0, piece: 0, most_bytes: u64::MAX, retries: 0, step }
     }
 
-    /// The command for `piece` bytes after those that are through.
+    /// Returns the command for the next `piece` bytes.
     fn command(&self, opcode: NvmOpcode, device: &Device) -> Command {
         let lba_size = u64::from(device.lba_size);
         let (lba, blocks) = ((self.start + self.done) / lba_size, self.piece / lba_size);
@@ -112,15 +114,16 @@ impl Job {
         matches!(self.step, Step::Move | Step::Bounce(_))
     }
 
-    /// Says where the next bytes of data are, at most so many and whole blocks of the drive's; gives
-    /// how many.
+    /// Appends the vectors of the next bytes of data: at most `most` bytes, and whole blocks of the
+    /// drive. Returns the number of bytes.
     fn lend(&mut self, most: u64, lba_size: u64, vectors: &mut IoVectors) -> Result<u64, Fault> {
         let spans = &self.request.spans;
         if matches!(self.step, Step::Move) {
             let found = gather(spans, self.done, most, vectors);
             let whole = found / lba_size * lba_size;
             if whole < found {
-                // As many vectors as a call takes end within a block: the rest is another's.
+                // The vectors that one call takes end within a block: leave that block to the next
+                // command.
                 vectors.clear();
                 gather(spans, self.done, whole, vectors);
             }
@@ -139,7 +142,7 @@ impl Job {
         Ok(piece)
     }
 
-    /// Gives what was read into the buffer to the spans.
+    /// Copies data that was read into the staging buffer to the spans.
     fn drain(&self) -> Result<(), Fault> {
         match &self.step {
             Step::Bounce(buffer) if self.request.operation == Operation::Read => {
@@ -150,7 +153,8 @@ impl Job {
         }
     }
 
-    /// Fewer bytes a command from now on: the kernel refused this one. False: it cannot be less.
+    /// Halves the size of commands after the kernel refused one. Returns whether the refused
+    /// command was larger than the smallest one.
     fn halve(&mut self, target: &Target) -> bool {
         let least = u64::from(target.device().lba_size.max(4096));
         self.most_bytes = (self.piece / 2 / least * least).max(least);
@@ -160,15 +164,16 @@ impl Job {
     fn failed(&mut self, errno: i32, target: &mut Target) -> Next {
         match errno {
             libc::EAGAIN => Next::Again,
-            // The driver took it back, as it resets the drive: nobody else tries it again.
+            // The driver cancelled the command, as it resets the drive. Nobody else retries it.
             libc::EINTR => self.retry(DiskError::Io(libc::EIO)),
             libc::EINVAL if self.moves() && self.halve(target) => Next::Again,
             errno => Next::Done(Err(refused(errno, &self.request))),
         }
     }
 
-    /// Has the command carried out again, or else ends with `error`: Linux does not do that for
-    /// commands from user space, and a drive that was reset would be a fault of the medium to a guest.
+    /// Retries the command, or ends the request with `error` after too many retries. Linux does not
+    /// retry commands from user space, and without a retry the guest would take a drive's reset for
+    /// a fault of the medium.
     fn retry(&mut self, error: DiskError) -> Next {
         if self.retries == RETRIES {
             return Next::Done(Err(error));
@@ -177,12 +182,12 @@ impl Job {
         Next::Again
     }
 
-    /// The drive ended the command with an error.
+    /// Handles a command that the drive ended with an error.
     fn ended_badly(&mut self, status: Status, target: &mut Target) -> Next {
         let code = status.code();
         let unknown = [Status::INVALID_OPCODE, Status::INVALID_FIELD].map(Status::code);
         if matches!(self.step, Step::Zero) && unknown.contains(&code) {
-            // Drives that say they have it and do not, or not with these bits.
+            // Some drives report Write Zeroes and lack it, or lack the bits that are set.
             target.zeroes = false;
             self.step = Step::WriteZeros;
             return Next::Again;
@@ -290,7 +295,8 @@ mod tests {
         Job::new(Request { tag: 1, operation, lba: 5, blocks, durable: false, spans }, target)
     }
 
-    /// How the job's command ends when the drive says so as often as it is asked; and how often.
+    /// Runs a job's command with the drive giving the same answer each time. Returns the outcome
+    /// and the number of tries.
     fn ends(operation: Operation, answer: i32) -> (Result<(), DiskError>, u32) {
         let mut target = target();
         let mut job = job(operation, 8, &target);
@@ -337,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_command_that_is_too_large_goes_in_halves() {
-        // 8 blocks are the least that is cut.
+        // A command of 8 blocks (4096 bytes) is not halved.
         assert_eq!(ends(Operation::Read, -libc::EINVAL), (Err(DiskError::Io(libc::EINVAL)), 1));
         let mut target = target();
         let mut job = job(Operation::Read, 48, &target);
@@ -345,7 +351,7 @@ mod tests {
         assert!(matches!(job.advance(-libc::EINVAL, &mut target), Next::Again));
         job.entry(&mut target, &mut IoVectors::default()).unwrap();
         assert_eq!((job.piece, target.most_bytes), (4096, 8192));
-        // Others try it whole until one of half the size has got through.
+        // Other requests use the whole size until a command of half the size has succeeded.
         assert!(matches!(job.advance(0, &mut target), Next::Again));
         assert_eq!((job.done, target.most_bytes), (4096, 4096));
     }

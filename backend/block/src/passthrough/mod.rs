@@ -1,25 +1,29 @@
 //! A disk on an NVMe namespace's generic character device (/dev/ngXnY), by NVMe commands through
 //! io_uring (`IORING_OP_URING_CMD`, Linux 5.19).
 //!
-//! The block layer's scheduler, its merging and its page cache are passed by: a request becomes one
-//! command of the drive's driver, whose data pointers name the spans' own pages.
+//! The block layer's scheduler, merging and page cache are bypassed: a request becomes one command
+//! for the drive's driver, whose data pointers name the spans' own pages.
 //!
-//! - The drive's block device is taken exclusively beside it, so that nobody mounts what is written to
-//!   here.
+//! - The namespace's block device is also opened, exclusively, so that nobody mounts the namespace
+//!   while this disk writes to it.
 //! - A durable write sets Force Unit Access. A drive without a volatile write cache needs no flush.
-//! - Discard and Write Zeroes are Write Zeroes, with Deallocate where the drive says that what is
-//!   deallocated reads as zeros (DLFEAT); a drive without the command gets zeros written. Dataset
-//!   Management is not used: it is a hint, and these have to read as zeros afterwards.
-//! - What a drive takes at a time (MDTS) bounds a command; a longer request takes several, one after
-//!   the other. A command that the kernel refuses, as it has too many segments, goes in halves.
-//! - What the drive did not carry out, because it was reset for example, is tried again a few times
-//!   unless it forbids that, as Linux does with commands of its own and not with those from user space.
+//! - Discard and Write Zeroes both become Write Zeroes; a Discard sets Deallocate if the drive
+//!   reports that deallocated blocks read as zeros (DLFEAT). A drive without Write Zeroes gets
+//!   zeros written. Dataset Management is not used: it is a hint, and these blocks must read as
+//!   zeros afterwards.
+//! - The drive's transfer limit (MDTS) bounds a command; a longer request becomes several commands,
+//!   one after the other. A command that the kernel refuses for too many segments is halved.
+//! - A command that the drive did not carry out, because it was reset for example, is retried a few
+//!   times unless the drive forbids that. Linux does so for its own commands, but not for those
+//!   from user space.
 //!
-//! Disks that share a namespace have few requests each with the kernel, as those that share a file.
+//! Disks that share a namespace each have few requests in the kernel, as disks that share a file
+//! have.
 //!
-//! Not supported, and refused when it is opened: metadata with each block, blocks larger than 4 KiB. The
-//! size is that of the moment when it was opened, or when it was asked for again. Section numbers are those of *NVM Express Base
-//! Specification, Revision 1.4*; the interface is Linux's (`include/uapi/linux/nvme_ioctl.h`).
+//! Not supported, and refused at opening: metadata with each block, blocks larger than 4 KiB. The
+//! size is read when the namespace is opened, and again on demand. Section numbers are those of
+//! *NVM Express Base Specification, Revision 1.4*; the interface is Linux's
+//! (`include/uapi/linux/nvme_ioctl.h`).
 
 mod command;
 mod common;
@@ -38,7 +42,7 @@ use job::{Job, Target};
 
 pub(crate) use common::Common;
 
-/// See the module's head.
+/// A disk on an NVMe namespace, by NVMe commands through io_uring.
 pub struct PassthroughDisk {
     engine: Engine<Job>,
     geometry: Geometry,
@@ -47,18 +51,18 @@ pub struct PassthroughDisk {
 }
 
 impl PassthroughDisk {
-    /// Opens the namespace whose generic character device is at `path`. Of the options `direct` and
-    /// `pin` say nothing here.
+    /// Opens the namespace whose generic character device is at `path`. The options `direct` and
+    /// `pin` have no effect.
     ///
     /// # Errors
-    /// [`OpenError::Kind`] for what is no such device, [`OpenError::InUse`] for one that is mounted or
-    /// in use as a disk, [`OpenError::Namespace`] for one that cannot be used; the others as for
-    /// [`FileDisk::open`](crate::FileDisk::open).
+    /// [`OpenError::Kind`] if the path is no such device, [`OpenError::InUse`] if the namespace is
+    /// mounted or in use as a disk, [`OpenError::Namespace`] if it cannot hold a disk; the others
+    /// are those of [`FileDisk::open`](crate::FileDisk::open).
     pub fn open(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
         Self::over(Arc::new(Common::open(path, options)?), options.read_only)
     }
 
-    /// One more disk on an open namespace; `read_only` protects this one alone.
+    /// Opens one more disk on an open namespace; `read_only` write-protects this disk alone.
     pub(crate) fn over(common: Arc<Common>, read_only: bool) -> Result<Self, OpenError> {
         let geometry = common.geometry();
         let target = Target::new(Arc::clone(&common));
@@ -69,7 +73,7 @@ impl PassthroughDisk {
         Ok(Self { engine, geometry, waiting: VecDeque::new(), common })
     }
 
-    /// Whether a request ends without the drive, and how.
+    /// Returns the outcome of a request that needs no command, or `None` if it needs one.
     fn immediate(&self, request: &Request) -> Option<Result<(), DiskError>> {
         let extent = match admit(&self.geometry, request) {
             Ok(extent) => extent,
@@ -84,7 +88,7 @@ impl PassthroughDisk {
         }
     }
 
-    /// Hands waiting requests to the kernel as long as there is a place.
+    /// Hands waiting requests to the kernel as long as there is room.
     fn start_waiting(&mut self, completions: &mut Vec<Completion>) {
         let share = self.common.users.share();
         while share.has_room(&self.engine, &self.waiting) && self.engine.has_place() {
@@ -99,7 +103,7 @@ impl PassthroughDisk {
         }
     }
 
-    /// Tells all disks on the namespace of a flush that failed.
+    /// Reports a failed flush to all disks on the namespace.
     fn note_lost(&mut self) {
         if let Some(error) = self.engine.target.lost.take() {
             self.common.users.lose(error);
@@ -130,7 +134,7 @@ impl Disk for PassthroughDisk {
         self.engine.tell();
     }
 
-    /// What the drive has ends by itself.
+    /// Cancels only waiting requests; a command that the drive has runs to its end.
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         give_up(&mut self.waiting, tag, completions)
     }

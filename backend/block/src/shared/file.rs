@@ -1,4 +1,4 @@
-//! A shared disk in a file or on a block device: one descriptor, a ring for each device.
+//! A shared disk in a file or on a block device: one descriptor, and a ring for each device.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::{Disk, FileDisk, FileOptions, Geometry, OpenError};
 pub(super) struct FileMedium {
     path: PathBuf,
     common: Arc<Common>,
-    /// The disk shrank, and the file has not yet. Nothing else is ever cut: what somebody appended
-    /// to the file is theirs.
+    /// The disk has shrunk and the file has not yet. The file is cut in no other case: bytes that
+    /// another program appended to the file are not this disk's to remove.
     shrunk: AtomicBool,
 }
 

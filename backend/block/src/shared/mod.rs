@@ -1,16 +1,15 @@
-//! One disk for several devices: what is behind it, apart from the [`Disk`]s in front of it.
+//! One disk for several devices: the medium, apart from the [`Disk`]s in front of it.
 //!
 //! Each device has a [`Disk`] of its own, on its own thread: over common memory, or with a ring of
-//! its own on the common descriptor. They take no lock and send no message per request. What they
-//! do share is the size, which changes in three steps, so that no request ever reaches what has
-//! gone:
-//! 1. [`SharedDisk::resize`]: a larger medium grows; the new size is there to be taken over;
+//! its own on the common descriptor. The disks take no lock and send no message per request. They
+//! share only the size, which changes in three steps, so that no request ever reaches memory or
+//! blocks that are gone:
+//! 1. [`SharedDisk::resize`]: a larger medium grows; the new size can be taken over;
 //! 2. each device calls [`Disk::refresh`], with nothing in flight;
 //! 3. [`SharedDisk::trim`]: a smaller medium is cut.
 //!
-//! Requests of different devices to the same blocks at the same time are as on any shared drive:
-//! what is read is a mix of old and new blocks. To keep order is up to the file system that the
-//! guests agree on.
+//! Concurrent requests of different devices to the same blocks act as on any shared drive: a read
+//! returns a mix of old and new blocks. Order is up to the file system that the guests share.
 
 mod file;
 mod namespace;
@@ -30,12 +29,12 @@ use namespace::NamespaceMedium;
 use null::NullMedium;
 use ram::RamMedium;
 
-/// Several [`Disk`]s' common part. Clones are the same disk; what is behind it is let go with the
+/// The common part of several [`Disk`]s. Clones are the same disk. The medium is released with the
 /// last clone and the last [`Disk`].
 #[derive(Clone)]
 pub struct SharedDisk(Arc<dyn Medium>);
 
-/// What a shared disk is made of.
+/// The medium of a shared disk.
 trait Medium: Send + Sync {
     fn geometry(&self) -> Geometry;
     fn open(self: Arc<Self>, read_only: bool) -> Result<Box<dyn Disk>, OpenError>;
@@ -49,22 +48,23 @@ trait Medium: Send + Sync {
 }
 
 impl SharedDisk {
-    /// In memory: `bytes` bytes, a multiple of `block_size` (512 to 4096, a power of two). Zeros, or
-    /// what is in `file`, which [`SharedDisk::memory`] gave a predecessor of this process.
+    /// Creates a disk in memory of `bytes` bytes, a multiple of `block_size` (512 to 4096, a power
+    /// of two). Its content is zeros, or that of `file`, which [`SharedDisk::memory`] gave a
+    /// predecessor of this process.
     ///
     /// # Errors
-    /// [`OpenError::BlockSize`], [`OpenError::Size`], [`OpenError::Memory`], also for a file that is
-    /// no such memory, or of fewer bytes.
+    /// [`OpenError::BlockSize`], [`OpenError::Size`], [`OpenError::Memory`]; the last also if the
+    /// file is no such memory or has fewer bytes.
     pub fn ram(bytes: u64, block_size: u32, file: Option<OwnedFd>) -> Result<Self, OpenError> {
         Ok(Self(Arc::new(RamMedium::new(bytes, block_size, file)?)))
     }
 
-    /// A file, a block device or an NVMe namespace's generic character device, opened once; see
-    /// [`open_file`](crate::open_file). Unless it is opened read-only it is locked against every other
-    /// disk.
+    /// Opens a file, a block device or an NVMe namespace's generic character device once for all
+    /// disks; see [`open_file`](crate::open_file). Unless opened read-only, it is locked against
+    /// every other disk.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// Those of [`OpenError`].
     pub fn file(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
         Ok(match is_namespace(path) {
             true => Self(Arc::new(NamespaceMedium::open(path, options)?)),
@@ -72,7 +72,8 @@ impl SharedDisk {
         })
     }
 
-    /// Takes writes, gives nothing; see [`NullDisk`](crate::NullDisk).
+    /// Creates a disk that drops writes and leaves reads' spans unchanged; see
+    /// [`NullDisk`](crate::NullDisk).
     ///
     /// # Errors
     /// [`OpenError::BlockSize`], [`OpenError::Size`].
@@ -82,18 +83,18 @@ impl SharedDisk {
         Ok(Self(Arc::new(NullMedium::new(geometry))))
     }
 
-    /// The file that a disk in memory lies in: its content outlives this process as long as
-    /// somebody holds it.
+    /// Returns the memfd of a disk in memory, or `None` for another medium. The content outlives
+    /// this process as long as a process holds the memfd.
     pub fn memory(&self) -> Option<&OwnedFd> {
         self.0.memory()
     }
 
-    /// The shape that a disk opened now would have.
+    /// Returns the shape that a disk opened now would have.
     pub fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
 
-    /// A disk for one more device; `read_only` protects this one alone.
+    /// Opens a disk for one more device; `read_only` write-protects this disk alone.
     ///
     /// # Errors
     /// [`OpenError::Ring`], [`OpenError::Wake`].
@@ -101,21 +102,21 @@ impl SharedDisk {
         Arc::clone(&self.0).open(read_only)
     }
 
-    /// Gives the disk another size; None takes over the size that its file or device has. Disks
-    /// that are open keep theirs until [`Disk::refresh`]. What an earlier call left to be trimmed
-    /// is trimmed. Blocks.
+    /// Changes the disk's size; `None` takes over the present size of its file or device. Open
+    /// disks keep their size until [`Disk::refresh`]. First trims the medium if an earlier call
+    /// left it untrimmed. Blocks the calling thread.
     ///
     /// # Errors
-    /// [`OpenError::Size`] for no whole, positive number of blocks; [`OpenError::Fixed`],
-    /// [`OpenError::TooLarge`], [`OpenError::Memory`], [`OpenError::File`]. The size is then as
-    /// before.
+    /// [`OpenError::Size`] if the size is not a whole, positive number of blocks;
+    /// [`OpenError::Fixed`], [`OpenError::TooLarge`], [`OpenError::Memory`], [`OpenError::File`].
+    /// The size is then unchanged.
     pub fn resize(&self, bytes: Option<u64>) -> Result<(), OpenError> {
         self.0.trim()?;
         self.0.resize(bytes)
     }
 
-    /// Cuts what lies behind the end, for good: grown again, the disk has zeros there. The caller
-    /// knows that every open disk has refreshed. Blocks.
+    /// Cuts the medium at the disk's end, for good: a disk that grows again has zeros there. The
+    /// caller makes sure that every open disk has refreshed. Blocks the calling thread.
     ///
     /// # Errors
     /// [`OpenError::File`], [`OpenError::Memory`].

@@ -1,4 +1,4 @@
-//! A shared disk on an NVMe namespace, by passthrough: one descriptor, a ring for each device.
+//! A shared disk on an NVMe namespace, by passthrough: one descriptor, and a ring for each device.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Medium for NamespaceMedium {
         Ok(Box::new(PassthroughDisk::over(Arc::clone(&self.common), read_only)?))
     }
 
-    /// A part of the namespace, or all of it: its own size is the drive's.
+    /// Uses a part of the namespace, or all of it: the namespace's own size cannot be changed.
     fn resize(&self, bytes: Option<u64>) -> Result<(), OpenError> {
         let has = self.common.measure(&self.path)?;
         let blocks = match bytes {

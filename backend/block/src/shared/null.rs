@@ -1,4 +1,4 @@
-//! A shared disk that does nothing.
+//! A shared disk that drops writes and leaves reads' spans unchanged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

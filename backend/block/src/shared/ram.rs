@@ -1,8 +1,8 @@
-//! A shared disk in memory: a file without a name, mapped once for all.
+//! A shared disk in memory: a memfd that is mapped once for all devices.
 //!
-//! The file grows and never shrinks, so a mapping of it is good for ever: what a disk gives up is
-//! punched out of the file and reads as zeros. A larger disk has a new mapping; devices that have
-//! not taken it over keep the old one.
+//! The memfd grows and never shrinks, so a mapping of it stays valid for ever: memory that a disk
+//! gives up is punched out of the memfd and reads as zeros. A larger disk has a new mapping;
+//! devices that have not refreshed keep the old one.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,19 +20,20 @@ use crate::memory::{memory_file, sealed_len};
 use crate::ram::whole_blocks;
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 
-/// In it, and in [`SharedRam`], the file comes before the mapping, and is closed before that goes: so the last
-/// close, which frees the pages, is the unmapping's (see [`slipway_ram::unmap`]).
+/// The memory of a shared disk. Here and in [`SharedRam`] the file is declared, and so dropped,
+/// before the mapping: the last reference, whose end frees the pages, is then the mapping's (see
+/// [`slipway_ram::unmap`]).
 pub(super) struct RamMedium {
     file: Arc<OwnedFd>,
     block_size: u32,
-    /// The disk's size; the file has that at least.
+    /// The disk's size in blocks; the file is at least as large.
     blocks: AtomicU64,
-    /// All of the file. Taken for changes of the size only.
+    /// A mapping of all of the file. Locked only to change the size, and to open or refresh a disk.
     mapping: Mutex<Arc<Mapping>>,
 }
 
 impl RamMedium {
-    /// In `file`, which a predecessor made, or in a new one.
+    /// Creates a medium in `file`, which a predecessor made, or in a new file.
     pub fn new(bytes: u64, block_size: u32, file: Option<OwnedFd>) -> Result<Self, OpenError> {
         let blocks = whole_blocks(bytes, block_size)?;
         let made = file.map_or_else(|| make(bytes), |file| adopt(file, bytes));
@@ -42,7 +43,7 @@ impl RamMedium {
     }
 
     fn mapping(&self) -> MutexGuard<'_, Arc<Mapping>> {
-        // Changed in single assignments: a panic leaves it whole.
+        // The value is changed in single assignments, so a panic leaves it whole.
         self.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -62,7 +63,7 @@ fn make(bytes: u64) -> io::Result<(OwnedFd, Mapping)> {
     Ok((file, mapping))
 }
 
-/// A predecessor's file; it may be longer than the disk.
+/// Maps a predecessor's file, which may be longer than the disk.
 fn adopt(file: OwnedFd, bytes: u64) -> io::Result<(OwnedFd, Mapping)> {
     let len = sealed_len(&file)?;
     if len < bytes {
@@ -90,7 +91,7 @@ impl Medium for RamMedium {
         let Some(bytes) = bytes else { return Ok(()) };
         let blocks = whole_blocks(bytes, self.block_size)?;
         self.grow(bytes).map_err(|source| OpenError::Memory { bytes, source })?;
-        // After the mapping: who sees the size finds the memory.
+        // Stored after the mapping: a thread that sees the size finds the memory.
         self.blocks.store(blocks, Ordering::Release);
         Ok(())
     }
@@ -115,11 +116,11 @@ fn punch(file: &OwnedFd, extent: Extent) -> io::Result<()> {
     Ok(rustix::fs::fallocate(file, mode, extent.start, extent.len)?)
 }
 
-/// One device's disk.
+/// One device's disk on the medium.
 struct SharedRam {
     medium: Arc<RamMedium>,
     file: Arc<OwnedFd>,
-    /// Holds the geometry at least.
+    /// A mapping that is at least as large as the geometry.
     mapping: Arc<Mapping>,
     geometry: Geometry,
 }
@@ -142,7 +143,7 @@ impl SharedRam {
     }
 
     fn copy(&self, operation: Operation, spans: &[Span], extent: Extent) -> Result<(), DiskError> {
-        // The memory is as large as the disk, so what fits the disk fits `usize`.
+        // The memory is as large as the disk, so a range on the disk fits `usize`.
         let mut at = extent.start as usize;
         for span in spans {
             let place = self.mapping.place(at, span.len());
@@ -153,7 +154,8 @@ impl SharedRam {
                 // memory or heap.
                 unsafe { span.write_raw(0, place, span.len())? }
             } else {
-                // SAFETY: as above.
+                // SAFETY: `place` is valid for the span's length, as in the read above, and the
+                // mapping is writable.
                 unsafe { span.read_raw(0, place, span.len())? }
             }
             at += span.len();
@@ -168,7 +170,7 @@ impl Disk for SharedRam {
     }
 
     fn refresh(&mut self) -> Geometry {
-        // The size first: a mapping taken after it holds it, see `RamMedium::resize`.
+        // Read the size first: a mapping taken after it is large enough, see `RamMedium::resize`.
         let now = self.medium.geometry();
         self.mapping = Arc::clone(&self.medium.mapping());
         self.geometry = Geometry { read_only: self.geometry.read_only, ..now };
@@ -197,7 +199,7 @@ impl Disk for SharedRam {
     fn poll(&mut self, _: &mut Vec<Completion>) {}
 }
 
-/// The file in this process's address space. Nobody may form a reference to its bytes.
+/// The file in this process's address space. No code may form a reference to its bytes.
 struct Mapping {
     base: *mut u8,
     len: usize,
@@ -205,11 +207,11 @@ struct Mapping {
 
 // SAFETY: the bytes are accessed by raw copies only, which tolerate concurrent change.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: the bytes are accessed by raw copies only, which tolerate concurrent change.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// The first `bytes` bytes of `file`, which has that many.
+    /// Maps the first `bytes` bytes of `file`, which must have that many.
     fn new(file: &OwnedFd, bytes: u64) -> io::Result<Self> {
         let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -218,17 +220,17 @@ impl Mapping {
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe { rustix::mm::mmap(any, len, prot, flags, file, 0)? }.cast();
         for advice in [Advice::LinuxDontDump, Advice::LinuxHugepage] {
-            // SAFETY: the mapping just made; these advices change no byte. A kernel that does not
-            // know one loses an economy, nothing else.
+            // SAFETY: the mapping just made; these kinds of advice change no byte. A kernel that
+            // does not know one only forgoes an optimisation.
             let _ = unsafe { rustix::mm::madvise(base, len, advice) };
         }
         Ok(Self { base: base.cast(), len })
     }
 
-    /// Where byte `at` is.
+    /// Returns the address of byte `at`.
     ///
     /// # Panics
-    /// When `at..at + len` leaves the mapping: the request was admitted for a disk of its size.
+    /// If `at..at + len` leaves the mapping: the request was admitted for a disk of its size.
     fn place(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "beyond the mapping");
         self.base.wrapping_add(at)

@@ -11,7 +11,8 @@ use crate::{FileDisk, FileOptions, OpenError, create_sparse};
 
 const SIZE: usize = 1 << 20;
 
-/// A directory on the file system that the build uses: more likely one with O_DIRECT than /tmp.
+/// Makes a directory on the file system of the build, which is more likely to have O_DIRECT than
+/// /tmp.
 pub(super) fn directory() -> TempDir {
     let parent = std::env::current_exe().unwrap();
     tempfile::tempdir_in(parent.parent().unwrap()).unwrap()
@@ -28,7 +29,7 @@ fn open(path: &Path, direct: bool) -> FileDisk {
     FileDisk::open(path, &FileOptions { direct, ..FileOptions::default() }).unwrap()
 }
 
-/// The disk in direct mode, or None, said loudly, where this file system has no O_DIRECT.
+/// Opens the disk in direct mode. Returns `None` after printing why the test is skipped.
 fn direct(path: &Path, test: &str) -> Option<FileDisk> {
     let disk = open(path, true);
     if !disk.is_direct() {
@@ -121,7 +122,7 @@ fn a_request_of_more_spans_than_a_call_takes_goes_on() {
         let mut disk = open(&path, direct);
         let memory = Memory::heap(4 << 20);
         let mut spans = Vec::new();
-        // Every other 512 bytes, so that no two spans join.
+        // Use every other 512 bytes, so that no two spans are adjacent.
         for index in 0..4000 {
             memory.write(index * 1024, &[index as u8; 512]).unwrap();
             memory.pin(index * 1024, 512, Access::Read, &mut spans).unwrap();
@@ -178,7 +179,7 @@ fn a_truncated_file_gives_errors_and_never_stale_bytes() {
         let mut disk = open(&path, direct);
         write(&mut disk, 0, &vec![7; SIZE]).unwrap();
         let file = std::fs::File::options().write(true).open(&path).unwrap();
-        // In the middle of a page, and of a block.
+        // The new end is within a page and within a block.
         file.set_len(1000 * 512 + 100).unwrap();
         assert_eq!(read(&mut disk, 999, 1).unwrap(), [7; 512]);
         for (lba, blocks) in [(1000, 1), (990, 30), (1001, 1), (2047, 1), (0, 2048)] {
@@ -253,7 +254,7 @@ fn dropping_a_disk_waits_for_what_is_in_flight() {
         disk.submit(&mut requests.collect(), &mut Vec::new());
         let removed = map.remove(0, 4096).unwrap();
         drop(disk);
-        // The memory's next owner.
+        // The memory's next owner writes to it.
         rustix::io::pwrite(&fd, &[2; 4096], 0).unwrap();
         assert!(removed.is_idle(), "no span outlives the disk");
         drop(open(&path, direct));
@@ -343,7 +344,8 @@ fn a_sparse_file_larger_than_its_file_system_is_refused() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 30, "and was left alone");
 }
 
-/// Runs this test binary again for one test, in a process whose limits are its own.
+/// Runs one test of this binary in a process of its own, so that it can change the process's
+/// limits.
 fn in_a_process_of_its_own(test: &str, body: impl FnOnce()) {
     if std::env::var_os("SLIPWAY_TEST_CHILD").is_some() {
         return body();
@@ -428,7 +430,7 @@ fn needs_root_a_full_file_system_is_no_space() {
     assert_eq!(write(&mut disk, kept * 8, &[9; 4096]), Ok(()), "a discard makes room");
 }
 
-/// A loop device over a sparse file, gone with the value.
+/// A loop device over a sparse file, removed on drop.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -476,7 +478,7 @@ fn what_waits_for_a_place_in_the_kernel_can_be_given_up() {
         |tag: u64| Request { tag, ..request(Operation::WriteZeroes, tag % 256 * 8, 8, Vec::new()) };
     let mut completions = Vec::new();
     disk.submit(&mut (0..1000).map(zeroes).collect(), &mut completions);
-    // The last has certainly not reached the kernel; the first is there or has ended.
+    // The last request has certainly not reached the kernel.
     assert!(disk.cancel(999, &mut completions));
     assert!(!disk.cancel(999, &mut completions), "it is given up already");
     assert!(!disk.cancel(5000, &mut completions), "there is none");
@@ -501,7 +503,7 @@ fn what_waits_for_a_place_in_the_kernel_can_be_given_up() {
         };
         assert!(completion.result == expected || tag == 1000, "{completion:?}");
     }
-    // A flush that was given up vouches for nothing and spoils nothing.
+    // A cancelled flush must not fail later flushes.
     disk.submit(
         &mut vec![Request { tag: 1, ..request(Operation::Flush, 0, 0, Vec::new()) }],
         &mut completions,

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{NullDisk, OpenError, RamDisk};
 
-/// Resident bytes of this process's pages in `range`, by mincore(2).
+/// Returns the bytes of `bytes` that are resident, by mincore(2).
 pub(super) fn resident(bytes: &[u8]) -> usize {
     let page = rustix::param::page_size();
     let mut pages = vec![0_u8; bytes.len().div_ceil(page)];

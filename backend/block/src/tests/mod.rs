@@ -18,7 +18,7 @@ fn request(operation: Operation, lba: u64, blocks: u32, spans: Vec<Span>) -> Req
     Request { tag: 1, operation, lba, blocks, spans, durable: false }
 }
 
-/// Runs pseudo-random batches on a disk that holds `bytes`.
+/// Runs pseudo-random batches on a disk that holds `bytes`, and compares it with its model.
 fn against_model(disk: &mut dyn Disk, bytes: Vec<u8>, grain: u64, seed: u64) {
     Model::new(disk, bytes, grain).run(&mut Choices(&noise(seed, 20_000)));
 }
@@ -38,7 +38,7 @@ fn read(disk: &mut dyn Disk, lba: u64, blocks: u32) -> Result<Vec<u8>, DiskError
     Ok(data)
 }
 
-/// What every disk refuses.
+/// Checks that a disk refuses invalid requests.
 fn refuses_the_impossible(disk: &mut dyn Disk) {
     let Geometry { block_size, blocks, .. } = disk.geometry();
     let span = || vec![Span::heap(block_size as usize)];

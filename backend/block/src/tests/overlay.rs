@@ -46,7 +46,7 @@ fn overlay_of_any_size_uses_what_was_written() {
     let geometry = Geometry { block_size: 512, blocks: 1 << 33, read_only: true };
     let mut overlay = OverlayDisk::new(NullDisk::new(geometry), None).unwrap();
     for index in 0..256 {
-        // One block in every 16 GiB; every eighth write goes to the page of the one before.
+        // One page in every 128 GiB is written; each gets eight blocks.
         write(&mut overlay, ((index / 8 * 8) << 25) + index % 8, &[1; 512]).unwrap();
     }
     assert_eq!(overlay.used(), 32 * 4096);

@@ -1,4 +1,4 @@
-//! Overlays whose process is killed on either side of every store that a successor could see.
+//! Overlays whose process is killed before or after each store that a successor could see.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -30,12 +30,12 @@ fn adopt(file: &OwnedFd, block_size: u32) -> OverlayDisk<RamDisk> {
     OverlayDisk::of(base(block_size), None, file, &IDENTITY).unwrap()
 }
 
-/// Bytes that the file takes.
+/// Returns the bytes that the file takes.
 fn taken(file: &OwnedFd) -> u64 {
     rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512
 }
 
-/// What is done to a disk, and to its model.
+/// One operation on a disk, and on its model.
 struct Step {
     operation: Operation,
     lba: u64,
@@ -57,7 +57,7 @@ impl Step {
         Self { operation, lba, data, blocks }
     }
 
-    /// In two spans that part anywhere.
+    /// Returns the request; a write's data is in two spans, cut at a third.
     fn request(&self) -> Request {
         if self.operation != Operation::Write {
             return request(self.operation, self.lba, self.blocks, Vec::new());
@@ -85,7 +85,7 @@ impl Step {
     }
 }
 
-/// A disk that is killed now and then, what it should hold, and which blocks its layer has.
+/// A disk that is killed now and then, its expected content, and the blocks that were written.
 struct Life {
     file: OwnedFd,
     disk: OverlayDisk<RamDisk>,
@@ -103,8 +103,8 @@ impl Life {
         Self { file, disk, block_size, model: base_bytes(), written, kills: 0 }
     }
 
-    /// Does `step` as a device would: again, when its disk was killed before it ended. Or, for `once`,
-    /// as one whose client has gone with it: then what is there stays.
+    /// Carries out `step` as a device would: again if its disk was killed before it ended. With
+    /// `once` the client is gone as well, and the content after a kill stays as it is.
     fn run(&mut self, step: &Step, once: bool, mut next: impl FnMut() -> Option<u64>) {
         let blocks = step.lba as usize..step.lba as usize + step.blocks as usize;
         loop {
@@ -128,7 +128,7 @@ impl Life {
         self.written[blocks].fill(true);
     }
 
-    /// What a successor finds, which is right block by block.
+    /// Adopts the overlay after a kill and returns its content, after checking each block.
     fn succeed(&mut self, step: &Step) -> Vec<u8> {
         self.kills += 1;
         self.disk = adopt(&self.file, self.block_size);
@@ -168,7 +168,7 @@ fn one_kill_at_every_point() {
         let steps: Vec<Step> = (0..40).map(|_| Step::random(&mut choices, block_size)).collect();
         let mut points = 0;
         for last in 0..steps.len() {
-            // What was before, undisturbed, and then a kill at each point of the next step.
+            // Run the steps before it undisturbed, then kill at each point of the next step.
             for at in 0.. {
                 let mut life = Life::new(block_size);
                 steps[..last].iter().for_each(|step| life.run(step, false, || None));
@@ -195,7 +195,7 @@ fn any_sequence_with_kills_anywhere_equals_its_model() {
         for _ in 0..80 {
             let step = Step::random(&mut steps, life.block_size);
             let once = plans.below(4) == 0;
-            // Now and then there is no kill, so that each step ends.
+            // Sometimes there is no kill, so that each step ends.
             life.run(&step, once, || (plans.below(4) > 0).then(|| plans.below(8)));
         }
         life.compare();
@@ -230,13 +230,13 @@ fn a_limit_holds_for_successors() {
     write(&mut limited(), 0, &[1; 2 * 4096]).unwrap();
     assert_eq!(limited().used(), 2 * 4096);
     assert_eq!(write(&mut limited(), 16, &[2; 512]), Err(DiskError::NoSpace));
-    // As if it had been made with less.
+    // A successor may have a smaller limit than the overlay has used.
     let mut less = OverlayDisk::of(base(512), Some(4096), &file, &IDENTITY).unwrap();
     assert_eq!(write(&mut less, 16, &[2; 512]), Err(DiskError::NoSpace));
     write(&mut less, 3, &[3; 512]).unwrap();
 }
 
-/// Why `change` makes an overlay's file useless.
+/// Returns the reason why an overlay's file is refused after `change`.
 fn refused(change: impl FnOnce(&OwnedFd)) -> String {
     let file = file(512);
     change(&file);
@@ -258,7 +258,7 @@ fn what_is_no_overlay_of_this_base_is_refused() {
     assert!(refused(store(24, &[1])).contains("another shape"));
     assert!(refused(store(32, &[9])).contains("another base"));
     assert!(refused(store(56, &[9])).contains("another base"));
-    // There are 16 pages.
+    // The map has 16 pages.
     assert!(refused(store(8192 + 2, &[1])).contains("beyond the disk"));
 }
 

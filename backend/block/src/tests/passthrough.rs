@@ -1,5 +1,5 @@
-//! The disk on an NVMe namespace, where there is one whose content may go: `tests/e2e/28-passthrough.sh`
-//! has one, in a guest.
+//! Tests of the disk on an NVMe namespace. They need a namespace whose content may be destroyed;
+//! `tests/e2e/28-passthrough.sh` runs them in a guest that has one.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{
     open_file,
 };
 
-/// Names the generic character device, /dev/ngXnY, of a namespace that a test may write to.
+/// The environment variable with the path (/dev/ngXnY) of a namespace that a test may write to.
 const VARIABLE: &str = "SLIPWAY_TEST_NVME";
 
 #[test]
@@ -41,7 +41,7 @@ fn a_namespace_equals_its_model() {
         against_model(&mut disk, bytes.clone(), 1, 11);
         let discard = request(Operation::Discard, 0, blocks as u32, Vec::new());
         assert_eq!(one(&mut disk, discard), Ok(()));
-        // Aligned to a page, as drivers lend them: then nothing is copied on the way.
+        // Spans aligned to a page, as drivers lend them, so that nothing is copied on the way.
         against_model(&mut disk, bytes, 4096, 12);
         longer_than_a_command(&mut disk, blocks);
         drop(disk);
@@ -50,8 +50,8 @@ fn a_namespace_equals_its_model() {
     }
 }
 
-/// Several disks on one open namespace: what one writes the others read, its size is one, and it is
-/// somebody else's when the last of them has gone.
+/// Tests several disks on one open namespace: they share its content and its size, and the
+/// namespace is free when the last of them is closed.
 fn shared(path: &Path, block_size: u32) {
     let options = FileOptions { block_size, ..FileOptions::default() };
     let medium = SharedDisk::file(path, &options).unwrap();
@@ -81,7 +81,7 @@ fn shared(path: &Path, block_size: u32) {
     SharedDisk::file(path, &options).unwrap();
 }
 
-/// A request of as many bytes as several commands take, from spans of all lengths.
+/// Sends a request longer than several commands, with spans of various lengths.
 fn longer_than_a_command(disk: &mut PassthroughDisk, blocks: u64) {
     let block = disk.geometry().block_size as usize;
     let len = (3 << 20).min(blocks as usize * block) / block * block;
@@ -108,7 +108,7 @@ fn longer_than_a_command(disk: &mut PassthroughDisk, blocks: u64) {
     assert!(found == data);
 }
 
-/// Readers share a namespace, and write nothing.
+/// Checks that read-only disks share a namespace and refuse writes.
 fn protected(path: &Path, block_size: u32) {
     let options = FileOptions { block_size, read_only: true, ..FileOptions::default() };
     let mut readers = [0, 1].map(|_| PassthroughDisk::open(path, &options).unwrap());

@@ -1,4 +1,4 @@
-//! Files whose requests use memory that stays pinned.
+//! Tests of files with registered (pinned) memory.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,7 +12,7 @@ const DISK: u64 = 8 << 20;
 const MEMORY: usize = 7 << 20;
 const PAGE: usize = 4096;
 
-/// Memory as a guest has it, and its file.
+/// Returns memory as a guest has it, and its file.
 fn guest(seals: SealFlags) -> (OwnedFd, Span) {
     let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
     let file = rustix::fs::memfd_create("pinned", flags).unwrap();
@@ -22,7 +22,7 @@ fn guest(seals: SealFlags) -> (OwnedFd, Span) {
     (file, span)
 }
 
-/// A disk with pinned memory, or None, said loudly, where there is no O_DIRECT or no right to pin.
+/// Opens a disk with pinned memory. Returns `None` after printing why the test is skipped.
 fn disk(test: &str) -> Option<(tempfile::TempDir, FileDisk)> {
     let directory = directory();
     let path = directory.path().join("disk");
@@ -40,8 +40,8 @@ fn disk(test: &str) -> Option<(tempfile::TempDir, FileDisk)> {
     Some((directory, disk))
 }
 
-/// Writes a pattern that `seed` makes to all of the disk from one end of `memory` and reads it back at
-/// the other, in pieces of all lengths, past its multiples of 2 MiB as well.
+/// Writes a pattern made from `seed` to the disk from one end of `memory`, and reads it back at the
+/// other, in pieces of various lengths, some of them across a multiple of 2 MiB.
 fn everything(disk: &mut dyn Disk, memory: &Span, seed: usize) {
     let (mut at, mut lba) = (0, 0);
     for turn in 0.. {
@@ -69,17 +69,17 @@ fn everything(disk: &mut dyn Disk, memory: &Span, seed: usize) {
 #[test]
 fn memory_stays_pinned_until_it_is_let_go() {
     let Some((_directory, mut disk)) = disk("memory_stays_pinned") else { return };
-    // Each time other memory, as often as not at the same address.
+    // Use other memory each round, often at the same address.
     for round in 0..5 {
         let (file, memory) = guest(SealFlags::SHRINK);
         for seed in 0..3 {
             everything(&mut disk, &memory, 7 * seed + round);
         }
-        // 7 MiB have three or four boundaries in them.
+        // 7 MiB contain three or four piece boundaries.
         assert!((4..=5).contains(&disk.pinned()), "{}", disk.pinned());
         let other = guest(SealFlags::SHRINK);
         everything(&mut disk, &other.1, 100);
-        // Two mappings beside each other have a piece less.
+        // Two adjacent mappings share a unit, and so have a piece less.
         assert!((7..=10).contains(&disk.pinned()), "{}", disk.pinned());
         disk.release();
         assert_eq!(disk.pinned(), 0);
@@ -98,7 +98,7 @@ fn what_its_owner_may_take_away_is_not_pinned() {
     rustix::fs::ftruncate(&file, 0).unwrap();
     let gone = one(&mut disk, request(Operation::Read, 0, 8, vec![memory.slice(0, PAGE)]));
     assert!(matches!(gone, Err(DiskError::Memory(_))), "{gone:?}");
-    // Bytes of this process, and a request of several places, go without.
+    // Memory of this process, and requests of several spans, are not registered.
     let data = vec![3; 2 * PAGE];
     write(&mut disk, 0, &data).unwrap();
     assert_eq!(read(&mut disk, 0, 16).unwrap(), data);
@@ -106,7 +106,7 @@ fn what_its_owner_may_take_away_is_not_pinned() {
     let two = vec![sealed.slice(0, PAGE), sealed.slice(3 * PAGE, PAGE)];
     assert_eq!(one(&mut disk, request(Operation::Read, 0, 16, two)), Ok(()));
     assert_eq!(disk.pinned(), 0);
-    // What is not aligned for O_DIRECT takes a bounce buffer, which is not pinned.
+    // Memory that is not aligned for O_DIRECT takes a bounce buffer, which is not registered.
     let odd = request(Operation::Read, 0, 8, vec![sealed.slice(1, PAGE)]);
     assert_eq!(one(&mut disk, odd), Ok(()));
     let mut found = vec![0; PAGE];

@@ -6,7 +6,8 @@ use crate::{FileOptions, OpenError, SharedDisk};
 
 const BYTES: u64 = 1 << 20;
 
-/// A file of zeros, and a shared disk on it. None: this host has no io_uring.
+/// Makes a file of zeros and a shared disk on it. Returns `None` after printing why the test is
+/// skipped.
 fn on_file(test: &str) -> Option<(tempfile::TempDir, std::path::PathBuf, SharedDisk)> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
@@ -22,7 +23,7 @@ fn on_file(test: &str) -> Option<(tempfile::TempDir, std::path::PathBuf, SharedD
     }
 }
 
-/// What holds for every kind that keeps bytes.
+/// Tests the common behaviour of all shared disks that keep bytes.
 fn shares_bytes_and_size(shared: &SharedDisk) {
     let (mut one, mut two) = (shared.open(false).unwrap(), shared.open(true).unwrap());
     refuses_the_impossible(&mut one);
@@ -43,7 +44,7 @@ fn shares_bytes_and_size(shared: &SharedDisk) {
     assert_eq!(last(&mut two, 2 * blocks - 1).unwrap(), [9; 512]);
     assert_eq!(last(&mut two, 5).unwrap(), [7; 512]);
 
-    // Smaller: nothing is cut before `trim`.
+    // The disk shrinks, but nothing is cut before `trim`.
     shared.resize(Some(512)).unwrap();
     assert_eq!(last(&mut two, 2 * blocks - 1).unwrap(), [9; 512]);
     for disk in [&mut one, &mut two] {
@@ -135,7 +136,7 @@ fn a_lost_flush_is_lost_for_all() {
     assert_eq!(super::one(&mut two, flush()), Err(DiskError::Io(5)));
 }
 
-/// Threads on one disk, each in blocks of its own, while the size changes.
+/// Threads use one disk, each in blocks of its own, while the size changes.
 #[test]
 fn many_threads_disturb_nobody() {
     let shared = SharedDisk::ram(BYTES, 512, None).unwrap();
@@ -168,7 +169,8 @@ fn who_shares_a_file_has_few_requests_with_the_kernel() {
     drop(shared);
     let common = Arc::new(crate::file::Common::open(&path, &FileOptions::default()).unwrap());
     let over = || crate::FileDisk::over(common.clone(), false).unwrap();
-    // How many of `count` requests of `blocks` blocks are with the kernel at a time, at most.
+    // Returns how many of `count` requests of `blocks` blocks are in the kernel at most, and at the
+    // end.
     let most = |disk: &mut crate::FileDisk, count: u64, blocks: u32| {
         let span = || vec![Span::heap(blocks as usize * 512)];
         let mut requests = (0..count)

@@ -11,7 +11,7 @@ use crate::memory::{Input, Output};
 use crate::transform::{TransformError, Worker};
 use crate::{Completion, Job, KeyId, Moved, Work};
 
-/// One direction's key.
+/// The key for one direction.
 enum Key {
     Seal(Box<Sealer>),
     Open(Box<Opener>),
@@ -23,20 +23,20 @@ pub struct Core {
     clock: Arc<dyn Clock>,
     worker: Worker,
     keys: Vec<Option<Key>>,
-    /// Jobs that one submission takes: what the thread does before it looks at anything else.
+    /// Jobs that one submission takes, after which the thread returns to its other work.
     burst: usize,
 }
 
 impl Core {
-    /// Jobs that one submission takes.
+    /// The number of jobs that one submission takes.
     pub const BURST: usize = 16;
 
-    /// A core that does `class`'s part of pipes.
+    /// Creates an executor of class `class` on the calling thread's core.
     pub fn new(class: Class, clock: Arc<dyn Clock>) -> Self {
         Self { class, clock, worker: Worker::new(), keys: Vec::new(), burst: Self::BURST }
     }
 
-    /// Its transforms, for who does without jobs.
+    /// Returns the transforms, for callers that need no jobs.
     pub fn worker(&mut self) -> &mut Worker {
         &mut self.worker
     }
@@ -61,22 +61,24 @@ impl Core {
         KeyId(slot as u32)
     }
 
-    /// Forgets a key. Jobs that name it end with [`TransformError::NoKey`], until it is given to another.
+    /// Forgets a key. Jobs that name it fail with [`TransformError::NoKey`], until the id is given
+    /// to another key.
     pub fn remove_key(&mut self, id: KeyId) {
         if let Some(slot) = self.keys.get_mut(id.0 as usize) {
             *slot = None;
         }
     }
 
-    /// The sealer behind `id`, to begin its next generation.
+    /// Returns the sealer of `id`, so that the caller can begin its next generation. Returns `None`
+    /// if `id` names no sealer.
     pub fn sealer(&mut self, id: KeyId) -> Option<&mut Sealer> {
         sealer(&mut self.keys, id).ok()
     }
 
-    /// Does `work` now: what a job does, without the job.
+    /// Does `work` now, without a job.
     ///
     /// # Errors
-    /// As the transforms of [`Worker`] have them, and [`TransformError::NoKey`].
+    /// Those of the [`Worker`]'s transforms, and [`TransformError::NoKey`].
     pub fn perform(
         &mut self,
         work: Work,

@@ -1,4 +1,4 @@
-//! An accelerator that is not there.
+//! A simulated accelerator, for tests and benches.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,9 +9,10 @@ use slipway_telemetry::Clock;
 use super::{Class, Executor};
 use crate::{Completion, Job, Needs};
 
-/// Does its jobs by another executor, and ends each no sooner than hardware of a set rate would: one after
-/// the other, the source's bytes at that rate. The bytes are right and the times are the clock's, so tests
-/// and benches see what an accelerator would do to everything around it.
+/// Does its jobs by another executor, but ends each no sooner than hardware of a set rate would:
+/// one after the other, each taking its source's bytes at that rate. The bytes are right and the
+/// times are the clock's, so tests and benches see the effect of an accelerator on everything
+/// around it.
 pub struct Simulated<E> {
     inner: E,
     class: Class,
@@ -19,19 +20,19 @@ pub struct Simulated<E> {
     clock: Arc<dyn Clock>,
     /// Bytes per second, at least 1.
     rate: u64,
-    /// Jobs that it holds, at most.
+    /// The largest number of jobs that it holds.
     depth: usize,
-    /// When the last job that it has ends.
+    /// The time at which the last of its jobs ends.
     free_at: Duration,
     flying: VecDeque<(Duration, Completion)>,
-    /// One job on its way to `inner`, and back.
+    /// The one job on its way to `inner`.
     handed: VecDeque<Job>,
     ended: Vec<Completion>,
 }
 
 impl<E: Executor> Simulated<E> {
-    /// An accelerator of `class` with `rate` bytes per second, which takes up to `depth` jobs, and whose
-    /// results are those of `inner`, which ends what it is given at once.
+    /// Creates an accelerator of `class` with `rate` bytes per second that takes up to `depth`
+    /// jobs. `inner` computes the results, and must end each job within its submission.
     pub fn new(inner: E, class: Class, rate: u64, depth: usize, clock: Arc<dyn Clock>) -> Self {
         let (rate, depth) = (rate.max(1), depth.max(1));
         let needs = Needs { source: true, sink: true };
@@ -40,7 +41,7 @@ impl<E: Executor> Simulated<E> {
         Self { inner, class, needs, clock, rate, depth, free_at, flying, handed, ended }
     }
 
-    /// What it does its jobs by.
+    /// Returns the executor that computes the results.
     pub fn inner(&mut self) -> &mut E {
         &mut self.inner
     }

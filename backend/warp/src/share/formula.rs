@@ -1,56 +1,60 @@
 //! The policy as a formula: progressive filling.
 //!
-//! Where each executor is a resource of its own, with C bytes per second, and tenant *t* uses a set S of them:
+//! Where each executor is a resource of its own, with C bytes per second, and tenant *t* uses a set
+//! S of them:
 //!
-//! > Z(t) = min over j in S(t) of C(j), a(t) = s* · w(t) · Z(t), s* = min over j of C(j) / Σ w(t) · Z(t), the sum
+//! > Z(t) = min over j in S(t) of C(j), a(t) = s* · w(t) · Z(t), s* = min over j of C(j) / Σ w(t) ·
+//! Z(t), the sum
 //! > over the tenants on j.
 //!
-//! Tenants on the executor that gives s* have what they get; for the others s grows on, with what is left of
-//! the other executors, until all have it. In general a resource has one second each second, and *t* takes
-//! d(t, r) of it for a byte; then Z(t) = 1 / max over r of d(t, r), and everything else is the same.
+//! Tenants on the executor that gives s* have their final rate. For the other tenants s grows on,
+//! with the capacity that is left on the other executors, until all have a rate. In general a
+//! resource has one second each second, and *t* takes d(t, r) of it for a byte; then Z(t) = 1 / max
+//! over r of d(t, r), and the rest holds unchanged.
 
-/// What a tenant asks for.
+/// The demand of a tenant.
 #[derive(Clone, Debug, Default)]
 pub struct Demand {
-    /// Seconds of each resource that one byte takes; 0: it does not use it.
+    /// Seconds of each resource that one byte takes; 0 if the tenant does not use the resource.
     pub seconds: Vec<f64>,
-    /// Its weight; above 0.
+    /// The tenant's weight, above 0.
     pub weight: f64,
-    /// Bytes per second that it may have or wants, at most.
+    /// The largest rate that the tenant may have or wants, in bytes per second.
     pub most: Option<f64>,
 }
 
 impl Demand {
-    /// Bytes per second that it would have alone, by the slowest resource that it uses; 0 when it uses none.
+    /// Returns the bytes per second that the tenant would have alone, by the slowest resource that
+    /// it uses, or 0 if it uses none.
     pub fn alone(&self) -> f64 {
         let slowest = self.seconds.iter().copied().fold(0.0, f64::max);
         if slowest > 0.0 { slowest.recip() } else { 0.0 }
     }
 }
 
-/// What keeps a tenant from more.
+/// The limit that keeps a tenant from a higher rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// The resource of this index is used up.
     Resource(usize),
-    /// [`Demand::most`].
+    /// The tenant's own [`Demand::most`].
     Most,
 }
 
-/// What a tenant gets.
+/// The rate of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Grant {
     /// Bytes per second.
     pub rate: f64,
-    /// Why not more.
+    /// The limit that keeps the rate from being higher.
     pub bound: Bound,
 }
 
-/// Differences below this part of a level are rounding.
+/// The relative difference between two levels that counts as rounding.
 const ROUNDING: f64 = 1e-9;
 
-/// The shares of all tenants, of `resources` resources. Deterministic; O(tenants * resources) for each level,
-/// of which there are at most as many as resources and limits together.
+/// Returns the shares of all tenants, of `resources` resources. Deterministic. O(tenants *
+/// resources) for each level, of which there are at most as many as resources and limits together.
 pub fn fill(resources: usize, demands: &[Demand]) -> Vec<Grant> {
     let mut grants: Vec<Option<Grant>> = demands
         .iter()
@@ -71,7 +75,7 @@ pub fn fill(resources: usize, demands: &[Demand]) -> Vec<Grant> {
     grants.into_iter().map(|grant| grant.unwrap_or(nothing)).collect()
 }
 
-/// The level at which `bound` stops one of those who have no grant yet. None: none of them.
+/// Returns the level at which `bound` stops a tenant without a grant, or `None` if it stops none.
 fn level(bound: Bound, demands: &[Demand], grants: &[Option<Grant>]) -> Option<f64> {
     let open = || demands.iter().zip(grants).filter(|(_, grant)| grant.is_none());
     let Bound::Resource(resource) = bound else {
@@ -87,7 +91,7 @@ fn level(bound: Bound, demands: &[Demand], grants: &[Option<Grant>]) -> Option<f
     (slope > 0.0).then(|| (1.0 - taken).max(0.0) / slope)
 }
 
-/// Gives those whom `bound` stops at `level` what they have there.
+/// Grants the tenants that `bound` stops at `level` their rate there.
 fn freeze(bound: Bound, level: f64, demands: &[Demand], grants: &mut [Option<Grant>]) {
     for (demand, grant) in demands.iter().zip(grants) {
         let stopped = match bound {
@@ -102,7 +106,7 @@ fn freeze(bound: Bound, level: f64, demands: &[Demand], grants: &mut [Option<Gra
     }
 }
 
-/// Bytes per second that a tenant has for each unit of the level.
+/// Returns the bytes per second that a tenant has for each unit of the level.
 fn step(demand: &Demand) -> f64 {
     demand.weight * demand.alone()
 }
@@ -158,7 +162,8 @@ mod tests {
 
     #[test]
     fn executors_of_one_core_share_its_time() {
-        // Copying at 10 and sealing at 10 on one core: who does both has half the bytes, and an equal time.
+        // Copying at 10 and sealing at 10 on one core: a tenant that does both gets half the bytes,
+        // and the same time.
         let both = Demand { seconds: vec![0.2], weight: 1.0, most: None };
         let copy = Demand { seconds: vec![0.1], weight: 1.0, most: None };
         assert_eq!(rates(1, &[both, copy]), [2.5, 5.0]);

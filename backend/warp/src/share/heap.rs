@@ -1,12 +1,12 @@
-//! Who is next: tenants by a key.
+//! A priority queue of tenants.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::TenantId;
 
-/// Tenants, those with the least key first; equal keys in the order of their slots. Allocates only when it
-/// has never held as many.
+/// Tenants by key, the least key first; equal keys in the order of the tenants' slots. Allocates
+/// only when it grows beyond its largest size so far.
 #[derive(Debug)]
 pub(super) struct Heap<K>(BinaryHeap<Reverse<(K, TenantId)>>);
 

@@ -1,31 +1,32 @@
-//! What is measured: capacities and throughputs, both forgetting.
+//! Measured capacities and throughputs; both weigh recent work more.
 
 use std::time::Duration;
 
-/// Bytes per busy second of an executor: an average in which work is forgotten with the time that was worked
+/// Bytes per busy second of an executor: an average in which old work decays with the time worked
 /// since, so that idleness changes nothing.
 #[derive(Clone, Debug)]
 pub struct Capacity {
     bytes: f64,
     seconds: f64,
-    /// What was done since: it is put with the rest when it is worth an operation.
+    /// Bytes and busy time not yet added to the average: one addition serves many jobs.
     fresh: (u64, Duration),
 }
 
-/// Busy time after which a measurement counts a third.
+/// Busy time in seconds after which a measurement counts a third.
 const MEMORY: f64 = 0.1;
-/// Busy time that a guess counts as.
+/// The busy time in seconds that a guess counts as.
 const GUESS: f64 = 0.001;
-/// Busy time that is gathered before anything is forgotten for it.
+/// Busy time that is gathered before the average decays for it.
 const GATHERED: Duration = Duration::from_micros(200);
 
 impl Capacity {
-    /// Begins with a guess, in bytes per second, at least 1, that counts as much as a millisecond of work.
+    /// Begins with a guess in bytes per second, at least 1, that counts as much as a millisecond of
+    /// work.
     pub fn new(guess: u64) -> Self {
         Self { bytes: guess.max(1) as f64 * GUESS, seconds: GUESS, fresh: (0, Duration::ZERO) }
     }
 
-    /// `bytes` were done in `busy`. No time at all says nothing.
+    /// Adds `bytes` done in `busy`. Ignores a call where either is zero.
     pub fn add(&mut self, bytes: u64, busy: Duration) {
         if busy == Duration::ZERO || bytes == 0 {
             return;
@@ -38,38 +39,38 @@ impl Capacity {
         }
     }
 
-    /// Bytes per second, at least 1.
+    /// Returns the capacity in bytes per second, at least 1.
     pub fn per_second(&self) -> f64 {
         let (bytes, seconds) = self.all();
         (bytes / seconds).max(1.0)
     }
 
-    /// What counts: bytes, and the seconds that they took.
+    /// Returns the weighted bytes, and the seconds that they took.
     fn all(&self) -> (f64, f64) {
         let (bytes, seconds) = (self.fresh.0 as f64, self.fresh.1.as_secs_f64());
-        // e to the power of -x, well enough and without the exponential.
+        // Approximates e^-x, without the cost of the exponential.
         let keep = (1.0 + seconds / MEMORY).recip();
         (self.bytes * keep + bytes, self.seconds * keep + seconds)
     }
 }
 
-/// Bytes, and bytes per second of late.
+/// A total of bytes, and their recent rate.
 #[derive(Clone, Debug, Default)]
 pub struct Throughput {
     total: u64,
-    /// Bytes that count, less with the time since.
+    /// Bytes weighted by age: older ones count less.
     recent: f64,
     at: Duration,
     began: Option<Duration>,
 }
 
-/// Time after which bytes count a third.
+/// Time in seconds after which bytes count a third.
 const LATE: f64 = 0.5;
-/// Bytes that come within so long are taken to come at once: nothing is forgotten in between.
+/// Bytes within this time are taken to come at once: nothing decays in between.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
 impl Throughput {
-    /// `bytes` more at `now`.
+    /// Adds `bytes` at `now`.
     pub fn add(&mut self, bytes: u64, now: Duration) {
         if now >= self.at + AT_ONCE {
             self.recent = self.decayed(now);
@@ -80,15 +81,16 @@ impl Throughput {
         self.total += bytes;
     }
 
-    /// All bytes.
+    /// Returns the number of all bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes per second of about the last second.
+    /// Returns the bytes per second over about the last second.
     pub fn per_second(&self, now: Duration) -> f64 {
         let age = self.began.map_or(0.0, |began| now.saturating_sub(began).as_secs_f64());
-        // What an even stream since the beginning would have gathered in place of one since ever.
+        // The weight that an even stream has gathered since the beginning; one without a beginning
+        // would have gathered `LATE`.
         let gathered = LATE * (1.0 - (-age / LATE).exp());
         if gathered > 0.0 { self.decayed(now) / gathered } else { 0.0 }
     }

@@ -1,4 +1,4 @@
-//! Jobs in, who is next, jobs done: the part of the scheduler that runs for every job.
+//! The scheduler's path for every job: queue it, pick the next one, account for it when it ends.
 
 use std::time::Duration;
 
@@ -6,41 +6,42 @@ use super::scheduler::{Scheduler, live};
 use super::tenant::{Entry, TICKS};
 use super::{ChainId, ExecutorId, MIN_WEIGHT, ResourceId, ShareError, TenantId};
 
-/// A job that an executor has: give it back by [`Scheduler::done`] or [`Scheduler::failed`].
+/// A job that an executor has. Give it back by [`Scheduler::done`] or [`Scheduler::failed`].
 #[derive(Debug)]
 #[must_use = "a resource waits for the job to be given back"]
 pub struct Ticket<T> {
-    /// What was queued.
+    /// The item that was queued.
     pub item: T,
-    /// Bytes that it is about: what it was queued with, or what whoever does it finds that there are.
+    /// Bytes of the job: at first those that it was queued with. The engine may replace them by the
+    /// bytes that it finds.
     pub bytes: u64,
-    /// Who is to do it.
+    /// The executor that is to do the job.
     pub executor: ExecutorId,
-    /// Whose it is.
+    /// The tenant that owns the job.
     pub tenant: TenantId,
-    /// Along which chain.
+    /// The chain that the job belongs to.
     pub chain: ChainId,
     stage: u32,
-    /// Bytes that it was queued with.
+    /// Bytes that the job was queued with.
     queued: u64,
     /// Ticks of the resource that the tenant was charged.
     charge: f64,
 }
 
-/// What a tenant can do at a resource.
+/// The work that a tenant can do at a resource.
 enum Choice {
-    /// This of its stages: the place in its seat's list.
+    /// Begin the next job of this stage: its index in the seat's list.
     Go(usize),
-    /// Begin something, once its cap lets it.
+    /// Begin a job once the tenant's cap lets it.
     Held,
     Nothing,
 }
 
 impl<T> Scheduler<T> {
-    /// Queues a job of about `bytes` at the chain's beginning.
+    /// Queues a job of about `bytes` at the chain's first stage.
     ///
     /// # Errors
-    /// [`ShareError::NoChain`].
+    /// [`ShareError::NoChain`] if the chain is closed.
     pub fn push(&mut self, id: ChainId, bytes: u64, item: T) -> Result<(), ShareError> {
         let chain = self.chain_mut(id).ok_or(ShareError::NoChain)?;
         chain.stages[0].push(Entry { bytes, item });
@@ -49,8 +50,9 @@ impl<T> Scheduler<T> {
         Ok(())
     }
 
-    /// The next job for `resource`: of the tenant that has had the least of it for its weight. None: it has as
-    /// many as it takes, or nobody has anything for it (or only who has used up its cap: see
+    /// Returns the next job for `resource`, from the tenant that has had the least of it in
+    /// proportion to its weight. Returns `None` if the resource has as many jobs as it takes, or if
+    /// no tenant has a job for it except tenants that have used up their cap (see
     /// [`due`](Self::due)).
     pub fn next(&mut self, resource: ResourceId, now: Duration) -> Option<Ticket<T>> {
         let at = resource.index();
@@ -71,13 +73,15 @@ impl<T> Scheduler<T> {
         None
     }
 
-    /// When `resource` has a job again although it has none now: a tenant's cap lets it. None: when a job is
-    /// queued or done.
+    /// Returns the time at which a tenant's cap next permits a job for `resource`. Returns `None`
+    /// if no tenant waits for its cap there: only a queued or a completed job can then make one
+    /// available.
     pub fn due(&self, resource: ResourceId) -> Option<Duration> {
         self.resources[resource.index()].held.least()
     }
 
-    /// A job is done, after `busy`, and [`Ticket::bytes`] were done; `bytes` go on to the next stage. Gives the item back when it was the last.
+    /// Ends a job that took `busy` and handled [`Ticket::bytes`]; `bytes` go on to the chain's next
+    /// stage. Returns the item if that was the last stage, or if the chain has been closed.
     pub fn done(
         &mut self,
         ticket: Ticket<T>,
@@ -101,8 +105,9 @@ impl<T> Scheduler<T> {
         Some(ticket.item)
     }
 
-    /// A tenant's `bytes` have passed an executor beside its queues, which was busy with them for so long
-    /// (zero: nobody knows). It is charged for that, and shown with the rest.
+    /// Records that `bytes` of a tenant passed an executor without being queued, and that the
+    /// executor was busy with them for `busy` (zero if unknown). The tenant is charged for the
+    /// time, and the bytes appear in its share.
     pub fn book(
         &mut self,
         id: TenantId,
@@ -114,19 +119,19 @@ impl<T> Scheduler<T> {
         self.measured(id, executor, bytes, busy, now, 0.0);
     }
 
-    /// A job failed, after `busy`: it goes no further.
+    /// Ends a job that failed after `busy`, and returns its item: the job goes no further.
     pub fn failed(&mut self, ticket: Ticket<T>, busy: Duration, now: Duration) -> T {
         self.account(&ticket, busy, now);
         if let Some(chain) = self.chain_mut(ticket.chain) {
             chain.stages[ticket.stage as usize].in_service.remove(ticket.queued);
-            // It keeps no place before the next stage any more.
+            // The failed job no longer takes up room before the next stage.
             self.ready(ticket.tenant, ticket.executor);
         }
         ticket.item
     }
 
-    /// A tenant may have something to do for an executor: it gets in line, no further ahead than who was
-    /// served last, so that nobody gathers claims while idle.
+    /// Puts a tenant that may have a job for an executor in line, no further ahead than the tenant
+    /// that was served last: an idle tenant gathers no claims.
     fn ready(&mut self, id: TenantId, executor: ExecutorId) {
         let at = self.executors[executor.index()].resource.index();
         let Some(tenant) = live(&mut self.tenants, id) else { return };
@@ -134,7 +139,7 @@ impl<T> Scheduler<T> {
         seat.list(resource, id);
     }
 
-    /// A tenant gets in line wherever it may have something to do: its cap may have changed.
+    /// Puts a tenant in line wherever it may have a job: its cap may have changed.
     pub(super) fn line_up(&mut self, id: TenantId) {
         let Some(tenant) = live(&mut self.tenants, id) else { return };
         for (seat, resource) in tenant.seats.iter_mut().zip(&mut self.resources) {
@@ -144,7 +149,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// The tenants whose cap lets them are in line again.
+    /// Puts the tenants whose cap now permits a job in line again.
     fn let_go(&mut self, resource: ResourceId, now: Duration) {
         let at = resource.index();
         let resource = &mut self.resources[at];
@@ -157,7 +162,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// A tenant has nothing to do at a resource that it may begin before `until`.
+    /// Records that a tenant has no job at a resource that it may begin before `until`.
     fn hold(&mut self, id: TenantId, resource: ResourceId, until: Duration) {
         let Some(tenant) = live(&mut self.tenants, id) else { return };
         let seat = &mut tenant.seats[resource.index()];
@@ -167,7 +172,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Whether something of a tenant waits for a resource, at whatever stage.
+    /// Returns whether the tenant has a job queued for the resource, at any stage.
     fn has_queued(&self, id: TenantId, resource: ResourceId) -> bool {
         let Some(tenant) = self.tenant(id) else { return false };
         tenant.seats[resource.index()].stages.iter().any(|(slot, stage)| {
@@ -176,8 +181,8 @@ impl<T> Scheduler<T> {
         })
     }
 
-    /// Of what a tenant can do at a resource, what is nearest to its chain's end: bytes that have come far
-    /// make room. Chains that are equally near take turns.
+    /// Chooses among the tenant's possible jobs at a resource the one nearest to its chain's end,
+    /// because bytes that have come far make room. Chains that are equally near take turns.
     fn choose(&self, id: TenantId, resource: ResourceId, open: bool) -> Choice {
         let Some(tenant) = self.tenant(id) else { return Choice::Nothing };
         let seat = &tenant.seats[resource.index()];
@@ -199,7 +204,8 @@ impl<T> Scheduler<T> {
         choice
     }
 
-    /// Takes the first job of a stage, charges its tenant, and puts it in line again if it has more.
+    /// Takes the first job of a stage, charges its tenant, and puts the tenant in line again if it
+    /// has more.
     fn take(
         &mut self,
         id: TenantId,
@@ -221,7 +227,7 @@ impl<T> Scheduler<T> {
         state.in_service += 1;
         state.served = state.served.max(seat.had);
         let charge = bytes as f64 * TICKS / self.executors[executor.index()].charged;
-        // By way of 64 bits, which processors convert to.
+        // Convert by way of 64 bits: processors have no conversion to 128.
         seat.had += u128::from((charge / seat.weight.max(MIN_WEIGHT)) as u64);
         seat.turn = place + 1;
         if stage == 0
@@ -233,7 +239,7 @@ impl<T> Scheduler<T> {
         if self.has_queued(id, resource) {
             self.ready(id, executor);
         }
-        // There is room now where this job waited.
+        // There is room now in the queue where this job waited.
         if let Some(before) = before {
             self.ready(id, before);
         }
@@ -242,8 +248,8 @@ impl<T> Scheduler<T> {
         Some(Ticket { item, bytes, executor, tenant: id, chain, stage, queued, charge })
     }
 
-    /// Books what a job took: for the executor's capacity, the tenant's throughput, and what the estimate was
-    /// off by.
+    /// Accounts for a job that ended: the executor's capacity, the tenant's throughput, and the
+    /// error of the estimate by which the tenant was charged.
     fn account(&mut self, ticket: &Ticket<T>, busy: Duration, now: Duration) {
         let at = self.executors[ticket.executor.index()].resource.index();
         self.resources[at].in_service -= 1;
@@ -263,7 +269,7 @@ impl<T> Scheduler<T> {
         state.capacity.add(bytes, busy);
         let at = state.resource.index();
         if let Some(tenant) = live(&mut self.tenants, id) {
-            // In whole nanoseconds: quick conversions.
+            // Whole nanoseconds convert quickly.
             let nanos = match busy.as_nanos() as u64 {
                 0 => (bytes as f64 * 1e9 / state.charged) as u64,
                 nanos => {

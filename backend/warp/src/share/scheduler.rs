@@ -1,4 +1,4 @@
-//! The queues, and who is next.
+//! The scheduler's resources, executors, tenants and chains.
 
 use std::time::Duration;
 
@@ -11,23 +11,23 @@ use super::{
 };
 use crate::Class;
 
-/// How far a capacity moves before weights follow.
+/// The relative change of a capacity after which weights follow.
 const DRIFT: f64 = 0.01;
-/// How often they do, at most: it takes a look at every tenant.
+/// The least time between two updates of the weights: an update looks at every tenant.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often it is asked whether they should.
+/// The least time between two checks whether an update is due.
 const GLANCE: Duration = Duration::from_micros(100);
 
 pub(super) struct Resource {
     pub(super) name: String,
-    /// Jobs that it is given at once.
+    /// The largest number of jobs that it has at once.
     pub(super) depth: usize,
     pub(super) in_service: usize,
-    /// Tenants with something to do, by what they have had.
+    /// Tenants with a job to do, by the ticks that they have had.
     pub(super) ready: Heap<u128>,
-    /// Tenants that wait for their cap, by when it lets them.
+    /// Tenants that wait for their cap, by the time at which it lets them begin.
     pub(super) held: Heap<Duration>,
-    /// What the tenant that was served last had had: who comes back begins no earlier.
+    /// The ticks that the tenant served last had had: a tenant that comes back begins no earlier.
     pub(super) served: u128,
 }
 
@@ -36,24 +36,25 @@ pub(super) struct ExecutorState {
     pub(super) class: Class,
     pub(super) resource: ResourceId,
     pub(super) capacity: Capacity,
-    /// The capacity by which jobs are charged and weights were made.
+    /// The capacity by which jobs are charged and from which weights were computed.
     pub(super) charged: f64,
 }
 
-/// A slot that can be used again.
+/// A reusable slot.
 pub(super) struct Slot<V> {
     pub(super) epoch: u32,
     pub(super) value: Option<V>,
 }
 
-/// Shares the executors of one engine thread among its tenants. `T` is what the engine knows a job by: a
-/// socket, say, of which it then takes as much as it finds.
+/// Shares the executors of one engine thread among its tenants. `T` is the engine's name for a job:
+/// a socket, say, from which the engine then takes as much as it finds.
 ///
-/// The engine's loop: [`next`](Self::next), do it, [`done`](Self::done), until there is none. A pick takes
-/// O(log tenants); nothing is locked, and nothing allocated once queues have been as long before.
+/// The engine loops: [`next`](Self::next), do the job, [`done`](Self::done), until no job is left.
+/// A pick takes O(log tenants). Nothing is locked, and nothing is allocated unless a queue grows
+/// beyond its largest size so far.
 ///
-/// Jobs of one chain stay in order. A chain's first queue takes all that it is given: what bounds it is that
-/// the engine queues a socket once.
+/// Jobs of one chain stay in order. The queue of a chain's first stage has no limit of its own: the
+/// engine bounds it by queueing a socket only once.
 pub struct Scheduler<T> {
     pub(super) resources: Vec<Resource>,
     pub(super) executors: Vec<ExecutorState>,
@@ -62,7 +63,7 @@ pub struct Scheduler<T> {
     pub(super) chains: Vec<Slot<Chain<T>>>,
     free_chains: Vec<u32>,
     epochs: u32,
-    /// When weights may follow capacities again.
+    /// The time from which weights may follow capacities again.
     follow_at: Duration,
 }
 
@@ -73,7 +74,7 @@ impl<T> Default for Scheduler<T> {
 }
 
 impl<T> Scheduler<T> {
-    /// Without anything to share yet.
+    /// Creates a scheduler without resources, executors or tenants.
     pub fn new() -> Self {
         let (resources, executors, tenants) = (Vec::new(), Vec::new(), Vec::new());
         let (free_tenants, chains, free_chains) = (Vec::new(), Vec::new(), Vec::new());
@@ -81,7 +82,8 @@ impl<T> Scheduler<T> {
         Self { resources, executors, tenants, free_tenants, chains, free_chains, epochs, follow_at }
     }
 
-    /// Something that takes `depth` jobs at once, at least 1, and does one after the other.
+    /// Adds a resource that takes up to `depth` jobs at once, at least 1, and does one after the
+    /// other.
     pub fn add_resource(&mut self, name: &str, depth: usize) -> ResourceId {
         self.resources.push(Resource {
             name: name.to_owned(),
@@ -97,11 +99,11 @@ impl<T> Scheduler<T> {
         ResourceId(self.resources.len() as u32 - 1)
     }
 
-    /// An executor that takes the time of `resource`, and that, for a beginning, is taken to do `guess` bytes
-    /// per second.
+    /// Adds an executor that uses the time of `resource`. Its capacity is taken to be `guess` bytes
+    /// per second until it is measured.
     ///
     /// # Panics
-    /// When the resource is another scheduler's: a programmer's error.
+    /// If the resource is another scheduler's: a programmer's error.
     pub fn add_executor(
         &mut self,
         name: &str,
@@ -121,10 +123,10 @@ impl<T> Scheduler<T> {
         ExecutorId(self.executors.len() as u32 - 1)
     }
 
-    /// A tenant.
+    /// Adds a tenant.
     ///
     /// # Errors
-    /// [`ShareError::Weight`].
+    /// [`ShareError::Weight`] if the weight is out of range.
     pub fn add_tenant(&mut self, options: TenantOptions) -> Result<TenantId, ShareError> {
         check(options)?;
         let slot = self.free_tenants.pop().unwrap_or(self.tenants.len() as u32);
@@ -143,7 +145,8 @@ impl<T> Scheduler<T> {
     /// Changes a tenant's weight and cap, from its next job on.
     ///
     /// # Errors
-    /// [`ShareError::Weight`], [`ShareError::NoTenant`].
+    /// [`ShareError::Weight`] if the weight is out of range, [`ShareError::NoTenant`] if the tenant
+    /// is gone.
     pub fn set_options(&mut self, id: TenantId, options: TenantOptions) -> Result<(), ShareError> {
         check(options)?;
         live(&mut self.tenants, id).ok_or(ShareError::NoTenant)?.set_options(options);
@@ -152,8 +155,8 @@ impl<T> Scheduler<T> {
         Ok(())
     }
 
-    /// Removes a tenant and its chains; gives what was queued, in no order. Its jobs that executors have come
-    /// back as ever.
+    /// Removes a tenant and its chains, and returns the queued items in no order. Tickets of its
+    /// jobs that executors have must still be given back.
     pub fn remove_tenant(&mut self, id: TenantId) -> Vec<T> {
         let mut queued = Vec::new();
         let Some(tenant) = live(&mut self.tenants, id) else { return queued };
@@ -166,10 +169,11 @@ impl<T> Scheduler<T> {
         queued
     }
 
-    /// A chain of a tenant, from the executor next to the source to the one next to the sink.
+    /// Opens a chain of a tenant, from the executor next to the source to the one next to the sink.
     ///
     /// # Errors
-    /// [`ShareError::NoTenant`], [`ShareError::Stages`].
+    /// [`ShareError::NoTenant`] if the tenant is gone, [`ShareError::Stages`] if the executors do
+    /// not make a chain.
     pub fn open(
         &mut self,
         tenant: TenantId,
@@ -178,11 +182,11 @@ impl<T> Scheduler<T> {
         self.open_chain(tenant, executors, false)
     }
 
-    /// As [`open`](Self::open), and the tenant's cap is not for what goes along it: somebody else keeps it, or
-    /// it is for something else.
+    /// Opens a chain as [`open`](Self::open) does, but exempts its jobs from the tenant's cap:
+    /// another party enforces the cap for them, or the cap is not meant for them.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`open`](Self::open).
     pub fn open_free(
         &mut self,
         tenant: TenantId,
@@ -218,8 +222,8 @@ impl<T> Scheduler<T> {
         Ok(ChainId { slot, epoch })
     }
 
-    /// Ends a chain; gives what was queued, what is nearest to the chain's end first. Its jobs that executors
-    /// have come back as ever.
+    /// Closes a chain, and returns its queued items, those nearest to the chain's end first.
+    /// Tickets of its jobs that executors have must still be given back.
     pub fn close(&mut self, id: ChainId) -> Vec<T> {
         let slot = self.chains.get_mut(id.slot as usize).filter(|slot| slot.epoch == id.epoch);
         let Some(chain) = slot.and_then(|slot| slot.value.take()) else { return Vec::new() };
@@ -232,18 +236,18 @@ impl<T> Scheduler<T> {
         queues.flatten().map(|entry| entry.item).collect()
     }
 
-    /// Jobs queued at the first stage of a chain.
+    /// Returns the number of jobs queued at the first stage of a chain.
     pub fn waiting(&self, id: ChainId) -> usize {
         self.chain(id).map_or(0, |chain| chain.stages[0].queue.len())
     }
 
-    /// The capacity of an executor as measured, in bytes per busy second.
+    /// Returns the measured capacity of an executor, in bytes per busy second.
     pub fn capacity(&self, executor: ExecutorId) -> f64 {
         self.executors[executor.index()].capacity.per_second()
     }
 
     fn epoch(&mut self) -> u32 {
-        // Ids come back after 2^32 tenants and chains.
+        // Epochs repeat after 2^32 tenants and chains.
         self.epochs = self.epochs.wrapping_add(1);
         self.epochs
     }
@@ -261,7 +265,8 @@ impl<T> Scheduler<T> {
         slot.value.as_mut()
     }
 
-    /// What a tenant asks for with the chains that it has, of executors with these capacities.
+    /// Returns the demand of a tenant with its present chains, at the given capacities of the
+    /// executors.
     pub(super) fn demand(
         &self,
         tenant: &Tenant,
@@ -275,7 +280,7 @@ impl<T> Scheduler<T> {
         })
     }
 
-    /// Gives a tenant its places and weights at the resources, for the chains that it has now.
+    /// Recomputes a tenant's stages and weights at the resources from its present chains.
     fn seat(&mut self, id: TenantId) {
         let Some(tenant) = live(&mut self.tenants, id) else { return };
         tenant.seats.iter_mut().for_each(|seat| seat.stages.clear());
@@ -295,13 +300,13 @@ impl<T> Scheduler<T> {
         let tenant = self.tenants[slot as usize].insert(tenant);
         let alone = demand.alone();
         for (seat, seconds) in tenant.seats.iter_mut().zip(demand.seconds) {
-            // Without a chain there it is not used.
+            // The weight matters only if a chain of the tenant uses the resource.
             seat.weight =
                 if seconds > 0.0 { demand.weight * seconds * alone } else { demand.weight };
         }
     }
 
-    /// Weights follow capacities that have moved, now and then.
+    /// Recomputes the weights if a capacity has changed, but only now and then.
     pub(super) fn follow(&mut self, now: Duration) {
         if now < self.follow_at {
             return;
@@ -323,7 +328,7 @@ impl<T> Scheduler<T> {
     }
 }
 
-/// The tenant, if it is the one that the id was given for.
+/// Returns the tenant, or `None` if `id` was given to an earlier one.
 pub(super) fn live(tenants: &mut [Option<Tenant>], id: TenantId) -> Option<&mut Tenant> {
     tenants.get_mut(id.slot as usize)?.as_mut().filter(|tenant| tenant.epoch == id.epoch)
 }

@@ -1,4 +1,4 @@
-//! What a scheduler shows of itself.
+//! Snapshots of a scheduler's shares, for display.
 
 use std::time::Duration;
 
@@ -8,77 +8,79 @@ use super::tenant::Tenant;
 use super::{ExecutorId, ResourceId, TenantId};
 use crate::Class;
 
-/// What keeps a tenant from more.
+/// The limit that keeps a tenant from a higher rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitedBy {
-    /// Others want this resource as well.
+    /// Other tenants want this resource as well.
     Resource(ResourceId),
-    /// Its cap.
+    /// The tenant's cap.
     Cap,
-    /// Itself: it has nothing more to send.
+    /// The tenant's own demand: it has nothing more to send.
     Demand,
 }
 
 /// One tenant's share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Share {
-    /// Whose.
+    /// The tenant.
     pub tenant: TenantId,
-    /// Its weight.
+    /// The tenant's weight.
     pub weight: f64,
-    /// Its cap, in bytes per second.
+    /// The tenant's cap, in bytes per second.
     pub cap: Option<u64>,
-    /// Bytes that came out of its chains.
+    /// Bytes that left the ends of its chains.
     pub bytes: u64,
-    /// Bytes per second of the last second or so.
+    /// Bytes per second over about the last second.
     pub rate: f64,
-    /// Bytes per second that the formula gives it, among those who have something to send now.
+    /// Bytes per second that the formula gives the tenant, among the tenants that have something to
+    /// send now.
     pub formula: f64,
-    /// Why not more.
+    /// The limit that keeps the tenant from a higher rate.
     pub limited_by: LimitedBy,
-    /// By resource: the part of its time that the tenant has, 0 to 1.
+    /// The part of each resource's time that the tenant has, 0 to 1, by resource.
     pub parts: Vec<f64>,
-    /// The largest of `parts`: what the policy makes equal, by weight, for those who want more.
+    /// The largest of `parts`: the policy makes it equal, by weight, among the tenants that want
+    /// more.
     pub dominant: f64,
-    /// What `dominant` is by the formula.
+    /// The value of `dominant` according to the formula.
     pub dominant_by_formula: f64,
-    /// By executor, those that it has used.
+    /// The executors that the tenant has used.
     pub executors: Vec<ExecutorShare>,
 }
 
-/// What a tenant had of one executor.
+/// A tenant's use of one executor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExecutorShare {
-    /// Which.
+    /// The executor.
     pub executor: ExecutorId,
-    /// Its name.
+    /// The executor's name.
     pub name: String,
-    /// Its class.
+    /// The executor's class.
     pub class: Class,
-    /// Bytes.
+    /// Bytes that passed the executor.
     pub bytes: u64,
-    /// Bytes per second of the last second or so.
+    /// Bytes per second over about the last second.
     pub rate: f64,
 }
 
-/// All shares at one time.
+/// The shares of all tenants at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shares {
-    /// By tenant, in the order of their slots.
+    /// The tenants, in the order of their slots.
     pub tenants: Vec<Share>,
-    /// Capacities of the executors as measured: name and bytes per busy second.
+    /// The executors' measured capacities: name and bytes per busy second.
     pub capacities: Vec<(String, f64)>,
-    /// Names of the resources.
+    /// The names of the resources.
     pub resources: Vec<String>,
 }
 
-/// Who has less than this part of its share, and nothing waiting, does not want more.
+/// A tenant below this part of its share, with nothing waiting, does not want more.
 const CONTENT: f64 = 0.95;
-/// Rounds in which those are found: their leaving makes others' shares larger.
+/// Rounds in which such tenants are found: each one that leaves makes the others' shares larger.
 const ROUNDS: usize = 4;
 
 impl<T> Scheduler<T> {
-    /// The shares at `now`. Allocates; it is for people, some times a second.
+    /// Returns the shares at `now`. Allocates; it is for display, a few times a second.
     pub fn shares(&self, now: Duration) -> Shares {
         let tenants: Vec<(u32, &Tenant)> = (0..)
             .zip(&self.tenants)
@@ -119,8 +121,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// What a tenant asks for: of one with several chains, which may go different ways, what its bytes of late
-    /// took.
+    /// Returns the tenant's demand. A tenant with several chains, whose bytes may go different
+    /// ways, is taken to use the resources as its recent bytes did.
     fn asked(&self, tenant: &Tenant, now: Duration) -> Demand {
         let demand = self.demand(tenant, |executor| executor.capacity.per_second());
         let rate = tenant.delivered.per_second(now);
@@ -130,7 +132,7 @@ impl<T> Scheduler<T> {
         if known { Demand { seconds, ..demand } } else { demand }
     }
 
-    /// The parts of the resources' time that a tenant has.
+    /// Returns the part of each resource's time that the tenant has.
     fn parts(&self, tenant: &Tenant, now: Duration) -> Vec<f64> {
         let mut parts = vec![0.0; self.resources.len()];
         for (executor, nanos) in self.executors.iter().zip(&tenant.spent) {
@@ -172,7 +174,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Whether something of it waits at the beginning of a chain.
+    /// Returns whether the tenant has a job queued at the first stage of a chain.
     fn has_waiting(&self, tenant: &Tenant) -> bool {
         let chains =
             tenant.chains.iter().filter_map(|slot| self.chains[*slot as usize].value.as_ref());

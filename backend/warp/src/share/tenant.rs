@@ -1,4 +1,4 @@
-//! A tenant, its chains, and its seats at the resources.
+//! Tenants, their chains, and their seats at the resources.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use super::formula::Demand;
 use super::scheduler::Resource;
 use super::{ExecutorId, MIN_WEIGHT, TenantId, Throughput};
 
-/// What a tenant is given.
+/// The weight and cap of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TenantOptions {
-    /// Its weight against the others'; 1 is the usual one.
+    /// The weight against the other tenants'; usually 1.
     pub weight: f64,
-    /// Bytes per second that it may have, at most, of all its chains together.
+    /// The largest number of bytes per second for all the tenant's chains together.
     pub cap: Option<u64>,
 }
 
@@ -24,7 +24,7 @@ impl Default for TenantOptions {
     }
 }
 
-/// Virtual time: parts of a nanosecond of a resource that is shared with nobody.
+/// Units of virtual time per second: 1/65536 of a nanosecond of a resource that nobody shares.
 pub(super) const TICKS: f64 = 65_536.0 * 1e9;
 
 /// A job in a queue.
@@ -34,14 +34,15 @@ pub(super) struct Entry<T> {
     pub(super) item: T,
 }
 
-/// Bytes of a chain that wait before a stage or are on their way there, at most, but for the first stage:
-/// enough for a resource to have the next at hand, few enough that nobody waits long behind them. In bytes,
-/// or those with small jobs would be kept from their share by it.
+/// The largest number of a chain's bytes that wait before a stage or are on their way to it. The
+/// first stage has no limit. The limit gives a resource its next job at once, and is small enough
+/// that no tenant waits long behind the jobs. It counts bytes, since a limit in jobs would keep
+/// tenants with small jobs from their share.
 const WINDOW: u64 = 256 * 1024;
-/// Jobs that may wait there whatever their size.
+/// Jobs that may wait before a stage whatever their size.
 const WINDOW_JOBS: usize = 4;
 
-/// Jobs, and their bytes.
+/// A number of jobs and the sum of their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Load {
     jobs: usize,
@@ -60,7 +61,7 @@ impl Load {
     }
 }
 
-/// One stage of a chain: its queue, and what of it an executor has.
+/// One stage of a chain: its queue, and the load that the executor has.
 #[derive(Debug)]
 pub(super) struct Stage<T> {
     pub(super) executor: ExecutorId,
@@ -80,7 +81,7 @@ impl<T> Stage<T> {
         self.queue.push_back(entry);
     }
 
-    /// The first job goes to an executor.
+    /// Takes the first job, which goes to the executor.
     pub(super) fn take(&mut self) -> Option<Entry<T>> {
         let entry = self.queue.pop_front()?;
         self.queued.remove(entry.bytes);
@@ -89,17 +90,17 @@ impl<T> Stage<T> {
     }
 }
 
-/// A chain of a tenant.
+/// One chain of a tenant.
 #[derive(Debug)]
 pub(super) struct Chain<T> {
     pub(super) tenant: TenantId,
-    /// Its jobs do not count for the tenant's cap.
+    /// The chain's jobs do not count towards the tenant's cap.
     pub(super) free: bool,
     pub(super) stages: Vec<Stage<T>>,
 }
 
 impl<T> Chain<T> {
-    /// Whether stage `at` has something to do, and the stage after it has room for that.
+    /// Returns whether stage `at` has a job queued and the next stage has room for it.
     pub(super) fn may_go(&self, at: usize) -> bool {
         let here = &self.stages[at];
         let room = self.stages.get(at + 1).is_none_or(|next| {
@@ -110,27 +111,29 @@ impl<T> Chain<T> {
     }
 }
 
-/// What a tenant has at one resource.
+/// The state of a tenant at one resource.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seat {
-    /// The stages of its chains there: (slot of the chain, stage).
+    /// The stages of its chains at the resource: (slot of the chain, stage).
     pub(super) stages: Vec<(u32, u32)>,
-    /// Who of `stages` goes first among those that are equally near to their chain's end.
+    /// The index in `stages` that goes first among those equally near to their chain's end.
     pub(super) turn: usize,
-    /// What it has had, in ticks for its weight.
+    /// Ticks that the tenant has had, divided by its weight.
     pub(super) had: u128,
-    /// What the jobs that ended took beyond their estimate, or less: to be added.
+    /// Ticks that ended jobs took beyond their estimate (negative: below it), yet to be added to
+    /// `had`.
     pub(super) owed: f64,
-    /// Its weight.
+    /// The tenant's weight at the resource.
     pub(super) weight: f64,
-    /// It is in line at the resource.
+    /// The tenant is in line at the resource.
     pub(super) listed: bool,
-    /// It waits there for its cap.
+    /// The tenant waits at the resource for its cap.
     pub(super) held: bool,
 }
 
 impl Seat {
-    /// Gets in line at its resource, no further ahead than who was served last.
+    /// Puts the tenant in line at its resource, no further ahead than the tenant that was served
+    /// last.
     pub(super) fn list(&mut self, resource: &mut Resource, id: TenantId) {
         if !self.listed {
             if self.owed != 0.0 {
@@ -142,7 +145,7 @@ impl Seat {
         }
     }
 
-    /// Adds what is owed; never so much less that it goes back before `since`.
+    /// Adds the owed ticks to `had`. A negative debt does not move `had` back before `since`.
     fn settle(&mut self, since: u128) {
         let owed = self.owed / self.weight.max(MIN_WEIGHT);
         match owed >= 0.0 {
@@ -156,21 +159,21 @@ impl Seat {
     }
 }
 
-/// A tenant.
+/// One tenant of a scheduler.
 #[derive(Debug)]
 pub(super) struct Tenant {
     pub(super) epoch: u32,
     pub(super) options: TenantOptions,
     pub(super) bucket: Option<Bucket>,
-    /// The slots of its chains.
+    /// The slots of the tenant's chains.
     pub(super) chains: Vec<u32>,
-    /// By resource.
+    /// The tenant's seats, by resource.
     pub(super) seats: Vec<Seat>,
-    /// By executor.
+    /// Bytes that passed each executor, by executor.
     pub(super) done: Vec<Throughput>,
-    /// Nanoseconds of executors' time, by executor.
+    /// Nanoseconds of each executor's time, by executor.
     pub(super) spent: Vec<Throughput>,
-    /// What left the ends of its chains.
+    /// Bytes that left the ends of its chains.
     pub(super) delivered: Throughput,
 }
 
@@ -186,18 +189,20 @@ impl Tenant {
 
     pub(super) fn set_options(&mut self, options: TenantOptions) {
         self.options = options;
-        // A hundredth of a second at once: longer bursts would be unfair to those who share a core.
+        // The burst is a hundredth of a second: longer bursts would be unfair to others on the
+        // core.
         let bucket =
             |cap: u64| Bucket::new(Rate { per_second: cap.max(1), burst: (cap / 100).max(1) });
         self.bucket = options.cap.map(bucket);
     }
 
-    /// When its cap lets it begin; zero without one.
+    /// Returns the time at which the tenant's cap lets it begin a job; zero without a cap.
     pub(super) fn opens_at(&self) -> Duration {
         self.bucket.as_ref().map_or(Duration::ZERO, Bucket::opens_at)
     }
 
-    /// What it asks for: the seconds of each resource for a byte, by the chain that takes most of it.
+    /// Returns the tenant's demand: the seconds of each resource for a byte, each by the chain that
+    /// takes most of it.
     pub(super) fn demand<'a, T: 'a>(
         &self,
         resources: usize,

@@ -21,7 +21,7 @@ fn job(tag: u64, bytes: usize) -> Job {
 fn an_accelerator_keeps_its_rate_and_its_depth() {
     let clock = ManualClock::new();
     let core = Core::new(Class::Z, Arc::new(clock.clone()));
-    // A byte each nanosecond.
+    // The accelerator does a byte each nanosecond.
     let mut accelerator = Simulated::new(core, Class::M, 1_000_000_000, 2, Arc::new(clock.clone()));
     let mut jobs: VecDeque<Job> = (0..3).map(|tag| job(tag, 1000)).collect();
     let mut ended = Vec::new();

@@ -1,12 +1,13 @@
-//! Every way to cut small stretches, and many large ones, against a model that moves byte by byte.
+//! Cuts of all small stretches and of many large ones, checked against a model that moves single
+//! bytes.
 
 use super::random::Random;
 use crate::{Needs, Pieces, Rule, Sizes, Stretch};
 
-/// The sink's bytes of a record: `overhead` marks, then the payload.
+/// The value of each of the `overhead` bytes of a record in the sink, which its payload follows.
 const MARK: u16 = 1000;
 
-/// A ring whose bytes are told apart: what was at first is position modulo size.
+/// A source, and a sink whose memory has `None` for each byte that is not written yet.
 struct Model {
     source: Stretch,
     sink: Stretch,
@@ -18,7 +19,7 @@ impl Model {
         Self { source, sink, memory: vec![None; sink.size()] }
     }
 
-    /// The byte that the source has `n` bytes after its beginning: its number.
+    /// Returns the source's byte at `at`: its distance from the source's beginning, modulo 900.
     fn source_byte(&self, at: u64) -> u16 {
         at.wrapping_sub(self.source.position()) as u16 % 900
     }
@@ -30,7 +31,7 @@ impl Model {
     }
 }
 
-/// Cuts, moves byte by byte, and gives (consumed, produced, pieces).
+/// Cuts, moves byte by byte, and returns (bytes consumed, bytes produced, pieces).
 fn run(rule: Rule, source: Stretch, sink: Stretch) -> (usize, usize, usize) {
     let mut model = Model::new(source, sink);
     let mut pieces = Pieces::new(rule, source, sink);
@@ -38,7 +39,7 @@ fn run(rule: Rule, source: Stretch, sink: Stretch) -> (usize, usize, usize) {
     while let Some(piece) = pieces.next() {
         assert_eq!((piece.source.position(), piece.sink.position()), (read, written), "in order");
         assert!(!piece.source.is_empty() && !piece.sink.is_empty());
-        // What an executor cannot take is bounced, and nothing else is.
+        // Pieces that the executor cannot take are bounced, and no others.
         assert_eq!(piece.gather, rule.needs.source && piece.source.wraps());
         assert_eq!(piece.scatter, rule.needs.sink && piece.sink.wraps());
         let mut out: Vec<u16> = (0..piece.source.length())
@@ -48,7 +49,7 @@ fn run(rule: Rule, source: Stretch, sink: Stretch) -> (usize, usize, usize) {
             Sizes::Same => assert!(!piece.gather && !piece.scatter),
             Sizes::Record { most, overhead, exact } => {
                 assert!(out.len() <= most);
-                // Every third has less, where that may be.
+                // Where sizes are not exact, every third record is shorter.
                 let less = if exact || count % 3 != 0 { 0 } else { overhead.min(2) };
                 out.splice(0..0, vec![MARK; overhead - less]);
             }
@@ -74,7 +75,7 @@ fn run(rule: Rule, source: Stretch, sink: Stretch) -> (usize, usize, usize) {
     (consumed, produced, count)
 }
 
-/// The sink has the source's bytes in order, with marks between.
+/// Checks that the sink has the source's bytes in order, with marks between.
 fn check_stream(rule: Rule, model: &Model, consumed: usize, produced: usize) {
     let place = |n: usize| {
         (model.sink.position().wrapping_add(n as u64) % model.sink.size() as u64) as usize
@@ -96,7 +97,7 @@ fn needs() -> impl Iterator<Item = Needs> {
         .map(|(source, sink)| Needs { source, sink })
 }
 
-/// Every stretch of every ring of up to 16 bytes.
+/// Returns every stretch of every ring of the given sizes.
 fn stretches(sizes: &[u64]) -> Vec<Stretch> {
     let mut all = Vec::new();
     for &size in sizes {
@@ -119,7 +120,7 @@ fn the_size_stays_every_small_case() {
                 let (consumed, produced, pieces) = run(rule, *source, *sink);
                 let length = source.length().min(sink.length());
                 assert_eq!((consumed, produced), (length, length));
-                // One more for each wrap, and no other.
+                // Each wrap costs at most one more piece.
                 let wraps = usize::from(needs.source && source.first(length).wraps())
                     + usize::from(needs.sink && sink.first(length).wraps());
                 assert!(pieces <= usize::from(length > 0) + wraps);
@@ -200,7 +201,7 @@ fn large_rings_at_random() {
             short += usize::from(piece.source.length() < least.min(most));
             pieces.ended(piece.sink.length());
         }
-        // One at the end of the source or of the room.
+        // One small record may come at the end of the source or of the room.
         assert!(sizes == Sizes::Same || short <= 1, "{short} small records");
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     Stretch, TransformError, Work, records,
 };
 
-/// As many of `bytes` as there is room for.
+/// Writes as many of `bytes` as there is room for, and returns their number.
 fn fill(fifo: &mut Fifo, bytes: &[u8]) -> usize {
     let room = fifo.writable().unwrap();
     let length = bytes.len().min(room.length());
@@ -32,7 +32,7 @@ fn drain(fifo: &mut Fifo, into: &mut Vec<u8>, most: usize) {
     fifo.consume(there.length());
 }
 
-/// A peer's ring, whose indices are whatever it says.
+/// A peer's ring with arbitrary indices.
 struct Hostile {
     memory: Span,
     position: u64,
@@ -59,7 +59,7 @@ impl Sink for Hostile {
     fn produce(&mut self, _: usize) {}
 }
 
-/// One step of a pipe through an executor.
+/// Runs one step of a pipe through an executor.
 fn step(pipe: &mut Pipe, from: &mut Fifo, to: &mut Fifo, by: &mut impl Executor) {
     let (mut jobs, mut ended) = (VecDeque::new(), Vec::new());
     pipe.generate(1, from, to, by.room(), &mut jobs).unwrap();
@@ -71,7 +71,7 @@ fn step(pipe: &mut Pipe, from: &mut Fifo, to: &mut Fifo, by: &mut impl Executor)
     }
 }
 
-/// As [`step`] for a pipe that opens: the next record's sizes are in its header.
+/// Runs one step of a pipe that opens records: the next record's sizes are in its header.
 fn step_open(pipe: &mut Pipe, from: &mut Fifo, to: &mut Fifo, by: &mut impl Executor) {
     if pipe.in_flight() == 0 {
         let there = from.readable().unwrap().first(64);

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in every run.
+//! Pseudo-random numbers, the same in every run.
 
 /// xorshift64*.
 pub struct Random(u64);
@@ -15,17 +15,17 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Less than `limit`.
+    /// Returns a number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         ((u128::from(self.next()) * limit as u128) >> 64) as usize
     }
 
-    /// Bytes that do not compress.
+    /// Returns bytes that do not compress.
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length).map(|_| self.next() as u8).collect()
     }
 
-    /// Bytes that do.
+    /// Returns bytes that compress.
     pub fn text(&mut self, length: usize) -> Vec<u8> {
         let words: [&[u8]; 4] = [b"harbour ", b"slip ", b"the ", b"crane and cargo "];
         let mut text = Vec::new();

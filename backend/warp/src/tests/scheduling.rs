@@ -1,4 +1,4 @@
-//! A scheduler under everything that can happen, at random: nothing is lost, doubled or overtaken.
+//! Random operations on a scheduler: no item is lost, duplicated or overtaken.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::random::Random;
 use crate::Class;
 use crate::share::{ChainId, ExecutorId, ResourceId, Scheduler, TenantId, TenantOptions, Ticket};
 
-/// An item: which chain it was queued at, and the how-manieth there.
+/// An item: the number of its chain, and its index among the chain's items.
 type Item = (u32, u32);
 
 struct Play {
@@ -16,9 +16,9 @@ struct Play {
     resources: Vec<(ResourceId, usize)>,
     executors: Vec<ExecutorId>,
     tenants: Vec<TenantId>,
-    /// Chains that are open, by a number of ours: tenant, id, stages, items queued.
+    /// Open chains by this test's own number: tenant, id, stages, items queued.
     chains: BTreeMap<u32, (TenantId, ChainId, usize, u32)>,
-    /// What has not come out.
+    /// Items that have not come out.
     inside: BTreeMap<Item, ()>,
     /// The last item of each chain that came out of its end.
     last: BTreeMap<u32, u32>,
@@ -145,7 +145,7 @@ impl Play {
         assert!(self.tickets.len() - before <= depth);
     }
 
-    /// The oldest job of an executor, as executors end those of a chain in order.
+    /// Gives back the oldest job of an executor: executors end the jobs of a chain in order.
     fn give_back(&mut self) {
         if self.tickets.is_empty() {
             return;
@@ -171,7 +171,7 @@ impl Play {
         }
     }
 
-    /// Everything that is inside comes out, with time enough for every cap.
+    /// Lets every item come out, with enough time for every cap.
     fn finish(&mut self) {
         while !self.tickets.is_empty() {
             self.give_back();

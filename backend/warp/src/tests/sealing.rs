@@ -1,4 +1,4 @@
-//! Records: made, opened, damaged.
+//! Records that are made, opened and damaged.
 
 use slipway_ram::Span;
 
@@ -23,7 +23,7 @@ fn all_options() -> impl Iterator<Item = Options> {
         .flat_map(|compression| [false, true].map(|checksum| Options { compression, checksum }))
 }
 
-/// One record of `payload`.
+/// Makes one record of `payload`.
 fn record(
     worker: &mut Worker,
     sealer: Option<&mut Sealer>,
@@ -139,7 +139,7 @@ fn copies_and_their_checksums_agree_wherever_the_bytes_lie() {
             Ok(7.min(bytes.len()))
         );
     }
-    // The check value that every CRC32C has.
+    // The check value of CRC32C, for "123456789".
     assert_eq!(crc_fast::crc32_iscsi(b"123456789"), 0xe306_9283);
 }
 
@@ -153,7 +153,7 @@ fn every_bit_of_a_sealed_record_counts() {
         let mut damaged = sealed.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
         assert!(open(&mut worker, Some(&mut opener), &damaged).is_err(), "bit {bit}");
-        // A record that does not open moves nothing: the true one still does.
+        // A record that fails to open leaves the opener unchanged: the intact one still opens.
         assert_eq!(open(&mut worker, Some(&mut opener), &sealed).unwrap(), payload);
     }
 }
@@ -167,7 +167,7 @@ fn records_in_the_open_are_checked_by_their_sum() {
         for at in HEADER..plain.len() {
             let mut damaged = plain.clone();
             damaged[at] ^= 0x10;
-            // A compressed body has bits without a meaning; the payload is right then.
+            // A compressed body has bits without effect: the payload may be right all the same.
             match open(&mut worker, None, &damaged) {
                 Ok(opened) => assert!(opened == payload && at < plain.len() - 4, "byte {at}"),
                 Err(error) => assert_ne!(error, TransformError::Sealing),
@@ -211,7 +211,7 @@ fn generations_follow_each_other_and_end() {
     }
     let expected = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (3, 0), (3, 1), (3, 2)];
     assert_eq!(seen, expected);
-    // The last generation's last record; then nothing more, however often one asks.
+    // After the last record of the last generation, every attempt fails.
     let mut last = Sealer::new(Cipher::Aes128Gcm, &secret()).with_limit(1).at_generation(u32::MAX);
     record(&mut worker, Some(&mut last), Options::default(), &payload);
     for _ in 0..3 {

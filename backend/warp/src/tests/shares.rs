@@ -1,4 +1,4 @@
-//! The scheduler's edges: who goes, who comes back, who fails.
+//! Edge cases of the scheduler: closed chains, removed tenants, failed jobs, caps.
 
 use std::time::Duration;
 
@@ -50,18 +50,18 @@ fn what_a_chain_queued_comes_back_with_its_end_and_its_jobs_after_it() {
     assert!(scheduler.next(core, NOW).is_none(), "two at once");
     assert_eq!((first.item, second.item, first.executor), (0, 1, seal));
     assert_eq!(scheduler.done(first, 100, BUSY, NOW), None);
-    // What is nearest to the end first.
+    // Items nearest to the chain's end come first.
     assert_eq!(scheduler.close(chain), [0, 2, 3, 4]);
     assert_eq!(scheduler.done(second, 100, BUSY, NOW), Some(1));
     assert!(scheduler.next(core, NOW).is_none() && scheduler.next(link, NOW).is_none());
-    // The slot's next chain is another: an old name is nobody's.
+    // A new chain in the same slot has another id: the old id is invalid.
     let next = scheduler.open(tenant, &[send]).unwrap();
     assert_eq!(scheduler.push(chain, 100, 9), Err(ShareError::NoChain));
     scheduler.push(next, 100, 10).unwrap();
     let ticket = scheduler.next(link, NOW).unwrap();
     assert_eq!(scheduler.remove_tenant(tenant), [] as [i32; 0]);
     assert_eq!(scheduler.failed(ticket, BUSY, NOW), 10);
-    // Both resources have room for who comes next.
+    // Both resources have room for the next tenant's jobs.
     let tenant = scheduler.add_tenant(TenantOptions::default()).unwrap();
     let chain = scheduler.open(tenant, &[seal]).unwrap();
     (0..3).for_each(|item| scheduler.push(chain, 1, item).unwrap());
@@ -102,7 +102,7 @@ fn a_cap_holds_its_tenant_back_but_not_what_is_under_way() {
     (0..4).for_each(|item| scheduler.push(chain, 10_000, item).unwrap());
     let ticket = scheduler.next(core, NOW).unwrap();
     assert!(scheduler.done(ticket, 10_000, BUSY, NOW).is_none());
-    // The burst is used up. The first job goes on all the same; the second waits.
+    // The burst is used up. The first job still goes on to its second stage; the second job waits.
     let ticket = scheduler.next(core, NOW).unwrap();
     assert_eq!((ticket.item, ticket.executor), (0, send));
     assert_eq!(scheduler.done(ticket, 10_000, BUSY, NOW), Some(0));
@@ -115,7 +115,7 @@ fn a_cap_holds_its_tenant_back_but_not_what_is_under_way() {
     let ticket = scheduler.next(core, due).unwrap();
     scheduler.done(ticket, 10_000, BUSY, due);
     assert!(scheduler.next(core, due).is_none());
-    // A cap that is lifted holds nobody back.
+    // Lifting the cap releases the tenant at once.
     scheduler.set_options(tenant, TenantOptions::default()).unwrap();
     assert_eq!(scheduler.next(core, due).unwrap().item, 2);
 }
@@ -138,7 +138,7 @@ fn the_snapshot_says_who_is_limited_by_what() {
                 scheduler.push(*chain, 10_000, ()).unwrap();
             }
         }
-        // The third wants a tenth of what it could have.
+        // The third tenant sends about a tenth of what it could.
         if now.as_micros() / 300 > quiet {
             quiet = now.as_micros() / 300;
             scheduler.push(chains[2], 10_000, ()).unwrap();

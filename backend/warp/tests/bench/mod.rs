@@ -1,4 +1,4 @@
-//! A bench in virtual time: simulated executors, tenants that always have something to send.
+//! A bench in virtual time: simulated executors, and tenants that always have something to send.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ pub use random::Random;
 pub struct Executor {
     /// Bytes per second.
     pub capacity: f64,
-    /// The resource whose time it takes.
+    /// The index of the resource whose time it takes.
     pub resource: usize,
 }
 
 /// A tenant that always has something to send.
 #[derive(Clone, Debug)]
 pub struct Tenant {
-    /// Its executors, from source to sink.
+    /// Its executors' indices, from source to sink.
     pub chain: Vec<usize>,
     pub weight: f64,
     pub cap: Option<u64>,
     /// Bytes of a job.
     pub job: usize,
-    /// Jobs that wait for the first executor.
+    /// The number of jobs that wait for the first executor.
     pub queued: usize,
 }
 
@@ -49,7 +49,7 @@ pub struct Mix {
     pub tenants: Vec<Tenant>,
 }
 
-/// A tenant under way. What a job is known by is the tenant's index.
+/// The state of a tenant. Items in the scheduler are tenants' indices.
 struct Sender {
     id: TenantId,
     chain: ChainId,
@@ -66,13 +66,14 @@ pub struct Bench {
     executors: Vec<Simulated<Core>>,
     senders: Vec<Sender>,
     memory: Span,
-    /// What each executor has: one job at a time, named for it.
+    /// The ticket of the job that each executor has: one at a time, whose tag is the executor's
+    /// index.
     tickets: Vec<Option<Ticket<usize>>>,
     jobs: VecDeque<Job>,
     ended: Vec<Completion>,
 }
 
-/// What no executor here has: they begin with a wrong guess and find out.
+/// An initial capacity that no executor here has, so that capacities must be measured.
 const GUESS: u64 = 250_000_000;
 const WARM: Duration = Duration::from_millis(150);
 const MEASURED: Duration = Duration::from_millis(500);
@@ -115,7 +116,7 @@ impl Bench {
         bench
     }
 
-    /// The shares that the scheduler shows, after some time, are the script's.
+    /// Compares the shares that the scheduler shows after warm-up with the script's.
     pub fn compare_formula(&mut self, expected: &[f64]) {
         self.go_on(WARM);
         let shares = self.scheduler.shares(self.clock.now());
@@ -126,7 +127,7 @@ impl Bench {
         }
     }
 
-    /// Bytes per second of each tenant, once all is warm.
+    /// Returns the bytes per second of each tenant, once all is warm.
     pub fn run(&mut self) -> Vec<f64> {
         self.go_on(WARM);
         let before: Vec<u64> = self.senders.iter().map(|sender| sender.bytes).collect();
@@ -137,7 +138,7 @@ impl Bench {
         bytes.map(|(sender, before)| (sender.bytes - before) as f64 / seconds).collect()
     }
 
-    /// A tenant sends nothing more, but for what is queued.
+    /// Silences a tenant: it sends only its queued jobs.
     pub fn silence(&mut self, tenant: usize) {
         self.senders[tenant].silent = true;
     }
@@ -154,7 +155,7 @@ impl Bench {
         }
     }
 
-    /// Lets time pass, from event to event.
+    /// Advances time, from event to event.
     fn go_on(&mut self, time: Duration) {
         let end = self.clock.now() + time;
         loop {
@@ -171,7 +172,7 @@ impl Bench {
         }
     }
 
-    /// Gives every resource what it takes.
+    /// Gives every resource as many jobs as it takes.
     fn hand_out(&mut self) {
         let now = self.clock.now();
         for at in 0..self.resources.len() {

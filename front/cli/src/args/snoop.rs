@@ -41,7 +41,7 @@ pub struct SnoopArgs {
 }
 
 impl SnoopArgs {
-    /// What is snooped on; nothing when the overhead is measured.
+    /// The target of the tracing, or `None` when the overhead is measured.
     pub fn target(&self) -> &str {
         self.target.as_deref().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! The words of `slipway pktgen`.
+//! Arguments of `slipway pktgen`.
 #![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
 
 use std::time::Duration;
@@ -59,7 +59,7 @@ pub enum PktgenCommand {
     },
 }
 
-/// Where frames go and come from.
+/// Interface that frames are sent to and received from.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct WireArgs {
@@ -74,7 +74,7 @@ pub struct WireArgs {
     pub interface: Option<String>,
 }
 
-/// What is sent.
+/// Frames that are sent.
 #[derive(Clone, Debug, Args)]
 pub struct PlanArgs {
     /// MAC address of the receiver: the one that its sink or pong prints
@@ -93,7 +93,7 @@ pub struct PlanArgs {
     /// Flows, which follow each other frame by frame
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16_000_000))]
     pub flows: u32,
-    /// What differs between flows: source MAC address, source IP address, source UDP port
+    /// Fields that differ between flows: source MAC address, source IP address, source UDP port
     #[arg(long, value_name = "WHAT", value_delimiter = ',', value_enum, default_value = "ip,port")]
     pub vary: Vec<Varied>,
 }
@@ -108,7 +108,7 @@ pub enum Varied {
     Port,
 }
 
-/// Who receives.
+/// Address of the receiver.
 #[derive(Clone, Debug, Args)]
 pub struct OwnArgs {
     /// MAC address to receive at [default: the port's, if it has one, or a random one; it is printed]
@@ -116,7 +116,7 @@ pub struct OwnArgs {
     pub mac: Option<Mac>,
 }
 
-/// When it ends, beside ^C, and how it reports.
+/// Conditions that end a run, beside ^C, and the format of reports.
 #[derive(Clone, Debug, Args)]
 pub struct LimitArgs {
     /// End after so many frames

@@ -1,6 +1,7 @@
 //! `slipway pktgen`: sends, receives and bounces packets.
 //!
-//! A thread of its own does it; this one waits for ^C, at which the run ends with its summary.
+//! A thread of its own does the work. The calling one waits for ^C, which ends the run with its
+//! summary.
 
 mod args;
 
@@ -35,7 +36,7 @@ pub async fn command(config: &Config, command: &PktgenCommand) -> Result<i32> {
     let job = Job::of(command, name, limits)?;
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
-    // What a wire holds stays on one thread.
+    // A wire's resources stay on one thread.
     let run = tokio::task::spawn_blocking(move || job.run(&place, &told));
     tokio::pin!(run);
     loop {
@@ -43,7 +44,7 @@ pub async fn command(config: &Config, command: &PktgenCommand) -> Result<i32> {
             done = &mut run => return done?,
             signal = tokio::signal::ctrl_c() => {
                 signal?;
-                // A second one finds nobody who waits any longer.
+                // A second ^C ends the program at once.
                 if stop.swap(true, Ordering::Relaxed) {
                     return Ok(130);
                 }
@@ -52,7 +53,7 @@ pub async fn command(config: &Config, command: &PktgenCommand) -> Result<i32> {
     }
 }
 
-/// Where frames go and come from.
+/// The interface that frames are sent to and received from.
 enum Place {
     Port(PathBuf),
     Tap(String),
@@ -66,7 +67,7 @@ fn place(config: &Config, args: &WireArgs) -> (String, Place) {
     if let Some(interface) = &args.interface {
         return (format!("interface {interface}"), Place::Interface(interface.clone()));
     }
-    // One of the three is there.
+    // The parser ensures that one of the three is given.
     let name = args.port.clone().unwrap_or_default();
     let path = match name.contains('/') {
         true => PathBuf::from(&name),
@@ -88,7 +89,7 @@ impl Place {
     }
 }
 
-/// What is to be done.
+/// The run to do.
 enum Kind {
     Source(Plan),
     Sink(Mac),
@@ -98,7 +99,7 @@ enum Kind {
 
 struct Job {
     kind: Kind,
-    /// Somebody asked for the address.
+    /// The user gave the address.
     asked: bool,
     wire: String,
     count: Option<u64>,
@@ -160,7 +161,7 @@ impl Job {
         } else {
             crate::say!("{}", self.summary(&total));
         }
-        // A ping that nobody answered has not worked.
+        // A ping without any answer has failed.
         let silent = matches!(self.kind, Kind::Ping(..)) && total.frames == 0;
         Ok(i32::from(silent))
     }
@@ -184,7 +185,7 @@ impl Job {
         }
     }
 
-    /// Where frames are received.
+    /// Returns the address that receives, or `None` for a run that sends.
     fn mac(&self) -> Option<Mac> {
         match self.kind {
             Kind::Sink(mac) | Kind::Pong(mac) => Some(mac),
@@ -228,7 +229,7 @@ impl Job {
     }
 }
 
-/// A number of this run, not 0.
+/// Returns a random id for this run, not 0.
 fn random() -> Result<u16> {
     let mut bytes = [0; 2];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -250,7 +251,7 @@ fn plan(args: &PlanArgs, burst: u32, id: u16) -> Plan {
     }
 }
 
-/// A second's line.
+/// Formats the line about one second.
 fn line(figures: &Figures, lossy: bool) -> String {
     let mut text = format!("{:>8.3} Mpps  {:>8.3} Gbit/s", figures.pps / 1e6, figures.gbit_s);
     if let (true, Some(lost)) = (lossy, figures.lost) {

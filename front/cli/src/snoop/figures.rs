@@ -1,4 +1,4 @@
-//! What reports add up to.
+//! Sums of the reports of an endpoint's commands.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use slipway_telemetry::Histogram;
 
 use crate::args::By;
 
-/// The layers in the order of a command's way, the whole last.
+/// The layers in the order in which a command passes them, and the whole last.
 pub const LAYERS: [(Layer, &str); 5] = [
     (Layer::DoorbellToFetch, "doorbell to fetch"),
     (Layer::FetchToBackend, "fetch to backend"),
@@ -20,7 +20,7 @@ pub const LAYERS: [(Layer, &str); 5] = [
 /// A histogram for each of [`LAYERS`].
 pub type Latencies = [Histogram; LAYERS.len()];
 
-/// Which commands a row is about; `None`: all.
+/// The commands that a row is about; `None` stands for all queues or all opcodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pub queue: Option<u32>,
@@ -30,15 +30,15 @@ pub struct Key {
 /// The sum of some reports.
 #[derive(Default)]
 pub struct Figures {
-    /// From and to, CLOCK_MONOTONIC in ns.
+    /// Start and end, CLOCK_MONOTONIC in ns.
     pub span: Option<(u64, u64)>,
-    /// Commands that were followed and not counted.
+    /// The number of commands that were traced and not counted.
     pub missed: u64,
     rows: BTreeMap<(u32, v1::OpcodeClass), Box<Latencies>>,
 }
 
 impl Figures {
-    /// Takes a report in.
+    /// Adds a report.
     pub fn add(&mut self, report: &v1::SnoopReport) {
         let from = self.span.map_or(report.from_ns, |(from, _)| from);
         self.span = Some((from, report.to_ns));
@@ -54,7 +54,7 @@ impl Figures {
         }
     }
 
-    /// The rows as they are wanted, merged where `by` leaves something out.
+    /// Returns the rows grouped as `by` says: queues or opcodes that `by` leaves out are merged.
     pub fn by(&self, by: Option<By>) -> BTreeMap<Key, Box<Latencies>> {
         let mut merged: BTreeMap<Key, Box<Latencies>> = BTreeMap::new();
         for (&(queue, class), layers) in &self.rows {
@@ -68,24 +68,24 @@ impl Figures {
         merged
     }
 
-    /// Commands that were counted.
+    /// Returns the number of commands that were counted.
     pub fn commands(&self) -> u64 {
         self.rows.values().map(|layers| layers[LAYERS.len() - 1].count()).sum()
     }
 
-    /// Seconds that it took.
+    /// Returns the covered time in seconds.
     pub fn seconds(&self) -> f64 {
         self.span.map_or(0.0, |(from, to)| to.saturating_sub(from) as f64 / 1e9)
     }
 }
 
 impl Key {
-    /// The queue's number, or a word for all.
+    /// Returns the queue's number, or "all".
     pub fn queue(&self) -> String {
         self.queue.map_or_else(|| "all".to_owned(), |queue| queue.to_string())
     }
 
-    /// The opcode's name, or a word for all.
+    /// Returns the opcode's name, or "all".
     pub fn opcode(&self) -> &'static str {
         match self.class {
             None => "all",
@@ -96,7 +96,7 @@ impl Key {
         }
     }
 
-    /// What a bar of a picture is called.
+    /// Returns the label of the group's bar in a picture.
     pub fn name(&self) -> String {
         match (self.queue, self.class) {
             (None, _) => self.opcode().to_owned(),

@@ -1,4 +1,4 @@
-//! The guest's layers: durations of the guest's clock, from which the host's are subtracted.
+//! The guest's layers: durations by the guest's clock, from which the host's are subtracted.
 
 use std::collections::BTreeMap;
 
@@ -6,65 +6,66 @@ use slipway_plane_api::v1::OpcodeClass;
 use slipway_runtime::v1;
 use slipway_telemetry::Histogram;
 
-/// The guest's traces have stamps of this resolution, ns.
+/// Resolution of the time stamps in the guest's traces, ns.
 const RESOLUTION: f64 = 1.0;
-/// Commands and requests of the block layer count as one to one when their numbers differ by less:
-/// the first and last interval cut some in two.
+/// Commands and block-layer requests count as one to one if their numbers differ by at most this
+/// share. They always differ a little, since the first and last interval cut some in two.
 const SAME: f64 = 0.05;
-/// What a program does around its system calls is told while the error of it is at most this part of
-/// the rest.
+/// A program's time around its system calls is shown if its error is at most this share of the
+/// rest.
 const ERROR: f64 = 0.25;
 
-/// What the guest says of one class of commands.
+/// The guest's latencies of one class of commands.
 #[derive(Default)]
 pub struct Latency {
-    /// In the NVMe driver and below.
+    /// Time in the NVMe driver and below.
     pub driver: Histogram,
-    /// In the block layer and below.
+    /// Time in the block layer and below.
     pub block: Histogram,
-    /// In system calls and below, as far as programs waited for their commands in some.
+    /// Time in system calls and below, for commands that programs waited for in system calls.
     pub application: Histogram,
-    /// In the program, between those calls.
+    /// Time in the program, between those calls.
     pub between: Histogram,
 }
 
 /// The sum of some reports.
 #[derive(Default)]
 pub struct Guest {
-    /// The guest's nanoseconds.
+    /// The covered time by the guest's clock, ns.
     span_ns: u64,
-    /// The host's, for the same.
+    /// The same time by the host's clock, ns.
     host_ns: u64,
     /// How often the guest's kernel dropped events.
     pub losses: u64,
     classes: BTreeMap<OpcodeClass, Latency>,
 }
 
-/// Mean nanoseconds of the layers above the controller, for commands whose controller took
-/// `controller` on the mean.
+/// Mean nanoseconds of the layers above the controller, for commands that spend a given mean time
+/// in the controller.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layers {
-    /// In the program, around its system calls: what its own clock has of a command beyond them, as
-    /// that is read somewhere between two calls. It is half of the time there, and may be wrong by
-    /// as much. None: that would be no estimate.
+    /// Time in the program, around its system calls. The program reads its own clock somewhere
+    /// between two calls, so half of the time between them is the estimate, with an error of the
+    /// same size. `None` if that would be no estimate.
     pub program: Option<f64>,
-    /// From the program's system call to the block layer, and back. None: not every command was
-    /// submitted and waited for in system calls.
+    /// Time from the program's system call to the block layer, and back. `None` if not every
+    /// command was submitted and waited for in system calls.
     pub calls: Option<f64>,
-    /// From the submission to the block layer until the driver has it, and back. None: the block
-    /// layer split or merged, so a request is not a command.
+    /// Time from the submission to the block layer until the driver has the command, and back.
+    /// `None` if the block layer split or merged requests, so that a request is not a command.
     pub block: Option<f64>,
-    /// The driver, the way to the controller and back: its total less the controller's.
+    /// Time in the driver, and to the controller and back: the driver's total less the
+    /// controller's.
     pub driver: f64,
-    /// The whole.
+    /// The sum of all layers.
     pub total: f64,
-    /// By how much `driver` may be wrong since the two clocks run apart, ns.
+    /// The error of `driver` from the drift between the two clocks, ns.
     pub clock_error: f64,
 }
 
 impl Guest {
-    /// Takes a report in, which came `host_ns` after the one before if there was one. What is no
-    /// histogram of ours is left out: it is a guest's word.
+    /// Adds a report. `host_ns` is the host's time since the report before it, if there was one.
+    /// Invalid histograms are left out, since a guest may send anything.
     pub fn add(&mut self, report: &v1::GuestReport, host_ns: Option<u64>) {
         if let Some(host_ns) = host_ns {
             let span_ns = report.to_ns.saturating_sub(report.from_ns);
@@ -89,7 +90,7 @@ impl Guest {
         }
     }
 
-    /// What the guest says of `class`; None for all together.
+    /// Returns the guest's latencies of one class, or of all classes for `None`.
     pub fn latency(&self, wanted: Option<OpcodeClass>) -> Latency {
         let mut all = Latency::default();
         for (class, latency) in &self.classes {
@@ -103,8 +104,8 @@ impl Guest {
         all
     }
 
-    /// The layers above a controller that took `controller` ns on the mean. None: the guest saw no
-    /// such command.
+    /// Returns the layers above a controller whose mean time is `controller` ns. Returns `None` if
+    /// the guest saw no such command.
     pub fn layers(&self, class: Option<OpcodeClass>, controller: f64) -> Option<Layers> {
         let Latency { driver, block, application, between } = self.latency(class);
         if driver.count() == 0 {
@@ -124,8 +125,8 @@ impl Guest {
         })
     }
 
-    /// How far the guest's clock ran from the host's, as a part of the time: an upper bound, since
-    /// how long a report was under way is in it.
+    /// Returns the drift of the guest's clock from the host's, as a share of the time. It is an
+    /// upper bound, since it includes variations in the reports' delivery.
     fn drift(&self) -> f64 {
         match self.host_ns {
             0 => 0.0,
@@ -134,18 +135,19 @@ impl Guest {
     }
 }
 
-/// Whether two are of the same commands.
+/// Returns whether two histograms are about the same commands, judged by their counts.
 fn same(one: &Histogram, other: &Histogram) -> bool {
     let (one, other) = (one.count() as f64, other.count() as f64);
     (one - other).abs() <= SAME * one
 }
 
-/// What `outer` takes beyond `inner` on the mean, when they are of the same commands.
+/// Returns the mean time of `outer` beyond that of `inner`, or `None` if they are not about the
+/// same commands.
 fn layer_over(inner: &Histogram, outer: &Histogram) -> Option<f64> {
     same(inner, outer).then(|| outer.mean() - inner.mean())
 }
 
-/// See [`Layers::program`].
+/// Computes [`Layers::program`].
 fn program(application: &Histogram, between: &Histogram) -> Option<f64> {
     let half = between.mean() / 2.0;
     (same(application, between) && half <= ERROR * application.mean()).then_some(half)

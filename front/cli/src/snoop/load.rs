@@ -1,5 +1,5 @@
-//! What being snooped on costs the load that a sandbox has: its commands per second without, with the
-//! host's part, and with the guest's tracing too, in turn.
+//! Measures what tracing costs a sandbox's own load: commands per second untraced, traced on the
+//! host, and traced in the guest, too, in turn.
 
 use std::time::{Duration, Instant};
 
@@ -14,18 +14,18 @@ use crate::args::{NodeArgs, SnoopArgs};
 use crate::client::{connect, connect_plane, refused};
 use crate::table::table;
 
-/// Turns of each kind.
+/// The number of turns of each kind.
 const ROUNDS: usize = 9;
-/// A turn, without what comes first: until the change has come through.
+/// The length of a turn, and the time before it until the change has taken effect.
 const TURN: Duration = Duration::from_millis(500);
 const SETTLE: Duration = Duration::from_millis(200);
-/// A turn goes on until a command has come to its end, on a machine that is busy with others too; by
-/// then there is none.
+/// The longest time that a turn is extended while no command has completed, on a busy machine.
+/// After that the load counts as absent.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between reports: as `slipway snoop` has it by default.
+/// The time between reports, the default of `slipway snoop`.
 const INTERVAL_MS: u32 = 1000;
 
-/// Who looks during a turn.
+/// The tracing during a turn.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Snoop {
     Off,
@@ -33,7 +33,7 @@ enum Snoop {
     HostAndGuest,
 }
 
-/// What a command takes on the mean in each turn of a kind, ns.
+/// The mean time of a command in each turn of one kind, ns.
 struct Kind {
     snoop: Snoop,
     name: &'static str,
@@ -48,7 +48,7 @@ struct Sandbox {
     plane: PlaneClient,
 }
 
-/// Measures and prints it.
+/// Measures the overheads and prints them.
 pub async fn measure(
     node: &NodeArgs,
     config: &slipway_runtime::Config,
@@ -76,7 +76,7 @@ pub async fn measure(
 }
 
 impl Sandbox {
-    /// What a command takes on the mean while `snoop` is on.
+    /// Returns the mean time of a command while `snoop` is on, ns.
     async fn turn(&mut self, snoop: Snoop) -> Result<f64> {
         let request = self.request();
         let host = match snoop {
@@ -87,7 +87,7 @@ impl Sandbox {
             Snoop::HostAndGuest => Some(self.trace().await?),
             _ => None,
         };
-        // Nobody reads the reports: few fit into a turn, and the sender waits with the rest.
+        // Nothing reads the reports: few fit into a turn, and the sender blocks with the rest.
         tokio::time::sleep(SETTLE).await;
         let (from, before) = (Instant::now(), self.commands().await?);
         let (mut took, mut commands) = (Duration::ZERO, 0);
@@ -107,7 +107,7 @@ impl Sandbox {
         v1::SnoopRequest { id, interval_ms: INTERVAL_MS, every }
     }
 
-    /// Has the guest trace, as soon as the end of the last turn's has come through.
+    /// Starts tracing in the guest, and retries until the last turn's tracing has ended.
     async fn trace(&mut self) -> Result<tonic::Streaming<sandbox_v1::GuestReport>> {
         let mut patience = 500;
         loop {
@@ -130,8 +130,8 @@ impl Sandbox {
     }
 }
 
-/// What turns cost beyond those of `base`, in percent: the median of each round's, so that what
-/// changes from round to round falls out.
+/// Returns the overhead of `kind` over `base`, in percent. It is the median of the ratios of each
+/// round, so that changes from round to round cancel out.
 fn overhead(base: &Kind, kind: &Kind) -> f64 {
     let ratios = base.turns.iter().zip(&kind.turns).map(|(base, kind)| kind / base);
     (median(ratios.collect()) - 1.0) * 100.0
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn an_overhead_is_within_rounds() {
         let kind = |turns: &[f64]| Kind { snoop: Snoop::Off, name: "x", turns: turns.to_vec() };
-        // The machine is half as fast in the second round, and once something else happened.
+        // The machine is half as fast in the second round, and the third round has an outlier.
         let (off, on) = (kind(&[100.0, 200.0, 100.0]), kind(&[110.0, 220.0, 900.0]));
         assert!((overhead(&off, &on) - 10.0).abs() < 1e-9);
         assert_eq!(overhead(&off, &off), 0.0);

@@ -1,4 +1,4 @@
-//! `slipway snoop`: where the time of an NVMe function's commands goes, layer by layer.
+//! `slipway snoop`: shows where the time of an NVMe function's commands goes, layer by layer.
 
 mod figures;
 mod guest;
@@ -49,13 +49,14 @@ pub async fn snoop(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result
     session.run().await
 }
 
-/// What is snooped on.
+/// The endpoint that is traced.
 struct Target {
     endpoint: String,
     is_sandbox: bool,
 }
 
-/// A sandbox's function is served under the sandbox's id; other endpoints have ids of their own.
+/// Finds the endpoint of `name`. A sandbox's function is served under the sandbox's id; other
+/// endpoints have ids of their own.
 async fn resolve(
     sandboxes: &mut SandboxClient,
     plane: &mut PlaneClient,
@@ -77,10 +78,10 @@ async fn resolve(
     }
 }
 
-/// The guest's reports.
+/// The guest's reports, and their sums.
 struct GuestStream {
     reports: Streaming<sandbox_v1::GuestReport>,
-    /// When the last one came.
+    /// The time when the last report came, ns.
     last_ns: Option<u64>,
     interval: Guest,
     all: Guest,
@@ -99,7 +100,7 @@ impl GuestStream {
     }
 }
 
-/// Waits for a guest's next report; for ever where no guest is traced.
+/// Waits for a guest's next report, or for ever if no guest is traced.
 async fn next(
     guest: &mut Option<GuestStream>,
 ) -> std::result::Result<Option<sandbox_v1::GuestReport>, tonic::Status> {
@@ -114,7 +115,7 @@ struct Session<'a> {
     reports: Streaming<v1::SnoopReport>,
     all: Figures,
     guest: Option<GuestStream>,
-    /// The table stands still and is drawn anew.
+    /// The table is redrawn in place.
     refreshes: bool,
 }
 
@@ -139,8 +140,8 @@ impl<'a> Session<'a> {
         gone.map_or(Ok(0), Err)
     }
 
-    /// Shows each interval, until the time is over or somebody interrupts. Gives why the endpoint's
-    /// reports ended before that.
+    /// Shows each interval, until the time is over or the user interrupts. Returns the error if the
+    /// endpoint's reports end before that.
     async fn follow(&mut self) -> Result<Option<anyhow::Error>> {
         let end = tokio::time::sleep(self.args.duration.unwrap_or(Duration::MAX));
         tokio::pin!(end);
@@ -154,7 +155,7 @@ impl<'a> Session<'a> {
                 }
                 report = next(&mut self.guest) => match (report, &mut self.guest) {
                     (Ok(Some(report)), Some(guest)) => guest.add(&report),
-                    // The sandbox is going; the endpoint's stream says so too.
+                    // The sandbox is ending; the endpoint's stream reports that, too.
                     _ => self.guest = None,
                 },
                 report = self.reports.message() => match report {
@@ -177,7 +178,7 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         if self.refreshes {
-            // Home and clear.
+            // Escape sequences: cursor home, clear the screen.
             crate::out::draw(format_args!("\x1b[H\x1b[2J"));
         }
         crate::out::print(format_args!("{}\n", shown.text()));

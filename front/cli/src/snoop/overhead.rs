@@ -1,6 +1,6 @@
-//! What being snooped on costs: our own driver at depth 1 on a RAM disk, over the socket, with and
-//! without, in turn. The plane is one of this process, on a processor of its own: the node's may be
-//! anywhere, and is left alone.
+//! Measures what tracing costs our own driver at depth 1 on a RAM disk, over the socket: with and
+//! without tracing, in turn. The plane is in this process, on a processor of its own. The node's
+//! plane may run on any processor, and is left alone.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,16 +21,16 @@ use crate::bench::scratch::Scratch;
 use crate::client::refused;
 use crate::table::table;
 
-/// The endpoint.
+/// The id of the endpoint.
 const ID: &str = "overhead";
-/// Turns with, and as many without.
+/// The number of turns with tracing, and as many without.
 const ROUNDS: usize = 9;
 const WARM_UP: Duration = Duration::from_millis(50);
 const TURN: Duration = Duration::from_millis(250);
 const DISK: u64 = 64 << 20;
 const LOADS: [&str; 2] = ["randread-4k-d1", "randwrite-4k-d1"];
 
-/// Measures and prints it.
+/// Measures the overheads and prints them.
 pub async fn measure(args: &SnoopArgs) -> Result<i32> {
     let cpus = Cpus::split(1)?;
     let dir = Scratch::make_in(&std::env::temp_dir())?;
@@ -52,7 +52,8 @@ async fn in_dir(dir: &Path, cpus: Cpus, every: u32) -> Result<Vec<Load>> {
     Ok(loads)
 }
 
-/// A plane whose reactor keeps to the target's processors: a thread inherits them.
+/// Starts a plane whose reactor stays on the target's processors: a new thread inherits the
+/// affinity.
 fn plane(cpus: &Cpus) -> Result<Plane> {
     let before = sched_getaffinity(None)?;
     let mut target = CpuSet::new();
@@ -98,7 +99,7 @@ struct Load {
     name: &'static str,
     without: Vec<Measured>,
     with: Vec<Measured>,
-    /// What the controller said during the turns with.
+    /// The controller's reports during the turns with tracing.
     figures: Figures,
 }
 
@@ -146,7 +147,7 @@ async fn rounds(
     Ok(loads)
 }
 
-/// Starts snooping, as soon as the end of the last turn's has come through.
+/// Starts tracing, and retries until the last turn's tracing has ended.
 pub async fn start(
     plane: &mut PlaneClient,
     request: v1::SnoopRequest,
@@ -178,7 +179,7 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.context("the load")?
 }
 
-/// The median over turns of what `of` says of each, ns.
+/// Returns the median of `of` over the turns, ns.
 fn median(turns: &[Measured], of: fn(&Measured) -> f64) -> f64 {
     let mut values: Vec<f64> = turns.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
@@ -208,8 +209,8 @@ impl Load {
         [cells("off", &self.without, String::new()), cells("on", &self.with, layers)]
     }
 
-    /// Means of the controller's layers, and of the driver's, which is the rest of what the client
-    /// saw.
+    /// Returns the means of the controller's layers, and of the driver, which is the rest of the
+    /// latency that the client measured.
     fn layers(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let groups = self.figures.by(Some(By::Queue));
         let key = Key { queue: Some(1), class: None };
@@ -221,7 +222,8 @@ impl Load {
         std::iter::once(driver).chain(parts.map(|((_, name), mean)| (name, mean)))
     }
 
-    /// In percent of what it takes without: of the mean, and of the median command.
+    /// Returns the overhead in percent of the untraced time: of the mean, and of the median
+    /// command.
     fn overheads(&self) -> [f64; 2] {
         [mean, p50].map(|of: fn(&Measured) -> f64| {
             let (without, with) = (median(&self.without, of), median(&self.with, of));

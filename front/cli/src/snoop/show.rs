@@ -1,4 +1,4 @@
-//! Figures as a table, as JSON, as the bars of a picture.
+//! Figures as a table, as JSON, and as the bars of a picture.
 
 use serde_json::{Value, json};
 use slipway_bench::human;
@@ -12,7 +12,7 @@ use crate::table::table;
 const HEADER: [&str; 9] =
     ["QUEUE", "OPCODE", "LAYER", "MEAN", "P50", "P99", "P99.9", "MOST", "SHARE"];
 
-/// What is shown: the host's figures, and the guest's where it was traced.
+/// The figures to show: the host's, and the guest's if it was traced.
 pub struct Shown<'a> {
     pub figures: &'a Figures,
     pub guest: Option<&'a Guest>,
@@ -23,13 +23,13 @@ pub struct Shown<'a> {
 struct Row {
     layer: &'static str,
     mean: f64,
-    /// None: a difference of two means.
+    /// The distribution, or `None` if the mean is a difference of two means.
     latency: Option<Histogram>,
-    /// Whether it is one of those that add up to the last.
+    /// The row is one of the parts that add up to the last row.
     is_part: bool,
-    /// By how much the mean may be wrong since it spans two clocks.
+    /// The error of the mean from the drift between two clocks.
     clock_error: Option<f64>,
-    /// By how much it may be wrong since it is an estimate.
+    /// The error of the mean if it is an estimate.
     estimate_error: Option<f64>,
 }
 
@@ -44,12 +44,14 @@ impl Row {
 }
 
 impl Shown<'_> {
-    /// A guest knows no queues of the controller: without a word its figures go by opcode.
+    /// Returns how the rows are grouped. By default a guest's figures are grouped by opcode, since
+    /// a guest does not know the controller's queues.
     fn by(&self) -> Option<By> {
         self.args.by.or(self.guest.map(|_| By::Opcode))
     }
 
-    /// The rows of a group: in the order of a command's way, then the sums.
+    /// Returns the rows of a group: the layers in the order in which a command passes them, then
+    /// the sums.
     fn rows(&self, key: &Key, latencies: &Latencies) -> Vec<Row> {
         let [layers @ .., whole] = latencies;
         let layers =
@@ -84,7 +86,7 @@ impl Shown<'_> {
         rows
     }
 
-    /// The table with a line about what it covers.
+    /// Returns the table, with a line about what it covers.
     pub fn text(&self) -> String {
         let groups = self.figures.by(self.by());
         let mut text = self.headline();
@@ -128,7 +130,7 @@ impl Shown<'_> {
         text + "\n"
     }
 
-    /// As JSON; `total` when all intervals are in it.
+    /// Returns the figures as JSON. `total` is set if they cover all intervals.
     pub fn json(&self, total: bool) -> Value {
         let (from, to) = self.figures.span.unwrap_or_default();
         let groups = self.figures.by(self.by());
@@ -146,7 +148,7 @@ impl Shown<'_> {
         })
     }
 
-    /// A bar for each group: its layers' means, one after the other.
+    /// Returns a bar for each group: its layers' means, end to end.
     pub fn stacks(&self) -> Vec<Timeline> {
         let groups = self.figures.by(self.by());
         let bars = groups.iter().map(|(key, latencies)| stack(key, &self.rows(key, latencies)));
@@ -158,7 +160,7 @@ fn lines(key: &Key, rows: &[Row]) -> Vec<[String; 9]> {
     let total = rows.last().map_or(0.0, |row| row.mean);
     let mut lines = Vec::new();
     for row in rows {
-        // A group's name stands at its first line only.
+        // Only the first line of a group shows the group's name.
         let first = lines.is_empty();
         let group = |text: String| if first { text } else { String::new() };
         let share = if total > 0.0 { row.mean / total * 100.0 } else { 0.0 };
@@ -180,7 +182,8 @@ fn lines(key: &Key, rows: &[Row]) -> Vec<[String; 9]> {
     lines
 }
 
-/// A difference of means that were measured over not quite the same commands may be below zero.
+/// Formats a difference of means. It may be below zero, since the two means cover slightly
+/// different commands.
 fn signed(nanos: f64) -> String {
     let sign = if nanos <= -0.5 { "-" } else { "" };
     format!("{sign}{}", human(nanos.abs().round() as u64))
@@ -236,7 +239,7 @@ mod tests {
         }
     }
 
-    /// Two queues of reads whose layers take 100, 200, 300 and 400 ns.
+    /// Reads on two queues whose layers take 100, 200, 300 and 400 ns.
     fn figures() -> Figures {
         let latency = |value| {
             let mut latency = Histogram::new();

@@ -1,9 +1,10 @@
-//! `slipway socket cdi`: the library and the engine's socket as a device of the Container Device Interface.
+//! `slipway socket cdi`: describes the library and the engine's socket as a device of the Container
+//! Device Interface.
 //!
 //! The file follows version 0.5.0 of the interface's specification
-//! (github.com/cncf-tags/container-device-interface, `SPEC.md`), which Podman from 4.3, Docker from 25 and
-//! containerd from 1.7 know: a kind, and devices, each with what it adds to a container. One device for each C
-//! library, since one preload library cannot serve both.
+//! (github.com/cncf-tags/container-device-interface, `SPEC.md`), which Podman from 4.3, Docker from
+//! 25 and containerd from 1.7 know: a kind, and devices, each with what it adds to a container.
+//! There is one device for each C library, since one preload library cannot serve both.
 
 use std::path::Path;
 
@@ -14,16 +15,16 @@ use super::elf::Kind;
 use super::run::library;
 use crate::args::SocketCdiArgs;
 
-/// Of the specification.
+/// The version of the specification.
 const VERSION: &str = "0.5.0";
-/// What `--device` names, before `=` and the C library.
+/// The kind of device: the part of `--device` before `=` and the C library.
 const KIND: &str = "slipway.io/socket";
-/// Where a container finds the library.
+/// The library's path in a container.
 const LIBRARY: &str = "/run/slipway/libslipway.so";
-/// Where a container finds the engine's folder.
+/// The path of the engine's folder in a container.
 const FOLDER: &str = "/run/slipway/socket.d";
 
-/// Writes the description.
+/// Writes the description of the devices.
 pub fn describe(args: &SocketCdiArgs, socket: &Path) -> Result<i32> {
     let socket = std::path::absolute(socket)?;
     let folder = slipway_sgiov::folder(&socket);
@@ -38,7 +39,7 @@ pub fn describe(args: &SocketCdiArgs, socket: &Path) -> Result<i32> {
         crate::out::print(format_args!("{text}"));
         return Ok(0);
     }
-    // A container that is started before the engine mounts what the engine fills.
+    // A container that starts before the engine mounts the folder, which the engine fills later.
     std::fs::create_dir_all(&folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
     write(&args.output, &text)?;
@@ -52,7 +53,7 @@ pub fn describe(args: &SocketCdiArgs, socket: &Path) -> Result<i32> {
 }
 
 fn device(name: &str, library: &Path, folder: &Path) -> Result<Value> {
-    // The engine's socket takes connections through a read-only mount.
+    // A socket accepts connections through a read-only mount, too.
     let mount = |from: &Path, to: &str| {
         let Some(from) = from.to_str() else { bail!("{} is not UTF-8", from.display()) };
         let options = ["ro", "rbind", "nosuid", "nodev"];
@@ -65,7 +66,8 @@ fn device(name: &str, library: &Path, folder: &Path) -> Result<Value> {
     } }))
 }
 
-/// All of it or nothing: runtimes watch the folder. They take `.json` alone.
+/// Replaces the file as a whole, since runtimes watch the folder. They read only files that end in
+/// `.json`.
 fn write(path: &Path, text: &str) -> Result<()> {
     let failed = || format!("cannot write {}", path.display());
     if let Some(dir) = path.parent() {
@@ -92,7 +94,7 @@ mod tests {
         assert_eq!(from, ["/l/libslipway.so", "/run/e.d"]);
         for mount in mounts {
             assert_eq!(mount.as_object().unwrap().len(), 3, "{mount}");
-            // A library cannot be mapped from where nothing may be executed.
+            // A library cannot be mapped from a mount with noexec.
             let options = mount["options"].as_array().unwrap();
             assert!(options.contains(&json!("ro")) && !options.contains(&json!("noexec")));
         }

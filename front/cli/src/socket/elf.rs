@@ -1,33 +1,33 @@
-//! What kind of program a file is: whether a library can be put in front of its C library, and whose.
+//! The kind of a program file: whether a library can be preloaded, and for which C library.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// How a program reaches the kernel.
+/// How a program makes its system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Through glibc, or another C library with the same kind of loader.
     Glibc,
     /// Through musl.
     Musl,
-    /// By itself, without a C library that could be taken the place of.
+    /// Directly, without a C library that could be replaced.
     Static,
-    /// By itself as well: Go's programs do, even with a C library.
+    /// Directly, too: Go programs do so even with a C library.
     Go,
-    /// It is no ELF file of this machine's kind, and no script.
+    /// Unknown: the file is neither an ELF file of this machine's kind nor a script.
     Unknown,
 }
 
-/// Scripts whose interpreters are scripts, at most.
+/// The deepest nesting of scripts whose interpreters are scripts.
 const DEPTH: usize = 4;
-/// Bytes of a file that are looked at for one thing, at most.
+/// The most bytes of a file that are read for one purpose.
 const LONGEST: u64 = 1 << 16;
 const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
 
-/// The file that a name on the command line means.
+/// Finds the file that a name on the command line stands for.
 pub fn find(name: &Path) -> Option<PathBuf> {
     if name.components().count() > 1 || name.is_absolute() {
         return Some(name.to_owned());
@@ -36,10 +36,10 @@ pub fn find(name: &Path) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
-/// What kind of program a file is.
+/// Returns the kind of the program in `file`.
 ///
 /// # Errors
-/// It cannot be read.
+/// If the file cannot be read.
 pub fn kind(file: &Path) -> std::io::Result<Kind> {
     let mut path = file.to_owned();
     for _ in 0..DEPTH {
@@ -52,7 +52,7 @@ pub fn kind(file: &Path) -> std::io::Result<Kind> {
     Ok(Kind::Unknown)
 }
 
-/// Of a script: the program that its first line names.
+/// Returns the interpreter in a script's first line, or `None` if the file is no script.
 fn interpreter(file: &File) -> std::io::Result<Option<PathBuf>> {
     let mut line = Vec::new();
     BufReader::new(file).take(256).read_until(b'\n', &mut line)?;
@@ -60,7 +60,7 @@ fn interpreter(file: &File) -> std::io::Result<Option<PathBuf>> {
     let Some(rest) = line.strip_prefix("#!") else { return Ok(None) };
     let mut words = rest.split_whitespace();
     let Some(first) = words.next() else { return Ok(None) };
-    // `env` looks for its argument as a shell does.
+    // `env` searches for its argument as a shell does.
     let is_env = Path::new(first).file_name().is_some_and(|name| name == "env");
     let named = words.find(|word| is_env && !word.starts_with('-') && !word.contains('='));
     Ok(named.and_then(|name| find(Path::new(name))).or_else(|| Some(first.into())))
@@ -89,7 +89,7 @@ fn elf(file: &File) -> Option<Kind> {
                 let musl = loader.windows(7).any(|part| part == b"ld-musl");
                 kind = if musl { Kind::Musl } else { Kind::Glibc };
             }
-            // A note of the owner "Go": the program's build id (cmd/link).
+            // A note with the owner "Go": the program's build id (cmd/link).
             PT_NOTE
                 if bytes(file, from, long)?.windows(8).any(|part| part == b"\x04\0\0\0Go\0\0") =>
             {
@@ -129,7 +129,8 @@ mod tests {
         std::fs::write(&endless, format!("#!{}\n", endless.display())).unwrap();
         assert_eq!(kind(&endless).unwrap(), Kind::Unknown);
         assert_eq!(kind(&write("d", b"text")).unwrap(), Kind::Unknown);
-        // The head of an ELF file without segments is static; one that ends in the middle is nothing.
+        // The head of an ELF file without segments counts as static; a file that ends within its
+        // head is unknown.
         let mut elf = std::fs::read(&own).unwrap()[..64].to_vec();
         elf[56..58].fill(0);
         assert_eq!(kind(&write("e", &elf)).unwrap(), Kind::Static);

@@ -1,4 +1,4 @@
-//! `slipway socket engine`: the engine itself, in the foreground.
+//! `slipway socket engine`: runs the engine in the foreground.
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +12,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{LINKS, POLICY, SocketEngineArgs};
 
-/// Descriptors of the engine beside one for each socket.
+/// The number of descriptors that the engine needs beside one for each socket.
 const OWN_DESCRIPTORS: u64 = 1000;
 
-/// Serves until it is interrupted or, if so asked, idle.
+/// Serves until it is interrupted or, if `ends_when_idle` is set, idle.
 pub fn serve(args: &SocketEngineArgs, socket: &Path) -> Result<i32> {
     for (file, usual) in [(&args.policy, POLICY), (&args.links, LINKS)] {
         if let Err(error) = is_there_if_named(file, usual) {
@@ -54,7 +54,7 @@ pub fn serve(args: &SocketEngineArgs, socket: &Path) -> Result<i32> {
     Ok(0)
 }
 
-/// A file that somebody names is there; without the usual one there is none.
+/// Fails if `file` was named by the user and does not exist. The usual file may be missing.
 fn is_there_if_named(file: &Path, usual: &str) -> Result<()> {
     let folder = file.with_extension("d");
     if file != Path::new(usual) && !file.exists() && !folder.is_dir() {
@@ -63,16 +63,16 @@ fn is_there_if_named(file: &Path, usual: &str) -> Result<()> {
     Ok(())
 }
 
-/// What it was told to go by.
+/// The files that the engine reads its settings from.
 struct Files {
     policy: PathBuf,
     path: PathBuf,
-    /// What stood in the second one when it was read last.
+    /// The contents of the links file when it was last read, or `None` without one.
     links: Option<LinkSettings>,
 }
 
 impl Files {
-    /// What stands there now: all of it, or what is wrong.
+    /// Reads both files anew. Fails if either is invalid.
     fn read(&mut self) -> Result<Renewal> {
         let policy = Policy::read(&self.policy)?;
         let links = match &self.links {
@@ -102,8 +102,8 @@ impl Files {
     }
 }
 
-/// The first of the usual signals ends it in order: nobody finds its socket afterwards. SIGHUP has the
-/// files read anew.
+/// Ends the engine in order at the first SIGTERM or SIGINT, which removes its socket. SIGHUP
+/// reloads the files.
 fn heed_signals(stop: Stop, reload: Reload, mut files: Files) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let guard = runtime.enter();
@@ -126,7 +126,7 @@ fn heed_signals(stop: Stop, reload: Reload, mut files: Files) -> Result<()> {
     Ok(())
 }
 
-/// Tells whoever started it that it serves, if it wants to know (sd_notify(3)).
+/// Reports to the service manager that the engine serves, if it asked for that (sd_notify(3)).
 fn notify_systemd() {
     use std::os::unix::ffi::OsStrExt;
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
@@ -141,7 +141,7 @@ fn notify_systemd() {
     }
 }
 
-/// Says what a policy has, or what is wrong with it.
+/// Prints a summary of a policy, or what is wrong with it.
 pub fn check(file: &Path) -> Result<i32> {
     is_there_if_named(file, POLICY)?;
     let policy = Policy::read(file)?;

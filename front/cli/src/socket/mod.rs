@@ -1,4 +1,4 @@
-//! `slipway socket …`: the socket engine, and what people do with it.
+//! `slipway socket …`: the socket engine and its tools.
 
 mod cdi;
 mod elf;

@@ -1,4 +1,4 @@
-//! `slipway socket run`: a program with the library in front of its C library.
+//! `slipway socket run`: runs a program with the library preloaded.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, bail};
 use super::elf::{self, Kind};
 use crate::args::SocketRunArgs;
 
-/// Exit status where there is no such program, as a shell has it.
+/// The exit status if there is no such program, as in a shell.
 const NOT_FOUND: i32 = 127;
-/// How long an engine may take to serve.
+/// The longest time that an engine may take until it serves.
 const START: Duration = Duration::from_secs(10);
 
-/// Becomes the program: its process id and its exit status are the program's own.
+/// Replaces this process by the program, whose process id and exit status are its own.
 pub fn run(args: &SocketRunArgs, socket: &Path) -> Result<i32> {
     let [name, rest @ ..] = &args.program[..] else { bail!("no program") };
     let shown = name.to_string_lossy();
@@ -55,13 +55,13 @@ fn warn(program: &str, what: &str) {
     );
 }
 
-/// The library that goes with the program's C library.
+/// Returns the path of the library for the program's C library.
 pub(super) fn library(kind: Kind) -> Result<PathBuf> {
     let name = if kind == Kind::Musl { "libslipway-musl.so" } else { "libslipway.so" };
     slipway_runtime::find_library(name).context("--library FILE names another one")
 }
 
-/// Before what is there already.
+/// Returns the value of `LD_PRELOAD`: the library, then what was there before.
 fn preload(library: &Path) -> OsString {
     let mut all = library.as_os_str().to_owned();
     if let Some(more) = std::env::var_os("LD_PRELOAD").filter(|more| !more.is_empty()) {
@@ -71,7 +71,7 @@ fn preload(library: &Path) -> OsString {
     all
 }
 
-/// An engine of its own, which ends after the last program. Its log is beside its socket.
+/// Starts an engine that ends after the last program. Its log lies beside its socket.
 fn start(socket: &Path) -> Result<()> {
     if let Some(dir) = socket.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -86,7 +86,7 @@ fn start(socket: &Path) -> Result<()> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(file)
-        // A group of its own: what ends this program's group is not for it.
+        // Its own process group: signals to this program's group do not reach it.
         .process_group(0)
         .spawn()
         .context("cannot start a socket engine")?;
@@ -96,7 +96,7 @@ fn start(socket: &Path) -> Result<()> {
             return Ok(());
         }
         if let Some(status) = child.try_wait()? {
-            // Another one may have been quicker.
+            // Another engine may have been quicker.
             if slipway_sgiov::is_served(socket) {
                 return Ok(());
             }

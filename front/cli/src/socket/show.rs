@@ -1,4 +1,4 @@
-//! `slipway socket ls`: what an engine serves.
+//! `slipway socket ls`: lists what an engine serves.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ pub(super) fn report(socket: &Path) -> Result<Report> {
         .with_context(|| format!("no socket engine answers at {}", socket.display()))
 }
 
-/// Guests that have a socket function.
+/// Lists guests with a socket function.
 fn guests(report: &Report) -> String {
     let rows = report.guests.iter().map(|guest| {
         let state = if guest.running { "running" } else { "-" };
@@ -35,7 +35,7 @@ fn guests(report: &Report) -> String {
     table(header, &rows)
 }
 
-/// Programs, guests, listeners and connections.
+/// Lists programs, guests, listeners and connections.
 pub fn list(args: &SocketLsArgs, socket: &Path) -> Result<i32> {
     let report = report(socket)?;
     if args.json {

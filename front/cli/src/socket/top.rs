@@ -1,4 +1,5 @@
-//! `slipway socket top`: what tenants send and receive, and their shares of what carries to other nodes.
+//! `slipway socket top`: shows what tenants send and receive, and their shares of the executors
+//! that carry to other nodes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,18 +13,19 @@ use crate::args::SocketTopArgs;
 use crate::size::show;
 use crate::table::{columns, printable, table};
 
-/// An engine gives the shares of when it was asked last, so it is asked so long before it has to say.
+/// The time between two requests to the engine: it reports the shares since the request before, so
+/// one comes this long before the one that is shown.
 const BEFORE: Duration = Duration::from_millis(50);
 
-/// One look.
+/// The figures of one interval.
 #[derive(serde::Serialize)]
 struct Look<'a> {
     tenants: &'a [Rate],
-    /// None: nobody carries to other nodes, or it is not for this user.
+    /// The shares, or `None` if nothing carries to other nodes, or this user may not see them.
     shares: Option<&'a SharesView>,
 }
 
-/// Rates of tenants and their shares, look after look.
+/// Prints tenants' rates and shares, interval after interval.
 pub fn top(args: &SocketTopArgs, socket: &Path) -> Result<i32> {
     let mut last = (Instant::now(), report(socket)?);
     let mut left = args.count;
@@ -47,7 +49,8 @@ pub fn top(args: &SocketTopArgs, socket: &Path) -> Result<i32> {
     Ok(0)
 }
 
-/// How far a tenant's rate is from what the formula gives it: 0.02 is 2 % more.
+/// Returns the relative difference between a tenant's rate and its rate by the formula: 0.02 is 2 %
+/// more.
 fn off(share: &TenantShare) -> f64 {
     if share.formula > 0.0 { share.rate / share.formula - 1.0 } else { 0.0 }
 }
@@ -84,16 +87,16 @@ fn shares_table(view: &SharesView) -> String {
     text
 }
 
-/// What a tenant did between two looks.
+/// A tenant's traffic between two reports.
 #[derive(serde::Serialize)]
 struct Rate {
     tenant: String,
     endpoints: u32,
-    /// Bytes a second.
+    /// Bytes per second.
     sent: u64,
-    /// Bytes a second.
+    /// Bytes per second.
     received: u64,
-    /// Of all bytes that were sent, 0 to 1.
+    /// Share of the bytes that all tenants sent, 0 to 1.
     share: f64,
 }
 
@@ -101,7 +104,8 @@ fn rates(before: &[TenantReport], now: &[TenantReport], seconds: f64) -> Vec<Rat
     let before: HashMap<&str, &TenantReport> =
         before.iter().map(|tenant| (tenant.name.as_str(), tenant)).collect();
     let rate = |tenant: &TenantReport| {
-        // Who was not there before has sent all that he has since then; who has begun anew, too.
+        // A tenant that is new, or whose counter started again, has sent its whole count since
+        // then.
         let since = |count: fn(&TenantReport) -> u64| {
             let was = before.get(tenant.name.as_str()).map_or(0, |tenant| count(tenant));
             let moved = count(tenant).checked_sub(was).unwrap_or(count(tenant));

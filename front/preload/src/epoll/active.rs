@@ -1,4 +1,4 @@
-//! The active members of a set: looked at, reported, and armed when they are quiet.
+//! The active members of a set: examined, reported, and armed when they are quiet.
 
 use std::sync::atomic::Ordering;
 
@@ -8,15 +8,17 @@ use slipway_socket::{Deadline, Half, fetch, heavy};
 use super::{ALWAYS, EDGE, GROUP, IN, Inner, Item, ONCE, OUT};
 use crate::fds::{Object, Stream};
 
-/// So many active ones are looked at whether they were ready lately or not.
+/// Active connections up to this number are never armed for being quiet.
 const FEW: usize = 16;
-/// With more than so many their memory is fetched ahead, by so many turns.
+/// With more active connections than this, their memory is prefetched by the following numbers of
+/// turns.
 const MANY: usize = 64;
 const ITEM_AHEAD: usize = 24;
 const OBJECT_AHEAD: usize = 16;
 const STREAM_AHEAD: usize = 8;
-/// One of more is armed when it was not ready for so many nanoseconds for each of them, which is longer than the
-/// other side needs to do something about all, and when so are a quarter of them.
+/// Nanoseconds, for each active connection, without an event until a connection counts as quiet.
+/// That is longer than the other side needs to serve all of them. Quiet ones are armed when they
+/// are a quarter of all.
 const PATIENCE: u64 = 4_000;
 
 pub(super) fn activate(inner: &mut Inner, fd: c_int) {
@@ -30,7 +32,8 @@ pub(super) fn activate(inner: &mut Inner, fd: c_int) {
     }
 }
 
-/// The number in a datum of the kernel's: one whose eventfd was raised, or a group.
+/// Activates what the number in a kernel datum stands for: a connection whose eventfd was raised,
+/// or the members of a group.
 pub(super) fn activate_raised(inner: &mut Inner, number: u32) {
     if number & GROUP == 0 {
         return activate(inner, number as c_int);
@@ -47,7 +50,7 @@ pub(super) fn activate_all(inner: &mut Inner) {
     }
 }
 
-/// What is to be reported of an item now.
+/// Returns the events to report of an item now.
 fn due(item: &mut Item) -> u32 {
     let Some(object) = item.object.filter(|_| !item.spent) else { return 0 };
     let Some(stream) = object.stream() else { return 0 };
@@ -75,8 +78,9 @@ fn due(item: &mut Item) -> u32 {
     }
 }
 
-/// Has the processor fetch what is looked at in the active ones' next turns, each thing by what was fetched before
-/// it: with very many sockets nothing of theirs is near any more when their turn comes.
+/// Prefetches the memory that the next active connections' turns will read, each part by a pointer
+/// that was prefetched before it. With very many sockets none of it is in the caches when the turn
+/// comes.
 #[inline]
 fn fetch_next(inner: &Inner) {
     let item = |ahead: usize| inner.items.get(*inner.active.get(ahead)? as usize);
@@ -92,7 +96,8 @@ fn fetch_next(inner: &Inner) {
     }
 }
 
-/// `stream` is reported after `last`: what a transfer will look at is fetched, or will be.
+/// Prefetches the data of `stream`, which is reported after `last`, and notes in `last` what a
+/// transfer on it is to prefetch for `stream`.
 #[inline]
 fn announce<'a>(stream: &'a Stream, is: u32, last: &mut Option<&'a Stream>) {
     if is & IN != 0 {
@@ -104,7 +109,7 @@ fn announce<'a>(stream: &'a Stream, is: u32, last: &mut Option<&'a Stream>) {
     }
 }
 
-/// Reports what is due of the active ones; how many events there are.
+/// Reports the events of the active connections. Returns how many there are.
 pub(super) fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool, now: u64) -> usize {
     let mut found = 0;
     let mut last: Option<&Stream> = None;
@@ -149,7 +154,8 @@ pub(super) fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool, 
     found
 }
 
-/// Arms the quiet ones, so that nobody looks at them in vain, with one barrier; and only when it is worth that.
+/// Arms the quiet connections with one barrier, so that they are not examined in vain. Does so only
+/// if they are more than a quarter of the active ones.
 fn part_with_quiet(inner: &mut Inner) {
     let Inner { items, active, quiet, .. } = inner;
     if quiet.len() > active.len() / 4 {
@@ -158,7 +164,7 @@ fn part_with_quiet(inner: &mut Inner) {
     active.extend(quiet.drain(..));
 }
 
-/// Arms the items of `fds`, and leaves in there those that cannot be: something is due.
+/// Arms the items of `fds`. Leaves those in `fds` that have an event to report.
 fn arm_of(items: &mut [Option<Item>], fds: &mut Vec<c_int>) {
     for fd in fds.iter() {
         if let Some(Some(item)) = items.get(*fd as usize) {
@@ -173,7 +179,8 @@ fn arm_of(items: &mut [Option<Item>], fds: &mut Vec<c_int>) {
     });
 }
 
-/// What an item is armed for: room to send, and so many bytes at least.
+/// Returns what an item is armed for: its object, whether it waits for room to send, and the number
+/// of bytes to wait for.
 fn wishes(item: &Item) -> Option<(&'static Object, bool, usize)> {
     let object = item.object.filter(|_| !item.spent)?;
     let endpoint = &object.stream()?.endpoint;
@@ -183,7 +190,7 @@ fn wishes(item: &Item) -> Option<(&'static Object, bool, usize)> {
     Some((object, room, if more { endpoint.arrived() + 1 } else { 1 }))
 }
 
-/// The first part of arming: the other side is asked to raise the eventfd.
+/// Does the first part of arming: asks the other side to raise the eventfd.
 fn wish(item: &Item) {
     let Some((object, room, least)) = wishes(item) else { return };
     let Some(stream) = object.stream() else { return };
@@ -193,7 +200,7 @@ fn wish(item: &Item) {
     stream.endpoint.wish(Half::Receiving, least);
 }
 
-/// The last part, after a barrier. False: something is due.
+/// Does the last part of arming, after a barrier. Returns `false` if an event is to be reported.
 fn is_armed(item: &mut Item) -> bool {
     let Some((object, room, least)) = wishes(item) else { return true };
     let Some(stream) = object.stream() else { return true };
@@ -201,7 +208,7 @@ fn is_armed(item: &mut Item) -> bool {
         stream.endpoint.is_armed(Half::Sending, 1);
     }
     stream.endpoint.is_armed(Half::Receiving, least);
-    // An edge that was found is still one at the next look.
+    // Restored below, so that the next look finds the same edge again.
     let (marks, reported) = (item.marks, item.reported);
     let blocked = stream.blocked.load(Ordering::Relaxed);
     let is = due(item);
@@ -212,7 +219,7 @@ fn is_armed(item: &mut Item) -> bool {
     is == 0
 }
 
-/// Arms all, with one barrier; false: something is due.
+/// Arms all active connections with one barrier. Returns `false` if an event is to be reported.
 pub(super) fn arm_all(inner: &mut Inner) -> bool {
     if inner.active.is_empty() {
         return true;

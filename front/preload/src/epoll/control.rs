@@ -1,4 +1,4 @@
-//! epoll_ctl(2), and what becomes of a set's members.
+//! epoll_ctl(2), and changes to a set's members: closed, connected, listening.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn epoll_ctl(
     let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     let Some(object) = fds::get(fd) else {
         let done = kernel();
-        // Before connect(2), as nginx does, or listen(2).
+        // The socket is added before connect(2), as nginx does, or before listen(2).
         if done == 0 && how == libc::EPOLL_CTL_ADD && is_unconnected(fd) {
             let (events, data) = wanted.unwrap_or_default();
             guard(|| {
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn epoll_ctl(
     }
 }
 
-/// Notes what the kernel's set was told of what is the kernel's and may change.
+/// Records a change to a kernel descriptor in the kernel's set: the descriptor may become ours.
 fn remember(set: c_int, how: c_int, fd: c_int, object: &Ref, wanted: Option<(u32, u64)>) {
     match (how, wanted) {
         (libc::EPOLL_CTL_DEL, _) => drop(leave(set, fd, object)),
@@ -79,7 +79,7 @@ fn remember(set: c_int, how: c_int, fd: c_int, object: &Ref, wanted: Option<(u32
     }
 }
 
-/// A TCP socket of the kernel's that neither listens nor is connected.
+/// Returns whether `fd` is a kernel TCP socket that neither listens nor is connected.
 fn is_unconnected(fd: c_int) -> bool {
     let saved = real::errno();
     let listens = real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN);
@@ -113,7 +113,7 @@ fn change(
     let Kind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
     match group {
         Some(key) => watch(set, own, how, fd, object, key)?,
-        // The kernel knows whether it may be: the set may be none, or have it already.
+        // The kernel checks the request: `set` may be no epoll set, or contain `fd` already.
         None if control(set, how, fd, IN | EDGE, own.datum(fd as u32)) < 0 => return Err(failed()),
         None => {}
     }
@@ -122,12 +122,12 @@ fn change(
     Ok(0)
 }
 
-/// Whether `fd` is in the set as `object`, and not as what had the number before.
+/// Returns whether `fd` is in the set as `object`, and not as a previous owner of the number.
 fn is_in(inner: &Inner, fd: c_int, object: &Ref) -> bool {
     inner.object(fd).is_some_and(|its| std::ptr::eq(its, object.object()))
 }
 
-/// Adds to the kernel's set, or changes there, one of a group, of which it knows one only.
+/// Adds a member of a group. The kernel's set gets only the first member of each group.
 fn watch(
     set: c_int,
     own: &Set,
@@ -150,7 +150,7 @@ fn watch(
     let datum = own.datum(GROUP | inner.groups.next() as u32);
     let mut done = control(set, libc::EPOLL_CTL_ADD, fd, IN | EDGE, datum);
     if done < 0 && real::errno() == libc::EEXIST {
-        // What had the number was of this group, and was closed in a way that the kernel's set did not see.
+        // A previous owner of the number was of this group, and was closed without this library.
         done = control(set, libc::EPOLL_CTL_MOD, fd, IN | EDGE, datum);
     }
     if done < 0 {
@@ -161,15 +161,16 @@ fn watch(
 }
 
 impl Set {
-    /// What is closed leaves the kernel's set: another process may have it open, or others share its eventfd, so the
-    /// kernel would not take it out by itself. Not out of another process's set.
+    /// Removes a closed connection from the kernel's set. The kernel does not do so by itself while
+    /// another process has the descriptor open, or other connections share the eventfd. A set that
+    /// belongs to another process is left alone.
     fn kernel_forgets(&self, set: c_int, fd: c_int) {
         if !self.is_inherited.load(Ordering::Relaxed) {
             control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
     }
 
-    /// The one of a group that was in the kernel's set leaves it: another one is in it from now on.
+    /// Replaces the group's member in the kernel's set, which leaves it, by `next`.
     fn pass_on(&self, set: c_int, fd: Option<c_int>, group: usize, next: Option<c_int>) {
         if let Some(fd) = fd {
             self.kernel_forgets(set, fd);
@@ -177,13 +178,14 @@ impl Set {
         if let Some(next) = next
             && !self.is_inherited.load(Ordering::Relaxed)
         {
-            // It was raised before, so it is now: whatever was missed in between is looked at.
+            // The eventfd stays raised once it was, so adding it reports it again: whatever was
+            // missed in between is examined.
             control(set, libc::EPOLL_CTL_ADD, next, IN | EDGE, self.datum(GROUP | group as u32));
         }
     }
 }
 
-/// The kernel's set as an object.
+/// Returns the object of the kernel's set `set`, made if there is none yet.
 fn own(set: c_int) -> Ref {
     if let Some(known) = fds::get(set) {
         return known;
@@ -193,7 +195,7 @@ fn own(set: c_int) -> Ref {
     made
 }
 
-/// The engine's end wakes who sleeps.
+/// Adds the engine's connection to the kernel's set, so that the engine's end wakes sleepers.
 fn watch_engine(set: c_int, own: &Set) {
     let Some(family) = session::known() else { return };
     let descriptor = family.descriptor();
@@ -221,7 +223,7 @@ fn admit(set: c_int, fd: c_int, object: &Ref, events: u32, data: u64, ours: Opti
         active: ours.is_some(),
         spent: false,
         busy: Deadline::now(),
-        // Nothing was reported: what is so is an edge.
+        // Nothing was reported yet, so the present state is an edge.
         marks: (u64::MAX, u64::MAX),
         reported: 0,
     });
@@ -237,13 +239,13 @@ fn admit(set: c_int, fd: c_int, object: &Ref, events: u32, data: u64, ours: Opti
     }
 }
 
-/// Takes `fd` out of the set; what was asked for.
+/// Takes `fd` out of the set. Returns the events and the datum that it was added with.
 fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
     object.sets.hold().retain(|one| *one != (set, fd));
     let known = fds::get(set)?;
     let Kind::Epoll(own) = known.kind() else { return None };
     let mut inner = own.inner.hold();
-    // The number may be another one's by now, here and in the kernel's set.
+    // The number may have been reused by now, here and in the kernel's set.
     let is_its = inner.object(fd).is_none_or(|its| std::ptr::eq(its, object.object()));
     let group = object.stream().and_then(|stream| stream.endpoint.group());
     if let Some((number, next)) = group.and_then(|group| inner.groups.leave(group, fd)) {
@@ -256,7 +258,7 @@ fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
     Some((item.events, item.data))
 }
 
-/// The last number of `object` is being closed: it leaves all sets.
+/// Takes `object`, whose last number is being closed, out of all sets.
 pub fn forget(object: &Ref) {
     let sets = std::mem::take(&mut *object.sets.hold());
     for (set, fd) in sets {
@@ -273,8 +275,8 @@ pub fn forget(object: &Ref) {
     }
 }
 
-/// A socket that waited in `set` is a connection of ours now, and its descriptor an eventfd, which the kernel's
-/// set does not have yet.
+/// Moves a socket that waited in `set` over to our side of it. The socket is a connection of ours
+/// now, and its descriptor an eventfd that the kernel's set does not contain yet.
 pub fn became_ours(set: c_int, fd: c_int, object: &Ref) {
     let before = fds::get(set);
     let asked = before.as_ref().and_then(|known| {
@@ -288,7 +290,7 @@ pub fn became_ours(set: c_int, fd: c_int, object: &Ref) {
     }
 }
 
-/// A socket that waited in `set` listens now, at two queues.
+/// Adds the second queue of a listener to `set`, in which the socket waited before listen(2).
 pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
     let Kind::Listener(listener) = object.kind() else { return };
     if let Some((events, data)) = leave(set, fd, object) {
@@ -297,7 +299,7 @@ pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
     }
 }
 
-/// Something of the connection changed by this process's own doing.
+/// Activates a connection in its sets, after this process itself changed its state.
 pub fn touch(object: &Ref) {
     for (set, fd) in object.sets.hold().iter().copied() {
         if let Some(known) = fds::get(set)

@@ -1,20 +1,21 @@
-//! Members of a set that share an eventfd: one of them is in the kernel's set, for all.
+//! Groups of connections in a set that share an eventfd. One member is in the kernel's set, for
+//! all.
 
 use std::collections::HashMap;
 
 use libc::c_int;
 
-/// What they have in common ([`slipway_socket::Endpoint::group`]).
+/// The key of a group ([`slipway_socket::Endpoint::group`]).
 pub type Key = (usize, u32);
 
 struct Group {
     key: Key,
-    /// The first one is in the kernel's set.
+    /// The members' descriptors. The first one is in the kernel's set.
     members: Vec<c_int>,
 }
 
-/// All groups of a set, by numbers of their own: a descriptor's may be another one's by the time that the kernel
-/// says something of it.
+/// All groups of a set. Each has a number of its own, since a descriptor may be reused by the time
+/// that the kernel reports an event with it.
 #[derive(Default)]
 pub struct Groups {
     all: Vec<Option<Group>>,
@@ -22,17 +23,17 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// The group's number, if one of them is in the kernel's set.
+    /// Returns the group's number, if one of its members is in the kernel's set.
     pub fn find(&self, key: Key) -> Option<usize> {
         self.by_key.get(&key).copied()
     }
 
-    /// The number that the next group will have.
+    /// Returns the number that the next group will have.
     pub fn next(&self) -> usize {
         self.all.iter().position(Option::is_none).unwrap_or(self.all.len())
     }
 
-    /// A group begins: `fd` is in the kernel's set.
+    /// Begins a group with `fd`, which is in the kernel's set.
     pub fn begin(&mut self, key: Key, fd: c_int) {
         let (at, group) = (self.next(), Some(Group { key, members: vec![fd] }));
         if at == self.all.len() {
@@ -51,7 +52,8 @@ impl Groups {
         }
     }
 
-    /// `fd` leaves. If it was the one in the kernel's set: the group's number, and who comes after it, if anybody does.
+    /// Takes `fd` out of its group. If `fd` was the member in the kernel's set, returns the group's
+    /// number and the next member, if there is one.
     pub fn leave(&mut self, key: Key, fd: c_int) -> Option<(usize, Option<c_int>)> {
         let number = self.find(key)?;
         let group = self.all.get_mut(number)?.as_mut()?;
@@ -65,12 +67,12 @@ impl Groups {
         (at == 0).then_some((number, next))
     }
 
-    /// All members of a group.
+    /// Returns the descriptors of all members of a group.
     pub fn members(&self, at: usize) -> &[c_int] {
         self.all.get(at).and_then(Option::as_ref).map_or(&[], |group| &group.members)
     }
 
-    /// The groups, with what they have in common and the one of each that is in the kernel's set.
+    /// Returns all groups: number, key, and the member in the kernel's set.
     pub fn watched(&self) -> impl Iterator<Item = (usize, Key, c_int)> + '_ {
         let all = self.all.iter().enumerate();
         all.filter_map(|(at, group)| {

@@ -1,17 +1,19 @@
-//! epoll(7) with descriptors of both kinds in one set.
+//! epoll(7) with our descriptors and the kernel's in one set.
 //!
-//! The kernel's set stays the program's. A connection is in it as well, by its eventfd, edge-triggered, with a
-//! datum that nobody else has: the set's tag and the descriptor. What it is asked for and how lies here.
+//! The program's set stays a kernel set. A connection of ours is in it by its eventfd,
+//! edge-triggered, with a datum that only this library uses: the set's tag and the descriptor. The
+//! events and the datum that the program asked for are stored here.
 //!
-//! Each connection in a set is *active* or *armed*. epoll_wait(2) looks at the active ones itself, without a
-//! system call; before it sleeps it arms them, which makes the other side raise the eventfd; an eventfd that was
-//! raised makes its connection active again, or all that share it: then one of them is in the kernel's set for all.
-//! An edge is: bytes arrived, a send that found no room would find some, or a bit that was not set when it was
-//! reported last.
+//! Each connection in a set is *active* or *armed*. epoll_wait(2) examines the active ones itself,
+//! without a system call. Before it sleeps it arms them, which makes the other side raise the
+//! eventfd. A raised eventfd makes its connection active again, or all connections that share it:
+//! of those, only one is in the kernel's set. An edge is one of: bytes arrived; a send that found
+//! no room would now find some; an event bit is set that was not set in the last report.
 //!
-//! With thousands of active ones two things decide how fast they are. What belongs to one has left the processor's
-//! caches when its turn comes, so it is fetched some turns ahead. And an eventfd costs more than a message of a few
-//! KiB, so who is not ready stays active for as long as the other side may need to get round to it.
+//! With thousands of active connections two things decide how fast they are. A connection's data
+//! has left the processor's caches when its turn comes, so it is prefetched some turns ahead. And
+//! raising an eventfd costs more than a message of a few KiB, so a connection that is not ready
+//! stays active for as long as the other side may need to get round to it.
 
 mod active;
 mod control;
@@ -34,23 +36,23 @@ const ONCE: u32 = libc::EPOLLONESHOT as u32;
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
-/// The number, in a datum, of the engine's connection.
+/// The number, in a datum, that stands for the engine's connection.
 const ENGINE: u32 = u32::MAX;
 /// Added to a group's number in a datum; descriptors are lower.
 const GROUP: u32 = 1 << 30;
 
-/// What a set knows of a descriptor.
+/// A descriptor in a set.
 struct Item {
     events: u32,
     data: u64,
-    /// None: the kernel's, which may become ours.
+    /// The connection, or `None` for a kernel descriptor, which may become ours.
     object: Option<&'static Object>,
     active: bool,
-    /// `EPOLLONESHOT` has shot.
+    /// `EPOLLONESHOT` was reported and not re-armed.
     spent: bool,
-    /// When it was ready, or became active.
+    /// The time when it was last ready, or became active.
     busy: u64,
-    /// Marks and bits when it was reported last.
+    /// The stream's marks at the last report.
     marks: (u64, u64),
     reported: u32,
 }
@@ -60,20 +62,21 @@ struct Inner {
     items: Vec<Option<Item>>,
     groups: Groups,
     active: std::collections::VecDeque<c_int>,
-    /// Of those the ones to be armed: empty between two looks.
+    /// The active descriptors that are to be armed. Empty between two passes.
     quiet: Vec<c_int>,
-    /// When the kernel's were looked at last.
+    /// The time when the kernel's set was last polled.
     looked: u64,
     count: usize,
 }
 
 impl Inner {
-    /// What has that number in the set.
+    /// Returns the object that has the number `fd` in the set.
     fn object(&self, fd: c_int) -> Option<&'static Object> {
         self.items.get(usize::try_from(fd).ok()?)?.as_ref()?.object
     }
 
-    /// A group, and its one that is in the kernel's set by a number that it still has.
+    /// Returns the number of a group, and the descriptor that stands for it in the kernel's set, if
+    /// that descriptor still belongs to the group.
     fn watched(&self) -> Option<(usize, c_int)> {
         let has_it = |key, fd| {
             let stream = self.object(fd).and_then(Object::stream);
@@ -83,20 +86,21 @@ impl Inner {
     }
 }
 
-/// What this process knows of a kernel's epoll.
+/// This process's state for a kernel epoll set.
 pub struct Set {
     inner: Lock<Inner>,
     tag: u32,
     spin: Spin,
-    /// The descriptor of the engine's connection that is in the kernel's set; 0: none.
+    /// The descriptor of the engine's connection in the kernel's set; 0: none.
     engine: AtomicI32,
-    /// The kernel's set is that of the process that this one was forked from.
+    /// The kernel's set belongs to the process that this one was forked from.
     is_inherited: AtomicBool,
-    /// Threads that sleep on the kernel's set.
+    /// The number of threads that sleep on the kernel's set.
     sleepers: AtomicU32,
 }
 
-/// A tag that no datum of a program begins with by chance: neither an address nor a small number.
+/// Returns a tag that no datum of a program begins with by chance: the tag resembles neither an
+/// address nor a small number.
 fn tag() -> u32 {
     static SEED: AtomicU64 = AtomicU64::new(0);
     let mut bytes = [0; 4];
@@ -116,14 +120,14 @@ impl Set {
         u64::from(self.tag) << 32 | u64::from(number)
     }
 
-    /// In the child of a fork: the engine's connection is another one.
+    /// Forgets the engine's connection in the child of a fork, which has another one.
     pub fn forked(&self) {
         self.engine.store(0, Ordering::Relaxed);
         self.is_inherited.store(true, Ordering::Relaxed);
     }
 }
 
-/// Before fork(2): nobody else is in the middle of a set.
+/// Locks all sets before fork(2), so that no thread is in the middle of changing one.
 pub fn hold_all() {
     for (_, object) in fds::all(0, c_int::MAX - 1) {
         if let Kind::Epoll(set) = object.kind() {
@@ -132,7 +136,7 @@ pub fn hold_all() {
     }
 }
 
-/// After it.
+/// Unlocks all sets after fork(2).
 pub fn release_all() {
     for (_, object) in fds::all(0, c_int::MAX - 1) {
         if let Kind::Epoll(set) = object.kind() {

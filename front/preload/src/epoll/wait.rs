@@ -14,11 +14,11 @@ use crate::polling::after;
 use crate::real::{self, sys};
 use crate::session;
 
-/// Nanoseconds for which who finds something of ours does not look at the kernel's again.
+/// Nanoseconds between two polls of the kernel's set while connections of ours have events.
 const KERNEL_EVERY: u64 = 5_000;
-/// Nanoseconds that who may not be told sleeps at a time.
+/// The longest sleep in nanoseconds where a wake-up may be lost.
 const A_BIT: u64 = 1_000_000;
-/// Events that are taken from the kernel at a time.
+/// The most events that are taken from the kernel at a time.
 const BATCH: usize = 64;
 
 fn wait_kernel(
@@ -34,7 +34,8 @@ fn wait_kernel(
     usize::try_from(got).map_err(|_| Errno::from_raw_os_error(real::errno()))
 }
 
-/// Takes out what the kernel says of ours, which becomes active; what is left.
+/// Removes our own data from the kernel's events and activates what they stand for. Returns how
+/// many events are left.
 fn translate(set: c_int, own: &Set, events: &mut [epoll_event]) -> usize {
     let mut kept = 0;
     for at in 0..events.len() {
@@ -61,7 +62,8 @@ fn translate(set: c_int, own: &Set, events: &mut [epoll_event]) -> usize {
     kept
 }
 
-/// What the kernel has, unless it was looked at just now; what it says of ours is active then.
+/// Returns the number of the kernel's events, or 0 if the kernel was polled just now. Activates our
+/// connections that the kernel reports.
 fn of_kernel(
     set: c_int,
     own: &Set,
@@ -78,7 +80,7 @@ fn of_kernel(
     }
     let saved = real::errno();
     let Ok(got) = wait_kernel(set, into, Some(0), mask) else {
-        // A signal shows when there is nothing else to show.
+        // A pending signal is left for the sleep, when there is nothing to report.
         real::set_errno(saved);
         return 0;
     };
@@ -144,8 +146,9 @@ fn wait_both(
     }
 }
 
-/// This thread takes no more of what is active, and another one sleeps. Whom the kernel would have woken for a
-/// connection of its own is not woken for one of a group that this thread was woken for.
+/// Wakes another sleeping thread, since this one's events are full and active connections remain.
+/// The kernel wakes one thread for each eventfd that is raised, but for a whole group it woke only
+/// this thread.
 fn wake_another(set: c_int, own: &Set) {
     if own.sleepers.load(Ordering::Relaxed) == 0 {
         return;
@@ -154,7 +157,7 @@ fn wake_another(set: c_int, own: &Set) {
     if let Some((group, fd)) = inner.watched()
         && !inner.active.is_empty()
     {
-        // It was raised once, and is for ever: to be told anew is an edge.
+        // The eventfd was raised once and stays so: changing its entry makes a new edge.
         let saved = real::errno();
         control(set, libc::EPOLL_CTL_MOD, fd, IN | EDGE, own.datum(GROUP | group as u32));
         real::set_errno(saved);
