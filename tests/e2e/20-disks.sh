@@ -71,6 +71,11 @@ ok "fio verify=crc32c with SGLs"
 ok "fio verify=crc32c, random writes of mixed sizes, depth 32, 4 jobs, 256 MiB"
 
 truncate -s 64M "$work/disk.img"
+out=$("$slipway" run --rm --volume data:64M:/data --volume four:64M:4k:/four "$image" -- \
+    sh -ec 'for at in /data /four; do echo mounted >$at/file; cat $at/file; grep " $at ext4 " /proc/mounts; done') \
+    || fail "volumes with a mount point"
+[ "$(grep -c mounted <<<"$out")" = 2 ] || fail "volumes with a mount point: $out"
+ok "a scratch volume with a mount point has a file system"
 "$slipway" run --rm --volume "file:$work/disk.img" "$image" -- \
     sh -c 'printf "kept bytes" | dd of=/dev/slipway/disk.img bs=4096 conv=sync oflag=direct status=none && sync' \
     || fail "writing a file volume"

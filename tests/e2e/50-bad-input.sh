@@ -53,7 +53,13 @@ refuses 'tty' run -t "$image" true
 refuses 'no sandbox' logs nobody
 refuses 'signal' kill --signal NOPE nobody
 "$slipway" run -d --name taken "$image" -- sleep 100 >/dev/null || fail "run"
-refuses 'taken' run --name taken "$image" true
+refuses 'taken.*which runs; .*rm --force' run --name taken "$image" true
+refuses 'nosuchprog' run -d --name never "$image" nosuchprog
+"$slipway" logs never >"$work/out" 2>"$work/err" || fail "logs of a container that never ran"
+grep -q 'never failed: .*nosuchprog' "$work/err" || fail "logs does not say why: $(cat "$work/err")"
+ok "a detached container that never ran is an error, and logs says why"
+"$slipway" ps -a | grep -q never || fail "ps -a"
+"$slipway" rm never >/dev/null || fail "rm"
 SLIPWAY_DATA_DIR=$work/elsewhere refuses 'has its data in' ps
 "$slipway" rm -f taken >/dev/null
 stop_daemon

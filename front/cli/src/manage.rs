@@ -1,9 +1,9 @@
 //! Commands about existing sandboxes: ps, logs, wait, stop, kill, rm, inspect, stats.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use slipway_runtime::process::signal_number;
 use slipway_runtime::{Config, SandboxClient, v1};
 
@@ -84,15 +84,27 @@ pub async fn logs(mut client: SandboxClient, config: &Config, args: &LogsArgs) -
     let mut request = v1::LogsRequest { name, follow, tail: args.tail, position: 0 };
     let mut fresh_line = [true; 2];
     loop {
-        match print_logs(client, &mut request, args.timestamps, &mut fresh_line).await {
+        match print_logs(client.clone(), &mut request, args.timestamps, &mut fresh_line).await {
             // Continues with the next daemon, from the position that this one reached.
             Err(error) if error.is::<Lost>() && args.follow && keeper::waits(config) => {
                 client = next_daemon(config).await?;
                 request.tail = request.tail.filter(|_| request.position == 0);
             }
-            outcome => return outcome.map(|()| 0),
+            outcome => {
+                outcome?;
+                return tell_failure(client, &args.name).await.map(|()| 0);
+            }
         }
     }
+}
+
+/// Prints why a sandbox failed, which its output cannot say.
+async fn tell_failure(mut client: SandboxClient, name: &str) -> Result<()> {
+    let reply = client.inspect(named(name)).await.map_err(|status| refused(&status))?;
+    if let Some(sandbox) = reply.into_inner().sandbox.filter(|sandbox| sandbox.state == "failed") {
+        crate::complain(&anyhow!("{} failed: {}", sandbox.name, printable(&sandbox.reason)));
+    }
+    Ok(())
 }
 
 /// Prints the logs that `request` asks for. On an error, `request` asks for the rest.
@@ -253,7 +265,7 @@ pub async fn stats(mut client: SandboxClient, args: &StatsArgs) -> Result<i32> {
             let all: Vec<_> = rows.iter().map(stats_json).collect();
             crate::say!("{}", serde_json::to_string_pretty(&all)?);
         } else {
-            if args.follow {
+            if args.follow && std::io::stdout().is_terminal() {
                 // Escape sequences: cursor home, clear the screen.
                 crate::out::draw(format_args!("\x1b[H\x1b[2J"));
             }

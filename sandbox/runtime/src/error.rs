@@ -35,12 +35,21 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
     /// Another sandbox has this name.
-    #[error("the name \"{name}\" is taken by sandbox {id}; `slipway rm {name}` removes it")]
+    #[error(
+        "the name \"{name}\" is taken by sandbox {id}{}",
+        if *.runs {
+            format!(", which runs; `slipway rm --force {name}` ends and removes it")
+        } else {
+            format!("; `slipway rm {name}` removes it")
+        }
+    )]
     NameTaken {
         /// The name.
         name: String,
         /// The id of the sandbox that has the name.
         id: String,
+        /// That sandbox has not ended.
+        runs: bool,
     },
     /// No sandbox has this name or id.
     #[error("there is no sandbox \"{0}\"; `slipway ps` lists them")]

@@ -267,7 +267,7 @@ impl Node {
         }
         if let Some(other) = sandboxes.values().find(|other| other.name == sandbox.name) {
             let (name, id) = (other.name.clone(), other.id.clone());
-            return Err(Error::NameTaken { name, id });
+            return Err(Error::NameTaken { name, id, runs: other.state().is_live() });
         }
         if sandboxes.len() >= MOST_SANDBOXES {
             return Err(Error::TooMany(MOST_SANDBOXES));

@@ -111,7 +111,10 @@ async fn report(
 /// runs or ran, and `false` if the sandbox ended without it.
 async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
     let mut stages = sandbox.stages();
-    let settled = sandbox.wait_state(|state| !matches!(state, State::Created | State::Starting));
+    // A start that failed is stopping, too, before it is known to have failed.
+    let is_settled =
+        |state: &State| !matches!(state, State::Created | State::Starting | State::Stopping);
+    let settled = sandbox.wait_state(is_settled);
     tokio::pin!(settled);
     loop {
         tokio::select! {
@@ -126,7 +129,7 @@ async fn tell_start(sandbox: &Sandbox, sender: &Sender) -> bool {
         }
     }
     // The container may have started and ended meanwhile.
-    let state = sandbox.wait_state(|s| !matches!(s, State::Created | State::Starting)).await;
+    let state = sandbox.wait_state(is_settled).await;
     let timeline = sandbox.record().timeline;
     let ran = timeline.stage("container").is_some() && state != State::Failed;
     if ran {

@@ -106,8 +106,10 @@ impl Engines {
     ) -> Result<()> {
         let socket = self.directory.path().join(name);
         let mut command = Command::new(&build.engine);
-        // What stands in the machine's own files is nothing of a measurement's.
+        // The machine's own files are no part of a measurement. With an empty folder of drop-ins a file that is
+        // named and missing is no mistake.
         let nothing = self.directory.path().join("nothing");
+        std::fs::create_dir_all(nothing.with_extension("d"))?;
         let mut files = vec![("--policy", nothing.as_path()), ("--links", &nothing)];
         files.retain(|(name, _)| !options.iter().any(|(own, _)| own == name));
         command.args(["socket", "engine", "--socket"]).arg(&socket).stdin(Stdio::null());

@@ -4,6 +4,9 @@ use clap::{Args, Subcommand};
 
 #[derive(Debug, Args)]
 pub struct PsArgs {
+    /// Those that have ended, too; they are always listed
+    #[arg(short, long, hide = true)]
+    pub all: bool,
     /// Only those that run
     #[arg(long)]
     pub running: bool,

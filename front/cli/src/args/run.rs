@@ -45,9 +45,9 @@ pub struct RunArgs {
     /// Block device in the container: NAME:SIZE makes a scratch volume that goes with the
     /// sandbox, file:PATH[:ro] takes a file or block device of the host, or an NVMe namespace by
     /// passthrough (/dev/ngXnY). It appears as /dev/slipway/NAME (for files: the file's name).
-    /// ":4k" gives it logical blocks of 4096 bytes instead of 512; a last ":/DIR" mounts its file
-    /// system there
-    #[arg(long, value_name = "NAME:SIZE[:4k]|file:PATH[:ro][:4k]")]
+    /// ":4k" gives it logical blocks of 4096 bytes instead of 512; a last ":/DIR" mounts its ext4
+    /// there, which a scratch volume gets for it
+    #[arg(long, value_name = "NAME:SIZE[:4k][:/DIR]|file:PATH[:ro][:4k][:/DIR]")]
     pub volume: Vec<VolumeArg>,
     /// Label, key=value
     #[arg(short, long, value_name = "KEY=VALUE")]

@@ -124,7 +124,7 @@ fn peer(name: &str, cpus: &Cpus) -> (Option<Box<dyn PacketSubject>>, &'static st
     match name {
         "memif" => (
             Memif::find(cpus).map(boxed),
-            "DPDK's testpmd (Debian: apt install dpdk) and two processors",
+            "DPDK's testpmd (Debian 12: apt install dpdk-dev) and two processors",
         ),
         "ovs-dpdk" => (
             OvsDpdk::find(cpus).map(boxed),
