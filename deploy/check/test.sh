@@ -45,6 +45,9 @@ reasons() {
     done
 }
 
+# Tests that load the library into a program find it.
+SLIPWAY_LIBRARY=$(dirname "$SLIPWAY")/libslipway.so
+export SLIPWAY_LIBRARY
 # Output of passed tests is kept too, since that is where they say that they were skipped; what panics
 # in a test that passes was meant to.
 part units '^ +Running|^test result|^error|FAILED' \

@@ -3,10 +3,10 @@
 
 #[path = "../../../host/socket/tests/engine/mod.rs"]
 mod engine;
+mod library;
 
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,20 +16,13 @@ const NUMBERS: usize = 8;
 /// The number of listeners that are opened and closed.
 const TURNS: usize = 20_000;
 
-/// Returns the path of the library, which lies beside the tests or in the folder above.
-fn library() -> Option<PathBuf> {
-    let test = std::env::current_exe().unwrap();
-    let mut folders = test.ancestors().skip(1).take(2);
-    folders.find_map(|folder| Some(folder.join("libslipway.so")).filter(|path| path.exists()))
-}
-
 #[test]
 fn a_set_may_change_while_it_is_polled() {
     const TEST: &str = "a_set_may_change_while_it_is_polled";
     if std::env::var_os(ROLE).is_some() {
         return program();
     }
-    let Some(library) = library() else {
+    let Some(library) = library::library() else {
         return println!("SKIPPED: {TEST}: needs libslipway.so");
     };
     let directory = tempfile::tempdir().unwrap();

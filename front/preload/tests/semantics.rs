@@ -4,21 +4,15 @@
 
 #[path = "../../../host/socket/tests/engine/mod.rs"]
 mod engine;
+mod library;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-
-/// Returns the path of the library, which lies beside the tests or in the folder above.
-fn library() -> Option<PathBuf> {
-    let test = std::env::current_exe().unwrap();
-    let mut folders = test.ancestors().skip(1).take(2);
-    folders.find_map(|folder| Some(folder.join("libslipway.so")).filter(|path| path.exists()))
-}
 
 #[test]
 fn sockets_behave_as_the_kernels_do() {
     let is_there = Command::new("python3").arg("--version").output().is_ok();
-    let (true, Some(library)) = (is_there, library()) else {
+    let (true, Some(library)) = (is_there, library::library()) else {
         eprintln!("SKIPPED: sockets_behave_as_the_kernels_do: needs python3 and libslipway.so");
         return;
     };
