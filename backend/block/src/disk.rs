@@ -56,9 +56,9 @@ pub struct Request {
     pub lba: u64,
     /// Number of logical blocks.
     pub blocks: u32,
-    /// The data's spans in order, lent until the completion. Their sum is exactly `blocks *
-    /// block_size` bytes for reads and writes; there are none otherwise. A span may begin and end
-    /// anywhere, also within a block.
+    /// The data's spans in order, lent until the completion. Together they have exactly
+    /// `blocks * block_size` bytes for reads and writes; there are none otherwise. A span may begin
+    /// and end anywhere, also within a block.
     pub spans: Vec<Span>,
     /// Force unit access: a write is on stable storage before it completes.
     pub durable: bool,

@@ -1,4 +1,5 @@
-//! What ports without traffic cost: a switch on a reactor, its memory ports, and the process' CPU time.
+//! Measures the cost of ports without traffic: a switch on a reactor, its memory ports, and the
+//! process's CPU time.
 //!
 //!     cargo run --release -p slipway-switch --example idle -- [PORTS [SECONDS]]
 #![allow(clippy::unwrap_used)] // a program to measure with
@@ -40,7 +41,7 @@ fn main() {
     if count < 2 {
         return;
     }
-    // The first frame after that finds its way.
+    // The first frame after the silence arrives.
     let mut frame = [0; 60];
     frame[..6].copy_from_slice(&Mac::local(1).0);
     frame[6..12].copy_from_slice(&Mac::local(0).0);

@@ -1,6 +1,8 @@
-//! Port to port: a source and the switch on one processor, the sink on another, over memory ports.
+//! Measures port to port: a source and the switch on one processor, the sink on another, over
+//! memory ports.
 //!
-//!     cargo run --release -p slipway-switch --example ports -- [BYTES [PORTS [SECONDS [BURST [SLOTS [ROW [PAYLOAD]]]]]]]
+//!     cargo run --release -p slipway-switch --example ports -- \
+//!         [BYTES [PORTS [SECONDS [BURST [SLOTS [ROW [PAYLOAD]]]]]]]
 #![allow(clippy::unwrap_used)] // a program to measure with
 
 use std::sync::Arc;
@@ -21,7 +23,7 @@ fn pin(cpu: usize) {
     rustix::thread::sched_setaffinity(None, &set).unwrap();
 }
 
-/// Attaches a port with the address `number`; gives the program's side.
+/// Attaches a port with the address `number`; returns the program's side.
 fn attach(switch: &mut Switch, number: u64, geometry: Geometry) -> (Consumer, Producer) {
     let link = Link::new(geometry).unwrap();
     let port = MemoryPort::new(&link, Tell::new().unwrap(), Abilities::NONE);
@@ -63,9 +65,9 @@ fn main() {
         })
     };
     pin(0);
-    // Frames to one port that follow each other.
+    // The number of consecutive frames to one port.
     let run = argument(6, 1);
-    // Slots are filled once: the source's own work is a descriptor.
+    // Slots are filled once: the source's own work is only a descriptor.
     let frames: Vec<_> = (1..ports as u64).map(|to| frame(0, to, bytes)).collect();
     for slot in 0..slots as usize {
         source.memory().write(source.place(slot), &frames[slot / run % frames.len()]).unwrap();
@@ -108,7 +110,7 @@ fn main() {
     println!("sent {sent}, out {} {:?}", stats.frames_out, stats.causes_out().collect::<Vec<_>>());
 }
 
-/// A link without a switch.
+/// Measures a link without a switch.
 fn direct(bytes: usize, slots: u32, burst: usize) {
     let link = Link::new(Geometry { slots, payload: 2048 }).unwrap();
     let (_, mut output) = link.server();

@@ -37,7 +37,7 @@ pub struct Offload {
     pub segmentation: Segmentation,
     /// Bytes of payload in each piece; meaningless if the frame is not cut.
     pub segment: u16,
-    /// The sender uses ECN, so CWR is for the first piece only.
+    /// The frame has virtio's ECN flag: CWR is for the first piece only.
     pub ecn: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The second pass: a burst's frames sorted by the ports that they go to, as linked lists in arrays
-//! (VALE's way: a list per destination, in the order in which the frames came).
+//! The second pass: a burst's frames sorted by destination port, as linked lists in arrays (as VALE
+//! has them: a list per destination, in the order in which the frames came).
 
 use crate::PortIndex;
 use crate::burst::Pick;
@@ -10,16 +10,16 @@ const END: u32 = u32::MAX;
 struct List {
     first: u32,
     last: u32,
-    /// Meaningless when it is empty.
+    /// Meaningless if the list is empty.
     len: u32,
 }
 
 /// Lists of picks by port.
 pub(crate) struct Fan {
     lists: Vec<List>,
-    /// A pick and the next one of its list.
+    /// The picks, each with the index of the next one of its list.
     nodes: Vec<(Pick, u32)>,
-    /// Ports whose lists are not empty, in the order of their first frames.
+    /// The ports with a list that is not empty, in the order of their first frames.
     ports: Vec<PortIndex>,
 }
 
@@ -28,7 +28,7 @@ impl Fan {
         Self { lists: Vec::new(), nodes: Vec::new(), ports: Vec::new() }
     }
 
-    /// Makes room for ports up to number `ports`.
+    /// Makes room for ports with numbers below `ports`.
     pub fn grow(&mut self, ports: usize) {
         let empty = List { first: END, last: END, len: 0 };
         self.lists.resize(self.lists.len().max(ports), empty);
@@ -51,25 +51,26 @@ impl Fan {
         list.len += 1;
     }
 
-    /// How many ports have any.
+    /// Returns the number of ports with a list.
     pub fn len(&self) -> usize {
         self.ports.len()
     }
 
-    /// Number `at` of the ports that have any.
+    /// Returns port `at` of those with a list.
     #[inline]
     pub fn port(&self, at: usize) -> PortIndex {
         self.ports[at]
     }
 
-    /// Number `at` of the ports that have any, before it is gathered, and how long its list is.
+    /// Returns port `at` of those with a list, which is not gathered yet, and the length of its
+    /// list.
     #[inline]
     pub fn next(&self, at: usize) -> (PortIndex, usize) {
         let port = self.ports[at];
         (port, self.lists[usize::from(port)].len as usize)
     }
 
-    /// Fills `picks` with a port's list, and gives the port: number `at` of those that have any.
+    /// Fills `picks` with the list of port `at` of those with a list, and returns the port.
     #[inline]
     pub fn gather(&mut self, at: usize, picks: &mut Vec<Pick>) -> PortIndex {
         let port = self.ports[at];
@@ -85,7 +86,7 @@ impl Fan {
         port
     }
 
-    /// Forgets the nodes; every list has been gathered.
+    /// Removes all picks; every list must have been gathered.
     pub fn clear(&mut self) {
         self.nodes.clear();
         self.ports.clear();

@@ -11,7 +11,7 @@ use crate::{
     PortConfig, Switch, VlanMode, Vlans,
 };
 
-/// A port that gives the frames of the input, whatever they say of themselves.
+/// A port that sends the frames of the input, whatever they claim.
 struct Script {
     memory: Span,
     frames: Vec<(usize, usize, Offload)>,
@@ -29,7 +29,8 @@ impl Port for Script {
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let count = self.frames.len().min(limit).min(burst.room());
         for (at, len, offload) in self.frames.drain(..count) {
-            // Memory of our own is there. Two pieces, so that a head may be made of both.
+            // Reading memory of this process cannot fail. Two pieces, so that a head may have parts
+            // of both.
             let half = len / 2;
             let mut frame = burst.begin();
             let _ = frame.append(&self.memory, at, half);
@@ -50,7 +51,7 @@ impl Port for Script {
     }
 }
 
-/// What nobody may send: the port's rules are `strict`, its peer is whatever `data` is.
+/// Returns settings for the port whose peer is the input; `strict` ones check addresses.
 fn config(strict: bool) -> PortConfig {
     let mut allowed = Vlans::none();
     allowed.insert(5);
@@ -81,7 +82,7 @@ fn switch(port: Box<dyn Port>, strict: bool) -> Switch {
     switch
 }
 
-/// Takes frames as they go over a wire, and looks at each byte of them.
+/// A port that takes frames as they go over a wire, and reads each byte of them.
 struct Wire(Abilities);
 
 impl Port for Wire {
@@ -123,11 +124,11 @@ impl Port for Wire {
     }
 }
 
-/// Frames as `data` has them, each with a header of ten bytes as virtio's and a length, through a switch
+/// Sends frames from `data`, each with a virtio header of ten bytes and a length, through a switch
 /// to ports that can take little.
 ///
 /// # Panics
-/// When a port gets what it cannot take: that is the finding.
+/// If a port gets a frame that it cannot take, which is the finding.
 pub fn frames(data: &[u8]) {
     let Some((&flags, mut rest)) = data.split_first() else { return };
     let memory = Span::heap(data.len() + 8);
@@ -148,11 +149,11 @@ pub fn frames(data: &[u8]) {
     }
 }
 
-/// A link whose other side is `data`: what it says to have it, what it stores, and how far it moves its
+/// Runs a link whose peer does what `data` says: its messages, its stores, and the moves of its
 /// counters.
 ///
 /// # Panics
-/// When a message is understood that nobody would write so: that is the finding.
+/// If a message decodes that no encoder writes so, which is the finding.
 pub fn link(data: &[u8]) {
     let hello = slipway_ring::Hello::decode(data);
     assert!(hello.is_err() || hello.is_ok_and(|hello| hello.encode() == data));

@@ -23,7 +23,6 @@
 //!
 //! Dependencies: `rustix` for eventfds; `libc` for the ioctls of TAP interfaces and packet sockets,
 //! which `rustix` lacks; `thiserror` for [`BadConfig`].
-//! `rustix` has not, `thiserror` for [`BadConfig`].
 #![allow(unsafe_code)] // requests of TAP interfaces, and vectored writes of pinned memory
 
 mod burst;

@@ -81,7 +81,7 @@ pub enum Link {
 
 /// Settings of a port. `vlans` and `max_frame` come first, since every frame to the port needs
 /// them.
-#[repr(C)] // what every frame to it needs first
+#[repr(C)] // keeps the order of the fields
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortConfig {
     /// The port's VLANs.
@@ -95,7 +95,7 @@ pub struct PortConfig {
     /// neighbour advertisements, too) if any are assigned.
     pub spoof_check: bool,
     /// The port is trusted: it gets frames for unknown stations although it has an address of its
-    /// own, and may send router advertisements.
+    /// own, and may send router advertisements and redirects.
     pub trust: bool,
     /// The assigned address. No other port has it in this port's access or native VLAN, and frames
     /// for it come here without learning.

@@ -1,43 +1,43 @@
-//! What passed a port, and what did not.
+//! Counters of a port: the frames that passed, and those that were dropped, by cause.
 
 use crate::Delivered;
 
-/// Why a frame was dropped.
+/// The cause for which a frame was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Drop {
-    /// Shorter than an Ethernet header.
+    /// The frame is shorter than an Ethernet header.
     Short,
-    /// Its source is a group or all zeros.
+    /// The source address is a group's or all zeros.
     BadSource,
-    /// Its source is not the port's address.
+    /// The source address is not the port's.
     SpoofedMac,
-    /// It claims an IP address that is not the port's.
+    /// The frame claims an IP address that is not the port's.
     SpoofedAddress,
-    /// A VLAN that the port is not in.
+    /// The port is not in the frame's VLAN.
     Vlan,
-    /// For a bridge's own protocols (802.1Q, table 8-1).
+    /// The destination is reserved for bridges' own protocols (802.1Q, table 8-1).
     Reserved,
-    /// Nobody else is there to have it.
+    /// No other port is a destination.
     Nobody,
     /// The destination has no room.
     Full,
-    /// The destination cannot take it: too long, or its memory was gone.
+    /// The destination cannot take the frame: it is too long, or the memory is gone.
     Refused,
-    /// Its link is down.
+    /// The port's link is down.
     Down,
-    /// The peer's descriptors were wrong.
+    /// The peer's descriptors were invalid.
     Malformed,
-    /// Its checksum was to be put where no checksum is.
+    /// The frame's offload is impossible, or its checksum would change addresses.
     BadOffload,
-    /// An impairment lost it.
+    /// An impairment lost the frame.
     Loss,
     /// The queue of an impairment had no room.
     Queue,
 }
 
 impl Drop {
-    /// Every cause, with the name that it is reported under.
+    /// Every cause, with its name in reports.
     pub const ALL: [(Self, &'static str); 14] = [
         (Self::Short, "short"),
         (Self::BadSource, "bad-source"),
@@ -57,30 +57,32 @@ impl Drop {
 }
 
 /// Counters of a port since it was attached. *In* is from its peer, *out* to its peer.
-#[repr(C)] // those of every frame first, in one line
+#[repr(C)] // the counters of every frame are first, in one cache line
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct PortStats {
     /// Frames taken from the peer, those dropped included.
     pub frames_in: u64,
-    /// Their bytes, tags included.
+    /// Bytes of those frames, tags included.
     pub bytes_in: u64,
-    /// Frames given to the peer.
+    /// Frames delivered to the peer.
     pub frames_out: u64,
-    /// Their bytes.
+    /// Bytes of those frames.
     pub bytes_out: u64,
-    /// Frames from the peer that went nowhere, by cause.
+    /// Frames from the peer that reached no other port, by cause.
     pub dropped_in: [u64; Drop::ALL.len()],
-    /// Frames for the peer that it did not get, by cause.
+    /// Frames for the peer that were not delivered, by cause.
     pub dropped_out: [u64; Drop::ALL.len()],
 }
 
 impl PortStats {
-    /// Counters that are not zero, with the causes' names: dropped on the way in.
+    /// Returns the counters that are not zero of frames dropped on the way in, with the causes'
+    /// names.
     pub fn causes_in(&self) -> impl Iterator<Item = (&'static str, u64)> {
         causes(&self.dropped_in)
     }
 
-    /// As [`PortStats::causes_in`], on the way out.
+    /// Returns the counters that are not zero of frames dropped on the way out, with the causes'
+    /// names.
     pub fn causes_out(&self) -> impl Iterator<Item = (&'static str, u64)> {
         causes(&self.dropped_out)
     }
@@ -90,7 +92,7 @@ impl PortStats {
         self.dropped_in[cause as usize] += 1;
     }
 
-    /// Counts a whole burst as dropped; 0 frames of it are left.
+    /// Counts a whole burst as dropped. Returns 0, the number of frames that are left.
     pub(crate) fn drop_all_in(&mut self, cause: Drop, count: usize) -> usize {
         self.dropped_in[cause as usize] += count as u64;
         0
@@ -100,21 +102,22 @@ impl PortStats {
     pub(crate) fn count_out(&mut self, delivered: &Delivered) {
         self.frames_out += u64::from(delivered.frames);
         self.bytes_out += delivered.bytes;
-        // The usual case touches no other line.
+        // Without drops, no other cache line is touched.
         if delivered.full | delivered.refused != 0 {
             self.drop_out(Drop::Full, delivered.full.into());
             self.drop_out(Drop::Refused, delivered.refused.into());
         }
     }
 
-    /// Counts frames that were lost between the peer and the switch; the counters given are reset.
+    /// Counts frames that were lost between the peer and the switch, and resets the counters
+    /// passed.
     pub(crate) fn lose_in(&mut self, cause: Drop, frames: &mut u64, bytes: &mut u64) {
         self.dropped_in[cause as usize] += *frames;
         self.frames_in += std::mem::take(frames);
         self.bytes_in += std::mem::take(bytes);
     }
 
-    /// Adds what another counted on the way out.
+    /// Adds another port's outward counters.
     pub(crate) fn add_out(&mut self, other: &Self) {
         self.frames_out += other.frames_out;
         self.bytes_out += other.bytes_out;

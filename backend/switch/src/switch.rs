@@ -25,7 +25,8 @@ pub type PortIndex = u16;
 
 /// The number of frames by which a destination's settings are prefetched ahead.
 const SETTINGS_AHEAD: usize = 16;
-/// The number of deliveries by which a destination's port is prefetched ahead.
+/// The number of deliveries by which a destination's port is prefetched ahead, and with [`AHEAD`]
+/// the memory that the port writes.
 const PORT_AHEAD: usize = 16;
 const AHEAD: usize = 8;
 

@@ -1,9 +1,9 @@
-//! The learning table: which port a station was seen behind.
+//! The learning table: the port behind which each station was seen.
 //!
-//! Sets of four entries, a cache line each: a look costs one line, whatever the table holds. A full set
-//! forgets the station that was silent for longest. The hash has a secret of its own, so that a guest
-//! cannot choose addresses that meet in one set; and each port has a share, so that one guest cannot
-//! make the switch forget the others' stations.
+//! The table has sets of four entries, a cache line each: a lookup costs one line, whatever the
+//! table holds. A full set forgets the station that was silent for longest. The hash has a secret,
+//! so that a guest cannot choose addresses that fall into one set. Each port has a limit, so that
+//! one guest cannot make the switch forget other guests' stations.
 
 use crate::lookup::{Key, Lookup, Station, Target};
 use crate::{MAX_PORTS, PortIndex};
@@ -11,9 +11,9 @@ use crate::{MAX_PORTS, PortIndex};
 /// Settings of a [`Learning`] table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LearningOptions {
-    /// Stations that it holds, rounded up to a power of two; 4 to 2^20.
+    /// The number of stations that the table holds, rounded up to a power of two; 4 to 2^20.
     pub stations: usize,
-    /// Most stations learned behind one port.
+    /// The largest number of stations learned behind one port.
     pub per_port: u32,
     /// Seconds of silence after which a station is forgotten.
     pub age: u32,
@@ -31,7 +31,7 @@ struct Entry {
     station: Station,
     port: PortIndex,
     fixed: bool,
-    /// Second in which it was seen last.
+    /// The second in which the station was last seen.
     seen: u32,
 }
 
@@ -42,19 +42,19 @@ const MOST_STATIONS: usize = 1 << 20;
 #[repr(align(64))]
 struct Set([Entry; WAYS]);
 
-/// A table that learns from the frames that it forwards.
+/// A lookup that learns stations from the frames that it forwards.
 pub struct Learning {
     sets: Box<[Set]>,
     secret: u64,
     options: LearningOptions,
-    /// Stations learned, by port.
+    /// The number of stations learned, by port.
     learned: Box<[u32]>,
-    /// When forgotten stations were looked for last.
+    /// The second of the last removal of old stations.
     swept: u32,
 }
 
 impl Learning {
-    /// An empty table. `secret` is a random number that no guest knows.
+    /// Creates an empty table. `secret` must be a random number that no guest knows.
     pub fn new(options: LearningOptions, secret: u64) -> Self {
         let stations = options.stations.clamp(WAYS, MOST_STATIONS).next_power_of_two();
         Self {
@@ -68,7 +68,7 @@ impl Learning {
 
     #[inline]
     fn set(&self, station: Station) -> usize {
-        // Multiplicative: every bit of the station is in the upper half of the product.
+        // Every bit of the station affects the upper half of the product.
         let mixed = (station.0 ^ self.secret >> 7).wrapping_mul(self.secret);
         ((mixed ^ mixed >> 29) >> 20) as usize & (self.sets.len() - 1)
     }
@@ -117,7 +117,8 @@ impl Learning {
         self.learned[usize::from(port)] += 1;
     }
 
-    /// Puts a fixed entry in the place of one that is not. False: its set has fixed ones only.
+    /// Puts a fixed entry in the place of one that is not fixed. Returns `false` if its set has
+    /// only fixed entries.
     fn put(&mut self, new: Entry) -> bool {
         let at = self.set(new.station);
         let free = self.sets[at].0.iter_mut().filter(|entry| !entry.fixed);
@@ -131,8 +132,8 @@ impl Learning {
         true
     }
 
-    /// Doubles the table until all fixed stations have a place; what was learned is learned again.
-    /// False: it is as large as it may be.
+    /// Doubles the table until all fixed stations fit; other stations are learned again. Returns
+    /// `false` if the table has its largest size.
     fn grow(&mut self) -> bool {
         let entries = self.sets.iter().flat_map(|set| set.0);
         let fixed: Vec<Entry> = entries.filter(|entry| entry.fixed).collect();
@@ -148,7 +149,7 @@ impl Learning {
         false
     }
 
-    /// Empties the entries that `gone` names.
+    /// Empties the entries for which `gone` returns `true`.
     fn forget(&mut self, gone: impl Fn(&Entry) -> bool) {
         for entry in self.sets.iter_mut().flat_map(|set| &mut set.0) {
             if entry.station != Station::NONE && gone(entry) {
@@ -214,8 +215,8 @@ impl Lookup for Learning {
     }
 }
 
-/// Spreads a number over all 64 bits (the finaliser of splitmix64): a multiplier with few of them would
-/// put many stations into one set.
+/// Spreads a number over all 64 bits (the finaliser of splitmix64): a multiplier with few bits set
+/// would put many stations into one set.
 fn spread(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,14 +1,15 @@
-//! A switch on a reactor: when its ports have their turns, and when it sleeps.
+//! A switch on a reactor: when its ports have their turns, and when the task sleeps.
 //!
-//! A port is *awake*, which means that it has turns, or *armed*: it tells when there is something. A port
-//! that has found nothing for as long as the reactor polls before it sleeps is armed, each for itself,
-//! so a thousand silent ports cost their neighbour nothing. When no port is awake the task is idle.
+//! A port is *awake*, that is, it has turns, or *armed*, that is, it wakes the switch when frames
+//! come. A port that has found nothing for the reactor's poll budget is armed on its own, so a
+//! thousand silent ports cost a busy one nothing. When no port is awake the task is idle.
 //!
 //! # No wake-up is lost
-//! [`Port::arm`] looks once more after it has asked to be told, and a port in which it found something
-//! stays awake. What comes after that is told: by the port's descriptor, which epoll reports for as long
-//! as it is readable, or through its [`Waker`], whose message stays in the inbox until the task has read
-//! it; the inbox is emptied at the beginning of every step, and whoever posts to it wakes the task after.
+//! [`Port::arm`] looks once more after it has asked for a wake-up, and a port in which it found
+//! something stays awake. Later frames are announced by the port's descriptor, which epoll reports
+//! as long as it is readable, or through its [`Waker`], whose message stays in the inbox until the
+//! task has read it. The inbox is emptied at the beginning of every step, and a thread that posts
+//! to it wakes the task afterwards.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,11 +21,11 @@ use slipway_reactor::{Context, Interest, Step, Stopped, Task, TaskId};
 use crate::switch::Turn;
 use crate::{BURST, BadConfig, Port, PortConfig, PortIndex, Switch};
 
-/// Turns of ports in one step of the task: its neighbours on the reactor wait meanwhile.
+/// Turns of ports in one step of the task; other tasks of the reactor wait meanwhile.
 const TURNS: usize = 4;
-/// Frames of a turn while neighbours wait who have little to do.
+/// The largest number of frames in a turn while other tasks share the reactor.
 const SHORT: usize = 16;
-/// Time between two looks for stations that were silent for long.
+/// The time between two removals of stations that were silent for long.
 const AGEING: Duration = Duration::from_secs(30);
 
 type Job = Box<dyn FnOnce(&mut Owner<'_, '_>) + Send>;
@@ -37,7 +38,7 @@ enum Message {
 
 #[derive(Default)]
 struct Inbox {
-    /// Whether messages wait. Written under the lock only.
+    /// Messages wait. Written under the lock only.
     waiting: AtomicBool,
     post: Mutex<Post>,
 }
@@ -50,7 +51,7 @@ struct Post {
 
 impl Inbox {
     fn lock(&self) -> MutexGuard<'_, Post> {
-        // The vector is changed in single calls: a panic leaves it whole.
+        // The vector is changed in single calls, so a panic leaves it whole.
         self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -71,7 +72,8 @@ impl Inbox {
     }
 }
 
-/// How other threads reach a switch. Cheap to clone; outlives it harmlessly.
+/// A handle by which other threads reach a switch. Cheap to clone; harmless after the switch has
+/// ended.
 #[derive(Clone)]
 pub struct Handle {
     inbox: Arc<Inbox>,
@@ -80,11 +82,11 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Has the switch's thread run `job` soon. Jobs run in the order in which they were given; they are
-    /// short and wait for nothing. An answer goes wherever the job sends it.
+    /// Makes the switch's thread run `job` soon. Jobs run in the order in which they were posted,
+    /// and must be short and not wait. A job sends any answer itself.
     ///
     /// # Errors
-    /// [`Stopped`]: the switch is gone, and so is the job.
+    /// [`Stopped`] if the switch has ended; the job is dropped.
     pub fn run(
         &self,
         job: impl FnOnce(&mut Owner<'_, '_>) + Send + 'static,
@@ -92,10 +94,10 @@ impl Handle {
         self.post(Message::Job(Box::new(job)))
     }
 
-    /// Runs `job` as [`Handle::run`] does and waits for what it returns.
+    /// Runs `job` as [`Handle::run`] does, waits for it, and returns its result.
     ///
     /// # Errors
-    /// [`Stopped`].
+    /// [`Stopped`] if the switch has ended, or ends before it runs the job.
     pub fn call<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Owner<'_, '_>) -> R + Send + 'static,
@@ -107,7 +109,7 @@ impl Handle {
 
     /// Ends the switch and drops its ports.
     pub fn stop(&self) {
-        // A switch that is gone has ended.
+        // If this fails, the switch has ended already.
         let _ = self.post(Message::Stop);
     }
 
@@ -117,7 +119,7 @@ impl Handle {
     }
 }
 
-/// Tells the switch that one of its ports has something; see [`Port::attached`]. Any thread may.
+/// Wakes a switch for one of its ports; see [`Port::attached`]. Any thread may use it.
 #[derive(Clone)]
 pub struct Waker {
     handle: Handle,
@@ -125,22 +127,23 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// The port gets a turn.
+    /// Gives the port a turn.
     pub fn wake(&self) {
-        // A switch that is gone needs no telling.
+        // A switch that has ended needs no wake-up.
         let _ = self.handle.post(Message::Wake(self.port));
     }
 }
 
-/// The switch as a job sees it, and what its task has to know of its ports.
+/// The switch as a job sees it, together with its task's state of the ports.
 pub struct Owner<'a, 'c> {
     running: &'a mut Running,
     context: &'a mut Context<'c>,
 }
 
 impl Owner<'_, '_> {
-    /// The switch. Ports come, go and change through [`Owner::attach`], [`Owner::detach`] and
-    /// [`Owner::configure`], so that the task knows of them.
+    /// Returns the switch. Ports must be attached, detached and configured through
+    /// [`Owner::attach`], [`Owner::detach`] and [`Owner::configure`], so that the task learns of
+    /// it.
     pub fn switch(&mut self) -> &mut Switch {
         &mut self.running.switch
     }
@@ -148,7 +151,7 @@ impl Owner<'_, '_> {
     /// Attaches a port.
     ///
     /// # Errors
-    /// [`BadConfig`]. The port is dropped.
+    /// [`BadConfig`]; the port is dropped.
     pub fn attach(
         &mut self,
         port: Box<dyn Port>,
@@ -159,10 +162,10 @@ impl Owner<'_, '_> {
         Ok(index)
     }
 
-    /// Puts another port in a port's place, as [`Switch::replace`] does. Gives the former one.
+    /// Replaces a port, as [`Switch::replace`] does. Returns the former port.
     ///
     /// # Errors
-    /// [`BadConfig::NoSuchPort`]. The new port is dropped.
+    /// [`BadConfig::NoSuchPort`]; the new port is dropped.
     pub fn replace(
         &mut self,
         index: PortIndex,
@@ -174,10 +177,10 @@ impl Owner<'_, '_> {
         Ok(former)
     }
 
-    /// Changes a port's settings. One that its former rate held back sends at once.
+    /// Changes a port's settings. A port that its former rate held back may send at once.
     ///
     /// # Errors
-    /// [`BadConfig`]; it then has its former ones.
+    /// [`BadConfig`]; the port then keeps its former settings.
     pub fn configure(&mut self, index: PortIndex, config: PortConfig) -> Result<(), BadConfig> {
         self.running.switch.configure(index, config)?;
         let now = self.context.now();
@@ -189,7 +192,7 @@ impl Owner<'_, '_> {
     /// Detaches a port.
     ///
     /// # Errors
-    /// [`BadConfig::NoSuchPort`].
+    /// [`BadConfig::NoSuchPort`] if there is no such port.
     pub fn detach(&mut self, index: PortIndex) -> Result<Box<dyn Port>, BadConfig> {
         let port = self.running.switch.detach(index)?;
         self.forget(index);
@@ -204,15 +207,15 @@ impl Owner<'_, '_> {
     }
 }
 
-/// What the task knows of a port.
+/// The task's state of a port.
 #[derive(Clone, Copy, Default)]
 struct Place {
     awake: bool,
-    /// It has a descriptor that is watched.
+    /// The port's descriptor is watched.
     watched: bool,
-    /// Its rate does not let it send at present.
+    /// The port's rate does not let it send at present.
     held: bool,
-    /// When it had frames last.
+    /// The time at which the port last had frames.
     last: Option<Instant>,
 }
 
@@ -220,27 +223,27 @@ struct Running {
     switch: Switch,
     places: Vec<Place>,
     awake: VecDeque<PortIndex>,
-    /// Ports that may not send before a time.
+    /// The ports that may not send yet, each with the time from which it may.
     held: Vec<(Instant, PortIndex)>,
     handle: Handle,
-    /// The switch's clock begins here.
+    /// The origin of the switch's clock.
     begin: Instant,
     aged: Instant,
 }
 
 /// A switch as a task of a reactor.
 struct SwitchTask {
-    /// Until the first step.
+    /// The switch until the first step.
     fresh: Option<Switch>,
     running: Option<Running>,
     inbox: Arc<Inbox>,
     reactor: slipway_reactor::Handle,
 }
 
-/// Gives `switch` to a reactor; it stays there until [`Handle::stop`], or until the reactor ends.
+/// Gives `switch` to a reactor, where it stays until [`Handle::stop`] or the reactor's end.
 ///
 /// # Errors
-/// [`Stopped`]: the reactor has ended.
+/// [`Stopped`] if the reactor has ended.
 pub fn spawn(reactor: &slipway_reactor::Handle, switch: Switch) -> Result<Handle, Stopped> {
     let inbox = Arc::new(Inbox::default());
     let task = SwitchTask {
@@ -256,7 +259,7 @@ pub fn spawn(reactor: &slipway_reactor::Handle, switch: Switch) -> Result<Handle
 impl Task for SwitchTask {
     fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
         if let Some(running) = &mut self.running {
-            // It slept in a step and has a thread of its own now.
+            // The task slept in a step and now has a thread of its own.
             running.watch_again(context);
             return Ok(());
         }
@@ -282,9 +285,9 @@ impl Drop for SwitchTask {
             post.closed = true;
             std::mem::take(&mut post.messages)
         };
-        // Who waits for an answer finds no port any more.
+        // Drop the ports first: a caller whose wait ends must not find any port left.
         (self.fresh, self.running) = (None, None);
-        // Outside the lock: whoever waits for an answer may post again.
+        // Drop the messages outside the lock: a caller whose wait ends may post again.
         drop(messages);
     }
 }
@@ -295,7 +298,7 @@ impl Running {
         Self { switch, places, awake, held, handle, begin: now, aged: now }
     }
 
-    /// False: the switch is to end.
+    /// Handles messages. Returns `false` if the switch is to end.
     fn read(&mut self, messages: Vec<Message>, context: &mut Context<'_>) -> bool {
         for message in messages {
             match message {
@@ -307,7 +310,7 @@ impl Running {
         true
     }
 
-    /// A port is new: it learns how to wake the switch, and has its first turn.
+    /// Begins with a new port: passes it a waker, and gives it its first turn.
     fn begin(&mut self, index: PortIndex, context: &mut Context<'_>) {
         let places = self.places.len().max(usize::from(index) + 1);
         self.places.resize(places, Place::default());
@@ -320,7 +323,7 @@ impl Running {
         self.wake(index);
     }
 
-    /// Watches all ports' descriptors anew, and has each port have a turn.
+    /// Watches all ports' descriptors again, and gives each port a turn.
     fn watch_again(&mut self, context: &mut Context<'_>) {
         for at in 0..self.places.len() {
             let index = at as PortIndex;
@@ -347,7 +350,7 @@ impl Running {
     fn step(&mut self, context: &mut Context<'_>) -> Step {
         let now = context.now();
         for event in context.events() {
-            // Tokens are ports' numbers.
+            // An event's token is the port's number.
             self.wake(event.token as PortIndex);
         }
         self.resume(now, context);
@@ -374,7 +377,7 @@ impl Running {
         }
     }
 
-    /// A port found nothing: it stays awake for a while, or is armed.
+    /// Keeps a port that found nothing awake for a while, then arms it.
     fn rest(&mut self, index: PortIndex, context: &mut Context<'_>) {
         self.forget_descriptor(index, context);
         let place = &mut self.places[usize::from(index)];
@@ -386,7 +389,7 @@ impl Running {
         }
     }
 
-    /// A port that has no descriptor any more is not woken by it.
+    /// Stops watching a port that has no descriptor any more.
     fn forget_descriptor(&mut self, index: PortIndex, context: &mut Context<'_>) {
         let place = &mut self.places[usize::from(index)];
         if place.watched
@@ -397,7 +400,7 @@ impl Running {
         }
     }
 
-    /// A port may not send before `until`: until then its descriptor is nobody's business.
+    /// Holds a port that may not send before `until`; its descriptor is not watched meanwhile.
     fn hold(&mut self, index: PortIndex, until: Instant, context: &mut Context<'_>) {
         let place = &mut self.places[usize::from(index)];
         (place.awake, place.held) = (false, true);
@@ -407,7 +410,7 @@ impl Running {
         }
     }
 
-    /// Has ports do what they do by time; those that have frames from their peers are woken.
+    /// Does the ports' timed work that is due, and wakes ports that have frames from their peers.
     fn expire(&mut self, now: Instant) {
         for at in 0..self.switch.timed().len() {
             let index = self.switch.timed()[at];
@@ -418,13 +421,14 @@ impl Running {
         }
     }
 
-    /// When a port does something by time. One that may not send has no frame from its peer before it may.
+    /// Returns the time of a port's next timed work. The frames from the peer of a held port do not
+    /// count.
     fn due(&mut self, index: PortIndex) -> Option<Instant> {
         let inward = !self.places.get(usize::from(index)).is_some_and(|place| place.held);
         self.switch.due(index, inward).map(|due| self.begin + due)
     }
 
-    /// When something is to be done that nobody wakes the switch for.
+    /// Returns the time of the next work that no wake-up announces.
     fn next(&mut self) -> Option<Instant> {
         let held = self.held.iter().map(|(until, _)| *until).min();
         let due = (0..self.switch.timed().len()).filter_map(|at| self.due(self.switch.timed()[at]));

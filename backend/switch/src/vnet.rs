@@ -1,5 +1,5 @@
-//! The header that virtio devices, TAP interfaces and packet sockets have in front of a frame (virtio
-//! 1.2, section 5.1.6; `struct virtio_net_hdr`), as an [`Offload`].
+//! The header that virtio devices, TAP interfaces and packet sockets have in front of a frame
+//! (virtio 1.2, section 5.1.6; `struct virtio_net_hdr`), as an [`Offload`].
 
 use crate::{Offload, Segmentation};
 
@@ -14,8 +14,8 @@ const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
 impl Offload {
-    /// What the header says. None: something that is not known here (old UDP fragmentation), or a frame
-    /// that is to be cut and has a checksum.
+    /// Reads a header. Returns `None` for a kind of segmentation that is not supported (old UDP
+    /// fragmentation), or for a frame that is to be cut but has no checksum or no segment length.
     pub fn from_header(header: &[u8; HEADER]) -> Option<Self> {
         let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         let checksum = (header[0] & NEEDS_CSUM != 0).then(|| (word(6), word(8)));
@@ -27,7 +27,7 @@ impl Offload {
             _ => return None,
         };
         let cut = segmentation != Segmentation::None;
-        // Section 5.1.6.2: a driver that wants it cut wants the checksum as well.
+        // Section 5.1.6.2: a driver that leaves segmentation also leaves the checksum.
         if cut && (checksum.is_none() || word(4) == 0) {
             return None;
         }
@@ -40,8 +40,8 @@ impl Offload {
         })
     }
 
-    /// The header that says it. `payload_at` is where the frame's payload begins, of a frame that is to
-    /// be cut: a hint.
+    /// Returns the header of this offload. `payload_at` is the offset of the payload of a frame
+    /// that is to be cut, a hint.
     pub fn to_header(self, payload_at: u16) -> [u8; HEADER] {
         let mut header = [0; HEADER];
         if let Some((start, offset)) = self.checksum {

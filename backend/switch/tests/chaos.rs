@@ -1,7 +1,8 @@
-//! Ports that come and go under traffic, and peers that rewrite their rings while they are read: nobody
-//! gets a frame that is not for him, from somebody whom it is not from.
+//! Ports that come and go under traffic, and peers that rewrite their rings while the switch reads
+//! them. No peer may get a frame that is not for it, or one with a sender's address that is not the
+//! sender's.
 //!
-//! `SLIPWAY_CHAOS_SECONDS` says for how long: a minute unless it is set.
+//! `SLIPWAY_CHAOS_SECONDS` sets the seconds to run: 60 by default.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use slipway_switch::{
     Abilities, BURST, Learning, LearningOptions, Mac, PortConfig, PortIndex, Switch, VlanMode,
 };
 
-/// Ports at a time; half of them in one VLAN, half in another.
+/// The number of ports at a time, half of them in one VLAN and half in another.
 const PORTS: u64 = 16;
 
-/// xorshift64*: good enough to be surprising, and the same in every run.
+/// xorshift64*, with the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -33,7 +34,7 @@ impl Random {
     }
 }
 
-/// A peer: what it receives is looked at by the test, what it sends is a thread's own doing.
+/// A peer: the test checks the frames that it receives, and a thread of its own sends.
 struct Peer {
     index: PortIndex,
     station: u64,
@@ -64,7 +65,7 @@ impl Peer {
         Self { index, station, input, stop, thread: Some(thread) }
     }
 
-    /// Looks at all that it received; how much that was.
+    /// Checks all frames that it received, and returns their number.
     fn check(&mut self) -> u64 {
         let there = self.input.available(32).unwrap();
         let mut begins = true;
@@ -87,7 +88,7 @@ impl Peer {
         let from = Mac(header[6..].try_into().unwrap());
         let own = Mac::local(self.station);
         assert!(to == own || to.is_group(), "{own} got a frame for {to}");
-        // Addresses are assigned and checked, so that of the sender is his.
+        // Addresses are assigned and checked, so the sender's address must be its own.
         let sender = from.to_bits() >> 8;
         assert_eq!(from, Mac::local(sender), "{own} got a frame from {from}, which nobody has");
         assert_eq!(
@@ -111,7 +112,7 @@ impl Peer {
     }
 }
 
-/// Sends frames, rewrites them and their descriptors at any time, and now and then more than that.
+/// Sends frames, rewrites them and their descriptors at any time, and sometimes breaks the ring.
 fn misbehave(link: &Link, station: u64, seed: u64, stop: &AtomicBool) {
     let mut random = Random(seed | 1);
     let (_, mut output) = link.peer();
@@ -137,7 +138,7 @@ fn misbehave(link: &Link, station: u64, seed: u64, stop: &AtomicBool) {
         }
         output.publish(free);
         sent += free as u64;
-        // Whatever of it the switch is reading just now.
+        // Rewrite frames that the switch may be reading now.
         for _ in 0..64 {
             let slot = random.below(32) as usize;
             let address = Mac::local(random.below(2 * PORTS)).0;
@@ -146,7 +147,7 @@ fn misbehave(link: &Link, station: u64, seed: u64, stop: &AtomicBool) {
             output.describe(slot, Descriptor(random.next() >> random.below(64)));
         }
         if sent > 20_000 && random.below(4000) == 0 {
-            // A counter that cannot be: its own link is lost by that, and nothing else.
+            // An impossible counter breaks the peer's own link, and nothing else.
             output.publish(1 << 20);
             return;
         }
@@ -180,7 +181,7 @@ fn nobody_gets_what_is_not_his() {
         }
         now = begin.elapsed();
         switch.age(now);
-        // One goes, and comes back with another number, to the same VLAN or the other one.
+        // One peer leaves, and a new one with another number comes, in either VLAN.
         let gone = peers.swap_remove(random.below(PORTS) as usize);
         gone.detach(&mut switch);
         let free = (0..2 * PORTS).filter(|one| peers.iter().all(|peer| peer.station != *one));

@@ -1,4 +1,5 @@
-//! Decorators of ports: each alone, together, and taken away again. Time is told; chance has a seed.
+//! Tests of decorators: each alone, together, and removed again. The tests set the time; random
+//! numbers have a seed.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)] // it has more than these tests use
@@ -15,7 +16,7 @@ use slipway_switch::{BURST, BadConfig, Link, PortConfig, PortIndex, Rate, Turn, 
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Two ports that know each other's addresses.
+/// Makes two ports with assigned addresses.
 fn pair() -> Rig {
     let mut rig = Rig::default();
     for number in 0..2 {
@@ -31,7 +32,8 @@ impl Rig {
         }
     }
 
-    /// What arrives at a port in `count` turns, one each millisecond.
+    /// Returns the turn, of `count` turns one millisecond apart, in which each frame arrives at a
+    /// port.
     fn arrivals(&mut self, port: usize, count: u32) -> Vec<u32> {
         let mut arrivals = Vec::new();
         for at in 0..count {
@@ -75,7 +77,7 @@ fn loss_takes_its_fraction_and_counts_it() {
             rig.run();
             arrived += rig.received_at(to).len();
         }
-        // Four standard deviations of 4,000 draws are 110; the seed is fixed besides.
+        // Four standard deviations of 4,000 draws are 110, and the seed is fixed.
         assert!((2890..=3110).contains(&arrived), "{arrived}");
         let lost = 4000 - arrived as u64;
         let stats = rig.stats(1);
@@ -164,7 +166,7 @@ fn a_full_queue_drops_and_counts() {
 fn a_rate_lets_its_burst_pass_and_then_its_rate() {
     for way in [Way::In, Way::Out] {
         let mut rig = pair();
-        // Frames of 100 bytes: two at once, then one a millisecond.
+        // Frames of 100 bytes: two at once, then one each millisecond.
         let rate = Some(Rate { per_second: 100_000, burst: 200 });
         rig.impair(1, Impairment { rate, ways: only(way), ..Default::default() });
         let (from, to) = if way == Way::In { (1, 0) } else { (0, 1) };
@@ -172,7 +174,7 @@ fn a_rate_lets_its_burst_pass_and_then_its_rate() {
             rig.queue(from, &untagged(from as u64, to as u64, &[0; 86]));
         }
         let arrivals = rig.arrivals(to, 20);
-        // The third may begin as soon as one byte is paid for.
+        // The third frame may begin as soon as one byte is paid for.
         assert_eq!(arrivals.len(), 10, "{arrivals:?}");
         assert_eq!(arrivals[..2], [0, 0]);
         let gaps: Vec<_> = arrivals[2..].windows(2).map(|two| two[1] - two[0]).collect();
@@ -187,7 +189,7 @@ fn all_of_it_together_and_away_again() {
     let all = Impairment { loss: 0.1, delay: 2 * MS, jitter: MS, rate, ..Default::default() };
     rig.impair(1, all.clone());
     assert_eq!(rig.switch.impairment(1), Some(&all));
-    // Another one takes its place, and what waits goes.
+    // A new impairment replaces the former one, and waiting frames are dropped.
     rig.queue(0, &untagged(0, 1, b"waits"));
     rig.run_at(Duration::ZERO);
     let waits = Impairment { delay: 50 * MS, ..Default::default() };
@@ -255,7 +257,8 @@ fn a_capture_has_both_ways_and_what_was_delivered() {
     let mut rig = pair();
     let (recorder, mut captured) = record(capturing(1000, None)).unwrap();
     rig.switch.observe(1, 4, Box::new(recorder)).unwrap();
-    // In front of the capture: the peer's side does not see what is lost on its way there.
+    // The loss is in front of the capture, so the capture does not see frames lost on their way to
+    // it.
     rig.impair(1, Impairment { loss: 1.0, ways: only(Way::Out), ..Default::default() });
     rig.send(0, &untagged(0, 1, b"lost"));
     rig.switch.impair(1, None).unwrap();

@@ -1,4 +1,4 @@
-//! What the switch does with frames, seen from programs at its memory ports.
+//! Tests of the switch's forwarding, seen from programs at its memory ports.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -9,14 +9,14 @@ use slipway_switch::decorators::Impairment;
 use slipway_switch::{Abilities, BadConfig, Link, PortConfig, Rate, Turn, VlanMode, Vlans};
 use std::time::Duration;
 
-/// The same with a tag.
+/// Returns a frame with a tag.
 fn tagged(from: u64, to: u64, tci: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = untagged(from, to, payload);
     frame.splice(12..12, [0x81, 0, (tci >> 8) as u8, tci as u8]);
     frame
 }
 
-/// `count` ports with the settings that ports have.
+/// Makes `count` ports with the default settings.
 fn plain(count: usize) -> Rig {
     let mut rig = Rig::default();
     for _ in 0..count {
@@ -37,7 +37,7 @@ fn what_nobody_knows_goes_to_all_and_what_is_known_to_one() {
     assert_eq!(rig.received(), [vec![untagged(2, 1, b"here")], vec![], vec![]]);
     rig.send(0, &untagged(1, 2, b"good"));
     assert_eq!(rig.received(), [vec![], vec![untagged(1, 2, b"good")], vec![]]);
-    // It moves: the next frame follows it.
+    // The station moves: the next frame follows it.
     rig.send(2, &untagged(2, 1, b"moved"));
     rig.send(0, &untagged(1, 2, b"there"));
     assert_eq!(rig.received()[2], [untagged(1, 2, b"there")]);
@@ -101,11 +101,12 @@ fn an_address_that_is_assigned_is_nobody_elses() {
         rig.attach(PortConfig { mac: Some(mac(number)), ..PortConfig::default() });
     }
     rig.attach(PortConfig::default());
-    // It needs no learning, and a port with an address gets no frames for stations nobody knows.
+    // The address needs no learning, and a port with an address gets no frames for unknown
+    // stations.
     rig.send(0, &untagged(0, 1, b"a"));
     rig.send(0, &untagged(0, 99, b"b"));
     assert_eq!(rig.counts(), [0, 1, 1]);
-    // Somebody else says that he has it: not believed.
+    // A frame from another port with that source address changes nothing.
     rig.send(2, &untagged(1, 0, b"thief"));
     assert_eq!(rig.counts(), [1, 0, 0]);
     rig.send(0, &untagged(0, 1, b"c"));
@@ -148,7 +149,8 @@ fn arp(sender: u64, ip: [u8; 4]) -> Vec<u8> {
     packet
 }
 
-/// A neighbour advertisement for `target`, behind `options` bytes of destination options.
+/// Returns an ICMPv6 message of type `kind`, as a neighbour advertisement for `target`, behind
+/// `options` bytes of destination options.
 fn advertisement(kind: u8, from: &str, target: &str, options: usize) -> Vec<u8> {
     let mut packet = vec![0; 40];
     packet[0] = 0x60;
@@ -193,7 +195,7 @@ fn nobody_speaks_for_another() {
     assert!(!passes(&v6(136, "fd00::5", "fd00::5", 64)), "farther than anybody looks");
     assert!(!passes(&v6(134, &local, &local, 0)), "it is no router");
     assert!(!passes(&v6(135, "fd00::6", "fd00::5", 0)));
-    // With a tag around it, and a second one.
+    // A tagged frame within another tag.
     let mut twice = untagged(1, 9, &[]);
     twice.truncate(12);
     twice.extend([0x81, 0, 0, 1, 0x81, 0, 0, 1, 8, 0]);
@@ -201,7 +203,7 @@ fn nobody_speaks_for_another() {
     assert!(!passes(&twice));
     twice.drain(12..16);
     assert!(!passes(&twice));
-    // Tags of providers, which kernels take off as well.
+    // Provider tags, which kernels take off as well.
     for kind in [[0x88, 0xa8], [0x91, 0x00]] {
         twice[12..14].copy_from_slice(&kind);
         twice[14..16].fill(0);
@@ -229,7 +231,7 @@ fn a_checksum_changes_no_address() {
     assert!(!passes(&with_type(untagged(1, 9, &arp(1, [10, 0, 0, 1])), 0x0806), 34, 0));
     let own = advertisement(136, "fd00::5", "fd00::5", 0);
     assert!(!passes(&with_type(untagged(1, 9, &own), 0x86dd), 62, 14), "into the target");
-    // An echo request that the sum would make an advertisement of.
+    // An echo request that the checksum would turn into an advertisement.
     let mut echo = advertisement(128, "fd00::5", "fd00::6", 0);
     echo[40] = 128;
     assert!(!passes(&with_type(untagged(1, 9, &echo), 0x86dd), 54, 0), "into the type");
@@ -270,10 +272,10 @@ fn vlans_are_apart() {
     assert_eq!(received[1], [untagged(0, 1, &[3; 200])]);
     assert_eq!(received[3], [tagged(0, 1, 5, &[3; 200])], "the trunk has tags");
     assert_eq!(received[2].len(), 0);
-    // Into the VLAN by the trunk, with a priority; out of it without a tag.
+    // A tagged frame with a priority enters the VLAN by the trunk, and leaves it untagged.
     rig.send(3, &tagged(3, 0, 0x6005, &[4; 200]));
     assert_eq!(rig.received()[0], [untagged(3, 0, &[4; 200])]);
-    // The native VLAN, VLANs that are not let through, and tags where none belong.
+    // The native VLAN, VLANs that are not let through, and tags at an access port.
     rig.send(3, &untagged(3, 0, b"native"));
     rig.send(3, &tagged(3, 0, 6, b"no"));
     rig.send(0, &tagged(0, 1, 5, b"no"));
@@ -282,7 +284,7 @@ fn vlans_are_apart() {
         (rig.dropped_in(3), rig.dropped_in(0)),
         (vec![("vlan", 1), ("nobody", 1)], vec![("vlan", 1)])
     );
-    // A priority tag is no VLAN.
+    // A priority tag has no VLAN.
     rig.send(0, &tagged(0, 1, 0x2000, b"prio"));
     assert_eq!(rig.received()[1], [untagged(0, 1, b"prio")]);
 }
@@ -326,7 +328,8 @@ fn an_assigned_address_has_interfaces_in_other_vlans() {
     for number in 1..3 {
         rig.attach(PortConfig { mac: Some(mac(number)), ..PortConfig::default() });
     }
-    // Nobody was heard of in VLAN 7: whose address it is gets it, and who may have anybody behind it.
+    // No station is known in VLAN 7: the frame goes to the port with its address, and to the port
+    // without an address.
     rig.send(2, &tagged(2, 1, 7, b"x"));
     assert_eq!(rig.counts(), [1, 1, 0]);
 }
@@ -390,7 +393,7 @@ fn another_program_comes_in_the_place_of_a_port() {
     rig.send(0, &untagged(0, 1, b"after"));
     rig.send(1, &untagged(1, 0, b"back"));
     assert_eq!(rig.received(), [vec![untagged(1, 0, b"back")], vec![untagged(0, 1, b"after")]]);
-    // Settings and counters are the port's, not the program's; so is what is done to its frames.
+    // Settings, counters and impairment belong to the port, not to the program.
     assert_eq!(rig.switch.config(1).unwrap().mac, Some(mac(1)));
     assert_eq!((rig.stats(1).frames_out, rig.stats(1).frames_in), (2, 1));
     let lossy = Impairment { loss: 1.0, ..Impairment::default() };
@@ -402,7 +405,7 @@ fn another_program_comes_in_the_place_of_a_port() {
     rig.send(0, &untagged(0, 1, b"found"));
     assert_eq!(rig.received_at(1), [untagged(0, 1, b"found")]);
     assert!(rig.switch.replace(2, Box::new(slipway_switch::ports::UnpluggedPort)).is_err());
-    // Where nobody is, the link is down.
+    // The link of an unplugged port is down.
     drop(rig.switch.replace(1, Box::new(slipway_switch::ports::UnpluggedPort)));
     rig.send(0, &untagged(0, 1, b"nobody"));
     assert!(rig.stats(1).causes_out().any(|cause| cause == ("down", 1)));

@@ -1,4 +1,5 @@
-//! A port at an interface of the host, whose wire is a TAP port, in a network namespace of the test's own.
+//! A port at an interface of the host, whose wire is a TAP port, in a network namespace of the
+//! test's own.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -8,7 +9,8 @@ use slipway_ram::Span;
 use slipway_switch::ports::{PacketPort, TapPort};
 use slipway_switch::{Burst, Offload, Pick, Port};
 
-/// Sends frames through one port, and gives those of the experimental type that come out of the other.
+/// Sends frames through one port, and returns those of the experimental type that come out of the
+/// other.
 fn through(from: &mut dyn Port, to: &mut dyn Port, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut burst = Burst::new();
     for frame in frames {
@@ -27,7 +29,7 @@ fn through(from: &mut dyn Port, to: &mut dyn Port, frames: &[Vec<u8>]) -> Vec<Ve
             let pick = Pick { frame, tci: 0 };
             let mut bytes = vec![0; burst.len_of(pick)];
             burst.read(pick).read(&mut bytes).unwrap();
-            // The kernel has things of its own to say on a new interface.
+            // The kernel sends frames of its own on a new interface.
             if bytes.windows(2).skip(12).step_by(4).take(2).any(|kind| kind == [0x88, 0xb5]) {
                 received.push(bytes);
             }

@@ -1,4 +1,5 @@
-//! TAP interfaces of two network namespaces at one switch, and the kernels' own TCP and UDP across it.
+//! TAP interfaces of two network namespaces at one switch, with the kernels' own TCP and UDP across
+//! it.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read, Write};
@@ -11,7 +12,8 @@ use slipway_reactor::{Reactor, Settings};
 use slipway_switch::ports::TapPort;
 use slipway_switch::{Learning, LearningOptions, PortConfig, Switch, spawn};
 
-/// Runs `body` in a network namespace of its own, on a thread of its own. None: that is not allowed.
+/// Runs `body` in a network namespace of its own, on a thread of its own. Returns `None` if that is
+/// not permitted.
 fn in_namespace<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     let thread = std::thread::spawn(|| {
         // SAFETY: unshare(2) takes no pointers; it concerns this thread, which ends after `body`.
@@ -21,7 +23,7 @@ fn in_namespace<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) ->
     thread.join().unwrap()
 }
 
-/// Makes `slip0` with an address of either family in this thread's namespace.
+/// Creates `slip0` with an IPv4 and an IPv6 address in this thread's namespace.
 fn tap(host: u8) -> TapPort {
     let port = TapPort::open("slip0").unwrap();
     let mut netlink = Netlink::open().unwrap();
@@ -47,7 +49,7 @@ fn payload(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 4096) as u8).collect()
 }
 
-/// Tries until the address is there: IPv6 looks first whether somebody has it.
+/// Retries until the address is usable: IPv6 first checks whether another host has it.
 fn patient<R>(mut attempt: impl FnMut() -> std::io::Result<R>) -> R {
     for _ in 0..100 {
         if let Ok(result) = attempt() {
@@ -96,7 +98,7 @@ fn tcp_and_udp_between_namespaces_as_root() {
                 assert!(got == payload(8 << 20), "{} bytes", got.len());
                 let own = if address.is_ipv4() { v4(2) } else { v6(2) };
                 let udp = patient(|| UdpSocket::bind(SocketAddr::new(own, 0)));
-                // In fragments.
+                // A datagram that is sent in fragments.
                 udp.send_to(&payload(8000), SocketAddr::new(address, 7001)).unwrap();
                 let mut datagram = [0; 9000];
                 udp.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -117,7 +119,7 @@ fn tcp_and_udp_between_namespaces_as_root() {
         return;
     }
     let stats = handle.call(|owner| owner.switch().stats(0).unwrap().clone()).unwrap();
-    // Segments crossed whole: far fewer frames than packets of 1,500 bytes.
+    // Segments crossed uncut: there are far fewer frames than packets of 1,500 bytes.
     assert!(stats.bytes_in > 16 << 20 && stats.frames_in < stats.bytes_in / 4000, "{stats:?}");
 }
 

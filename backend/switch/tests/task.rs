@@ -1,4 +1,5 @@
-//! A switch on a reactor: ports that are woken, held back by their rate, and attended all the same.
+//! Tests of a switch on a reactor: ports that are woken, held by their rate, and attended while
+//! held.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::OwnedFd;
@@ -15,14 +16,14 @@ use slipway_switch::{
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a port was asked to do.
+/// A call that a port received.
 #[derive(Debug, PartialEq)]
 enum Asked {
     Take,
     Attend,
 }
 
-/// Has a frame in every turn.
+/// A port that has a frame in every turn.
 struct Talker {
     asked: Sender<Asked>,
     waker: Sender<Waker>,
@@ -78,13 +79,13 @@ fn who_is_held_back_is_attended_when_woken() {
     let table = Learning::new(LearningOptions::default(), 1);
     let handle = spawn(&reactor.handle(), Switch::new(Box::new(table))).unwrap();
     let (port, asked, wakers) = Talker::new();
-    // A byte a second: the first frame passes, and is paid for after a quarter of an hour.
+    // At a byte a second, the first frame passes and is paid for after a quarter of an hour.
     let max_rate = Some(Rate { per_second: 1, burst: 1 });
     let config = PortConfig { max_rate, ..PortConfig::default() };
     let index = handle.call(move |owner| owner.attach(port, config)).unwrap().unwrap();
     let waker = wakers.recv_timeout(PATIENCE).unwrap();
     assert_eq!(asked.recv_timeout(PATIENCE), Ok(Asked::Take));
-    // Until its next turn it is not held yet, and a wake is nothing new to it.
+    // The port is held only after its next turn, and a wake before that has no effect.
     let attended = (0..2000).any(|_| {
         waker.wake();
         asked.recv_timeout(Duration::from_millis(10)).is_ok_and(|asked| asked == Asked::Attend)
@@ -92,14 +93,14 @@ fn who_is_held_back_is_attended_when_woken() {
     assert!(attended);
     let taken = handle.call(move |owner| owner.switch().stats(index).unwrap().frames_in).unwrap();
     assert_eq!(taken, 1);
-    // Another rate counts from now on.
+    // The new rate applies at once.
     let free = PortConfig::default();
     handle.call(move |owner| owner.configure(index, free)).unwrap().unwrap();
     while asked.recv_timeout(PATIENCE).unwrap() != Asked::Take {}
     handle.stop();
 }
 
-/// Sends a frame from station 1 to station 2 by the first place of a ring, and wakes the switch.
+/// Sends a frame from station 1 to station 2 by the first slot of a ring, and wakes the switch.
 fn send(output: &mut slipway_ring::Producer, wake: &OwnedFd) {
     let stations = [slipway_switch::Mac::local(2).0, slipway_switch::Mac::local(1).0].concat();
     let frame = [&stations[..], &[0x88, 0xb5, 1, 2]].concat();
@@ -110,7 +111,7 @@ fn send(output: &mut slipway_ring::Producer, wake: &OwnedFd) {
     rustix::io::write(wake, &1_u64.to_ne_bytes()).unwrap();
 }
 
-/// Sleeps in its first turn until it is told to go on.
+/// A port that sleeps in its first turn until it is told to go on.
 struct Sleeper {
     told: Receiver<()>,
     slept: bool,
@@ -145,7 +146,7 @@ impl Port for Sleeper {
     fn attached(&mut self, _: Waker) {}
 }
 
-/// As one does whose client takes pages away while the switch copies from them.
+/// Stands for a switch that sleeps while it copies from pages that a client has taken away.
 #[test]
 fn a_switch_that_slept_in_a_turn_goes_on_with_all_its_ports() {
     let (stalled, is_stalled) = channel();
@@ -163,7 +164,7 @@ fn a_switch_that_slept_in_a_turn_goes_on_with_all_its_ports() {
     handle.call(move |owner| owner.attach(sleeper, PortConfig::default())).unwrap().unwrap();
     is_stalled.recv_timeout(PATIENCE).unwrap();
     go_on.send(()).unwrap();
-    // It answers, and a port's descriptor wakes it.
+    // The switch answers jobs, and a port's descriptor wakes it.
     let taken = |handle: &slipway_switch::Handle| {
         handle.call(move |owner| owner.switch().stats(index).unwrap().frames_in).unwrap()
     };
@@ -178,7 +179,7 @@ fn a_switch_that_slept_in_a_turn_goes_on_with_all_its_ports() {
     handle.stop();
 }
 
-/// A port whose program is this test, which wakes it by the descriptor.
+/// Makes a port whose program is this test, which wakes the port by its descriptor.
 fn program(number: u64) -> (Box<dyn Port>, slipway_ring::Link, OwnedFd, PortConfig) {
     let link = slipway_ring::Link::new(slipway_ring::Geometry::default()).unwrap();
     let tell = slipway_switch::ports::Tell::new().unwrap();
@@ -209,12 +210,13 @@ fn what_is_delayed_comes_though_nobody_wakes_the_switch() {
     let (mut input, _) = to.peer();
     let begin = std::time::Instant::now();
     send(&mut output, &wake);
-    // Nobody wakes the switch after that.
+    // Nothing else wakes the switch after that.
     while input.available(1).unwrap() == 0 && begin.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(input.available(1), Ok(1));
-    // A turn has one time, that of its beginning: a frame that came in the midst of it is early by that.
+    // A turn has one time, that of its beginning: a frame that came during it is early by the
+    // difference.
     assert!(begin.elapsed() >= delay, "{:?}", begin.elapsed());
     handle.stop();
 }

@@ -1,5 +1,5 @@
-//! Whose turn it is: ports that always have frames take nobody's turn. Nothing here is timed: what is
-//! checked is the order in which ports were asked.
+//! Tests that ports which always have frames take no other port's turn. The tests check the order
+//! in which ports were asked, and no times.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::mpsc::{Sender, channel};
@@ -14,26 +14,26 @@ use slipway_switch::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Ports that flood.
+/// The number of ports that flood.
 const FLOODS: u8 = 6;
-/// The neighbour, and the mark of its being woken.
+/// The neighbour's name, and the mark that it was woken.
 const NEIGHBOUR: u8 = 100;
 const WOKEN: u8 = 101;
-/// Turns of a step of the switch's task: the switch looks for who was woken between two steps.
+/// Turns in a step of the switch's task: the switch handles wake-ups between two steps.
 const STEP: usize = 4;
 
-/// Says when it is asked for frames.
+/// A port that logs when it is asked for frames.
 struct Asked {
     name: u8,
     log: Sender<u8>,
-    /// Frames that it gives in each turn: as many as it is asked for, or one.
+    /// The port gives as many frames as it is asked for, and not one.
     all: bool,
     memory: Span,
-    /// Wakes somebody in every so many turns.
+    /// Wakes another port once in this many turns.
     wakes: Option<(Arc<OnceLock<Waker>>, u32)>,
     own: Arc<OnceLock<Waker>>,
     turns: u32,
-    /// It has a frame only after it was woken.
+    /// The port has a frame only after it was woken.
     quiet: bool,
 }
 
@@ -79,7 +79,7 @@ impl Port for Asked {
     fn release(&mut self) {}
 
     fn deliver(&mut self, _: &Burst, picks: &[Pick]) -> Delivered {
-        // Nobody reads: every frame finds its destination full.
+        // The ports read nothing: every frame finds its destination full.
         Delivered { full: picks.len() as u32, ..Delivered::default() }
     }
 
@@ -92,7 +92,7 @@ impl Port for Asked {
     }
 }
 
-/// The first `count` things that ports were asked.
+/// Returns the first `count` entries of the log.
 fn order(ports: Vec<Asked>, log: std::sync::mpsc::Receiver<u8>, count: usize) -> Vec<u8> {
     let settings = Settings { poll_budget: Duration::ZERO, ..Settings::default() };
     let reactor = Reactor::spawn(settings).unwrap();
@@ -115,7 +115,7 @@ fn a_flood_takes_no_turn_of_a_neighbour() {
     let floods = (0..FLOODS).map(|name| Asked::new(name, &log));
     let ports = floods.chain([Asked::new(NEIGHBOUR, &log)]).collect();
     let order = order(ports, asked, 2000);
-    // Everybody once, then everybody once again.
+    // Each port has one turn in every round.
     let everybody = usize::from(FLOODS) + 1;
     for round in order.chunks_exact(everybody) {
         let mut names = round.to_vec();
@@ -136,7 +136,7 @@ fn who_is_woken_beside_floods_has_its_turn_soon() {
     let order = order(ports, asked, 2000);
     let mut woken = 0;
     for (at, _) in order.iter().enumerate().filter(|(_, what)| **what == WOKEN) {
-        // The rest of the step, and a turn of each.
+        // The rest of the step, and a turn of each port.
         let soon = order.iter().skip(at).take(STEP + usize::from(FLOODS) + 2);
         if soon.len() < STEP + usize::from(FLOODS) + 2 {
             break;

@@ -8,7 +8,6 @@
 //!   may wrap.
 //! - A [`Rule`] cuts two stretches into [`Piece`]s that an executor can do in one go: eight cases,
 //!   and one recursive rule (module [`generate`]).
-//!   recursive rule (module [`generate`]).
 //! - A [`Worker`] has a host core's transforms: copy, CRC32C, and [`record`]s, which may be
 //!   compressed (LZ4, zstd) and sealed (AES-GCM, by a [`Sealer`] and an [`Opener`]). No transform
 //!   allocates, once warm.
@@ -20,12 +19,14 @@
 //! - A [`Pipe`] makes jobs from the bytes in a [`Source`] and the room in a [`Sink`], and moves
 //!   both on when the jobs end. A chain is a sequence of pipes with a [`Fifo`] of the engine's own
 //!   between each two. `tests/engine.rs` is a small but complete engine.
+//!
 //! # Using it
 //!
 //! An engine that seals the bytes of a socket's FIFO straight into its link's send buffer:
 //!
 //! ```
-//! use slipway_warp::{Cipher, Input, Opener, Options, Output, Sealer, Secret, Stretch, Worker, record};
+//! use slipway_warp::{Cipher, Input, Opener, Options, Output, Sealer, Secret};
+//! use slipway_warp::{Stretch, Worker, record};
 //!
 //! let secret = Secret::derive(&[7; 32], &[b"tenant 4", b"link 1", b"to the right"]);
 //! let mut sealer = Sealer::new(Cipher::Aes128Gcm, &secret);

@@ -72,7 +72,6 @@ impl Pipe {
     ///
     /// # Errors
     /// If an index of the source or the sink is broken.
-    /// When an index of either is broken.
     pub fn generate(
         &mut self,
         tag: u64,

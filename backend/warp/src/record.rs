@@ -5,12 +5,12 @@
 //! | offset | what |
 //! |---|---|
 //! | 0 | version, `u8`: 1 |
-//! 1 | transforms that were applied ([`Flags`]), `u8` |
+//! | 1 | transforms that were applied ([`Flags`]), `u8` |
 //! | 2 | 0, `u16` |
 //! | 4 | generation of the key, `u32`; 0 unless sealed |
 //! | 8 | bytes of the body, `u32`: at most [`MAX_BODY`] |
-//! 12 | bytes of the payload after opening, `u32`: 1 to [`MAX_PAYLOAD`] |
-//! 16 | counter, `u64`: earlier records under this key; 0 unless sealed |
+//! | 12 | bytes of the payload after opening, `u32`: 1 to [`MAX_PAYLOAD`] |
+//! | 16 | counter, `u64`: earlier records under this key; 0 unless sealed |
 //! | 24 | the body |
 //! | after it | the tag of AES-GCM, 16 bytes, over header and body; only if sealed |
 //!

@@ -74,8 +74,8 @@ pub(crate) fn is_namespace(path: &Path) -> bool {
 /// - A completed durable write, and every write acknowledged before a completed flush, is on the
 ///   medium as far as the host's file system and drive tell the truth (`RWF_DSYNC`, fdatasync(2)).
 /// - After a failed flush all later ones fail with the same error: the kernel reports a lost write
+///   once, and a flush that then succeeded would hide the loss.
 /// - Write Zeroes and Discard use fallocate(2), and write zeros if the file system lacks it.
-/// - Write Zeroes and Discard use fallocate(2) and write zeros where the file system cannot.
 /// - A file that shrinks under the disk gives errors, never stale bytes.
 /// - Past `RLIMIT_FSIZE` the kernel sends `SIGXFSZ`, which kills a process that does not ignore it.
 /// - Dropping the disk waits for requests in the kernel, since they use the spans' memory.
@@ -118,7 +118,6 @@ impl FileDisk {
     ///
     /// # Errors
     /// Those of fstat(2).
-    /// What fstat(2) says.
     pub fn identity(&self) -> std::io::Result<BaseIdentity> {
         Ok(open::identity(&self.common.fd)?)
     }

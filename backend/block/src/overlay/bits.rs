@@ -90,8 +90,8 @@ impl Bits {
         point();
     }
 
-    /// Returns the end of the run of equal bits that begins at `start`, at most `end`; `start <
-    /// end`.
+    /// Returns the end of the run of equal bits that begins at `start`, at most `end`. `start` must
+    /// be below `end`.
     pub fn run(&self, start: u64, end: u64) -> u64 {
         let value = self.get(start);
         let differs = |(index, mask): (usize, u64)| {

@@ -1,8 +1,9 @@
-//! Captures: copies of what passes a port, for a reader on another thread.
+//! Captures: copies of a port's frames, for a reader on another thread.
 //!
-//! Between the switch's thread and the reader's lies one packet ring (`slipway_ring`), in memory of this
-//! process. Nobody is woken: the reader looks every few milliseconds, for as long as it captures. What the
-//! ring has no room for is counted and forgotten, so a slow reader slows nobody.
+//! A packet ring (`slipway_ring`) in memory of this process connects the switch's thread with the
+//! reader's. The switch wakes no reader: the reader polls every few milliseconds as long as it
+//! captures. Frames without room in the ring are counted and dropped, so a slow reader slows
+//! nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,66 +14,66 @@ use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
 use super::{Observer, Way, Ways};
 use crate::{Burst, Pick};
 
-/// The ring: room for 32,768 small frames or 5,400 of 1,514 bytes, about 10 MiB.
+/// The ring's geometry: room for 32,768 small frames or 5,400 of 1,514 bytes, about 10 MiB.
 const RING: Geometry = Geometry { slots: 32_768, payload: PAYLOAD as u32 };
 const PAYLOAD: usize = 256;
-/// In front of each record: time, bytes of the frame, bytes captured and the way.
+/// Bytes in front of each record: time, bytes of the frame, bytes captured, and direction.
 const HEADER: usize = 16;
 const OUT: u32 = 1 << 31;
 
-/// What to capture.
+/// The settings of a capture.
 #[derive(Clone, Copy, Debug)]
 pub struct Capturing {
-    /// Most bytes of each frame.
+    /// The largest number of bytes captured of each frame.
     pub snap: u32,
-    /// Frames after which it ends; none: never.
+    /// The number of frames after which the capture ends, or `None` for never.
     pub count: Option<u64>,
-    /// Frames that go these ways.
+    /// The directions to capture.
     pub ways: Ways,
-    /// Tells the time, since the epoch, and does not wait for it.
+    /// Returns the time since the epoch, and must not wait.
     pub clock: fn() -> Duration,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// Frames that the ring had no room for.
+    /// The number of frames for which the ring had no room.
     missed: AtomicU64,
-    /// No more comes. Stored after the last record was published.
+    /// No more records come. Stored after the last record was published.
     ended: AtomicBool,
 }
 
-/// The switch's side: an [`Observer`].
+/// The switch's end of a capture: an [`Observer`].
 pub struct Recorder {
     ring: Producer,
     shared: Arc<Shared>,
     what: Capturing,
-    /// Slots filled and not published.
+    /// The number of slots that are filled and not published yet.
     filled: usize,
 }
 
-/// The reader's side.
+/// The reader's end of a capture.
 pub struct Captured {
     ring: Consumer,
     shared: Arc<Shared>,
 }
 
-/// A frame that was captured.
+/// A captured frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// When it passed: nanoseconds since the epoch.
+    /// The time when the frame passed, in nanoseconds since the epoch.
     pub time_ns: u64,
-    /// Its way.
+    /// The direction.
     pub way: Way,
-    /// Bytes that it had.
+    /// Bytes of the whole frame.
     pub len: u32,
-    /// The first of them.
+    /// The frame's first bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Both ends of a capture.
+/// Creates both ends of a capture.
 ///
 /// # Errors
-/// No memory, no descriptors left.
+/// If there is no memory, or no descriptors are left.
 pub fn record(what: Capturing) -> std::io::Result<(Recorder, Captured)> {
     let link = Link::new(RING)?;
     let ((_, producer), (consumer, _)) = (link.server(), link.peer());
@@ -82,14 +83,14 @@ pub fn record(what: Capturing) -> std::io::Result<(Recorder, Captured)> {
 }
 
 impl Recorder {
-    /// Fills slots with a frame; false: there is no room, or it cannot be read.
+    /// Fills slots with a frame. Returns `false` if there is no room, or the frame cannot be read.
     fn fill(&mut self, way: Way, time: u64, burst: &Burst, pick: Pick) -> bool {
         let len = burst.len_of(pick) as u32;
         let snapped = len.min(self.what.snap);
         let total = HEADER + snapped as usize;
         let slots = total.div_ceil(PAYLOAD);
         let wanted = self.filled + slots;
-        // The other side is ours: it is never broken.
+        // The other side is this process, so the ring is never broken.
         if self.ring.free(wanted).unwrap_or(0) < wanted {
             return false;
         }
@@ -152,19 +153,19 @@ impl Drop for Recorder {
 }
 
 impl Captured {
-    /// Frames that were not captured for want of room, since the beginning.
+    /// Returns the number of frames so far that were not captured for lack of room.
     pub fn missed(&self) -> u64 {
         self.shared.missed.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing comes any more but what was not read yet: there were enough frames, or
-    /// the port has gone.
+    /// Returns whether no more records come, besides those not read yet: the capture's number of
+    /// frames is reached, or the port is gone.
     pub fn has_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Acquire)
     }
 }
 
-/// What was captured and not read yet; after a `None` there may be more.
+/// Iterates over the captured records not read yet. More may come after a `None`.
 impl Iterator for Captured {
     type Item = Record;
 

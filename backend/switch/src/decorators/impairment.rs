@@ -1,39 +1,41 @@
-//! What can be done to a port's frames, as one setting: loss, delay, rate.
+//! An impairment of a port's frames, as one setting: loss, delay, rate.
 
 use std::time::Duration;
 
 use super::{ByDelay, ByRate, Loss, Queued, Ways};
 use crate::{Port, Rate};
 
-/// Longest delay.
+/// The longest delay.
 pub const MAX_DELAY: Duration = Duration::from_secs(60);
-/// Most frames of a queue.
+/// The largest number of frames in a queue.
 pub const MAX_QUEUE: u32 = 65_536;
-/// Frames of a queue unless something else is said; netem's default.
+/// The default number of frames in a queue; netem's default.
 const QUEUE: u32 = 1000;
 
-/// A link that is worse than the one there is. A frame may be lost, then is delayed, then waits for the
-/// rate; each way has all of it for itself.
+/// A simulated bad link. A frame may be lost, then is delayed, then waits for the rate. Each
+/// direction is impaired separately.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Impairment {
-    /// The fraction of frames that is lost, 0 to 1, each frame for itself.
+    /// The fraction of frames that is lost, 0 to 1, each frame independently.
     pub loss: f64,
-    /// How long a frame takes.
+    /// The delay of each frame.
     pub delay: Duration,
-    /// How much longer or shorter at random, at most `delay`. Frames keep their order.
+    /// The largest random change of the delay in either direction, at most `delay`. Frames keep
+    /// their order.
     pub jitter: Duration,
-    /// Most bytes per second, with a burst.
+    /// The largest rate in bytes per second, with a burst.
     pub rate: Option<Rate>,
-    /// Frames of 2,048 bytes on average that may wait for the delay, and as many for the rate; 0: 1,000.
+    /// The number of frames of 2,048 bytes on average that may wait for the delay, and as many for
+    /// the rate; 0 for 1,000.
     pub queue: u32,
-    /// The ways that it is done to.
+    /// The directions that are impaired.
     pub ways: Ways,
-    /// What chance follows from.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 
 impl Default for Impairment {
-    /// None, both ways.
+    /// Returns no impairment, for both directions.
     fn default() -> Self {
         Self {
             loss: 0.0,
@@ -47,34 +49,34 @@ impl Default for Impairment {
     }
 }
 
-/// An impairment that cannot be.
+/// The reason why an impairment is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadImpairment {
-    /// Out of range, or no number.
+    /// The loss is out of range, or not a number.
     #[error("a loss is a fraction from 0 to 1 (0% to 100%)")]
     Loss,
-    /// Too long.
+    /// The delay is too long.
     #[error("a delay is {} s at most", MAX_DELAY.as_secs())]
     Delay,
-    /// A frame would arrive before it was sent.
+    /// The jitter exceeds the delay: a frame would arrive before it was sent.
     #[error("a jitter can be as large as the delay, and no larger")]
     Jitter,
-    /// Nothing would ever pass.
+    /// The rate is 0, so nothing would ever pass.
     #[error("a rate of 0 would let nothing pass: lose 100% instead, or set the link down")]
     Rate,
-    /// Too many.
+    /// The queue is too long.
     #[error("a queue has {MAX_QUEUE} frames at most")]
     Queue,
-    /// Nothing is done.
+    /// The impairment has no effect.
     #[error("nothing to be done: give a loss, a delay or a rate, and at least one way")]
     Nothing,
 }
 
 impl Impairment {
-    /// Whether it can be.
+    /// Checks whether an impairment is valid.
     ///
     /// # Errors
-    /// [`BadImpairment`].
+    /// The first problem found.
     pub fn check(&self) -> Result<(), BadImpairment> {
         let nothing = self.loss == 0.0 && self.delay.is_zero() && self.rate.is_none();
         if !(0.0..=1.0).contains(&self.loss) {
@@ -93,7 +95,7 @@ impl Impairment {
         Ok(())
     }
 
-    /// Puts the decorators that do it in front of `port`.
+    /// Puts the decorators of this impairment in front of `port`.
     pub(crate) fn wrap(&self, mut port: Box<dyn Port>) -> Box<dyn Port> {
         let queue = if self.queue == 0 { QUEUE } else { self.queue } as usize;
         let ways = self.ways;
@@ -101,7 +103,7 @@ impl Impairment {
             port = Box::new(Queued::new(port, ways, queue, || ByRate::new(rate)));
         }
         if !self.delay.is_zero() {
-            // Each way has a chance of its own.
+            // Each direction has random numbers of its own.
             let mut seed = self.seed;
             let delay = || {
                 seed = seed.wrapping_add(1);

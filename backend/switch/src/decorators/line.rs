@@ -1,4 +1,4 @@
-//! A line: frames that wait for their time, in order, in memory of our own.
+//! A line: frames that wait for their time, in order, in memory of this process.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use slipway_ram::Span;
 
 use crate::{Burst, MAX_FRAME, Offload, Pick};
 
-/// Bytes of memory for each frame that a line may hold: longer frames are fewer.
+/// Bytes of memory for each frame of the limit: of longer frames fewer fit.
 const SHARE: usize = 2048;
 
 struct Entry {
@@ -17,25 +17,26 @@ struct Entry {
     offload: Offload,
 }
 
-/// Frames on their way, first in, first out. Bounded in number and in bytes.
+/// A queue of frames, first in, first out. Bounded in number and in bytes.
 pub struct Line {
     memory: Span,
     entries: VecDeque<Entry>,
-    /// Where the next frame may begin.
+    /// The offset at which the next frame may begin.
     head: usize,
-    /// Frames at the front that were given and are not released.
+    /// The number of frames at the front that were given and not released yet.
     given: usize,
     limit: usize,
 }
 
 impl Line {
-    /// A line for `limit` frames, at least 1, of 2,048 bytes on average; one of any size fits.
+    /// Creates a line for `limit` frames, at least 1, of 2,048 bytes on average. A frame of any
+    /// size fits an empty line.
     pub fn new(limit: usize) -> Self {
         let memory = Span::heap((limit * SHARE).max(MAX_FRAME + 4));
         Self { memory, entries: VecDeque::with_capacity(limit), head: 0, given: 0, limit }
     }
 
-    /// Where `len` bytes fit in.
+    /// Returns an offset with room for `len` bytes, or `None` if the line is full.
     fn place(&self, len: usize) -> Option<usize> {
         let Some(first) = self.entries.front() else { return Some(0) };
         if self.entries.len() == self.limit {
@@ -51,8 +52,9 @@ impl Line {
         (tail >= len).then_some(0)
     }
 
-    /// Appends a copy of a frame, which is due when `due` says, and not before the one ahead of it. False:
-    /// there is no room; or it cannot be read, which is as good as lost.
+    /// Appends a copy of a frame, which is due at the time that `due` returns for its length, but
+    /// not before the frame ahead of it. Returns `false` if there is no room, or if the frame
+    /// cannot be read, which counts as lost.
     pub fn push(&mut self, burst: &Burst, pick: Pick, due: impl FnOnce(usize) -> Duration) -> bool {
         let len = burst.len_of(pick);
         let Some(at) = self.place(len) else { return false };
@@ -66,14 +68,14 @@ impl Line {
         true
     }
 
-    /// Adds the frames that are due at `now` to `burst`, at most `limit`. They stay in the line's memory
-    /// until they are [released](Line::release).
+    /// Adds the frames that are due at `now` to `burst`, at most `limit`, and returns their number.
+    /// They stay in the line's memory until they are [released](Line::release).
     pub fn give(&mut self, burst: &mut Burst, now: Duration, limit: usize) -> usize {
         let limit = limit.min(burst.room());
         let waiting = self.entries.iter().skip(self.given);
         let mut count = 0;
         for entry in waiting.take_while(|entry| entry.due <= now).take(limit) {
-            // Memory of our own is there.
+            // Reading memory of this process cannot fail.
             let _ = burst.push(&self.memory, entry.at, entry.len, entry.offload);
             count += 1;
         }
@@ -81,17 +83,17 @@ impl Line {
         count
     }
 
-    /// What was given has been carried out.
+    /// Frees the memory of the frames that were given.
     pub fn release(&mut self) {
         self.entries.drain(..std::mem::take(&mut self.given));
     }
 
-    /// When the first frame that was not given is due.
+    /// Returns the time when the first frame that was not given is due, or `None` if there is none.
     pub fn due(&self) -> Option<Duration> {
         self.entries.get(self.given).map(|entry| entry.due)
     }
 
-    /// Drops all frames; how many, and their bytes.
+    /// Drops all frames. Returns their number and their bytes.
     pub fn clear(&mut self) -> (u64, u64) {
         self.release();
         let bytes = self.entries.iter().map(|entry| entry.len as u64).sum();

@@ -1,14 +1,14 @@
-//! Loss: a fraction of the frames never arrives.
+//! A decorator that loses a fraction of the frames.
 
 use super::random::Random;
 use super::{Layer, Timed, Way, Ways};
 use crate::{Burst, Delivered, Drop, Pick, Port, PortStats};
 
-/// Loses frames at random, each for itself.
+/// Loses frames at random, each independently.
 pub struct Loss {
     inner: Box<dyn Port>,
     random: Random,
-    /// A frame is lost when a random number is below it; of 2^64.
+    /// The fraction in units of 2^-64: a frame is lost if a random number is below this.
     below: u128,
     ways: Ways,
     picks: Vec<Pick>,
@@ -18,7 +18,7 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Loses `fraction` of the frames, 0 to 1, the same ones for the same seed.
+    /// Wraps `inner`. Loses `fraction` of the frames, 0 to 1, the same ones for the same seed.
     pub fn new(inner: Box<dyn Port>, fraction: f64, ways: Ways, seed: u64) -> Self {
         let below = (fraction.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128;
         let (lost_in, lost_bytes_in, lost_out) = (0, 0, 0);

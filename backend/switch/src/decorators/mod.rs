@@ -1,11 +1,11 @@
-//! Ports in front of ports: what passes is watched, lost, delayed or held to a rate. Each wraps any port,
-//! also one that is itself a decorator; a port without one pays nothing.
+//! Decorators: ports in front of ports that observe, lose, delay or slow frames. Each wraps any
+//! port, also another decorator; a port without decorators pays nothing.
 //!
-//! *Inward* is from the peer to the switch, *outward* to the peer. Observers ([`Observed`]) are nearest to
-//! the peer and see what it sends and what it gets; impairments ([`Loss`], [`Queued`]) are in front of
-//! them. None of them waits, calls the system or allocates once it is warm.
+//! *Inward* is from the peer to the switch, *outward* to the peer. Observers ([`Observed`]) are
+//! nearest to the peer and see what it sends and gets; impairments ([`Loss`], [`Queued`]) are in
+//! front of them. No decorator waits, makes system calls, or allocates once warm.
 
-/// What every decorator hands on to the port that it is in front of, its field `inner`.
+/// The methods that every decorator forwards to the port behind it, its field `inner`.
 macro_rules! forward_to_inner {
     () => {
         fn abilities(&self) -> $crate::Abilities {
@@ -67,7 +67,7 @@ use std::time::Duration;
 
 use crate::{Port, PortStats};
 
-/// What a decorator is in front of its port for, so that it is found again.
+/// The kind of a decorator, by which it is found again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
     /// A part of the port's impairment.
@@ -76,23 +76,24 @@ pub enum Layer {
     Observer(u64),
 }
 
-/// A port that does things by time: frames wait in it.
+/// A port with timed work: frames wait in it.
 ///
-/// The switch calls [`Timed::tick`] before each turn and each delivery of the port, and whenever
-/// [`Timed::due`] has passed.
+/// The switch calls [`Timed::tick`] before each turn of the port and each delivery to it, and
+/// whenever [`Timed::due`] has passed.
 pub trait Timed {
-    /// It is `now`, on the clock of [`crate::Switch::turn`]: gives the peer what is due. Tells whether
-    /// frames from the peer are due, for which the port wants a turn.
+    /// Gives the peer the frames that are due at `now`, on the clock of [`crate::Switch::turn`].
+    /// Returns whether frames from the peer are due, for which the port wants a turn.
     fn tick(&mut self, now: Duration) -> bool;
 
-    /// When something is due next: a frame for the peer or, with `inward`, one from it.
+    /// Returns the time when the next frame for the peer is due or, with `inward`, the next frame
+    /// in either direction. Returns `None` if none waits.
     fn due(&mut self, inward: bool) -> Option<Duration>;
 
-    /// Drops all that waits, and counts it.
+    /// Drops and counts all frames that wait.
     fn close(&mut self);
 }
 
-/// Puts what `wrap` makes of the innermost port in its place.
+/// Replaces the innermost port by the port that `wrap` makes of it.
 pub(crate) fn wrap_innermost(
     port: &mut Box<dyn Port>,
     wrap: impl FnOnce(Box<dyn Port>) -> Box<dyn Port>,
@@ -103,7 +104,7 @@ pub(crate) fn wrap_innermost(
     }
 }
 
-/// Puts `new` in the innermost port's place, behind the same decorators; gives the former one.
+/// Replaces the innermost port by `new`, behind the same decorators, and returns the former one.
 pub(crate) fn replace_innermost(port: &mut Box<dyn Port>, new: Box<dyn Port>) -> Box<dyn Port> {
     match port.inner() {
         Some((_, inner)) => replace_innermost(inner, new),
@@ -111,7 +112,7 @@ pub(crate) fn replace_innermost(port: &mut Box<dyn Port>, new: Box<dyn Port>) ->
     }
 }
 
-/// Puts what `wrap` makes of a port in its place.
+/// Replaces a port by the port that `wrap` makes of it.
 pub(crate) fn wrap_here(
     port: &mut Box<dyn Port>,
     wrap: impl FnOnce(Box<dyn Port>) -> Box<dyn Port>,
@@ -120,8 +121,8 @@ pub(crate) fn wrap_here(
     *port = wrap(bare);
 }
 
-/// Takes all decorators of this kind away; what waits in them is dropped, and counted in `stats`. Tells
-/// whether there was one.
+/// Removes all decorators of this kind, drops the frames that wait in them, and counts these in
+/// `stats`. Returns whether there was one.
 pub(crate) fn strip(port: &mut Box<dyn Port>, layer: Layer, stats: &mut PortStats) -> bool {
     if layer == Layer::Impairment
         && let Some(timed) = port.timed()

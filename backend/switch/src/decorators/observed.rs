@@ -1,31 +1,31 @@
-//! A port with somebody who watches what passes.
+//! A decorator with an observer, which sees a port's frames.
 
 use super::{Layer, Timed};
 use crate::{Burst, Delivered, Pick, Port, PortStats};
 
-/// Where a frame goes.
+/// The direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// From the port's peer to the switch.
     In,
-    /// To the peer.
+    /// From the switch to the port's peer.
     Out,
 }
 
-/// One way or both.
+/// A set of directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ways {
     /// From the port's peer to the switch.
     pub inward: bool,
-    /// To the peer.
+    /// From the switch to the port's peer.
     pub outward: bool,
 }
 
 impl Ways {
-    /// Both.
+    /// Both directions.
     pub const BOTH: Self = Self { inward: true, outward: true };
 
-    /// Whether this is one of them.
+    /// Returns whether `way` is in the set.
     pub fn has(self, way: Way) -> bool {
         match way {
             Way::In => self.inward,
@@ -34,11 +34,11 @@ impl Ways {
     }
 }
 
-/// Sees what passes a port. It is called by the switch's thread and must neither wait nor call the
-/// system.
+/// Sees a port's frames. The switch's thread calls it, so it must neither wait nor make system
+/// calls.
 pub trait Observer: Send {
-    /// These frames of the burst came from the peer, or were given to it. Their offloads are still to be
-    /// done.
+    /// Sees frames of the burst that came from the peer, or were given to it. Their offloads are
+    /// still to be done.
     fn see(&mut self, way: Way, burst: &Burst, picks: &[Pick]);
 }
 
@@ -51,7 +51,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// `observer` sees what passes `inner`; it is found again by `number`.
+    /// Puts `observer` in front of `inner`; `number` identifies it.
     pub fn new(inner: Box<dyn Port>, number: u64, observer: Box<dyn Observer>) -> Self {
         Self { inner, number, observer, picks: Vec::with_capacity(crate::BURST) }
     }
@@ -79,7 +79,7 @@ impl Port for Observed {
 
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
         let delivered = self.inner.deliver(burst, picks);
-        // What there was no room for are the last ones.
+        // The frames without room are the last ones.
         let had = picks.len().saturating_sub(delivered.full as usize);
         self.observer.see(Way::Out, burst, &picks[..had]);
         delivered

@@ -1,4 +1,4 @@
-//! Frames that wait in front of a port: for a delay, or for a rate.
+//! A decorator in which frames wait: for a delay, or for a rate.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -10,23 +10,24 @@ use super::random::Random;
 use super::{Layer, Timed, Ways};
 use crate::{BURST, Burst, Delivered, Drop, Pick, Port, PortStats};
 
-/// When a frame may go on.
+/// Decides when a frame may go on.
 pub trait Schedule: Send {
-    /// Of a frame of `len` bytes that comes at `now`. Frames keep their order, whatever this says.
+    /// Returns when a frame of `len` bytes that comes at `now` may go on. Frames keep their order,
+    /// whatever this returns.
     fn due(&mut self, now: Duration, len: usize) -> Duration;
 }
 
-/// After a time, or a random one around it.
+/// A schedule that delays frames by a fixed time, or by a random one around it.
 pub struct ByDelay {
     least: Duration,
-    /// Nanoseconds that come on top, at random.
+    /// The largest random addition, in nanoseconds.
     spread: u64,
     random: Random,
 }
 
 impl ByDelay {
-    /// After `delay`, up to `jitter` (at most `delay`) more or less; equally likely, the same for the same
-    /// seed.
+    /// Delays by `delay`, up to `jitter` (at most `delay`) more or less, uniformly distributed, the
+    /// same for the same seed.
     pub fn new(delay: Duration, jitter: Duration, seed: u64) -> Self {
         let spread = u64::try_from(2 * jitter.as_nanos()).unwrap_or(u64::MAX - 1);
         Self { least: delay.saturating_sub(jitter), spread, random: Random::new(seed) }
@@ -40,11 +41,11 @@ impl Schedule for ByDelay {
     }
 }
 
-/// As soon as a rate, in bytes, lets it.
+/// A schedule that holds frames to a rate in bytes per second.
 pub struct ByRate(Bucket);
 
 impl ByRate {
-    /// At this rate, with its burst.
+    /// Limits to this rate, with its burst.
     pub fn new(rate: Rate) -> Self {
         Self(Bucket::new(rate))
     }
@@ -58,14 +59,14 @@ impl Schedule for ByRate {
     }
 }
 
-/// Frames dropped in a queue's place, not reported yet.
+/// Counts of frames that a queue dropped and that are not reported yet.
 #[derive(Default)]
 struct Dropped {
     frames: u64,
     bytes: u64,
 }
 
-/// The frames that go one way.
+/// The frames in one direction.
 struct Lane<S> {
     schedule: S,
     line: Line,
@@ -92,8 +93,8 @@ impl<S: Schedule> Lane<S> {
     }
 }
 
-/// A port in front of which frames wait in a bounded queue, each way in its own. What the queue has no room
-/// for is dropped and counted as [`Drop::Queue`].
+/// A port in front of which frames wait in a bounded queue, one for each direction. Frames without
+/// room in the queue are dropped and counted as [`Drop::Queue`].
 pub struct Queued<S> {
     inner: Box<dyn Port>,
     inward: Option<Lane<S>>,
@@ -102,12 +103,13 @@ pub struct Queued<S> {
     /// Frames between the queues and the port.
     passing: Burst,
     picks: Vec<Pick>,
-    /// How deliveries went that the switch had been told nothing of.
+    /// The results of deliveries made after the switch's own delivery had returned.
     late: PortStats,
 }
 
 impl<S: Schedule> Queued<S> {
-    /// `limit` frames (at least 1) of 2,048 bytes on average may wait each way; `schedule` is made for each.
+    /// Wraps `inner`. In each direction `limit` frames (at least 1) of 2,048 bytes on average may
+    /// wait; `schedule` is called once for each direction.
     pub fn new(
         inner: Box<dyn Port>,
         ways: Ways,
@@ -126,7 +128,7 @@ impl<S: Schedule> Queued<S> {
         }
     }
 
-    /// Gives the peer what is due.
+    /// Gives the peer the frames that are due.
     fn flush(&mut self) {
         let Some(lane) = &mut self.outward else { return };
         let mut any = false;
@@ -138,13 +140,13 @@ impl<S: Schedule> Queued<S> {
             }
             any = true;
             self.picks.clear();
-            // A burst has at most 256 frames; tags are in them already.
+            // A burst has at most 256 frames; their tags are inserted already.
             self.picks.extend((0..count as u16).map(|frame| Pick { frame, tci: 0 }));
             self.late.count_out(&self.inner.deliver(&self.passing, &self.picks));
             lane.line.release();
         }
         if any {
-            // See `Port::notify`.
+            // See [`Port::notify`].
             fence(Ordering::SeqCst);
             self.inner.notify();
         }
@@ -154,7 +156,7 @@ impl<S: Schedule> Queued<S> {
 impl<S: Schedule> Timed for Queued<S> {
     fn tick(&mut self, now: Duration) -> bool {
         self.now = now;
-        // The inner one first: what goes on comes to it now, and not when it was ticked last.
+        // Tick the inner port first: frames that go on then reach it at its present time.
         let due = self.inner.timed().is_some_and(|inner| inner.tick(now));
         self.flush();
         due || self.inward.as_ref().and_then(|lane| lane.line.due()).is_some_and(|due| due <= now)
@@ -187,7 +189,7 @@ impl<S: Schedule> Port for Queued<S> {
         for frame in 0..self.passing.len() as u16 {
             lane.push(&self.passing, Pick { frame, tci: 0 }, self.now);
         }
-        // Their memory is the peer's again, and nothing names it.
+        // The frames' memory is the peer's again, so no span may refer to it.
         self.passing.release();
         self.inner.release();
         lane.line.give(burst, self.now, limit);

@@ -1,7 +1,7 @@
-//! Numbers that look random and follow from a seed.
+//! Pseudo-random numbers from a seed.
 
-/// SplitMix64 (Steele, Lea, Flood, *Fast splittable pseudorandom number generators*, 2014): good enough
-/// to lose frames by, and the same for the same seed everywhere.
+/// SplitMix64 (Steele, Lea, Flood, *Fast splittable pseudorandom number generators*, 2014): good
+/// enough to choose lost frames, and the same everywhere for the same seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -18,7 +18,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }

@@ -1,4 +1,5 @@
-//! Traces: what passes a port counted by kind, and headers of some of it, for a reader on another thread.
+//! Traces: counts of a port's frames by kind, and headers of some of them, for a reader on another
+//! thread.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,12 +14,12 @@ use slipway_rate::{Bucket, Rate};
 use super::{Observer, Way, Ways};
 use crate::{Burst, Pick};
 
-/// Headers under way to a reader; what it does not take in time is not told.
+/// The largest number of headers that wait for a reader; more are only counted.
 const WAITING: usize = 1024;
-/// A second's worth of headers may come at once.
+/// The burst of headers, in seconds of their rate.
 const BURST_SECONDS: u64 = 1;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -32,11 +33,11 @@ pub enum Kind {
     Icmp4,
     /// Anything else over IPv4.
     Ipv4,
-    /// TCP over IPv6, directly.
+    /// TCP directly over IPv6.
     Tcp6,
-    /// UDP over IPv6, directly.
+    /// UDP directly over IPv6.
     Udp6,
-    /// ICMPv6, directly.
+    /// ICMPv6 directly over IPv6.
     Icmp6,
     /// Anything else over IPv6, extension headers included.
     Ipv6,
@@ -66,28 +67,28 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The header of a frame. What of it does not lie in the frame's first 96 bytes is not told.
+/// The header of a frame, as far as it lies in the frame's first 96 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// When it passed, since the epoch.
+    /// The time when the frame passed, since the epoch.
     pub time: Duration,
-    /// Its way.
+    /// The direction.
     pub way: Way,
-    /// Bytes that it has.
+    /// Bytes of the whole frame.
     pub len: u32,
-    /// Destination and source.
+    /// The destination address.
     pub to: Mac,
-    /// See `to`.
+    /// The source address.
     pub from: Mac,
-    /// VLAN of its tag.
+    /// The VLAN of the tag.
     pub vlan: Option<u16>,
-    /// Type of what follows the header.
+    /// The EtherType after any tag.
     pub ethertype: u16,
-    /// What it is.
+    /// The kind of the frame.
     pub kind: Kind,
-    /// Source and destination of the packet in it; of ARP, who asks and who is asked for.
+    /// Source and destination addresses of the packet; of ARP, the sender's and the target's.
     pub addresses: Option<(IpAddr, IpAddr)>,
-    /// Source and destination of TCP and UDP, of a fragment the first only.
+    /// Source and destination ports of TCP and UDP; only in the first fragment.
     pub ports: Option<(u16, u16)>,
 }
 
@@ -114,7 +115,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Frames and bytes of a kind.
+/// Counters of one kind of frame in one direction.
 #[derive(Default)]
 struct Cell {
     frames: AtomicU64,
@@ -123,25 +124,25 @@ struct Cell {
 
 #[derive(Default)]
 struct Shared {
-    /// Inward, outward.
+    /// The counters, by direction: inward, outward.
     cells: [[Cell; Kind::ALL.len()]; 2],
     untold: AtomicU64,
 }
 
-/// Frames and bytes that passed, of each kind.
+/// The number of frames of one kind in one direction, and their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// The kind.
+    /// The kind of the frames.
     pub kind: Kind,
-    /// Their way.
+    /// The direction.
     pub way: Way,
-    /// Frames.
+    /// The number of frames.
     pub frames: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
-/// The switch's side: an [`Observer`].
+/// The switch's end of a trace: an [`Observer`].
 pub struct Trace {
     shared: Arc<Shared>,
     ways: Ways,
@@ -150,16 +151,16 @@ pub struct Trace {
     told: SyncSender<Summary>,
 }
 
-/// The reader's side. Its channel ends when the observer is gone.
+/// The reader's end of a trace. Its channel ends when the observer is dropped.
 pub struct Tracing {
     shared: Arc<Shared>,
-    /// Headers.
+    /// The headers.
     pub headers: Receiver<Summary>,
 }
 
 impl Trace {
-    /// Both ends of a trace, which tells of `headers` frames a second at most, and counts all of them.
-    /// `clock` tells the time since the epoch and does not wait for it.
+    /// Creates both ends of a trace, which counts all frames and reports the headers of at most
+    /// `headers` a second. `clock` returns the time since the epoch, and must not wait.
     pub fn new(headers: u32, ways: Ways, clock: fn() -> Duration) -> (Self, Tracing) {
         let per_second = u64::from(headers.max(1));
         let bucket = Bucket::new(Rate { per_second, burst: per_second * BURST_SECONDS });
@@ -180,7 +181,7 @@ impl Observer for Trace {
         for pick in picks {
             let summary = summarise(time, way, burst, *pick);
             let cell = &self.shared.cells[way as usize][summary.kind as usize];
-            // One thread writes.
+            // Only one thread writes.
             let add = |to: &AtomicU64, count: u64| {
                 to.store(to.load(Ordering::Relaxed) + count, Ordering::Relaxed);
             };
@@ -197,7 +198,7 @@ impl Observer for Trace {
 }
 
 impl Tracing {
-    /// What passed so far; kinds of which nothing did are left out.
+    /// Returns the counts so far, without kinds that had no frame.
     pub fn counts(&self) -> Vec<Counts> {
         let ways = [Way::In, Way::Out].into_iter();
         let all = ways.flat_map(|way| {
@@ -210,13 +211,13 @@ impl Tracing {
         all.filter(|count| count.frames > 0).collect()
     }
 
-    /// Frames that were counted only.
+    /// Returns the number of frames that were counted but whose headers were not reported.
     pub fn untold(&self) -> u64 {
         self.shared.untold.load(Ordering::Relaxed)
     }
 }
 
-/// What is to be said of a frame. The head is a private copy: its content is whatever the peer wrote.
+/// Summarises a frame. The head is a private copy with whatever content the peer wrote.
 fn summarise(time: Duration, way: Way, burst: &Burst, pick: Pick) -> Summary {
     let head = burst.head(pick.frame.into());
     let mac = |at: usize| Mac(field(head, at).unwrap_or_default());
@@ -239,7 +240,8 @@ fn summarise(time: Duration, way: Way, burst: &Burst, pick: Pick) -> Summary {
 
 type Classified = (Kind, Option<(IpAddr, IpAddr)>, Option<usize>);
 
-/// What a packet is, its addresses, and where what is above IP begins, if it begins in it.
+/// Returns a packet's kind, its addresses, and the offset of the TCP or UDP header if the packet
+/// may have one.
 fn classify(ethertype: u16, packet: &[u8]) -> Classified {
     let v4 = |at: usize| field::<4>(packet, at).map(IpAddr::from);
     let v6 = |at: usize| field::<16>(packet, at).map(IpAddr::from);

@@ -1,6 +1,6 @@
-//! Ports of programs on this host: packet rings in memory that switch and program share.
+//! Ports of programs on this host: packet rings in memory that the switch and a program share.
 //!
-//! The program is believed nothing but what concerns its own packets: see `slipway_ring`.
+//! The switch trusts the program only with the program's own packets: see `slipway_ring`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,24 +8,25 @@ use slipway_ring::{Broken, Consumer, Descriptor, Link, Producer, Segmentation as
 
 use crate::{Abilities, Burst, Delivered, MAX_FRAME, Offload, Pick, Port, Segmentation};
 
-/// How far ahead slots are fetched: about as many as the processor can have under way at a time. Only those
-/// that are about to be used: the others would be taken from the other side for nothing.
+/// The number of slots that are prefetched ahead: about as many as the processor's outstanding
+/// misses. Prefetching slots that are not about to be used would only take them from the other
+/// side's cache.
 const AHEAD: usize = 8;
 
-/// Two eventfds: how each side tells the other that there is something.
+/// Two eventfds, by which each side wakes the other.
 #[derive(Debug)]
 pub struct Tell {
-    /// The program writes to it when the switch sleeps.
+    /// The program writes to this one while the switch sleeps.
     pub server: OwnedFd,
-    /// The switch writes to it when the program sleeps.
+    /// The switch writes to this one while the program sleeps.
     pub peer: OwnedFd,
 }
 
 impl Tell {
-    /// Two new ones.
+    /// Creates two eventfds.
     ///
     /// # Errors
-    /// No descriptors left.
+    /// If no descriptors are left.
     pub fn new() -> std::io::Result<Self> {
         use rustix::event::{EventfdFlags, eventfd};
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -33,50 +34,51 @@ impl Tell {
     }
 }
 
-/// A port whose peer is a program with a [`Link`]. What a delivery needs is in the first line.
+/// A port whose peer is a program with a [`Link`]. The fields that a delivery needs are in the
+/// first cache line.
 #[repr(C, align(64))]
 pub struct MemoryPort {
     output: Producer,
-    /// At most 65,536.
+    /// Bytes that a slot holds, at most 65,536.
     payload: u32,
     abilities: Abilities,
     broken: bool,
     input: Consumer,
     tell: Tell,
-    /// Slots of the burst taken last.
+    /// The number of slots of the burst taken last.
     taken: usize,
     malformed: u64,
 }
 
 impl MemoryPort {
-    /// The switch's side of `link`. `abilities` are the program's. A program that sleeps is told only by
-    /// a thread that [can](slipway_peer::eventfd::can_raise).
+    /// Creates the switch's side of `link`. `abilities` are the program's. Only a thread that [can
+    /// raise eventfds](slipway_peer::eventfd::can_raise) can wake a program that sleeps.
     pub fn new(link: &Link, tell: Tell, abilities: Abilities) -> Self {
         let (input, output) = link.server();
         let payload = link.geometry().payload;
         Self { input, output, payload, tell, abilities, taken: 0, malformed: 0, broken: false }
     }
 
-    /// Whether the program moved a counter where it cannot be, or cannot be told of frames: nothing passes
-    /// any more.
+    /// Returns whether the link is broken: the program moved a counter to an impossible value, or
+    /// cannot be woken. Nothing passes any more.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// Bytes that a slot holds.
+    /// Returns the bytes that a slot holds.
     #[inline]
     fn payload(&self) -> usize {
         self.payload as usize
     }
 
-    /// The counter of the other side, or a broken port.
+    /// Returns the peer's counter, or marks the port as broken and returns 0.
     fn trust(&mut self, count: Result<usize, Broken>) -> usize {
         self.broken |= count.is_err();
         count.unwrap_or(0)
     }
 
-    /// Takes the frame that begins `at` slots from the tail. How many slots it has; None: it is not
-    /// whole yet.
+    /// Takes the frame that begins `at` slots from the tail. Returns the number of its slots, or
+    /// `None` if the frame is not complete yet.
     #[inline]
     fn take_frame(&mut self, burst: &mut Burst, at: usize, there: usize) -> Option<usize> {
         let first = self.input.descriptor(at);
@@ -116,7 +118,7 @@ impl MemoryPort {
                 there = self.input.available(there + 1).unwrap_or(there);
             }
             if slot == there {
-                // The rest is to come, unless no ring could hold it.
+                // The rest is yet to come, unless the frame is invalid or too long for any ring.
                 let never = !fits || there - at > MAX_FRAME.div_ceil(self.payload());
                 self.malformed += u64::from(never);
                 return never.then_some(slot - at);
@@ -130,7 +132,8 @@ impl MemoryPort {
         Some(slot - at)
     }
 
-    /// Fills slots with a frame, `at` slots from the head. How many; None: it cannot be read.
+    /// Fills slots with a frame, `at` slots from the head. Returns their number, or `None` if the
+    /// frame cannot be read.
     #[inline]
     fn fill(&self, burst: &Burst, pick: Pick, at: usize, len: usize) -> Option<usize> {
         if len > self.payload() {
@@ -240,7 +243,8 @@ impl Port for MemoryPort {
 
     #[inline]
     fn notify(&mut self) {
-        // The program has the same descriptions, so a write could be made to wait for ever.
+        // The program shares the eventfd's open file description, so it could make a write block
+        // for ever.
         if self.output.must_tell() && !slipway_peer::eventfd::raise(self.tell.peer.as_fd()) {
             self.broken = true;
         }
@@ -252,7 +256,7 @@ impl Port for MemoryPort {
     }
 
     fn arm(&mut self) -> bool {
-        // Silent first: what is told after this is not lost.
+        // Clear the eventfd first, so that no later wake-up is lost.
         slipway_peer::eventfd::drain(self.tell.server.as_fd());
         !self.broken && self.input.arm()
     }
@@ -269,7 +273,7 @@ impl Port for MemoryPort {
 fn offload(descriptor: Descriptor) -> Offload {
     Offload {
         checksum: descriptor.checksum(),
-        // A program's word for it is not enough: nobody need believe it.
+        // A program's claim that a checksum is valid is not trusted.
         valid: false,
         segmentation: match descriptor.segmentation() {
             Cut::None => Segmentation::None,
@@ -284,7 +288,8 @@ fn offload(descriptor: Descriptor) -> Offload {
 
 fn describe(mut descriptor: Descriptor, offload: &Offload) -> Descriptor {
     if let Some((start, offset)) = offload.checksum {
-        // One that does not fit in is beyond any header: the frame is left without a checksum.
+        // A place that the descriptor cannot hold is beyond any header: leave the frame without a
+        // checksum.
         descriptor = descriptor.unsummed(start, offset).unwrap_or(descriptor);
     }
     if offload.valid {
@@ -310,7 +315,7 @@ mod tests {
 
     use super::*;
 
-    /// What cannot be raised stands for a thread that cannot raise.
+    /// A pipe instead of an eventfd stands for a thread that cannot raise eventfds.
     #[test]
     fn a_program_that_cannot_be_told_has_a_broken_port() {
         let link = Link::new(Geometry { slots: 16, payload: 64 }).unwrap();
@@ -329,7 +334,7 @@ mod tests {
         assert!(port.is_broken() && !port.is_up());
     }
 
-    /// A program has the same descriptions: it may have them wait, and have a counter full.
+    /// A program shares the open file descriptions: it may make them blocking, and fill a counter.
     #[test]
     fn a_program_has_the_switch_wait_for_nothing() {
         let (done, is_done) = channel();

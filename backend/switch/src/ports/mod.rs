@@ -1,4 +1,4 @@
-//! Kinds of ports, besides those of devices.
+//! Kinds of ports other than those of devices.
 
 mod memory;
 mod packet;
@@ -10,19 +10,19 @@ pub use packet::PacketPort;
 pub use simple::{LoopbackPort, NullPort, UnpluggedPort};
 pub use tap::TapPort;
 
-/// What a system call returned, as a result.
+/// Converts a system call's return value to a result.
 fn check(result: std::ffi::c_int) -> std::io::Result<()> {
     if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Whether the kernel would have taken the frame with more room; else it takes no such frame, or the
-/// interface is down.
+/// Returns whether the kernel had no room for the frame. Otherwise it does not accept such a frame,
+/// or the interface is down.
 fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
     matches!(error.kind(), WouldBlock | Interrupted | OutOfMemory)
 }
 
-/// For tests: a frame whose head is followed by so many pieces of a byte.
+/// Returns a burst with one frame whose head is followed by `pieces` pieces of one byte.
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 fn frame_in_pieces(pieces: usize) -> crate::Burst {

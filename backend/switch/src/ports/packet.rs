@@ -1,9 +1,10 @@
-//! Network interfaces of the host: ports whose peer is whatever is at the other end of the interface's
-//! wire (packet(7)).
+//! Network interfaces of the host: ports whose peer is at the other end of the interface's wire
+//! (packet(7)).
 //!
-//! The interface is put into promiscuous mode while the port lives. What the host itself sends through it
-//! is not seen, and what the port gets the host's own stack gets as well: give the interface no addresses.
-//! Its calls allocate a little, which system calls hide.
+//! The interface is in promiscuous mode while the port lives. Frames that the host itself sends
+//! through the interface are not seen, and the host's own stack also gets the frames that the port
+//! gets: give the interface no addresses. Calls allocate a little, which is small beside their
+//! system calls.
 
 use std::ffi::{CString, c_int, c_void};
 use std::mem::size_of;
@@ -16,13 +17,13 @@ use super::{check, is_full};
 use crate::vnet::HEADER;
 use crate::{Abilities, Burst, Delivered, MAX_FRAME, Offload, Pick, Port};
 
-/// Frames in a system call.
+/// The largest number of frames in a system call.
 const BATCH: usize = 32;
 /// Room for a frame: a tag that the kernel took off, then header and frame.
 const ROOM: usize = (TAG + HEADER + MAX_FRAME).next_multiple_of(64) + 64;
-/// Bytes that the kernel keeps of frames while the switch has other things to do: about 1,800 long ones.
+/// Bytes of frames that the kernel queues while the switch is busy: about 1,800 long frames.
 const WAITING: c_int = 4 << 20;
-/// Room for what the kernel tells of a frame.
+/// Room for the kernel's ancillary data of a frame.
 const CONTROL: usize = 64;
 
 // From <linux/if_packet.h>, which the libc crate has in part.
@@ -54,26 +55,26 @@ struct Auxdata {
     kind: u16,
 }
 
-/// A port at an interface of the host.
+/// A port at a network interface of the host.
 pub struct PacketPort {
     socket: OwnedFd,
     /// Frames received, [`ROOM`] bytes apart.
     memory: Span,
-    /// What the kernel tells of them.
+    /// The kernel's ancillary data of the received frames.
     control: Box<[[u64; CONTROL / 8]; BATCH]>,
     /// The pieces of frames that are being sent.
     vectors: Vec<libc::iovec>,
     malformed: u64,
 }
 
-// SAFETY: `vectors` points anywhere only within a call.
+// SAFETY: `vectors` holds valid pointers only within a call.
 unsafe impl Send for PacketPort {}
 
 impl PacketPort {
-    /// A port at the interface `name`.
+    /// Opens a port at the interface `name`.
     ///
     /// # Errors
-    /// `NotFound`: there is no such interface. `PermissionDenied`: it takes CAP_NET_RAW.
+    /// `NotFound` if there is no such interface, `PermissionDenied` without CAP_NET_RAW.
     pub fn open(name: &str) -> std::io::Result<Self> {
         let missing = || {
             let text = format!("there is no network interface {name}; `ip link` lists them");
@@ -89,13 +90,13 @@ impl PacketPort {
         // SAFETY: no pointers. Protocol 0: nothing is received before it is bound.
         let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         check(socket)?;
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor was just made, and nobody else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let one: c_int = 1;
         for option in [PACKET_VNET_HDR, PACKET_AUXDATA, PACKET_IGNORE_OUTGOING] {
             set(&socket, libc::SOL_PACKET, option, &one)?;
         }
-        // Without the right to it what is usual has to do.
+        // Without the privilege for it, the usual buffer size has to do.
         let _ = set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &WAITING);
         let membership = Membership {
             interface: index as c_int,
@@ -121,7 +122,7 @@ impl PacketPort {
         })
     }
 
-    /// Receives up to `limit` frames; their lengths and the tags that were taken off.
+    /// Receives up to `limit` frames. Returns their lengths and the tags that the kernel took off.
     fn receive(&mut self, limit: usize) -> Vec<(usize, Option<u16>)> {
         let (base, _) = self.memory.io_vector();
         let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|number| libc::iovec {
@@ -139,7 +140,8 @@ impl PacketPort {
         let (socket, count) = (self.socket.as_raw_fd(), limit.min(BATCH) as u32);
         let none = std::ptr::null_mut();
         #[allow(clippy::disallowed_methods, reason = "a packet socket's peer is the kernel")]
-        // SAFETY: messages with a vector and a control buffer each, all of this function's or of `self`.
+        // SAFETY: each message has a vector and a control buffer, owned by this function or by
+        // `self`.
         let received = unsafe {
             libc::recvmmsg(socket, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _, none)
         };
@@ -147,7 +149,8 @@ impl PacketPort {
         messages[..received].iter().map(|m| (m.msg_len as usize, tag(&m.msg_hdr))).collect()
     }
 
-    /// Adds the frame in place `number`, of `len` bytes with its header. False: it is none.
+    /// Adds the frame in slot `number`, of `len` bytes with its header. Returns `false` if it is
+    /// malformed.
     fn add(&self, burst: &mut Burst, number: usize, len: usize, tag: Option<u16>) -> bool {
         let at = number * ROOM + TAG;
         let mut header = [0; HEADER];
@@ -160,7 +163,7 @@ impl PacketPort {
         let Some(tci) = tag else {
             return burst.push(&self.memory, at + HEADER, frame, offload).is_ok();
         };
-        // Back in, where it was. The place before the header has room for it.
+        // Insert the tag where it was, from the room in front of the header.
         let [a, b] = ethertype::VLAN.to_be_bytes();
         let [c, d] = tci.to_be_bytes();
         if let Some((start, _)) = &mut offload.checksum {
@@ -177,7 +180,7 @@ impl PacketPort {
         added
     }
 
-    /// Sends frames, up to [`BATCH`]. How many were; the error of the first that was not.
+    /// Sends up to [`BATCH`] frames. Returns the number that were sent, or the error of the first.
     fn send(&mut self, burst: &Burst, picks: &[Pick]) -> (usize, std::io::Result<()>) {
         let readers: Vec<_> = picks.iter().map(|pick| burst.read(*pick)).collect();
         let headers: Vec<_> =
@@ -202,8 +205,8 @@ impl PacketPort {
             begin = end;
         }
         let (socket, count) = (self.socket.as_raw_fd(), picks.len().min(BATCH) as u32);
-        // SAFETY: the vectors name headers and heads that are borrowed for the call, and memory that the
-        // burst pins; the kernel answers memory that is gone with an error.
+        // SAFETY: the vectors point to headers and heads that are borrowed for the call, and to
+        // memory that the burst pins; the kernel answers memory that is gone with an error.
         let sent = unsafe {
             libc::sendmmsg(socket, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _)
         };
@@ -214,7 +217,7 @@ impl PacketPort {
     }
 }
 
-/// The tag that the kernel took off, of what it tells of a frame.
+/// Returns the tag that the kernel took off, from a frame's ancillary data.
 fn tag(message: &libc::msghdr) -> Option<u16> {
     // SAFETY: the kernel filled in the control buffer, whose length it set.
     let mut control = unsafe { libc::CMSG_FIRSTHDR(message) };
@@ -222,11 +225,11 @@ fn tag(message: &libc::msghdr) -> Option<u16> {
         // SAFETY: within the control buffer, as the kernel laid it out.
         let (header, data) = unsafe { (&*control, libc::CMSG_DATA(control).cast::<Auxdata>()) };
         if (header.cmsg_level, header.cmsg_type) == (libc::SOL_PACKET, PACKET_AUXDATA) {
-            // SAFETY: of this type by level and type; not necessarily aligned.
+            // SAFETY: level and type say that the data is an `Auxdata`, not necessarily aligned.
             let told = unsafe { data.read_unaligned() };
             return (told.status & TP_STATUS_VLAN_VALID != 0).then_some(told.tci);
         }
-        // SAFETY: as for the first.
+        // SAFETY: the kernel filled in the control buffer, whose length it set.
         control = unsafe { libc::CMSG_NXTHDR(message, control) };
     }
     None
@@ -234,7 +237,7 @@ fn tag(message: &libc::msghdr) -> Option<u16> {
 
 impl Port for PacketPort {
     fn abilities(&self) -> Abilities {
-        // Linux takes UDP datagrams to be cut from 6.2 on; most hosts are older.
+        // Linux takes UDP datagrams that are still to be cut only since 6.2; most hosts are older.
         Abilities { udp: false, ..Abilities::ALL }
     }
 
@@ -268,7 +271,7 @@ impl Port for PacketPort {
                     delivered.full += rest.len() as u32;
                     break;
                 }
-                // That is the first of them.
+                // The error is that of the first frame.
                 Err(_) => {
                     delivered.refused += 1;
                     rest = &rest[1..];
@@ -279,7 +282,7 @@ impl Port for PacketPort {
     }
 
     fn arm(&mut self) -> bool {
-        // Its descriptor is readable for as long as a frame waits.
+        // The descriptor is readable as long as a frame waits.
         false
     }
 
@@ -306,12 +309,12 @@ mod tests {
 
     #[test]
     fn a_frame_in_more_pieces_than_a_call_takes_is_refused() {
-        // The kernel checks messages of all sockets alike.
+        // The kernel checks messages of all kinds of sockets alike.
         let (family, kind) = (libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
         let mut pair = [0; 2];
         // SAFETY: room for two descriptors.
         check(unsafe { libc::socketpair(family, kind, 0, pair.as_mut_ptr()) }).unwrap();
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptors were just made, and nobody else owns them.
         let [socket, _peer] = pair.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
         let mut port = PacketPort {
             socket,
@@ -320,7 +323,7 @@ mod tests {
             vectors: Vec::new(),
             malformed: 0,
         };
-        // With the header's and the head's.
+        // Two more vectors are the header's and the head's.
         let most = libc::UIO_MAXIOV as usize - 2;
         for (pieces, frames) in [(most, 1), (most + 1, 0), (9000, 0)] {
             let delivered = port.deliver(&frame_in_pieces(pieces), &[Pick::default()]);

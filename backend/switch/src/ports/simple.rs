@@ -2,7 +2,7 @@
 
 use crate::{Abilities, Burst, Delivered, Pick, Port, Waker};
 
-/// Takes everything and sends nothing.
+/// A port that takes all frames and sends none.
 #[derive(Debug, Default)]
 pub struct NullPort;
 
@@ -31,7 +31,7 @@ impl Port for NullPort {
     }
 }
 
-/// The place of a peer that is not there: its link is down.
+/// A port that stands for a missing peer: its link is down.
 #[derive(Debug, Default)]
 pub struct UnpluggedPort;
 
@@ -59,7 +59,7 @@ impl Port for UnpluggedPort {
     }
 }
 
-/// Sends back what it gets, with source and destination exchanged.
+/// A port that sends every frame back, with source and destination exchanged.
 #[derive(Default)]
 pub struct LoopbackPort {
     waiting: std::collections::VecDeque<(slipway_ram::Span, crate::Offload)>,
@@ -68,7 +68,7 @@ pub struct LoopbackPort {
 }
 
 impl LoopbackPort {
-    /// Frames that it holds; more are dropped.
+    /// The largest number of frames that it holds; more are dropped.
     const ROOM: usize = 1024;
 }
 
@@ -84,7 +84,7 @@ impl Port for LoopbackPort {
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let count = self.waiting.len().min(limit).min(burst.room());
         for (span, offload) in self.waiting.iter().take(count) {
-            // Memory of our own is there.
+            // Reading memory of this process cannot fail.
             let _ = burst.push(span, 0, span.len(), *offload);
         }
         self.taken = count;
@@ -126,7 +126,7 @@ impl Port for LoopbackPort {
     }
 }
 
-/// A copy of the frame with its addresses exchanged.
+/// Returns a copy of the frame with source and destination exchanged.
 fn copy_back(burst: &Burst, pick: Pick) -> Option<slipway_ram::Span> {
     let len = burst.len_of(pick);
     let span = slipway_ram::Span::heap(len);

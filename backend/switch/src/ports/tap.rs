@@ -1,8 +1,8 @@
-//! TAP interfaces: ports whose peer is the host's network stack (`Documentation/networking/tuntap.rst`
-//! of the kernel).
+//! TAP interfaces: ports whose peer is the host's network stack
+//! (`Documentation/networking/tuntap.rst` of the kernel).
 //!
-//! Frames carry the virtio header, so that segments of up to 64 KiB cross between host and guests whole.
-//! A frame is a system call each way: there is no other interface to it.
+//! Frames carry the virtio header, so that segments of up to 64 KiB cross between host and guests
+//! uncut. Each frame costs a system call: a TAP interface has no batched calls.
 
 use std::ffi::{c_int, c_short, c_ulong};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,11 +13,11 @@ use super::{check, is_full};
 use crate::vnet::HEADER;
 use crate::{Abilities, Burst, Delivered, Link, MAX_FRAME, Offload, Pick, Port};
 
-/// Frames read at a time.
+/// The largest number of frames read at a time.
 const BATCH: usize = 32;
-/// Room for one of them, header included.
+/// Room for one frame, header included.
 const ROOM: usize = (HEADER + MAX_FRAME).next_multiple_of(64) + 64;
-/// Longest name of an interface.
+/// The longest name of an interface.
 const NAME: usize = libc::IFNAMSIZ - 1;
 
 // From <linux/if_tun.h>, which the libc crate has in part.
@@ -44,18 +44,18 @@ pub struct TapPort {
     gone: bool,
 }
 
-// SAFETY: `vectors` points anywhere only within a call.
+// SAFETY: `vectors` holds valid pointers only within a call.
 unsafe impl Send for TapPort {}
 
 impl TapPort {
-    /// Makes the TAP interface `name`, or opens it if it is there and nobody has it. It is down, and
-    /// without addresses, when it is new, and goes with the port unless it is
-    /// [kept](TapPort::set_persistent).
+    /// Creates the TAP interface `name`, or opens an existing one that no process has open. A new
+    /// interface is down and without addresses. It is removed with the port unless it is
+    /// [persistent](TapPort::set_persistent).
     ///
     /// # Errors
-    /// `InvalidInput`: no name of an interface. `NotFound`: the kernel has no TUN/TAP driver. `PermissionDenied`: it takes
-    /// CAP_NET_ADMIN. `ResourceBusy`: somebody has it. `InvalidInput` too when it is another kind of
-    /// interface.
+    /// `InvalidInput` if `name` cannot be an interface's name, or names another kind of interface;
+    /// `NotFound` if the kernel has no TUN/TAP driver; `PermissionDenied` without CAP_NET_ADMIN;
+    /// `ResourceBusy` if a process has the interface open.
     pub fn open(name: &str) -> std::io::Result<Self> {
         let bytes = name.as_bytes();
         let bad = |byte: &u8| matches!(byte, b'/' | b'%' | b':') || byte.is_ascii_whitespace();
@@ -80,18 +80,18 @@ impl TapPort {
         }
         let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         request.ifr_ifru.ifru_flags = kind as c_short;
-        // SAFETY: the request takes a pointer to an `ifreq`, of ours.
+        // SAFETY: the request takes a pointer to an `ifreq`, owned by this function.
         check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF as _, &raw mut request) })?;
         Self::of(file, name)
     }
 
-    /// Goes on with the descriptor of a port that is gone, in this process or another.
+    /// Continues with the descriptor of an earlier port, of this process or another.
     ///
     /// # Errors
-    /// It is no TAP interface.
+    /// If the descriptor is not a TAP interface's.
     pub fn of(file: OwnedFd, name: &str) -> std::io::Result<Self> {
         let size = HEADER as c_int;
-        // SAFETY: the request takes a pointer to an `int`, of ours.
+        // SAFETY: the request takes a pointer to an `int`, owned by this function.
         check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETVNETHDRSZ as _, &raw const size) })?;
         let offload = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
         // SAFETY: the request takes a number.
@@ -107,23 +107,23 @@ impl TapPort {
         })
     }
 
-    /// The interface's name.
+    /// Returns the interface's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A duplicate of its descriptor, which keeps the interface.
+    /// Returns a duplicate of the descriptor, which keeps the interface alive.
     ///
     /// # Errors
-    /// No descriptors left.
+    /// If no descriptors are left.
     pub fn keep(&self) -> std::io::Result<OwnedFd> {
         self.file.try_clone()
     }
 
-    /// Whether the interface stays when nobody has its descriptor.
+    /// Sets whether the interface stays after its last descriptor is closed.
     ///
     /// # Errors
-    /// What ioctl(2) says.
+    /// Those of ioctl(2).
     pub fn set_persistent(&self, persistent: bool) -> std::io::Result<()> {
         // SAFETY: the request takes a number.
         check(unsafe {
@@ -131,11 +131,11 @@ impl TapPort {
         })
     }
 
-    /// Reads a frame into place `number`. None: there is none.
+    /// Reads a frame into slot `number` and returns its length, or `None` if there is no frame.
     fn read(&mut self, number: usize) -> Option<usize> {
         let place = self.memory.slice(number * ROOM, ROOM);
         let (address, len) = place.io_vector();
-        // SAFETY: memory of our own, of this length, which `self.memory` keeps.
+        // SAFETY: memory of this process, of this length, which `self.memory` keeps.
         let read = unsafe { libc::read(self.file.as_raw_fd(), address.cast(), len) };
         if read < 0 {
             let error = std::io::Error::last_os_error();
@@ -144,7 +144,8 @@ impl TapPort {
         usize::try_from(read).ok()
     }
 
-    /// Adds the frame in place `number`, of `len` bytes with its header. False: it is none.
+    /// Adds the frame in slot `number`, of `len` bytes with its header. Returns `false` if it is
+    /// malformed.
     fn add(&self, burst: &mut Burst, number: usize, len: usize) -> bool {
         let at = number * ROOM;
         let mut header = [0; HEADER];
@@ -158,11 +159,11 @@ impl TapPort {
         }
     }
 
-    /// Writes a frame. The error is the kernel's; `InvalidInput` too for one of more pieces than a system
-    /// call takes, of which the kernel would take those and call it a frame.
+    /// Writes a frame. The error is the kernel's, or `InvalidInput` for a frame of more pieces than
+    /// a system call takes: the kernel would send the first pieces as a frame.
     fn write(&mut self, burst: &Burst, pick: Pick) -> std::io::Result<()> {
         let offload = burst.offload_of(pick);
-        // Where the payload begins: the kernel looks for itself.
+        // No payload offset: the kernel finds it by itself.
         let header = offload.to_header(0);
         let reader = burst.read(pick);
         self.vectors.clear();
@@ -176,8 +177,8 @@ impl TapPort {
             return Err(std::io::ErrorKind::InvalidInput.into());
         }
         let count = self.vectors.len() as c_int;
-        // SAFETY: the header and the frame's head are borrowed for the call, the rest is pinned by the
-        // burst; the kernel answers memory that is gone with an error.
+        // SAFETY: the header and the frame's head are borrowed for the call, and the burst pins the
+        // rest; the kernel answers memory that is gone with an error.
         let written = unsafe { libc::writev(self.file.as_raw_fd(), self.vectors.as_ptr(), count) };
         if written < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -185,7 +186,7 @@ impl TapPort {
 
 impl Port for TapPort {
     fn abilities(&self) -> Abilities {
-        // Linux takes UDP datagrams to be cut from 6.2 on; most hosts are older.
+        // Linux takes UDP datagrams that are still to be cut only since 6.2; most hosts are older.
         Abilities { udp: false, ..Abilities::ALL }
     }
 
@@ -220,12 +221,12 @@ impl Port for TapPort {
     }
 
     fn arm(&mut self) -> bool {
-        // Its descriptor is readable for as long as a frame waits.
+        // The descriptor is readable as long as a frame waits.
         false
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        // That of an interface that is gone reports an error for ever.
+        // The descriptor of a removed interface would report an error for ever.
         (!self.gone).then(|| self.file.as_fd())
     }
 
@@ -235,8 +236,8 @@ impl Port for TapPort {
 
     fn set_link(&mut self, link: Link) {
         let carrier = c_int::from(link != Link::Down);
-        // Kernels before 4.20 have no such request: nothing passes all the same.
-        // SAFETY: the request takes a pointer to an `int`, of ours.
+        // Kernels before 4.20 lack the request: the peer sees a carrier, but nothing passes either.
+        // SAFETY: the request takes a pointer to an `int`, owned by this function.
         unsafe { libc::ioctl(self.file.as_raw_fd(), TUNSETCARRIER as _, &raw const carrier) };
     }
 }
@@ -252,7 +253,7 @@ mod tests {
         let memory = Span::heap(64);
         let name = String::new();
         let mut port = TapPort { file, name, memory, vectors: vec![], malformed: 0, gone: false };
-        // With the header's and the head's.
+        // Two more vectors are the header's and the head's.
         let most = libc::UIO_MAXIOV as usize - 2;
         for (pieces, frames) in [(most, 1), (most + 1, 0), (9000, 0)] {
             let delivered = port.deliver(&frame_in_pieces(pieces), &[Pick::default()]);

@@ -1,4 +1,4 @@
-//! A switch with programs at its ports.
+//! A switch with programs at its ports, for tests.
 
 pub mod offloads;
 
@@ -11,12 +11,12 @@ use slipway_switch::{
     Switch, Turn,
 };
 
-/// The address that stands for a number.
+/// Returns the address for a number.
 pub fn mac(number: u64) -> Mac {
     Mac::local(number)
 }
 
-/// A frame of an experimental type.
+/// Returns a frame of an experimental type.
 pub fn untagged(from: u64, to: u64, payload: &[u8]) -> Vec<u8> {
     let mut frame = [mac(to).0, mac(from).0].concat();
     frame.extend([0x88, 0xb5]);
@@ -24,7 +24,7 @@ pub fn untagged(from: u64, to: u64, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Slots of 2,048 bytes in each ring.
+/// The number of slots of 2,048 bytes in each ring.
 const SLOTS: u32 = 16;
 
 pub struct Rig {
@@ -71,7 +71,7 @@ impl Rig {
         self.peers[usize::from(port)] = None;
     }
 
-    /// Another program comes in the place of a port's.
+    /// Replaces the program of a port.
     pub fn replace(&mut self, port: PortIndex) {
         let (new, link) = Self::port();
         drop(self.switch.replace(port, new).map_err(|(error, _)| error).unwrap());
@@ -82,7 +82,7 @@ impl Rig {
         self.switch.configure(port, config).unwrap();
     }
 
-    /// Lays a frame into the port's ring, of whatever length.
+    /// Queues a frame of any length in the port's ring.
     pub fn queue(&mut self, port: usize, frame: &[u8]) {
         self.queue_described(port, frame, |descriptor| descriptor);
     }
@@ -122,14 +122,14 @@ impl Rig {
         self.run();
     }
 
-    /// Turns until nothing is left to do.
+    /// Runs turns until no frames are left.
     pub fn run(&mut self) {
         for port in self.switch.ports().collect::<Vec<_>>() {
             while self.switch.turn(port, BURST, Duration::ZERO) != Turn::Idle {}
         }
     }
 
-    /// What the program at a port has got since the last look.
+    /// Returns the frames that the program at a port has got since the last call.
     pub fn received_at(&mut self, port: usize) -> Vec<Vec<u8>> {
         let Some((input, _)) = self.peers[port].as_mut() else { return Vec::new() };
         let there = input.available(SLOTS as usize).unwrap();
@@ -152,7 +152,7 @@ impl Rig {
         (0..self.peers.len()).map(|port| self.received_at(port)).collect()
     }
 
-    /// How many frames each has got since the last look.
+    /// Returns the number of frames that each program has got since the last call.
     pub fn counts(&mut self) -> Vec<usize> {
         self.received().iter().map(Vec::len).collect()
     }

@@ -1,11 +1,11 @@
-//! Frames whose checksum and segmentation were left to the switch.
+//! Tests of frames whose checksum and segmentation were left to the switch.
 
 use slipway_ring::{Descriptor, Segmentation};
 use slipway_switch::{Abilities, PortConfig};
 
 use super::Rig;
 
-/// The Internet checksum's sum over everything; 0 when a checksum is right.
+/// Returns the folded Internet checksum of all bytes; 0 if they contain a right checksum.
 fn sum(bytes: &[u8], pseudo: u32) -> u16 {
     let words = bytes.chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0)));
     let mut sum = words.sum::<u32>() + pseudo;
@@ -15,7 +15,7 @@ fn sum(bytes: &[u8], pseudo: u32) -> u16 {
     !(sum as u16)
 }
 
-/// A TCP or UDP segment over IPv4 or IPv6, its checksum's place holding the pseudo header's sum.
+/// A TCP or UDP segment over IPv4 or IPv6 whose checksum field holds the pseudo header's sum.
 struct Segment {
     frame: Vec<u8>,
     ipv6: bool,
@@ -83,8 +83,8 @@ impl Segment {
         }
     }
 
-    /// Whether the pieces are the whole, as a peer gets them that fills in checksums if `summed` is not
-    /// set.
+    /// Checks that the pieces make up the whole frame. With `summed` their checksums are filled in;
+    /// otherwise they are left to the peer.
     fn check(&self, pieces: &[Vec<u8>], size: usize, summed: bool) {
         let payload = &self.frame[self.payload_at..];
         assert_eq!(pieces.len(), payload.len().div_ceil(size));
@@ -156,7 +156,7 @@ pub fn check(abilities: Abilities) {
     hostile(&mut rig, abilities);
 }
 
-/// Frames that are not what they say. None of them may do more than be dropped.
+/// Sends frames that do not match their descriptions; they may at most be dropped.
 fn hostile(rig: &mut Rig, abilities: Abilities) {
     let good = segment(false, true, 3000);
     let before = rig.stats(1).frames_out;

@@ -25,8 +25,8 @@ pub enum Class {
     I,
     /// Loopback in-line: the core transforms while it copies, with both ends on this node.
     L,
-    /// Look-aside: source and sink are buffers of the engine, before or after a transfer that another
-    /// executor makes.
+    /// Look-aside: source and sink are buffers of the engine, before or after a transfer that
+    /// another executor makes.
     A,
     /// In-motion look-aside: as class A, on pieces of a transfer that goes on meanwhile.
     M,

@@ -3,9 +3,8 @@
 //! Where each executor is a resource of its own, with C bytes per second, and tenant *t* uses a set
 //! S of them:
 //!
-//! > Z(t) = min over j in S(t) of C(j), a(t) = s* · w(t) · Z(t), s* = min over j of C(j) / Σ w(t) ·
-//! Z(t), the sum
-//! > over the tenants on j.
+//! > Z(t) = min over j in S(t) of C(j), a(t) = s* · w(t) · Z(t),
+//! > s* = min over j of C(j) / Σ w(t) · Z(t), the sum over the tenants on j.
 //!
 //! Tenants on the executor that gives s* have their final rate. For the other tenants s grows on,
 //! with the capacity that is left on the other executors, until all have a rate. In general a

@@ -24,7 +24,7 @@ impl Default for TenantOptions {
     }
 }
 
-/// Units of virtual time per second: 1/65536 of a nanosecond of a resource that nobody shares.
+/// Ticks of virtual time in a second of a resource: 65,536 in a nanosecond.
 pub(super) const TICKS: f64 = 65_536.0 * 1e9;
 
 /// A job in a queue.
