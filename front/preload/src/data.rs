@@ -113,6 +113,7 @@ pub unsafe extern "C" fn recvfrom(
     let got = guard(|| unsafe { recv_into(&object, fd, buffer, length, flags) });
     if got >= 0 && !sender.is_null() && !sender_length.is_null() {
         // A connection's bytes have no sender address (recvfrom(2)).
+        // SAFETY: the caller guarantees that the pointer is valid if it is not null.
         unsafe { *sender_length = 0 };
     }
     got

@@ -71,6 +71,7 @@ pub unsafe extern "C" fn ppoll(
         return guard(|| unsafe { poll_both(set(fds, count)?, until, mask) }) as c_int;
     }
     // The system call writes the remaining time to the timeout; libc's function does not.
+    // SAFETY: the caller guarantees that the pointer is valid if it is not null.
     let own = unsafe { timeout.as_ref() }.copied();
     let at = own.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     sys!(SYS_ppoll, fds, count, at, mask, 8) as c_int
@@ -336,6 +337,7 @@ pub unsafe extern "C" fn select(
     // SAFETY: as above.
     let got = guard(|| unsafe { select_both(count, sets, until, std::ptr::null()) }) as c_int;
     // Linux stores the remaining time.
+    // SAFETY: the caller guarantees that the pointer is valid if it is not null.
     if let (Some(time), Some(left)) = (unsafe { timeout.as_mut() }, until.left()) {
         time.tv_sec = (left / 1_000_000_000) as _;
         time.tv_usec = (left % 1_000_000_000 / 1000) as _;
